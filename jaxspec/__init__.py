@@ -1,0 +1,26 @@
+"""jaxspec: an LLM serving engine whose unit of work is the token tree.
+
+`LLM` and `Engine` load on first use, so that `import jaxspec` does not import JAX.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from jaxspec.sampling import InvalidRequest, SamplingParams
+
+if TYPE_CHECKING:
+    from jaxspec.config import EngineConfig
+    from jaxspec.engine import Engine
+    from jaxspec.llm import LLM
+
+__all__ = ["LLM", "Engine", "EngineConfig", "InvalidRequest", "SamplingParams"]
+
+_LAZY = {"LLM": "jaxspec.llm", "Engine": "jaxspec.engine", "EngineConfig": "jaxspec.config"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,70 @@
+"""When requests arrive: Poisson, Gamma, a recorded trace, or all at once. The caller brings the randomness."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Seconds after the start, and the sizes a trace asks for (None: the run's own)."""
+
+    time: float
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+def burst(count: int) -> list[Arrival]:
+    """Everything at time 0; with a limit on concurrency this is a closed loop."""
+    return [Arrival(0.0)] * count
+
+
+def gamma(count: int, rate: float, cv: float, rng: np.random.Generator) -> list[Arrival]:
+    """Independent Gamma gaps of mean 1/`rate` seconds and coefficient of variation `cv`; the first is at time 0.
+
+    `cv` = 1 is a Poisson process, more is burstier, less is more regular (0 is a metronome). Raises ValueError.
+    """
+    if not rate > 0 or not cv >= 0:
+        raise ValueError(f"the rate must be positive and the burstiness not negative, got {rate} and {cv}")
+    if cv == 0:
+        gaps = np.full(max(count - 1, 0), 1 / rate)
+    else:
+        shape = 1 / cv**2
+        gaps = rng.gamma(shape, 1 / (rate * shape), size=max(count - 1, 0))
+    return [Arrival(float(t)) for t in np.concatenate([[0.0], np.cumsum(gaps)])[:count]]
+
+
+def poisson(count: int, rate: float, rng: np.random.Generator) -> list[Arrival]:
+    """A Poisson process of `rate` requests a second."""
+    return gamma(count, rate, 1.0, rng)
+
+
+def trace(path: str | Path, count: int | None = None, rate: float | None = None) -> list[Arrival]:
+    """The first `count` rows of a CSV with a column arrival_s and, if it has them, input_tokens and output_tokens.
+
+    Times are shifted to start at 0 and, given a `rate`, stretched so that its mean is that many a second.
+    Raises OSError, or ValueError naming the line that is wrong.
+    """
+    arrivals = []
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = csv.DictReader(file)
+        if "arrival_s" not in (rows.fieldnames or ()):
+            raise ValueError(f"{path}: no column arrival_s")
+        for row in rows:
+            if count is not None and len(arrivals) == count:
+                break
+            try:
+                sizes = [int(float(row[c])) if row.get(c) else None for c in ("input_tokens", "output_tokens")]
+                arrivals.append(Arrival(float(row["arrival_s"]), *sizes))
+            except ValueError as error:
+                raise ValueError(f"{path}, line {rows.line_num}: {error}") from None
+    if not arrivals:
+        raise ValueError(f"{path}: no rows")
+    arrivals.sort(key=lambda a: a.time)
+    start, span = arrivals[0].time, arrivals[-1].time - arrivals[0].time
+    stretch = (len(arrivals) - 1) / (rate * span) if rate and span > 0 else 1.0
+    return [Arrival((a.time - start) * stretch, a.input_tokens, a.output_tokens) for a in arrivals]

@@ -1,0 +1,106 @@
+"""One streamed request to an OpenAI-compatible server, timed where its client sits."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal
+
+import httpx
+
+from jaxspec.bench.report import Sample
+
+Endpoint = Literal["chat", "completions"]
+PATHS: Mapping[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where and how to ask: `url` without /v1, `fields` added to every request's body."""
+
+    url: str
+    model: str
+    endpoint: Endpoint = "chat"
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def body(self, prompt: str, max_tokens: int) -> dict[str, Any]:
+        text = {"messages": [{"role": "user", "content": prompt}]} if self.endpoint == "chat" else {"prompt": prompt}
+        return {
+            "model": self.model,
+            **text,
+            "max_tokens": max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self.fields,
+        }
+
+
+async def ask(http: httpx.AsyncClient, target: Target, prompt: str, max_tokens: int) -> Sample:
+    """Streams one answer; never raises for what a server or the network does, the sample's `error` says it.
+
+    `start` is on `time.perf_counter`'s clock. Token counts come from the server's usage; one that reports none is
+    credited a token a chunk. `itl` holds the gaps between chunks with text, which may carry more than one token.
+    """
+    sample = Sample(start=time.perf_counter())
+    stamps: list[float] = []
+    end = None
+    usage: Mapping[str, Any] = {}
+    url, body = target.url + PATHS[target.endpoint], target.body(prompt, max_tokens)
+    try:
+        async with http.stream("POST", url, json=body) as got:
+            if got.status_code != 200:
+                sample.error = f"HTTP {got.status_code}: {error_message(await got.aread())}"
+                return sample
+            async for line in got.aiter_lines():
+                if not line.startswith("data:") or (data := line[5:].strip()) == "[DONE]":
+                    continue
+                now = time.perf_counter()
+                chunk = json.loads(data)
+                if chunk.get("error"):
+                    sample.error = f"in the stream: {error_message(data.encode())}"
+                    return sample
+                usage = chunk.get("usage") or usage
+                for choice in chunk.get("choices") or ():
+                    if _text(choice):
+                        stamps.append(now)
+                    if choice.get("finish_reason"):
+                        sample.finish_reason, end = choice["finish_reason"], now
+    except httpx.TimeoutException:
+        sample.error = "timed out"
+        return sample
+    except httpx.HTTPError as error:
+        sample.error = f"{type(error).__name__}: {error}"
+        return sample
+    except (ValueError, AttributeError, TypeError) as error:
+        sample.error = f"not an OpenAI stream: {error}"
+        return sample
+    if end is None:
+        sample.error = "the stream ended without a finish reason"
+        return sample
+
+    first = stamps[0] if stamps else end
+    sample.ttft, sample.e2e = first - sample.start, end - sample.start
+    sample.itl = [later - earlier for earlier, later in pairwise(stamps)]
+    sample.input_tokens = usage.get("prompt_tokens") or 0
+    sample.output_tokens = usage.get("completion_tokens") or len(stamps)
+    if sample.output_tokens > 1:
+        sample.tpot = (end - first) / (sample.output_tokens - 1)
+    return sample
+
+
+def error_message(body: bytes) -> str:
+    """The message of OpenAI's error object, or the start of whatever came instead."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace")[:200].strip() or "no body"
+
+
+def _text(choice: Mapping[str, Any]) -> str:
+    """What a chunk adds, be it a completion's, a chat's, or a thinking model's."""
+    delta = choice.get("delta") or {}
+    return choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""

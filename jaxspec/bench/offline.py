@@ -1,0 +1,138 @@
+"""Throughput and latency of `LLM.generate` on prompts that are all there from the start."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxspec.bench import options, prompts
+from jaxspec.bench.errors import BenchError
+from jaxspec.bench.report import Distribution, Report, Sample, summarise
+from jaxspec.outputs import RequestOutput
+from jaxspec.sampling import SamplingParams
+from jaxspec.stats import EngineStats
+
+if TYPE_CHECKING:
+    from jaxspec.llm import LLM
+    from jaxspec.models.load.tokenizer import Tokenizer
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--model", help="a built-in name, a Hugging Face folder, a .gguf file or a hub id")
+    engine.add_argument("--draft", action="append", default=[], metavar="D", help="a drafter; may be given again")
+    engine.add_argument("--config", metavar="YAML", help="a preset, as configs/default.yaml")
+    engine.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="may be given again")
+    engine.add_argument("--repeats", type=options.count, default=1, metavar="N", help="report the median run of N")
+    options.add_workload(parser)
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Raises `BenchError` where nothing can be measured."""
+    rng = np.random.default_rng(args.seed)
+    try:
+        texts = prompts.load(args.prompts) if args.prompts else list(prompts.PROMPTS)
+        params = SamplingParams(
+            temperature=args.temperature, max_tokens=args.max_tokens, ignore_eos=args.ignore_eos, seed=args.seed
+        )
+    except (OSError, ValueError) as error:
+        raise BenchError(str(error)) from None
+
+    begin = time.perf_counter()
+    llm = load_llm(args)
+    startup_s = time.perf_counter() - begin
+    ids = tokenise(llm.engine.tokenizer, texts, args, rng)
+    gaps: list[float] = []
+    llm.engine.token_observers.append(lambda seconds, _: gaps.append(seconds))
+
+    reports = []
+    with options.progress("runs", args.repeats) as advance:
+        for _ in range(args.repeats):
+            gaps.clear()
+            llm.engine.reset_stats()
+            before = llm.engine.stats()
+            begin = time.perf_counter()
+            try:
+                outputs = llm.generate(ids, params)
+            except (ValueError, RuntimeError) as error:
+                raise BenchError(str(error)) from None
+            duration = time.perf_counter() - begin
+            first = min(output.metrics.arrival for output in outputs)
+            samples = [to_sample(output, first) for output in outputs]
+            report = summarise("offline", samples, duration, options=options.plain(args), slo=options.slo(args))
+            report.itl_ms = Distribution.of(gaps)
+            add_engine_numbers(report, before, llm.engine.stats())
+            reports.append(report)
+            advance()
+    llm.close()
+
+    runs = [report.output_tokens_per_s for report in reports]
+    report = reports[int(np.argsort(runs)[len(runs) // 2])]
+    report.extra |= {"startup_s": startup_s, "output_tokens_per_s_of_all_runs": runs}
+    return report
+
+
+def load_llm(args: argparse.Namespace) -> LLM:
+    """The engine that the options ask for. Raises `BenchError`."""
+    from jaxspec.config import parse_overrides
+    from jaxspec.llm import LLM
+
+    try:
+        chosen = {key: value for key, value in (("model", args.model), ("draft", args.draft)) if value}
+        return LLM(config=args.config, show_progress=True, **{**parse_overrides(args.set), **chosen})
+    except (OSError, ValueError) as error:
+        raise BenchError(str(error)) from None
+
+
+def tokenise(
+    tokenizer: Tokenizer, texts: list[str], args: argparse.Namespace, rng: np.random.Generator
+) -> list[list[int]]:
+    """Token ids of `--num-prompts` prompts: texts in the model's chat template, or cut to `--input-tokens`."""
+    if args.input_tokens:
+        low, high = args.input_tokens
+        plain = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        sizes = rng.integers(low, high + 1, size=args.num_prompts)
+        return [prompts.of_tokens(plain, int(size), int(rng.integers(len(plain)))) for size in sizes]
+    chosen = prompts.choose(texts, args.num_prompts, rng)
+    return [chat_ids(tokenizer, text) for text in chosen]
+
+
+def chat_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """`text` as a user's message where the model has a chat template, else as it is."""
+    if not tokenizer.has_chat_template:
+        return tokenizer.encode(text)
+    return tokenizer.encode(
+        tokenizer.apply_chat_template([{"role": "user", "content": text}]), add_special_tokens=False
+    )
+
+
+def to_sample(output: RequestOutput, begin: float) -> Sample:
+    """Times from the engine's own clock, the run's beginning at `begin`: arrival is when `generate` handed it over."""
+    metrics, answer = output.metrics, output.outputs[0]
+    return Sample(
+        start=metrics.arrival - begin,
+        ttft=metrics.ttft,
+        tpot=metrics.tpot,
+        e2e=metrics.e2e,
+        input_tokens=len(output.prompt_token_ids),
+        output_tokens=len(answer.token_ids),
+        finish_reason=answer.finish_reason,
+        error="the engine gave it up" if answer.finish_reason in ("error", "abort") else None,
+    )
+
+
+def add_engine_numbers(report: Report, before: EngineStats, after: EngineStats) -> None:
+    """What happened since `before`, when the counters of steps, tokens and time were set to zero."""
+    report.host_overhead_fraction = after.host_seconds / after.step_seconds if after.step_seconds else None
+    report.padding_fraction = after.padded_fraction
+    report.token_padding_fraction = after.token_padded_fraction
+    report.compilations_after_warmup = after.compilations_after_warmup
+    report.peak_memory_bytes = after.peak_memory_bytes
+    report.extra |= {
+        "steps": after.steps,
+        "preemptions": after.preemptions - before.preemptions,
+        "prefix_hit_tokens": after.prefix_hits - before.prefix_hits,
+    }

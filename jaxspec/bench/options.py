@@ -1,0 +1,83 @@
+"""Command-line options that several benchmarks share, and how their values are read."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from jaxspec.bench.report import Slo
+
+
+def positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"must be positive, not {text}")
+    return value
+
+
+def count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
+    return value
+
+
+def span(text: str) -> tuple[int, int]:
+    """`N` or `LOW:HIGH`, both ends included."""
+    low, _, high = text.partition(":")
+    ends = (int(low), int(high or low))
+    if not 1 <= ends[0] <= ends[1]:
+        raise argparse.ArgumentTypeError(f"must be N or LOW:HIGH with 1 <= LOW <= HIGH, not {text}")
+    return ends
+
+
+def add_workload(parser: argparse.ArgumentParser) -> None:
+    """What is asked, what counts as good, and where the results go."""
+    work = parser.add_argument_group("workload")
+    work.add_argument("--num-prompts", type=count, default=32, metavar="N", help="default: 32")
+    work.add_argument("--max-tokens", type=count, default=128, metavar="N", help="default: 128")
+    work.add_argument(
+        "--prompts", metavar="JSONL", help='a file of {"turns": [text, ...]} (default: the built-in prompts)'
+    )
+    work.add_argument("--input-tokens", type=span, metavar="N|LOW:HIGH", help="prompts of this length, uniformly drawn")
+    work.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0")
+    work.add_argument("--ignore-eos", action="store_true", help="always write --max-tokens tokens")
+    work.add_argument("--seed", type=int, default=0, help="of prompts, lengths and arrivals")
+    goals = parser.add_argument_group("service level")
+    goals.add_argument("--slo-ttft-ms", type=positive, metavar="MS", help="a good request's time to first token")
+    goals.add_argument(
+        "--slo-tpot-ms", type=positive, metavar="MS", help="a good request's mean time per token after it"
+    )
+    add_outputs(parser)
+
+
+def add_outputs(parser: argparse.ArgumentParser) -> None:
+    results = parser.add_argument_group("results")
+    results.add_argument("--json", metavar="FILE", help="write everything measured, each request included")
+    results.add_argument(
+        "--plot", metavar="PNG", help="draw the latencies (needs the extra: pip install 'jaxspec[bench]')"
+    )
+
+
+def slo(args: argparse.Namespace) -> Slo | None:
+    wanted = Slo(args.slo_ttft_ms, args.slo_tpot_ms)
+    return wanted if wanted else None
+
+
+def plain(args: argparse.Namespace) -> dict[str, Any]:
+    """The options as given, for the JSON file: no secrets, nothing that isn't data."""
+    return {k: v for k, v in vars(args).items() if k not in ("api_key", "run", "command") and not callable(v)}
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A progress bar on standard error; gives the function that moves it on by one."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)

@@ -1,0 +1,45 @@
+"""The transformers worker: plain `generate` on torch, float32, greedy, batches padded on the left."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+# Run as a script beside turns.py, by a Python that has torch and transformers but not jaxspec.
+from turns import Answer, pin, take_turns  # pyright: ignore[reportMissingImports]
+
+
+def make(settings: dict[str, Any]) -> Answer:
+    """`settings`: path of a .gguf file or a Hugging Face folder, and the number of threads."""
+    pin(settings["threads"])
+    import torch  # pyright: ignore[reportMissingImports]
+    import transformers  # pyright: ignore[reportMissingImports]
+
+    torch.set_num_threads(settings["threads"])
+    transformers.logging.set_verbosity_error()
+    folder, file = settings["path"], None
+    if os.path.isfile(folder):
+        folder, file = os.path.split(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32).eval()
+    # Without an end-of-sequence token every request writes all its tokens, at no cost a step.
+    model.generation_config = transformers.GenerationConfig(do_sample=False, eos_token_id=None, pad_token_id=0)
+
+    def answer(turn: dict[str, Any]) -> dict[str, Any]:
+        prompts: list[list[int]] = turn["prompts"]
+        width = max(map(len, prompts))
+        ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+        begin = time.perf_counter()
+        with torch.inference_mode():
+            out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=turn["max_tokens"])
+        seconds = time.perf_counter() - begin
+        return {"seconds": seconds, "tokens": out[:, width:].tolist()}
+
+    print(f"transformers {transformers.__version__}, torch {torch.__version__}", file=sys.stderr)
+    return answer
+
+
+if __name__ == "__main__":
+    take_turns(make)

@@ -1,0 +1,108 @@
+"""Prompts to measure on: a built-in set of mixed kinds and lengths, or a JSONL file of the user's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import cycle, islice
+from pathlib import Path
+
+import numpy as np
+
+PROMPTS: tuple[str, ...] = (
+    # Questions with short answers.
+    "What is the capital of Portugal?",
+    "How many minutes are there in a day?",
+    "Which planet has the most moons?",
+    "Is glass a solid or a liquid? Answer in one sentence.",
+    "Who wrote Don Quixote, and when?",
+    "What does the abbreviation RAM stand for?",
+    # Explanations.
+    "Why is the sky blue but the sunset red?",
+    "Explain how a bicycle stays upright while it is moving.",
+    "What happens inside a seed when it begins to grow?",
+    "Explain to a ten-year-old what a computer virus is.",
+    "How does a refrigerator make things cold if it only moves heat around?",
+    "Compare tea and coffee as a morning drink: taste, caffeine, cost and habit.",
+    # Lists and plans.
+    "List seven things to check before a long drive in winter.",
+    "Give me a packing list for three days of hiking with one night in a tent.",
+    "Suggest a week of simple dinners for two people who don't eat meat. Name one dish a day and its three main"
+    " ingredients.",
+    "Plan a birthday party for eight children aged six in a small flat on a rainy day. Give the order of events with"
+    " times, and keep it under two hours.",
+    # Stories, poems, letters.
+    "Write a short story about a lighthouse keeper who finds a message in a bottle that he wrote himself.",
+    "Write a poem of four lines about the first snow.",
+    "Write a polite letter to a neighbour whose dog barks every night between two and three.",
+    "Continue this story: The lift stopped between the ninth and the tenth floor, and when the lights came back there"
+    " was one passenger more than before.",
+    # Sums.
+    "A shop sells pencils at 12 for 3 euros. How much do 20 pencils cost? Show the steps.",
+    "A tank holds 240 litres. One tap fills it in 40 minutes, a second one in one hour. How long do both need?",
+    "Mia is three times as old as her brother. In six years she will be twice as old as he is. How old are they now?",
+    # Code.
+    "Write a Python function that tells whether a string reads the same backwards, ignoring case and spaces.",
+    "What does this line do? Write it more clearly.\n\nresult = [x for xs in rows for x in xs if x % 2]",
+    "Write an SQL query that finds the three customers with the highest total of orders in 2024. The tables are"
+    " customers(id, name) and orders(id, customer_id, placed_on, total).",
+    "This function should return the largest value of a list but fails for negative numbers. Find the mistake and"
+    " correct it.\n\ndef largest(values):\n    best = 0\n    for value in values:\n        if value > best:\n"
+    "            best = value\n    return best",
+    # Work on a given text.
+    "Turn this into three short bullet points: The library will be closed from Monday to Wednesday while the heating is"
+    " replaced. Books due in that time can be returned until Friday without a fee, and the reading room on Mill Street"
+    " stays open in the afternoons.",
+    "Make this sentence friendlier: You have not sent the form, so nothing can be done.",
+    "Summarise in two sentences: When the river was straightened in the last century, ships could pass all year round"
+    " and the meadows beside it became fields. But the water, which had wandered for weeks through bends and side arms,"
+    " now reached the city in three days, and each heavy rain brought a flood where there had been none. Forty years"
+    " later the city bought the fields back, opened two of the old arms and let the reeds grow. The ships still pass;"
+    " the floods have become rare; and in spring the herons are back.",
+    "Say what the writer feels, and which words show it: I have walked down this street every day for eleven years, and"
+    " this morning I noticed for the first time that the baker's sign has a small moon painted on its back, where only"
+    " the people leaving can see it.",
+    "You are helping a small museum. Here is what a visitor wrote: 'The rooms were lovely and the guard by the door was"
+    " very kind to my mother, who walks slowly. But we looked for the old maps for half an hour, nobody could tell us"
+    " that they were away for repair, and the audio guide stopped at every second station. We would come back, if only"
+    " someone told us before when the maps are there again.' Write an answer of about 120 words which thanks for the"
+    " praise, excuses what went wrong, and says that the maps return in the first week of May.",
+)
+
+
+def load(path: str | Path) -> list[str]:
+    """First user texts of a JSONL file: each line an object with a list `turns`. Raises OSError or ValueError."""
+    texts = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)["turns"][0]
+        except (json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
+            raise ValueError(f"{path}, line {number}: not an object with a list of texts 'turns' ({error!r})") from None
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"{path}, line {number}: the first of 'turns' is not a text")
+        texts.append(text)
+    if not texts:
+        raise ValueError(f"{path}: no prompts")
+    return texts
+
+
+def choose(texts: Sequence[str], count: int, rng: np.random.Generator) -> list[str]:
+    """`count` of `texts` in random order; each comes up once before any is repeated."""
+    picked: list[str] = []
+    while len(picked) < count:
+        picked += [texts[int(i)] for i in rng.permutation(len(texts))[: count - len(picked)]]
+    return picked
+
+
+def of_words(texts: Sequence[str], count: int, start: int) -> str:
+    """A text of `count` words, running through `texts` from the `start`-th on and round again."""
+    turned = [texts[(start + i) % len(texts)] for i in range(len(texts))]
+    return " ".join(islice(cycle(word for text in turned for word in text.split()), count))
+
+
+def of_tokens(ids: Sequence[Sequence[int]], count: int, start: int) -> list[int]:
+    """Exactly `count` token ids, running through the tokenised texts `ids` from the `start`-th on and round again."""
+    turned = [ids[(start + i) % len(ids)] for i in range(len(ids))]
+    return list(islice(cycle(token for text in turned for token in text), count))

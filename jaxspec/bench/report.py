@@ -1,0 +1,219 @@
+"""From samples of requests to the numbers people compare: percentiles, service levels, a JSON file and a table."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(slots=True)
+class Sample:
+    """One request as its client saw it. Times in seconds; `error` is set when it failed, the times are then None."""
+
+    start: float
+    ttft: float | None = None
+    tpot: float | None = None
+    e2e: float | None = None
+    itl: list[float] = field(default_factory=list)
+    input_tokens: int = 0
+    output_tokens: int = 0
+    finish_reason: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Of a latency, in milliseconds."""
+
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+
+    @classmethod
+    def of(cls, seconds: Iterable[float | None]) -> Distribution | None:
+        """None if no value is there. Percentiles interpolate linearly between samples, as numpy does by default."""
+        values = 1e3 * np.array([s for s in seconds if s is not None], dtype=float)
+        if values.size == 0:
+            return None
+        p50, p95, p99 = np.percentile(values, [50, 95, 99])
+        return cls(float(values.mean()), float(p50), float(p95), float(p99))
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Latency targets in milliseconds; None: not asked for."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+    def __bool__(self) -> bool:
+        return self.ttft_ms is not None or self.tpot_ms is not None
+
+    def met_by(self, sample: Sample) -> bool:
+        """Whether mean TTFT and TPOT are within the targets. A failed request meets none; one token has no TPOT."""
+        if sample.error is not None or sample.ttft is None:
+            return False
+        if self.ttft_ms is not None and sample.ttft * 1e3 > self.ttft_ms:
+            return False
+        return self.tpot_ms is None or sample.tpot is None or sample.tpot * 1e3 <= self.tpot_ms
+
+
+@dataclass(slots=True)
+class Report:
+    """What one benchmark found. Null where a run cannot know the number (a foreign server's padding, for example)."""
+
+    kind: str
+    options: dict[str, Any]
+    duration_s: float
+    completed: int
+    failed: int
+    errors: dict[str, int]
+    input_tokens: int
+    output_tokens: int
+    output_tokens_per_s: float
+    requests_per_s: float
+    ttft_ms: Distribution | None
+    tpot_ms: Distribution | None
+    itl_ms: Distribution | None
+    e2e_ms: Distribution | None
+    slo: Slo | None = None
+    #: Share of all requests, failed ones included, that met every target given.
+    slo_attainment: float | None = None
+    #: Output tokens a second of the requests that met their targets (AdaServe's sense).
+    goodput_tokens_per_s: float | None = None
+    acceptance_rate: float | None = None
+    mean_accepted_length: float | None = None
+    padding_fraction: float | None = None
+    token_padding_fraction: float | None = None
+    host_overhead_fraction: float | None = None
+    compilations_after_warmup: int | None = None
+    peak_memory_bytes: int | None = None
+    #: Whatever else the run knows: a server's own counters, the generator's lag.
+    extra: dict[str, Any] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of plain values, with the version and the machine that gave them."""
+        return {
+            "jaxspec": _version(),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "machine": machine(),
+            **asdict(self),
+        }
+
+
+def summarise(
+    kind: str, samples: Sequence[Sample], duration_s: float, *, options: dict[str, Any], slo: Slo | None = None
+) -> Report:
+    """The report of a run of `duration_s` seconds, from the first request's start to the last one's end."""
+    done = [s for s in samples if s.error is None]
+    output_tokens = sum(s.output_tokens for s in done)
+    per_second = 1 / duration_s if duration_s > 0 else 0.0
+    report = Report(
+        kind=kind,
+        options=options,
+        duration_s=duration_s,
+        completed=len(done),
+        failed=len(samples) - len(done),
+        errors=dict(Counter(s.error for s in samples if s.error is not None).most_common()),
+        input_tokens=sum(s.input_tokens for s in done),
+        output_tokens=output_tokens,
+        output_tokens_per_s=output_tokens * per_second,
+        requests_per_s=len(done) * per_second,
+        ttft_ms=Distribution.of(s.ttft for s in done),
+        tpot_ms=Distribution.of(s.tpot for s in done),
+        itl_ms=Distribution.of(gap for s in done for gap in s.itl),
+        e2e_ms=Distribution.of(s.e2e for s in done),
+        samples=list(samples),
+    )
+    if slo:
+        met = [s for s in samples if slo.met_by(s)]
+        report.slo = slo
+        report.slo_attainment = len(met) / len(samples) if samples else None
+        report.goodput_tokens_per_s = sum(s.output_tokens for s in met) * per_second
+    return report
+
+
+def machine() -> dict[str, Any]:
+    """What ran it, as far as a reader needs to compare numbers."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"system": platform.system(), "processor": _processor(), "cores": cores, "python": platform.python_version()}
+
+
+def write_json(path: str | Path, content: dict[str, Any]) -> None:
+    """Writes `content` as one indented JSON document, making the folder if need be. Raises OSError."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def print_table(report: Report, console: Console | None = None) -> None:
+    """The report for a person: counts and rates, then the latencies, then what went wrong."""
+    console = console or Console()
+    table = Table(title=f"jaxspec.bench {report.kind}", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for name, text in _rows(report):
+        table.add_row(name, text)
+    console.print(table)
+
+    latencies = Table("milliseconds", *(c for c in ("mean", "p50", "p95", "p99")))
+    for column in latencies.columns[1:]:
+        column.justify = "right"
+    for name, d in (("TTFT", report.ttft_ms), ("TPOT", report.tpot_ms), ("ITL", report.itl_ms), ("E2E", report.e2e_ms)):
+        if d is not None:
+            latencies.add_row(name, *(f"{v:,.1f}" for v in (d.mean, d.p50, d.p95, d.p99)))
+    if latencies.row_count:
+        console.print(latencies)
+    for message, count in report.errors.items():
+        console.print(f"failed × {count}: {message}", style="red", markup=False)
+
+
+def _rows(report: Report) -> Iterable[tuple[str, str]]:
+    yield "requests", f"{report.completed} completed, {report.failed} failed"
+    yield "duration", f"{report.duration_s:.2f} s"
+    yield "tokens in, out", f"{report.input_tokens:,}, {report.output_tokens:,}"
+    yield "output tokens/s", f"{report.output_tokens_per_s:.1f}"
+    yield "requests/s", f"{report.requests_per_s:.2f}"
+    optional = (
+        ("SLO attainment", report.slo_attainment, "{:.1%}"),
+        ("goodput, tokens/s", report.goodput_tokens_per_s, "{:.1f}"),
+        ("acceptance rate", report.acceptance_rate, "{:.1%}"),
+        ("mean accepted length", report.mean_accepted_length, "{:.2f}"),
+        ("padding, KV positions", report.padding_fraction, "{:.1%}"),
+        ("padding, step tokens", report.token_padding_fraction, "{:.1%}"),
+        ("host overhead", report.host_overhead_fraction, "{:.1%}"),
+        ("compilations after warm-up", report.compilations_after_warmup, "{}"),
+        ("peak memory, MiB", report.peak_memory_bytes and report.peak_memory_bytes / 2**20, "{:,.0f}"),
+    )
+    for name, value, form in optional:
+        if value is not None:
+            yield name, form.format(value)
+
+
+def _version() -> str:
+    try:
+        return version("jaxspec")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

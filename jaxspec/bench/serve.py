@@ -1,0 +1,199 @@
+"""A load generator against any OpenAI-compatible server: requests sent as they arrive, answers timed."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+
+from jaxspec.bench import arrivals as arrival_times
+from jaxspec.bench import options, prompts
+from jaxspec.bench.client import PATHS, Target, ask, error_message
+from jaxspec.bench.errors import BenchError
+from jaxspec.bench.report import Report, Sample, summarise
+from jaxspec.bench.scrape import Scraper
+
+#: English text has about this many words a token; where a length is asked for in tokens, prompts are cut by it.
+WORDS_PER_TOKEN = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request to send `at` seconds after the start."""
+
+    at: float
+    prompt: str
+    max_tokens: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_argument_group("server")
+    where.add_argument("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="with or without /v1")
+    where.add_argument("--endpoint", choices=tuple(PATHS), default="chat")
+    where.add_argument("--model", help="the model's name there (default: the first of /v1/models)")
+    where.add_argument("--api-key", help="sent as a bearer token (default: $OPENAI_API_KEY)")
+    where.add_argument(
+        "--extra-body", default="{}", metavar="JSON", help='more fields, as \'{"slo": {"tpot_ms": 50}}\''
+    )
+    where.add_argument("--timeout", type=options.positive, default=300.0, metavar="S", help="without any answer")
+    when = parser.add_argument_group("arrivals")
+    when.add_argument("--request-rate", type=options.positive, metavar="R", help="a second (default: all at once)")
+    when.add_argument(
+        "--burstiness", type=float, default=1.0, metavar="CV", help="of the gaps: 1 Poisson, more is burstier, 0 even"
+    )
+    when.add_argument("--trace", metavar="CSV", help="columns arrival_s[, input_tokens, output_tokens]")
+    when.add_argument("--concurrency", type=options.count, metavar="N", help="at most N at a time (a closed loop)")
+    when.add_argument(
+        "--warmup", type=int, default=1, metavar="N", help="requests before the clock starts (default: 1)"
+    )
+    options.add_workload(parser)
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Raises `BenchError` where nothing can be measured; failed requests are counted in the report instead."""
+    jobs = plan(args, np.random.default_rng(args.seed))
+    return asyncio.run(_run(args, jobs))
+
+
+def plan(args: argparse.Namespace, rng: np.random.Generator) -> list[Job]:
+    """What to send when. All randomness of a run is here."""
+    try:
+        texts = prompts.load(args.prompts) if args.prompts else list(prompts.PROMPTS)
+        if args.trace:
+            arrivals = arrival_times.trace(args.trace, args.num_prompts, args.request_rate)
+        elif args.request_rate and math.isfinite(args.request_rate):
+            arrivals = arrival_times.gamma(args.num_prompts, args.request_rate, args.burstiness, rng)
+        else:
+            arrivals = arrival_times.burst(args.num_prompts)
+    except (OSError, ValueError) as error:
+        raise BenchError(str(error)) from None
+    jobs = []
+    for text, arrival in zip(prompts.choose(texts, len(arrivals), rng), arrivals, strict=True):
+        length = arrival.input_tokens
+        if length is None and args.input_tokens:
+            length = int(rng.integers(args.input_tokens[0], args.input_tokens[1] + 1))
+        if length is not None:
+            text = prompts.of_words(texts, max(1, round(length * WORDS_PER_TOKEN)), int(rng.integers(len(texts))))
+        jobs.append(Job(arrival.time, text, arrival.output_tokens or args.max_tokens))
+    return jobs
+
+
+async def _run(args: argparse.Namespace, jobs: Sequence[Job]) -> Report:
+    url = args.base_url.rstrip("/").removesuffix("/v1")
+    key = args.api_key or os.environ.get("OPENAI_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    timeout = httpx.Timeout(args.timeout, pool=None)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits) as http:
+        fields = {"temperature": args.temperature, **({"ignore_eos": True} if args.ignore_eos else {}), **_extra(args)}
+        target = Target(url, await find_model(http, url, args.model), args.endpoint, fields)
+        for job in jobs[: args.warmup]:
+            sample = await ask(http, target, job.prompt, min(job.max_tokens, 8))
+            if sample.error:
+                raise BenchError(f"the warm-up request failed: {sample.error}")
+        scraper = Scraper(http, url)
+        await scraper.begin()
+        with options.progress("requests", len(jobs)) as advance:
+            samples, duration, lag = await drive(
+                jobs, lambda job: ask(http, target, job.prompt, job.max_tokens), args.concurrency, advance
+            )
+        metrics = await scraper.end()
+    report = summarise("serve", samples, duration, options=options.plain(args), slo=options.slo(args))
+    report.extra = {"model": target.model, "generator_lag_ms": lag * 1e3, "server": metrics}
+    add_server_numbers(report, metrics)
+    return report
+
+
+async def drive(
+    jobs: Sequence[Job],
+    send: Callable[[Job], Awaitable[Sample]],
+    concurrency: int | None = None,
+    advance: Callable[[], None] = lambda: None,
+) -> tuple[list[Sample], float, float]:
+    """Sends every job at its time; returns the samples in the jobs' order, the duration and the generator's worst lag.
+
+    Seconds all. Samples' `start` becomes relative to the run's. With `concurrency`, a job whose time has come waits for
+    a free place; its latencies count from when it is sent.
+    """
+    gate = asyncio.Semaphore(concurrency) if concurrency else contextlib.nullcontext()
+    begin = time.perf_counter()
+
+    async def one(job: Job) -> Sample:
+        async with gate:
+            sample = await send(job)
+        sample.start -= begin
+        advance()
+        return sample
+
+    tasks: list[asyncio.Task[Sample]] = []
+    lag = 0.0
+    async with asyncio.TaskGroup() as group:
+        for job in jobs:
+            if (wait := begin + job.at - time.perf_counter()) > 0:
+                await asyncio.sleep(wait)
+            lag = max(lag, time.perf_counter() - begin - job.at)
+            tasks.append(group.create_task(one(job)))
+    return [task.result() for task in tasks], time.perf_counter() - begin, lag
+
+
+async def find_model(http: httpx.AsyncClient, url: str, wanted: str | None) -> str:
+    """The model's name to send; also tells at once when nobody answers. Raises `BenchError`."""
+    try:
+        answer = await http.get(url + "/v1/models")
+    except httpx.InvalidURL as error:
+        raise BenchError(f"{url} is no URL: {error}") from None
+    except httpx.HTTPError as error:
+        raise BenchError(f"cannot reach {url}: {error or type(error).__name__}") from None
+    if wanted:
+        return wanted
+    if answer.status_code != 200:
+        raise BenchError(f"{url}/v1/models answers HTTP {answer.status_code}: {error_message(answer.content)}")
+    try:
+        return answer.json()["data"][0]["id"]
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise BenchError(f"{url}/v1/models lists no model; name one with --model") from None
+
+
+def add_server_numbers(report: Report, metrics: dict[str, dict[str, Any]]) -> None:
+    """Fills what only the engine knows, as far as it tells. Ratios are over its life, counters over the run."""
+
+    def value(name: str) -> float | None:
+        counters, gauges = metrics.get("counters", {}), metrics.get("gauges", {})
+        for prefix in ("jaxspec:", "vllm:"):
+            if prefix + name in counters:
+                return counters[prefix + name]
+            if prefix + name in gauges:
+                return gauges[prefix + name]["last"]
+        return None
+
+    report.padding_fraction = value("kv_positions_padded_ratio")
+    report.token_padding_fraction = value("step_tokens_padded_ratio")
+    report.host_overhead_fraction = value("host_overhead_ratio")
+    if (compiled := value("compilations_after_warmup_total")) is not None:
+        report.compilations_after_warmup = int(compiled)
+    drafts, drafted = value("spec_decode_num_drafts_total"), value("spec_decode_num_draft_tokens_total")
+    accepted = value("spec_decode_num_accepted_tokens_total")
+    if drafted and accepted is not None:
+        report.acceptance_rate = accepted / drafted
+    if drafts and accepted is not None:
+        report.mean_accepted_length = 1 + accepted / drafts
+
+
+def _extra(args: argparse.Namespace) -> dict[str, Any]:
+    try:
+        fields = json.loads(args.extra_body)
+    except ValueError as error:
+        raise BenchError(f"--extra-body is not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise BenchError("--extra-body must be a JSON object")
+    return fields

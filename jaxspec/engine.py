@@ -1,0 +1,384 @@
+"""The engine: a thread that asks the scheduler for a plan, runs it on the device and hands out what came of it.
+
+While the device runs a step, the host turns the tokens of the step before into text and streams them; what is left
+between two steps is taking in the result, planning and packing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from uuid import uuid4
+
+import numpy as np
+import psutil
+
+from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.errors import EngineDead, EngineDraining
+from jaxspec.models.config import DecoderConfig
+from jaxspec.models.load import LoadedModel, load_model
+from jaxspec.outputs import OutputDelta, RequestMetrics
+from jaxspec.sampling import InvalidRequest, SamplingParams
+from jaxspec.sched.config import SchedulerConfig
+from jaxspec.sched.pages import PagePool
+from jaxspec.sched.plan import Outcome, Plan
+from jaxspec.sched.request import Request
+from jaxspec.sched.scheduler import QueueFull, Scheduler
+from jaxspec.session import Session
+from jaxspec.stats import EngineStats
+from jaxspec.step.executor import Executor, Flight, Progress, silent
+from jaxspec.step.lattice import choices
+from jaxspec.step.pool import page_bytes
+
+log = logging.getLogger(__name__)
+
+#: Longest sleep of an idle loop, in seconds; a submission wakes it at once.
+IDLE = 1.0
+
+
+@dataclass(slots=True)
+class _Counters:
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    steps: int = 0
+    read_positions: int = 0
+    used_positions: int = 0
+    step_tokens: int = 0
+    real_tokens: int = 0
+    host_seconds: float = 0.0
+    step_seconds: float = 0.0
+
+
+class Engine:
+    """Serves one model. `submit` and `cancel` may be called from any thread; `on_output` is called from the engine's.
+
+    `clock` gives seconds; it only has to be monotonic. `model` may be passed already loaded (tests do).
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        model: LoadedModel | None = None,
+        progress: Progress = silent,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        if config.max_num_batched_tokens < config.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({config.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({config.max_num_seqs}): every running request decodes in every step"
+            )
+        self.config, self._clock = config, clock
+        progress("loading weights", 0, 1)
+        loaded = model or load_model(config.model)
+        progress("loading weights", 1, 1)
+        self.tokenizer, self.model_config = loaded.tokenizer, loaded.config
+        self.model_name = config.served_model_name or loaded.name
+        pages = _num_pages(config, loaded.config)
+        self.max_model_len = min(
+            config.max_model_len or loaded.config.max_position, loaded.config.max_position, pages * config.page_size
+        )
+        self._executor = Executor(config, loaded.config, dict(loaded.weights), pages, progress)
+        self._pool = PagePool(pages, config.page_size, config.prefix_caching)
+        limits = SchedulerConfig(
+            config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len, None, choices(config.max_num_seqs)
+        )
+        self._scheduler = Scheduler(limits, self._pool)
+        self._eos = frozenset(loaded.tokenizer.eos_token_ids)
+        self._random = np.random.default_rng(config.seed)
+        self._sessions: dict[str, Session] = {}
+        self._penalty_rows = list(range(1, config.max_num_seqs + 1))  # row 0 is nobody's
+        self._ready: list[Session] = []  # sessions with something to hand out
+        self._counters = _Counters()
+        self.observers: list[Callable[[RequestMetrics, str], None]] = []
+        self.token_observers: list[Callable[[float, int], None]] = []
+        self._last_token: dict[str, float] = {}
+
+        self._lock = threading.Condition()
+        self._inbox: deque[Session | str] = deque()  # new sessions, and ids to cancel
+        self._queued = 0  # sessions in the inbox
+        self._state = "ok"
+        self._stop_at: float | None = None  # when a drain gives up
+        self.failure: str | None = None
+        self._thread: threading.Thread | None = None
+
+    # -- any thread ------------------------------------------------------------------------------------------------
+
+    @property
+    def health(self) -> str:
+        """ok, draining or dead."""
+        return self._state
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="jaxspec-engine", daemon=True)
+        self._thread.start()
+
+    def shutdown(self, drain: bool = False, timeout: float = 30.0) -> None:
+        """Stop the loop; with `drain`, running and waiting requests get `timeout` seconds to end. Others are aborted."""
+        with self._lock:
+            if self._state == "ok":
+                self._state = "draining"
+            self._stop_at = self._clock() + (timeout if drain else 0.0)
+            self._lock.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout + 10 * IDLE)
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        on_output: Callable[[OutputDelta], None],
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> str:
+        """Queue a request; its deltas go to `on_output`, the last one with a finish reason. -> its id.
+
+        `params.n` is the caller's: submit n requests. Raises `InvalidRequest`, `QueueFull`, `EngineDead`,
+        `EngineDraining`.
+        """
+        max_tokens = self.check(prompt_ids, params)
+        request = Request(
+            request_id or uuid4().hex, len(prompt_ids), list(prompt_ids), max_tokens, self._clock(), priority,
+            reuse_prefix=params.prompt_logprobs is None, prompt_logprobs=params.prompt_logprobs is not None,
+        )  # fmt: skip
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        with self._lock:
+            if self._state == "dead":
+                raise EngineDead(self.failure or "the engine has stopped")
+            if self._state == "draining":
+                raise EngineDraining("the engine is shutting down")
+            if self._scheduler.num_waiting + self._queued >= self.config.max_waiting:
+                raise QueueFull(f"{self.config.max_waiting} requests are waiting already; try again later")
+            if request.id in self._sessions:
+                raise InvalidRequest("request_id", f"request {request.id!r} is already running")
+            seed = params.seed if params.seed is not None else int(self._random.integers(0, 2**63))
+            session = Session(request, params, seed, self.tokenizer, stop_ids, on_output)
+            self._sessions[request.id] = session
+            self._inbox.append(session)
+            self._queued += 1
+            self._lock.notify()
+        return request.id
+
+    def cancel(self, request_id: str) -> None:
+        """End a request early; it gets a last delta with finish reason "abort". Unknown ids are ignored."""
+        with self._lock:
+            self._inbox.append(request_id)
+            self._lock.notify()
+
+    def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> int:
+        """The most tokens the request may generate. Raises `InvalidRequest`."""
+        n, vocab = len(prompt_ids), self.model_config.vocab_size
+        if n == 0:
+            raise InvalidRequest("prompt", "the prompt is empty")
+        if n >= self.max_model_len:
+            raise InvalidRequest("prompt", f"the prompt has {n} tokens, the context is {self.max_model_len}")
+        if not all(0 <= t < vocab for t in prompt_ids):
+            raise InvalidRequest("prompt", f"prompt token ids must be between 0 and {vocab - 1}")
+        if params.max_tokens is not None and n + params.max_tokens > self.max_model_len:
+            raise InvalidRequest(
+                "max_tokens",
+                f"prompt ({n} tokens) and max_tokens ({params.max_tokens}) exceed the context of {self.max_model_len}",
+            )
+        for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
+            if not all(0 <= t < vocab for t in ids):
+                raise InvalidRequest(name, f"{name} holds token ids outside 0 … {vocab - 1}")
+        return params.max_tokens or self.max_model_len - n
+
+    def stats(self) -> EngineStats:
+        c, pool = self._counters, self._pool
+        return EngineStats(
+            running=self._scheduler.num_running,
+            waiting=self._scheduler.num_waiting + self._queued,
+            kv_usage=pool.usage,
+            prefix_queries=self._scheduler.prefix_queries,
+            prefix_hits=self._scheduler.prefix_hits,
+            preemptions=self._scheduler.num_preemptions,
+            prompt_tokens=c.prompt_tokens,
+            generation_tokens=c.generation_tokens,
+            steps=c.steps,
+            compilations_after_warmup=self._executor.compilations_after_warmup,
+            padded_fraction=1 - c.used_positions / c.read_positions if c.read_positions else 0.0,
+            token_padded_fraction=1 - c.real_tokens / c.step_tokens if c.step_tokens else 0.0,
+            host_seconds=c.host_seconds,
+            step_seconds=c.step_seconds,
+            peak_memory_bytes=_peak_memory(),
+        )
+
+    def reset_stats(self) -> None:
+        """Start the counters of steps, tokens, padding and time anew (benchmarks, after their warm-up)."""
+        self._counters = _Counters()
+
+    # -- the engine's thread ---------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._collect():
+                self._step()
+            self._end_all("abort", None)
+        except Exception as error:
+            log.error("the engine failed: %s", traceback.format_exc())
+            with self._lock:
+                self._state, self.failure = "dead", f"{type(error).__name__}: {error}"
+            self._end_all("error", f"the engine failed: {self.failure}")
+        finally:
+            with self._lock:
+                if self._state != "dead":
+                    self._state, self.failure = "dead", "the engine has been shut down"
+
+    def _collect(self) -> bool:
+        """Take in what arrived; sleep while there is nothing to do. False when the loop should end."""
+        with self._lock:
+            while not (self._inbox or self._ready or self._scheduler.has_work or self._stop_at is not None):
+                self._lock.wait(IDLE)
+            arrived, self._queued = list(self._inbox), 0
+            self._inbox.clear()
+            stop_at = self._stop_at
+        now = self._clock()
+        for item in arrived:
+            if isinstance(item, Session):
+                self._scheduler.add(item.request, now)
+            elif (session := self._sessions.get(item)) and session.finish_reason is None:
+                self._scheduler.cancel(item, now)
+                session.finish_reason = "abort"
+                self._release_row(session)
+                self._ready.append(session)
+        if stop_at is not None and (now >= stop_at or not self._scheduler.has_work):
+            self._deliver()
+            return False
+        return True
+
+    def _step(self) -> None:
+        """One turn: plan, launch, hand out the last step's tokens, read, take in."""
+        begun = self._clock()
+        plan = self._scheduler.plan(begun)
+        self._free_penalty_rows(plan)
+        if not plan.work:
+            self._deliver()
+            return
+        sessions = [self._sessions[w.request.id] for w in plan.work]
+        self._give_penalty_rows(sessions)
+        trees = [s.tree(w, self._executor) for s, w in zip(sessions, plan.work, strict=True)]
+        packed = self._executor.pack(trees)
+        flight = self._executor.launch(packed)
+        launched = self._clock()
+        for session, work in zip(sessions, plan.work, strict=True):
+            session.metrics.first_scheduled = work.request.first_scheduled
+        self._deliver()
+        decision = flight.read()
+        read = self._clock()
+        outcomes = self._take_in(plan, sessions, flight, decision, read)
+        self._scheduler.update(plan, outcomes, read)
+        self._count(plan, flight, sum(len(o.tokens) for o in outcomes))
+        done = self._clock()
+        self._counters.host_seconds += (launched - begun) + (done - read)
+        self._counters.step_seconds += done - begun
+
+    def _take_in(
+        self, plan: Plan, sessions: list[Session], flight: Flight, decision: np.ndarray, now: float
+    ) -> list[Outcome]:
+        packed = flight.packed
+        accepted = decision[packed.shape.choices :]
+        logprobs = flight.logprobs() if any(s.params.logprobs is not None or s.request.prompt_logprobs for s in sessions) else None
+        outcomes = []
+        for i, (work, session) in enumerate(zip(plan.work, sessions, strict=True)):
+            tokens: list[int] = []
+            node, choice = packed.nodes[i], packed.choices[i]
+            if work.samples:
+                assert accepted[node]
+                tokens = [int(decision[choice + work.count - 1 if session.chose_all(work) else choice])]
+            outcome = session.absorb(work, tokens, logprobs, choice, now)
+            if outcome.finish_reason is not None:
+                self._release_row(session)  # now, not when it is closed: the next plan may admit another in its place
+            if outcome.tokens:
+                self._ready.append(session)
+                self._observe_tokens(session, len(outcome.tokens), now)
+            outcomes.append(outcome)
+        return outcomes
+
+    def _observe_tokens(self, session: Session, count: int, now: float) -> None:
+        last = self._last_token.get(session.request.id)
+        self._last_token[session.request.id] = now
+        if last is not None:
+            for observe in self.token_observers:
+                observe((now - last) / count, count)
+
+    def _deliver(self) -> None:
+        """Hand out deltas and close finished sessions."""
+        ready, self._ready = self._ready, []
+        for session in ready:
+            delta = session.delta()
+            if delta is None:
+                continue
+            if delta.finish_reason is not None:
+                session.metrics.finished = self._clock()
+                self._close(session)
+            session.on_output(delta)
+
+    def _close(self, session: Session) -> None:
+        request_id = session.request.id
+        with self._lock:
+            self._sessions.pop(request_id, None)
+        self._last_token.pop(request_id, None)
+        for observe in self.observers:
+            observe(session.metrics, session.finish_reason or "abort")
+
+    def _end_all(self, reason: str, error: str | None) -> None:
+        """Answer everyone who still waits."""
+        with self._lock:
+            sessions = list(self._sessions.values())
+            self._inbox.clear()
+            self._queued = 0
+        for session in sessions:
+            if session.finish_reason is None:
+                self._scheduler.cancel(session.request.id, self._clock())
+                session.finish_reason, session.error = reason, error
+                self._release_row(session)
+        self._ready = sessions
+        self._deliver()
+
+    def _give_penalty_rows(self, sessions: list[Session]) -> None:
+        """There are as many rows as requests may run."""
+        for session in sessions:
+            if session.penalty_row is None and session.params.penalised:
+                session.penalty_row = self._penalty_rows.pop()
+
+    def _free_penalty_rows(self, plan: Plan) -> None:
+        for request in plan.preempted:
+            self._release_row(self._sessions[request.id])
+
+    def _release_row(self, session: Session) -> None:
+        if (row := session.drop_penalty_row()) is not None:
+            self._penalty_rows.append(row)
+
+    def _count(self, plan: Plan, flight: Flight, generated: int) -> None:
+        c, packed = self._counters, flight.packed
+        c.steps += 1
+        c.read_positions += packed.read_positions
+        c.used_positions += packed.used_positions
+        c.step_tokens += packed.shape.tokens
+        c.real_tokens += packed.real_tokens
+        c.generation_tokens += generated
+        c.prompt_tokens += sum(max(0, min(w.start + w.count, w.request.prompt_len) - w.start) for w in plan.work)
+
+
+def _num_pages(config: EngineConfig, model: DecoderConfig) -> int:
+    """Pages of the KV pool: as configured, else for 64 half-kilotoken requests within 40 % of free memory."""
+    size = config.page_size
+    if config.kv_cache_tokens is not None:
+        return max(1, -(-config.kv_cache_tokens // size))
+    longest = min(config.max_model_len or model.max_position, model.max_position)
+    wanted = min(64 * 512, config.max_num_seqs * longest) // size
+    affordable = int(0.4 * psutil.virtual_memory().available) // page_bytes(model, size, config.dtype)
+    return max(1, min(max(wanted, -(-longest // size)), affordable))
+
+
+def _peak_memory() -> int:
+    import resource  # Unix only; elsewhere the current size stands in
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,87 @@
+"""What comes back from the engine: deltas while a request runs, a `RequestOutput` when it has ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One position's log-probabilities: the token there and the most likely ones as (token id, logprob), best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Times in seconds on the engine's clock; counts in tokens."""
+
+    arrival: float
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to first token."""
+        return None if self.first_token is None else self.first_token - self.arrival
+
+    @property
+    def e2e(self) -> float | None:
+        """End-to-end latency, the job completion time."""
+        return None if self.finished is None else self.finished - self.arrival
+
+    @property
+    def tpot(self) -> float | None:
+        """Mean time per output token after the first."""
+        if self.first_token is None or self.finished is None or self.output_tokens < 2:
+            return None
+        return (self.finished - self.first_token) / (self.output_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDelta:
+    """What one step added to a request. The last delta has `finish_reason` set: stop, length, abort or error.
+
+    `text` may lag behind `token_ids`: bytes of an unfinished UTF-8 character and a possible start of a stop string are
+    held back. `logprobs` has one entry a token of `token_ids`, or is empty if none were asked for. `stop_reason` is the
+    stop string or token id that ended the output. `error` holds the message when `finish_reason` is "error".
+    """
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    metrics: RequestMetrics | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A finished request of `LLM.generate`: one `CompletionOutput` for each of `n`."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    metrics: RequestMetrics
+    prompt_logprobs: list[TokenLogprob | None] | None = None

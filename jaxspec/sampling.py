@@ -1,0 +1,90 @@
+"""What a client may ask of one request's output. Pure Python: the server, the scheduler and the device step all read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
+
+MAX_LOGPROBS = 20
+
+
+class InvalidRequest(ValueError):
+    """A request that can't be served as asked; `field` names the offending parameter."""
+
+    def __init__(self, field: str, message: str):
+        super().__init__(message)
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling parameters with OpenAI's names and vLLM's extensions.
+
+    Raises `InvalidRequest` (a `ValueError`) naming the field that is out of range. `top_k=0` means no limit.
+    `logprobs=k` asks for the sampled token's log-probability and those of the k most likely tokens (0 ≤ k ≤ 20), taken
+    from the unmodified distribution. `prompt_logprobs` does the same for every prompt token but the first.
+    Presence and frequency penalties count generated tokens, the repetition penalty counts the prompt too (as in vLLM).
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    n: int = 1
+    max_tokens: int | None = 16
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+
+        def check(name: str, ok: bool, rule: str) -> None:
+            if not ok:
+                raise InvalidRequest(name, f"{name} must be {rule}, got {getattr(self, name)!r}")
+
+        def within(name: str, low: float, high: float) -> None:
+            value = getattr(self, name)
+            check(name, isfinite(value) and low <= value <= high, f"between {low:g} and {high:g}")
+
+        within("temperature", 0, 100)
+        check("top_p", 0 < self.top_p <= 1, "in (0, 1]")
+        check("top_k", self.top_k >= -1, "0 (no limit) or positive")
+        within("min_p", 0, 1)
+        within("presence_penalty", -2, 2)
+        within("frequency_penalty", -2, 2)
+        check("repetition_penalty", isfinite(self.repetition_penalty) and self.repetition_penalty > 0, "positive")
+        check("logit_bias", all(isfinite(b) and -100 <= b <= 100 for b in self.logit_bias.values()), "between -100 and 100")
+        check("seed", self.seed is None or -(2**63) <= self.seed < 2**64, "a 64-bit integer")
+        check("n", 1 <= self.n <= 128, "between 1 and 128")
+        check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1")
+        check("stop", len(self.stop) <= 16 and all(isinstance(s, str) and s for s in self.stop), "up to 16 non-empty strings")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            check(name, value is None or 0 <= value <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}")
+
+    def with_seed(self, seed: int) -> SamplingParams:
+        """The same with another seed, wrapped to 64 bits: the i-th of n outputs gets seed + i."""
+        return replace(self, seed=seed % 2**64)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < 1e-5
+
+    @property
+    def penalised(self) -> bool:
+        """Whether the choice depends on tokens other than through the logits."""
+        return bool(
+            self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1 or self.logit_bias
+        )

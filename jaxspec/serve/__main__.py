@@ -1,0 +1,148 @@
+"""`python -m jaxspec.serve`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from jaxspec.config import ConfigError, EngineConfig, parse_overrides
+
+_PROGRAM = "python -m jaxspec.serve"
+#: What a shell reports for a program that Ctrl-C ended.
+_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code; bad input leaves through `SystemExit` with code 2 and one line that says what is wrong."""
+    args = _parser().parse_args(argv)
+    logging.basicConfig(level=args.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    for chatty in ("httpx", "httpcore", "asyncio", "jax", "uvicorn.error"):
+        logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.root.level))
+    try:
+        config = EngineConfig.load(args.config, **_overrides(args))
+    except ConfigError as e:
+        _fail(str(e))
+    try:
+        return _run(args, config)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _run(args: argparse.Namespace, config: EngineConfig) -> int:
+    from jaxspec.serve.app import MEGABYTE, ServerOptions
+    from jaxspec.serve.run import bind, serve
+
+    try:
+        sock = bind(args.host, args.port)
+    except OSError as e:
+        _fail(f"can't listen on {args.host} port {args.port}: {e.strerror or e}")
+
+    # Imported late: JAX takes a second, and what is wrong with the command line should show at once.
+    from jaxspec.engine import Engine
+    from jaxspec.models.load import ModelLoadError
+    from jaxspec.progress import bar
+
+    try:
+        with bar(sys.stderr.isatty()) as progress:
+            engine = Engine(config, progress=progress)
+    except (ConfigError, ModelLoadError, OSError) as e:
+        _fail(f"can't load {config.model}: {e}" if not isinstance(e, ConfigError) else str(e))
+    options = ServerOptions(args.api_key, int(args.max_body_mb * MEGABYTE))
+    engine.start()
+    try:
+        serve(engine, sock, options, args.drain_timeout, args.log_level)
+    except OSError as e:
+        _fail(f"can't serve on {args.host} port {args.port}: {e.strerror or e}")
+    finally:
+        engine.shutdown()
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, without the usage that hides it."""
+        _fail(f"{message} (see --help)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=_PROGRAM,
+        description="Serve a model through an OpenAI-compatible API.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--model", help="built-in name, Hugging Face directory, .gguf file or hub id (default: smollm2-135m)")
+    add("--draft", action="append", metavar="MODEL", help="a draft model (not available yet)")
+    add("--config", metavar="FILE", help="YAML preset")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting of the preset; repeatable")
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--port", type=_port, default=8000, help="0 takes a free one (default: %(default)s)")
+    add(
+        "--api-key",
+        type=_key,
+        default=os.environ.get("JAXSPEC_API_KEY") or None,
+        metavar="KEY",
+        help="ask clients for this key (default: $JAXSPEC_API_KEY, none if unset); better in the environment, where "
+        "other users of the machine don't see it",
+    )
+    add("--max-body-mb", type=_positive, default=8.0, metavar="MB", help="largest request body (default: %(default)g)")
+    add("--max-queue", type=int, metavar="N", help="requests that may wait before new ones get 429")
+    add(
+        "--drain-timeout",
+        type=_seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long running requests may go on after SIGTERM (default: %(default)g)",
+    )
+    add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    return parser
+
+
+def _overrides(args: argparse.Namespace) -> dict[str, Any]:
+    """Settings named on the command line; an option wins over `--set`. Raises `ConfigError`."""
+    named = {"model": args.model, "draft": args.draft, "max_waiting": args.max_queue}
+    return {**parse_overrides(args.set), **{key: value for key, value in named.items() if value is not None}}
+
+
+def _key(text: str) -> str:
+    if text:
+        return text
+    raise argparse.ArgumentTypeError("must not be empty")
+
+
+def _port(text: str) -> int:
+    if text.isascii() and text.isdigit() and int(text) < 2**16:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, got {text!r}")
+
+
+def _positive(text: str) -> float:
+    if (value := _seconds(text)) > 0:
+        return value
+    raise argparse.ArgumentTypeError("must be more than 0")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if 0 <= value < 1e9:
+        return value
+    raise argparse.ArgumentTypeError(f"must be a number, not negative, got {text!r}")
+
+
+def _fail(message: str) -> NoReturn:
+    one_line = " ".join(message.split())
+    print(f"{_PROGRAM}: error: {one_line}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

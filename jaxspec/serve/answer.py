@@ -1,0 +1,248 @@
+"""OpenAI's response objects, made from the engine's deltas: whole, or chunk by chunk."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from jaxspec.outputs import OutputDelta, TokenLogprob
+
+if TYPE_CHECKING:
+    from jaxspec.models.load.tokenizer import Tokenizer
+
+Json = dict[str, Any]
+#: JSON has no infinity: the log-probability of what can't happen.
+_NEVER = -9999.0
+
+
+@dataclass(slots=True)
+class Choice:
+    """One sequence of the answer, and what is known of it so far. `text` and `logprobs` gather for whole answers."""
+
+    index: int
+    prompt: Sequence[int]
+    text: list[str] = field(default_factory=list)
+    logprobs: list[Json] = field(default_factory=list)
+    opened: bool = False
+    tokens: int = 0
+    cached: int = 0
+    #: Where the next token's text begins, in characters.
+    offset: int = 0
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class Answer(ABC):
+    """The response to one HTTP request. `prompts[i]` is the prompt of choice i; `n` neighbours share one."""
+
+    whole_object: ClassVar[str]
+    chunk_object: ClassVar[str]
+
+    def __init__(
+        self, id: str, model: str, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], n: int, usage_chunk: bool
+    ) -> None:
+        self.choices = [Choice(i, p) for i, p in enumerate(prompts)]
+        self._head = {"id": id, "created": int(time.time()), "model": model}
+        self._tokenizer = tokenizer
+        self._n = n
+        self._usage_chunk = usage_chunk
+
+    def whole(self) -> Json:
+        """The response, after every delta went through `gather`."""
+        choices = [self._choice(c) for c in self.choices]
+        return {"object": self.whole_object, **self._head, "choices": choices, "usage": self.usage()}
+
+    def usage(self) -> Json:
+        prompt = sum(len(c.prompt) for c in self.choices[:: self._n])
+        completion = sum(c.tokens for c in self.choices)
+        cached = sum(c.cached for c in self.choices[:: self._n])
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def gather(self, index: int, delta: OutputDelta) -> None:
+        """Keep a delta for `whole`."""
+        choice = self.choices[index]
+        self._count(choice, delta)
+        choice.text.append(delta.text)
+        if delta.logprobs:
+            choice.logprobs.append(self._logprobs(choice, delta.logprobs))
+
+    def chunks(self, index: int, delta: OutputDelta) -> list[Json]:
+        """What a delta gives a stream: nothing if it has nothing to show yet."""
+        choice = self.choices[index]
+        self._count(choice, delta)
+        out = [] if choice.opened else self._opening(choice, delta)
+        choice.opened = True
+        if delta.text or delta.logprobs:
+            logprobs = self._logprobs(choice, delta.logprobs) if delta.logprobs else None
+            out.append(self._piece(choice, delta.text, logprobs))
+        if choice.finish_reason is not None:
+            out.append(self._ending(choice))
+        return [self._chunk([piece]) for piece in out]
+
+    def last_chunks(self) -> list[Json]:
+        return [self._chunk([]) | {"usage": self.usage()}] if self._usage_chunk else []
+
+    def _count(self, choice: Choice, delta: OutputDelta) -> None:
+        choice.tokens += len(delta.token_ids)
+        if delta.finish_reason is not None:
+            choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
+            choice.cached = delta.metrics.cached_tokens if delta.metrics else 0
+
+    def _chunk(self, choices: list[Json]) -> Json:
+        chunk = {**self._head, "object": self.chunk_object, "choices": choices}
+        if self._usage_chunk:
+            chunk["usage"] = None
+        return chunk
+
+    def _token(self, id: int) -> str:
+        """The token's text, or OpenAI's `bytes:` notation for one that is no whole character."""
+        raw = self._tokenizer.token_bytes(id)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{b:02x}" for b in raw)
+
+    @abstractmethod
+    def _choice(self, choice: Choice) -> Json:
+        """The choice as it stands in a whole response."""
+
+    @abstractmethod
+    def _opening(self, choice: Choice, first: OutputDelta) -> list[Json]:
+        """What a stream says of a choice before its first text."""
+
+    @abstractmethod
+    def _piece(self, choice: Choice, text: str, logprobs: Json | None) -> Json:
+        """New text in a stream."""
+
+    @abstractmethod
+    def _ending(self, choice: Choice) -> Json:
+        """A choice's last words in a stream."""
+
+    @abstractmethod
+    def _logprobs(self, choice: Choice, entries: Sequence[TokenLogprob]) -> Json:
+        """Log-probabilities of new tokens. Called once for each token, in order."""
+
+
+class ChatAnswer(Answer):
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def _choice(self, choice: Choice) -> Json:
+        content = [entry for part in choice.logprobs for entry in part["content"]]
+        return {
+            "index": choice.index,
+            "message": {"role": "assistant", "content": "".join(choice.text), "refusal": None},
+            "logprobs": {"content": content, "refusal": None} if choice.logprobs else None,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+
+    def _opening(self, choice: Choice, first: OutputDelta) -> list[Json]:
+        return [self._delta(choice, {"role": "assistant", "content": ""})]
+
+    def _piece(self, choice: Choice, text: str, logprobs: Json | None) -> Json:
+        return self._delta(choice, {"content": text}, logprobs)
+
+    def _ending(self, choice: Choice) -> Json:
+        end = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+        return self._delta(choice, {}) | end
+
+    def _delta(self, choice: Choice, delta: Json, logprobs: Json | None = None) -> Json:
+        return {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+
+    def _logprobs(self, choice: Choice, entries: Sequence[TokenLogprob]) -> Json:
+        content = [
+            self._entry(e.token_id, e.logprob) | {"top_logprobs": [self._entry(id, lp) for id, lp in e.top]}
+            for e in entries
+        ]
+        return {"content": content, "refusal": None}
+
+    def _entry(self, id: int, logprob: float) -> Json:
+        raw = self._tokenizer.token_bytes(id)
+        return {"token": self._token(id), "logprob": max(logprob, _NEVER), "bytes": list(raw)}
+
+
+class CompletionAnswer(Answer):
+    """`echo[i]` is the text to repeat before choice i; `only_echo` leaves out what was generated after it."""
+
+    whole_object = chunk_object = "text_completion"
+
+    def __init__(self, *head: Any, echo: Sequence[str] | None = None, only_echo: bool = False, **keywords: Any) -> None:
+        super().__init__(*head, **keywords)
+        self._echo = echo
+        self._only_echo = only_echo
+
+    def gather(self, index: int, delta: OutputDelta) -> None:
+        choice = self.choices[index]
+        if not choice.opened:
+            choice.opened = True
+            for piece in self._opening(choice, delta):
+                choice.text.append(piece["text"])
+                if piece["logprobs"]:
+                    choice.logprobs.append(piece["logprobs"])
+        super().gather(index, self._visible(delta))
+
+    def chunks(self, index: int, delta: OutputDelta) -> list[Json]:
+        return super().chunks(index, self._visible(delta))
+
+    def _visible(self, delta: OutputDelta) -> OutputDelta:
+        if not self._only_echo:
+            return delta
+        end = delta.finish_reason and "length"
+        return OutputDelta(
+            delta.request_id, "", (), prompt_logprobs=delta.prompt_logprobs, finish_reason=end, metrics=delta.metrics
+        )
+
+    def _choice(self, choice: Choice) -> Json:
+        joined = {key: [v for part in choice.logprobs for v in part[key]] for key in _LOGPROB_KEYS}
+        piece = self._piece(choice, "".join(choice.text), joined if choice.logprobs else None)
+        return piece | {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+
+    def _opening(self, choice: Choice, first: OutputDelta) -> list[Json]:
+        if self._echo is None:
+            return []
+        text, logprobs = self._echo[choice.index], None
+        if first.prompt_logprobs is not None:
+            logprobs = self._scored(choice, list(zip(choice.prompt, first.prompt_logprobs, strict=True)))
+        choice.offset = len(text)
+        return [self._piece(choice, text, logprobs)]
+
+    def _piece(self, choice: Choice, text: str, logprobs: Json | None) -> Json:
+        return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": None}
+
+    def _ending(self, choice: Choice) -> Json:
+        end = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+        return self._piece(choice, "", None) | end
+
+    def _logprobs(self, choice: Choice, entries: Sequence[TokenLogprob]) -> Json:
+        return self._scored(choice, [(e.token_id, e) for e in entries])
+
+    def _scored(self, choice: Choice, tokens: Sequence[tuple[int, TokenLogprob | None]]) -> Json:
+        """Four lists with one entry a token; the first token of a prompt has no log-probability."""
+        out: Json = {key: [] for key in _LOGPROB_KEYS}
+        for id, entry in tokens:
+            text = self._token(id)
+            out["tokens"].append(text)
+            out["token_logprobs"].append(None if entry is None else max(entry.logprob, _NEVER))
+            out["top_logprobs"].append(None if entry is None else self._top(entry))
+            out["text_offset"].append(choice.offset)
+            choice.offset += len(self._tokenizer.token_text(id))
+        return out
+
+    def _top(self, entry: TokenLogprob) -> Json:
+        """The likeliest tokens by text, and the one that was chosen; of two with the same text the likelier counts."""
+        top: Json = {}
+        for id, logprob in (*entry.top, (entry.token_id, entry.logprob)):
+            top.setdefault(self._token(id), max(logprob, _NEVER))
+        return top
+
+
+_LOGPROB_KEYS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")

@@ -1,0 +1,225 @@
+"""The routes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import orjson
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from jaxspec.sampling import SamplingParams
+from jaxspec.serve.answer import ChatAnswer, CompletionAnswer
+from jaxspec.serve.errors import ApiError, install_handlers
+from jaxspec.serve.guard import BearerAuth, BodyLimit
+from jaxspec.serve.metrics import ServerMetrics
+from jaxspec.serve.prompts import encode, encode_chat, encode_prompts, room
+from jaxspec.serve.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    TokenizeRequest,
+)
+from jaxspec.serve.reply import Reply
+from jaxspec.serve.stream import Generation, OutputHub
+
+if TYPE_CHECKING:
+    from jaxspec.engine import Engine
+
+MEGABYTE = 2**20
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """`api_key=None` asks for no key. `max_body` is in bytes."""
+
+    api_key: str | None = None
+    max_body: int = 8 * MEGABYTE
+
+
+def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
+    """The server of a started engine."""
+    options = options or ServerOptions()
+    metrics = ServerMetrics(engine, engine.model_name)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.serving = Serving(engine, metrics, OutputHub(asyncio.get_running_loop()))
+        yield
+
+    app = FastAPI(title="jaxspec", version=version("jaxspec"), lifespan=lifespan, redirect_slashes=False)
+    app.include_router(_routes)
+    install_handlers(app)
+    app.add_middleware(BodyLimit, limit=options.max_body)
+    if options.api_key is not None:
+        app.add_middleware(BearerAuth, key=options.api_key)  # the last added is asked first
+    return app
+
+
+class Serving:
+    """What the routes work with. One for the app's lifetime, in its event loop."""
+
+    def __init__(self, engine: Engine, metrics: ServerMetrics, hub: OutputHub) -> None:
+        self.engine = engine
+        self.metrics = metrics
+        self.hub = hub
+        self.started = int(time.time())
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """The model, as `/v1/models` lists it."""
+        return {
+            "id": self.engine.model_name,
+            "object": "model",
+            "created": self.started,
+            "owned_by": "jaxspec",
+            "max_model_len": self.engine.max_model_len,
+        }
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.engine.model_name:
+            message = f"the model {name!r} does not exist; this server has {self.engine.model_name!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    def check_health(self) -> None:
+        if self.engine.health == "draining":
+            raise ApiError(503, "the server is shutting down", code="draining")
+        if self.engine.health != "ok":
+            raise ApiError(503, f"the engine has failed: {self.engine.failure}", code="engine_dead")
+
+    def params_of(self, body: GenerationRequest, prompts: list[list[int]], field: str) -> list[SamplingParams]:
+        """For each prompt in turn the sampling of its n outputs. `field` is where the prompts came from."""
+        params = body.sampling()
+        most = self.engine.config.max_waiting
+        if len(prompts) * params.n > most:
+            param = field if params.n == 1 else "n"
+            raise ApiError(400, f"at most {most} outputs (prompts × n) a request", param=param, code="invalid_value")
+        out = []
+        for prompt in prompts:
+            length = room(prompt, params.max_tokens, self.engine.max_model_len, field, body.length_field)
+            each = replace(params, max_tokens=length)
+            out += [each if each.seed is None else each.with_seed(each.seed + i) for i in range(each.n)]
+        return out
+
+    def submit(
+        self, id: str, body: GenerationRequest, prompts: list[list[int]], params: list[SamplingParams]
+    ) -> Generation:
+        generation = Generation(self.engine, self.hub, id)
+        generation.submit(prompts, params, body.priority or 0)
+        return generation
+
+
+class _JsonRequest(Request):
+    async def json(self) -> Any:
+        """Stricter than the standard library's: no NaN, no infinities, no broken UTF-8."""
+        return orjson.loads(await self.body())
+
+
+class _JsonRoute(APIRoute):
+    def get_route_handler(self) -> Any:
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            return await handler(_JsonRequest(request.scope, request.receive))
+
+        return handle
+
+
+_routes = APIRouter(route_class=_JsonRoute)
+
+
+def _serving(request: Request) -> Serving:
+    return request.app.state.serving
+
+
+@_routes.post("/v1/completions")
+async def completions(body: CompletionRequest, request: Request) -> Response:
+    serving = _serving(request)
+    serving.check_model(body.model)
+    serving.check_health()
+    tokenizer = serving.engine.tokenizer
+    prompts = await encode_prompts(tokenizer, body.prompts)
+    params = serving.params_of(body, prompts, "prompt")
+    n = body.n or 1
+    echo = None
+    if body.echo:
+        skip = body.skip_special_tokens is not False
+        texts = [p if isinstance(p, str) else tokenizer.decode(p, skip) for p in body.prompts]
+        echo = [text for text in texts for _ in range(n)]
+    each = [p for p in prompts for _ in range(n)]
+    id = f"cmpl-{uuid4().hex}"
+    answer = CompletionAnswer(
+        id, serving.engine.model_name, tokenizer, each, n, body.include_usage, echo=echo, only_echo=body.only_scores
+    )
+    return Reply(serving.submit(id, body, each, params), answer, bool(body.stream))
+
+
+@_routes.post("/v1/chat/completions")
+async def chat(body: ChatRequest, request: Request) -> Response:
+    serving = _serving(request)
+    serving.check_model(body.model)
+    serving.check_health()
+    prompt = await encode_chat(serving.engine.tokenizer, body.messages)
+    params = serving.params_of(body, [prompt], "messages")
+    n = body.n or 1
+    each = [prompt] * n
+    id = f"chatcmpl-{uuid4().hex}"
+    answer = ChatAnswer(id, serving.engine.model_name, serving.engine.tokenizer, each, n, body.include_usage)
+    return Reply(serving.submit(id, body, each, params), answer, bool(body.stream))
+
+
+@_routes.get("/v1/models")
+async def models(request: Request) -> Response:
+    return JSONResponse({"object": "list", "data": [_serving(request).card]})
+
+
+@_routes.get("/v1/models/{name:path}")
+async def model(name: str, request: Request) -> Response:
+    serving = _serving(request)
+    serving.check_model(name)
+    return JSONResponse(serving.card)
+
+
+@_routes.post("/tokenize")
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+    serving = _serving(request)
+    serving.check_model(body.model)
+    tokenizer = serving.engine.tokenizer
+    if body.messages is not None:
+        ids = await encode_chat(tokenizer, body.messages)
+    else:
+        ids = await encode(tokenizer, body.prompt or "", body.add_special_tokens)
+    return JSONResponse({"count": len(ids), "max_model_len": serving.engine.max_model_len, "tokens": ids})
+
+
+@_routes.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+    serving = _serving(request)
+    serving.check_model(body.model)
+    tokenizer = serving.engine.tokenizer
+    if any(id >= tokenizer.vocab_size for id in body.tokens):
+        message = f"tokens must be below the vocabulary's {tokenizer.vocab_size}"
+        raise ApiError(400, message, param="tokens", code="invalid_value")
+    return JSONResponse({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+
+@_routes.get("/health")
+async def health(request: Request) -> Response:
+    _serving(request).check_health()
+    return JSONResponse({"status": "ok"})
+
+
+@_routes.get("/metrics")
+async def metrics(request: Request) -> Response:
+    return Response(_serving(request).metrics.render(), media_type=CONTENT_TYPE_LATEST)

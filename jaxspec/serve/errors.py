@@ -1,0 +1,103 @@
+"""Everything that goes wrong, as OpenAI's error object with the right status."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+logger = logging.getLogger("jaxspec.serve")
+
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+
+
+class ApiError(HTTPException):
+    """An error to answer with: `param` names the offending field, `code` is OpenAI's short word for it.
+
+    A Starlette `HTTPException`, because the framework lets those through wherever they are raised.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers)
+        self.body = error_body(status, message, param, code)
+
+
+def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    kind = _TYPES.get(status, "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Let every error of `app` leave as an error object: the framework's own, those of validation, and bugs."""
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, e: HTTPException) -> Response:
+        return render(e if isinstance(e, ApiError) else _from_framework(request, e))
+
+    @app.exception_handler(RequestValidationError)
+    async def _validation(request: Request, e: RequestValidationError) -> Response:
+        return render(_from_validation(request, e.errors()))
+
+    @app.exception_handler(Exception)
+    async def _bug(request: Request, e: Exception) -> Response:
+        # The traceback goes to the log (the framework raises the error again), never to the client.
+        return render(ApiError(500, "internal server error", code="internal_error"))
+
+
+def render(e: ApiError) -> Response:
+    return Response(orjson.dumps(e.body), e.status_code, e.headers, media_type="application/json")
+
+
+def _from_framework(request: Request, e: HTTPException) -> ApiError:
+    message, code = str(e.detail), None
+    if e.status_code == 404:
+        message, code = f"unknown route: {request.method} {request.url.path}", "unknown_url"
+    elif e.status_code == 405:
+        message, code = f"{request.method} is not allowed on {request.url.path}", "method_not_allowed"
+    return ApiError(e.status_code, message or HTTPStatus(e.status_code).phrase, code=code, headers=e.headers)
+
+
+def _from_validation(request: Request, errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The first of pydantic's errors; the client mends them one by one."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {first['ctx']['error']}", code="invalid_json")
+    if first["loc"] == ("body",):
+        kind = request.headers.get("content-type", "")
+        hint = "" if "json" in kind else ", sent with the header Content-Type: application/json"
+        return ApiError(400, f"the body must be a JSON object{hint}", code="invalid_body")
+    param = _field(first["loc"])
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "missing":
+        return ApiError(400, f"missing required field: {param}", param=param, code="missing_required_parameter")
+    return ApiError(400, f"{param}: {message}", param=param, code="invalid_value")
+
+
+def _field(loc: Sequence[str | int]) -> str:
+    """`("body", "messages", 0, "content")` as `messages[0].content`."""
+    name = ""
+    for part in loc[1:]:
+        name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else part
+    return name or "body"

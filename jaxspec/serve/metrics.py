@@ -1,0 +1,114 @@
+"""Prometheus metrics, under vLLM's names with the prefix `jaxspec:`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from jaxspec.outputs import RequestMetrics
+
+if TYPE_CHECKING:
+    from jaxspec.engine import Engine
+    from jaxspec.stats import EngineStats
+
+# Upper bounds in seconds.
+_TO_FIRST = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+_BETWEEN = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
+_WHOLE = (0.1, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+_QUEUED = (0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240)
+
+
+class ServerMetrics:
+    """A registry of its own: the engine's counters are read when asked for, latencies are observed as they happen."""
+
+    def __init__(self, engine: Engine, model_name: str) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_EngineCollector(engine, model_name))
+
+        def histogram(name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
+            whole = Histogram(f"jaxspec:{name}", help, ["model_name"], buckets=buckets, registry=self._registry)
+            return whole.labels(model_name)
+
+        self._ttft = histogram("time_to_first_token_seconds", "From arrival to the first token.", _TO_FIRST)
+        self._between = histogram("inter_token_latency_seconds", "Between neighbouring tokens of a request.", _BETWEEN)
+        self._e2e = histogram("e2e_request_latency_seconds", "From arrival to the last token.", _WHOLE)
+        self._queued = histogram("request_queue_time_seconds", "From arrival to the first step.", _QUEUED)
+        self._finished = Counter(
+            "jaxspec:request_success",
+            "Requests that have ended, by reason.",
+            ["model_name", "finished_reason"],
+            registry=self._registry,
+        )
+        self._model_name = model_name
+        for reason in ("stop", "length", "abort"):
+            self._finished.labels(model_name, reason)
+        engine.observers.append(self._request)
+        engine.token_observers.append(self._token)
+
+    def render(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def _request(self, metrics: RequestMetrics, finish_reason: str) -> None:
+        """Called in the engine's thread, as `_token` is."""
+        self._finished.labels(self._model_name, finish_reason).inc()
+        if metrics.ttft is not None:
+            self._ttft.observe(metrics.ttft)
+        if metrics.first_scheduled is not None:
+            self._queued.observe(metrics.first_scheduled - metrics.arrival)
+        if metrics.e2e is not None and finish_reason in ("stop", "length"):
+            self._e2e.observe(metrics.e2e)
+
+    def _token(self, latency: float, count: int) -> None:
+        for _ in range(count):
+            self._between.observe(latency)
+
+
+class _EngineCollector(Collector):
+    def __init__(self, engine: Engine, model_name: str) -> None:
+        self._engine = engine
+        self._labels = [model_name]
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._engine.stats()
+        for name, help, value in _gauges(stats):
+            gauge = GaugeMetricFamily(f"jaxspec:{name}", help, labels=["model_name"])
+            gauge.add_metric(self._labels, value)
+            yield gauge
+        for name, help, value in _counters(stats):
+            counter = CounterMetricFamily(f"jaxspec:{name}", help, labels=["model_name"])
+            counter.add_metric(self._labels, value)
+            yield counter
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: registering must not ask the engine."""
+        return iter(())
+
+
+def _gauges(s: EngineStats) -> list[tuple[str, str, float]]:
+    host = s.host_seconds / s.step_seconds if s.step_seconds else 0.0
+    return [
+        ("num_requests_running", "Requests that are being computed.", s.running),
+        ("num_requests_waiting", "Requests in the queue.", s.waiting),
+        ("kv_cache_usage_perc", "Share of the KV pages in use; 1 is all.", s.kv_usage),
+        ("kv_positions_padded_ratio", "Share of padding in the KV positions read.", s.padded_fraction),
+        ("step_tokens_padded_ratio", "Share of padding in the tokens of the steps.", s.token_padded_fraction),
+        ("host_overhead_ratio", "Share of the step time in which the device waits for the host.", host),
+    ]
+
+
+def _counters(s: EngineStats) -> list[tuple[str, str, float]]:
+    """Without the `_total` that the text format adds."""
+    return [
+        ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", s.prefix_queries),
+        ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", s.prefix_hits),
+        ("num_preemptions", "Times that a running request was sent back to the queue.", s.preemptions),
+        ("prompt_tokens", "Prompt tokens computed.", s.prompt_tokens),
+        ("generation_tokens", "Tokens generated.", s.generation_tokens),
+        ("compilations_after_warmup", "Programs compiled after the start; should stay 0.", s.compilations_after_warmup),
+    ]

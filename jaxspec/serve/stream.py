@@ -1,0 +1,166 @@
+"""From the engine's thread to the event loop: outputs cross in batches, and go to the HTTP request they belong to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
+
+from starlette.types import Receive
+
+from jaxspec.errors import EngineDead, EngineDraining
+from jaxspec.outputs import OutputDelta
+from jaxspec.sampling import InvalidRequest, SamplingParams
+from jaxspec.sched.scheduler import QueueFull
+from jaxspec.serve.errors import ApiError
+
+if TYPE_CHECKING:
+    from jaxspec.engine import Engine
+
+#: How long the loop lets outputs gather before it takes them, in seconds: the rest of a step's outputs follow the first
+#: within this, and one wake-up serves them all.
+GATHER = 0.001
+RETRY_AFTER = 1
+
+
+class ClientGone(Exception):
+    """The client closed the connection; nobody reads the answer."""
+
+
+class OutputHub:
+    """Carries outputs to the event loop's thread, with one wake-up for all that a step gives.
+
+    A thread hop for each token would cost the engine more than the token's own host work: the loop's thread would take
+    the interpreter lock in the middle of the engine's step, once a token.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._outbox: deque[tuple[Generation, int, OutputDelta]] = deque()
+        self._awake = False
+
+    def put(self, to: Generation, index: int, delta: OutputDelta) -> None:
+        """Called in the engine's thread; never blocks."""
+        self._outbox.append((to, index, delta))
+        # The flush clears the flag before it empties the outbox, so what is appended while it is set is never missed.
+        if not self._awake:
+            self._awake = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the server has gone, nobody waits
+                self._loop.call_soon_threadsafe(self._loop.call_later, GATHER, self._flush)
+
+    def _flush(self) -> None:
+        self._awake = False
+        while self._outbox:
+            to, index, delta = self._outbox.popleft()
+            to.deliver(index, delta)
+
+
+class Generation:
+    """The sequences of one HTTP request: submitted together, read as one stream, cancelled together.
+
+    Lives in the event loop's thread.
+    """
+
+    def __init__(self, engine: Engine, hub: OutputHub, id: str) -> None:
+        self.id = id
+        self._engine = engine
+        self._hub = hub
+        self._open: dict[int, str] = {}
+        self._inbox: list[tuple[int, OutputDelta]] = []
+        self._waker: asyncio.Future[None] | None = None
+        self._gone = False
+
+    @property
+    def running(self) -> bool:
+        """Whether there is more to read."""
+        return bool(self._open or self._inbox)
+
+    def submit(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], priority: int) -> None:
+        """Submit sequence i as `prompts[i]` with `params[i]`: all of them, or none and an `ApiError`."""
+        try:
+            for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
+                self._submit(index, prompt, sampling, priority)
+        except BaseException:
+            self.close()
+            raise
+
+    def _submit(self, index: int, prompt: Sequence[int], params: SamplingParams, priority: int) -> None:
+        def on_output(delta: OutputDelta) -> None:
+            self._hub.put(self, index, delta)
+
+        request_id = f"{self.id}-{index}"
+        try:
+            self._engine.submit(prompt, params, on_output, request_id=request_id, priority=priority)
+        except InvalidRequest as e:
+            raise ApiError(400, str(e), param=e.field, code="invalid_value") from e
+        except QueueFull as e:
+            headers = {"Retry-After": str(RETRY_AFTER)}
+            raise ApiError(429, f"the server is busy: {e}", code="queue_full", headers=headers) from e
+        except EngineDraining as e:
+            raise ApiError(503, "the server is shutting down", code="draining") from e
+        except EngineDead as e:
+            raise ApiError(503, f"the engine has failed: {e}", code="engine_dead") from e
+        self._open[index] = request_id
+
+    def deliver(self, index: int, delta: OutputDelta) -> None:
+        if index not in self._open:
+            return  # cancelled
+        if delta.finish_reason is not None:
+            del self._open[index]
+        self._inbox.append((index, delta))
+        self._wake()
+
+    async def next(self) -> list[tuple[int, OutputDelta]]:
+        """All new outputs, as (sequence, delta), waiting for the first.
+
+        Raises `ClientGone`, or `ApiError` once a sequence has ended other than by its own stop or length.
+        """
+        while not self._inbox and not self._gone:
+            self._waker = asyncio.get_running_loop().create_future()
+            await self._waker
+        if self._gone:
+            raise ClientGone
+        batch, self._inbox = self._inbox, []
+        for i, (_, delta) in enumerate(batch):
+            if delta.finish_reason in ("error", "abort"):
+                if i == 0:
+                    raise self._failure(delta)
+                # What came before the failure is read first.
+                self._inbox = batch[i:]
+                return batch[:i]
+        return batch
+
+    def _failure(self, delta: OutputDelta) -> ApiError:
+        if delta.finish_reason == "abort":
+            return ApiError(503, "the server ended this request before it was finished", code="aborted")
+        if self._engine.health == "dead":
+            return ApiError(503, f"the engine has failed: {delta.error}", code="engine_dead")
+        return ApiError(500, delta.error or "the request has failed", code="engine_error")
+
+    @contextlib.asynccontextmanager
+    async def attached(self, receive: Receive) -> AsyncIterator[None]:
+        """While inside, the client's leaving ends `next`; on the way out whatever still runs is cancelled."""
+        watch = asyncio.create_task(self._watch(receive))
+        try:
+            yield
+        finally:
+            watch.cancel()
+            self.close()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waker is not None and not self._waker.done():
+            self._waker.set_result(None)
+
+    def close(self) -> None:
+        """Cancel the sequences that still run."""
+        for request_id in self._open.values():
+            self._engine.cancel(request_id)
+        self._open.clear()

@@ -1,0 +1,24 @@
+"""A snapshot of the engine's counters."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since warm-up. Padding fractions are padded over all positions: of KV work items, and of step tokens."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    steps: int = 0
+    compilations_after_warmup: int = 0
+    padded_fraction: float = 0.0
+    token_padded_fraction: float = 0.0
+    host_seconds: float = 0.0
+    step_seconds: float = 0.0
+    peak_memory_bytes: int = 0

@@ -1,0 +1,52 @@
+"""The small parts that decoders share: RMS norm, linear maps in either layout, rotary positions."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.models.config import DecoderConfig, RopeScaling
+
+
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """Root-mean-square norm over the last axis, computed in float32."""
+    f = x.astype(jnp.float32)
+    return (f * jax.lax.rsqrt(jnp.mean(f * f, -1, keepdims=True) + eps)).astype(x.dtype) * weight
+
+
+def linear(x: jax.Array, weight: jax.Array, transposed: bool) -> jax.Array:
+    """`x [..., in]` times a weight stored `[in, out]`, or `[out, in]` when `transposed`."""
+    return jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1 if transposed else 0,)), ((), ())))
+
+
+def inverse_frequencies(config: DecoderConfig) -> np.ndarray:
+    """Rotary inverse frequencies `[head_dim / 2]`, float32, with the model's scaling applied."""
+    dim = config.head_dim
+    inv = 1.0 / config.rope_theta ** (np.arange(0, dim, 2, dtype=np.float64) / dim)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return inv.astype(np.float32)
+    if scaling.kind == "linear":
+        return (inv / scaling.factor).astype(np.float32)
+    return _llama3(inv, scaling).astype(np.float32)
+
+
+def _llama3(inv: np.ndarray, s: RopeScaling) -> np.ndarray:
+    """Llama 3.1's rule: long wavelengths are divided by `factor`, short ones kept, those between interpolated."""
+    turns = s.original_max_position * inv / (2 * np.pi)
+    blend = np.clip((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0, 1)
+    return (1 - blend) * inv / s.factor + blend * inv
+
+
+def rope_tables(positions: jax.Array, inv: np.ndarray) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines `[T, head_dim / 2]`, float32, of `positions [T]`."""
+    angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(inv)
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Rotary embedding of `x [T, heads, head_dim]`, halves paired as Hugging Face does."""
+    cos, sin = (t[:, None, :].astype(x.dtype) for t in rope)
+    a, b = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)

@@ -1,0 +1,84 @@
+"""Loading a decoder: `load_model` takes a built-in name, a Hugging Face folder, a `.gguf` file or a hub id.
+
+Weights are numpy arrays by name, float32 unless asked otherwise; matrices are `[in, out]` and fused; L is the layer:
+
+    embed [vocab, hidden]          norm [hidden]            head [hidden, vocab] (absent when tied to embed)
+    layers.L.attn_norm [hidden]    layers.L.mlp_norm [hidden]
+    layers.L.qkv [hidden, q_size + 2 * kv_size]             layers.L.qkv_bias [same] (when config.qkv_bias)
+    layers.L.q_norm, layers.L.k_norm [head_dim] (when config.qk_norm)
+    layers.L.o [q_size, hidden]    layers.L.gate_up [hidden, 2 * intermediate]    layers.L.down [intermediate, hidden]
+
+Nothing is unpickled and no code of a checkpoint is run.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from jaxspec.models.load.errors import ModelLoadError
+from jaxspec.models.load.loaded import LoadedModel, load_converted, save_converted
+from jaxspec.models.load.table import DEFAULT_MODEL, TABLE, Entry, fetch
+from jaxspec.models.load.tokenizer import Tokenizer
+
+__all__ = ["DEFAULT_MODEL", "TABLE", "LoadedModel", "ModelLoadError", "Tokenizer", "load_model"]
+
+_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*\Z")
+
+
+def load_model(name_or_path: str, dtype: str = "float32") -> LoadedModel:
+    """Load configuration, weights and tokenizer. Raises `ModelLoadError` saying what is wrong and what to do."""
+    if dtype not in _DTYPES:
+        raise ModelLoadError(f"dtype {dtype!r} is not supported; {', '.join(_DTYPES)} are")
+    model = _load(name_or_path)
+    if dtype == "float32":
+        return model
+    return replace(model, weights={name: w.astype(_DTYPES[dtype]) for name, w in model.weights.items()})
+
+
+def _load(name_or_path: str) -> LoadedModel:
+    if name_or_path in TABLE:
+        return _load_entry(TABLE[name_or_path])
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        from jaxspec.models.load.hf import load_folder
+
+        return load_folder(path, path.resolve().name)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelLoadError(f"{path}: only .gguf files load alone; give the folder of a Hugging Face model")
+        return _load_gguf(path, path.stem)
+    if _HUB_ID.match(name_or_path) and path.suffix != ".gguf":
+        from jaxspec.models.load.hf import load_folder
+        from jaxspec.models.load.hub import download
+
+        return load_folder(download(name_or_path), name_or_path)
+    raise ModelLoadError(
+        f"no model {name_or_path!r}: neither a built-in name ({', '.join(TABLE)}), nor a Hugging Face folder, "
+        "nor a .gguf file, nor a hub id (owner/name)"
+    )
+
+
+def _load_gguf(path: Path, name: str) -> LoadedModel:
+    from jaxspec.models.load.gguf_file import GGUFFile  # imported late: most starts don't need it
+
+    file = GGUFFile(path)
+    tokenizer, weights = file.tokenizer(), file.weights()
+    config = replace(file.config, eos_token_ids=tokenizer.eos_token_ids)
+    return LoadedModel(config, weights, tokenizer, name)
+
+
+def _load_entry(entry: Entry) -> LoadedModel:
+    """A built-in model is kept in the cache in converted form: dequantising at every start takes too long."""
+    path = fetch(entry)
+    converted = path.with_suffix(".converted.safetensors")
+    if (model := load_converted(converted, entry.sha256, entry.name)) is not None:
+        return model
+    model = _load_gguf(path, entry.name)
+    save_converted(model, converted, entry.sha256)
+    return model

@@ -1,0 +1,152 @@
+"""Reading a Hugging Face model folder: config.json, safetensors (whole or in shards), tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import tokenizers
+from safetensors import SafetensorError, safe_open
+
+from jaxspec.models.config import DecoderConfig
+from jaxspec.models.load.errors import ModelLoadError
+from jaxspec.models.load.hf_config import decoder_config
+from jaxspec.models.load.loaded import LoadedModel
+from jaxspec.models.load.tokenizer import Tokenizer, end_token_ids
+from jaxspec.models.load.weights import HF_NAMES, assemble, check_tensors
+
+_INDEX = "model.safetensors.index.json"
+_WHOLE = "model.safetensors"
+_FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F64": np.float64}
+
+
+class SafetensorsFolder:
+    """The tensors of a folder, memory-mapped. Raises `ModelLoadError` if files are missing or damaged."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._files = [_open(folder / name) for name in self._file_names()]
+        self._file_of = {key: file for file in self._files for key in file.keys()}  # noqa: SIM118
+
+    def _file_names(self) -> list[str]:
+        if (self.folder / _WHOLE).is_file():
+            return [_WHOLE]
+        if not (self.folder / _INDEX).is_file():
+            if any(self.folder.glob("*.bin")) or any(self.folder.glob("*.pt*")):
+                raise ModelLoadError(
+                    f"{self.folder} has only pickled weights (.bin/.pt), which can run code and are never loaded; "
+                    "convert them with transformers: save_pretrained(…) writes safetensors"
+                )
+            raise ModelLoadError(f"{self.folder} has neither {_WHOLE} nor {_INDEX}")
+        names = sorted(set(read_json(self.folder / _INDEX).get("weight_map", {}).values()))
+        for name in names:
+            if Path(name).name != name:
+                raise ModelLoadError(f"{self.folder / _INDEX}: shard {name!r} lies outside the folder")
+            if not (self.folder / name).is_file():
+                raise ModelLoadError(f"{self.folder}: shard {name} is missing; is the download complete?")
+        return names
+
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {key: tuple(file.get_slice(key).get_shape()) for key, file in self._file_of.items()}
+
+    def read(self, name: str) -> np.ndarray:
+        """The tensor as float32."""
+        file = self._file_of[name]
+        kind = file.get_slice(name).get_dtype()
+        if kind not in _FLOATS:
+            raise ModelLoadError(f"{self.folder}: tensor {name} is of type {kind}; {', '.join(_FLOATS)} can be read")
+        return np.asarray(file.get_tensor(name)).astype(np.float32, copy=False)
+
+
+def load_folder(folder: Path, name: str) -> LoadedModel:
+    """Load a model folder. Raises `ModelLoadError`."""
+    config_file = folder / "config.json"
+    if not config_file.is_file():
+        raise ModelLoadError(f"{folder} has no config.json: it is not a Hugging Face model folder")
+    raw = read_json(config_file)
+    config = decoder_config(raw, str(config_file))
+    tensors = SafetensorsFolder(folder)
+    check_tensors(config, tensors, HF_NAMES, ignored=_unused(config, tensors), where=str(folder))
+    generation = _optional_json(folder / "generation_config.json")
+    declared = generation.get("eos_token_id", raw.get("eos_token_id"))
+    tokenizer = load_tokenizer(folder, declared if isinstance(declared, list) else [declared])
+    config = replace(config, eos_token_ids=tokenizer.eos_token_ids, bos_token_id=tokenizer.bos_token_id)
+    return LoadedModel(config, assemble(config, tensors, HF_NAMES), tokenizer, name)
+
+
+def load_tokenizer(folder: Path, eos_token_ids: Sequence[int | None] = ()) -> Tokenizer:
+    """tokenizer.json with what its neighbours say. `eos_token_ids`: the end tokens that the model declares."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelLoadError(
+            f"{folder} has no tokenizer.json; "
+            "make one with transformers: AutoTokenizer.from_pretrained(…).save_pretrained(…)"
+        )
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as e:  # what the Rust side raises is a bare Exception
+        raise ModelLoadError(f"{path}: not a readable tokenizer ({e})") from e
+    backend.no_padding()
+    backend.no_truncation()
+    settings = _optional_json(folder / "special_tokens_map.json") | _optional_json(folder / "tokenizer_config.json")
+    named = {}
+    for key in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        value = settings.get(key)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            named[key] = text
+    eos = backend.token_to_id(named["eos_token"]) if "eos_token" in named else None
+    return Tokenizer(
+        backend=backend,
+        eos_token_ids=end_token_ids(backend, [*eos_token_ids, eos]),
+        bos_token_id=backend.token_to_id(named["bos_token"]) if "bos_token" in named else None,
+        chat_template=_chat_template(folder, settings),
+        template_tokens=named,
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise ModelLoadError(f"{path}: not readable as JSON ({e})") from e
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path}: expected a JSON object")
+    return value
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        template = {t["name"]: t["template"] for t in template if isinstance(t, dict)}.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _unused(config: DecoderConfig, tensors: SafetensorsFolder) -> list[str]:
+    """Tensors that say nothing: a tied head's copy, rotary tables, and output biases that are zero."""
+    unused = [name for name in tensors.shapes if name.endswith("rotary_emb.inv_freq")]
+    if config.tie_embeddings:
+        unused.append(HF_NAMES["head"])
+    biases = (name for name in tensors.shapes if name.endswith("self_attn.o_proj.bias"))
+    return unused + [name for name in biases if not tensors.read(name).any()]
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="numpy")
+    except (OSError, SafetensorError) as e:
+        raise ModelLoadError(f"{path}: not a readable safetensors file ({e}); is the download complete?") from e

@@ -1,0 +1,70 @@
+"""A loaded model, and its form on disk that loads without any converting."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from jaxspec.models.config import DecoderConfig, RopeScaling
+from jaxspec.models.load.tokenizer import Tokenizer
+from jaxspec.models.load.weights import Weights
+
+#: Change it when the layout of the weights or of the metadata changes: older files are then converted again.
+_LAYOUT = "1"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """`weights`: see `jaxspec.models.load`."""
+
+    config: DecoderConfig
+    weights: Weights
+    tokenizer: Tokenizer
+    name: str
+
+
+def save_converted(model: LoadedModel, path: Path, origin: str) -> None:
+    """Write `model` as one safetensors file, at once or not at all. `origin` tells what it was made from."""
+    metadata = {
+        "layout": _LAYOUT,
+        "origin": origin,
+        "config": json.dumps(asdict(model.config)),
+        "tokenizer": model.tokenizer.to_json(),
+    }
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
+    os.close(handle)
+    try:
+        save_file(model.weights, temporary, metadata)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def load_converted(path: Path, origin: str, name: str) -> LoadedModel | None:
+    """The model `save_converted` wrote, or None if the file is absent, damaged, or made from something else."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            if (metadata.get("layout"), metadata.get("origin")) != (_LAYOUT, origin):
+                return None
+            weights: dict[str, np.ndarray] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError):
+        return None
+    config = json.loads(metadata["config"])
+    scaling = config.pop("rope_scaling")
+    for key in ("windowed_layers", "eos_token_ids"):
+        config[key] = tuple(config[key])
+    return LoadedModel(
+        config=DecoderConfig(**config, rope_scaling=scaling and RopeScaling(**scaling)),
+        weights=weights,
+        tokenizer=Tokenizer.from_json(metadata["tokenizer"]),
+        name=name,
+    )

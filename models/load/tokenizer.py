@@ -1,0 +1,145 @@
+"""Text to token ids and back, with the exact bytes of each token."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import tokenizers
+
+from jaxspec.models.load.chat import ChatTemplate
+
+#: Tokens that end an answer in the models this decoder serves, whatever a checkpoint's metadata forgets to say.
+END_TEXTS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes: printable Latin-1 as it is, the rest from U+0100 on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [b for b in range(256) if b not in plain]
+    return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(rest)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A `tokenizers.Tokenizer` with what a chat model adds: end tokens and a template.
+
+    `template_tokens` holds the texts a template may name: `bos_token`, `eos_token`, ….
+    """
+
+    backend: tokenizers.Tokenizer
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    chat_template: str | None = None
+    template_tokens: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that are control signs, not text."""
+        return frozenset(i for i, t in self.backend.get_added_tokens_decoder().items() if t.special)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Special tokens spelled out in `text` count as such. Lone surrogates become U+FFFD."""
+        text = text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `ids`; bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary are left out."""
+        known = [i for i in ids if 0 <= i < len(self._bytes) and not (skip_special_tokens and i in self.special_ids)]
+        if self._byte_level:
+            return b"".join(self._bytes[i] for i in known).decode("utf-8", "replace")
+        return self.backend.decode(known, skip_special_tokens=False)
+
+    def token_bytes(self, id: int) -> bytes:
+        """The token's own bytes, which need not be whole characters; none for an id outside the vocabulary."""
+        return self._bytes[id] if 0 <= id < len(self._bytes) else b""
+
+    def token_text(self, id: int) -> str:
+        return self.token_bytes(id).decode("utf-8", "replace")
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self.chat_template is not None
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kw: Any
+    ) -> str:
+        """The conversation as the model's prompt, its start token included: encode it without special tokens.
+
+        Raises `ValueError` if the model has no template, or if the template refuses the messages.
+        """
+        if self._template is None:
+            raise ValueError("this model has no chat template; use plain completions")
+        variables = {**self.template_tokens, "tools": None, "documents": None, **kw}
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
+
+    @cached_property
+    def _template(self) -> ChatTemplate | None:
+        return None if self.chat_template is None else ChatTemplate(self.chat_template)
+
+    @cached_property
+    def _byte_level(self) -> bool:
+        spec = json.loads(self.backend.to_str())
+        return any('"ByteLevel"' in json.dumps(spec.get(part)) for part in ("decoder", "pre_tokenizer"))
+
+    @cached_property
+    def _bytes(self) -> list[bytes]:
+        """Bytes by token id."""
+        vocab = self.backend.get_vocab(with_added_tokens=True)
+        added = {i: t.content for i, t in self.backend.get_added_tokens_decoder().items()}
+        out = [b""] * (max(vocab.values(), default=-1) + 1)
+        of = _byte_level_bytes if self._byte_level else _metaspace_bytes
+        for text, i in vocab.items():
+            out[i] = of(text)
+        for i, text in added.items():
+            out[i] = text.encode()
+        return out
+
+    def to_json(self) -> str:
+        """All of it as text; `from_json` is the inverse."""
+        return json.dumps(
+            {
+                "backend": self.backend.to_str(),
+                "eos_token_ids": self.eos_token_ids,
+                "bos_token_id": self.bos_token_id,
+                "chat_template": self.chat_template,
+                "template_tokens": dict(self.template_tokens),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Tokenizer:
+        spec = json.loads(text)
+        backend = tokenizers.Tokenizer.from_str(spec.pop("backend"))
+        return cls(backend=backend, eos_token_ids=tuple(spec.pop("eos_token_ids")), **spec)
+
+
+def end_token_ids(backend: tokenizers.Tokenizer, declared: Iterable[int | None]) -> tuple[int, ...]:
+    """The declared end tokens, then the well-known ones among the special tokens; each once."""
+    special = {t.content: i for i, t in backend.get_added_tokens_decoder().items() if t.special}
+    ids = [i for i in declared if i is not None] + [special[t] for t in END_TEXTS if t in special]
+    return tuple(dict.fromkeys(ids))
+
+
+def _byte_level_bytes(text: str) -> bytes:
+    if all(c in _BYTE_OF for c in text):
+        return bytes(_BYTE_OF[c] for c in text)
+    return text.encode()
+
+
+def _metaspace_bytes(text: str) -> bytes:
+    if byte := _BYTE_TOKEN.match(text):
+        return bytes([int(byte[1], 16)])
+    return text.replace("▁", " ").encode()

@@ -1,0 +1,34 @@
+"""What one step has left to give."""
+
+from __future__ import annotations
+
+from jaxspec.sched.config import SchedulerConfig
+from jaxspec.sched.plan import Work
+from jaxspec.sched.request import Request
+
+
+class Budget:
+    """Tokens and logit slots of one step that are not taken yet."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.tokens = config.max_num_batched_tokens
+        self.slots = config.max_logit_slots
+
+    def __bool__(self) -> bool:
+        """Whether any request could take something."""
+        return self.tokens > 0 and self.slots > 0
+
+    def take(self, request: Request) -> Work | None:
+        """As many of the request's known tokens as fit, from where it stands; None if none do."""
+        known = len(request.tokens) - request.computed
+        count = min(known, self.tokens)
+        if request.prompt_logprobs:
+            count = min(count, self.slots)
+        elif count == known and not self.slots:
+            count -= 1  # stop short of the token whose logits are read
+        if count < 1:
+            return None
+        work = Work(request, request.computed, count)
+        self.tokens -= count
+        self.slots -= work.logit_slots
+        return work

@@ -1,0 +1,30 @@
+"""The limits that a scheduler keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits of one step (requests, tokens, logit slots), of one request and of the queue. Raises `ValueError`.
+
+    A step has at least one token and one logit slot for each request it may run: that is what lets every decoding
+    request advance in every step while the oldest prefill still moves. `max_waiting=None` means an unbounded queue.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    max_waiting: int | None
+    max_logit_slots: int
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("max_num_batched_tokens", "max_logit_slots"):
+            if getattr(self, name) < self.max_num_seqs:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be at least max_num_seqs ({self.max_num_seqs})")
+        if self.max_waiting is not None and self.max_waiting < 0:
+            raise ValueError(f"max_waiting must not be negative, got {self.max_waiting}")

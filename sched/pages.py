@@ -1,0 +1,127 @@
+"""The page allocator: which request holds which pages of the KV pool."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+
+from jaxspec.sched.prefix import PrefixIndex, extend_keys
+
+
+class OutOfPages(Exception):
+    """Fewer pages are free than were asked for; nothing was allocated."""
+
+
+class PagePool:
+    """Pages 0 … num_pages - 1 of `page_size` tokens, counted by reference, with a cache of full pages' prefixes.
+
+    A page is in one of three states: free; idle (nobody holds it, but its content is still findable by `match`); or held
+    by one or more requests. Only full pages are ever shared, and nobody writes to a full page.
+
+    Fresh pages are the lowest free ones, because a dense low part of the pool is the fastest to read. When no page is
+    free, the idle page that was used longest ago is evicted.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, prefix_caching: bool = True) -> None:
+        if num_pages < 1 or page_size < 1:
+            raise ValueError(f"a pool needs pages of tokens, got num_pages={num_pages}, page_size={page_size}")
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.prefix_caching = prefix_caching
+        self._free = list(range(num_pages))  # a heap
+        self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._references = [0] * num_pages
+        self._prefixes = PrefixIndex()
+
+    @property
+    def num_free(self) -> int:
+        """Pages that `allocate` can hand out, idle ones included."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_pages - self.num_free
+
+    @property
+    def usage(self) -> float:
+        """Fraction of the pages that requests hold."""
+        return self.num_used / self.num_pages
+
+    def pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def allocate(self, n: int) -> list[int]:
+        """`n` pages of undefined content with one reference each. Raises `OutOfPages` and then takes none."""
+        if n > self.num_free:
+            raise OutOfPages(f"{n} pages wanted, {self.num_free} free")
+        return [self._fresh() for _ in range(n)]
+
+    def _fresh(self) -> int:
+        if self._free:
+            page = heappop(self._free)
+        else:
+            page, _ = self._idle.popitem(last=False)
+            self._prefixes.forget(page)
+        self._references[page] = 1
+        return page
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Give back one reference to each page. Raises `ValueError` for a page that nobody holds."""
+        for page in reversed(pages):  # the end of a prefix is of use to fewer requests: evict it before the beginning
+            if self._references[page] < 1:
+                raise ValueError(f"page {page} is not held")
+            self._references[page] -= 1
+            if self._references[page]:
+                continue
+            if page in self._prefixes:
+                self._idle[page] = None
+            else:
+                heappush(self._free, page)
+
+    def match(self, tokens: Sequence[int], limit: int, keys: list[bytes] | None = None) -> list[int]:
+        """The pages of the longest cached prefix of `tokens[:limit]`, whole pages only, with a reference to each.
+
+        `keys` are the chain keys of the leading pages of `tokens` known so far; it is extended in place.
+        """
+        pages: list[int] = []
+        if not self.prefix_caching:
+            return pages
+        keys = [] if keys is None else keys
+        for i in range(limit // self.page_size):
+            extend_keys(keys, tokens, self.page_size, i + 1)
+            page = self._prefixes.find(keys[i])
+            if page is None:
+                break
+            self._references[page] += 1
+            self._idle.pop(page, None)
+            pages.append(page)
+        return pages
+
+    def register(self, tokens: Sequence[int], pages: Sequence[int], span: range, keys: list[bytes] | None = None) -> None:
+        """Make the pages of indices `span`, all of whose KV is committed, findable as prefixes of `tokens`.
+
+        A page whose content is already findable elsewhere stays private. `keys` as in `match`.
+        """
+        if not self.prefix_caching:
+            return
+        keys = [] if keys is None else keys
+        extend_keys(keys, tokens, self.page_size, span.stop)
+        for i in span:
+            self._prefixes.insert(keys[i], pages[i])
+
+    def check(self, holders: Iterable[Sequence[int]]) -> None:
+        """Raise `AssertionError` unless the books balance with `holders`, the page lists of everyone who holds pages."""
+        counted = [0] * self.num_pages
+        for pages in holders:
+            assert len(set(pages)) == len(pages), "a page held twice by one request"
+            for page in pages:
+                counted[page] += 1
+        assert counted == self._references, "references differ from what is held"
+        free, idle = set(self._free), set(self._idle)
+        held = {page for page, n in enumerate(counted) if n}
+        assert len(free) == len(self._free), "a page free twice"
+        assert len(free) + len(idle) + len(held) == self.num_pages == len(free | idle | held), "a page lost or in two states"
+        assert all(page in self._prefixes for page in idle) and not any(page in self._prefixes for page in free)
+        assert len(self._prefixes) <= len(idle) + len(held)
+        self._prefixes.check()

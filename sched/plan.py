@@ -1,0 +1,55 @@
+"""What the scheduler asks the engine to run in one step, and what the engine answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxspec.sched.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Compute `count` known tokens of `request` from position `start`. Pages for all of them are allocated.
+
+    The derived properties hold until the plan is answered by `update`, which appends to the request's tokens.
+    """
+
+    request: Request
+    start: int
+    count: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether the step's choice at the last token is a new token of the request."""
+        return self.start + self.count == len(self.request.tokens)
+
+    @property
+    def logit_slots(self) -> int:
+        """How many positions' logits are read: the last one's if it samples, and every prompt token's if asked for."""
+        end, prompt_len = self.start + self.count, self.request.prompt_len
+        if not self.request.prompt_logprobs:
+            return int(self.samples)
+        return max(0, min(end, prompt_len) - self.start) + (self.samples and end > prompt_len)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step. `preempted` lists requests that lost their pages to make room (they will be recomputed)."""
+
+    work: tuple[Work, ...]
+    preempted: tuple[Request, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(w.count for w in self.work)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one `Work` gave: the new tokens (none for a chunk that does not reach the end) and whether it ended.
+
+    Several tokens are accepted drafts and one more: the KV of all but the last is committed behind the known tokens'.
+    """
+
+    tokens: tuple[int, ...] = ()
+    finish_reason: str | None = None

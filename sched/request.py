@@ -1,0 +1,58 @@
+"""A request as the scheduler sees it: token ids, progress and the pages it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class State(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """`tokens` is prompt and output together; `computed` of them have their KV committed, in `pages`.
+
+    A step computes tokens `computed … computed + n`. When it reaches the end of `tokens`, the choice at the last one is
+    a new token: so prefill, chunked prefill, plain decoding (n = 1) and recomputing after a preemption are the same
+    thing. Invariant between steps: computed < len(tokens).
+    """
+
+    id: str
+    prompt_len: int
+    tokens: list[int]
+    max_tokens: int
+    arrival: float
+    priority: int = 0
+    #: False for requests that need the logits of every prompt token, which a cached prefix would skip.
+    reuse_prefix: bool = True
+    #: Prompt positions whose choice is read too (echo with logprobs).
+    prompt_logprobs: bool = False
+
+    state: State = State.WAITING
+    computed: int = 0
+    pages: list[int] = field(default_factory=list)
+    #: Prefix-cache keys of the leading full pages of `tokens`; they stay true when the request is preempted.
+    page_keys: list[bytes] = field(default_factory=list)
+    #: How many of `pages` came from the prefix cache or have been offered to it.
+    registered: int = 0
+    #: Prompt tokens that the prefix cache spared at the first admission.
+    cached_tokens: int = 0
+    preemptions: int = 0
+    first_scheduled: float | None = None
+
+    @property
+    def remaining_known(self) -> int:
+        """Known tokens whose KV is not committed yet; 1 while decoding."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def output_len(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def decoding(self) -> bool:
+        return self.computed + 1 == len(self.tokens) > self.prompt_len

@@ -1,0 +1,192 @@
+"""The host scheduler: a state machine from arrivals, outcomes and cancellations to plans. Time is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxspec.sched.budget import Budget
+from jaxspec.sched.config import SchedulerConfig
+from jaxspec.sched.order import Fcfs
+from jaxspec.sched.pages import OutOfPages, PagePool
+from jaxspec.sched.plan import Outcome, Plan, Work
+from jaxspec.sched.request import Request, State
+
+
+class QueueFull(RuntimeError):
+    """As many requests wait as may; try again later."""
+
+
+class Scheduler:
+    """Continuous batching with chunked prefill, admission by free pages and preemption by recompute.
+
+    A request holds pages for all its known tokens from its admission on, so only decoding asks for more. When none is
+    free, the last admitted request gives its pages up and is computed anew later. The first admitted one is never
+    touched as long as others run, and alone it fits (`add` sees to that): so it ends, and the next one is first.
+
+    `plan` and `update` alternate; `add` and `cancel` may come at any time between them.
+    """
+
+    def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
+        self.config = config
+        self.pool = pool
+        self.waiting = Fcfs()
+        #: In the order of admission.
+        self.running: list[Request] = []
+        self.num_preemptions = 0
+        #: Tokens of requests looked up in the prefix cache at their first admission, and those of them found there.
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self._requests: dict[str, Request] = {}
+        self._in_flight: Plan | None = None
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    def add(self, request: Request, now: float) -> None:
+        """Queue a new request. Raises `ValueError` if it could never run to its end, `QueueFull` if too many wait."""
+        longest = request.prompt_len + request.max_tokens
+        if request.id in self._requests:
+            raise ValueError(f"request {request.id!r} is already here")
+        if request.prompt_len < 1 or request.prompt_len != len(request.tokens) or request.max_tokens < 1:
+            raise ValueError("a request starts with a prompt of at least one token and asks for at least one more")
+        if longest > self.config.max_model_len:
+            raise ValueError(f"prompt and max_tokens are {longest} tokens, the limit is {self.config.max_model_len}")
+        if self.pool.pages_for(longest) > self.pool.num_pages:
+            room = self.pool.num_pages * self.pool.page_size
+            raise ValueError(f"prompt and max_tokens are {longest} tokens, the KV pool holds {room}")
+        if self.config.max_waiting is not None and len(self.waiting) >= self.config.max_waiting:
+            raise QueueFull(f"{len(self.waiting)} requests are waiting")
+        self._requests[request.id] = request
+        self.waiting.append(request)
+
+    def cancel(self, request_id: str, now: float) -> bool:
+        """Drop a request and free its pages; False if it is not here. A step in flight may still write to them: what is
+        planned later runs later, so nobody reads what it wrote."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        self._finish(request)
+        return True
+
+    def plan(self, now: float) -> Plan:
+        """What to run next; its `work` is empty if there is nothing to do. `update` must follow before the next plan."""
+        if self._in_flight is not None:
+            raise RuntimeError("the last plan has not been answered by update()")
+        budget = Budget(self.config)
+        work: list[Work] = []
+        preempted: list[Request] = []
+
+        for request in self.waiting.service(self.running):
+            if self._reserve(request, preempted) and (share := budget.take(request)):
+                work.append(share)
+
+        while budget and len(self.running) < self.config.max_num_seqs and (request := self._admit(now)):
+            if share := budget.take(request):
+                work.append(share)
+
+        plan = Plan(tuple(work), tuple(preempted))
+        self._in_flight = plan if work else None
+        return plan
+
+    def update(self, plan: Plan, outcomes: Sequence[Outcome], now: float) -> None:
+        """Take in what `plan` gave, `outcomes` in the order of its work. Raises `ValueError` if they don't fit it."""
+        if plan.work and plan is not self._in_flight:
+            raise ValueError("not the plan in flight")
+        if len(outcomes) != len(plan.work):
+            raise ValueError(f"{len(outcomes)} outcomes for {len(plan.work)} pieces of work")
+        for work, outcome in zip(plan.work, outcomes, strict=True):
+            if work.request.state is State.RUNNING:  # else it was cancelled meanwhile
+                self._advance(work, outcome)
+        self._in_flight = None
+
+    def _advance(self, work: Work, outcome: Outcome) -> None:
+        request, new = work.request, outcome.tokens
+        # Of the new tokens all but the last were drafts: their KV is committed along with that of the known ones.
+        computed = work.start + work.count + max(0, len(new) - 1)
+        if outcome.finish_reason is None:
+            if bool(new) != work.samples:
+                raise ValueError(f"request {request.id!r}: {len(new)} tokens from work that samples: {work.samples}")
+            if request.output_len + len(new) >= request.max_tokens:
+                raise ValueError(f"request {request.id!r} goes on after its max_tokens of {request.max_tokens}")
+        if computed > len(request.pages) * self.pool.page_size:
+            raise ValueError(f"request {request.id!r}: more KV committed than its pages hold")
+        request.tokens += new
+        request.computed = computed
+        full = computed // self.pool.page_size
+        if full > request.registered:
+            self.pool.register(request.tokens, request.pages, range(request.registered, full), request.page_keys)
+            request.registered = full
+        if outcome.finish_reason is not None:
+            self._finish(request)
+
+    def _reserve(self, request: Request, preempted: list[Request]) -> bool:
+        """See that a running request has pages for its known tokens; False if it has been preempted for lack of them."""
+        while request.state is State.RUNNING:
+            missing = self.pool.pages_for(len(request.tokens)) - len(request.pages)
+            if missing <= 0:
+                return True
+            try:
+                request.pages += self.pool.allocate(missing)
+            except OutOfPages:
+                victim = self.waiting.victim(self.running)
+                self._preempt(victim)
+                preempted.append(victim)
+        return False
+
+    def _admit(self, now: float) -> Request | None:
+        """Move the first waiting request to the running ones; None if nobody waits or its pages are not free."""
+        request = self.waiting.first()
+        if request is None:
+            return None
+        known = len(request.tokens)
+        # At least one token is left to compute: its logits give the next one.
+        cached = self.pool.match(request.tokens, known - 1, request.page_keys) if request.reuse_prefix else []
+        try:
+            fresh = self.pool.allocate(self.pool.pages_for(known) - len(cached))
+        except OutOfPages:
+            self.pool.release(cached)
+            return None
+        request.pages = cached + fresh
+        request.registered = len(cached)
+        request.computed = len(cached) * self.pool.page_size
+        if request.first_scheduled is None:
+            request.first_scheduled = now
+            request.cached_tokens = request.computed
+            if request.reuse_prefix and self.pool.prefix_caching:
+                self.prefix_queries += known
+                self.prefix_hits += request.computed
+        self.waiting.remove(request)
+        self.running.append(request)
+        request.state = State.RUNNING
+        return request
+
+    def _preempt(self, request: Request) -> None:
+        """Send a running request back to the queue. Its full pages stay findable until somebody needs them."""
+        self._stop(request)
+        request.state = State.WAITING
+        request.preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.put_back(request)
+
+    def _finish(self, request: Request) -> None:
+        del self._requests[request.id]
+        if request.state is State.WAITING:
+            self.waiting.remove(request)
+        else:
+            self._stop(request)
+        request.state = State.FINISHED
+
+    def _stop(self, request: Request) -> None:
+        self.running.remove(request)
+        self.pool.release(request.pages)
+        request.pages = []
+        request.computed = 0

@@ -1,0 +1,38 @@
+"""A server of the app in a thread, on a free port."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from jaxspec.serve.app import ServerOptions, create_app
+from jaxspec.serve.run import bind, url_of
+
+
+@contextmanager
+def serving(engine: Any, options: ServerOptions | None = None) -> Iterator[str]:
+    """-> the server's URL."""
+    sock = bind("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(create_app(engine, options), log_config=None, timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+    thread.start()
+    eventually(lambda: server.started)
+    try:
+        yield url_of(sock)
+    finally:
+        server.should_exit = True
+        thread.join()
+        sock.close()
+
+
+def eventually(holds: Callable[[], bool], timeout: float = 10.0) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + timeout
+    while not holds():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.005)

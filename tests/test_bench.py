@@ -1,0 +1,400 @@
+"""The benchmarks' own parts: arrivals, percentiles, and the load generator against a small fake server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from jaxspec.bench import arrivals, prompts
+from jaxspec.bench.__main__ import main
+from jaxspec.bench.client import Target, ask
+from jaxspec.bench.errors import BenchError
+from jaxspec.bench.peers import alternate, leading_agreement, turns
+from jaxspec.bench.peers.worker import Worker
+from jaxspec.bench.report import Distribution, Sample, Slo, summarise
+from jaxspec.bench.serve import Job, drive
+
+TOKENS = 6
+GAP_S = 0.01
+
+
+class FakeServer:
+    """Answers with `TOKENS` chunks `GAP_S` apart; a prompt with a word in `faults` gets that fault instead."""
+
+    faults = ("refuse", "break", "garble")
+
+    def __init__(self) -> None:
+        self.bodies: list[dict] = []
+        self.registry = registry = CollectorRegistry()
+        self.drafts = Counter("jaxspec:spec_decode_num_drafts", "", registry=registry)
+        self.drafted = Counter("jaxspec:spec_decode_num_draft_tokens", "", registry=registry)
+        self.accepted = Counter("jaxspec:spec_decode_num_accepted_tokens", "", registry=registry)
+        self.queued = Histogram("jaxspec:request_queue_time_seconds", "", registry=registry)
+        Gauge("jaxspec:kv_cache_usage_perc", "", ["model_name"], registry=registry).labels("fake").set(0.25)
+        self.app = Starlette(
+            routes=[
+                Route("/v1/models", lambda _: JSONResponse({"data": [{"id": "fake"}]})),
+                Route("/v1/chat/completions", self.answer, methods=["POST"]),
+                Route("/v1/completions", self.answer, methods=["POST"]),
+                Route("/metrics", self.metrics),
+            ]
+        )
+
+    async def answer(self, request: Request) -> Response:
+        body = await request.json()
+        self.bodies.append(body)
+        self.count()
+        chat = "messages" in body
+        prompt = body["messages"][0]["content"] if chat else body["prompt"]
+        fault = next((f for f in self.faults if f in prompt), None)
+        if fault == "refuse":
+            return JSONResponse({"error": {"message": "the queue is full", "code": "queue_full"}}, status_code=429)
+
+        async def chunks():
+            if chat:
+                yield {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
+            for i in range(TOKENS):
+                await asyncio.sleep(GAP_S)
+                text = {"delta": {"content": f"t{i}"}} if chat else {"text": f"t{i}"}
+                yield {"choices": [{"index": 0, "finish_reason": "length" if i == TOKENS - 1 else None, **text}]}
+            yield {"choices": [], "usage": {"prompt_tokens": len(prompt.split()), "completion_tokens": TOKENS}}
+
+        async def stream():
+            if fault == "garble":
+                yield "data: no json\n\n"
+            async for chunk in chunks():
+                if fault == "break" and chunk.get("usage") is None and chunk["choices"][0].get("finish_reason"):
+                    return
+                yield f"data: {json.dumps(chunk)}\n\n"
+            yield "data: [DONE]\n\n"
+
+        return StreamingResponse(stream(), media_type="text/event-stream")
+
+    def count(self) -> None:
+        """Ten verifications a request, of four drafted tokens each, one accepted."""
+        self.drafts.inc(10)
+        self.drafted.inc(40)
+        self.accepted.inc(10)
+        self.queued.observe(0.5)
+
+    def metrics(self, _: Request) -> Response:
+        return PlainTextResponse(generate_latest(self.registry))
+
+
+@contextmanager
+def running(app: Starlette) -> Iterator[str]:
+    """The base URL of `app`, served from a thread on a free port."""
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not server.started and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert server.started
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[tuple[FakeServer, str]]:
+    server = FakeServer()
+    with running(server.app) as url:
+        yield server, url
+
+
+# --- arrivals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cv", [0.0, 0.5, 1.0, 2.0])
+def test_gamma_gaps_have_the_mean_and_variation_asked_for(cv):
+    times = [a.time for a in arrivals.gamma(20_001, 8.0, cv, np.random.default_rng(3))]
+    gaps = np.diff(times)
+    assert times[0] == 0 and (gaps >= 0).all()
+    assert gaps.mean() == pytest.approx(1 / 8, rel=0.05)
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05, abs=1e-9)
+
+
+def test_poisson_is_seeded_and_counts_like_poisson():
+    times = [a.time for a in arrivals.poisson(10_000, 5.0, np.random.default_rng(1))]
+    assert times == [a.time for a in arrivals.poisson(10_000, 5.0, np.random.default_rng(1))]
+    assert times != [a.time for a in arrivals.poisson(10_000, 5.0, np.random.default_rng(2))]
+    counts = np.bincount(np.array(times, dtype=int))[:-1]
+    assert counts.var() / counts.mean() == pytest.approx(1.0, abs=0.15)
+
+
+@pytest.mark.parametrize(("rate", "cv"), [(0.0, 1.0), (-1.0, 1.0), (float("nan"), 1.0), (1.0, -0.1)])
+def test_gamma_refuses_impossible_numbers(rate, cv):
+    with pytest.raises(ValueError):
+        arrivals.gamma(3, rate, cv, np.random.default_rng(0))
+
+
+def test_trace_is_shifted_limited_and_stretched(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n7.0,30,5\n5.0,10,3\n6.0,,\n99.0,1,1\n")
+    got = arrivals.trace(path, count=3)
+    assert [(a.time, a.input_tokens, a.output_tokens) for a in got] == [(0, 10, 3), (1, None, None), (2, 30, 5)]
+    assert [a.time for a in arrivals.trace(path, count=3, rate=4.0)] == [0, 0.25, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("time\n1\n", "arrival_s"), ("arrival_s\nsoon\n", "line 2"), ("arrival_s\n", "no rows")]
+)
+def test_trace_names_what_is_wrong(tmp_path, text, says):
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=says):
+        arrivals.trace(path)
+
+
+# --- prompts ----------------------------------------------------------------------------------------------------------
+
+
+def test_builtin_prompts_are_distinct_and_all_used_before_any_repeats():
+    assert len(set(prompts.PROMPTS)) == len(prompts.PROMPTS) == 32
+    picked = prompts.choose(prompts.PROMPTS, 40, np.random.default_rng(0))
+    assert set(picked[:32]) == set(prompts.PROMPTS) and len(picked) == 40
+
+
+def test_prompts_of_a_length():
+    assert prompts.of_words(["a b", "c d e"], 7, start=1) == "c d e a b c d"
+    assert prompts.of_tokens([[1, 2], [3, 4, 5]], 7, start=1) == [3, 4, 5, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("line", ["no json", "[1]", '{"turns": []}', '{"turns": [3]}', '{"turns": [""]}'])
+def test_prompt_file_errors_name_the_line(tmp_path, line):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"turns": ["hello"]}\n' + line + "\n")
+    with pytest.raises(ValueError, match="line 2"):
+        prompts.load(path)
+
+
+# --- report -----------------------------------------------------------------------------------------------------------
+
+
+def test_distribution_in_milliseconds():
+    d = Distribution.of([None, *(i / 1000 for i in range(1, 102))])
+    assert d is not None
+    assert (d.mean, d.p50, d.p95, d.p99) == pytest.approx((51, 51, 96, 100))
+    assert Distribution.of([None]) is None
+
+
+def test_report_counts_failures_against_the_slo():
+    good = Sample(0.0, ttft=0.1, tpot=0.02, e2e=0.5, output_tokens=20, input_tokens=4)
+    slow = Sample(0.0, ttft=0.1, tpot=0.09, e2e=2.0, output_tokens=20, input_tokens=4)
+    late = Sample(0.0, ttft=0.9, tpot=0.01, e2e=1.0, output_tokens=10, input_tokens=4)
+    failed = Sample(0.0, error="HTTP 500: no")
+    report = summarise("serve", [good, slow, late, failed], 2.0, options={}, slo=Slo(ttft_ms=500, tpot_ms=50))
+    assert (report.completed, report.failed, report.errors) == (3, 1, {"HTTP 500: no": 1})
+    assert (report.output_tokens, report.output_tokens_per_s) == (50, 25.0)
+    assert (report.slo_attainment, report.goodput_tokens_per_s) == (0.25, 10.0)
+    assert json.loads(json.dumps(report.to_json(), allow_nan=False))["tpot_ms"]["mean"] == pytest.approx(40)
+
+
+def test_one_token_has_no_tpot_to_miss():
+    assert Slo(tpot_ms=1).met_by(Sample(0.0, ttft=0.1, e2e=0.1, output_tokens=1))
+    assert not Slo()
+
+
+ECHO = """
+import sys, time
+sys.path.insert(0, {folder!r})
+from turns import take_turns
+
+def make(settings):
+    print("libraries may print")
+    def answer(turn):
+        if turn.get("die"):
+            raise SystemExit(3)
+        return {{"tokens": [[settings["token"]] * turn["max_tokens"]] * len(turn["prompts"]), "seconds": 0.5}}
+    return answer
+
+take_turns(make)
+"""
+
+
+def echo(name: str, token: int) -> Worker:
+    script = ECHO.format(folder=str(Path(turns.__file__).parent))
+    return Worker(name, [sys.executable, "-c", script], {"threads": 1, "token": token})
+
+
+def test_peers_take_turns():
+    advanced = []
+    with echo("a", 1) as a, echo("b", 1) as b:
+        result = alternate((a, b), {"prompts": [[5], [6]], "max_tokens": 4}, 3, lambda: advanced.append(1))
+    assert len(advanced) == 2 * 4
+    assert result["tokens_per_s"] == {"a": [16.0] * 3, "b": [16.0] * 3}
+    assert (result["ratio_of_medians"], result["agreeing_tokens"]) == (1.0, 4.0)
+    assert all(busy >= 0 for turns in result["cores_busy_with_others"].values() for busy in turns)
+
+
+def test_a_peer_that_dies_or_does_not_start_is_named():
+    with echo("fragile", 1) as worker, pytest.raises(BenchError, match="fragile worker died with exit code 3"):
+        worker.ask({"die": True})
+    with pytest.raises(BenchError, match="cannot start absent"):
+        Worker("absent", ["/nonexistent/python"], {"threads": 1})
+
+
+def test_agreement_of_answers():
+    assert [leading_agreement([1, 2, 3], b) for b in ([1, 2, 3], [1, 9, 3], [1, 2], [])] == [3, 1, 2, 0]
+
+
+# --- load generator ---------------------------------------------------------------------------------------------------
+
+
+def asked(url: str, prompt: str, **kw) -> Sample:
+    async def once() -> Sample:
+        async with httpx.AsyncClient() as http:
+            return await ask(http, Target(url, "fake", **kw), prompt, 16)
+
+    return asyncio.run(once())
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_a_streamed_answer_is_timed(fake, endpoint):
+    server, url = fake
+    sample = asked(url, "one two three", endpoint=endpoint, fields={"ignore_eos": True})
+    assert sample.error is None and sample.finish_reason == "length"
+    assert (sample.input_tokens, sample.output_tokens, len(sample.itl)) == (3, TOKENS, TOKENS - 1)
+    assert sample.ttft is not None and sample.tpot is not None and sample.e2e is not None
+    assert sample.ttft >= GAP_S * 0.9 and sample.tpot >= GAP_S * 0.9
+    assert sample.e2e == pytest.approx(sample.ttft + sum(sample.itl), abs=1e-6)
+    assert server.bodies[-1] | {"ignore_eos": True, "stream": True, "max_tokens": 16} == server.bodies[-1]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [("refuse", "HTTP 429: the queue is full"), ("break", "without a finish"), ("garble", "not an OpenAI stream")],
+)
+def test_a_failed_answer_says_why(fake, prompt, says):
+    sample = asked(fake[1], prompt)
+    assert sample.error and says in sample.error and sample.ttft is None
+
+
+def test_concurrency_is_limited_and_order_kept():
+    running = most = 0
+
+    async def send(job: Job) -> Sample:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001 * (5 - job.max_tokens % 5))
+        running -= 1
+        return Sample(start=time.perf_counter(), output_tokens=job.max_tokens)
+
+    jobs = [Job(0.0, "", i) for i in range(20)]
+    samples, duration, _ = asyncio.run(drive(jobs, send, concurrency=3))
+    assert most == 3 and [s.output_tokens for s in samples] == list(range(20)) and duration > 0
+
+
+def test_jobs_are_sent_when_they_arrive():
+    async def send(_: Job) -> Sample:
+        return Sample(start=time.perf_counter())
+
+    jobs = [Job(t, "", 1) for t in (0.0, 0.05, 0.1)]
+    samples, _, lag = asyncio.run(drive(jobs, send))
+    for job, sample in zip(jobs, samples, strict=True):
+        assert job.at <= sample.start <= job.at + lag + 0.05
+
+
+def test_serve_writes_a_report(fake, tmp_path, capsys):
+    server, url = fake
+    file = tmp_path / "new" / "report.json"
+    before = len(server.bodies)
+    options = {
+        "--base-url": url + "/v1/",
+        "--num-prompts": "5",
+        "--request-rate": "50",
+        "--burstiness": "2",
+        "--input-tokens": "8",
+        "--max-tokens": "7",
+        "--slo-tpot-ms": "1000",
+        "--extra-body": '{"priority": 2}',
+        "--api-key": "very-secret",
+        "--json": str(file),
+    }
+    code = main(["serve", *chain.from_iterable(options.items())])
+    assert code == 0 and "output tokens/s" in capsys.readouterr().out
+    report = json.loads(file.read_text())
+    assert (report["completed"], report["failed"], report["output_tokens"]) == (5, 0, 5 * TOKENS)
+    assert report["slo_attainment"] == 1 and report["goodput_tokens_per_s"] == report["output_tokens_per_s"]
+    assert (report["acceptance_rate"], report["mean_accepted_length"]) == (0.25, 2.0)
+    assert report["extra"]["server"]["gauges"] == {"jaxspec:kv_cache_usage_perc": {"last": 0.25, "max": 0.25}}
+    assert report["extra"]["server"]["means"] == {"jaxspec:request_queue_time_seconds": 0.5}
+    assert len(report["samples"]) == 5 and "very-secret" not in file.read_text()
+    sent = server.bodies[before + 1 :]
+    assert [(b["priority"], b["max_tokens"], len(b["messages"][0]["content"].split())) for b in sent] == [(2, 7, 6)] * 5
+
+
+def test_serve_follows_a_trace(fake, tmp_path):
+    server, url = fake
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,4,3\n0.01,8,5\n")
+    before = len(server.bodies)
+    assert main(["serve", "--base-url", url, "--trace", str(path), "--warmup", "0", "--endpoint", "completions"]) == 0
+    assert [(len(b["prompt"].split()), b["max_tokens"]) for b in server.bodies[before:]] == [(3, 3), (6, 5)]
+
+
+def test_serve_counts_failed_requests(fake, tmp_path, capsys):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"turns": ["fine"]}\n{"turns": ["refuse this"]}\n')
+    arguments = ["--prompts", str(path), "--num-prompts", "4", "--warmup", "0", "--concurrency", "2"]
+    assert main(["serve", "--base-url", fake[1], *arguments]) == 1
+    said = capsys.readouterr().out
+    assert "2 completed, 2 failed" in said and "failed × 2: HTTP 429: the queue is full" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--base-url", "http://127.0.0.1:9"], "cannot reach http://127.0.0.1:9"),
+        (["--base-url", "nowhere"], "nowhere"),
+        (["--prompts", "/nonexistent.jsonl"], "nonexistent.jsonl"),
+        (["--trace", "/nonexistent.csv"], "nonexistent.csv"),
+        (["--extra-body", "{"], "--extra-body is not JSON"),
+        (["--request-rate", "2", "--burstiness", "-1"], "burstiness"),
+    ],
+)
+def test_serve_says_in_a_line_why_it_cannot_run(capsys, arguments, says):
+    assert main(["serve", "--num-prompts", "2", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1 and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["serve", "--num-prompts", "0"], ["serve", "--request-rate", "-3"], ["serve", "--input-tokens", "9:3"]],
+)
+def test_wrong_options_are_refused(capsys, arguments):
+    with pytest.raises(SystemExit) as exit:
+        main(arguments)
+    assert exit.value.code == 2 and "usage:" in capsys.readouterr().err
+
+
+def test_plot(tmp_path):
+    pytest.importorskip("matplotlib")
+    from jaxspec.bench.plot import draw
+
+    samples = [Sample(0.0, ttft=0.01 * i, tpot=0.001 * i, e2e=1.0, output_tokens=9) for i in range(1, 9)]
+    path = tmp_path / "latencies.png"
+    draw(summarise("serve", samples, 1.0, options={}, slo=Slo(tpot_ms=5)), path)
+    assert path.read_bytes().startswith(b"\x89PNG")
