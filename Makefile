@@ -68,7 +68,7 @@ clean:
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "jaxspec needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try make PYTHON=python3.12")'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -f $(PY); exit 1; }
 
 $(INSTALLED): pyproject.toml | $(PY)
 	@echo "Installing jaxspec and what it needs into $(VENV) (once; a few minutes on a slow line)"

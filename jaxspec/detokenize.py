@@ -71,9 +71,10 @@ class TextStream:
         raw = self._tokenizer.token_bytes(id)
         if self._at_start and raw:
             self._at_start = False
-            # Vocabularies that write a space before every word have it dropped at the start: ask, don't guess the kind.
-            if raw[0] == 0x20 and not self._tokenizer.decode([id], self._skip_special_tokens).startswith(" "):
-                return raw[1:]
+            # Vocabularies that write a space before every word have one dropped at the start. Ask, don't guess.
+            spaces = len(raw) - len(raw.lstrip(b" "))
+            shown = self._tokenizer.decode([id], self._skip_special_tokens) if spaces else ""
+            return raw[max(0, spaces - (len(shown) - len(shown.lstrip(" ")))) :]
         return raw
 
     def _add(self, text: str) -> str:

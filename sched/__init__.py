@@ -7,5 +7,14 @@ from jaxspec.sched.request import Request, State
 from jaxspec.sched.scheduler import QueueFull, Scheduler
 
 __all__ = [
-    "OutOfPages", "Outcome", "PagePool", "Plan", "QueueFull", "Request", "Scheduler", "SchedulerConfig", "State", "Work",
-]  # fmt: skip
+    "OutOfPages",
+    "Outcome",
+    "PagePool",
+    "Plan",
+    "QueueFull",
+    "Request",
+    "Scheduler",
+    "SchedulerConfig",
+    "State",
+    "Work",
+]

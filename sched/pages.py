@@ -16,8 +16,8 @@ class OutOfPages(Exception):
 class PagePool:
     """Pages 0 … num_pages - 1 of `page_size` tokens, counted by reference, with a cache of full pages' prefixes.
 
-    A page is in one of three states: free; idle (nobody holds it, but its content is still findable by `match`); or held
-    by one or more requests. Only full pages are ever shared, and nobody writes to a full page.
+    A page is in one of three states: free; idle (nobody holds it, but `match` still finds its content); or held by one
+    or more requests. Only full pages are ever shared, and nobody writes to a full page.
 
     Fresh pages are the lowest free ones, because a dense low part of the pool is the fastest to read. When no page is
     free, the idle page that was used longest ago is evicted.
@@ -98,7 +98,9 @@ class PagePool:
             pages.append(page)
         return pages
 
-    def register(self, tokens: Sequence[int], pages: Sequence[int], span: range, keys: list[bytes] | None = None) -> None:
+    def register(
+        self, tokens: Sequence[int], pages: Sequence[int], span: range, keys: list[bytes] | None = None
+    ) -> None:
         """Make the pages of indices `span`, all of whose KV is committed, findable as prefixes of `tokens`.
 
         A page whose content is already findable elsewhere stays private. `keys` as in `match`.
@@ -111,7 +113,7 @@ class PagePool:
             self._prefixes.insert(keys[i], pages[i])
 
     def check(self, holders: Iterable[Sequence[int]]) -> None:
-        """Raise `AssertionError` unless the books balance with `holders`, the page lists of everyone who holds pages."""
+        """Raise `AssertionError` unless the books balance with `holders`, the page lists of all who hold pages."""
         counted = [0] * self.num_pages
         for pages in holders:
             assert len(set(pages)) == len(pages), "a page held twice by one request"
@@ -121,7 +123,7 @@ class PagePool:
         free, idle = set(self._free), set(self._idle)
         held = {page for page, n in enumerate(counted) if n}
         assert len(free) == len(self._free), "a page free twice"
-        assert len(free) + len(idle) + len(held) == self.num_pages == len(free | idle | held), "a page lost or in two states"
+        assert len(free) + len(idle) + len(held) == self.num_pages == len(free | idle | held), "lost or in two states"
         assert all(page in self._prefixes for page in idle) and not any(page in self._prefixes for page in free)
         assert len(self._prefixes) <= len(idle) + len(held)
         self._prefixes.check()

@@ -78,7 +78,7 @@ class Scheduler:
         return True
 
     def plan(self, now: float) -> Plan:
-        """What to run next; its `work` is empty if there is nothing to do. `update` must follow before the next plan."""
+        """What to run next; its `work` is empty if there is nothing to do. Else `update` must precede the next plan."""
         if self._in_flight is not None:
             raise RuntimeError("the last plan has not been answered by update()")
         budget = Budget(self.config)
@@ -89,7 +89,8 @@ class Scheduler:
             if self._reserve(request, preempted) and (share := budget.take(request)):
                 work.append(share)
 
-        while budget and len(self.running) < self.config.max_num_seqs and (request := self._admit(now)):
+        # Nobody is admitted in a step that ran out of pages: so a plan's preempted requests are never in its work.
+        while budget and not preempted and (request := self._admit(now)):
             if share := budget.take(request):
                 work.append(share)
 
@@ -129,7 +130,7 @@ class Scheduler:
             self._finish(request)
 
     def _reserve(self, request: Request, preempted: list[Request]) -> bool:
-        """See that a running request has pages for its known tokens; False if it has been preempted for lack of them."""
+        """See that a running request has pages for its known tokens; False if it was preempted for lack of them."""
         while request.state is State.RUNNING:
             missing = self.pool.pages_for(len(request.tokens)) - len(request.pages)
             if missing <= 0:
@@ -143,9 +144,9 @@ class Scheduler:
         return False
 
     def _admit(self, now: float) -> Request | None:
-        """Move the first waiting request to the running ones; None if nobody waits or its pages are not free."""
+        """Move the first waiting request to the running ones; None if none waits or its seat or pages are not free."""
         request = self.waiting.first()
-        if request is None:
+        if request is None or len(self.running) >= self.config.max_num_seqs:
             return None
         known = len(request.tokens)
         # At least one token is left to compute: its logits give the next one.

@@ -65,7 +65,7 @@ class _Recital:
 
 
 class FakeEngine:
-    """Speaks the engine's interface. Every request gets `RECITED` over and over, byte by byte, from its seed's place on.
+    """Speaks the engine's interface. A request gets `RECITED` over and over, byte by byte, from its seed's place on.
 
     `step` seconds pass between tokens. At most `max_num_seqs` run at once, `max_waiting` more may wait.
     """

@@ -148,3 +148,9 @@ def test_a_real_metaspace_decoder(metaspace: Tokenizer, data: st.DataObject) -> 
     ids = [i for part in data.draw(st.lists(piece | char, max_size=12)) for i in part]
     stream = TextStream(metaspace)
     assert "".join(stream.push([i]).text for i in ids) + stream.finish() == metaspace.decode(ids)
+
+
+def test_only_one_leading_space_is_dropped(metaspace: Tokenizer) -> None:
+    ids = metaspace.backend.get_vocab()
+    stream = TextStream(metaspace)
+    assert stream.push([ids["▁▁"], ids["E"]]).text == metaspace.decode([ids["▁▁"], ids["E"]]) == " E"

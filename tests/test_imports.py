@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SERVING = ("jaxspec.engine", "jaxspec.llm", "jaxspec.config", "jaxspec.session", "jaxspec.step", "jaxspec.serve", "jaxspec.bench")
+SERVING = tuple(f"jaxspec.{name}" for name in ("engine", "llm", "config", "session", "step", "serve", "bench"))
 
 FORBIDDEN = {
     "jaxspec.sched": ("jax", "jaxlib", "flax", "optax", "jaxspec.models", *SERVING),

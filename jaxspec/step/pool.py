@@ -62,24 +62,28 @@ def commit(pool: Pool, new: list[tuple[jax.Array, jax.Array]], slot: jax.Array, 
     counts = jnp.sum(segment[:, None] == jnp.arange(len(sizes))[None, :], axis=0)
     bounds = jnp.concatenate([jnp.zeros(1, counts.dtype), jnp.cumsum(counts)]).astype(jnp.int32)
     layers = [list(layer) for layer in pool]
+    # Jitted to be traced and lowered once for all layers of a segment; XLA inlines it.
+    put = jax.jit(_put)
     for s in range(len(sizes)):
 
-        def write(i: jax.Array, arrays: list[tuple[jax.Array, jax.Array]], base: int = int(starts[s])) -> list:
+        def write(i: jax.Array, arrays: list, base: int = int(starts[s])) -> list:
             t = order[i]
-            r, o = row[t] - base, offset[t]
-            out = []
-            for (keys, values), (k, v) in zip(arrays, new, strict=True):
-                k_t = lax.dynamic_index_in_dim(k, t, 0)[..., None]
-                v_t = lax.dynamic_index_in_dim(v, t, 0)[:, :, None, :]
-                out.append(
-                    (
-                        lax.dynamic_update_slice(keys, k_t.astype(keys.dtype), (r, 0, 0, o)),
-                        lax.dynamic_update_slice(values, v_t.astype(values.dtype), (r, 0, o, 0)),
-                    )
-                )
-            return out
+            return [put(kv, kv_new, t, row[t] - base, offset[t]) for kv, kv_new in zip(arrays, new, strict=True)]
 
         written = lax.fori_loop(bounds[s], bounds[s + 1], write, [layer[s] for layer in layers])
         for layer, arrays in zip(layers, written, strict=True):
             layer[s] = arrays
     return tuple(tuple(layer) for layer in layers)
+
+
+def _put(
+    pages: tuple[jax.Array, jax.Array], new: tuple[jax.Array, jax.Array], t: jax.Array, row: jax.Array, offset: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Write token t's key and value of one layer at (row, offset)."""
+    keys, values = pages
+    k = lax.dynamic_index_in_dim(new[0], t, 0)[..., None].astype(keys.dtype)
+    v = lax.dynamic_index_in_dim(new[1], t, 0)[:, :, None, :].astype(values.dtype)
+    return (
+        lax.dynamic_update_slice(keys, k, (row, 0, 0, offset)),
+        lax.dynamic_update_slice(values, v, (row, 0, offset, 0)),
+    )

@@ -13,19 +13,23 @@ Nothing is unpickled and no code of a checkpoint is run.
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+from safetensors import SafetensorError
 
 from jaxspec.models.load.errors import ModelLoadError
 from jaxspec.models.load.loaded import LoadedModel, load_converted, save_converted
-from jaxspec.models.load.table import DEFAULT_MODEL, TABLE, Entry, fetch
+from jaxspec.models.load.table import DEFAULT_MODEL, TABLE, Entry, fetch, verify
 from jaxspec.models.load.tokenizer import Tokenizer
 
 __all__ = ["DEFAULT_MODEL", "TABLE", "LoadedModel", "ModelLoadError", "Tokenizer", "load_model"]
+
+log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*\Z")
@@ -79,6 +83,10 @@ def _load_entry(entry: Entry) -> LoadedModel:
     converted = path.with_suffix(".converted.safetensors")
     if (model := load_converted(converted, entry.sha256, entry.name)) is not None:
         return model
+    verify(entry, path, str(path))
     model = _load_gguf(path, entry.name)
-    save_converted(model, converted, entry.sha256)
+    try:
+        save_converted(model, converted, entry.sha256)
+    except (OSError, SafetensorError) as e:
+        log.warning("can't keep the converted model, so the next start will convert it again: %s", e)
     return model

@@ -48,11 +48,12 @@ class GGUFFile:
             raise ModelLoadError(f"{path}: not a readable GGUF file ({e}); is it complete?") from e
         self.fields: dict[str, Any] = {key: f.contents() for key, f in reader.fields.items()}
         self._tensors = {t.name: t for t in reader.tensors}
-
-    @cached_property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
         # GGUF lists the innermost axis first.
-        return {name: tuple(int(n) for n in reversed(t.shape)) for name, t in self._tensors.items()}
+        self._shapes = {name: tuple(int(n) for n in reversed(t.shape)) for name, t in self._tensors.items()}
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._shapes
 
     def read(self, name: str) -> np.ndarray:
         """The tensor, dequantised to float32."""

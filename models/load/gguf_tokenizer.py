@@ -44,7 +44,15 @@ _BOS_BY_DEFAULT = frozenset(("llama-bpe", "llama3", "llama-v3", "falcon3", "tekk
 
 def gguf_tokenizer(fields: Mapping[str, Any], where: str) -> Tokenizer:
     """Build from GGUF metadata. Raises `ModelLoadError` for a vocabulary kind or pre-tokenizer that isn't known."""
+    try:
+        return _build(fields, where)
+    except ModelLoadError:
+        raise
+    except Exception as e:  # a bare Exception from the Rust side, or whatever an inconsistent header leads to
+        raise ModelLoadError(f"{where}: the vocabulary is not consistent ({e})") from e
 
+
+def _build(fields: Mapping[str, Any], where: str) -> Tokenizer:
     def get(key: str, default: Any = None) -> Any:
         return fields.get(_KEY + key, default)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ class SafetensorsFolder:
         self.folder = folder
         self._files = [_open(folder / name) for name in self._file_names()]
         self._file_of = {key: file for file in self._files for key in file.keys()}  # noqa: SIM118
+        self._shapes = {key: tuple(file.get_slice(key).get_shape()) for key, file in self._file_of.items()}
 
     def _file_names(self) -> list[str]:
         if (self.folder / _WHOLE).is_file():
@@ -44,7 +44,10 @@ class SafetensorsFolder:
                     "convert them with transformers: save_pretrained(…) writes safetensors"
                 )
             raise ModelLoadError(f"{self.folder} has neither {_WHOLE} nor {_INDEX}")
-        names = sorted(set(read_json(self.folder / _INDEX).get("weight_map", {}).values()))
+        shards = read_json(self.folder / _INDEX).get("weight_map")
+        if not isinstance(shards, dict) or not shards:
+            raise ModelLoadError(f"{self.folder / _INDEX}: no weight_map")
+        names = sorted(set(shards.values()))
         for name in names:
             if Path(name).name != name:
                 raise ModelLoadError(f"{self.folder / _INDEX}: shard {name!r} lies outside the folder")
@@ -52,9 +55,9 @@ class SafetensorsFolder:
                 raise ModelLoadError(f"{self.folder}: shard {name} is missing; is the download complete?")
         return names
 
-    @cached_property
+    @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {key: tuple(file.get_slice(key).get_shape()) for key, file in self._file_of.items()}
+        return self._shapes
 
     def read(self, name: str) -> np.ndarray:
         """The tensor as float32."""

@@ -25,7 +25,9 @@ def decoder_config(raw: Mapping[str, Any], where: str) -> DecoderConfig:
         asked = (raw.get("architectures") or [family])[0]
         raise ModelLoadError(f"{where}: architecture {asked!r} is not supported; {', '.join(FAMILIES)} are")
     # A null key takes the default, but for the window, where it means none.
-    c = FAMILIES[family] | {key: v for key, v in raw.items() if v is not None or key == "sliding_window"}
+    c: dict[str, Any] = FAMILIES[family] | {
+        key: v for key, v in raw.items() if v is not None or key == "sliding_window"
+    }
 
     def number(key: str, default: int | None = None) -> int:
         value = c.get(key, default)

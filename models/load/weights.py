@@ -94,6 +94,10 @@ def check_tensors(
     config: DecoderConfig, source: TensorSource, names: Mapping[str, str], ignored: Iterable[str], where: str
 ) -> None:
     """Raise `ModelLoadError` naming the tensors that are missing, misshaped, or that this decoder has no use for."""
+    if config.num_heads % config.num_kv_heads or config.head_dim % 2:
+        raise ModelLoadError(
+            f"{where}: {config.num_heads} heads of {config.head_dim} don't fit {config.num_kv_heads} key-value heads"
+        )
     shapes = expected_shapes(config)
     wanted = {
         names[part].format(layer): shape

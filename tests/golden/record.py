@@ -1,21 +1,24 @@
 """Record what an independent implementation (transformers on torch, float32) computes, for the tests to compare with.
 
-Needs `torch transformers gguf safetensors`, which the project itself doesn't:
+Needs `torch transformers gguf safetensors sentencepiece`, which the project itself doesn't:
 
     python tests/golden/record.py path/to/SmolLM2-135M-Instruct.Q4_1.gguf
 
 Writes beside itself: smollm2.json (greedy continuations by transformers' own GGUF reader), and for each tiny random
-model a Hugging Face folder and its logits in logits.npz.
+model a Hugging Face folder and its logits in logits.npz; spm.json (a small SentencePiece vocabulary and what it makes
+of some texts).
 """
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import sentencepiece
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -159,6 +162,39 @@ def record_tiny() -> None:
     np.savez_compressed(HERE / "logits.npz", **arrays)
 
 
+def record_spm() -> None:
+    """SentencePiece BPE as Llama 2 has it: bytes for what it doesn't know, a space put before the text."""
+    lines = [message["content"] for conversation in PROMPTS for message in conversation]
+    lines += ["aaaa aaa aa  hahaha", "    indented = 1", "...... ------ 1000"] * 8
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=520,
+        byte_fallback=True,
+        split_digits=True,
+        allow_whitespace_only_pieces=True,
+        remove_extra_whitespaces=False,
+        normalization_rule_name="identity",
+        minloglevel=2,
+    )
+    spm = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    kinds = {"unknown": spm.is_unknown, "control": spm.is_control, "byte": spm.is_byte}
+    ids = range(spm.vocab_size())
+    texts = [
+        *("", " ", "  two  spaces ", "rainy weekend", "aaaaaaa aaaaa", "line\n\tindent", "1,250 €", "naïve café ☕ 雨"),
+        *("...-----...", "hahahahaha"),
+        *lines[:3],
+    ]
+    spec = {
+        "tokens": [spm.id_to_piece(i) for i in ids],
+        "scores": [spm.get_score(i) for i in ids],
+        "types": [next((kind for kind, holds in kinds.items() if holds(i)), "normal") for i in ids],
+    }
+    write_json(HERE / "spm.json", [spec | {"cases": [[text, spm.encode(text)] for text in texts]}])
+
+
 def record_smollm2(path: Path) -> None:
     """Greedy tokens and how sure each was: the gap between the two best logits. The end token doesn't stop it."""
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
@@ -198,5 +234,6 @@ def write_json(path: Path, cases: list[dict[str, Any]]) -> None:
 if __name__ == "__main__":
     torch.manual_seed(0)
     record_tiny()
+    record_spm()
     for path in sys.argv[1:]:
         record_smollm2(Path(path))

@@ -1,0 +1,249 @@
+"""What the scheduler promises under any workload, kept by a device made of dictionaries."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxspec.sched import Outcome, PagePool, Plan, Request, Scheduler, SchedulerConfig, State
+
+VOCAB = 3
+
+
+def kv(previous: int, token: int) -> int:
+    """A stand-in for one position's KV: it depends on the whole prefix."""
+    return hash((previous, token)) & 0xFFFFFFFF
+
+
+def solo(prompt: list[int], max_tokens: int) -> list[int]:
+    """What a request says when it is alone in the world, after its prompt."""
+    state, output = 0, []
+    for token in prompt:
+        state = kv(state, token)
+    while len(output) < max_tokens:
+        output.append(state % VOCAB)
+        state = kv(state, output[-1])
+    return prompt + output
+
+
+@dataclass
+class Slice:
+    """What a step takes along of one piece of work before the scheduler changes anything."""
+
+    start: int
+    tokens: list[int]
+    pages: list[int]
+    samples: bool
+    left: int  # new tokens until max_tokens
+
+
+class Device:
+    """Runs plans on paged memory. Like a real one it reads earlier positions through the page table only."""
+
+    def __init__(self, page_size: int, drafts: Random | None) -> None:
+        self.page_size = page_size
+        self.drafts = drafts  # how many draft tokens are accepted; None: plain decoding
+        self.memory: dict[tuple[int, int], int] = {}  # (page, offset) -> KV
+
+    def launch(self, plan: Plan) -> list[Slice]:
+        return [
+            Slice(w.start, w.request.tokens[w.start : w.start + w.count], list(w.request.pages), w.samples,
+                  w.request.max_tokens - w.request.output_len)
+            for w in plan.work
+        ]  # fmt: skip
+
+    def read(self, flight: list[Slice]) -> list[Outcome]:
+        return [self._run(part) for part in flight]
+
+    def _run(self, part: Slice) -> Outcome:
+        end, state = part.start + len(part.tokens), 0
+        for position, token in enumerate(part.tokens, part.start):
+            state = self._compute(part.pages, position, token)
+        if not part.samples:
+            return Outcome()
+        room = len(part.pages) * self.page_size - end
+        accepted = self.drafts.randint(0, min(3, room, part.left - 1)) if self.drafts else 0
+        new = [state % VOCAB]
+        for position in range(end, end + accepted):
+            new.append(self._compute(part.pages, position, new[-1]) % VOCAB)
+        return Outcome(tuple(new), "length" if len(new) == part.left else None)
+
+    def _compute(self, pages: list[int], position: int, token: int) -> int:
+        previous = self.memory[self._slot(pages, position - 1)] if position else 0
+        value = self.memory[self._slot(pages, position)] = kv(previous, token)
+        return value
+
+    def _slot(self, pages: list[int], position: int) -> tuple[int, int]:
+        return pages[position // self.page_size], position % self.page_size
+
+
+@dataclass
+class Job:
+    """A request that comes at step `arrival` and may be cut `cancel` steps later, before the plan or while it runs."""
+
+    arrival: int
+    prompt: list[int]
+    max_tokens: int
+    prompt_logprobs: bool
+    cancel: int | None
+    in_flight: bool
+
+
+#: Beginnings that requests share, of more than one page.
+STEMS = ([0, 1, 2, 0, 1, 1, 2, 0, 0, 2, 1, 0], [0, 1, 2, 0, 2, 2, 2, 1])
+
+prompts = st.builds(
+    lambda stem, keep, tail: (stem[:keep] + tail) or [0],
+    st.sampled_from(STEMS),
+    st.integers(0, 12),
+    st.lists(st.integers(0, VOCAB - 1), max_size=6),
+)
+jobs = st.builds(
+    Job,
+    arrival=st.integers(0, 30),
+    prompt=prompts,
+    max_tokens=st.integers(1, 12),
+    prompt_logprobs=st.sampled_from([False, False, False, True]),
+    cancel=st.one_of(st.none(), st.none(), st.integers(0, 12)),
+    in_flight=st.booleans(),
+)
+
+
+@st.composite
+def schedulers(draw: st.DrawFn, longest: int) -> Scheduler:
+    """A scheduler with limits from barely enough for one request up to plenty."""
+    seqs, page_size = draw(st.integers(1, 6)), draw(st.integers(1, 5))
+    tokens, slots = seqs + draw(st.integers(0, 20)), seqs + draw(st.integers(0, 8))
+    pages = -(-longest // page_size) + draw(st.integers(0, 12))
+    config = SchedulerConfig(seqs, tokens, longest, None, slots)
+    return Scheduler(config, PagePool(pages, page_size, draw(st.sampled_from([True, True, False]))))
+
+
+class Drive:
+    """Steps a scheduler and a device through jobs and holds every plan against the promises."""
+
+    def __init__(self, scheduler: Scheduler, jobs: list[Job], drafts: Random | None) -> None:
+        self.scheduler, self.jobs = scheduler, jobs
+        self.device = Device(scheduler.pool.page_size, drafts)
+        self.requests: dict[str, Request] = {}
+        self.cancelled: set[str] = set()
+        self.admitted: list[str] = []  # in the order of their first plan
+
+    def run(self) -> None:
+        now, patience = 0, 31 + sum(40 * (len(job.prompt) + job.max_tokens) for job in self.jobs)
+        while now <= 45 or self.scheduler.has_work:
+            assert now < patience, "no end"
+            self._arrive(now)
+            self._cancel(now, in_flight=False)
+            plan = self._plan(now)
+            flight = self.device.launch(plan)
+            self._cancel(now, in_flight=True)
+            before = {work.request.id: len(work.request.tokens) for work in plan.work}
+            outcomes = self.device.read(flight)
+            self.scheduler.update(plan, outcomes, float(now))
+            for work, outcome in zip(plan.work, outcomes, strict=True):
+                request, gone = work.request, work.request.id in self.cancelled
+                assert len(request.tokens) - before[request.id] == (0 if gone else len(outcome.tokens))
+                assert request.state is State.FINISHED or request.computed < len(request.tokens)
+            self._check_books()
+            now += 1
+
+    def _arrive(self, now: int) -> None:
+        for i, job in enumerate(self.jobs):
+            if job.arrival == now:
+                request = Request(
+                    str(i), len(job.prompt), list(job.prompt), job.max_tokens, float(now),
+                    reuse_prefix=not job.prompt_logprobs, prompt_logprobs=job.prompt_logprobs,
+                )  # fmt: skip
+                self.requests[request.id] = request
+                self.scheduler.add(request, float(now))
+
+    def _cancel(self, now: int, in_flight: bool) -> None:
+        for i, job in enumerate(self.jobs):
+            if job.cancel is not None and job.arrival + job.cancel == now and job.in_flight == in_flight:
+                there = self.requests[str(i)].state is not State.FINISHED
+                assert self.scheduler.cancel(str(i), float(now)) == there
+                if there:
+                    self.cancelled.add(str(i))
+
+    def _plan(self, now: int) -> Plan:
+        scheduler, config = self.scheduler, self.scheduler.config
+        decoding = [request for request in scheduler.running if request.decoding]
+        had_work = scheduler.has_work
+        plan = scheduler.plan(float(now))
+        planned = {work.request.id: work for work in plan.work}
+        preempted = {request.id for request in plan.preempted}
+
+        assert bool(plan.work) == had_work, "a step without progress"
+        assert len(planned) == len(plan.work) and not planned.keys() & preempted
+        assert plan.num_tokens <= config.max_num_batched_tokens
+        assert sum(work.logit_slots for work in plan.work) <= config.max_logit_slots
+        assert scheduler.num_running <= config.max_num_seqs
+        for request in decoding:
+            assert request.id in preempted or planned[request.id].count == 1, "a decoding request was passed over"
+        self._check_writes(plan)
+        self.admitted += [work.request.id for work in plan.work if work.request.id not in self.admitted]
+        return plan
+
+    def _check_writes(self, plan: Plan) -> None:
+        """Work goes on where its request stands, in pages that it has and that nobody else holds or finds."""
+        pool = self.scheduler.pool
+        holders = Counter(page for request in self.scheduler.running for page in request.pages)
+        for work in plan.work:
+            pages, end = work.request.pages, work.start + work.count
+            assert work.request.state is State.RUNNING and work.start == work.request.computed
+            assert 0 < work.count <= work.request.remaining_known
+            assert pool.pages_for(end) <= len(pages)
+            for page in pages[work.start // pool.page_size :]:
+                assert holders[page] == 1 and page not in pool._prefixes
+
+    def _check_books(self) -> None:
+        running, waiting = self.scheduler.running, list(self.scheduler.waiting)
+        self.scheduler.pool.check([request.pages for request in running])
+        assert all(request.state is State.RUNNING for request in running)
+        assert all(request.state is State.WAITING and not request.pages for request in waiting)
+        line = [int(request.id) for request in (*running, *waiting)]
+        assert line == sorted(line, key=lambda i: (self.jobs[i].arrival, i)), "not in order of arrival"
+
+    def check_end(self) -> None:
+        scheduler = self.scheduler
+        assert not scheduler.running and not list(scheduler.waiting) and scheduler.pool.num_used == 0
+        for i, job in enumerate(self.jobs):
+            request, whole = self.requests[str(i)], solo(job.prompt, job.max_tokens)
+            assert request.state is State.FINISHED
+            assert request.tokens == (whole[: len(request.tokens)] if request.id in self.cancelled else whole)
+            assert request.cached_tokens < len(job.prompt)
+        assert self.admitted == sorted(self.admitted, key=lambda i: (self.jobs[int(i)].arrival, int(i)))
+        assert scheduler.num_preemptions == sum(request.preemptions for request in self.requests.values())
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data(), st.lists(jobs, min_size=1, max_size=12), st.one_of(st.none(), st.integers(0, 99)))
+def test_every_request_says_what_it_says_alone_and_nothing_is_leaked(
+    data: st.DataObject, jobs: list[Job], draft_seed: int | None
+):
+    longest = max(len(job.prompt) + job.max_tokens for job in jobs)
+    drive = Drive(data.draw(schedulers(longest)), jobs, None if draft_seed is None else Random(draft_seed))
+    drive.run()
+    drive.check_end()
+
+
+def test_the_properties_meet_preemptions_and_shared_prefixes():
+    """The workloads above would prove little if they never ran out of pages or never shared one."""
+    preempted = hits = 0
+    for seed in range(20):
+        random = Random(seed)
+        jobs = [
+            Job(random.randint(0, 10), STEMS[random.randint(0, 1)][: random.randint(1, 12)], 12, False, None, False)
+            for _ in range(10)
+        ]
+        scheduler = Scheduler(SchedulerConfig(4, 8, 40, None, 4), PagePool(8, 4))
+        drive = Drive(scheduler, jobs, None)
+        drive.run()
+        drive.check_end()
+        preempted, hits = preempted + scheduler.num_preemptions, hits + scheduler.prefix_hits
+    assert preempted > 20 and hits > 20
