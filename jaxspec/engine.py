@@ -119,7 +119,7 @@ class Engine:
         self._thread.start()
 
     def shutdown(self, drain: bool = False, timeout: float = 30.0) -> None:
-        """Stop the loop; with `drain`, running and waiting requests get `timeout` seconds to end. Others are aborted."""
+        """Stop the loop. With `drain`, what runs or waits has `timeout` seconds to end; the rest is aborted."""
         with self._lock:
             if self._state == "ok":
                 self._state = "draining"
@@ -284,7 +284,11 @@ class Engine:
     ) -> list[Outcome]:
         packed = flight.packed
         accepted = decision[packed.shape.choices :]
-        logprobs = flight.logprobs() if any(s.params.logprobs is not None or s.request.prompt_logprobs for s in sessions) else None
+        logprobs = (
+            flight.logprobs()
+            if any(s.params.logprobs is not None or s.request.prompt_logprobs for s in sessions)
+            else None
+        )
         outcomes = []
         for i, (work, session) in enumerate(zip(plan.work, sessions, strict=True)):
             tokens: list[int] = []

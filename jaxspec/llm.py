@@ -83,7 +83,7 @@ class LLM:
         gathered = _Gathered(sum(p.n for p in each))
         outputs = []
         for i, (prompt, p) in enumerate(zip(ids, each, strict=True)):
-            text = batch[i] if isinstance(batch[i], str) else None
+            text = source if isinstance(source := batch[i], str) else None
             output = RequestOutput(str(i), text, prompt, [CompletionOutput(k) for k in range(p.n)], RequestMetrics(0.0))
             outputs.append(output)
             for choice in output.outputs:

@@ -1,4 +1,4 @@
-"""What a client may ask of one request's output. Pure Python: the server, the scheduler and the device step all read it."""
+"""What a client may ask of one request's output. Pure Python: server, engine and device step all read it."""
 
 from __future__ import annotations
 
@@ -65,11 +65,19 @@ class SamplingParams:
         within("presence_penalty", -2, 2)
         within("frequency_penalty", -2, 2)
         check("repetition_penalty", isfinite(self.repetition_penalty) and self.repetition_penalty > 0, "positive")
-        check("logit_bias", all(isfinite(b) and -100 <= b <= 100 for b in self.logit_bias.values()), "between -100 and 100")
+        check(
+            "logit_bias",
+            all(isfinite(b) and -100 <= b <= 100 for b in self.logit_bias.values()),
+            "between -100 and 100",
+        )
         check("seed", self.seed is None or -(2**63) <= self.seed < 2**64, "a 64-bit integer")
         check("n", 1 <= self.n <= 128, "between 1 and 128")
         check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1")
-        check("stop", len(self.stop) <= 16 and all(isinstance(s, str) and s for s in self.stop), "up to 16 non-empty strings")
+        check(
+            "stop",
+            len(self.stop) <= 16 and all(isinstance(s, str) and s for s in self.stop),
+            "up to 16 non-empty strings",
+        )
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             check(name, value is None or 0 <= value <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}")
@@ -85,6 +93,4 @@ class SamplingParams:
     @property
     def penalised(self) -> bool:
         """Whether the choice depends on tokens other than through the logits."""
-        return bool(
-            self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1 or self.logit_bias
-        )
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1 or self.logit_bias)

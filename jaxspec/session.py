@@ -85,7 +85,9 @@ class Session:
 
     # -- after a step ----------------------------------------------------------------------------------------------
 
-    def absorb(self, work: Work, tokens: list[int], logprobs: Logprobs | None, first_choice: int, now: float) -> Outcome:
+    def absorb(
+        self, work: Work, tokens: list[int], logprobs: Logprobs | None, first_choice: int, now: float
+    ) -> Outcome:
         """Take a step's new tokens, up to the one that ends the request.
 
         `first_choice` is where the request's choices begin in `logprobs`.

@@ -63,7 +63,9 @@ class Decoder(nnx.Module):
         self.config, self.transposed = config, transposed
         self.embedding = nnx.Param(weights["embed"])
         self.layers = nnx.List(
-            Block(config, {k.rsplit(".", 1)[1]: w for k, w in weights.items() if k.startswith(f"layers.{i}.")}, transposed)
+            Block(
+                config, {k.rsplit(".", 1)[1]: w for k, w in weights.items() if k.startswith(f"layers.{i}.")}, transposed
+            )
             for i in range(config.num_layers)
         )
         self.norm = nnx.Param(weights["norm"])
@@ -105,7 +107,7 @@ def transpose_weights(config: DecoderConfig, weights: Mapping[str, jax.Array]) -
 
 
 def forward(model: Decoder, tokens: jax.Array) -> jax.Array:
-    """Logits `[T, vocab]` of one sequence `tokens [T]`, without any cache: the plain decode that the step must equal."""
+    """Logits `[T, vocab]` of one sequence `tokens [T]`, without a cache: the plain decode that the step must equal."""
     c = model.config
     positions = jnp.arange(tokens.shape[0])
     rope, x = model.rope(positions), model.embed(tokens)
@@ -117,7 +119,9 @@ def forward(model: Decoder, tokens: jax.Array) -> jax.Array:
         def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array = mask) -> jax.Array:
             groups = c.num_heads // c.num_kv_heads
             scores = jnp.einsum("thd,shd->hts", q, jnp.repeat(k, groups, 1)) * c.head_dim**-0.5
-            return jnp.einsum("hts,shd->thd", jax.nn.softmax(jnp.where(mask, scores, -jnp.inf)), jnp.repeat(v, groups, 1))
+            return jnp.einsum(
+                "hts,shd->thd", jax.nn.softmax(jnp.where(mask, scores, -jnp.inf)), jnp.repeat(v, groups, 1)
+            )
 
         x = layer(x, rope, attend)
     return model.logits(x)

@@ -1,4 +1,4 @@
-"""The engine on a tiny model: any crowd, chunking, preemption and prefix sharing gives what each request gives alone."""
+"""The engine on a tiny model: in any crowd, chunking, preemption or sharing a request writes what it writes alone."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tiny
 from jaxspec import LLM, InvalidRequest, SamplingParams
 from jaxspec.errors import EngineDead
 from jaxspec.outputs import OutputDelta, RequestOutput
@@ -162,7 +162,9 @@ def test_logprobs_of_outputs_and_prompt(roomy: LLM) -> None:
 
 def test_penalties_act(roomy: LLM) -> None:
     text = [9, 9, 9]
-    tokens = tokens_of(roomy.generate([text], replace(GREEDY, max_tokens=60, presence_penalty=2, repetition_penalty=8))[0])
+    tokens = tokens_of(
+        roomy.generate([text], replace(GREEDY, max_tokens=60, presence_penalty=2, repetition_penalty=8))[0]
+    )
     assert len(set(tokens)) == 60  # so strong that nothing is said twice
     assert 9 not in tokens
 
@@ -211,9 +213,9 @@ def test_bad_requests_are_refused_by_name(roomy: LLM, prompt: list[int], params:
 @pytest.mark.parametrize(
     "bad",
     [
-        {"temperature": -1}, {"temperature": float("nan")}, {"top_p": 0}, {"top_p": 1.1}, {"top_k": -2}, {"min_p": 2},
-        {"presence_penalty": 3}, {"repetition_penalty": 0}, {"n": 0}, {"max_tokens": 0}, {"stop": [""]}, {"logprobs": 21},
-        {"logit_bias": {1: 101.0}}, {"seed": 2**64},
+        {"temperature": -1}, {"temperature": float("nan")}, {"top_p": 0}, {"top_p": 1.1}, {"top_k": -2},
+        {"min_p": 2}, {"presence_penalty": 3}, {"repetition_penalty": 0}, {"n": 0}, {"max_tokens": 0},
+        {"stop": [""]}, {"logprobs": 21}, {"logit_bias": {1: 101.0}}, {"seed": 2**64},
     ],
 )  # fmt: skip
 def test_sampling_params_name_what_is_wrong(bad: dict[str, Any]) -> None:
@@ -229,6 +231,7 @@ def small(**changes: Any) -> LLM:
 def test_queue_is_bounded_and_a_failure_answers_everyone(monkeypatch: pytest.MonkeyPatch) -> None:
     with small(max_waiting=2, token_buckets=[16]) as llm:
         gate, ended = threading.Event(), []
+
         def failing(packed: Any) -> Any:
             gate.wait(30)
             raise RuntimeError("the device caught fire")

@@ -1,4 +1,4 @@
-"""Against transformers on torch in float32 (tests/golden/record.py made the files): the same logits, the same tokens."""
+"""Against transformers on torch in float32 (tests/golden/record.py made the files): equal logits, equal tokens."""
 
 from __future__ import annotations
 

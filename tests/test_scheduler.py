@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from jaxspec.sched import Outcome, PagePool, Plan, QueueFull, Request, Scheduler, SchedulerConfig, State
+from jaxspec.sched.budget import Budget
+from jaxspec.sched.order import Fcfs
 
 PAGE = 4
 
@@ -166,20 +168,29 @@ def test_prompt_logprobs_pass_by_the_cache_and_take_a_logit_slot_a_token():
     assert [work.logit_slots for work in sched.plan(0.0).work] == [1, 1, 1]
 
 
-def test_a_chunk_stops_short_of_sampling_when_the_logit_slots_are_taken():
+def test_nobody_is_admitted_behind_one_that_took_all_logit_slots():
     sched = scheduler(slots=4)
     add(sched, "a", 6, prompt_logprobs=True, reuse_prefix=False)
-    add(sched, "b", 16)
-    assert step(sched) == [("a", 0, 4)]
-    assert step(sched) == [("a", 4, 2), ("b", 0, 14)]
-    add(sched, "c", 9, prompt_logprobs=True, reuse_prefix=False)
-    assert step(sched) == [("a", 6, 1), ("b", 14, 2), ("c", 0, 2)]
-
-    sched = scheduler(slots=4)
-    add(sched, "a", 20, prompt_logprobs=True, reuse_prefix=False)
     add(sched, "b", 3)
     assert step(sched) == [("a", 0, 4)]
-    assert step(sched) == [("a", 4, 4)]  # b is not even admitted: it could look up the cache too early
+    assert step(sched) == [("a", 4, 2), ("b", 0, 3)]
+
+
+def test_a_chunk_stops_short_of_sampling_when_no_logit_slot_is_left():
+    budget = Budget(SchedulerConfig(2, 16, 100, None, 2))
+    chain, short, one = (Request(str(n), n, [1] * n, 8, 0.0) for n in (3, 5, 1))
+    chain.prompt_logprobs = True
+    assert (share := budget.take(chain)) and (share.count, share.samples) == (2, False)
+    assert not budget and budget.slots == 0
+    assert (share := budget.take(short)) and (share.count, share.samples) == (4, False)
+    assert budget.take(one) is None and budget.tokens == 10
+
+
+def test_decoding_is_served_before_prefill_and_else_in_order():
+    decoding, prefilling = ([Request(f"{kind}{i}", 2, [1] * 3, 8, 0.0) for i in range(2)] for kind in "dp")
+    for request in decoding:
+        request.computed = 2
+    assert Fcfs().service([prefilling[0], decoding[0], prefilling[1], decoding[1]]) == decoding + prefilling
 
 
 @pytest.mark.parametrize("in_flight", [False, True])

@@ -111,7 +111,8 @@ def test_draining_has_an_end(started: tuple[subprocess.Popen[str], str]) -> None
 def test_the_second_signal_does_not_wait(started: tuple[subprocess.Popen[str], str]) -> None:
     process, url = started
     with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 50_000, "stream": True}) as r:
-        next(r.iter_lines())
+        events = r.iter_lines()  # kept: the connection ends with it
+        next(events)
         process.send_signal(signal.SIGINT)
         eventually(lambda: httpx.get(f"{url}/health").status_code == 503)
         process.send_signal(signal.SIGINT)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
-import forests
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import forests
+import tiny
 from jaxspec.models.llama import Decoder, device_weights
 from jaxspec.step import pool
 from jaxspec.step.batch import BatchShape
@@ -32,7 +33,9 @@ class Machine:
     def __init__(self, window: int | None):
         loaded = tiny.model(window)
         self.config = loaded.config
-        graph, treedef, self.leaves = split(Decoder(loaded.config, device_weights(loaded.config, loaded.weights, "float32")))
+        graph, treedef, self.leaves = split(
+            Decoder(loaded.config, device_weights(loaded.config, loaded.weights, "float32"))
+        )
         self.table = PenaltyTable.empty(1, loaded.config.vocab_size)
         self.fresh()
         self.steps = {
@@ -79,7 +82,11 @@ def test_forest_over_committed_kv(window: int | None, data: Any) -> None:
         own = [int(t) for t in rng.integers(256, size=n)]
         need = -(-(n + 20 + len(start)) // PAGE)
         texts.append([int(t) for t in start] + own if share else own)
-        pages.append(np.asarray([*shared, *(rows.pop() for _ in range(need))] if share else [rows.pop() for _ in range(need)], np.int32))
+        pages.append(
+            np.asarray(
+                [*shared, *(rows.pop() for _ in range(need))] if share else [rows.pop() for _ in range(need)], np.int32
+            )
+        )
 
     done = [0] * len(texts)
     if share:  # the shared pages are computed once, by the first
@@ -110,8 +117,15 @@ def test_forest_over_committed_kv(window: int | None, data: Any) -> None:
             size = len(parents)
             known = np.asarray([1] + [0] * (size - 1), np.int32)
             trees.append(
-                Tree(np.asarray(tokens, np.int32), forests.depths(parents), forests.subtree_sizes(parents), known,
-                     len(text), own, np.arange(size, dtype=np.int32))  # fmt: skip
+                Tree(
+                    np.asarray(tokens, np.int32),
+                    forests.depths(parents),
+                    forests.subtree_sizes(parents),
+                    known,
+                    len(text),
+                    own,
+                    np.arange(size, dtype=np.int32),
+                )
             )
             parent_lists.append(parents)
             np.testing.assert_array_equal(trees[-1].parents(), parents)
@@ -125,7 +139,7 @@ def test_forest_over_committed_kv(window: int | None, data: Any) -> None:
                 words = [int(tree.token[p]) for p in path]
                 right = int(tiny.logits(texts[i] + words, window)[-1].argmax())
                 assert choice[first + k] == right
-                fits = all(tree.token[b] == choice[first + a] for a, b in zip(path, path[1:], strict=False))
+                fits = all(tree.token[b] == choice[first + a] for a, b in pairwise(path))
                 assert accepted[node + k] == fits
                 if fits and len(words) > len(best):
                     best = words

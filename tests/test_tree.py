@@ -1,11 +1,13 @@
 """The mask of token trees and acceptance, against walking the parents."""
 
-import forests
+from itertools import pairwise
+
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import forests
 from jaxspec.step.tree import accept, ancestors
 
 
@@ -25,12 +27,14 @@ def test_mask_and_acceptance_equal_a_walk_over_parents(seed: int, sizes: list[in
             known[base + i], parent[base + i] = 0, base + p
 
     mask = np.asarray(ancestors(jnp.asarray(subtree)))
-    accepted = np.asarray(accept(*(jnp.asarray(x, jnp.int32) for x in (token, known, parent, choice)), jnp.asarray(mask)))
+    accepted = np.asarray(
+        accept(*(jnp.asarray(x, jnp.int32) for x in (token, known, parent, choice)), jnp.asarray(mask))
+    )
 
     expected = np.eye(total, dtype=bool)
     for parents, base in zip(trees, first, strict=False):
         for i in range(len(parents)):
             path = [base + p for p in forests.path_to(parents, i)]
             expected[base + i, path] = True
-            assert accepted[base + i] == all(token[b] == choice[a] for a, b in zip(path, path[1:], strict=False))
+            assert accepted[base + i] == all(token[b] == choice[a] for a, b in pairwise(path))
     np.testing.assert_array_equal(mask, expected)

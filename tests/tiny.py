@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fakes import ByteTokenizer
 
+from fakes import ByteTokenizer
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.llama import Decoder, device_weights, forward
 from jaxspec.models.load import LoadedModel
@@ -69,7 +69,7 @@ def logits(tokens: list[int], window: int | None = None) -> np.ndarray:
     return np.asarray(_forward(window)(jnp.asarray(padded)))[: len(tokens)]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _greedy(prompt: tuple[int, ...], count: int, window: int | None) -> tuple[int, ...]:
     tokens = list(prompt)
     for _ in range(count):

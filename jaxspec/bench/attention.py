@@ -64,7 +64,9 @@ def run(args: argparse.Namespace) -> int:
                 advance()
     medians = {name: float(np.median(t)) * 1e3 for name, t in times.items()}
     megabytes = 2 * LAYERS * rows * KV_HEADS * args.page_size * DIM * 4 / 1e6
-    table = Table("reading", "ms a step", "GB/s", title=f"{args.requests} × {args.context} positions, {megabytes:.0f} MB")
+    table = Table(
+        "reading", "ms a step", "GB/s", title=f"{args.requests} × {args.context} positions, {megabytes:.0f} MB"
+    )
     for name, ms in medians.items():
         table.add_row(name, f"{ms:.1f}", f"{megabytes / ms:.1f}")
     Console().print(table)

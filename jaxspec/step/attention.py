@@ -5,8 +5,8 @@ Every part yields a `Partial`: an unnormalised output with its running maximum a
 
 * in place: one batched product over a whole segment, each row with the tile of the one request that reads it. Unread
   rows are padding. This is the fast way on CPU when a good part of a segment is in use.
-* by item: a loop over (row, nodes low … high) with a dynamic trip count, so what is not there costs nothing. For rows of
-  a sparsely used segment, rows that several requests share (one item serves all of them) and prefill chunks.
+* by item: a loop over (row, nodes low … high) with a dynamic trip count, so what is not there costs nothing. For rows
+  of a sparsely used segment, rows that several requests share (one item serves all of them) and prefill chunks.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Committed:
 
     def __call__(self, q: jax.Array, layer: tuple[tuple[jax.Array, jax.Array], ...]) -> Partial:
         """q `[K, T, G, D]`, scaled; layer: (keys, values) of each segment -> Partial `[K, T, G]`."""
-        b, (kv, t, g, d) = self.batch, q.shape
+        b, (kv, _, g, d) = self.batch, q.shape
         tiles = b.tile_token.reshape(-1)
         queries = q.at[:, tiles].get(mode="fill", fill_value=0).reshape(kv, self.shape.tiles, -1, d)
         tiled = _nothing((self.shape.tiles, kv, queries.shape[2]), d)
@@ -132,7 +132,7 @@ class Committed:
         Few and plain operations: each is compiled for every layer, segment and shape. A row that sees nothing needs no
         care, its peak of NEVER makes its weight vanish in a merge, and no tile reads a row that is not in use.
         """
-        tiles, kv, width = acc.peak.shape
+        width = acc.peak.shape[-1]
 
         def read(acc: Partial) -> Partial:
             rows = jnp.moveaxis(queries.at[:, seg.reader].get(mode="clip"), 0, 1)  # [N, K, Q*G, D]

@@ -52,7 +52,8 @@ class BatchShape:
             tile_token=((self.tiles, self.tile), False),
             row_reader=((self.rows,), False), row_valid=((self.rows,), False), row_start=((self.rows,), False),
             segment_in_place=((s,), False),
-            item_count=((1,), False), item_segment=((self.items,), False), item_row=((self.items,), False), item_valid=((self.items,), False),
+            item_count=((1,), False), item_segment=((self.items,), False),
+            item_row=((self.items,), False), item_valid=((self.items,), False),
             item_start=((self.items,), False), item_low=((self.items,), False), item_high=((self.items,), False),
             choice_node=(c, False), following=(c, False), mode=((3,), False),
             temperature=(c, True), top_p=(c, True), min_p=(c, True), top_k=(c, False), seed=((self.choices, 2), False),
@@ -137,4 +138,3 @@ class Batch(NamedTuple):
 def _view(buffer: np.ndarray, offset: int, dims: tuple[int, ...], is_float: bool) -> np.ndarray:
     part = buffer[offset : offset + prod(dims)].reshape(dims)
     return part.view(np.float32) if is_float else part
-

@@ -11,7 +11,7 @@ class CompileCounter:
     def __init__(self) -> None:
         self.count = 0
 
-    def __call__(self, event: str, duration: float, **_: object) -> None:
+    def __call__(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
             self.count += 1
 

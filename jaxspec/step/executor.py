@@ -45,7 +45,7 @@ class Flight:
     def logprobs(self) -> Logprobs:
         """Log-probabilities of all choices, as numpy; transferred once, when first asked for."""
         if self._logprobs is None:
-            self._logprobs = Logprobs(*(np.asarray(x) for x in self._result.logprobs))
+            self._logprobs = jax.device_get(self._result.logprobs)
         return self._logprobs
 
 

@@ -1,4 +1,4 @@
-"""Packing on the host: trees of many requests into one batch, their committed KV into rows read in place and work items.
+"""Packing on the host: many trees into one batch, their committed KV into rows read in place and work items.
 
 Request decomposition after SPIN §V-A, with the page as the unit. What is searched here is how each segment of the pool
 is read: in place (all its rows, used or not, at the speed of memory) or item by item (only what is used, at several
@@ -106,7 +106,9 @@ def pack(trees: Sequence[Tree], shapes: Sequence[BatchShape], page_size: int) ->
     """Pack into the smallest of `shapes` (ascending) that holds the trees; ValueError if none does."""
     tokens = sum(len(t.token) for t in trees)
     choices = sum(len(t.choices) for t in trees)
-    shape = next((s for s in shapes if s.tokens >= tokens and s.choices >= choices and s.tiles >= _small(trees, s)), None)
+    shape = next(
+        (s for s in shapes if s.tokens >= tokens and s.choices >= choices and s.tiles >= _small(trees, s)), None
+    )
     if shape is None:
         raise ValueError(f"{tokens} tokens and {choices} choices exceed the largest step {shapes[-1]}")
     buffer, batch = Batch.empty(shape)

@@ -35,7 +35,10 @@ def create(config: DecoderConfig, segments: tuple[int, ...], page_size: int, dty
     """A pool of zeros."""
     heads, dim = config.num_kv_heads, config.head_dim
     return tuple(
-        tuple((jnp.zeros((n, heads, dim, page_size), dtype), jnp.zeros((n, heads, page_size, dim), dtype)) for n in segments)
+        tuple(
+            (jnp.zeros((n, heads, dim, page_size), dtype), jnp.zeros((n, heads, page_size, dim), dtype))
+            for n in segments
+        )
         for _ in range(config.num_layers)
     )
 
@@ -77,7 +80,11 @@ def commit(pool: Pool, new: list[tuple[jax.Array, jax.Array]], slot: jax.Array, 
 
 
 def _put(
-    pages: tuple[jax.Array, jax.Array], new: tuple[jax.Array, jax.Array], t: jax.Array, row: jax.Array, offset: jax.Array
+    pages: tuple[jax.Array, jax.Array],
+    new: tuple[jax.Array, jax.Array],
+    t: jax.Array,
+    row: jax.Array,
+    offset: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Write token t's key and value of one layer at (row, offset)."""
     keys, values = pages

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.tree_util import PyTreeDef
 
 from jaxspec.models.llama import Decoder, Rope, window_of
 from jaxspec.step.attention import Committed, merge, within_batch
@@ -28,14 +29,14 @@ class StepResult(NamedTuple):
     logprobs: Logprobs
 
 
-def split(model: Decoder) -> tuple[nnx.GraphDef[Decoder], jax.tree_util.PyTreeDef, tuple[jax.Array, ...]]:
+def split(model: Decoder) -> tuple[nnx.GraphDef[Decoder], PyTreeDef, tuple[jax.Array, ...]]:
     """Graph, tree definition and flat weights of a model; flat, because every leaf and level costs dispatch time."""
     graph, state = nnx.split(model)
     leaves, treedef = jax.tree.flatten(state)
     return graph, treedef, tuple(leaves)
 
 
-def make_step(graph: nnx.GraphDef[Decoder], treedef: jax.tree_util.PyTreeDef, shape: BatchShape, page_size: int) -> Step:
+def make_step(graph: nnx.GraphDef[Decoder], treedef: PyTreeDef, shape: BatchShape, page_size: int) -> Step:
     """The pure step function of one batch shape, to be compiled with its pool donated."""
 
     def step(
@@ -82,5 +83,3 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: jax.tree_util.PyTreeDef, sh
         return pool, StepResult(jnp.concatenate([choice, accepted.astype(jnp.int32)]), logprobs)
 
     return step
-
-

@@ -15,7 +15,9 @@ def ancestors(subtree: jax.Array) -> jax.Array:
     return (node[None, :] <= node[:, None]) & (node[:, None] < (node + subtree)[None, :])
 
 
-def accept(token: jax.Array, known: jax.Array, parent_choice: jax.Array, choice: jax.Array, mask: jax.Array) -> jax.Array:
+def accept(
+    token: jax.Array, known: jax.Array, parent_choice: jax.Array, choice: jax.Array, mask: jax.Array
+) -> jax.Array:
     """Accepted nodes `[T]` bool: no draft among a node and its ancestors differs from its parent's choice.
 
     token, known, parent_choice `[T]`; choice `[C]`; mask `[T, T]` from `ancestors`. Siblings hold different tokens, so
