@@ -84,7 +84,7 @@ class Engine:
             config.max_model_len or loaded.config.max_position, loaded.config.max_position, pages * config.page_size
         )
         self._executor = Executor(config, loaded.config, dict(loaded.weights), pages, progress)
-        self._pool = PagePool(pages, config.page_size, config.prefix_caching)
+        self._pool = PagePool(pages, config.page_size, config.prefix_caching, self._executor.zones)
         limits = SchedulerConfig(
             config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len, None, choices(config.max_num_seqs)
         )

@@ -46,7 +46,11 @@ def rope_tables(positions: jax.Array, inv: np.ndarray) -> tuple[jax.Array, jax.A
 
 
 def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotary embedding of `x [T, heads, head_dim]`, halves paired as Hugging Face does."""
-    cos, sin = (t[:, None, :].astype(x.dtype) for t in rope)
-    a, b = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    """Rotary embedding of `x [T, heads, head_dim]`, halves paired as Hugging Face does.
+
+    The halves are swapped by reversing an axis of two: XLA on CPU makes a concatenation of them a branch an element.
+    """
+    cos, sin = (t[:, None, None, :].astype(x.dtype) for t in rope)
+    halves = x.reshape(*x.shape[:-1], 2, -1)
+    sign = jnp.asarray([[-1], [1]], x.dtype)
+    return (halves * cos + jnp.flip(halves, -2) * (sign * sin)).reshape(x.shape)

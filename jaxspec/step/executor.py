@@ -84,6 +84,11 @@ class Executor:
         self._counter = counter
 
     @property
+    def zones(self) -> list[int]:
+        """Where the pool's segments end, in pages: a step that stays below reads less."""
+        return np.cumsum(self._segments).tolist()
+
+    @property
     def compilations_after_warmup(self) -> int:
         return self._counter.count - self.compiled
 
