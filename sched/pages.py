@@ -26,9 +26,7 @@ class PagePool:
     pages, least recently used first, are evicted when no page is free.
     """
 
-    def __init__(
-        self, num_pages: int, page_size: int, prefix_caching: bool = True, zones: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, num_pages: int, page_size: int, prefix_caching: bool = True, zones: Sequence[int] = ()) -> None:
         if num_pages < 1 or page_size < 1:
             raise ValueError(f"a pool needs pages of tokens, got num_pages={num_pages}, page_size={page_size}")
         self.num_pages = num_pages

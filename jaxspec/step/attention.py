@@ -141,7 +141,9 @@ class Committed:
             peak = jnp.max(scores, -1)  # [N, K, Q*G]
             tops = jnp.where(seg.reads[:, :, None, None] > 0, peak[None], NEVER)
             top = jnp.maximum(acc.peak, jnp.max(tops, axis=1))  # [R, K, Q*G]
-            weights = jnp.exp(scores - top.at[seg.reader].get(mode="clip")[..., None])
+            # Kept out of the exponential's loop, which a gather inside would keep XLA from vectorising.
+            row_top = lax.optimization_barrier(top.at[seg.reader].get(mode="clip"))
+            weights = jnp.exp(scores - row_top[..., None])
             out = jnp.einsum("nkql,nkld->nkqd", weights, values)
             # Rows of one tile add up: a product with the 0/1 matrix of who reads what.
             out = (seg.reads @ out.reshape(out.shape[0], -1)).reshape(acc.out.shape)

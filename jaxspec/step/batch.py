@@ -7,7 +7,7 @@ code reads static slices of it; float fields are the same bits seen as float32.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -112,17 +112,8 @@ class Batch(NamedTuple):
     @classmethod
     def empty(cls, shape: BatchShape) -> tuple[np.ndarray, Batch]:
         """A buffer `[shape.size]` int32 with every field at its padding value, and the views to write through."""
-        buffer = np.zeros(shape.size, np.int32)
-        batch = cls(**{name: _view(buffer, *shape.layout[name]) for name in cls._fields})
-        batch.subtree[:] = 1
-        batch.known[:] = 1
-        batch.slot[:] = -1
-        batch.token_tile[:] = shape.tiles * shape.tile
-        batch.tile_token[:] = shape.tokens
-        batch.row_reader[:] = shape.tiles
-        batch.top_p[:] = 1
-        batch.repetition[:] = 1
-        return buffer, batch
+        buffer = _blank(shape).copy()
+        return buffer, cls(*(_view(buffer, *shape.layout[name]) for name in cls._fields))
 
     @classmethod
     def unpack(cls, buffer: jax.Array, shape: BatchShape) -> Batch:
@@ -133,6 +124,23 @@ class Batch(NamedTuple):
             value = buffer[offset : offset + prod(dims)].reshape(dims)
             out[name] = jax.lax.bitcast_convert_type(value, jnp.float32) if is_float else value
         return cls(**out)
+
+
+@lru_cache
+def _blank(shape: BatchShape) -> np.ndarray:
+    """The buffer of an empty batch; not to be written to."""
+    buffer = np.zeros(shape.size, np.int32)
+    batch = Batch(*(_view(buffer, *shape.layout[name]) for name in Batch._fields))
+    batch.subtree[:] = 1
+    batch.known[:] = 1
+    batch.slot[:] = -1
+    batch.token_tile[:] = shape.tiles * shape.tile
+    batch.tile_token[:] = shape.tokens
+    batch.row_reader[:] = shape.tiles
+    batch.top_p[:] = 1
+    batch.repetition[:] = 1
+    buffer.flags.writeable = False
+    return buffer
 
 
 def _view(buffer: np.ndarray, offset: int, dims: tuple[int, ...], is_float: bool) -> np.ndarray:
