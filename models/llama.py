@@ -94,7 +94,7 @@ def device_weights(config: DecoderConfig, weights: Mapping[str, np.ndarray], dty
     """Put weights on the device as `[in, out]`, with a head of its own where the embedding is tied."""
     out = {name: jnp.asarray(w, dtype) for name, w in weights.items()}
     if config.tie_embeddings:
-        out["head"] = jnp.asarray(np.ascontiguousarray(weights["embed"].T), dtype)
+        out["head"] = out["embed"].T.copy()
     return out
 
 

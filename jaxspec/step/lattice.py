@@ -11,7 +11,7 @@ from jaxspec.step.batch import ITEM_TILE, BatchShape
 T = TypeVar("T")
 
 #: Token counts a step may have. A finer ladder wastes fewer tokens, but each shape costs seconds of compiling.
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+BUCKETS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 def lattice(
