@@ -30,7 +30,7 @@ class EngineConfig(BaseModel):
     #: Requests that run at once.
     max_num_seqs: PositiveInt = Field(64, le=1024)
     #: Token budget of a step: decoding requests take one each, prefill chunks the rest.
-    max_num_batched_tokens: PositiveInt = Field(256, le=16384)
+    max_num_batched_tokens: PositiveInt = Field(256, le=2048)
     #: Requests that may wait; more are refused.
     max_waiting: PositiveInt = 256
     #: Positions of a KV page.

@@ -13,6 +13,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from uuid import uuid4
 
 import numpy as np
@@ -100,7 +101,7 @@ class Engine:
         self._last_token: dict[str, float] = {}
 
         self._lock = threading.Condition()
-        self._inbox: deque[Session | str] = deque()  # new sessions, and ids to cancel
+        self._inbox: deque[tuple[Session, bool]] = deque()  # (session, False: it is new; True: cancel it)
         self._queued = 0  # sessions in the inbox
         self._state = "ok"
         self._stop_at: float | None = None  # when a drain gives up
@@ -125,8 +126,13 @@ class Engine:
                 self._state = "draining"
             self._stop_at = self._clock() + (timeout if drain else 0.0)
             self._lock.notify()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is None:
+            self._end_all("abort", None)
+            self._state, self.failure = "dead", "the engine has been shut down"
+        elif self._thread is not threading.current_thread():
             self._thread.join(timeout + 10 * IDLE)
+            if self._thread.is_alive():
+                log.error("the engine's thread did not stop within %.0f s", timeout + 10 * IDLE)
 
     def submit(
         self,
@@ -144,7 +150,8 @@ class Engine:
         """
         max_tokens = self.check(prompt_ids, params)
         request = Request(
-            request_id or uuid4().hex, len(prompt_ids), list(prompt_ids), max_tokens, self._clock(), priority,
+            request_id or uuid4().hex, len(prompt_ids), [int(t) for t in prompt_ids], max_tokens,
+            self._clock(), priority,
             reuse_prefix=params.prompt_logprobs is None, prompt_logprobs=params.prompt_logprobs is not None,
         )  # fmt: skip
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
@@ -160,7 +167,7 @@ class Engine:
             seed = params.seed if params.seed is not None else int(self._random.integers(0, 2**63))
             session = Session(request, params, seed, self.tokenizer, stop_ids, on_output)
             self._sessions[request.id] = session
-            self._inbox.append(session)
+            self._inbox.append((session, False))
             self._queued += 1
             self._lock.notify()
         return request.id
@@ -168,12 +175,19 @@ class Engine:
     def cancel(self, request_id: str) -> None:
         """End a request early; it gets a last delta with finish reason "abort". Unknown ids are ignored."""
         with self._lock:
-            self._inbox.append(request_id)
-            self._lock.notify()
+            # The session, not its id: that may belong to another request by the time the loop reads it.
+            if session := self._sessions.get(request_id):
+                self._inbox.append((session, True))
+                self._lock.notify()
 
     def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> int:
         """The most tokens the request may generate. Raises `InvalidRequest`."""
         n, vocab = len(prompt_ids), self.model_config.vocab_size
+        for name, ids in (
+            ("prompt", prompt_ids), ("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)
+        ):  # fmt: skip
+            if not all(isinstance(t, Integral) for t in ids):
+                raise InvalidRequest(name, f"{name} must hold token ids, whole numbers")
         if n == 0:
             raise InvalidRequest("prompt", "the prompt is empty")
         if n >= self.max_model_len:
@@ -240,11 +254,11 @@ class Engine:
             self._inbox.clear()
             stop_at = self._stop_at
         now = self._clock()
-        for item in arrived:
-            if isinstance(item, Session):
-                self._scheduler.add(item.request, now)
-            elif (session := self._sessions.get(item)) and session.finish_reason is None:
-                self._scheduler.cancel(item, now)
+        for session, cancelled in arrived:
+            if not cancelled:
+                self._scheduler.add(session.request, now)
+            elif session.finish_reason is None:
+                self._scheduler.cancel(session.request.id, now)
                 session.finish_reason = "abort"
                 self._release_row(session)
                 self._ready.append(session)
@@ -285,8 +299,8 @@ class Engine:
         packed = flight.packed
         accepted = decision[packed.shape.choices :]
         logprobs = (
-            flight.logprobs()
-            if any(s.params.logprobs is not None or s.request.prompt_logprobs for s in sessions)
+            flight.logprobs
+            if any(s.params.logprobs is not None or s.chose_all(w) for s, w in zip(sessions, plan.work, strict=True))
             else None
         )
         outcomes = []
@@ -322,7 +336,12 @@ class Engine:
             if delta.finish_reason is not None:
                 session.metrics.finished = self._clock()
                 self._close(session)
-            session.on_output(delta)
+            try:
+                session.on_output(delta)
+            except Exception:
+                # The receiver's fault is not the others': its request ends, the engine goes on.
+                log.exception("on_output of request %s failed; the request is cancelled", session.request.id)
+                self.cancel(session.request.id)
 
     def _close(self, session: Session) -> None:
         request_id = session.request.id
@@ -330,7 +349,10 @@ class Engine:
             self._sessions.pop(request_id, None)
         self._last_token.pop(request_id, None)
         for observe in self.observers:
-            observe(session.metrics, session.finish_reason or "abort")
+            try:
+                observe(session.metrics, session.finish_reason or "abort")
+            except Exception:
+                log.exception("an observer failed")
 
     def _end_all(self, reason: str, error: str | None) -> None:
         """Answer everyone who still waits."""
@@ -340,9 +362,10 @@ class Engine:
             self._queued = 0
         for session in sessions:
             if session.finish_reason is None:
-                self._scheduler.cancel(session.request.id, self._clock())
                 session.finish_reason, session.error = reason, error
                 self._release_row(session)
+                if reason != "error":  # after a failure the scheduler may be in any state, and nothing will run again
+                    self._scheduler.cancel(session.request.id, self._clock())
         self._ready = sessions
         self._deliver()
 

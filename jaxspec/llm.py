@@ -81,19 +81,27 @@ class LLM:
         for prompt, p in zip(ids, each, strict=True):
             self.engine.check(prompt, p)
         gathered = _Gathered(sum(p.n for p in each))
-        outputs = []
-        for i, (prompt, p) in enumerate(zip(ids, each, strict=True)):
-            text = source if isinstance(source := batch[i], str) else None
-            output = RequestOutput(str(i), text, prompt, [CompletionOutput(k) for k in range(p.n)], RequestMetrics(0.0))
-            outputs.append(output)
-            for choice in output.outputs:
-                self._submit(gathered, output, choice, p)
-        gathered.wait()
+        outputs = [
+            RequestOutput(
+                str(i), source if isinstance(source, str) else None, prompt,
+                [CompletionOutput(k) for k in range(p.n)], RequestMetrics(0.0),
+            )
+            for i, (source, prompt, p) in enumerate(zip(batch, ids, each, strict=True))
+        ]  # fmt: skip
+        submitted: list[str] = []
+        try:
+            for output, p in zip(outputs, each, strict=True):
+                submitted += [self._submit(gathered, output, choice, p) for choice in output.outputs]
+            gathered.wait(self.engine)
+        except BaseException:
+            for request_id in submitted:
+                self.engine.cancel(request_id)
+            raise
         return outputs
 
     def _submit(
         self, gathered: _Gathered, output: RequestOutput, choice: CompletionOutput, params: SamplingParams
-    ) -> None:
+    ) -> str:
         def take(delta: OutputDelta) -> None:
             gathered.add(output, choice, delta)
 
@@ -101,8 +109,7 @@ class LLM:
             params = params.with_seed(params.seed + choice.index)
         while True:
             try:
-                self.engine.submit(output.prompt_token_ids, params, take)
-                return
+                return self.engine.submit(output.prompt_token_ids, params, take)
             except QueueFull:
                 gathered.wait_for_room()
 
@@ -137,10 +144,12 @@ class _Gathered:
         with self._changed:
             self._changed.wait(0.1)
 
-    def wait(self) -> None:
+    def wait(self, engine: Engine) -> None:
         """Until all have ended: the engine answers every request, also when it fails or is shut down."""
         with self._changed:
-            while self._open:
-                self._changed.wait(1.0)
+            while self._open and (self._changed.wait(1.0) or engine.health != "dead"):
+                pass
+            if self._open:
+                raise RuntimeError(engine.failure or "the engine has stopped")
         if self._errors:
             raise RuntimeError(self._errors[0])

@@ -60,7 +60,7 @@ class SamplingParams:
 
         within("temperature", 0, 100)
         check("top_p", 0 < self.top_p <= 1, "in (0, 1]")
-        check("top_k", self.top_k >= -1, "0 (no limit) or positive")
+        check("top_k", -1 <= self.top_k < 2**31, "0 (no limit) or positive, below 2³¹")
         within("min_p", 0, 1)
         within("presence_penalty", -2, 2)
         within("frequency_penalty", -2, 2)

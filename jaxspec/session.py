@@ -55,7 +55,7 @@ class Session:
             self._sync_penalties(executor)
         choosing = Choosing(
             p.temperature, p.top_p, p.min_p, max(0, p.top_k), self._seed, p.presence_penalty, p.frequency_penalty,
-            p.repetition_penalty, self.penalty_row, p.logprobs is not None or p.prompt_logprobs is not None,
+            p.repetition_penalty, self.penalty_row, p.logprobs is not None or self.chose_all(work),
         )  # fmt: skip
         end = work.start + work.count
         # Prompt log-probabilities need the logits of every prompt position; others only those of the last token.
@@ -92,7 +92,7 @@ class Session:
 
         `first_choice` is where the request's choices begin in `logprobs`.
         """
-        if logprobs is not None and self.request.prompt_logprobs:
+        if logprobs is not None and self.chose_all(work):
             self._take_prompt_logprobs(work, logprobs, first_choice)
         if not tokens:
             return Outcome()
@@ -138,8 +138,6 @@ class Session:
         return tokens[:-1] if ended and not self.params.include_stop_str_in_output else tokens
 
     def _take_prompt_logprobs(self, work: Work, logprobs: Logprobs, first_choice: int) -> None:
-        if not self.chose_all(work):
-            return
         r = self.request
         for i in range(work.count):
             position = work.start + i + 1

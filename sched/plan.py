@@ -25,11 +25,11 @@ class Work:
 
     @property
     def logit_slots(self) -> int:
-        """How many positions' logits are read: the last one's if it samples, and every prompt token's if asked for."""
-        end, prompt_len = self.start + self.count, self.request.prompt_len
-        if not self.request.prompt_logprobs:
-            return int(self.samples)
-        return max(0, min(end, prompt_len) - self.start) + (self.samples and end > prompt_len)
+        """How many positions' logits are read: all of a chunk that begins in a prompt whose log-probabilities are asked
+        for (after a preemption it may go on into the output), else the last one's if it samples."""
+        if self.request.prompt_logprobs and self.start < self.request.prompt_len:
+            return self.count
+        return int(self.samples)
 
 
 @dataclass(frozen=True, slots=True)

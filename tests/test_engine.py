@@ -160,6 +160,44 @@ def test_logprobs_of_outputs_and_prompt(roomy: LLM) -> None:
         assert entry.logprob == pytest.approx(reference[i - 1][text[i]], abs=1e-4)
 
 
+def test_prompt_logprobs_survive_preemption(roomy: LLM, tight: LLM) -> None:
+    """A recomputed chunk may run from the prompt into the output: all its logits are read, and counted."""
+    params = replace(GREEDY, max_tokens=50, prompt_logprobs=0)
+    texts = [[i, 7, 7, 7, 3, i, 1, 2] for i in range(4)]
+    alone = [roomy.generate([t], params)[0] for t in texts]
+    before = tight.engine.stats().preemptions
+    together = tight.generate(texts, params)
+    assert tight.engine.stats().preemptions > before
+    for a, b in zip(alone, together, strict=True):
+        assert tokens_of(a) == tokens_of(b) and a.prompt_logprobs is not None and b.prompt_logprobs is not None
+        pairs = zip(a.prompt_logprobs[1:], b.prompt_logprobs[1:], strict=True)
+        assert all(x and y and x.logprob == pytest.approx(y.logprob, abs=1e-4) for x, y in pairs)
+    check_clean(tight)
+
+
+def test_a_failing_receiver_ends_only_its_own_request(roomy: LLM) -> None:
+    def broken(delta: OutputDelta) -> None:
+        raise ValueError("no")
+
+    roomy.engine.submit([1, 2, 3], replace(GREEDY, max_tokens=60), broken)
+    assert tokens_of(roomy.generate([[4, 5]], GREEDY)[0]) == tiny.greedy([4, 5], 12)
+    check_clean(roomy)
+
+
+def test_a_late_cancel_does_not_reach_a_new_request_of_the_same_id(roomy: LLM) -> None:
+    ended = threading.Event()
+    reasons: list[str] = []
+
+    def take(delta: OutputDelta) -> None:
+        if delta.finish_reason:
+            reasons.append(delta.finish_reason)
+            ended.set()
+
+    roomy.engine.cancel("same")  # unknown
+    roomy.engine.submit([1] * 30, GREEDY, take, request_id="same")
+    assert ended.wait(30) and reasons == ["length"]
+
+
 def test_penalties_act(roomy: LLM) -> None:
     text = [9, 9, 9]
     tokens = tokens_of(
@@ -199,6 +237,7 @@ def test_cancelled_requests_end_and_the_rest_is_unharmed(roomy: LLM) -> None:
         ([], {}, "prompt"),
         ([1] * 200, {}, "prompt"),
         ([257], {}, "prompt"),
+        ([1.0, 2], {}, "prompt"),
         ([1], {"max_tokens": 500}, "max_tokens"),
         ([1], {"stop_token_ids": [999]}, "stop_token_ids"),
         ([1], {"logit_bias": {-1: 1.0}}, "logit_bias"),
@@ -214,7 +253,7 @@ def test_bad_requests_are_refused_by_name(roomy: LLM, prompt: list[int], params:
     "bad",
     [
         {"temperature": -1}, {"temperature": float("nan")}, {"top_p": 0}, {"top_p": 1.1}, {"top_k": -2},
-        {"min_p": 2}, {"presence_penalty": 3}, {"repetition_penalty": 0}, {"n": 0}, {"max_tokens": 0},
+        {"top_k": 2**31}, {"min_p": 2}, {"presence_penalty": 3}, {"repetition_penalty": 0}, {"n": 0}, {"max_tokens": 0},
         {"stop": [""]}, {"logprobs": 21}, {"logit_bias": {1: 101.0}}, {"seed": 2**64},
     ],
 )  # fmt: skip

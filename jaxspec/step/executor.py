@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +36,15 @@ class Flight:
 
     def __init__(self, packed: Packed, result: StepResult):
         self.packed, self._result = packed, result
-        self._logprobs: Logprobs | None = None
 
     def read(self) -> np.ndarray:
         """The decision vector `[C + T]` int32: choices, then accepted flags."""
         return np.asarray(self._result.decision)
 
+    @cached_property
     def logprobs(self) -> Logprobs:
         """Log-probabilities of all choices, as numpy; transferred once, when first asked for."""
-        if self._logprobs is None:
-            self._logprobs = jax.device_get(self._result.logprobs)
-        return self._logprobs
+        return jax.device_get(self._result.logprobs)
 
 
 class Executor:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.tree_util import PyTreeDef
 
 from jaxspec.models.llama import Decoder, Rope, window_of
 from jaxspec.step.attention import Committed, merge, within_batch
@@ -29,14 +28,14 @@ class StepResult(NamedTuple):
     logprobs: Logprobs
 
 
-def split(model: Decoder) -> tuple[nnx.GraphDef[Decoder], PyTreeDef, tuple[jax.Array, ...]]:
+def split(model: Decoder) -> tuple[nnx.GraphDef[Decoder], Any, tuple[jax.Array, ...]]:
     """Graph, tree definition and flat weights of a model; flat, because every leaf and level costs dispatch time."""
     graph, state = nnx.split(model)
     leaves, treedef = jax.tree.flatten(state)
     return graph, treedef, tuple(leaves)
 
 
-def make_step(graph: nnx.GraphDef[Decoder], treedef: PyTreeDef, shape: BatchShape, page_size: int) -> Step:
+def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, page_size: int) -> Step:
     """The pure step function of one batch shape, to be compiled with its pool donated."""
 
     def step(
