@@ -406,6 +406,6 @@ def _num_pages(config: EngineConfig, model: DecoderConfig) -> int:
 
 
 def _peak_memory() -> int:
-    import resource  # Unix only; elsewhere the current size stands in
+    import resource  # Unix only; Linux counts in KiB
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
