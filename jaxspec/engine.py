@@ -298,19 +298,14 @@ class Engine:
     ) -> list[Outcome]:
         packed = flight.packed
         accepted = decision[packed.shape.choices :]
-        logprobs = (
-            flight.logprobs
-            if any(s.params.logprobs is not None or s.chose_all(w) for s, w in zip(sessions, plan.work, strict=True))
-            else None
-        )
         outcomes = []
         for i, (work, session) in enumerate(zip(plan.work, sessions, strict=True)):
             tokens: list[int] = []
             node, choice = packed.nodes[i], packed.choices[i]
             if work.samples:
                 assert accepted[node]
-                tokens = [int(decision[choice + work.count - 1 if session.chose_all(work) else choice])]
-            outcome = session.absorb(work, tokens, logprobs, choice, now)
+                tokens = [int(decision[choice + work.last_choice])]
+            outcome = session.absorb(work, tokens, flight.logprobs, choice, now)
             if outcome.finish_reason is not None:
                 self._release_row(session)  # now, not when it is closed: the next plan may admit another in its place
             if outcome.tokens:

@@ -55,14 +55,15 @@ class Session:
             self._sync_penalties(executor)
         choosing = Choosing(
             p.temperature, p.top_p, p.min_p, max(0, p.top_k), self._seed, p.presence_penalty, p.frequency_penalty,
-            p.repetition_penalty, self.penalty_row, p.logprobs is not None or self.chose_all(work),
+            p.repetition_penalty, self.penalty_row, p.logprobs is not None or work.reads_all,
         )  # fmt: skip
         end = work.start + work.count
         # Prompt log-probabilities need the logits of every prompt position; others only those of the last token.
-        in_prompt = r.prompt_logprobs and work.start < r.prompt_len
-        following = np.asarray([*r.tokens[work.start + 1 : end + 1], 0][: work.count], np.int32) if in_prompt else None
+        following = (
+            np.asarray([*r.tokens[work.start + 1 : end + 1], 0][: work.count], np.int32) if work.reads_all else None
+        )
         pages = np.asarray(r.pages, np.int32)
-        choices = work.count if in_prompt else 1
+        choices = work.count if work.reads_all else 1
         return Tree.chain(r.tokens[work.start : end], work.start, pages, choosing, choices, following)
 
     def _sync_penalties(self, executor: Executor) -> None:
@@ -92,7 +93,7 @@ class Session:
 
         `first_choice` is where the request's choices begin in `logprobs`.
         """
-        if logprobs is not None and self.chose_all(work):
+        if logprobs is not None and work.reads_all:
             self._take_prompt_logprobs(work, logprobs, first_choice)
         if not tokens:
             return Outcome()
@@ -114,14 +115,10 @@ class Session:
             self._unread += len(taken)
         self._tokens += taken
         if logprobs is not None and self.params.logprobs is not None:
-            last = first_choice + (work.count - 1 if self.chose_all(work) else 0)
+            last = first_choice + work.last_choice
             for i, token in enumerate(taken):
                 self._logprobs.append(_logprob(logprobs, last + i, token, self.params.logprobs))
         return Outcome(tuple(taken), self.finish_reason)
-
-    def chose_all(self, work: Work) -> bool:
-        """Whether the work's every node has a choice, not its last only: prompt log-probabilities need them."""
-        return self.request.prompt_logprobs and work.start < self.request.prompt_len
 
     def _read(self, tokens: list[int]) -> list[int]:
         """Turn tokens to text now, because a stop string may end the request; -> the tokens up to it."""

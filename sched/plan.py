@@ -24,12 +24,20 @@ class Work:
         return self.start + self.count == len(self.request.tokens)
 
     @property
+    def reads_all(self) -> bool:
+        """Whether the logits of every position are read, not of the last only: those of a chunk that begins in a prompt
+        whose log-probabilities are asked for (after a preemption it may go on into the output)."""
+        return self.request.prompt_logprobs and self.start < self.request.prompt_len
+
+    @property
     def logit_slots(self) -> int:
-        """How many positions' logits are read: all of a chunk that begins in a prompt whose log-probabilities are asked
-        for (after a preemption it may go on into the output), else the last one's if it samples."""
-        if self.request.prompt_logprobs and self.start < self.request.prompt_len:
-            return self.count
-        return int(self.samples)
+        """How many positions' logits are read: all, or the last one's if it samples."""
+        return self.count if self.reads_all else int(self.samples)
+
+    @property
+    def last_choice(self) -> int:
+        """Where the last position's choice stands among those of this work."""
+        return self.count - 1 if self.reads_all else 0
 
 
 @dataclass(frozen=True, slots=True)

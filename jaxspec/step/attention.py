@@ -33,14 +33,11 @@ class Partial(NamedTuple):
     total: jax.Array
 
 
-def merge(*parts: Partial) -> Partial:
-    peak = parts[0].peak
-    for p in parts[1:]:
-        peak = jnp.maximum(peak, p.peak)
-    scales = [jnp.exp(p.peak - peak) for p in parts]
-    out = sum(p.out * s[..., None] for p, s in zip(parts, scales, strict=True))
-    total = sum(p.total * s for p, s in zip(parts, scales, strict=True))
-    return Partial(jnp.asarray(out), peak, jnp.asarray(total))
+def merge(a: Partial, b: Partial) -> Partial:
+    """Both parts over one peak."""
+    peak = jnp.maximum(a.peak, b.peak)
+    scale = jnp.exp(b.peak - peak)
+    return _add(a, peak, b.out * scale[..., None], b.total * scale)
 
 
 def _add(acc: Partial, peak: jax.Array, out: jax.Array, total: jax.Array) -> Partial:

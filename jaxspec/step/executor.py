@@ -42,9 +42,9 @@ class Flight:
         return np.asarray(self._result.decision)
 
     @cached_property
-    def logprobs(self) -> Logprobs:
-        """Log-probabilities of all choices, as numpy; transferred once, when first asked for."""
-        return jax.device_get(self._result.logprobs)
+    def logprobs(self) -> Logprobs | None:
+        """Log-probabilities of all choices, as numpy, transferred once; None if no tree asked for them."""
+        return jax.device_get(self._result.logprobs) if self.packed.logprobs else None
 
 
 class Executor:

@@ -100,6 +100,8 @@ class Packed:
     #: KV positions read, and those of them that some query needed.
     read_positions: int
     used_positions: int
+    #: Whether any tree asked for log-probabilities.
+    logprobs: bool
 
 
 def pack(trees: Sequence[Tree], shapes: Sequence[BatchShape], page_size: int) -> Packed:
@@ -134,7 +136,7 @@ def pack(trees: Sequence[Tree], shapes: Sequence[BatchShape], page_size: int) ->
         node, choice = node + count, choice + len(tree.choices)
     _modes(batch, trees)
     read, used = _committed(batch, shape, small, large, page_size)
-    return Packed(shape, buffer, nodes, firsts, tokens, read, used)
+    return Packed(shape, buffer, nodes, firsts, tokens, read, used, bool(batch.mode[2]))
 
 
 def _small(trees: Sequence[Tree], shape: BatchShape) -> int:
