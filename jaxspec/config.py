@@ -34,14 +34,14 @@ class EngineConfig(BaseModel):
     #: Requests that may wait; more are refused.
     max_waiting: PositiveInt = 256
     #: Positions of a KV page.
-    page_size: Literal[8, 16, 32, 64, 128] = 32
+    page_size: Literal[16, 32, 64, 128] = 32
     #: Size of the KV pool; unset: what 64 half-kilotoken requests need, at most 40 % of free memory.
     kv_cache_tokens: PositiveInt | None = None
     prefix_caching: bool = True
     #: Step sizes to compile; unset: a ladder up to max_num_batched_tokens.
     token_buckets: list[PositiveInt] | None = None
-    #: A second copy of the weights, [out, in], makes steps of one token a third faster on CPU. Unset: on CPU, yes.
-    single_token_weights: bool | None = None
+    #: What layers run on: the project's CPU kernels ("native"), XLA's operations, or the first where it can serve.
+    kernels: Literal["auto", "native", "xla"] = "auto"
     #: Seeds requests that name none.
     seed: int = 0
     #: Folder of JAX's persistent compilation cache; "" switches it off, unset: beside the model cache.

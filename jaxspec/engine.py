@@ -85,7 +85,7 @@ class Engine:
             config.max_model_len or loaded.config.max_position, loaded.config.max_position, pages * config.page_size
         )
         self._executor = Executor(config, loaded.config, dict(loaded.weights), pages, progress)
-        self._pool = PagePool(pages, config.page_size, config.prefix_caching, self._executor.zones)
+        self._pool = PagePool(pages, config.page_size, config.prefix_caching)
         limits = SchedulerConfig(
             config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len, None, choices(config.max_num_seqs)
         )
@@ -381,8 +381,8 @@ class Engine:
     def _count(self, plan: Plan, flight: Flight, generated: int) -> None:
         c, packed = self._counters, flight.packed
         c.steps += 1
-        c.read_positions += packed.read_positions
-        c.used_positions += packed.used_positions
+        c.read_positions += self._executor.positions_read(packed)
+        c.used_positions += int(packed.committed.sum())
         c.step_tokens += packed.shape.tokens
         c.real_tokens += packed.real_tokens
         c.generation_tokens += generated

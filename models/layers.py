@@ -1,12 +1,18 @@
-"""The small parts that decoders share: RMS norm, linear maps in either layout, rotary positions."""
+"""The small parts that decoders share: RMS norm, linear maps, rotary positions."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.models.config import DecoderConfig, RopeScaling
+
+#: (x [T, in], weight, width of the result, layer or None) -> [T, width]; the last two for weights that are padded or
+#: stacked over layers.
+Product = Callable[[jax.Array, jax.Array, int, jax.Array | None], jax.Array]
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
@@ -15,9 +21,9 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     return (f * jax.lax.rsqrt(jnp.mean(f * f, -1, keepdims=True) + eps)).astype(x.dtype) * weight
 
 
-def linear(x: jax.Array, weight: jax.Array, transposed: bool) -> jax.Array:
-    """`x [..., in]` times a weight stored `[in, out]`, or `[out, in]` when `transposed`."""
-    return jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1 if transposed else 0,)), ((), ())))
+def linear(x: jax.Array, weight: jax.Array, width: int, layer: jax.Array | None = None) -> jax.Array:
+    """`x [T, in]` times `weight [in, out]`: XLA's own product. Others (`Product`) hold weights in other ways."""
+    return x @ weight
 
 
 def inverse_frequencies(config: DecoderConfig) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 
 from jaxspec.models.config import DecoderConfig
-from jaxspec.models.layers import inverse_frequencies, linear, rms_norm, rope_tables, rotate
+from jaxspec.models.layers import Product, inverse_frequencies, linear, rms_norm, rope_tables, rotate
 
 #: (query [T, heads, head_dim], key [T, kv_heads, head_dim], value) -> [T, heads, head_dim]
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -23,10 +23,13 @@ Rope = tuple[jax.Array, jax.Array]
 
 
 class Block(nnx.Module):
-    """One layer. The projections are fused (q|k|v and gate|up): on CPU one product of T = 1 is a third faster so."""
+    """One layer, or all of them: then every weight has a leading axis of layers, and a call says which one it means.
 
-    def __init__(self, config: DecoderConfig, weights: Mapping[str, jax.Array], transposed: bool):
-        self.config, self.transposed = config, transposed
+    The projections are fused (q|k|v and gate|up): fewer and larger products.
+    """
+
+    def __init__(self, config: DecoderConfig, weights: Mapping[str, jax.Array], product: Product):
+        self.config, self.product = config, product
         self.attn_norm = nnx.Param(weights["attn_norm"])
         self.qkv = nnx.Param(weights["qkv"])
         self.qkv_bias = nnx.Param(weights["qkv_bias"]) if config.qkv_bias else None
@@ -37,36 +40,46 @@ class Block(nnx.Module):
         self.gate_up = nnx.Param(weights["gate_up"])
         self.down = nnx.Param(weights["down"])
 
-    def __call__(self, x: jax.Array, rope: Rope, attend: Attend) -> jax.Array:
-        """`x [T, hidden]` -> `[T, hidden]`."""
+    def __call__(self, x: jax.Array, rope: Rope, attend: Attend, layer: jax.Array | None = None) -> jax.Array:
+        """`x [T, hidden]` -> `[T, hidden]`; `layer` [] int32 if the weights are stacked."""
         c = self.config
-        h = linear(rms_norm(x, self.attn_norm[...], c.norm_eps), self.qkv[...], self.transposed)
+
+        def vector(p: nnx.Param) -> jax.Array:
+            return p[...] if layer is None else p[...][layer]
+
+        def product(x: jax.Array, p: nnx.Param, width: int) -> jax.Array:
+            return self.product(x, p[...], width, layer)
+
+        h = product(rms_norm(x, vector(self.attn_norm), c.norm_eps), self.qkv, c.q_size + 2 * c.kv_size)
         if self.qkv_bias is not None:
-            h = h + self.qkv_bias[...]
+            h = h + vector(self.qkv_bias)
         q, k, v = jnp.split(h, [c.q_size, c.q_size + c.kv_size], axis=-1)
         q = q.reshape(-1, c.num_heads, c.head_dim)
         k = k.reshape(-1, c.num_kv_heads, c.head_dim)
         v = v.reshape(-1, c.num_kv_heads, c.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = rms_norm(q, self.q_norm[...], c.norm_eps), rms_norm(k, self.k_norm[...], c.norm_eps)
+            q, k = rms_norm(q, vector(self.q_norm), c.norm_eps), rms_norm(k, vector(self.k_norm), c.norm_eps)
         attended = attend(rotate(q, rope), rotate(k, rope), v)
-        x = x + linear(attended.reshape(-1, c.q_size), self.o[...], self.transposed)
-        h = linear(rms_norm(x, self.mlp_norm[...], c.norm_eps), self.gate_up[...], self.transposed)
+        x = x + product(attended.reshape(-1, c.q_size), self.o, c.hidden_size)
+        h = product(rms_norm(x, vector(self.mlp_norm), c.norm_eps), self.gate_up, 2 * c.intermediate_size)
         gate, up = jnp.split(h, 2, axis=-1)
-        return x + linear(jax.nn.silu(gate) * up, self.down[...], self.transposed)
+        return x + product(jax.nn.silu(gate) * up, self.down, c.hidden_size)
 
 
 class Decoder(nnx.Module):
-    """Embedding, layers, final norm and head. Weight layout: `load_model`'s, or each matrix transposed."""
+    """Embedding, layers, final norm and head.
 
-    def __init__(self, config: DecoderConfig, weights: Mapping[str, jax.Array], transposed: bool = False):
-        self.config, self.transposed = config, transposed
+    Weights from `device_weights` make a Block a layer, those from `stacked_weights` a single Block of all layers, with
+    the `product` that reads them.
+    """
+
+    def __init__(self, config: DecoderConfig, weights: Mapping[str, jax.Array], product: Product = linear):
+        self.config, self.product = config, product
         self.embedding = nnx.Param(weights["embed"])
+        prefixes = ["layers."] if "layers.qkv" in weights else [f"layers.{i}." for i in range(config.num_layers)]
         self.layers = nnx.List(
-            Block(
-                config, {k.rsplit(".", 1)[1]: w for k, w in weights.items() if k.startswith(f"layers.{i}.")}, transposed
-            )
-            for i in range(config.num_layers)
+            Block(config, {k.removeprefix(p): w for k, w in weights.items() if k.startswith(p)}, product)
+            for p in prefixes
         )
         self.norm = nnx.Param(weights["norm"])
         self.head = nnx.Param(weights["head"])
@@ -81,7 +94,7 @@ class Decoder(nnx.Module):
     def logits(self, x: jax.Array) -> jax.Array:
         """`x [C, hidden]` -> `[C, vocab]`, float32."""
         x = rms_norm(x, self.norm[...], self.config.norm_eps)
-        return linear(x, self.head[...], self.transposed).astype(jnp.float32)
+        return self.product(x, self.head[...], self.config.vocab_size, None).astype(jnp.float32)
 
 
 def window_of(config: DecoderConfig, layer: int) -> int | None:
@@ -98,11 +111,16 @@ def device_weights(config: DecoderConfig, weights: Mapping[str, np.ndarray], dty
     return out
 
 
-def transpose_weights(config: DecoderConfig, weights: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """The `[out, in]` twin of `device_weights`; vectors and the embedding are shared, not copied."""
-    matrices = ("qkv", "o", "gate_up", "down")
-    out = {k: w.T.copy() if k.rsplit(".", 1)[-1] in matrices else w for k, w in weights.items()}
-    out["head"] = weights["embed"] if config.tie_embeddings else weights["head"].T.copy()
+def stacked_weights(
+    config: DecoderConfig, weights: Mapping[str, np.ndarray], pack: Callable[[np.ndarray], np.ndarray]
+) -> dict[str, jax.Array]:
+    """Put weights on the device stacked over layers, as `layers.<part>`; `pack` lays out stacks of matrices."""
+    out = {name: jnp.asarray(weights[name], "float32") for name in ("embed", "norm")}
+    head = weights["embed"].T if config.tie_embeddings else weights["head"]
+    out["head"] = jnp.asarray(pack(np.asarray(head, np.float32)[None]))
+    for part in sorted({name.rsplit(".", 1)[1] for name in weights if name.startswith("layers.")}):
+        stack = np.stack([np.asarray(weights[f"layers.{i}.{part}"], np.float32) for i in range(config.num_layers)])
+        out[f"layers.{part}"] = jnp.asarray(pack(stack) if stack.ndim == 3 else stack)
     return out
 
 

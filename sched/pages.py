@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
@@ -20,29 +19,24 @@ class PagePool:
     A page is in one of three states: free; idle (nobody holds it, but `match` still finds its content); or held by one
     or more requests. Only full pages are ever shared, and nobody writes to a full page.
 
-    Fresh pages are the lowest free ones, because a dense low part of the pool is the fastest to read. `zones` are page
-    counts that it pays to stay below (the device reads a zone whole): held pages are kept within the smallest zone that
-    can hold them all, and for that an idle page in it is evicted although pages beyond it are free. Otherwise idle
-    pages, least recently used first, are evicted when no page is free.
+    Fresh pages are the lowest free ones; when none is free, idle pages are evicted, least recently used first.
     """
 
-    def __init__(self, num_pages: int, page_size: int, prefix_caching: bool = True, zones: Sequence[int] = ()) -> None:
+    def __init__(self, num_pages: int, page_size: int, prefix_caching: bool = True) -> None:
         if num_pages < 1 or page_size < 1:
             raise ValueError(f"a pool needs pages of tokens, got num_pages={num_pages}, page_size={page_size}")
         self.num_pages = num_pages
         self.page_size = page_size
         self.prefix_caching = prefix_caching
         self._free = list(range(num_pages))  # a heap
-        self._zones = [*sorted({z for z in zones if z < num_pages}), num_pages]
-        #: A queue a zone, of the idle pages in it and in no smaller one, least recently used first.
-        self._idle: list[OrderedDict[int, None]] = [OrderedDict() for _ in self._zones]
+        self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._references = [0] * num_pages
         self._prefixes = PrefixIndex()
 
     @property
     def num_free(self) -> int:
         """Pages that `allocate` can hand out, idle ones included."""
-        return len(self._free) + sum(map(len, self._idle))
+        return len(self._free) + len(self._idle)
 
     @property
     def num_used(self) -> int:
@@ -60,30 +54,16 @@ class PagePool:
         """`n` pages of undefined content with one reference each. Raises `OutOfPages` and then takes none."""
         if n > self.num_free:
             raise OutOfPages(f"{n} pages wanted, {self.num_free} free")
-        zone = bisect_left(self._zones, self.num_used + n)
-        return [self._fresh(zone) for _ in range(n)]
+        return [self._fresh() for _ in range(n)]
 
-    def _fresh(self, zone: int) -> int:
-        """A page within the zone if one is free or idle there, else the next best."""
-        if self._free and self._free[0] < self._zones[zone]:
-            page = heappop(self._free)
-        elif idle := next((queue for queue in self._idle[: zone + 1] if queue), None):
-            page = self._evict(idle)
-        elif self._free:
+    def _fresh(self) -> int:
+        if self._free:
             page = heappop(self._free)
         else:
-            page = self._evict(next(queue for queue in self._idle if queue))
+            page, _ = self._idle.popitem(last=False)
+            self._prefixes.forget(page)
         self._references[page] = 1
         return page
-
-    def _evict(self, idle: OrderedDict[int, None]) -> int:
-        page, _ = idle.popitem(last=False)
-        self._prefixes.forget(page)
-        return page
-
-    def _idle_with(self, page: int) -> OrderedDict[int, None]:
-        """The queue of the page's zone."""
-        return self._idle[bisect_right(self._zones, page)]
 
     def release(self, pages: Sequence[int]) -> None:
         """Give back one reference to each page. Raises `ValueError` for a page that nobody holds."""
@@ -94,7 +74,7 @@ class PagePool:
             if self._references[page]:
                 continue
             if page in self._prefixes:
-                self._idle_with(page)[page] = None
+                self._idle[page] = None
             else:
                 heappush(self._free, page)
 
@@ -113,7 +93,7 @@ class PagePool:
             if page is None:
                 break
             self._references[page] += 1
-            self._idle_with(page).pop(page, None)
+            self._idle.pop(page, None)
             pages.append(page)
         return pages
 
@@ -139,7 +119,7 @@ class PagePool:
             for page in pages:
                 counted[page] += 1
         assert counted == self._references, "references differ from what is held"
-        free, idle = set(self._free), {page for queue in self._idle for page in queue}
+        free, idle = set(self._free), set(self._idle)
         held = {page for page, n in enumerate(counted) if n}
         assert len(free) == len(self._free), "a page free twice"
         assert len(free) + len(idle) + len(held) == self.num_pages == len(free | idle | held), "lost or in two states"

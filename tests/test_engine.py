@@ -19,7 +19,7 @@ from jaxspec.errors import EngineDead
 from jaxspec.outputs import OutputDelta, RequestOutput
 from jaxspec.sched.scheduler import QueueFull
 
-COMMON: dict[str, Any] = dict(page_size=8, max_num_seqs=6, token_buckets=[1, 4, 16], compilation_cache="")
+COMMON: dict[str, Any] = dict(page_size=16, max_num_seqs=6, token_buckets=[1, 4, 16], compilation_cache="")
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
@@ -32,7 +32,7 @@ def roomy() -> Iterator[LLM]:
 @pytest.fixture(scope="module")
 def tight() -> Iterator[LLM]:
     """Room for little more than one long request."""
-    with LLM(tiny.model(), kv_cache_tokens=72, max_num_batched_tokens=12, max_model_len=72, **COMMON) as llm:
+    with LLM(tiny.model(), kv_cache_tokens=80, max_num_batched_tokens=12, max_model_len=72, **COMMON) as llm:
         yield llm
 
 
@@ -102,13 +102,13 @@ def test_preemption_happened_and_nothing_compiled(roomy: LLM, tight: LLM) -> Non
 
 
 def test_shared_prefixes_are_computed_once(roomy: LLM) -> None:
-    stem = list(range(60, 100))
+    stem = list(range(60, 108))
     roomy.generate([stem], GREEDY)
     before = roomy.engine.stats()
     out = roomy.generate([[*stem, 1], [*stem, 2]], GREEDY)
     after = roomy.engine.stats()
-    assert after.prefix_hits - before.prefix_hits == 80 and after.prompt_tokens - before.prompt_tokens == 2
-    assert [o.metrics.cached_tokens for o in out] == [40, 40]
+    assert after.prefix_hits - before.prefix_hits == 96 and after.prompt_tokens - before.prompt_tokens == 2
+    assert [o.metrics.cached_tokens for o in out] == [48, 48]
     assert tokens_of(out[1]) == tiny.greedy([*stem, 2], 12)
 
 

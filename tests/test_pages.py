@@ -188,15 +188,3 @@ class PoolMachine(RuleBasedStateMachine):
 
 PoolMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
 TestPool = PoolMachine.TestCase
-
-
-def test_held_pages_stay_in_the_smallest_zone_that_holds_them() -> None:
-    pool = PagePool(16, 2, zones=(4, 8))
-    tokens = list(range(8))
-    first = pool.allocate(4)
-    pool.register(tokens, first, range(4))
-    pool.release(first)  # idle in the first zone, with twelve pages free beyond it
-    assert pool.allocate(2) == [3, 2], "evicted from the zone, the end of the prefix first"
-    assert pool.match(tokens, 8) == [0, 1], "the rest is still found"
-    assert pool.allocate(3) == [4, 5, 6], "four held and three more: the second zone"
-    pool.check([[3, 2], [0, 1], [4, 5, 6]])

@@ -15,31 +15,33 @@ from hypothesis import strategies as st
 
 import forests
 import tiny
-from jaxspec.models.llama import Decoder, device_weights
-from jaxspec.step import pool
+from jaxspec.kernels import cpu
 from jaxspec.step.batch import BatchShape
+from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Choosing, Packed, Tree, pack
 from jaxspec.step.penalties import PenaltyTable
+from jaxspec.step.pool import Pool
 from jaxspec.step.target import make_step, split
+from jaxspec.step.xla import XlaLayers
 
-PAGE = 8
-SEGMENTS = (4, 12, 32)
-SHAPES = (BatchShape(16, 16, 4, 4, SEGMENTS), BatchShape(128, 64, 4, 4, SEGMENTS))
+PAGE, PAGES = 16, 48
+SHAPES = (BatchShape(16, 16, 4, 12), BatchShape(128, 64, 4, 12))
+LAYERS = {"xla": XlaLayers(), "native": NativeLayers()}
 
 
 class Machine:
     """A model, a pool and compiled steps, run by hand."""
 
-    def __init__(self, window: int | None):
-        loaded = tiny.model(window)
+    def __init__(self, kind: str, window: int | None):
+        loaded, layers = tiny.model(window), LAYERS[kind]
+        if kind == "native":
+            cpu.load()
         self.config = loaded.config
-        graph, treedef, self.leaves = split(
-            Decoder(loaded.config, device_weights(loaded.config, loaded.weights, "float32"))
-        )
+        graph, treedef, self.leaves = split(layers.decoder(loaded.config, loaded.weights, "float32"))
         self.table = PenaltyTable.empty(1, loaded.config.vocab_size)
         self.fresh()
         self.steps = {
-            s: jax.jit(make_step(graph, treedef, s, PAGE), donate_argnums=1)
+            s: jax.jit(make_step(graph, treedef, s, layers), donate_argnums=1)
             .lower(self.leaves, self.pool, self.table, jnp.zeros(s.size, jnp.int32))
             .compile()
             for s in SHAPES
@@ -47,9 +49,7 @@ class Machine:
 
     def fresh(self) -> None:
         """Garbage in the pool: nothing may depend on what was not written."""
-        self.pool: pool.Pool = jax.tree.map(
-            lambda x: jnp.full_like(x, 7.0), pool.create(self.config, SEGMENTS, PAGE, "float32")
-        )
+        self.pool = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), Pool.zeros(self.config, PAGES, PAGE, "float32"))
 
     def run(self, trees: list[Tree]) -> tuple[Packed, np.ndarray, np.ndarray]:
         packed = pack(trees, SHAPES, PAGE)
@@ -59,20 +59,21 @@ class Machine:
 
 
 @lru_cache
-def machine(window: int | None) -> Machine:
-    return Machine(window)
+def machine(kind: str, window: int | None) -> Machine:
+    return Machine(kind, window)
 
 
+@pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("window", [None, 11])
 @settings(deadline=None, max_examples=25)
 @given(data=st.data())
-def test_forest_over_committed_kv(window: int | None, data: Any) -> None:
+def test_forest_over_committed_kv(kind: str, window: int | None, data: Any) -> None:
     """Prefill in chunks, verify trees, decode on: every choice and acceptance is the plain forward pass's."""
-    m = machine(window)
+    m = machine(kind, window)
     m.fresh()
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     lengths = data.draw(st.lists(st.integers(1, 60), min_size=1, max_size=3))
-    rows = list(rng.permutation(sum(SEGMENTS)))
+    rows = list(rng.permutation(PAGES))
     shared = [rows.pop() for _ in range(2)]
     start = list(rng.integers(256, size=2 * PAGE))
     share = data.draw(st.booleans())
@@ -130,7 +131,7 @@ def test_forest_over_committed_kv(window: int | None, data: Any) -> None:
             parent_lists.append(parents)
             np.testing.assert_array_equal(trees[-1].parents(), parents)
         packed, choice, accepted = m.run(trees)
-        assert 0 <= packed.used_positions <= packed.read_positions
+        assert packed.committed.sum() <= LAYERS[kind].positions_read(packed.committed, PAGE)
         for i, (tree, parents) in enumerate(zip(trees, parent_lists, strict=True)):
             node, first = packed.nodes[i], packed.choices[i]
             best: list[int] = []

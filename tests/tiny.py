@@ -21,7 +21,7 @@ LONGEST = 96
 def config(**changes: Any) -> DecoderConfig:
     sizes: dict[str, Any] = dict(
         family="llama", vocab_size=257, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2,
-        head_dim=8, max_position=512, tie_embeddings=True, eos_token_ids=(256,),
+        head_dim=16, max_position=512, tie_embeddings=True, eos_token_ids=(256,),
     )  # fmt: skip
     return DecoderConfig(**{**sizes, **changes})
 

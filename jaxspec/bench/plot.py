@@ -1,13 +1,18 @@
-"""Latency distributions as a picture."""
+"""Results as pictures."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxspec.bench.errors import BenchError
 from jaxspec.bench.report import Report, Slo
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def draw(report: Report, path: str | Path) -> None:
@@ -30,6 +35,26 @@ def draw(report: Report, path: str | Path) -> None:
         axes.set(xlabel=label, ylabel="share of requests", xlim=(0, None), ylim=(0, 1.02))
         axes.grid(alpha=0.3)
     figure.suptitle(f"{report.kind}: {report.completed} requests, {report.output_tokens_per_s:.0f} output tokens/s")
+    _save(figure, path)
+
+
+def lines(
+    path: str | Path, series: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_label: str, title: str
+) -> None:
+    """One line a series of (x, y), both axes logarithmic. Raises `BenchError`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, points in series.items():
+        axes.plot(*zip(*points, strict=True), marker="o", label=name)
+    axes.set(xlabel=x_label, ylabel=y_label, title=title, xscale="log", yscale="log")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: str | Path) -> None:
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:

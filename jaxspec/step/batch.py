@@ -15,46 +15,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-#: Query tokens a work item of the item loop holds at most; longer token axes are cut into tiles of this many.
-ITEM_TILE = 64
-
 
 @dataclass(frozen=True)
 class BatchShape:
     """The static sizes of one compiled step.
 
-    tokens T: nodes of all trees, padded; choices C: nodes whose logits are computed; tiles R × tile Q: requests of at
-    most Q nodes, whose committed KV is read in place; segments: rows of each array of the KV pool.
+    tokens T: nodes of all trees, padded; choices C: nodes whose logits are computed; trees R; pages M: most pages of a
+    request.
     """
 
     tokens: int
     choices: int
-    tiles: int
-    tile: int
-    segments: tuple[int, ...]
-
-    @property
-    def rows(self) -> int:
-        return sum(self.segments)
-
-    @cached_property
-    def items(self) -> int:
-        """Room for work items: each row once for each tile of the token axis."""
-        return self.rows * -(-self.tokens // ITEM_TILE)
+    trees: int
+    pages: int
 
     @cached_property
     def layout(self) -> dict[str, tuple[int, tuple[int, ...], bool]]:
         """Field name -> (offset, shape, is float)."""
-        t, c, s = (self.tokens,), (self.choices,), len(self.segments)
+        t, c, r = (self.tokens,), (self.choices,), (self.trees,)
         shapes: dict[str, tuple[tuple[int, ...], bool]] = dict(
             token=(t, False), position=(t, False), subtree=(t, False), known=(t, False), parent_choice=(t, False),
-            slot=(t, False), token_tile=(t, False),
-            tile_token=((self.tiles, self.tile), False),
-            row_reader=((self.rows,), False), row_valid=((self.rows,), False), row_start=((self.rows,), False),
-            segment_in_place=((s,), False),
-            item_count=((1,), False), item_segment=((self.items,), False),
-            item_row=((self.items,), False), item_valid=((self.items,), False),
-            item_start=((self.items,), False), item_low=((self.items,), False), item_high=((self.items,), False),
+            slot=(t, False), tree=(t, False),
+            first=(r, False), nodes=(r, False), committed=(r, False), table=((self.trees, self.pages), False),
             choice_node=(c, False), following=(c, False), mode=((3,), False),
             temperature=(c, True), top_p=(c, True), min_p=(c, True), top_k=(c, False), seed=((self.choices, 2), False),
             presence=(c, True), frequency=(c, True), repetition=(c, True), penalty_row=(c, False),
@@ -72,9 +54,10 @@ class BatchShape:
 
 
 class Batch(NamedTuple):
-    """The fields, as numpy views on the host or arrays on the device. Shapes: T tokens, C choices, N pool rows.
+    """The fields, as numpy views on the host or arrays on the device. Shapes: T tokens, C choices, R trees, M pages.
 
-    Nodes lie in depth-first preorder, request after request. Padding nodes have token 0, subtree 1 and slot -1.
+    Nodes lie in depth-first preorder, tree after tree. Padding nodes come last, with token 0, subtree 1, slot -1 and
+    tree R; padding trees have no nodes.
     """
 
     token: Any  # [T] int32
@@ -82,20 +65,12 @@ class Batch(NamedTuple):
     subtree: Any  # [T] nodes of its subtree, itself included
     known: Any  # [T] 1: prompt or decided token, accepted by right; 0: draft
     parent_choice: Any  # [T] which choice must equal a draft's token: that of its parent
-    slot: Any  # [T] row * page_size + offset where the KV goes if accepted, -1 for padding
-    token_tile: Any  # [T] the node's place in tiles flattened, R*Q if it reads no tile
-    tile_token: Any  # [R, Q] nodes of the tile, T where there is none
-    row_reader: Any  # [N] tile that reads this pool row in place, R if none
-    row_valid: Any  # [N] committed positions of the row that count
-    row_start: Any  # [N] position of the row's first key
-    segment_in_place: Any  # [S] whether any row of the segment is read in place
-    item_count: Any  # [1] how many of the W items are real
-    item_segment: Any  # [W] segment of the row
-    item_row: Any  # [W] row within its segment
-    item_valid: Any  # [W]
-    item_start: Any  # [W]
-    item_low: Any  # [W] nodes low ... high read this item; all within one tile of ITEM_TILE nodes
-    item_high: Any  # [W]
+    slot: Any  # [T] page * page_size + offset where the KV goes if accepted, -1 for padding
+    tree: Any  # [T] the node's tree
+    first: Any  # [R] first node of the tree
+    nodes: Any  # [R] its number of nodes
+    committed: Any  # [R] positions of its request that are committed
+    table: Any  # [R, M] pages of the request, in order
     choice_node: Any  # [C] node whose logits are wanted
     following: Any  # [C] the known token after it, whose log-probability a prompt's logprobs need
     mode: Any  # [3] CHOICE: 0 argmax, 1 sampled, 2 filtered too; PENALTY: 0/1; LOGPROBS: 0/1
@@ -134,9 +109,7 @@ def _blank(shape: BatchShape) -> np.ndarray:
     batch.subtree[:] = 1
     batch.known[:] = 1
     batch.slot[:] = -1
-    batch.token_tile[:] = shape.tiles * shape.tile
-    batch.tile_token[:] = shape.tokens
-    batch.row_reader[:] = shape.tiles
+    batch.tree[:] = shape.trees
     batch.top_p[:] = 1
     batch.repetition[:] = 1
     buffer.flags.writeable = False

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import EngineConfig
+from jaxspec.cache import cache_folder
+from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.kernels import cpu
+from jaxspec.kernels.build import KernelsUnavailable
 from jaxspec.models.config import DecoderConfig
-from jaxspec.models.llama import Decoder, device_weights, transpose_weights
-from jaxspec.step import penalties, pool
+from jaxspec.step import penalties
 from jaxspec.step.batch import BatchShape
 from jaxspec.step.choose import Logprobs
 from jaxspec.step.compiles import compile_counter
 from jaxspec.step.lattice import compile_all, lattice
+from jaxspec.step.layers import Layers
+from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Packed, Tree, pack
+from jaxspec.step.pool import Pool
 from jaxspec.step.target import StepResult, make_step, split
+from jaxspec.step.xla import XlaLayers
+
+log = logging.getLogger(__name__)
 
 #: (stage, done, total)
 Progress = Callable[[str, int, int], None]
@@ -64,17 +72,12 @@ class Executor:
         self.page_size, self.model = config.page_size, model
         _use_cache(config)
         counter = compile_counter()
-        self._segments = pool.segment_sizes(num_pages)
-        self.shapes = lattice(config.max_num_batched_tokens, config.max_num_seqs, self._segments, config.token_buckets)
-        on_device = device_weights(model, weights, config.dtype)
-        self._split = split(Decoder(model, on_device))
-        twin = config.single_token_weights
-        if twin is None:
-            twin = jax.default_backend() == "cpu"
-        self._split_single = (
-            split(Decoder(model, transpose_weights(model, on_device), transposed=True)) if twin else self._split
-        )
-        self._pool = pool.create(model, self._segments, config.page_size, config.dtype)
+        longest = min(config.max_model_len or model.max_position, model.max_position)
+        pages = min(num_pages, -(-longest // config.page_size))
+        self.shapes = lattice(config.max_num_batched_tokens, config.max_num_seqs, pages, config.token_buckets)
+        self.layers = pick_layers(config, model)
+        self._graph, self._treedef, self._leaves = split(self.layers.decoder(model, weights, config.dtype))
+        self._pool = Pool.zeros(model, num_pages, config.page_size, config.dtype)
         self._table = penalties.PenaltyTable.empty(config.max_num_seqs, model.vocab_size)
         self._compile(progress)
         self._warm_up()
@@ -82,25 +85,16 @@ class Executor:
         self._counter = counter
 
     @property
-    def zones(self) -> list[int]:
-        """Where the pool's segments end, in pages: a step that stays below reads less."""
-        return np.cumsum(self._segments).tolist()
-
-    @property
     def compilations_after_warmup(self) -> int:
         return self._counter.count - self.compiled
 
-    def _of(self, shape: BatchShape) -> tuple[Any, Any, tuple[jax.Array, ...]]:
-        return self._split_single if shape.tokens == 1 else self._split
-
     def _compile(self, progress: Progress) -> None:
         def step(shape: BatchShape) -> Any:
-            graph, treedef, leaves = self._of(shape)
-            fn = make_step(graph, treedef, shape, self.page_size)
+            fn = make_step(self._graph, self._treedef, shape, self.layers)
             buffer = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
             # Full float32 products: GPUs would otherwise round to TF32 and break exactness.
             with jax.default_matmul_precision("float32"):
-                lowered = jax.jit(fn, donate_argnums=1).lower(leaves, self._pool, self._table, buffer)
+                lowered = jax.jit(fn, donate_argnums=1).lower(self._leaves, self._pool, self._table, buffer)
             return lowered.compile()
 
         jobs: list[tuple[str, Callable[[], Any]]] = [(f"step of {s.tokens}", partial(step, s)) for s in self.shapes]
@@ -136,10 +130,13 @@ class Executor:
     def pack(self, trees: Sequence[Tree]) -> Packed:
         return pack(trees, self.shapes, self.page_size)
 
+    def positions_read(self, packed: Packed) -> int:
+        """Committed positions that the step reads in each layer, padding included."""
+        return self.layers.positions_read(packed.committed, self.page_size)
+
     def launch(self, packed: Packed) -> Flight:
         """Start a step; returns before it is done."""
-        leaves = self._of(packed.shape)[2]
-        self._pool, result = self._steps[packed.shape](leaves, self._pool, self._table, packed.buffer)
+        self._pool, result = self._steps[packed.shape](self._leaves, self._pool, self._table, packed.buffer)
         return Flight(packed, result)
 
     def clear_penalties(self, row: int) -> None:
@@ -159,12 +156,34 @@ class Executor:
             self._table = self._update(self._table, rows, part, counts, np.full(len(part), prompt), biases)
 
 
+def pick_layers(config: EngineConfig, model: DecoderConfig) -> Layers:
+    """The CPU kernels where they can serve, else XLA's operations. Raises `ConfigError` if they are insisted on."""
+    if config.kernels == "xla":
+        return XlaLayers()
+    why = None
+    if jax.default_backend() != "cpu":
+        why = f"they run on CPU, not on {jax.default_backend()}"
+    elif config.dtype != "float32":
+        why = f"they compute in float32, not {config.dtype}"
+    elif not cpu.supports(model.num_heads, model.num_kv_heads, model.head_dim, config.page_size):
+        why = f"they do not support heads of {model.head_dim} in pages of {config.page_size}"
+    else:
+        try:
+            cpu.load()
+            return NativeLayers()
+        except KernelsUnavailable as error:
+            why = str(error)
+            log.warning("serving without the CPU kernels, at a fraction of the speed: %s", why)
+    if config.kernels == "native":
+        raise ConfigError(f"kernels: the CPU kernels are not available: {why}")
+    return XlaLayers()
+
+
 def _use_cache(config: EngineConfig) -> None:
     """Point JAX's persistent compilation cache at our folder, unless the user's environment already names one."""
     folder = config.compilation_cache
     if folder == "" or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return
-    base = Path(os.environ.get("JAXSPEC_CACHE") or Path.home() / ".cache" / "jaxspec")
-    jax.config.update("jax_compilation_cache_dir", folder or str(base / "compiled"))
+    jax.config.update("jax_compilation_cache_dir", folder or str(cache_folder("compiled")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

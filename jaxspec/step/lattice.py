@@ -6,31 +6,23 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TypeVar
 
-from jaxspec.step.batch import ITEM_TILE, BatchShape
+from jaxspec.step.batch import BatchShape
 
 T = TypeVar("T")
 
-#: Token counts a step may have. A finer ladder wastes fewer tokens, but each shape costs seconds of compiling.
-BUCKETS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+#: Token counts a step may have. A finer ladder wastes fewer tokens, but each shape has to be compiled.
+BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
 
-def lattice(
-    max_tokens: int, max_requests: int, segments: tuple[int, ...], buckets: Iterable[int] | None = None
-) -> list[BatchShape]:
-    """Shapes for steps of up to `max_tokens` nodes, ascending. Tile 1: plain decoding reads its KV in place."""
-    sizes = sorted({b for b in (BUCKETS if buckets is None else buckets) if b <= max_tokens} | {_rounded(max_tokens)})
-    if any(b > ITEM_TILE and b % ITEM_TILE for b in sizes):
-        raise ValueError(f"token_buckets above {ITEM_TILE} must be multiples of it, got {sizes}")
-    return [BatchShape(b, min(b, choices(max_requests)), min(b, max_requests), 1, segments) for b in sizes]
+def lattice(max_tokens: int, max_requests: int, pages: int, buckets: Iterable[int] | None = None) -> list[BatchShape]:
+    """Shapes for steps of up to `max_tokens` nodes of requests of up to `pages` pages, ascending."""
+    sizes = sorted({b for b in (BUCKETS if buckets is None else buckets) if b <= max_tokens} | {max_tokens})
+    return [BatchShape(b, min(b, choices(max_requests)), min(b, max_requests), pages) for b in sizes]
 
 
 def choices(max_requests: int) -> int:
-    """Most logits a step computes: one a request, and at least a tile's worth for prompt log-probabilities."""
-    return max(max_requests, ITEM_TILE)
-
-
-def _rounded(n: int) -> int:
-    return n if n <= ITEM_TILE else -(-n // ITEM_TILE) * ITEM_TILE
+    """Most logits a step computes: one a request, and at least 64 for prompt log-probabilities and drafts."""
+    return max(max_requests, 64)
 
 
 def compile_all(

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.models.llama import Decoder, Rope, window_of
-from jaxspec.step.attention import Committed, merge, within_batch
+from jaxspec.models.llama import Decoder
 from jaxspec.step.batch import Batch, BatchShape
 from jaxspec.step.choose import Logprobs, choose
+from jaxspec.step.layers import Layers
 from jaxspec.step.penalties import PenaltyTable
-from jaxspec.step.pool import Pool, commit
+from jaxspec.step.pool import Pool
 from jaxspec.step.tree import accept, ancestors
 
 #: (weight leaves, pool [donated], penalty table, buffer) -> (pool, result)
@@ -35,50 +35,20 @@ def split(model: Decoder) -> tuple[nnx.GraphDef[Decoder], Any, tuple[jax.Array, 
     return graph, treedef, tuple(leaves)
 
 
-def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, page_size: int) -> Step:
+def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, layers: Layers) -> Step:
     """The pure step function of one batch shape, to be compiled with its pool donated."""
 
     def step(
         leaves: tuple[jax.Array, ...], pool: Pool, table: PenaltyTable, buffer: jax.Array
     ) -> tuple[Pool, StepResult]:
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
-        c = model.config
         batch = Batch.unpack(buffer, shape)
         mask = ancestors(batch.subtree)
-        groups = c.num_heads // c.num_kv_heads
-
-        def layer_of(window: int | None) -> Callable:
-            committed = Committed(shape, batch, page_size, window)
-            seen = mask
-            if window is not None:
-                seen = mask & (batch.position[:, None] - batch.position[None, :] < window)
-
-            def run(block_state: nnx.State, kv: tuple, x: jax.Array, rope: Rope, graph: nnx.GraphDef) -> tuple:
-                new: list[tuple[jax.Array, jax.Array]] = []
-
-                def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-                    new.append((k, v))
-                    q = q.reshape(-1, c.num_kv_heads, groups, c.head_dim).transpose(1, 0, 2, 3) * c.head_dim**-0.5
-                    part = merge(committed(q, kv), within_batch(q, k, v, seen))
-                    out = part.out / part.total[..., None]
-                    return out.transpose(1, 0, 2, 3).reshape(-1, c.num_heads, c.head_dim)
-
-                x = nnx.merge(graph, block_state)(x, rope, attend)
-                return x, new[0]
-
-            # Jitted so that thirty equal layers are traced and lowered once; XLA inlines the calls.
-            return jax.jit(run, static_argnames="graph")
-
-        runs = {window: layer_of(window) for window in {window_of(c, i) for i in range(c.num_layers)}}
-        x, rope, new = model.embed(batch.token), model.rope(batch.position), []
-        for i, block in enumerate(model.layers):
-            block_graph, block_state = nnx.split(block)
-            x, kv = runs[window_of(c, i)](block_state, pool[i], x, rope, graph=block_graph)
-            new.append(kv)
+        x, new = layers.run(model, pool, batch, mask)
         logits = model.logits(x.at[batch.choice_node].get(mode="clip"))
         choice, logprobs = choose(logits, batch, table, mask)
         accepted = accept(batch.token, batch.known, batch.parent_choice, choice, mask)
-        pool = commit(pool, new, batch.slot, accepted)
+        pool = layers.commit(pool, new, batch.slot, accepted)
         return pool, StepResult(jnp.concatenate([choice, accepted.astype(jnp.int32)]), logprobs)
 
     return step

@@ -1,0 +1,155 @@
+"""The CPU kernels beside XLA's own operations, with SmolLM2-135M's sizes: all matrix products of a step, and attention
+of a decode step over committed KV. Everything takes turns in one run; medians."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from rich.console import Console
+from rich.table import Table
+
+from jaxspec.bench import options
+from jaxspec.bench.plot import lines
+from jaxspec.kernels import cpu
+
+LAYERS, HIDDEN, INNER, VOCAB, KV_HEADS, GROUPS, DIM, PAGE = 30, 576, 1536, 49152, 3, 3, 64, 32
+WIDTHS = (HIDDEN + 2 * KV_HEADS * DIM, HIDDEN, 2 * INNER, HIDDEN)
+DEPTHS = (HIDDEN, HIDDEN, HIDDEN, INNER)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tokens", type=options.count, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128])
+    parser.add_argument("--contexts", type=options.count, nargs="+", default=[128, 512])
+    parser.add_argument("--requests", type=options.count, default=16)
+    parser.add_argument("--repeats", type=options.count, default=15)
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--plot", metavar="FILE", help="a PNG of the products' times")
+
+
+def run(args: argparse.Namespace) -> int:
+    cpu.load()
+    rng = np.random.default_rng(0)
+    products: dict[int, dict[str, float]] = {}
+    with options.progress("products", len(args.tokens)) as advance:
+        matrices = [
+            rng.normal(size=(LAYERS, d, w)).astype(np.float32) * 0.02 for d, w in zip(DEPTHS, WIDTHS, strict=True)
+        ]
+        head = rng.normal(size=(1, HIDDEN, VOCAB)).astype(np.float32) * 0.02
+        panels = [jnp.asarray(cpu.panels(m)) for m in [*matrices, head]]
+        plain = [[jnp.asarray(m[i]) for m in matrices] for i in range(LAYERS)], jnp.asarray(head[0])
+        for t in args.tokens:
+            x = jnp.asarray(rng.normal(size=(t, HIDDEN)), jnp.float32)
+            products[t] = _medians({"XLA": (_xla_products, x, plain), "kernel": (_kernel_products, x, panels)}, args)
+            advance()
+    attention: dict[int, dict[str, float]] = {}
+    with options.progress("attention", len(args.contexts)) as advance:
+        for context in args.contexts:
+            attention[context] = _attention(args.requests, context, rng, args)
+            advance()
+    _show("matrix products of a step, ms", "tokens", products)
+    _show(f"attention of {args.requests} requests over committed KV, {LAYERS} layers, ms", "positions", attention)
+    if args.json:
+        Path(args.json).write_text(json.dumps({"products_ms": products, "attention_ms": attention}, indent=1) + "\n")
+    if args.plot:
+        series = {name: [(t, row[name]) for t, row in products.items()] for name in ("XLA", "kernel")}
+        lines(args.plot, series, "tokens in the step", "matrix products, ms", "SmolLM2-135M, float32")
+    return 0
+
+
+def _medians(cases: Mapping[str, tuple[Callable[..., Any], Any, Any]], args: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds of each case's (function, argument, argument), in turns."""
+    compiled = {name: jax.jit(f).lower(a, b).compile() for name, (f, a, b) in cases.items()}
+    times: dict[str, list[float]] = {name: [] for name in cases}
+    for i in range(args.repeats + 2):
+        for name, (_, a, b) in cases.items():
+            begin = time.perf_counter()
+            jax.block_until_ready(compiled[name](a, b))
+            if i >= 2:
+                times[name].append(time.perf_counter() - begin)
+    return {name: float(np.median(t)) * 1e3 for name, t in times.items()}
+
+
+def _xla_products(x: jax.Array, weights: tuple[list[list[jax.Array]], jax.Array]) -> jax.Array:
+    layers, head = weights
+    for qkv, o, gate_up, down in layers:
+        x = x + (x @ qkv)[:, :HIDDEN] @ o
+        x = x + (x @ gate_up)[:, :INNER] @ down
+    return x @ head
+
+
+def _kernel_products(x: jax.Array, weights: list[jax.Array]) -> jax.Array:
+    qkv, o, gate_up, down, head = weights
+
+    def layer(x: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
+        x = x + cpu.linear(cpu.linear(x, qkv, WIDTHS[0], i)[:, :HIDDEN], o, HIDDEN, i)
+        return x + cpu.linear(cpu.linear(x, gate_up, 2 * INNER, i)[:, :INNER], down, HIDDEN, i), None
+
+    return cpu.linear(lax.scan(layer, x, jnp.arange(LAYERS))[0], head, VOCAB)
+
+
+def _attention(requests: int, context: int, rng: np.random.Generator, args: argparse.Namespace) -> dict[str, float]:
+    """One query token a request, every page full but perhaps the last."""
+    each = -(-context // PAGE)
+    pages = requests * each
+    table = jnp.asarray(rng.permutation(pages).reshape(requests, each), jnp.int32)
+    q = jnp.asarray(rng.normal(size=(requests, KV_HEADS * GROUPS, DIM)), jnp.float32)
+    kv = jnp.asarray(rng.normal(size=(requests, KV_HEADS, DIM)), jnp.float32)
+    keys = jnp.asarray(rng.normal(size=(LAYERS, pages, KV_HEADS, DIM, PAGE)), jnp.float32)
+    values = jnp.asarray(rng.normal(size=(LAYERS, pages, KV_HEADS, PAGE, DIM)), jnp.float32)
+    nodes = jnp.arange(requests)
+    ones, positions = jnp.ones_like(nodes), jnp.full_like(nodes, context)
+
+    def kernel(q: jax.Array, pool: tuple[jax.Array, jax.Array]) -> jax.Array:
+        def layer(q: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
+            none = jnp.int32(0)
+            return q + cpu.attention(
+                q, kv, kv, *pool, i, none, positions, ones, nodes, ones, positions, table
+            ), None  # fmt: skip
+
+        return lax.scan(layer, q, jnp.arange(LAYERS))[0]
+
+    def per_layer(one: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        def step(q: jax.Array, pool: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
+            for k, v in pool:
+                q = q + one(q.reshape(requests, KV_HEADS, GROUPS, DIM), k, v).reshape(q.shape)
+            return q
+
+        return step
+
+    def gathered(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        weights = jax.nn.softmax(jnp.einsum("rkgd,rjkdp->rkgjp", q, k[table]), axis=(-2, -1))
+        return jnp.einsum("rkgjp,rjkpd->rkgd", weights, v[table])
+
+    def in_place(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        """Rows of a whole array in their own order: what XLA is fastest at, were the pool always full."""
+        rows = jnp.repeat(q, each, axis=0)
+        weights = jax.nn.softmax(jnp.einsum("nkgd,nkdp->nkgp", rows, k))
+        return jnp.einsum("nkgp,nkpd->nkgd", weights, v).reshape(requests, each, KV_HEADS, GROUPS, DIM).sum(1)
+
+    layers = [(keys[i], values[i]) for i in range(LAYERS)]
+    return _medians(
+        {
+            "XLA, gathered": (per_layer(gathered), q, layers),
+            "XLA, in place": (per_layer(in_place), q, layers),
+            "kernel": (kernel, q, (keys, values)),
+        },
+        args,
+    )
+
+
+def _show(title: str, first: str, rows: dict[int, dict[str, float]]) -> None:
+    names = list(next(iter(rows.values())))
+    table = Table(first, *names, "ratio", title=title)
+    for key, row in rows.items():
+        best = min(row[n] for n in names[:-1])
+        table.add_row(str(key), *(f"{row[n]:.1f}" for n in names), f"{best / row[names[-1]]:.2f}")
+    Console().print(table)

@@ -1,0 +1,74 @@
+"""A step's layers with XLA's own operations, on any device: one layer after another, each with its own arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxspec.models.config import DecoderConfig
+from jaxspec.models.llama import Decoder, Rope, device_weights, window_of
+from jaxspec.step.attention import block_pages, committed, merge, within_batch
+from jaxspec.step.batch import Batch
+from jaxspec.step.layers import NewKV
+from jaxspec.step.pool import Pool
+
+
+class XlaLayers:
+    """See `jaxspec.step.layers.Layers`."""
+
+    name = "xla"
+
+    def decoder(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> Decoder:
+        return Decoder(config, device_weights(config, weights, dtype))
+
+    def run(self, model: Decoder, pool: Pool, batch: Batch, mask: jax.Array) -> tuple[jax.Array, NewKV]:
+        c = model.config
+        groups = c.num_heads // c.num_kv_heads
+        x, rope = model.embed(batch.token), model.rope(batch.position)
+
+        def layer_of(window: int | None) -> Callable:
+            seen = mask
+            if window is not None:
+                seen = mask & (batch.position[:, None] - batch.position[None, :] < window)
+
+            def one(state: nnx.State, i: jax.Array, x: jax.Array, rope: Rope, graph: nnx.GraphDef) -> tuple:
+                new: list[tuple[jax.Array, jax.Array]] = []
+
+                def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+                    new.append((k, v))
+                    q = q.reshape(-1, c.num_kv_heads, groups, c.head_dim).transpose(1, 0, 2, 3) * c.head_dim**-0.5
+                    part = merge(committed(q, pool, i, batch, window), within_batch(q, k, v, seen))
+                    out = part.out / part.total[..., None]
+                    return out.transpose(1, 0, 2, 3).reshape(-1, c.num_heads, c.head_dim).astype(v.dtype)
+
+                return nnx.merge(graph, state)(x, rope, attend), new[0]
+
+            # Jitted so that thirty equal layers are traced and lowered once; XLA inlines the calls.
+            return jax.jit(one, static_argnames="graph")
+
+        runs = {window: layer_of(window) for window in {window_of(c, i) for i in range(c.num_layers)}}
+        new = []
+        for i, block in enumerate(model.layers):
+            graph, state = nnx.split(block)
+            x, kv = runs[window_of(c, i)](state, jnp.int32(i), x, rope, graph=graph)
+            new.append(kv)
+        keys, values = zip(*new, strict=True)
+        return x, (jnp.stack(keys), jnp.stack(values))
+
+    def commit(self, pool: Pool, new: NewKV, slot: jax.Array, accepted: jax.Array) -> Pool:
+        page_size = pool.keys.shape[-1]
+        row = jnp.where(accepted & (slot >= 0), slot // page_size, pool.keys.shape[1])  # beyond the pool: dropped
+        offset = slot % page_size
+        k, v = (x.swapaxes(0, 1).astype(pool.keys.dtype) for x in new)  # [T, layers, kv_heads, head_dim]
+        return Pool(
+            pool.keys.at[:, row, :, :, offset].set(k, mode="drop"),
+            pool.values.at[:, row, :, offset].set(v, mode="drop"),
+        )
+
+    def positions_read(self, committed: np.ndarray, page_size: int) -> int:
+        size = block_pages(page_size)
+        return int(-(-(-(-committed // page_size)).sum() // size)) * size * page_size
