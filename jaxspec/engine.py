@@ -284,11 +284,11 @@ class Engine:
         for session, work in zip(sessions, plan.work, strict=True):
             session.metrics.first_scheduled = work.request.first_scheduled
         self._deliver()
+        self._count(plan, flight)
         decision = flight.read()
         read = self._clock()
         outcomes = self._take_in(plan, sessions, flight, decision, read)
         self._scheduler.update(plan, outcomes, read)
-        self._count(plan, flight, sum(len(o.tokens) for o in outcomes))
         done = self._clock()
         self._counters.host_seconds += (launched - begun) + (done - read)
         self._counters.step_seconds += done - begun
@@ -309,6 +309,7 @@ class Engine:
             if outcome.finish_reason is not None:
                 self._release_row(session)  # now, not when it is closed: the next plan may admit another in its place
             if outcome.tokens:
+                self._counters.generation_tokens += len(outcome.tokens)
                 self._ready.append(session)
                 self._observe_tokens(session, len(outcome.tokens), now)
             outcomes.append(outcome)
@@ -378,14 +379,13 @@ class Engine:
         if (row := session.drop_penalty_row()) is not None:
             self._penalty_rows.append(row)
 
-    def _count(self, plan: Plan, flight: Flight, generated: int) -> None:
+    def _count(self, plan: Plan, flight: Flight) -> None:
         c, packed = self._counters, flight.packed
         c.steps += 1
         c.read_positions += self._executor.positions_read(packed)
         c.used_positions += int(packed.committed.sum())
         c.step_tokens += packed.shape.tokens
         c.real_tokens += packed.real_tokens
-        c.generation_tokens += generated
         c.prompt_tokens += sum(max(0, min(w.start + w.count, w.request.prompt_len) - w.start) for w in plan.work)
 
 

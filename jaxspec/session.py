@@ -35,6 +35,7 @@ class Session:
         self._stop_ids = stop_ids
         self._stream = TextStream(tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens)
         self.penalty_row: int | None = None
+        self._last_choosing: tuple[tuple[int | None, bool], Choosing] | None = None
         self._penalty_known = 0
         self.finish_reason: str | None = None
         self.error: str | None = None
@@ -50,13 +51,9 @@ class Session:
 
     def tree(self, work: Work, executor: Executor) -> Tree:
         """The request's nodes in this step."""
-        r, p = self.request, self.params
+        r = self.request
         if self.penalty_row is not None:
             self._sync_penalties(executor)
-        choosing = Choosing(
-            p.temperature, p.top_p, p.min_p, max(0, p.top_k), self._seed, p.presence_penalty, p.frequency_penalty,
-            p.repetition_penalty, self.penalty_row, p.logprobs is not None or work.reads_all,
-        )  # fmt: skip
         end = work.start + work.count
         # Prompt log-probabilities need the logits of every prompt position; others only those of the last token.
         following = (
@@ -64,7 +61,18 @@ class Session:
         )
         pages = np.asarray(r.pages, np.int32)
         choices = work.count if work.reads_all else 1
+        choosing = self._choosing(work.reads_all)
         return Tree.chain(r.tokens[work.start : end], work.start, pages, choosing, choices, following)
+
+    def _choosing(self, reads_all: bool) -> Choosing:
+        p, key = self.params, (self.penalty_row, reads_all)
+        if self._last_choosing is None or self._last_choosing[0] != key:
+            choosing = Choosing(
+                p.temperature, p.top_p, p.min_p, max(0, p.top_k), self._seed, p.presence_penalty, p.frequency_penalty,
+                p.repetition_penalty, self.penalty_row, p.logprobs is not None or reads_all,
+            )  # fmt: skip
+            self._last_choosing = (key, choosing)
+        return self._last_choosing[1]
 
     def _sync_penalties(self, executor: Executor) -> None:
         assert self.penalty_row is not None

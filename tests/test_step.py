@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import forests
 import tiny
 from jaxspec.kernels import cpu
-from jaxspec.step.batch import BatchShape
+from jaxspec.step.batch import BatchShape, Blanks
 from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Choosing, Packed, Tree, pack
 from jaxspec.step.penalties import PenaltyTable
@@ -26,6 +26,7 @@ from jaxspec.step.xla import XlaLayers
 
 PAGE, PAGES = 16, 48
 SHAPES = (BatchShape(16, 16, 4, 12), BatchShape(128, 64, 4, 12))
+BLANKS = Blanks(SHAPES)
 LAYERS = {"xla": XlaLayers(), "native": NativeLayers()}
 
 
@@ -52,7 +53,7 @@ class Machine:
         self.pool = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), Pool.zeros(self.config, PAGES, PAGE, "float32"))
 
     def run(self, trees: list[Tree]) -> tuple[Packed, np.ndarray, np.ndarray]:
-        packed = pack(trees, SHAPES, PAGE)
+        packed = pack(trees, SHAPES, BLANKS, PAGE)
         self.pool, result = self.steps[packed.shape](self.leaves, self.pool, self.table, packed.buffer)
         decision = np.asarray(result.decision)
         return packed, decision[: packed.shape.choices], decision[packed.shape.choices :].astype(bool)
@@ -150,4 +151,4 @@ def test_forest_over_committed_kv(kind: str, window: int | None, data: Any) -> N
 def test_too_large_a_step_is_refused() -> None:
     trees = [Tree.chain(range(200), 0, np.arange(30, dtype=np.int32), Choosing())]
     with pytest.raises(ValueError, match="200 tokens"):
-        pack(trees, SHAPES, PAGE)
+        pack(trees, SHAPES, BLANKS, PAGE)

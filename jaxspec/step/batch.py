@@ -6,8 +6,10 @@ code reads static slices of it; float fields are the same bits seen as float32.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
+from itertools import cycle
 from math import prod
 from typing import Any, NamedTuple
 
@@ -85,12 +87,6 @@ class Batch(NamedTuple):
     penalty_row: Any  # [C] row of the penalty table
 
     @classmethod
-    def empty(cls, shape: BatchShape) -> tuple[np.ndarray, Batch]:
-        """A buffer `[shape.size]` int32 with every field at its padding value, and the views to write through."""
-        buffer = _blank(shape).copy()
-        return buffer, cls(*(_view(buffer, *shape.layout[name]) for name in cls._fields))
-
-    @classmethod
     def unpack(cls, buffer: jax.Array, shape: BatchShape) -> Batch:
         """The same on the device: `buffer [shape.size]` int32."""
         out = {}
@@ -101,19 +97,39 @@ class Batch(NamedTuple):
         return cls(**out)
 
 
-@lru_cache
-def _blank(shape: BatchShape) -> np.ndarray:
-    """The buffer of an empty batch; not to be written to."""
-    buffer = np.zeros(shape.size, np.int32)
-    batch = Batch(*(_view(buffer, *shape.layout[name]) for name in Batch._fields))
+class Blanks:
+    """Batches for the host to fill, each with every field at its padding value.
+
+    A shape has two, taken in turn: while the device reads one, the next step can be written to the other.
+    """
+
+    def __init__(self, shapes: Iterable[BatchShape]):
+        self._padding = {shape: _padding(shape) for shape in shapes}
+        self._turns = {
+            shape: cycle([_views(blank.copy(), shape) for _ in range(2)]) for shape, blank in self._padding.items()
+        }
+
+    def take(self, shape: BatchShape) -> tuple[np.ndarray, Batch]:
+        """A buffer `[shape.size]` int32 and the views to write through."""
+        buffer, batch = next(self._turns[shape])
+        buffer[:] = self._padding[shape]
+        return buffer, batch
+
+
+def _padding(shape: BatchShape) -> np.ndarray:
+    """The buffer of an empty batch."""
+    buffer, batch = _views(np.zeros(shape.size, np.int32), shape)
     batch.subtree[:] = 1
     batch.known[:] = 1
     batch.slot[:] = -1
     batch.tree[:] = shape.trees
     batch.top_p[:] = 1
     batch.repetition[:] = 1
-    buffer.flags.writeable = False
     return buffer
+
+
+def _views(buffer: np.ndarray, shape: BatchShape) -> tuple[np.ndarray, Batch]:
+    return buffer, Batch(*(_view(buffer, *shape.layout[name]) for name in Batch._fields))
 
 
 def _view(buffer: np.ndarray, offset: int, dims: tuple[int, ...], is_float: bool) -> np.ndarray:

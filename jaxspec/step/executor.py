@@ -18,7 +18,7 @@ from jaxspec.kernels import cpu
 from jaxspec.kernels.build import KernelsUnavailable
 from jaxspec.models.config import DecoderConfig
 from jaxspec.step import penalties
-from jaxspec.step.batch import BatchShape
+from jaxspec.step.batch import BatchShape, Blanks
 from jaxspec.step.choose import Logprobs
 from jaxspec.step.compiles import compile_counter
 from jaxspec.step.lattice import compile_all, lattice
@@ -75,6 +75,7 @@ class Executor:
         longest = min(config.max_model_len or model.max_position, model.max_position)
         pages = min(num_pages, -(-longest // config.page_size))
         self.shapes = lattice(config.max_num_batched_tokens, config.max_num_seqs, pages, config.token_buckets)
+        self._blanks = Blanks(self.shapes)
         self.layers = pick_layers(config, model)
         self._graph, self._treedef, self._leaves = split(self.layers.decoder(model, weights, config.dtype))
         self._pool = Pool.zeros(model, num_pages, config.page_size, config.dtype)
@@ -124,11 +125,11 @@ class Executor:
     def _warm_up(self) -> None:
         """Run every program once on padding, so that first requests meet no lazy initialisation."""
         for shape in self.shapes:
-            self.launch(pack([], [shape], self.page_size)).read()
+            self.launch(pack([], [shape], self._blanks, self.page_size)).read()
         self.clear_penalties(0)
 
     def pack(self, trees: Sequence[Tree]) -> Packed:
-        return pack(trees, self.shapes, self.page_size)
+        return pack(trees, self.shapes, self._blanks, self.page_size)
 
     def positions_read(self, packed: Packed) -> int:
         """Committed positions that the step reads in each layer, padding included."""

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxspec.step.batch import Batch, BatchShape
+from jaxspec.step.batch import Batch, BatchShape, Blanks
+
+_ZERO, _ONE = np.zeros(1, np.int32), np.ones(1, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,8 @@ class Tree:
     """One request's nodes in preorder, over `committed` positions of KV held in `pages` (int32 array).
 
     token, depth, subtree, known `[n]`; `depth` counts from the first node, so a node's position is committed + depth.
-    `choices` are the nodes whose logits are needed; the parent of every draft must be among them.
+    Known nodes form a chain and come first. `choices` are the nodes whose logits are needed; the parent of every draft
+    must be among them.
     """
 
     token: np.ndarray
@@ -67,8 +70,11 @@ class Tree:
     ) -> Tree:
         """Known tokens in a row: a prefill chunk, or the single root of plain decoding. The last `choices` choose."""
         n = len(tokens)
+        token = np.asarray(tokens, np.int32)
+        if n == 1:  # the common case, every microsecond of which the device waits
+            return cls(token, _ZERO, _ONE, _ONE, committed, pages, _ZERO[1 - choices :], choosing, following)
         ahead = np.arange(n, dtype=np.int32)
-        token, known = np.asarray(tokens, np.int32), np.ones(n, np.int32)
+        known = np.ones(n, np.int32)
         return cls(token, ahead, n - ahead, known, committed, pages, ahead[n - choices :], choosing, following)
 
     def parents(self) -> np.ndarray:
@@ -98,7 +104,7 @@ class Packed:
     logprobs: bool
 
 
-def pack(trees: Sequence[Tree], shapes: Sequence[BatchShape], page_size: int) -> Packed:
+def pack(trees: Sequence[Tree], shapes: Sequence[BatchShape], blanks: Blanks, page_size: int) -> Packed:
     """Pack into the smallest of `shapes` (ascending) that holds the trees; ValueError if none does."""
     tokens = sum(len(t.token) for t in trees)
     choices = sum(len(t.choices) for t in trees)
@@ -107,40 +113,47 @@ def pack(trees: Sequence[Tree], shapes: Sequence[BatchShape], page_size: int) ->
         raise ValueError(
             f"{len(trees)} trees of {tokens} tokens and {choices} choices exceed the largest step {shapes[-1]}"
         )
-    buffer, batch = Batch.empty(shape)
-    nodes, firsts = [], []
-    node = choice = 0
-    for i, tree in enumerate(trees):
-        nodes.append(node)
-        firsts.append(choice)
-        count, used = len(tree.token), -(-tree.committed // page_size)
-        batch.tree[node : node + count] = i
-        batch.first[i], batch.nodes[i], batch.committed[i] = node, count, tree.committed
-        batch.table[i, :used] = tree.pages[:used]
-        _place(batch, tree, node, choice, page_size)
-        node, choice = node + count, choice + len(tree.choices)
+    buffer, batch = blanks.take(shape)
+    count, picks = len(trees), [len(t.choices) for t in trees]
+    sizes = np.asarray([len(t.token) for t in trees], np.int32)
+    first, firsts = np.cumsum(sizes) - sizes, np.cumsum(picks, dtype=np.int32) - picks
+    if trees:
+        batch.first[:count], batch.nodes[:count] = first, sizes
+        batch.committed[:count] = [t.committed for t in trees]
+        for row, tree in zip(batch.table, trees, strict=False):
+            row[: len(tree.pages)] = tree.pages
+        of = np.repeat(np.arange(count, dtype=np.int32), sizes)
+        position = batch.committed[of] + np.concatenate([t.depth for t in trees])
+        batch.tree[:tokens], batch.position[:tokens] = of, position
+        for name in ("token", "subtree", "known"):
+            getattr(batch, name)[:tokens] = np.concatenate([getattr(t, name) for t in trees])
+        batch.slot[:tokens] = batch.table[of, position // page_size] * page_size + position % page_size
+        batch.choice_node[:choices] = np.repeat(first, picks) + np.concatenate([t.choices for t in trees])
+    for tree, node, choice in zip(trees, first, firsts, strict=True):
+        _place_drafts(batch, tree, node, choice)
+        _place_choosing(batch, tree, slice(choice, choice + len(tree.choices)))
     _modes(batch, trees)
-    return Packed(shape, buffer, nodes, firsts, tokens, batch.committed[: len(trees)], bool(batch.mode[2]))
+    return Packed(
+        shape, buffer, first.tolist(), firsts.tolist(), tokens, batch.committed[:count], bool(batch.mode[2])
+    )  # fmt: skip
 
 
-def _place(batch: Batch, tree: Tree, node: int, choice: int, page_size: int) -> None:
-    """Write a tree's nodes from `node` on and its choices from `choice` on."""
-    span, picks = slice(node, node + len(tree.token)), slice(choice, choice + len(tree.choices))
-    position = tree.committed + tree.depth
-    batch.token[span] = tree.token
-    batch.position[span] = position
-    batch.subtree[span] = tree.subtree
-    batch.known[span] = tree.known
-    batch.slot[span] = tree.pages[position // page_size] * page_size + position % page_size
-    batch.choice_node[picks] = node + tree.choices
+def _place_drafts(batch: Batch, tree: Tree, node: int, choice: int) -> None:
+    """Tell each draft which choice it must equal."""
+    if tree.known[-1]:  # drafts come last
+        return
+    place = np.full(len(tree.token), -1, np.int32)
+    place[tree.choices] = np.arange(choice, choice + len(tree.choices))
+    asked = np.where(tree.known == 1, 0, place[tree.parents()])
+    if (asked < 0).any():
+        raise ValueError("the parent of a draft is not among the tree's choices")
+    batch.parent_choice[node : node + len(tree.token)] = asked
+
+
+def _place_choosing(batch: Batch, tree: Tree, picks: slice) -> None:
+    c = tree.choosing
     if tree.following is not None:
         batch.following[picks] = tree.following
-    if not tree.known.all():
-        place = np.full(len(tree.token), -1, np.int32)
-        place[tree.choices] = np.arange(choice, choice + len(tree.choices))
-        parents = tree.parents()
-        batch.parent_choice[span] = np.where(tree.known == 1, 0, place[parents])
-    c = tree.choosing
     if c.mode:
         batch.temperature[picks] = c.temperature
         batch.top_p[picks], batch.min_p[picks], batch.top_k[picks] = c.top_p, c.min_p, c.top_k
