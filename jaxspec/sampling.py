@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 
 MAX_LOGPROBS = 20
+#: A temperature below this means greedy decoding.
+GREEDY_BELOW = 1e-5
 
 
 class InvalidRequest(ValueError):
@@ -88,7 +90,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature < 1e-5
+        return self.temperature < GREEDY_BELOW
 
     @property
     def penalised(self) -> bool:

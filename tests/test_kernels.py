@@ -1,4 +1,4 @@
-"""The CPU kernels against numpy; attention and commit are tested with the step (test_step.py), over both ways to run."""
+"""The CPU kernels against numpy; attention and commit are tested with the step (test_step.py), beside XLA's."""
 
 from __future__ import annotations
 

@@ -31,9 +31,8 @@ class KernelsUnavailable(RuntimeError):
 
 def build() -> Path:
     """The shared library, compiled unless the cache has it. Raises `KernelsUnavailable`."""
-    sources = sorted(_FOLDER.glob("*.c"))
     digest = hashlib.sha256(repr((_FLAGS, jax.__version__, platform.machine(), _cpu())).encode())
-    for path in [*sources, *sorted(_FOLDER.glob("*.h"))]:
+    for path in sources():
         digest.update(path.read_bytes())
     library = cache_folder("kernels") / f"cpu-{digest.hexdigest()[:16]}.so"
     if library.exists():
@@ -42,16 +41,22 @@ def build() -> Path:
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
             built = Path(scratch) / library.name
-            _compile(sources, built)
+            _compile(built)
             built.replace(library)  # in one go: another process may be looking
     except OSError as error:
         raise KernelsUnavailable(f"cannot write to {library.parent}: {error}") from None
     return library
 
 
-def _compile(sources: list[Path], target: Path) -> None:
+def sources() -> list[Path]:
+    """What is compiled, headers included."""
+    return sorted(_FOLDER.glob("*.[ch]"))
+
+
+def _compile(target: Path) -> None:
+    files = [str(path) for path in sources() if path.suffix == ".c"]
     includes = (f"-I{_FOLDER}", f"-I{jax.ffi.include_dir()}")
-    command = [sys.executable, "-m", "ziglang", "cc", *_FLAGS, *includes, *map(str, sources), "-o", str(target)]
+    command = [sys.executable, "-m", "ziglang", "cc", *_FLAGS, *includes, *files, "-o", str(target)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT)
     except subprocess.TimeoutExpired:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxspec.sampling import MAX_LOGPROBS
+from jaxspec.sampling import GREEDY_BELOW, MAX_LOGPROBS
 from jaxspec.step.batch import Batch
 from jaxspec.step.penalties import PenaltyTable, penalise
 
@@ -95,7 +95,7 @@ def clocks(seed: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
 
 
 def _sample(logits: jax.Array, batch: Batch, filtered: bool) -> jax.Array:
-    greedy = batch.temperature < 1e-5
+    greedy = batch.temperature < GREEDY_BELOW
     scaled = logits / jnp.where(greedy, 1.0, batch.temperature)[:, None]
     weights = jnp.exp(scaled - jnp.max(scaled, -1, keepdims=True))
     if filtered:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from jaxspec.sampling import GREEDY_BELOW
 from jaxspec.step.batch import Batch, BatchShape, Blanks
 
 _ZERO, _ONE = np.zeros(1, np.int32), np.ones(1, np.int32)
@@ -33,7 +34,7 @@ class Choosing:
 
     @property
     def mode(self) -> int:
-        if self.temperature < 1e-5:
+        if self.temperature < GREEDY_BELOW:
             return 0
         return 2 if self.top_p < 1 or self.min_p > 0 or self.top_k > 0 else 1
 
