@@ -71,7 +71,8 @@ def commit(
     _check(keys, values, k, v)
     pool = (jax.ShapeDtypeStruct(keys.shape, jnp.float32), jax.ShapeDtypeStruct(values.shape, jnp.float32))
     call = jax.ffi.ffi_call("jaxspec_commit", pool, input_output_aliases={0: 0, 1: 1})
-    return tuple(call(keys, values, k, v, slot.astype(jnp.int32), accepted))
+    keys, values = call(keys, values, k, v, slot.astype(jnp.int32), accepted)
+    return keys, values
 
 
 def _check(*arrays: jax.Array) -> None:

@@ -55,7 +55,7 @@ def within_batch(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> P
     return _partial(jnp.einsum("ktgd,skd->ktgs", q, k), v, mask)
 
 
-def committed(q: jax.Array, pool: Pool, layer: int, batch: Batch, window: int | None) -> Partial:
+def committed(q: jax.Array, pool: Pool, layer: jax.Array, batch: Batch, window: int | None) -> Partial:
     """The part over the pool. q `[K, T, G, D]`, scaled; `window` hides keys that many positions back or more."""
     page = pool.keys.shape[-1]
     size = block_pages(page)
