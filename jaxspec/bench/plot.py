@@ -54,6 +54,23 @@ def lines(
     _save(figure, path)
 
 
+def turns(path: str | Path, panels: Mapping[str, Mapping[str, Sequence[float]]], y_label: str) -> None:
+    """A dot a turn and a line at each median: a panel for every title, a column for every name. Raises `BenchError`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1 + 4 * len(panels), 4), layout="constrained")
+    for axes, (title, columns) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for i, values in enumerate(columns.values()):
+            # From left to right as they were taken, so that a drift of the machine shows.
+            axes.plot(i + np.linspace(-0.2, 0.2, len(values)), values, "o", alpha=0.7)
+            axes.hlines(float(np.median(values)), i - 0.3, i + 0.3, colors=f"C{i}")
+        axes.set(title=title, ylim=(0, None), xlim=(-0.5, len(columns) - 0.5))
+        axes.set_xticks(range(len(columns)), list(columns), rotation=15)
+        axes.grid(alpha=0.3, axis="y")
+    figure.supylabel(y_label)
+    _save(figure, path)
+
+
 def _save(figure: Figure, path: str | Path) -> None:
     try:
         figure.savefig(path, dpi=120)
