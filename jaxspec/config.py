@@ -23,7 +23,14 @@ class EngineConfig(BaseModel):
     model: str = "smollm2-135m"
     #: The name clients use; the model's own if unset.
     served_model_name: str | None = None
+    #: The drafter: "ngram", "truncated:K", a trained one's name or file, or a model with the same tokenizer; "none" or
+    #: an empty list: no drafting. A list, because some policies choose among several; for now it holds at most one.
     draft: list[str] = Field(default_factory=list)
+    #: What of a drafter's candidates is verified; "auto": what raises the expected tokens per second.
+    tree: Literal["auto", "chain", "fixed", "equal_greedy", "global_greedy"] = "auto"
+    #: Most levels drafted (all of them unless `tree` is "auto"), and draft nodes of equal_greedy and global_greedy.
+    draft_levels: PositiveInt | None = None
+    draft_nodes: PositiveInt | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     #: Longest prompt and output together; the model's own limit if unset.
     max_model_len: PositiveInt | None = None
@@ -47,15 +54,25 @@ class EngineConfig(BaseModel):
     #: Folder of JAX's persistent compilation cache; "" switches it off, unset: beside the model cache.
     compilation_cache: str | None = None
 
+    @field_validator("draft", mode="before")
+    @classmethod
+    def _as_list(cls, value: Any) -> Any:
+        """A single name needs no brackets, and `none` is how a command line says "no drafter"."""
+        if value in (None, "none", ["none"]):
+            return []
+        return [value] if isinstance(value, str) else value
+
     @field_validator("draft")
     @classmethod
-    def _no_draft_yet(cls, value: list[str]) -> list[str]:
-        if value:
-            raise ValueError("draft models are not available in this version")
+    def _at_most_one(cls, value: list[str]) -> list[str]:
+        if len(value) > 1:
+            raise ValueError("only one drafter at a time is supported")
+        if "" in value:
+            raise ValueError("a drafter's name is empty; none switches drafting off")
         return value
 
     @classmethod
-    def load(cls, path: str | Path | None = None, **overrides: Any) -> EngineConfig:
+    def load(cls, path: str | Path | None = None, /, **overrides: Any) -> EngineConfig:
         """Read a preset (YAML mapping) and apply overrides. Raises `ConfigError` naming every bad key or value."""
         settings: Any = {}
         if path is not None:
@@ -75,7 +92,7 @@ def _explain(error: Any) -> str:
     name = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         return f"unknown setting {name!r}; valid settings: {', '.join(EngineConfig.model_fields)}"
-    return f"{name}: {error['msg']} (got {error['input']!r})"
+    return f"{name}: {error['msg'].removeprefix('Value error, ')} (got {error['input']!r})"
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from uuid import uuid4
 
@@ -20,20 +20,24 @@ import numpy as np
 import psutil
 
 from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.draft import drafters
+from jaxspec.draft.build import build
 from jaxspec.errors import EngineDead, EngineDraining
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.load import LoadedModel, load_model
-from jaxspec.outputs import OutputDelta, RequestMetrics
+from jaxspec.outputs import OutputDelta, RequestMetrics, SpeculationCounts
 from jaxspec.sampling import InvalidRequest, SamplingParams
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.pages import PagePool
-from jaxspec.sched.plan import Outcome, Plan
+from jaxspec.sched.plan import Outcome, Plan, Work
 from jaxspec.sched.request import Request
-from jaxspec.sched.scheduler import QueueFull, Scheduler
+from jaxspec.sched.scheduler import NO_DRAFTS, QueueFull, Scheduler
+from jaxspec.sched.trees.candidates import Draft
 from jaxspec.session import Session
 from jaxspec.stats import EngineStats
 from jaxspec.step.executor import Executor, Flight, Progress, silent
 from jaxspec.step.lattice import choices
+from jaxspec.step.packing import Tree
 from jaxspec.step.pool import page_bytes
 
 log = logging.getLogger(__name__)
@@ -53,6 +57,7 @@ class _Counters:
     real_tokens: int = 0
     host_seconds: float = 0.0
     step_seconds: float = 0.0
+    speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
 
 class Engine:
@@ -84,7 +89,10 @@ class Engine:
         self.max_model_len = min(
             config.max_model_len or loaded.config.max_position, loaded.config.max_position, pages * config.page_size
         )
-        self._executor = Executor(config, loaded.config, dict(loaded.weights), pages, progress)
+        drafter = drafters.load(config.draft[0], loaded) if config.draft and config.draft[0] != drafters.NGRAM else None
+        conditioned = drafter is not None and "fuse" in drafter[1]
+        self._executor = Executor(config, loaded.config, dict(loaded.weights), pages, progress, conditioned)
+        self._speculator = build(config, self._executor, drafter, pages, progress, clock) if config.draft else None
         self._pool = PagePool(pages, config.page_size, config.prefix_caching)
         limits = SchedulerConfig(
             config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len, None, choices(config.max_num_seqs)
@@ -98,6 +106,7 @@ class Engine:
         self._counters = _Counters()
         self.observers: list[Callable[[RequestMetrics, str], None]] = []
         self.token_observers: list[Callable[[float, int], None]] = []
+        self.first_token_observers: list[Callable[[RequestMetrics], None]] = []
         self._last_token: dict[str, float] = {}
 
         self._lock = threading.Condition()
@@ -222,6 +231,10 @@ class Engine:
             host_seconds=c.host_seconds,
             step_seconds=c.step_seconds,
             peak_memory_bytes=_peak_memory(),
+            draft_tokens=c.speculation.proposed,
+            accepted_tokens=c.speculation.accepted,
+            verifications=c.speculation.verifications,
+            accepted_by_level=tuple(c.speculation.by_level),
         )
 
     def reset_stats(self) -> None:
@@ -270,14 +283,21 @@ class Engine:
     def _step(self) -> None:
         """One turn: plan, launch, hand out the last step's tokens, read, take in."""
         begun = self._clock()
-        plan = self._scheduler.plan(begun)
+        speculator = self._speculator
+        plan = self._scheduler.plan(begun, speculator.lookahead(self._scheduler.running) if speculator else NO_DRAFTS)
         self._free_penalty_rows(plan)
         if not plan.work:
             self._deliver()
             return
         sessions = [self._sessions[w.request.id] for w in plan.work]
         self._give_penalty_rows(sessions)
-        trees = [s.tree(w, self._executor) for s, w in zip(sessions, plan.work, strict=True)]
+        drafts: dict[str, Draft] = {}
+        drafted = begun
+        if speculator:
+            begun_drafting = self._clock()
+            drafts = speculator.draft(plan.work, plan.num_tokens)
+            drafted = begun + self._clock() - begun_drafting  # the device's time, not the host's
+        trees = [self._tree(s, w, drafts) for s, w in zip(sessions, plan.work, strict=True)]
         packed = self._executor.pack(trees)
         flight = self._executor.launch(packed)
         launched = self._clock()
@@ -287,25 +307,43 @@ class Engine:
         self._count(plan, flight)
         decision = flight.read()
         read = self._clock()
-        outcomes = self._take_in(plan, sessions, flight, decision, read)
+        if speculator:
+            speculator.observe_step(packed.shape.tokens, read - launched)
+        outcomes = self._take_in(plan, sessions, flight, drafts, decision, read)
         self._scheduler.update(plan, outcomes, read)
         done = self._clock()
-        self._counters.host_seconds += (launched - begun) + (done - read)
+        self._counters.host_seconds += (launched - drafted) + (done - read)
         self._counters.step_seconds += done - begun
 
+    def _tree(self, session: Session, work: Work, drafts: dict[str, Draft]) -> Tree:
+        draft = drafts.get(work.request.id)
+        return session.draft_tree(work, draft, self._executor) if draft else session.tree(work, self._executor)
+
     def _take_in(
-        self, plan: Plan, sessions: list[Session], flight: Flight, decision: np.ndarray, now: float
+        self,
+        plan: Plan,
+        sessions: list[Session],
+        flight: Flight,
+        drafts: dict[str, Draft],
+        decision: np.ndarray,
+        now: float,
     ) -> list[Outcome]:
         packed = flight.packed
-        accepted = decision[packed.shape.choices :]
+        choice_of, accepted = decision[: packed.shape.choices], decision[packed.shape.choices :]
         outcomes = []
         for i, (work, session) in enumerate(zip(plan.work, sessions, strict=True)):
             tokens: list[int] = []
+            path: list[int] | None = None
             node, choice = packed.nodes[i], packed.choices[i]
-            if work.samples:
+            if (draft := drafts.get(work.request.id)) is not None:
+                # Accepted nodes form one path from the root, in preorder; each node's choice is the token after it.
+                path = np.flatnonzero(accepted[node : node + len(draft) + 1]).tolist()
+                tokens = choice_of[choice : choice + len(draft) + 1][path].tolist()
+                self._observe_drafts(session, draft, path)
+            elif work.samples:
                 assert accepted[node]
-                tokens = [int(decision[choice + work.last_choice])]
-            outcome = session.absorb(work, tokens, flight.logprobs, choice, now)
+                tokens = [int(choice_of[choice + work.last_choice])]
+            outcome = session.absorb(work, tokens, flight.logprobs, choice, now, path)
             if outcome.finish_reason is not None:
                 self._release_row(session)  # now, not when it is closed: the next plan may admit another in its place
             if outcome.tokens:
@@ -315,10 +353,19 @@ class Engine:
             outcomes.append(outcome)
         return outcomes
 
+    def _observe_drafts(self, session: Session, draft: Draft, path: list[int]) -> None:
+        assert self._speculator is not None
+        self._speculator.observe(session.request, [n - 1 for n in path[1:]])
+        for counts in (self._counters.speculation, session.metrics.speculation):
+            counts.add(len(draft), len(path) - 1)
+
     def _observe_tokens(self, session: Session, count: int, now: float) -> None:
         last = self._last_token.get(session.request.id)
         self._last_token[session.request.id] = now
-        if last is not None:
+        if last is None:
+            for observe_first in self.first_token_observers:
+                observe_first(session.metrics)
+        else:
             for observe in self.token_observers:
                 observe((now - last) / count, count)
 
@@ -344,6 +391,8 @@ class Engine:
         with self._lock:
             self._sessions.pop(request_id, None)
         self._last_token.pop(request_id, None)
+        if self._speculator:
+            self._speculator.forget(session.request)
         for observe in self.observers:
             try:
                 observe(session.metrics, session.finish_reason or "abort")

@@ -20,14 +20,15 @@ Prompt = str | Sequence[int]
 class LLM:
     """A model and its engine; use as a context manager, or call `close`.
 
-    Args: `model` as `--model` of the server; `config` a YAML preset; `overrides` any setting of `EngineConfig`.
+    Args: `model` and `draft` as `--model` and `--draft` of the server (`draft=()` switches a preset's drafter off);
+    `config` a YAML preset; `overrides` any setting of `EngineConfig`.
     Raises `ConfigError` and `ModelLoadError`.
     """
 
     def __init__(
         self,
         model: str | LoadedModel | None = None,
-        draft: Sequence[str] | str = (),
+        draft: Sequence[str] | str | None = None,
         config: str | None = None,
         *,
         show_progress: bool = False,
@@ -36,8 +37,8 @@ class LLM:
         loaded = model if isinstance(model, LoadedModel) else None
         if isinstance(model, str):
             overrides["model"] = model
-        if draft:
-            overrides["draft"] = [draft] if isinstance(draft, str) else list(draft)
+        if draft is not None:
+            overrides["draft"] = draft if isinstance(draft, str) else list(draft)
         settings = EngineConfig.load(config, **overrides)
         with bar(show_progress) as progress:
             self.engine = Engine(settings, model=loaded, progress=progress)

@@ -15,6 +15,38 @@ class TokenLogprob:
 
 
 @dataclass(slots=True)
+class SpeculationCounts:
+    """Draft tokens proposed and accepted, steps that verified some, and accepted ones by level (the first is 0)."""
+
+    proposed: int = 0
+    accepted: int = 0
+    verifications: int = 0
+    by_level: list[int] = field(default_factory=list)
+
+    def add(self, proposed: int, accepted: int) -> None:
+        self.proposed += proposed
+        self.accepted += accepted
+        self.verifications += 1
+        self.by_level += [0] * (accepted - len(self.by_level))
+        for level in range(accepted):
+            self.by_level[level] += 1
+
+    def merge(self, other: SpeculationCounts) -> None:
+        """Add what another sequence counted."""
+        self.proposed += other.proposed
+        self.accepted += other.accepted
+        self.verifications += other.verifications
+        self.by_level += [0] * (len(other.by_level) - len(self.by_level))
+        for level, count in enumerate(other.by_level):
+            self.by_level[level] += count
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens a verification gave, the target's own included."""
+        return 1 + self.accepted / self.verifications if self.verifications else 1.0
+
+
+@dataclass(slots=True)
 class RequestMetrics:
     """Times in seconds on the engine's clock; counts in tokens."""
 
@@ -26,6 +58,7 @@ class RequestMetrics:
     cached_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
+    speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
     @property
     def ttft(self) -> float | None:
@@ -77,7 +110,10 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A finished request of `LLM.generate`: one `CompletionOutput` for each of `n`."""
+    """A finished request of `LLM.generate`: one `CompletionOutput` for each of `n`.
+
+    `metrics`, its `speculation` included, are those of the output that ended last.
+    """
 
     request_id: str
     prompt: str | None

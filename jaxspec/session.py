@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from jaxspec.outputs import OutputDelta, RequestMetrics, TokenLogprob
 from jaxspec.sampling import SamplingParams
 from jaxspec.sched.plan import Outcome, Work
 from jaxspec.sched.request import Request
+from jaxspec.sched.trees.candidates import Draft
 from jaxspec.step.choose import Logprobs
 from jaxspec.step.executor import Executor
 from jaxspec.step.packing import Choosing, Tree
@@ -64,6 +65,19 @@ class Session:
         choosing = self._choosing(work.reads_all)
         return Tree.chain(r.tokens[work.start : end], work.start, pages, choosing, choices, following)
 
+    def draft_tree(self, work: Work, draft: Draft, executor: Executor) -> Tree:
+        """The last known token with a draft below it; every node chooses."""
+        if self.penalty_row is not None:
+            self._sync_penalties(executor)
+        r, n = self.request, len(draft) + 1
+        ahead = np.arange(n, dtype=np.int32)
+        known = (ahead == 0).astype(np.int32)
+        join = lambda first, rest: np.concatenate([np.asarray([first], np.int32), rest])  # noqa: E731
+        return Tree(
+            join(r.tokens[-1], draft.token), join(0, draft.depth), join(n, draft.subtree), known, work.start,
+            np.asarray(r.pages, np.int32), ahead, self._choosing(False), parent=join(-1, draft.parent + 1),
+        )  # fmt: skip
+
     def _choosing(self, reads_all: bool) -> Choosing:
         p, key = self.params, (self.penalty_row, reads_all)
         if self._last_choosing is None or self._last_choosing[0] != key:
@@ -95,11 +109,13 @@ class Session:
     # -- after a step ----------------------------------------------------------------------------------------------
 
     def absorb(
-        self, work: Work, tokens: list[int], logprobs: Logprobs | None, first_choice: int, now: float
-    ) -> Outcome:
+        self, work: Work, tokens: list[int], logprobs: Logprobs | None, first_choice: int, now: float,
+        path: Sequence[int] | None = None,
+    ) -> Outcome:  # fmt: skip
         """Take a step's new tokens, up to the one that ends the request.
 
-        `first_choice` is where the request's choices begin in `logprobs`.
+        `first_choice` is where the request's choices begin in `logprobs`; `path` is which of them gave each token, by
+        default the last one.
         """
         if logprobs is not None and work.reads_all:
             self._take_prompt_logprobs(work, logprobs, first_choice)
@@ -123,9 +139,8 @@ class Session:
             self._unread += len(taken)
         self._tokens += taken
         if logprobs is not None and self.params.logprobs is not None:
-            last = first_choice + work.last_choice
-            for i, token in enumerate(taken):
-                self._logprobs.append(_logprob(logprobs, last + i, token, self.params.logprobs))
+            for place, token in zip(path or [work.last_choice], taken, strict=False):
+                self._logprobs.append(_logprob(logprobs, first_choice + place, token, self.params.logprobs))
         return Outcome(tuple(taken), self.finish_reason)
 
     def _read(self, tokens: list[int]) -> list[int]:

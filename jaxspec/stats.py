@@ -22,3 +22,8 @@ class EngineStats:
     host_seconds: float = 0.0
     step_seconds: float = 0.0
     peak_memory_bytes: int = 0
+    #: Draft tokens verified, those accepted, requests' steps that verified any, and accepted ones by level.
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    verifications: int = 0
+    accepted_by_level: tuple[int, ...] = ()

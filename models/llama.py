@@ -91,10 +91,13 @@ class Decoder(nnx.Module):
     def rope(self, positions: jax.Array) -> Rope:
         return rope_tables(positions, inverse_frequencies(self.config))
 
-    def logits(self, x: jax.Array) -> jax.Array:
-        """`x [C, hidden]` -> `[C, vocab]`, float32."""
-        x = rms_norm(x, self.norm[...], self.config.norm_eps)
-        return self.product(x, self.head[...], self.config.vocab_size, None).astype(jnp.float32)
+    def finish(self, x: jax.Array) -> jax.Array:
+        """Final norm: `[T, hidden]` of the last layer -> the features that the head, and drafters, read."""
+        return rms_norm(x, self.norm[...], self.config.norm_eps)
+
+    def logits(self, features: jax.Array) -> jax.Array:
+        """`features [C, hidden]` -> `[C, vocab]`, float32."""
+        return self.product(features, self.head[...], self.config.vocab_size, None).astype(jnp.float32)
 
 
 def window_of(config: DecoderConfig, layer: int) -> int | None:
@@ -126,6 +129,11 @@ def stacked_weights(
 
 def forward(model: Decoder, tokens: jax.Array) -> jax.Array:
     """Logits `[T, vocab]` of one sequence `tokens [T]`, without a cache: the plain decode that the step must equal."""
+    return model.logits(forward_features(model, tokens))
+
+
+def forward_features(model: Decoder, tokens: jax.Array) -> jax.Array:
+    """The same before the head: `[T, hidden]`."""
     c = model.config
     positions = jnp.arange(tokens.shape[0])
     rope, x = model.rope(positions), model.embed(tokens)
@@ -142,4 +150,4 @@ def forward(model: Decoder, tokens: jax.Array) -> jax.Array:
             )
 
         x = layer(x, rope, attend)
-    return model.logits(x)
+    return model.finish(x)

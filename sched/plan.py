@@ -17,6 +17,9 @@ class Work:
     request: Request
     start: int
     count: int
+    #: Most draft nodes that may follow the last known token, and most levels of them; pages and budget are set aside.
+    drafts: int = 0
+    levels: int = 0
 
     @property
     def samples(self) -> bool:
@@ -38,6 +41,14 @@ class Work:
     def last_choice(self) -> int:
         """Where the last position's choice stands among those of this work."""
         return self.count - 1 if self.reads_all else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lookahead:
+    """How far a step may draft: nodes and levels for each decoding request."""
+
+    drafts: int = 0
+    levels: int = 0
 
 
 @dataclass(frozen=True, slots=True)

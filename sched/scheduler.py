@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from jaxspec.sched.budget import Budget
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.order import Fcfs
 from jaxspec.sched.pages import OutOfPages, PagePool
-from jaxspec.sched.plan import Outcome, Plan, Work
+from jaxspec.sched.plan import Lookahead, Outcome, Plan, Work
 from jaxspec.sched.request import Request, State
+
+NO_DRAFTS = Lookahead()
 
 
 class QueueFull(RuntimeError):
@@ -77,8 +80,11 @@ class Scheduler:
         self._finish(request)
         return True
 
-    def plan(self, now: float) -> Plan:
-        """What to run next; its `work` is empty if there is nothing to do. Else `update` must precede the next plan."""
+    def plan(self, now: float, lookahead: Lookahead = NO_DRAFTS) -> Plan:
+        """What to run next; its `work` is empty if there is nothing to do. Else `update` must precede the next plan.
+
+        Drafts get what is left of the step, never a page that would have to be taken from a request.
+        """
         if self._in_flight is not None:
             raise RuntimeError("the last plan has not been answered by update()")
         budget = Budget(self.config)
@@ -94,6 +100,8 @@ class Scheduler:
             if share := budget.take(request):
                 work.append(share)
 
+        if lookahead.drafts and lookahead.levels:
+            self._allow_drafts(work, budget, lookahead)
         plan = Plan(tuple(work), tuple(preempted))
         self._in_flight = plan if work else None
         return plan
@@ -128,6 +136,25 @@ class Scheduler:
             request.registered = full
         if outcome.finish_reason is not None:
             self._finish(request)
+
+    def _allow_drafts(self, work: list[Work], budget: Budget, lookahead: Lookahead) -> None:
+        """Share what the step has left among the requests that decode, and find pages for what they may accept."""
+        decoding = [i for i, w in enumerate(work) if w.count == 1 and w.samples and w.request.decoding]
+        for rank, i in enumerate(decoding):
+            request = work[i].request
+            others = len(decoding) - rank
+            drafts = min(lookahead.drafts, budget.tokens // others, budget.slots // others)
+            levels = min(lookahead.levels, drafts, request.max_tokens - request.output_len - 1)
+            missing = self.pool.pages_for(len(request.tokens) + levels) - len(request.pages)
+            if levels > 0 and missing > 0:
+                try:
+                    request.pages += self.pool.allocate(missing)
+                except OutOfPages:
+                    levels = len(request.pages) * self.pool.page_size - len(request.tokens)
+            if levels > 0:
+                work[i] = replace(work[i], drafts=drafts, levels=levels)
+                budget.tokens -= drafts
+                budget.slots -= drafts
 
     def _reserve(self, request: Request, preempted: list[Request]) -> bool:
         """See that a running request has pages for its known tokens; False if it was preempted for lack of them."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxspec.detokenize import TextStream
 from jaxspec.errors import EngineDead, EngineDraining
-from jaxspec.outputs import OutputDelta, RequestMetrics, TokenLogprob
+from jaxspec.outputs import OutputDelta, RequestMetrics, SpeculationCounts, TokenLogprob
 from jaxspec.sampling import InvalidRequest, SamplingParams
 from jaxspec.sched.scheduler import QueueFull
 from jaxspec.stats import EngineStats
@@ -67,21 +67,30 @@ class _Recital:
 class FakeEngine:
     """Speaks the engine's interface. A request gets `RECITED` over and over, byte by byte, from its seed's place on.
 
-    `step` seconds pass between tokens. At most `max_num_seqs` run at once, `max_waiting` more may wait.
+    `step` seconds pass between tokens. At most `max_num_seqs` run at once, `max_waiting` more may wait. With `draft` it
+    says that it verified a draft of three tokens at every token but the first, accepting 1, 2, 0, 1, 2, 0 … of them.
     """
 
     def __init__(
-        self, step: float = 0.0005, max_num_seqs: int = 64, max_waiting: int = 128, max_model_len: int = 512
+        self,
+        step: float = 0.0005,
+        max_num_seqs: int = 64,
+        max_waiting: int = 128,
+        max_model_len: int = 512,
+        draft: Sequence[str] = (),
     ) -> None:
         self.tokenizer = ByteTokenizer()
         self.model_name = "fake"
         self.model_config = SimpleNamespace(vocab_size=self.tokenizer.vocab_size)
-        self.config = SimpleNamespace(model="fake", max_waiting=max_waiting, max_num_seqs=max_num_seqs)
+        self.config = SimpleNamespace(
+            model="fake", max_waiting=max_waiting, max_num_seqs=max_num_seqs, draft=list(draft)
+        )
         self.max_model_len = max_model_len
         self.step = step
         self.failure: str | None = None
         self.observers: list[Callable[[RequestMetrics, str], None]] = []
         self.token_observers: list[Callable[[float, int], None]] = []
+        self.first_token_observers: list[Callable[[RequestMetrics], None]] = []
         #: All that was ever submitted, and the ids that were cancelled while they ran.
         self.submitted: list[SamplingParams] = []
         self.cancelled: list[str] = []
@@ -92,6 +101,7 @@ class FakeEngine:
         self._lock = threading.Condition()
         self._requests: dict[str, _Recital] = {}
         self._generated = 0
+        self._speculation = SpeculationCounts()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     @property
@@ -161,6 +171,10 @@ class FakeEngine:
             generation_tokens=self._generated,
             host_seconds=1.0,
             step_seconds=4.0,
+            draft_tokens=self._speculation.proposed,
+            accepted_tokens=self._speculation.accepted,
+            verifications=self._speculation.verifications,
+            accepted_by_level=tuple(self._speculation.by_level),
         )
 
     def _run(self) -> None:
@@ -193,9 +207,14 @@ class FakeEngine:
             if r.params.prompt_logprobs is not None:
                 scored = (self._logprob(id, r.params.prompt_logprobs) for id in r.prompt[1:])
                 prompt_logprobs = (None, *scored)
+            for observe_first in self.first_token_observers:
+                observe_first(r.metrics)
         else:
             for observe in self.token_observers:
                 observe(now - r.last, 1)
+            if self.config.draft:
+                for counts in (self._speculation, r.metrics.speculation):
+                    counts.add(3, r.metrics.output_tokens % 3)
         r.last = now
         token = self._text[r.position % len(self._text)]
         r.position += 1

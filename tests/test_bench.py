@@ -26,10 +26,12 @@ from jaxspec.bench import arrivals, prompts
 from jaxspec.bench.__main__ import main
 from jaxspec.bench.client import Target, ask
 from jaxspec.bench.errors import BenchError
+from jaxspec.bench.offline import add_engine_numbers
 from jaxspec.bench.peers import alternate, leading_agreement, turns
 from jaxspec.bench.peers.worker import Worker
-from jaxspec.bench.report import Distribution, Sample, Slo, summarise
-from jaxspec.bench.serve import Job, drive
+from jaxspec.bench.report import Distribution, Report, Sample, Slo, print_table, summarise
+from jaxspec.bench.serve import Job, add_server_numbers, drive
+from jaxspec.stats import EngineStats
 
 TOKENS = 6
 GAP_S = 0.01
@@ -215,6 +217,39 @@ def test_one_token_has_no_tpot_to_miss():
     assert not Slo()
 
 
+def from_stats(drafted: int, accepted: int, verified: int) -> Report:
+    report = summarise("offline", [], 1.0, options={})
+    after = EngineStats(draft_tokens=drafted, accepted_tokens=accepted, verifications=verified)
+    add_engine_numbers(report, EngineStats(), after)
+    return report
+
+
+def from_scrape(drafted: int, accepted: int, verified: int) -> Report:
+    report = summarise("serve", [], 1.0, options={})
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    values = zip(names, (verified, drafted, accepted), strict=True)
+    add_server_numbers(report, {"counters": {f"jaxspec:spec_decode_num_{name}_total": v for name, v in values}})
+    return report
+
+
+@pytest.mark.parametrize("report_of", [from_stats, from_scrape])
+def test_acceptance_is_reported_where_something_was_drafted(report_of, capsys):
+    report = report_of(40, 10, 8)
+    assert (report.acceptance_rate, report.mean_accepted_length) == (0.25, 2.25)
+    print_table(report)
+    shown = capsys.readouterr().out
+    assert "25.0%" in shown and "2.25" in shown
+
+    report = report_of(0, 0, 0)
+    written = report.to_json()
+    assert written["acceptance_rate"] is None and written["mean_accepted_length"] is None
+    print_table(report)
+    assert "accept" not in capsys.readouterr().out
+
+    report = report_of(8, 0, 2)
+    assert (report.acceptance_rate, report.mean_accepted_length) == (0, 1)
+
+
 ECHO = """
 import sys, time
 sys.path.insert(0, {folder!r})
@@ -376,6 +411,21 @@ def test_serve_counts_failed_requests(fake, tmp_path, capsys):
 )
 def test_serve_says_in_a_line_why_it_cannot_run(capsys, arguments, says):
     assert main(["serve", "--num-prompts", "2", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1 and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--set", "config=x"], "unknown setting 'config'"),
+        (["--set", "show_progress=1"], "unknown setting 'show_progress'"),
+        (["--set", "path=x"], "unknown setting 'path'"),
+        (["--draft", "ngram", "--draft", "truncated:2"], "draft: only one drafter"),
+    ],
+)
+def test_offline_says_in_a_line_why_it_cannot_run(capsys, arguments, says):
+    assert main(["offline", *arguments]) == 2
     said = capsys.readouterr().err
     assert says in said and said.count("\n") == 1 and "Traceback" not in said
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import tiny
 from jaxspec import LLM, InvalidRequest, SamplingParams
 from jaxspec.errors import EngineDead
-from jaxspec.outputs import OutputDelta, RequestOutput
+from jaxspec.outputs import OutputDelta, RequestMetrics, RequestOutput
 from jaxspec.sched.scheduler import QueueFull
 
 COMMON: dict[str, Any] = dict(page_size=16, max_num_seqs=6, token_buckets=[1, 4, 16], compilation_cache="")
@@ -173,6 +173,17 @@ def test_prompt_logprobs_survive_preemption(roomy: LLM, tight: LLM) -> None:
         pairs = zip(a.prompt_logprobs[1:], b.prompt_logprobs[1:], strict=True)
         assert all(x and y and x.logprob == pytest.approx(y.logprob, abs=1e-4) for x, y in pairs)
     check_clean(tight)
+
+
+def test_the_first_token_is_observed_once_also_with_preemptions(tight: LLM) -> None:
+    seen: list[RequestMetrics] = []
+    tight.engine.first_token_observers.append(seen.append)
+    before = tight.engine.stats().preemptions
+    outputs = tight.generate([[i] * 30 for i in range(4)], replace(GREEDY, max_tokens=30))
+    tight.engine.first_token_observers.clear()
+    assert tight.engine.stats().preemptions > before
+    assert sorted(m.arrival for m in seen) == [o.metrics.arrival for o in outputs]
+    assert all(m.ttft is not None and m.ttft > 0 for m in seen)
 
 
 def test_a_failing_receiver_ends_only_its_own_request(roomy: LLM) -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-SERVING = tuple(f"jaxspec.{name}" for name in ("engine", "llm", "config", "session", "step", "serve", "bench"))
+SERVING = tuple(
+    f"jaxspec.{name}" for name in ("engine", "llm", "config", "session", "step", "draft", "distill", "serve", "bench")
+)
 
 FORBIDDEN = {
     "jaxspec.sched": ("jax", "jaxlib", "flax", "optax", "jaxspec.models", *SERVING),

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxspec.sched import Outcome, PagePool, Plan, Request, Scheduler, SchedulerConfig, State
+from jaxspec.sched.plan import Lookahead
+from jaxspec.sched.scheduler import NO_DRAFTS
 
 VOCAB = 3
 
@@ -38,6 +40,7 @@ class Slice:
     tokens: list[int]
     pages: list[int]
     samples: bool
+    levels: int  # most drafts that may be accepted
     left: int  # new tokens until max_tokens
 
 
@@ -52,7 +55,7 @@ class Device:
     def launch(self, plan: Plan) -> list[Slice]:
         return [
             Slice(w.start, w.request.tokens[w.start : w.start + w.count], list(w.request.pages), w.samples,
-                  w.request.max_tokens - w.request.output_len)
+                  w.levels, w.request.max_tokens - w.request.output_len)
             for w in plan.work
         ]  # fmt: skip
 
@@ -65,8 +68,7 @@ class Device:
             state = self._compute(part.pages, position, token)
         if not part.samples:
             return Outcome()
-        room = len(part.pages) * self.page_size - end
-        accepted = self.drafts.randint(0, min(3, room, part.left - 1)) if self.drafts else 0
+        accepted = self.drafts.randint(0, part.levels) if self.drafts else 0
         new = [state % VOCAB]
         for position in range(end, end + accepted):
             new.append(self._compute(part.pages, position, new[-1]) % VOCAB)
@@ -131,6 +133,7 @@ class Drive:
         self.device = Device(scheduler.pool.page_size, drafts)
         self.requests: dict[str, Request] = {}
         self.cancelled: set[str] = set()
+        self.drafted = 0  # pieces of work that might draft
         self.admitted: list[str] = []  # in the order of their first plan
 
     def run(self) -> None:
@@ -174,14 +177,19 @@ class Drive:
         scheduler, config = self.scheduler, self.scheduler.config
         decoding = [request for request in scheduler.running if request.decoding]
         had_work = scheduler.has_work
-        plan = scheduler.plan(float(now))
+        random = self.device.drafts
+        plan = scheduler.plan(
+            float(now), Lookahead(random.randint(0, 5), random.randint(0, 3)) if random else NO_DRAFTS
+        )
+        self.drafted += sum(work.levels > 0 for work in plan.work)
         planned = {work.request.id: work for work in plan.work}
         preempted = {request.id for request in plan.preempted}
 
         assert bool(plan.work) == had_work, "a step without progress"
         assert len(planned) == len(plan.work) and not planned.keys() & preempted
-        assert plan.num_tokens <= config.max_num_batched_tokens
-        assert sum(work.logit_slots for work in plan.work) <= config.max_logit_slots
+        drafts = sum(work.drafts for work in plan.work)
+        assert plan.num_tokens + drafts <= config.max_num_batched_tokens
+        assert drafts + sum(work.logit_slots for work in plan.work) <= config.max_logit_slots
         assert scheduler.num_running <= config.max_num_seqs
         for request in decoding:
             assert request.id in preempted or planned[request.id].count == 1, "a decoding request was passed over"
@@ -197,7 +205,9 @@ class Drive:
             pages, end = work.request.pages, work.start + work.count
             assert work.request.state is State.RUNNING and work.start == work.request.computed
             assert 0 < work.count <= work.request.remaining_known
-            assert pool.pages_for(end) <= len(pages)
+            assert pool.pages_for(end + work.levels) <= len(pages)
+            assert 0 <= work.levels <= work.drafts
+            assert not work.levels or work.levels < work.request.max_tokens - work.request.output_len
             for page in pages[work.start // pool.page_size :]:
                 assert holders[page] == 1 and page not in pool._prefixes
 
@@ -234,7 +244,7 @@ def test_every_request_says_what_it_says_alone_and_nothing_is_leaked(
 
 def test_the_properties_meet_preemptions_and_shared_prefixes():
     """The workloads above would prove little if they never ran out of pages or never shared one."""
-    preempted = hits = 0
+    preempted = hits = drafted = 0
     for seed in range(20):
         random = Random(seed)
         jobs = [
@@ -242,8 +252,9 @@ def test_the_properties_meet_preemptions_and_shared_prefixes():
             for _ in range(10)
         ]
         scheduler = Scheduler(SchedulerConfig(4, 8, 40, None, 4), PagePool(8, 4))
-        drive = Drive(scheduler, jobs, None)
+        drive = Drive(scheduler, jobs, random if seed % 2 else None)
         drive.run()
         drive.check_end()
         preempted, hits = preempted + scheduler.num_preemptions, hits + scheduler.prefix_hits
-    assert preempted > 20 and hits > 20
+        drafted += drive.drafted
+    assert preempted > 20 and hits > 20 and drafted > 20

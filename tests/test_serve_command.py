@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+import checkpoints
 from fakes import RECITED
 from jaxspec.serve.__main__ import main
 from serving import eventually
@@ -31,7 +32,9 @@ BAD = [
     (["--api-key", ""], "--api-key"),
     (["--log-level", "loud"], "--log-level"),
     (["--config", "/no/such.yaml"], "/no/such.yaml"),
-    (["--draft", "some-model"], "draft"),
+    (["--draft", "ngram", "--draft", "truncated:2"], "draft: only one"),
+    (["--draft", ""], "draft: "),
+    (["--set", "path=x"], "'path'"),
     (["--model", "/no/such.gguf", "--port", "0"], "/no/such.gguf"),
 ]
 
@@ -44,6 +47,30 @@ def test_bad_input_gets_one_line(argv: list[str], word: str, capsys: pytest.Capt
     line = capsys.readouterr().err
     assert line.count("\n") == 1
     assert word in line
+
+
+@pytest.mark.parametrize(
+    ("drafter", "reason"),
+    [
+        ("some-model", "'some-model'"),
+        ("truncated:2", "between 1 and 1 layers"),
+        ("truncated:", "truncated:K"),
+        ("/no/such.safetensors", "/no/such.safetensors"),
+        ("{folder}/model.safetensors", "not a drafter"),
+    ],
+)
+def test_a_drafter_that_does_not_fit_gets_one_line(
+    tmp_path: Path, drafter: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = checkpoints.config()
+    folder = checkpoints.write_hf(tmp_path / "tiny", sizes, [checkpoints.hf_tensors(sizes)])
+    with pytest.raises(SystemExit) as left:
+        main(["--model", str(folder), "--draft", drafter.format(folder=folder), "--port", "0"])
+    assert left.value.code == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert "error: draft: " in line
+    assert reason in line
 
 
 def test_a_port_in_use_shows_at_once(capsys: pytest.CaptureFixture[str]) -> None:

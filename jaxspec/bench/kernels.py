@@ -113,7 +113,7 @@ def _attention(requests: int, context: int, rng: np.random.Generator, args: argp
             none = jnp.int32(0)
             return q + cpu.attention(
                 q, kv, kv, *pool, i, none, positions, ones, nodes, ones, positions, table
-            ), None  # fmt: skip
+            )[0], None  # fmt: skip
 
         return lax.scan(layer, q, jnp.arange(LAYERS))[0]
 

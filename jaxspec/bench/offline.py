@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     engine = parser.add_argument_group("engine")
     engine.add_argument("--model", help="a built-in name, a Hugging Face folder, a .gguf file or a hub id")
-    engine.add_argument("--draft", action="append", default=[], metavar="D", help="a drafter; may be given again")
+    engine.add_argument("--draft", action="append", default=[], metavar="D", help="as of the server; none: no drafter")
     engine.add_argument("--config", metavar="YAML", help="a preset, as configs/default.yaml")
     engine.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="may be given again")
     engine.add_argument("--repeats", type=options.count, default=1, metavar="N", help="report the median run of N")
@@ -77,12 +77,14 @@ def run(args: argparse.Namespace) -> Report:
 
 def load_llm(args: argparse.Namespace) -> LLM:
     """The engine that the options ask for. Raises `BenchError`."""
-    from jaxspec.config import parse_overrides
+    from jaxspec.config import EngineConfig, parse_overrides
     from jaxspec.llm import LLM
 
     try:
         chosen = {key: value for key, value in (("model", args.model), ("draft", args.draft)) if value}
-        return LLM(config=args.config, show_progress=True, **{**parse_overrides(args.set), **chosen})
+        overrides = {**parse_overrides(args.set), **chosen}
+        EngineConfig.load(args.config, **overrides)  # before `LLM`, which has parameters beside the settings
+        return LLM(config=args.config, show_progress=True, **overrides)
     except (OSError, ValueError) as error:
         raise BenchError(str(error)) from None
 
@@ -131,6 +133,9 @@ def add_engine_numbers(report: Report, before: EngineStats, after: EngineStats) 
     report.token_padding_fraction = after.token_padded_fraction
     report.compilations_after_warmup = after.compilations_after_warmup
     report.peak_memory_bytes = after.peak_memory_bytes
+    if after.draft_tokens:
+        report.acceptance_rate = after.accepted_tokens / after.draft_tokens
+        report.mean_accepted_length = 1 + after.accepted_tokens / after.verifications
     report.extra |= {
         "steps": after.steps,
         "preemptions": after.preemptions - before.preemptions,

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from jaxspec.bench.report import Slo
+from jaxspec.progress import progress as progress
 
 
 def positive(text: str) -> float:
@@ -72,12 +68,3 @@ def slo(args: argparse.Namespace) -> Slo | None:
 def plain(args: argparse.Namespace) -> dict[str, Any]:
     """The options as given, for the JSON file: no secrets, nothing that isn't data."""
     return {k: v for k, v in vars(args).items() if k not in ("api_key", "run", "command") and not callable(v)}
-
-
-@contextmanager
-def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """A progress bar on standard error; gives the function that moves it on by one."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)

@@ -3,6 +3,7 @@
    Request decomposition (SPIN §V-A) taken to its end: each piece of work is some query nodes of one request and one
    head of keys; it walks the request's own pages and reads exactly the positions that count, so nothing is padded.
    Softmax runs online (FlashAttention): scores of a page, a new maximum, rescaled sums. */
+#include <math.h>
 #include <string.h>
 
 #include "kernel.h"
@@ -20,7 +21,7 @@
 
 typedef struct {
   const float *q, *k, *v, *keys, *values;
-  float *out;
+  float *out, *lse;
   const int32_t *position, *subtree, *first, *nodes, *committed, *table;
   int64_t heads, kv_heads, dim, page, table_width, trees, pages, window;
 } Attention;
@@ -204,6 +205,7 @@ static void attend(const Attention *a, int64_t r, int64_t h, int64_t low, int64_
   for (int i = 0; i < rows; i++) {
     float *out = a->out + ((low + i / groups) * a->heads + h * groups + i % groups) * dim;
     for (int64_t d = 0; d < dim; d++) out[d] = x->out[i * MAX_DIM + d] / x->total[i];
+    a->lse[(low + i / groups) * a->heads + h * groups + i % groups] = x->peak[i] + logf(x->total[i]);
   }
 }
 
@@ -223,10 +225,11 @@ static void piece(const void *work, int64_t unit) {
 
 /* q [T, heads, dim], k and v [T, kv_heads, dim], keys [layers, rows, kv_heads, dim, page],
    values [layers, rows, kv_heads, page, dim], layer [], window [] (0: none), position [T], subtree [T], first [R],
-   nodes [R], committed [R], table [R, pages] -> [T, heads, dim]; nodes of no tree get zeros. */
+   nodes [R], committed [R], table [R, pages] -> out [T, heads, dim] and the logarithm of each softmax's sum [T, heads];
+   nodes of no tree get zeros, and a logarithm that weighs nothing. */
 XLA_FFI_Error *jaxspec_attention(XLA_FFI_CallFrame *frame) {
   if (is_query(frame)) return NULL;
-  Attention a = {.q = input(frame, 0), .k = input(frame, 1), .v = input(frame, 2), .out = output(frame, 0),
+  Attention a = {.q = input(frame, 0), .k = input(frame, 1), .v = input(frame, 2), .out = output(frame, 0), .lse = output(frame, 1),
                  .position = input(frame, 7), .subtree = input(frame, 8), .first = input(frame, 9),
                  .nodes = input(frame, 10), .committed = input(frame, 11), .table = input(frame, 12),
                  .heads = dim(frame, 0, 1), .kv_heads = dim(frame, 1, 1), .dim = dim(frame, 0, 2),
@@ -240,6 +243,7 @@ XLA_FFI_Error *jaxspec_attention(XLA_FFI_CallFrame *frame) {
     pieces += (a.nodes[r] + size - 1) / size;
     nodes += a.nodes[r];
   }
+  for (int64_t i = nodes * a.heads; i < tokens * a.heads; i++) a.lse[i] = NEVER;
   memset(a.out + nodes * a.heads * a.dim, 0, (tokens - nodes) * a.heads * a.dim * sizeof(float));
   parallel_for(frame, pieces * a.kv_heads, piece, &a, sizeof a);
   return NULL;

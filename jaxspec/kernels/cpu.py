@@ -49,8 +49,10 @@ def attention(
     q: jax.Array, k: jax.Array, v: jax.Array, keys: jax.Array, values: jax.Array, layer: jax.Array, window: jax.Array,
     position: jax.Array, subtree: jax.Array, first: jax.Array, nodes: jax.Array, committed: jax.Array,
     table: jax.Array,
-) -> jax.Array:  # fmt: skip
-    """Each node over its request's committed pages and its ancestors in the batch -> `[T, heads, dim]`.
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """Each node over its request's committed pages and its ancestors in the batch.
+
+    -> `[T, heads, dim]` and the logarithm of each softmax's sum `[T, heads]`, to merge it with other parts.
 
     q `[T, heads, dim]`, k and v `[T, kv_heads, dim]`; keys, values: `jaxspec.step.pool.Pool`; layer, window (0: none)
     `[]` int32; the rest are fields of `jaxspec.step.batch.Batch`, of which first, nodes, committed and table must be
@@ -60,18 +62,25 @@ def attention(
         raise ValueError(f"attention: heads of {q.shape}, {k.shape} or pages of {keys.shape} are not supported")
     _check(q, k, v, keys, values)
     integers = (layer, window, position, subtree, first, nodes, committed, table)
-    call = jax.ffi.ffi_call("jaxspec_attention", jax.ShapeDtypeStruct(q.shape, jnp.float32))
-    return call(q, k, v, keys, values, *(x.astype(jnp.int32) for x in integers))
+    results = (jax.ShapeDtypeStruct(q.shape, jnp.float32), jax.ShapeDtypeStruct(q.shape[:2], jnp.float32))
+    out, lse = jax.ffi.ffi_call("jaxspec_attention", results)(
+        q, k, v, keys, values, *(x.astype(jnp.int32) for x in integers)
+    )
+    return out, lse
 
 
 def commit(
-    keys: jax.Array, values: jax.Array, k: jax.Array, v: jax.Array, slot: jax.Array, accepted: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """The pool's keys and values with accepted tokens (`[T]` bool) at their slots (`[T]`); k, v `[layers, T, …]`."""
+    keys: jax.Array, values: jax.Array, k: jax.Array, v: jax.Array, slot: jax.Array, accepted: jax.Array,
+    after: jax.Array,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """The pool's keys and values with accepted tokens (`[T]` bool) at their slots (`[T]`); k, v `[layers, T, …]`.
+
+    Not before `after` is there, whatever it is: nothing weaker than an operand keeps XLA from moving reads behind it.
+    """
     _check(keys, values, k, v)
     pool = (jax.ShapeDtypeStruct(keys.shape, jnp.float32), jax.ShapeDtypeStruct(values.shape, jnp.float32))
     call = jax.ffi.ffi_call("jaxspec_commit", pool, input_output_aliases={0: 0, 1: 1})
-    keys, values = call(keys, values, k, v, slot.astype(jnp.int32), accepted)
+    keys, values = call(keys, values, k, v, slot.astype(jnp.int32), accepted, after)
     return keys, values
 
 

@@ -78,7 +78,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--model", help="built-in name, Hugging Face directory, .gguf file or hub id (default: smollm2-135m)")
-    add("--draft", action="append", metavar="MODEL", help="a draft model (not available yet)")
+    add(
+        "--draft",
+        action="append",
+        metavar="DRAFTER",
+        help="ngram, truncated:K (the model's first K layers), a trained drafter's name or file, or a model with the "
+        "same tokenizer; none switches a preset's off",
+    )
     add("--config", metavar="FILE", help="YAML preset")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting of the preset; repeatable")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from jaxspec.outputs import OutputDelta, TokenLogprob
+from jaxspec.outputs import OutputDelta, SpeculationCounts, TokenLogprob
 
 if TYPE_CHECKING:
     from jaxspec.models.load.tokenizer import Tokenizer
@@ -36,24 +36,35 @@ class Choice:
 
 
 class Answer(ABC):
-    """The response to one HTTP request. `prompts[i]` is the prompt of choice i; `n` neighbours share one."""
+    """The response to one HTTP request. `prompts[i]` is the prompt of choice i; `n` neighbours share one.
+
+    With `drafting` it says what speculation did for it.
+    """
 
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
 
     def __init__(
-        self, id: str, model: str, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], n: int, usage_chunk: bool
+        self,
+        id: str,
+        model: str,
+        tokenizer: Tokenizer,
+        prompts: Sequence[Sequence[int]],
+        n: int,
+        usage_chunk: bool,
+        drafting: bool = False,
     ) -> None:
         self.choices = [Choice(i, p) for i, p in enumerate(prompts)]
         self._head = {"id": id, "created": int(time.time()), "model": model}
         self._tokenizer = tokenizer
         self._n = n
         self._usage_chunk = usage_chunk
+        self._speculation = SpeculationCounts() if drafting else None
 
     def whole(self) -> Json:
         """The response, after every delta went through `gather`."""
         choices = [self._choice(c) for c in self.choices]
-        return {"object": self.whole_object, **self._head, "choices": choices, "usage": self.usage()}
+        return {"object": self.whole_object, **self._head, "choices": choices, "usage": self.usage(), **self._metrics()}
 
     def usage(self) -> Json:
         prompt = sum(len(c.prompt) for c in self.choices[:: self._n])
@@ -65,6 +76,18 @@ class Answer(ABC):
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
+
+    def _metrics(self) -> Json:
+        """What only this engine tells, over all choices; OpenAI's clients pass on fields that they don't know."""
+        if (counts := self._speculation) is None:
+            return {}
+        speculation = {
+            "proposed": counts.proposed,
+            "accepted": counts.accepted,
+            "accepted_per_position": counts.by_level,
+            "mean_accepted_length": counts.mean_accepted_length,
+        }
+        return {"metrics": {"speculative_decoding": speculation}}
 
     def gather(self, index: int, delta: OutputDelta) -> None:
         """Keep a delta for `whole`."""
@@ -88,13 +111,16 @@ class Answer(ABC):
         return [self._chunk([piece]) for piece in out]
 
     def last_chunks(self) -> list[Json]:
-        return [self._chunk([]) | {"usage": self.usage()}] if self._usage_chunk else []
+        return [self._chunk([]) | {"usage": self.usage()} | self._metrics()] if self._usage_chunk else []
 
     def _count(self, choice: Choice, delta: OutputDelta) -> None:
         choice.tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
             choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
-            choice.cached = delta.metrics.cached_tokens if delta.metrics else 0
+            if delta.metrics is not None:
+                choice.cached = delta.metrics.cached_tokens
+                if self._speculation is not None:
+                    self._speculation.merge(delta.metrics.speculation)
 
     def _chunk(self, choices: list[Json]) -> Json:
         chunk = {**self._head, "object": self.chunk_object, "choices": choices}

@@ -75,6 +75,7 @@ class Serving:
         self.metrics = metrics
         self.hub = hub
         self.started = int(time.time())
+        self.drafting = bool(engine.config.draft)
 
     @property
     def card(self) -> dict[str, Any]:
@@ -160,8 +161,9 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     each = [p for p in prompts for _ in range(n)]
     id = f"cmpl-{uuid4().hex}"
     answer = CompletionAnswer(
-        id, serving.engine.model_name, tokenizer, each, n, body.include_usage, echo=echo, only_echo=body.only_scores
-    )
+        id, serving.engine.model_name, tokenizer, each, n, body.include_usage, serving.drafting,
+        echo=echo, only_echo=body.only_scores,
+    )  # fmt: skip
     return Reply(serving.submit(id, body, each, params), answer, bool(body.stream))
 
 
@@ -175,7 +177,9 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     n = body.n or 1
     each = [prompt] * n
     id = f"chatcmpl-{uuid4().hex}"
-    answer = ChatAnswer(id, serving.engine.model_name, serving.engine.tokenizer, each, n, body.include_usage)
+    answer = ChatAnswer(
+        id, serving.engine.model_name, serving.engine.tokenizer, each, n, body.include_usage, serving.drafting
+    )
     return Reply(serving.submit(id, body, each, params), answer, bool(body.stream))
 
 

@@ -48,6 +48,7 @@ class ServerMetrics:
         for reason in ("stop", "length", "abort"):
             self._finished.labels(model_name, reason)
         engine.observers.append(self._request)
+        engine.first_token_observers.append(self._first_token)
         engine.token_observers.append(self._token)
 
     def render(self) -> bytes:
@@ -55,14 +56,16 @@ class ServerMetrics:
         return generate_latest(self._registry)
 
     def _request(self, metrics: RequestMetrics, finish_reason: str) -> None:
-        """Called in the engine's thread, as `_token` is."""
+        """Called in the engine's thread, as the two below are."""
         self._finished.labels(self._model_name, finish_reason).inc()
-        if metrics.ttft is not None:
-            self._ttft.observe(metrics.ttft)
         if metrics.first_scheduled is not None:
             self._queued.observe(metrics.first_scheduled - metrics.arrival)
         if metrics.e2e is not None and finish_reason in ("stop", "length"):
             self._e2e.observe(metrics.e2e)
+
+    def _first_token(self, metrics: RequestMetrics) -> None:
+        if metrics.ttft is not None:
+            self._ttft.observe(metrics.ttft)
 
     def _token(self, latency: float, count: int) -> None:
         for _ in range(count):
@@ -84,6 +87,14 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(f"jaxspec:{name}", help, labels=["model_name"])
             counter.add_metric(self._labels, value)
             yield counter
+        by_level = CounterMetricFamily(
+            "jaxspec:spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted, by their level in the draft tree; 0 is the first.",
+            labels=["model_name", "position"],
+        )
+        for level, count in enumerate(stats.accepted_by_level):
+            by_level.add_metric([*self._labels, str(level)], count)
+        yield by_level
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: registering must not ask the engine."""
@@ -111,4 +122,7 @@ def _counters(s: EngineStats) -> list[tuple[str, str, float]]:
         ("prompt_tokens", "Prompt tokens computed.", s.prompt_tokens),
         ("generation_tokens", "Tokens generated.", s.generation_tokens),
         ("compilations_after_warmup", "Programs compiled after the start; should stay 0.", s.compilations_after_warmup),
+        ("spec_decode_num_drafts", "Verifications: steps of a request in which it had a draft.", s.verifications),
+        ("spec_decode_num_draft_tokens", "Draft tokens verified.", s.draft_tokens),
+        ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", s.accepted_tokens),
     ]

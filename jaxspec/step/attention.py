@@ -22,6 +22,27 @@ NEVER = -1e30
 BLOCK = 512
 
 
+class Earlier(NamedTuple):
+    """Nodes of levels before, whose KV is in no pool yet. R requests, W nodes a level and request, S slots."""
+
+    keys: jax.Array  # [layers, R, S, kv_heads, head_dim]
+    values: jax.Array  # the same
+    seen: jax.Array  # [R, W, S] bool: the slots of a node's ancestors
+
+
+def over_earlier(q: jax.Array, earlier: Earlier, layer: jax.Array) -> Partial:
+    """Attention of nodes over their ancestors. q `[K, T, G, D]` (scaled), T = R * W."""
+    kv, t, g, d = q.shape
+    r, w, _ = earlier.seen.shape
+    scores = jnp.einsum("krwgd,rskd->krwgs", q.reshape(kv, r, w, g, d), earlier.keys[layer])
+    mask = earlier.seen[None, :, :, None, :]
+    scores = jnp.where(mask, scores, NEVER)
+    peak = jnp.max(scores, -1)
+    weights = jnp.where(mask, jnp.exp(scores - peak[..., None]), 0.0)
+    out = jnp.einsum("krwgs,rskd->krwgd", weights, earlier.values[layer])
+    return Partial(out.reshape(q.shape), peak.reshape(kv, t, g), jnp.sum(weights, -1).reshape(kv, t, g))
+
+
 def block_pages(page_size: int) -> int:
     """Pages read at once."""
     return max(1, BLOCK // page_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -68,6 +69,7 @@ class Executor:
         weights: dict[str, np.ndarray],
         num_pages: int,
         progress: Progress = silent,
+        features: bool = False,
     ):
         self.page_size, self.model = config.page_size, model
         _use_cache(config)
@@ -78,16 +80,25 @@ class Executor:
         self._blanks = Blanks(self.shapes)
         self.layers = pick_layers(config, model)
         self._graph, self._treedef, self._leaves = split(self.layers.decoder(model, weights, config.dtype))
-        self._pool = Pool.zeros(model, num_pages, config.page_size, config.dtype)
+        self._pool = Pool.zeros(model, num_pages, config.page_size, config.dtype, features)
         self._table = penalties.PenaltyTable.empty(config.max_num_seqs, model.vocab_size)
+        self._counter = counter
         self._compile(progress)
         self._warm_up()
-        self.compiled = counter.count
-        self._counter = counter
+        self.settled()
 
     @property
     def compilations_after_warmup(self) -> int:
         return self._counter.count - self.compiled
+
+    def settled(self) -> None:
+        """Everything is compiled: from here on, compilations count as after warm-up."""
+        self.compiled = self._counter.count
+
+    @property
+    def features(self) -> jax.Array:
+        """`[pages, page_size, hidden]`: final hidden states of committed positions, for drafters."""
+        return self._pool.features
 
     def _compile(self, progress: Progress) -> None:
         def step(shape: BatchShape) -> Any:
@@ -127,6 +138,18 @@ class Executor:
         for shape in self.shapes:
             self.launch(pack([], [shape], self._blanks, self.page_size)).read()
         self.clear_penalties(0)
+
+    def profile(self, repeats: int = 3) -> dict[int, float]:
+        """Seconds of a step by its number of tokens, measured now, without committed KV."""
+        out = {}
+        for shape in self.shapes:
+            taken = []
+            for _ in range(repeats):
+                begun = time.perf_counter()
+                self.launch(pack([], [shape], self._blanks, self.page_size)).read()
+                taken.append(time.perf_counter() - begun)
+            out[shape.tokens] = sorted(taken)[repeats // 2]
+        return out
 
     def pack(self, trees: Sequence[Tree]) -> Packed:
         return pack(trees, self.shapes, self._blanks, self.page_size)

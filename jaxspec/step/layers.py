@@ -9,7 +9,9 @@ import jax
 import numpy as np
 
 from jaxspec.models.config import DecoderConfig
+from jaxspec.models.draft import DraftDecoder
 from jaxspec.models.llama import Decoder
+from jaxspec.step.attention import Earlier
 from jaxspec.step.batch import Batch
 from jaxspec.step.pool import Pool
 
@@ -26,12 +28,31 @@ class Layers(Protocol):
         """The model with `weights` (as `load_model` gives them) on the device."""
         ...
 
-    def run(self, model: Decoder, pool: Pool, batch: Batch, mask: jax.Array) -> tuple[jax.Array, NewKV]:
-        """Embedding and all layers: mask `[T, T]` of ancestors -> `[T, hidden]` and the new KV. Traced."""
+    def drafter(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> DraftDecoder:
+        """The same for a drafter (`jaxspec.models.draft`)."""
         ...
 
-    def commit(self, pool: Pool, new: NewKV, slot: jax.Array, accepted: jax.Array) -> Pool:
-        """Write accepted tokens' KV to their slots (`[T]`, -1: none), in place where the pool is donated. Traced."""
+    def run(
+        self,
+        model: Decoder | DraftDecoder,
+        x: jax.Array,
+        pool: Pool,
+        batch: Batch,
+        mask: jax.Array,
+        earlier: Earlier | None = None,
+    ) -> tuple[jax.Array, NewKV]:
+        """All layers over embedded tokens `x [T, hidden]`, mask `[T, T]` of ancestors -> `[T, hidden]` and the new KV.
+
+        `earlier`: ancestors that are neither in the batch nor in the pool. Traced.
+        """
+        ...
+
+    def commit(self, pool: Pool, new: NewKV, slot: jax.Array, accepted: jax.Array, after: jax.Array) -> Pool:
+        """Write accepted tokens' KV to their slots (`[T]`, -1: none), in place where the pool is donated. Traced.
+
+        `after` is what `run` gave: the last layer's KV does not depend on that layer's attention, and a pool that might
+        be written before it is read would be copied.
+        """
         ...
 
     def positions_read(self, committed: np.ndarray, page_size: int) -> int:

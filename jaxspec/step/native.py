@@ -7,6 +7,7 @@ hundreds, and its program holds one layer: it compiles in a fraction of a second
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,9 @@ from jax import lax
 
 from jaxspec.kernels import cpu
 from jaxspec.models.config import DecoderConfig
+from jaxspec.models.draft import DraftDecoder
 from jaxspec.models.llama import Decoder, stacked_weights, window_of
+from jaxspec.step.attention import Earlier, Partial, merge, over_earlier
 from jaxspec.step.batch import Batch
 from jaxspec.step.layers import NewKV
 from jaxspec.step.pool import Pool
@@ -29,7 +32,21 @@ class NativeLayers:
     def decoder(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> Decoder:
         return Decoder(config, stacked_weights(config, weights, cpu.panels), cpu.linear)
 
-    def run(self, model: Decoder, pool: Pool, batch: Batch, mask: jax.Array) -> tuple[jax.Array, NewKV]:
+    def drafter(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> DraftDecoder:
+        w = stacked_weights(replace(config, tie_embeddings=False), weights, cpu.panels)
+        if "fuse" in weights:
+            w["fuse"] = jnp.asarray(cpu.panels(weights["fuse"][None]))
+        return DraftDecoder(config, {**w, "vocab": jnp.asarray(weights["vocab"])}, cpu.linear)
+
+    def run(
+        self,
+        model: Decoder | DraftDecoder,
+        x: jax.Array,
+        pool: Pool,
+        batch: Batch,
+        mask: jax.Array,
+        earlier: Earlier | None = None,
+    ) -> tuple[jax.Array, NewKV]:
         c, (block,) = model.config, model.layers
         rope = model.rope(batch.position)
         windows = jnp.asarray([window_of(c, i) or 0 for i in range(c.num_layers)], jnp.int32)
@@ -39,17 +56,29 @@ class NativeLayers:
 
             def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
                 new.append((k, v))
-                return cpu.attention(
+                out, lse = cpu.attention(
                     q, k, v, pool.keys, pool.values, i, windows[i], batch.position, batch.subtree, batch.first,
                     batch.nodes, batch.committed, batch.table,
                 )  # fmt: skip
+                return out if earlier is None else _with_earlier(q, out, lse, earlier, i)
 
             return block(x, rope, attend, i), new[0]
 
-        return lax.scan(layer, model.embed(batch.token), jnp.arange(c.num_layers, dtype=jnp.int32))
+        return lax.scan(layer, x, jnp.arange(c.num_layers, dtype=jnp.int32))
 
-    def commit(self, pool: Pool, new: NewKV, slot: jax.Array, accepted: jax.Array) -> Pool:
-        return Pool(*cpu.commit(pool.keys, pool.values, *new, slot, accepted))
+    def commit(self, pool: Pool, new: NewKV, slot: jax.Array, accepted: jax.Array, after: jax.Array) -> Pool:
+        keys, values = cpu.commit(pool.keys, pool.values, *new, slot, accepted, after)
+        return pool._replace(keys=keys, values=values)
 
     def positions_read(self, committed: np.ndarray, page_size: int) -> int:
         return int((-(-committed // cpu.LANES) * cpu.LANES).sum())
+
+
+def _with_earlier(q: jax.Array, out: jax.Array, lse: jax.Array, earlier: Earlier, layer: jax.Array) -> jax.Array:
+    """The kernel's part `[T, heads, dim]` merged with that of ancestors of earlier levels."""
+    t, heads, dim = q.shape
+    kv = earlier.keys.shape[3]
+    by_kv = lambda x: x.reshape(t, kv, heads // kv, *x.shape[2:]).swapaxes(0, 1)  # noqa: E731
+    own = Partial(by_kv(out), by_kv(lse), jnp.ones((kv, t, heads // kv)))
+    both = merge(own, over_earlier(by_kv(q) * dim**-0.5, earlier, layer))
+    return (both.out / both.total[..., None]).swapaxes(0, 1).reshape(q.shape)

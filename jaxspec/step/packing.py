@@ -58,6 +58,8 @@ class Tree:
     choosing: Choosing = field(default_factory=Choosing)
     #: Known token after each choice, for prompt log-probabilities.
     following: np.ndarray | None = None
+    #: Index of each node's parent `[n]`, -1 for the root, where it is known already.
+    parent: np.ndarray | None = None
 
     @classmethod
     def chain(
@@ -80,6 +82,8 @@ class Tree:
 
     def parents(self) -> np.ndarray:
         """Index of each node's parent `[n]`, -1 for the root."""
+        if self.parent is not None:
+            return self.parent
         parent = np.full(len(self.token), -1, np.int32)
         path: list[int] = []
         for i, depth in enumerate(self.depth):

@@ -17,14 +17,25 @@ from jaxspec.models.config import DecoderConfig
 class Pool(NamedTuple):
     keys: jax.Array  # [layers, pages, kv_heads, head_dim, page_size]
     values: jax.Array  # [layers, pages, kv_heads, page_size, head_dim]
+    #: The model's final hidden state of each committed position, which conditioned drafters read; pages is 0 without.
+    features: jax.Array  # [pages, page_size, hidden]
 
     @classmethod
-    def zeros(cls, config: DecoderConfig, pages: int, page_size: int, dtype: str) -> Pool:
-        shape = (config.num_layers, pages, config.num_kv_heads)
+    def zeros(cls, config: DecoderConfig, pages: int, page_size: int, dtype: str, features: bool = False) -> Pool:
+        shape, dim = (config.num_layers, pages, config.num_kv_heads), config.head_dim
         return cls(
-            jnp.zeros((*shape, config.head_dim, page_size), dtype),
-            jnp.zeros((*shape, page_size, config.head_dim), dtype),
+            jnp.zeros((*shape, dim, page_size), dtype),
+            jnp.zeros((*shape, page_size, dim), dtype),
+            jnp.zeros((pages if features else 0, page_size, config.hidden_size), dtype),
         )
+
+    def keep(self, features: jax.Array, slot: jax.Array, accepted: jax.Array) -> Pool:
+        """With `features [T, hidden]` of accepted nodes at their slots (`[T]`, -1: none)."""
+        pages, page_size, _ = self.features.shape
+        if not pages:
+            return self
+        page = jnp.where(accepted & (slot >= 0), slot // page_size, pages)  # beyond the pool: dropped
+        return self._replace(features=self.features.at[page, slot % page_size].set(features, mode="drop"))
 
 
 def page_bytes(config: DecoderConfig, page_size: int, dtype: str) -> int:

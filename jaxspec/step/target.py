@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,8 @@ from jaxspec.step.penalties import PenaltyTable
 from jaxspec.step.pool import Pool
 from jaxspec.step.tree import accept, ancestors
 
+M = TypeVar("M", bound=nnx.Module)
+
 #: (weight leaves, pool [donated], penalty table, buffer) -> (pool, result)
 Step = Callable[[tuple[jax.Array, ...], Pool, PenaltyTable, jax.Array], tuple[Pool, "StepResult"]]
 
@@ -28,7 +30,7 @@ class StepResult(NamedTuple):
     logprobs: Logprobs
 
 
-def split(model: Decoder) -> tuple[nnx.GraphDef[Decoder], Any, tuple[jax.Array, ...]]:
+def split(model: M) -> tuple[nnx.GraphDef[M], Any, tuple[jax.Array, ...]]:
     """Graph, tree definition and flat weights of a model; flat, because every leaf and level costs dispatch time."""
     graph, state = nnx.split(model)
     leaves, treedef = jax.tree.flatten(state)
@@ -44,11 +46,12 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, lay
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
         batch = Batch.unpack(buffer, shape)
         mask = ancestors(batch.subtree)
-        x, new = layers.run(model, pool, batch, mask)
-        logits = model.logits(x.at[batch.choice_node].get(mode="clip"))
+        x, new = layers.run(model, model.embed(batch.token), pool, batch, mask)
+        features = model.finish(x)
+        logits = model.logits(features.at[batch.choice_node].get(mode="clip"))
         choice, logprobs = choose(logits, batch, table, mask)
         accepted = accept(batch.token, batch.known, batch.parent_choice, choice, mask)
-        pool = layers.commit(pool, new, batch.slot, accepted)
+        pool = layers.commit(pool, new, batch.slot, accepted, x).keep(features, batch.slot, accepted)
         return pool, StepResult(jnp.concatenate([choice, accepted.astype(jnp.int32)]), logprobs)
 
     return step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,9 @@ import numpy as np
 from flax import nnx
 
 from jaxspec.models.config import DecoderConfig
+from jaxspec.models.draft import DraftDecoder
 from jaxspec.models.llama import Decoder, Rope, device_weights, window_of
-from jaxspec.step.attention import block_pages, committed, merge, within_batch
+from jaxspec.step.attention import Earlier, block_pages, committed, merge, over_earlier, within_batch
 from jaxspec.step.batch import Batch
 from jaxspec.step.layers import NewKV
 from jaxspec.step.pool import Pool
@@ -25,10 +27,22 @@ class XlaLayers:
     def decoder(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> Decoder:
         return Decoder(config, device_weights(config, weights, dtype))
 
-    def run(self, model: Decoder, pool: Pool, batch: Batch, mask: jax.Array) -> tuple[jax.Array, NewKV]:
+    def drafter(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> DraftDecoder:
+        own = device_weights(replace(config, tie_embeddings=False), weights, dtype)
+        return DraftDecoder(config, {**own, "vocab": jnp.asarray(weights["vocab"])})
+
+    def run(
+        self,
+        model: Decoder | DraftDecoder,
+        x: jax.Array,
+        pool: Pool,
+        batch: Batch,
+        mask: jax.Array,
+        earlier: Earlier | None = None,
+    ) -> tuple[jax.Array, NewKV]:
         c = model.config
         groups = c.num_heads // c.num_kv_heads
-        x, rope = model.embed(batch.token), model.rope(batch.position)
+        rope = model.rope(batch.position)
 
         def layer_of(window: int | None) -> Callable:
             seen = mask
@@ -42,6 +56,8 @@ class XlaLayers:
                     new.append((k, v))
                     q = q.reshape(-1, c.num_kv_heads, groups, c.head_dim).transpose(1, 0, 2, 3) * c.head_dim**-0.5
                     part = merge(committed(q, pool, i, batch, window), within_batch(q, k, v, seen))
+                    if earlier is not None:
+                        part = merge(part, over_earlier(q, earlier, i))
                     out = part.out / part.total[..., None]
                     return out.transpose(1, 0, 2, 3).reshape(-1, c.num_heads, c.head_dim).astype(v.dtype)
 
@@ -59,14 +75,14 @@ class XlaLayers:
         keys, values = zip(*new, strict=True)
         return x, (jnp.stack(keys), jnp.stack(values))
 
-    def commit(self, pool: Pool, new: NewKV, slot: jax.Array, accepted: jax.Array) -> Pool:
+    def commit(self, pool: Pool, new: NewKV, slot: jax.Array, accepted: jax.Array, after: jax.Array) -> Pool:
         page_size = pool.keys.shape[-1]
         row = jnp.where(accepted & (slot >= 0), slot // page_size, pool.keys.shape[1])  # beyond the pool: dropped
         offset = slot % page_size
         k, v = (x.swapaxes(0, 1).astype(pool.keys.dtype) for x in new)  # [T, layers, kv_heads, head_dim]
-        return Pool(
-            pool.keys.at[:, row, :, :, offset].set(k, mode="drop"),
-            pool.values.at[:, row, :, offset].set(v, mode="drop"),
+        return pool._replace(
+            keys=pool.keys.at[:, row, :, :, offset].set(k, mode="drop"),
+            values=pool.values.at[:, row, :, offset].set(v, mode="drop"),
         )
 
     def positions_read(self, committed: np.ndarray, page_size: int) -> int:

@@ -1,0 +1,72 @@
+"""Settings of one training run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+
+from jaxspec.config import ConfigError
+
+
+class DistillConfig(BaseModel):
+    """A preset of `configs/distill`; unknown keys are refused. Paths are relative to the current folder."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    #: Built-in name, Hugging Face directory, .gguf file or hub id.
+    target: str = "smollm2-135m"
+    #: Files that `jaxspec.distill.generate` wrote.
+    data: list[str] = Field(min_length=1)
+    #: Where features and checkpoints are kept while training.
+    work: str = "distill"
+    #: The trained drafter; `--draft` knows such files by their ending.
+    out: str = Field(pattern=r"\.safetensors$")
+    #: Layers, and whether the target's features are read (EAGLE) or tokens only.
+    layers: PositiveInt = 1
+    conditioned: bool = True
+    #: Which of the target's layers the drafter's begin as.
+    begin: Literal["first", "last"] = "last"
+    #: Most frequent tokens that the drafter can propose.
+    vocabulary: PositiveInt = 8192
+    #: Tokens of a training row, prompt and answer.
+    longest: PositiveInt = 384
+    #: Rows a step.
+    batch: PositiveInt = 8
+    steps: PositiveInt = 2000
+    learning_rate: PositiveFloat = 5e-4
+    warmup: PositiveInt = 50
+    #: Passes over a row: from the second on, features are the drafter's own of the pass before.
+    passes: PositiveInt = 2
+    #: Weight of the error of the features beside that of the distributions.
+    regression: float = Field(0.5, ge=0)
+    #: Steps between evaluations and checkpoints.
+    every: PositiveInt = 100
+    seed: int = 0
+
+    @classmethod
+    def load(cls, path: str | Path, **overrides: Any) -> DistillConfig:
+        """Raises `ConfigError` naming every bad key or value."""
+        try:
+            settings = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+        except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read config {path}: {error}") from None
+        if not isinstance(settings, dict):
+            raise ConfigError(f"config {path} must be a mapping of settings, got {type(settings).__name__}")
+        try:
+            return cls(**{**{str(k): v for k, v in settings.items()}, **overrides})
+        except ValidationError as error:
+            raise ConfigError("; ".join(_explain(e) for e in error.errors())) from None
+
+
+def _explain(error: Any) -> str:
+    name = ".".join(str(part) for part in error["loc"])
+    match error["type"]:
+        case "extra_forbidden":
+            return f"unknown setting {name!r}; valid settings: {', '.join(DistillConfig.model_fields)}"
+        case "missing":
+            return f"{name}: this setting is needed"
+        case _:
+            return f"{name}: {error['msg']} (got {error['input']!r})"

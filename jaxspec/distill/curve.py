@@ -1,0 +1,50 @@
+"""The learning curve of a run: `curve.json` and, with matplotlib (the extra `bench`), `curve.png` in its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TypedDict
+
+
+class Evaluation(TypedDict):
+    """What one look at the held-out rows found.
+
+    tokens: answer tokens trained on so far, those of a second epoch counted again; hits: at each depth, the share of
+    positions where the drafter's first choice is the target's; accepted_length: tokens that a step of a greedy chain
+    would yield, the target's own one included.
+    """
+
+    tokens: int
+    hits: list[float]
+    accepted_length: float
+
+
+def write(evaluations: Sequence[Evaluation], folder: Path, title: str) -> None:
+    """Both files, anew; without matplotlib the picture is left out, which is said once."""
+    (folder / "curve.json").write_text(json.dumps(list(evaluations), indent=1) + "\n")
+    try:
+        draw(evaluations, folder / "curve.png", title)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        _say_undrawn()
+
+
+def draw(evaluations: Sequence[Evaluation], path: Path, title: str) -> None:
+    """Accepted length against answer tokens seen. Raises `ModuleNotFoundError` without matplotlib."""
+    from matplotlib.figure import Figure  # the optional extra `bench`
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([e["tokens"] for e in evaluations], [e["accepted_length"] for e in evaluations], marker="o")
+    axes.set(xlabel="answer tokens seen", ylabel="accepted length, held-out prompts", title=title, xlim=(0, None))
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+
+
+@cache
+def _say_undrawn() -> None:
+    print("curve.png is not drawn, as matplotlib is missing: pip install 'jaxspec[bench]'", flush=True)

@@ -1,0 +1,119 @@
+"""A drafter on the device: its weights, its pool and its compiled rounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.draft.beam import make_round
+from jaxspec.models.config import DecoderConfig
+from jaxspec.models.load.weights import Weights
+from jaxspec.sched.trees.candidates import Candidates
+from jaxspec.step.batch import BatchShape, Blanks
+from jaxspec.step.layers import Layers
+from jaxspec.step.packing import Tree, pack
+from jaxspec.step.pool import Pool
+from jaxspec.step.target import split
+
+#: Most levels a beam can grow, and the beam widths that are compiled: a chain, and a tree.
+DEPTH = 8
+WIDTHS = (1, 4)
+
+
+def draft_lattice(max_tokens: int, max_requests: int, pages: int) -> list[BatchShape]:
+    """Shapes of rounds, by requests and then tokens: few tokens to catch up with, or those of prompts."""
+    shapes = set()
+    for requests, tokens in ((1, 8), (1, 64), (4, 32), (16, 64), (64, 256), (256, 512), (1024, 2048)):
+        r = min(requests, max_requests)
+        shapes |= {BatchShape(min(tokens, max_tokens), r, r, pages), BatchShape(max_tokens, r, r, pages)}
+    return sorted(shapes, key=lambda s: (s.trees, s.tokens))
+
+
+class DraftRunner:
+    """Runs rounds of one drafter over the target's pages. Not thread-safe, like the executor it stands beside."""
+
+    def __init__(
+        self, name: str, config: DecoderConfig, weights: Weights, layers: Layers, shapes: Sequence[BatchShape],
+        num_pages: int, page_size: int, dtype: str,
+    ):  # fmt: skip
+        self.name, self.page_size, self.shapes = name, page_size, list(shapes)
+        self._layers = layers
+        model = layers.drafter(config, weights, dtype)
+        self.conditioned = model.conditioned
+        self._graph, self._treedef, self._leaves = split(model)
+        self._pool = Pool.zeros(config, num_pages, page_size, dtype)
+        self._blanks = Blanks(self.shapes)
+        self._rounds: dict[tuple[BatchShape, int], Any] = {}
+
+    def jobs(self, features: jax.Array) -> list[tuple[str, Callable[[], None]]]:
+        """What has to be compiled before `launch`, as (name, job)."""
+
+        def compile(shape: BatchShape, width: int) -> None:
+            fn = make_round(self._graph, self._treedef, shape, self._layers, width, DEPTH)
+            buffer, levels = jax.ShapeDtypeStruct((shape.size,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
+            with jax.default_matmul_precision("float32"):
+                lowered = jax.jit(fn, donate_argnums=1).lower(self._leaves, self._pool, features, buffer, levels)
+            self._rounds[shape, width] = lowered.compile()
+
+        return [(f"{self.name} {s.trees}×{s.tokens}", partial(compile, s, w)) for s in self.shapes for w in WIDTHS]
+
+    def warm_up(self, features: jax.Array) -> None:
+        """Run every program once on padding."""
+        for shape, width in self._rounds:
+            packed = pack([], [shape], self._blanks, self.page_size)
+            jax.block_until_ready(self._run(packed.buffer, shape, width, features, 2))
+
+    def profile(self, features: jax.Array, repeats: int = 3) -> Callable[[int, int, int, int], float]:
+        """Measures all programs; -> seconds of a round by (requests, tokens to catch up with, levels, width)."""
+        measured: dict[tuple[BatchShape, int], tuple[float, float]] = {}
+        for shape, width in self._rounds:
+            packed = pack([], [shape], self._blanks, self.page_size)
+
+            def seconds(levels: int, packed: Any = packed, shape: BatchShape = shape, width: int = width) -> float:
+                taken = []
+                for _ in range(repeats):
+                    begun = time.perf_counter()
+                    jax.block_until_ready(self._run(packed.buffer, shape, width, features, levels))
+                    taken.append(time.perf_counter() - begun)
+                return sorted(taken)[repeats // 2]
+
+            one, three = seconds(1), seconds(3)
+            measured[shape, width] = one, max(three - one, 0.0) / 2
+
+        def lookup(requests: int, tokens: int, levels: int, width: int) -> float:
+            shape = next((s for s in self.shapes if s.trees >= requests and s.tokens >= tokens), self.shapes[-1])
+            first, more = measured[shape, width]
+            return first + more * (levels - 1)
+
+        return lookup
+
+    def _run(self, buffer: np.ndarray, shape: BatchShape, width: int, features: jax.Array, levels: int) -> jax.Array:
+        self._pool, out = self._rounds[shape, width](self._leaves, self._pool, features, buffer, np.int32(levels))
+        return out
+
+    def propose(
+        self, chains: Sequence[Tree], features: jax.Array, levels: int, width: int
+    ) -> list[Candidates]:  # fmt: skip
+        """Catch up along `chains` (known tokens from each request's watermark on), then grow beams from their ends.
+
+        -> the candidates of each, `levels * width` nodes in order of their levels; none at all if `levels` is 0.
+        """
+        width = next(w for w in WIDTHS if w >= min(width, WIDTHS[-1]))
+        packed = pack(chains, self.shapes, self._blanks, self.page_size)
+        out = self._run(packed.buffer, packed.shape, width, features, levels)
+        if levels == 0:
+            return [Candidates(*_NOTHING)] * len(chains)
+        token, parent, bits = np.asarray(out)[:, : len(chains), :levels]  # [R, levels, W] each
+        parent = parent + (np.arange(levels, dtype=np.int32) * width - width)[:, None]
+        parent[:, 0] = -1
+        logprob = bits.view(np.float32)
+        return [Candidates(token[i].ravel(), parent[i].ravel(), logprob[i].ravel()) for i in range(len(chains))]
+
+
+_NOTHING = np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)

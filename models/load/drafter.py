@@ -1,0 +1,81 @@
+"""Trained drafters on disk: what they learned, in bfloat16; embedding and head are the target's and not stored."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from jaxspec.models.config import DecoderConfig
+from jaxspec.models.draft import DraftDecoder
+from jaxspec.models.load.errors import ModelLoadError
+from jaxspec.models.load.weights import Weights
+
+_FORMAT = "jaxspec-draft-1"
+
+
+def save_drafter(model: DraftDecoder, target: str, path: Path) -> None:
+    """Write what training changed, with the target's name and sizes to check against."""
+    w: Weights = {"norm": np.asarray(model.norm[...]), "vocab": np.asarray(model.vocab[...])}
+    if model.fuse is not None:
+        w["fuse"] = np.asarray(model.fuse[...])
+    for i, block in enumerate(model.layers):
+        for name in ("attn_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "o", "mlp_norm", "gate_up", "down"):
+            if (p := getattr(block, name)) is not None:
+                w[f"layers.{i}.{name}"] = np.asarray(p[...])
+    small = {k: v if v.dtype == np.int32 else v.astype(ml_dtypes.bfloat16) for k, v in w.items()}
+    c = model.config
+    metadata = {
+        "format": _FORMAT,
+        "target": target,
+        "sizes": json.dumps({"layers": c.num_layers, "hidden": c.hidden_size, "vocabulary": c.vocab_size}),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")  # a file that is there is whole, also while training goes on
+    save_file(small, partial, metadata)
+    partial.replace(path)
+
+
+def load_drafter(path: Path, target: DecoderConfig, weights: Weights) -> tuple[DecoderConfig, Weights]:
+    """(configuration, all weights as numpy float32) of a drafter for the target with `weights`.
+
+    Raises `ModelLoadError` if the file is none, or was made for a model of other sizes.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            own: Weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ModelLoadError(f"cannot read drafter {path}: {error}") from None
+    if metadata.get("format") != _FORMAT:
+        raise ModelLoadError(f"{path} is not a drafter trained by jaxspec.distill")
+    sizes = json.loads(metadata["sizes"])
+    if (sizes["hidden"], sizes["vocabulary"]) != (target.hidden_size, target.vocab_size):
+        raise ModelLoadError(
+            f"drafter {path} is for {metadata['target']} (width {sizes['hidden']}, vocabulary {sizes['vocabulary']}), "
+            f"the target has width {target.hidden_size} and vocabulary {target.vocab_size}"
+        )
+    layers = {f"layers.{i}.{part}": shape for i in range(sizes["layers"]) for part, shape in _layer(weights).items()}
+    for name, shape in layers.items():
+        if name not in own or own[name].shape != shape:
+            raise ModelLoadError(f"drafter {path}: {name} is not of the shape {shape} of the target's layers")
+    out = {k: v if v.dtype == np.int32 else v.astype(np.float32) for k, v in own.items()}
+    head = weights["embed"].T if target.tie_embeddings else weights["head"]
+    out |= {"embed": weights["embed"], "head": np.asarray(head[:, out["vocab"].astype(np.int32)], np.float32)}
+    return replace(target, num_layers=sizes["layers"], windowed_layers=()), out
+
+
+def _layer(weights: Weights) -> dict[str, tuple[int, ...]]:
+    """Part -> shape, of any of the target's layers: they are all alike."""
+    return {name.removeprefix("layers.0."): w.shape for name, w in weights.items() if name.startswith("layers.0.")}
+
+
+def as_decoder(config: DecoderConfig, weights: Weights) -> DraftDecoder:
+    """The drafter with plain XLA products (tests, training)."""
+    return DraftDecoder(config, {k: jnp.asarray(v) for k, v in weights.items()})

@@ -1,0 +1,210 @@
+"""When and how far to draft: expected tokens per second from measured times and observed acceptance.
+
+The times of a step and of a drafting round come from the engine's profile and are kept up to date; the chance that a
+drafted node is accepted is learned from what became of earlier ones. Not to draft is one of the choices, so that
+speculation is never knowingly slower than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxspec.sched.plan import Lookahead
+from jaxspec.sched.trees.candidates import Candidates
+
+#: Bounds of the drafter's probabilities of a node given its parent, by which acceptance is counted.
+_EDGES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
+_LOG_EDGES = np.log(_EDGES)
+#: What a beam left empty has a log-probability of minus infinity; this is close enough.
+_EMPTY = -1e3
+#: Observations that a guess made in advance is worth, and after how many an observation weighs 1/e.
+_PRIOR, _MEMORY = 4.0, 1000.0
+#: The chance of a level before anything is known: enough to try.
+_HOPE = 0.6
+#: Rounds over which catching up with a prompt is reckoned: it is done once.
+_SPREAD = 8
+#: A gain below this share is not worth the risk.
+_MARGIN = 0.03
+
+
+@dataclass(slots=True)
+class Share:
+    """How often something came true, older observations fading; `guess` counts as a few of them."""
+
+    guess: float
+    tried: float = 0.0
+    held: float = 0.0
+
+    @property
+    def value(self) -> float:
+        return (self.held + _PRIOR * self.guess) / (self.tried + _PRIOR)
+
+    def observe(self, true: bool) -> None:
+        keep = 1 - 1 / _MEMORY
+        self.tried, self.held = self.tried * keep + 1, self.held * keep + true
+
+
+class Calibration:
+    """P(accepted | parent accepted) of a node by what the drafter said: small drafters are too sure of themselves."""
+
+    def __init__(self) -> None:
+        middles = [0.01, *((a + b) / 2 for a, b in zip(_EDGES, [*_EDGES[1:], 1.0], strict=True))]
+        self._shares = [Share(m) for m in middles]
+
+    def rates(self) -> np.ndarray:
+        """`[bins]` between the bounds."""
+        return np.asarray([s.value for s in self._shares])
+
+    def observe(self, logprob: float, accepted: bool) -> None:
+        self._shares[int(np.searchsorted(_LOG_EDGES, logprob))].observe(accepted)
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds: of a step by its number of tokens (a ladder), of a drafting round by what it holds."""
+
+    step: dict[int, float]
+    #: (requests, tokens to catch up with, levels, width) -> seconds
+    round: Callable[[int, int, int, int], float]
+    #: How much longer a step takes than its profile says. One number for all: where plain steps have become slower,
+    #: those with drafts have too, although none was seen of late.
+    scale: float = 1.0
+    _ladder: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ladder = sorted(self.step)
+
+    def of_step(self, tokens: int) -> float:
+        last = self._ladder[-1]
+        if tokens > last:  # more than one step's: as many steps
+            return self.scale * self.step[last] * tokens / last
+        return self.scale * self.step[next(t for t in self._ladder if t >= tokens)]
+
+    def observe_step(self, bucket: int, seconds: float) -> None:
+        """A step took so long; outliers (a pause of the machine) count as twice the usual."""
+        if bucket in self.step:
+            self.scale += 0.05 * (min(seconds / self.step[bucket], 2 * self.scale) - self.scale)
+
+
+@dataclass(slots=True)
+class Record:
+    """What is known of one request: draft nodes' expected and actual acceptance, both fading."""
+
+    expected: float = _PRIOR
+    accepted: float = _PRIOR
+
+    @property
+    def factor(self) -> float:
+        """How much better than others' its drafts do."""
+        return self.accepted / self.expected
+
+    def observe(self, expected: float, accepted: int) -> None:
+        self.expected = 0.97 * self.expected + 0.03 * _PRIOR + expected
+        self.accepted = 0.97 * self.accepted + 0.03 * _PRIOR + accepted
+
+
+class Speculation:
+    """Decides for one drafter. `most` bounds what is considered; levels and widths are what the drafter offers."""
+
+    def __init__(self, times: Times, most: Lookahead, widths: Sequence[int]) -> None:
+        self.times, self.most, self.widths = times, most, list(widths)
+        self.calibration = Calibration()
+        #: P(some node of level j is accepted | level j - 1 was), by width and level.
+        self._reach = {w: [Share(_HOPE) for _ in range(most.levels)] for w in widths}
+        #: Draft nodes a request that were worth verifying, of late.
+        self._nodes = {w: float(most.levels) for w in widths}
+        self._idle, self._patience = 0, 16
+        self.levels = self.width = 0
+
+    def decide(self, requests: int, catch_up: int, records: Sequence[Record]) -> Lookahead:
+        """How far to draft for so many decoding requests, with `catch_up` tokens that the drafter has not seen."""
+        plain = self.times.of_step(requests)
+        catch_up = min(catch_up, 2 * requests + catch_up // _SPREAD)
+        factor = sum(r.factor for r in records) / max(len(records), 1)
+        best, choice = requests / plain * (1 + _MARGIN), (0, 0)
+        for width in self.widths:
+            expected = reach = 1.0
+            for level in range(1, self.most.levels + 1):
+                reach *= min(1.0, self._reach[width][level - 1].value * (factor if level == 1 else 1.0))
+                expected += reach
+                nodes = level if width == 1 else max(level, min(self._nodes[width], level * width))
+                cost = self.times.round(requests, catch_up, level, width)
+                cost += self.times.of_step(round(requests * (1 + nodes)))
+                if requests * expected / cost > best:
+                    best, choice = requests * expected / cost, (level, width)
+        self.levels, self.width = choice
+        if not self.levels:
+            self._idle += 1
+            if self._idle < self._patience:
+                return Lookahead()
+            # A look now and then whether drafts have become better, ever more seldom if they have not.
+            self.levels, self.width = min(2, self.most.levels), self.widths[0]
+            self._idle, self._patience = 0, min(2 * self._patience, 512)
+        else:
+            self._patience = max(16, self._patience // 2)
+        return Lookahead(min(self.most.drafts, self.levels * self.width), self.levels)
+
+    def chances(self, candidates: Candidates, record: Record) -> np.ndarray:
+        """P(accepted) of each candidate `[n]`: calibrated from node to node along its path; 0 for empty places."""
+        parents = candidates.parent.tolist()
+        path = np.maximum(candidates.logprob, _EMPTY)
+        own = path - np.where(candidates.parent < 0, 0, path[candidates.parent])
+        rate = self.calibration.rates()[np.searchsorted(_LOG_EDGES, own)].tolist()
+        empty = (path <= _EMPTY).tolist()
+        out: list[float] = []
+        for i, above in enumerate(parents):
+            chance = out[above] if above >= 0 else min(1.0, record.factor)
+            out.append(0.0 if empty[i] else chance * rate[i])
+        return np.asarray(out)
+
+    def select(
+        self, candidates: Sequence[Candidates], records: Sequence[Record], limits: Sequence[int], others: int
+    ) -> list[np.ndarray]:
+        """The nodes that raise expected tokens per second most, over all requests: masks `[n]` bool, closed under
+        parents. `others` counts the step's tokens that are no drafts."""
+        chances = [self.chances(c, r) for c, r in zip(candidates, records, strict=True)]
+        # Chances fall along a path, and a stable sort keeps parents before their children where they don't.
+        flat = [(-p, i, k) for i, row in enumerate(chances) for k, p in enumerate(row.tolist()) if p > 0]
+        flat.sort()
+        taken, kept = [0] * len(candidates), []
+        for p, i, k in flat:
+            if taken[i] < limits[i]:
+                taken[i] += 1
+                kept.append((-p, i, k))
+        expected, best, count = float(others), others / self.times.of_step(others), 0
+        for m, (p, _, _) in enumerate(kept, 1):
+            expected += p
+            speed = expected / self.times.of_step(others + m)
+            if speed >= best:
+                best, count = speed, m
+        masks = [c.mask() for c in candidates]
+        for _, i, k in kept[:count]:
+            masks[i][k] = True
+        return masks
+
+    def observe(self, candidates: Candidates, chosen: np.ndarray, accepted: Sequence[int], record: Record) -> None:
+        """What became of one request's drafts: `accepted` are the candidates on the accepted path, in order."""
+        if not chosen.any():
+            return
+        path = set(accepted)
+        parents, tried = candidates.parent.tolist(), np.flatnonzero(chosen).tolist()
+        chances = self.chances(candidates, record)
+        record.observe(float(chances[tried].sum()), len(path))
+        depth = {-1: 0}
+        deepest = 0
+        for i in tried:
+            above = parents[i]
+            depth[i] = depth[above] + 1
+            deepest = max(deepest, depth[i])
+            if above < 0 or above in path:
+                before = 0.0 if above < 0 else float(candidates.logprob[above])
+                self.calibration.observe(float(candidates.logprob[i]) - before, i in path)
+        if self.width in self._reach:
+            reach = self._reach[self.width]
+            for level in range(1, min(deepest, len(path) + 1) + 1):
+                reach[level - 1].observe(len(path) >= level)
+            nodes = self._nodes[self.width]
+            self._nodes[self.width] = nodes + 0.05 * (len(tried) - nodes)

@@ -1,0 +1,20 @@
+"""How a request's draft tree is cut out of the candidates that a drafter proposed: one policy a file."""
+
+from jaxspec.sched.trees.candidates import Candidates, Draft, preorder
+from jaxspec.sched.trees.chain import Chain
+from jaxspec.sched.trees.equal_greedy import EqualGreedy
+from jaxspec.sched.trees.fixed import Fixed
+from jaxspec.sched.trees.global_greedy import GlobalGreedy
+from jaxspec.sched.trees.policy import Off, TreePolicy
+
+__all__ = [
+    "Candidates",
+    "Chain",
+    "Draft",
+    "EqualGreedy",
+    "Fixed",
+    "GlobalGreedy",
+    "Off",
+    "TreePolicy",
+    "preorder",
+]

@@ -1,0 +1,105 @@
+"""The candidate tree as a drafter made it, and a part of it in the order in which a step wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+_DEAD = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """One request's candidate tree. The root (the last known token) is not among them.
+
+    token   `[n]` int32; siblings hold different tokens, which `preorder` verifies of those chosen
+    parent  `[n]` int32, index among the candidates, -1 for a child of the root; parents come before their children,
+            in any order otherwise
+    logprob `[n]` float32, of the whole path from the root to the node by the drafter, so it falls along a path.
+            -inf marks a place that a beam of fixed shape left empty: no policy chooses it, nor anything below it.
+    """
+
+    token: np.ndarray
+    parent: np.ndarray
+    logprob: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+    def mask(self, nodes: Iterable[int] = ()) -> np.ndarray:
+        """The `[n]` bool mask of these nodes."""
+        chosen = np.zeros(len(self.token), bool)
+        chosen[list(nodes)] = True
+        return chosen
+
+    def falling(self) -> list[float]:
+        """The log-probabilities `[n]`, no child's above its parent's: rounding can lift it, and then a tree cut at a
+        threshold would lose the parent and keep the child. No NaN either."""
+        out = [0.0] * (len(self.token) + 1)  # the last, index -1, is the root's
+        for i, (own, parent) in enumerate(zip(self.logprob.tolist(), self.parent.tolist(), strict=True)):
+            above = out[parent]
+            out[i] = own if own < above else above
+        out.pop()
+        return out
+
+    def best(self, count: int) -> tuple[list[int], list[float]]:
+        """The `count` most likely nodes (fewer if there are fewer), best first, and their `falling` values.
+
+        Equals stay in the order of the candidates, so a parent always comes before its child.
+        """
+        value = self.falling()
+        nodes = [i for i in sorted(range(len(value)), key=value.__getitem__, reverse=True) if value[i] > _DEAD]
+        nodes = nodes[: max(count, 0)]
+        return nodes, [value[i] for i in nodes]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A draft tree in depth-first preorder, without the root. All arrays are `[m]` int32.
+
+    token, and depth (1 for a child of the root), subtree (size, the node itself included), parent (index in these
+    arrays, -1 for a child of the root); source is the index of each node among the candidates.
+    """
+
+    token: np.ndarray
+    depth: np.ndarray
+    subtree: np.ndarray
+    parent: np.ndarray
+    source: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+
+def preorder(candidates: Candidates, chosen: np.ndarray) -> Draft:
+    """The chosen candidates as a draft tree; siblings keep their order. `chosen` is an `[n]` bool mask.
+
+    ValueError if a chosen node's parent isn't chosen (or doesn't come before it), or if siblings hold the same token:
+    both would then be accepted, and a step could not tell the path.
+    """
+    parents, n = candidates.parent.tolist(), len(candidates)
+    if chosen.shape != (n,) or chosen.dtype != np.bool_:
+        raise ValueError(f"expected a bool mask of {n} candidates, got {chosen.dtype} {chosen.shape}")
+    nodes = np.flatnonzero(chosen).tolist()
+    # Plain lists: at these sizes each numpy call costs as much as the whole loop. Index -1, the last, is the root.
+    size = [0] * (n + 1)
+    for i in reversed(nodes):
+        size[i] += 1
+        size[parents[i]] += size[i]
+    place, level, free = [-1] * (n + 1), [0] * (n + 1), [-1] * n + [0]  # free: where the next child goes
+    source, depth, subtree, parent = ([0] * len(nodes) for _ in range(4))
+    for i in nodes:
+        above = parents[i]
+        at = free[above]
+        if at < 0:
+            raise ValueError(f"candidate {i} is chosen, but its parent {above} is not, or does not come before it")
+        free[above], free[i] = at + size[i], at + 1
+        place[i], level[i] = at, level[above] + 1
+        source[at], depth[at], subtree[at], parent[at] = i, level[i], size[i], place[above]
+    rows = np.array((depth, subtree, parent, source), np.int32)
+    token = candidates.token[rows[3]].astype(np.int32, copy=False)
+    if len(set(zip(parent, token.tolist(), strict=True))) < len(nodes):
+        raise ValueError("siblings hold the same token")
+    return Draft(token, *rows)

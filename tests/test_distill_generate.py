@@ -1,0 +1,106 @@
+"""The target's answers as training text: the file of lines, and the command that writes it and takes it up again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from jaxspec.distill import generate
+from jaxspec.distill.data import read_rows
+from jaxspec.distill.lines import mend, read_lines
+from jaxspec.llm import LLM
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_line_that_was_cut_off_is_left_out_and_can_be_mended(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    whole = '{"a": 1}\n\n{"a": "Bücher"}\n'.encode()
+    path.write_bytes(whole + '{"a": "Bü'.encode()[:-1])
+    assert list(read_lines(path)) == [{"a": 1}, {"a": "Bücher"}]
+    mend(path)
+    assert path.read_bytes() == whole
+    path.write_bytes(whole + b'{"a": 3}')
+    assert len(list(read_lines(path))) == 3, "only the line's end is missing, as editors leave it"
+    path.write_bytes(whole + b'{"a"\n')
+    with pytest.raises(ValueError, match="line 4"):
+        list(read_lines(path))
+
+
+class Lasting(LLM):
+    """Stays open after its `with`: compiled once for the tests below."""
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Lasting]:
+    llm = Lasting(
+        tiny.model(), page_size=16, kv_cache_tokens=1024, max_num_seqs=6, max_model_len=80, max_num_batched_tokens=16,
+        token_buckets=[4, 16], compilation_cache="", prefix_caching=False,
+    )  # fmt: skip
+    yield llm
+    llm.close()
+
+
+def test_answers_are_written_and_taken_up_again(
+    engine: Lasting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(generate, "LLM", lambda model, **_: opened.append(model) or engine)
+    monkeypatch.setattr(generate, "BATCH", 3)
+    texts = ["one", "two", "a prompt that is too long: " + 40 * "x", "three", "four"]
+    prompts = write_lines(tmp_path / "p.jsonl", [{"id": t[:5], "turns": [t, "more"]} for t in texts[:3]])
+    others = tmp_path / "q.jsonl"  # no ids, and no line end after the last
+    others.write_text("\n".join(json.dumps({"turns": [t]}) for t in texts[3:]))
+    whole, cut = tmp_path / "new" / "whole.jsonl", tmp_path / "cut.jsonl"
+
+    def run(out: Path, *more: str) -> int:
+        options = ["--max-tokens", "6", "--max-prompt-tokens", "40", "--model", "tiny", *more]
+        return generate.main(["--prompts", str(prompts), str(others), "--out", str(out), *options])
+
+    assert run(whole) == 0
+    rows = list(read_lines(whole))
+    assert {(r["id"], r["temperature"]) for r in rows} == {
+        (id, t) for id in ("one", "two", "q-0", "q-1") for t in (0.0, 0.8)
+    }
+    for row in rows:
+        assert row.keys() == {"id", "temperature", "prompt_ids", "output_ids", "finished"}
+        assert 0 < len(row["output_ids"]) <= 6
+        assert row["finished"] == (row["output_ids"][-1] in tiny.model().config.eos_token_ids)
+    one = next(r for r in rows if r["id"] == "one" and r["temperature"] == 0)
+    assert bytes(one["prompt_ids"]) == b"[user]one\n[assistant]"
+    assert one["output_ids"] == tiny.greedy(one["prompt_ids"], 6)[: len(one["output_ids"])]
+
+    kept = whole.read_bytes()
+    cut.write_bytes(kept[: sum(map(len, kept.splitlines(True)[:3])) + 30])
+    assert run(cut) == 0
+    assert cut.read_bytes() == kept, "as if it had not been interrupted"
+    assert len(read_rows([str(cut)], 64)) == 8
+    assert opened == ["tiny", "tiny"]
+    del texts[2]
+    write_lines(prompts, [{"id": t, "turns": [t]} for t in texts[:2]])
+    capsys.readouterr()
+    assert run(cut, "--limit", "8") == 0
+    assert "answered before" in capsys.readouterr().out and len(opened) == 2
+
+
+@pytest.mark.parametrize("content", [None, '{"id": 1}\n', '{"turns": []}\n', "{\n"])
+def test_prompts_of_no_use_get_one_line(
+    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "p.jsonl"
+    if content is not None:
+        path.write_text(content)
+    assert generate.main(["--prompts", str(path), "--out", str(tmp_path / "out")]) == 2
+    line = capsys.readouterr().err
+    assert str(path) in line and line.count("\n") == 1

@@ -1,0 +1,180 @@
+"""Speculation in the engine: whatever the drafter, the tree and the pool, a request writes what it writes without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tiny
+from jaxspec import LLM
+from jaxspec.config import ConfigError
+from jaxspec.draft import drafters
+from jaxspec.draft.runner import DraftRunner
+from jaxspec.kernels import cpu
+from jaxspec.models.draft import draft_forward
+from jaxspec.models.llama import Decoder, device_weights, forward_features
+from jaxspec.models.load import LoadedModel
+from jaxspec.models.load.drafter import as_decoder
+from jaxspec.step.batch import BatchShape
+from jaxspec.step.native import NativeLayers
+from jaxspec.step.packing import Choosing, Tree
+from jaxspec.step.xla import XlaLayers
+from test_engine import GREEDY, check_clean, params, prompts, tokens_of
+
+COMMON: dict[str, Any] = dict(page_size=16, max_num_seqs=4, token_buckets=[1, 4, 16, 32], compilation_cache="")
+ROOMY: dict[str, Any] = dict(kv_cache_tokens=2048, max_num_batched_tokens=32, max_model_len=128)
+TIGHT: dict[str, Any] = dict(kv_cache_tokens=80, max_num_batched_tokens=12, max_model_len=72)
+
+
+def conditioned(target: LoadedModel, layers: int = 1) -> tuple[Any, dict[str, np.ndarray]]:
+    """A drafter that reads features, random where it is not the target's, over half of the vocabulary."""
+    config, weights = drafters.truncated(target, layers)
+    rng = np.random.default_rng(5)
+    h = config.hidden_size
+    weights["fuse"] = (rng.normal(size=(2 * h, h)) / np.sqrt(h)).astype(np.float32)
+    weights["vocab"] = np.sort(rng.permutation(config.vocab_size)[: config.vocab_size // 2]).astype(np.int32)
+    weights["head"] = np.ascontiguousarray(weights["head"][:, weights["vocab"]])
+    return config, weights
+
+
+def perfect(target: LoadedModel) -> tuple[Any, dict[str, np.ndarray]]:
+    return target.config, drafters.whole(target)
+
+
+#: name -> (what replaces the drafter's weights, settings)
+KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "ngram": (None, dict(draft="ngram")),
+    "truncated, fixed tree": (None, dict(draft="truncated:1", tree="fixed")),
+    "perfect, chain": (perfect, dict(draft="truncated:1", tree="chain", draft_levels=4)),
+    "perfect, by speed": (perfect, dict(draft="truncated:1")),
+    "conditioned, greedy tree": (conditioned, dict(draft="truncated:1", tree="global_greedy", draft_nodes=9)),
+}
+
+
+def start(kind: str, **sizes: Any) -> LLM:
+    replace, settings_ = KINDS[kind]
+    with pytest.MonkeyPatch.context() as patch:
+        if replace is not None:
+            patch.setattr(drafters, "load", lambda name, target: replace(target))
+        return LLM(tiny.model(), **COMMON, **sizes, **settings_)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[LLM]:
+    with LLM(tiny.model(), **COMMON, **ROOMY) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[dict[str, LLM]]:
+    with ExitStack() as stack:
+        yield {kind: stack.enter_context(start(kind, **sizes)) for kind, sizes in zip(KINDS, [ROOMY, TIGHT] * 3)}  # noqa: B905
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=25)
+@given(data=st.data())
+def test_drafting_changes_no_token(plain: LLM, engines: dict[str, LLM], data: Any) -> None:
+    texts = [t[:40] for t in data.draw(st.lists(prompts, min_size=1, max_size=5))]
+    each = [data.draw(params) for _ in texts]
+    expected = [tokens_of(o) for o in plain.generate(texts, each)]
+    for llm in engines.values():
+        assert [tokens_of(o) for o in llm.generate(texts, each)] == expected
+        check_clean(llm)
+
+
+@pytest.mark.slow
+def test_what_ends_a_request_ends_it_inside_a_draft(plain: LLM, engines: dict[str, LLM]) -> None:
+    text = list(range(30, 45))
+    written = tiny.greedy(text, 12)
+    stops = GREEDY.__class__(temperature=0, max_tokens=12, ignore_eos=True, stop_token_ids=[written[5]], logprobs=2)
+    for n in (1, 2, 3, 7, 12):
+        for llm in (plain, *engines.values()):
+            short = GREEDY.__class__(temperature=0, max_tokens=n, ignore_eos=True)
+            assert tokens_of(llm.generate([text], short)[0]) == written[:n]
+    reference = plain.generate([text], stops)[0].outputs[0]
+    for llm in engines.values():
+        got = llm.generate([text], stops)[0].outputs[0]
+        assert (got.token_ids, got.finish_reason, got.stop_reason) == (
+            reference.token_ids, reference.finish_reason, reference.stop_reason
+        )  # fmt: skip
+        assert [p.token_id for p in got.logprobs or []] == got.token_ids
+        np.testing.assert_allclose(
+            [p.logprob for p in got.logprobs or []], [p.logprob for p in reference.logprobs or []], atol=1e-4
+        )
+
+
+@pytest.mark.slow
+def test_a_perfect_drafter_is_always_right_and_nothing_compiles(engines: dict[str, LLM]) -> None:
+    texts = [[i, 2 * i, 7] for i in range(3)]
+    expected = [tiny.greedy(t, 21) for t in texts]
+    llm = engines["perfect, chain"]
+    before = llm.engine.stats()
+    out = llm.generate(texts, GREEDY.__class__(temperature=0, max_tokens=21, ignore_eos=True))
+    after = llm.engine.stats()
+    assert [tokens_of(o) for o in out] == expected
+    assert after.compilations_after_warmup == before.compilations_after_warmup
+    proposed, accepted = after.draft_tokens - before.draft_tokens, after.accepted_tokens - before.accepted_tokens
+    assert proposed == accepted > 0
+    assert out[0].metrics.speculation.mean_accepted_length > 2
+
+
+@pytest.mark.parametrize("kind", ["xla", "native"])
+@pytest.mark.parametrize("reads_features", [True, False])
+def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) -> None:
+    """Catch-up in two rounds for two requests; tokens and probabilities of three levels against whole passes."""
+    cpu.load()
+    target = tiny.model()
+    config, weights = conditioned(target) if reads_features else drafters.truncated(target, 1)
+    layers = {"xla": XlaLayers(), "native": NativeLayers()}[kind]
+    runner = DraftRunner("d", config, weights, layers, [BatchShape(32, 2, 2, 4)], 8, 16, "float32")
+    model = as_decoder(config, weights)
+    decoder = Decoder(target.config, device_weights(target.config, target.weights, "float32"))
+    rng = np.random.default_rng(1)
+    texts = [rng.integers(0, 256, n).tolist() for n in (23, 9)]
+    pages = [np.asarray([5, 2], np.int32), np.asarray([7], np.int32)]
+    truth = [np.asarray(forward_features(decoder, jnp.asarray(t))) for t in texts]
+    pool = np.full((8, 16, config.hidden_size), np.nan, np.float32)
+    for feature, own in zip(truth, pages, strict=True):
+        for i, row in enumerate(feature[:-1]):  # the last token's is not known before the target has seen it
+            pool[own[i // 16], i % 16] = row
+    features = jnp.asarray(pool)
+    for _, job in runner.jobs(features):
+        job()
+    runner.propose([Tree.chain(texts[0][:10], 0, pages[0], Choosing())], features, 0, 1)
+    chains = [Tree.chain(texts[0][10:], 10, pages[0], Choosing()), Tree.chain(texts[1], 0, pages[1], Choosing())]
+    for text, feature, got in zip(texts, truth, runner.propose(chains, features, 3, 4), strict=True):
+        assert len(got) == 12 and (np.diff(got.logprob.reshape(3, 4)) <= 0).all()
+        for node in range(12):
+            path, above = [], node
+            while above >= 0:
+                path.insert(0, above)
+                above = int(got.parent[above])
+            words, known, expected = list(text), feature[: len(text) - 1], 0.0
+            for step in path:
+                padded = np.concatenate([known, np.zeros((1, known.shape[1]), np.float32)])
+                own = np.asarray(draft_forward(model, jnp.asarray(words), jnp.asarray(padded)))
+                logits = own[-1] @ weights["head"]
+                place = int(np.flatnonzero(weights["vocab"] == got.token[step])[0])
+                expected += float(logits[place] - np.log(np.exp(logits - logits.max()).sum()) - logits.max())
+                if step == path[0] and node == 0:
+                    assert place == logits.argmax()
+                words, known = [*words, int(got.token[step])], np.concatenate([known, own[-1:]])
+            assert got.logprob[node] == pytest.approx(expected, abs=1e-3)
+
+
+def test_drafters_that_do_not_fit_are_refused() -> None:
+    for draft, reason in (
+        ("truncated:2", "between 1 and 1 layers"),
+        ("nothing-like-it", "no model"),
+        ("x.safetensors", "read"),
+    ):
+        with pytest.raises(ConfigError, match=f"draft: .*{reason}"):
+            LLM(tiny.model(), draft=draft, **COMMON)

@@ -1,0 +1,114 @@
+"""The choice of how far to draft and what to verify, on made-up times and drafters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxspec.sched.plan import Lookahead
+from jaxspec.sched.speculation import Calibration, Record, Speculation, Times
+from jaxspec.sched.trees.candidates import Candidates
+
+#: A plateau up to eight tokens, then a slope, as of a memory-bound device.
+STEP = {1: 10.0, 2: 10.0, 4: 10.5, 8: 11.0, 16: 15.0, 32: 25.0, 64: 45.0}
+
+
+def speculation(per_level: float = 0.5) -> Speculation:
+    return Speculation(Times(dict(STEP), lambda n, c, levels, w: 0.5 + per_level * levels), Lookahead(32, 8), [1, 4])
+
+
+def chain(n: int, probability: float = 0.5) -> Candidates:
+    ahead = np.arange(n, dtype=np.int32)
+    return Candidates(ahead, ahead - 1, ((ahead + 1) * np.log(probability)).astype(np.float32))
+
+
+def play(spec: Speculation, rounds: int, hit: float, requests: int = 1, seed: int = 0) -> list[int]:
+    """Levels drafted in each round, when each node of a chain is accepted with probability `hit`."""
+    rng, levels = np.random.default_rng(seed), []
+    records = [Record() for _ in range(requests)]
+    for _ in range(rounds):
+        ahead = spec.decide(requests, requests, records)
+        levels.append(ahead.levels)
+        if not ahead.levels:
+            continue
+        candidates = [chain(ahead.levels) for _ in records]
+        for c, mask, record in zip(
+            candidates, spec.select(candidates, records, [ahead.drafts] * requests, requests), records, strict=True
+        ):
+            accepted = 0
+            while accepted < mask.sum() and rng.random() < hit:
+                accepted += 1
+            spec.observe(c, mask, range(accepted), record)
+    return levels
+
+
+def test_hopeless_drafts_are_soon_given_up_and_seldom_tried_again() -> None:
+    levels = play(speculation(), 1000, hit=0.0)
+    assert sum(level > 0 for level in levels[50:]) < 12
+    assert sum(level > 0 for level in levels[500:]) <= 2
+
+
+def test_good_drafts_are_drafted_deep_and_better_ones_deeper() -> None:
+    deep = [np.mean(play(speculation(), 300, hit)[100:]) for hit in (0.3, 0.6, 0.9)]
+    assert deep[0] < deep[1] < deep[2] and deep[2] > 5
+
+
+def test_a_costly_drafter_is_used_less() -> None:
+    assert np.mean(play(speculation(0.2), 300, 0.5)[100:]) > np.mean(play(speculation(3.0), 300, 0.5)[100:])
+
+
+def test_many_requests_leave_no_room_for_drafts() -> None:
+    assert np.mean(play(speculation(), 200, 0.5, requests=1)[50:]) > 1
+    assert np.mean(np.asarray(play(speculation(), 200, 0.5, requests=32)[50:]) > 0) < 0.2
+
+
+def test_a_drafter_that_becomes_good_is_noticed() -> None:
+    spec = speculation()
+    play(spec, 200, hit=0.0)
+    assert np.mean(np.asarray(play(spec, 4000, hit=0.95)[-100:]) > 0) > 0.9
+
+
+@given(data=st.data())
+def test_selection_is_closed_and_within_limits(data: Any) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    spec = speculation()
+    forest, limits = [], []
+    for _ in range(data.draw(st.integers(1, 5))):
+        n = int(rng.integers(1, 20))
+        parent = np.asarray([int(rng.integers(-1, i)) if i else -1 for i in range(n)], np.int32)
+        logprob = np.zeros(n, np.float32)
+        for i in range(n):
+            logprob[i] = (logprob[parent[i]] if parent[i] >= 0 else 0) + np.log(rng.uniform(0.01, 1))
+        logprob[rng.random(n) < 0.1] = -np.inf
+        forest.append(Candidates(np.arange(n, dtype=np.int32), parent, logprob))
+        limits.append(int(rng.integers(0, 12)))
+    masks = spec.select(forest, [Record() for _ in forest], limits, len(forest))
+    for c, mask, limit in zip(forest, masks, limits, strict=True):
+        assert mask.sum() <= limit
+        assert np.isfinite(c.logprob[mask]).all()
+        assert all(c.parent[i] < 0 or mask[c.parent[i]] for i in np.flatnonzero(mask))
+
+
+def test_calibration_learns_what_probabilities_are_worth() -> None:
+    calibration, rng = Calibration(), np.random.default_rng(0)
+    for _ in range(5000):
+        said = rng.uniform()
+        calibration.observe(np.log(said), rng.random() < said / 2)  # twice too sure
+    middles = [0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.935, 0.985]
+    assert calibration.rates()[6:] == pytest.approx(np.asarray(middles) / 2, abs=0.12)
+    assert calibration.rates()[0] < 0.05
+
+
+def test_a_request_whose_drafts_fail_gets_fewer() -> None:
+    spec, good, bad = speculation(), Record(), Record()
+    for _ in range(20):
+        good.observe(1.0, 2)
+        bad.observe(1.0, 0)
+    c = chain(6, 0.7)
+    assert spec.chances(c, good).sum() > 1.5 * spec.chances(c, bad).sum()
+    masks = spec.select([c, c], [good, bad], [6, 6], 2)
+    assert masks[0].sum() > masks[1].sum()

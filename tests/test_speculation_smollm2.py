@@ -1,0 +1,29 @@
+"""Speculation on the real model: the same tokens as without, greedy and sampled."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxspec import LLM, SamplingParams
+from jaxspec.bench.prompts import PROMPTS
+
+pytestmark = pytest.mark.slow
+
+GREEDY = SamplingParams(temperature=0, max_tokens=128, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=128, ignore_eos=True, seed=11)
+
+
+def answers(**settings: object) -> tuple[list[list[int]], int]:
+    """Tokens for sixteen prompts, greedy and then sampled, and how many drafts were accepted."""
+    with LLM(max_num_seqs=16, max_num_batched_tokens=128, max_model_len=512, **settings) as llm:
+        out = [*llm.generate(PROMPTS[:16], GREEDY), *llm.generate(PROMPTS[:16], SAMPLED)]
+        return [o.outputs[0].token_ids for o in out], llm.engine.stats().accepted_tokens
+
+
+def test_no_drafter_changes_a_token() -> None:
+    plain, none = answers(draft=[])
+    assert none == 0
+    for settings in (dict(draft="ngram", tree="chain"), dict(draft="truncated:4", tree="global_greedy")):
+        tokens, accepted = answers(**settings)
+        assert tokens == plain
+        assert accepted > 50
