@@ -26,6 +26,8 @@ _PRIOR, _MEMORY = 4.0, 1000.0
 _HOPE = 0.6
 #: Rounds over which catching up with a prompt is reckoned: it is done once.
 _SPREAD = 8
+#: Steps for which a decision not to draft stands.
+_REST = 8
 #: A gain below this share is not worth the risk.
 _MARGIN = 0.03
 
@@ -116,11 +118,18 @@ class Speculation:
         self._reach = {w: [Share(_HOPE) for _ in range(most.levels)] for w in widths}
         #: Draft nodes a request that were worth verifying, of late.
         self._nodes = {w: float(most.levels) for w in widths}
+        #: Steps without drafts since the last look, and after how many the next one is due.
         self._idle, self._patience = 0, 16
+        self._rest = self._resting_with = 0
         self.levels = self.width = 0
 
     def decide(self, requests: int, catch_up: int, records: Sequence[Record]) -> Lookahead:
         """How far to draft for so many decoding requests, with `catch_up` tokens that the drafter has not seen."""
+        if self._rest and requests == self._resting_with:
+            self._rest -= 1
+            self._idle += 1
+            self.levels = 0
+            return Lookahead()
         plain = self.times.of_step(requests)
         catch_up = min(catch_up, 2 * requests + catch_up // _SPREAD)
         factor = sum(r.factor for r in records) / max(len(records), 1)
@@ -139,6 +148,8 @@ class Speculation:
         if not self.levels:
             self._idle += 1
             if self._idle < self._patience:
+                # Nothing changes from one step to the next: spare the steps this very reckoning.
+                self._rest, self._resting_with = _REST, requests
                 return Lookahead()
             # A look now and then whether drafts have become better, ever more seldom if they have not.
             self.levels, self.width = min(2, self.most.levels), self.widths[0]
