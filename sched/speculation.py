@@ -26,6 +26,10 @@ _PRIOR, _MEMORY = 4.0, 1000.0
 _HOPE = 0.6
 #: Rounds over which catching up with a prompt is reckoned: it is done once.
 _SPREAD = 8
+#: What a level's chance would be with a good drafter.
+_GOOD = 0.7
+#: Steps without drafts before the first look whether they have become better.
+_PATIENCE = 16
 #: Steps for which a decision not to draft stands.
 _REST = 8
 #: A gain below this share is not worth the risk.
@@ -119,9 +123,10 @@ class Speculation:
         #: Draft nodes a request that were worth verifying, of late.
         self._nodes = {w: float(most.levels) for w in widths}
         #: Steps without drafts since the last look, and after how many the next one is due.
-        self._idle, self._patience = 0, 16
+        self._idle, self._patience = 0, _PATIENCE
         self._rest = self._resting_with = 0
         self.levels = self.width = 0
+        self.probing = False
 
     def decide(self, requests: int, catch_up: int, records: Sequence[Record]) -> Lookahead:
         """How far to draft for so many decoding requests, with `catch_up` tokens that the drafter has not seen."""
@@ -130,33 +135,40 @@ class Speculation:
             self._idle += 1
             self.levels = 0
             return Lookahead()
-        plain = self.times.of_step(requests)
         catch_up = min(catch_up, 2 * requests + catch_up // _SPREAD)
         factor = sum(r.factor for r in records) / max(len(records), 1)
-        best, choice = requests / plain * (1 + _MARGIN), (0, 0)
+        self.probing = False
+        self.levels, self.width = self._best(requests, catch_up, factor)
+        if self.levels:
+            self._patience = max(_PATIENCE, self._patience // 2)
+        else:
+            self._idle += 1
+            # A look now and then whether drafts have become better, ever more seldom if they have not, and never where
+            # even good ones would not pay.
+            if self._idle < self._patience or not self._best(requests, catch_up, factor, at_least=_GOOD)[0]:
+                # Nothing changes from one step to the next: spare the steps this very reckoning.
+                self._rest, self._resting_with = _REST, requests
+                return Lookahead()
+            self.probing, self.levels, self.width = True, min(2, self.most.levels), self.widths[0]
+            self._idle, self._patience = 0, min(2 * self._patience, 512)
+        return Lookahead(min(self.most.drafts, self.levels * self.width), self.levels)
+
+    def _best(self, requests: int, catch_up: int, factor: float, at_least: float = 0.0) -> tuple[int, int]:
+        """(levels, width) of most tokens per second, were each level reached with a chance of `at_least` or as learned;
+        (0, 0) if nothing is faster than no drafts."""
+        best, choice = requests / self.times.of_step(requests) * (1 + _MARGIN), (0, 0)
         for width in self.widths:
             expected = reach = 1.0
             for level in range(1, self.most.levels + 1):
-                reach *= min(1.0, self._reach[width][level - 1].value * (factor if level == 1 else 1.0))
+                chance = self._reach[width][level - 1].value * (factor if level == 1 else 1.0)
+                reach *= min(1.0, max(at_least, chance))
                 expected += reach
                 nodes = level if width == 1 else max(level, min(self._nodes[width], level * width))
                 cost = self.times.round(requests, catch_up, level, width)
                 cost += self.times.of_step(round(requests * (1 + nodes)))
                 if requests * expected / cost > best:
                     best, choice = requests * expected / cost, (level, width)
-        self.levels, self.width = choice
-        if not self.levels:
-            self._idle += 1
-            if self._idle < self._patience:
-                # Nothing changes from one step to the next: spare the steps this very reckoning.
-                self._rest, self._resting_with = _REST, requests
-                return Lookahead()
-            # A look now and then whether drafts have become better, ever more seldom if they have not.
-            self.levels, self.width = min(2, self.most.levels), self.widths[0]
-            self._idle, self._patience = 0, min(2 * self._patience, 512)
-        else:
-            self._patience = max(16, self._patience // 2)
-        return Lookahead(min(self.most.drafts, self.levels * self.width), self.levels)
+        return choice
 
     def chances(self, candidates: Candidates, record: Record) -> np.ndarray:
         """P(accepted) of each candidate `[n]`: calibrated from node to node along its path; 0 for empty places."""
@@ -191,6 +203,8 @@ class Speculation:
             speed = expected / self.times.of_step(others + m)
             if speed >= best:
                 best, count = speed, m
+        if self.probing:  # to learn something is worth a step
+            count = max(count, min(len(kept), len(candidates)))
         masks = [c.mask() for c in candidates]
         for _, i, k in kept[:count]:
             masks[i][k] = True
