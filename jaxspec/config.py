@@ -25,7 +25,7 @@ class EngineConfig(BaseModel):
     served_model_name: str | None = None
     #: The drafter: "ngram", "truncated:K", a trained one's name or file, or a model with the same tokenizer; "none" or
     #: an empty list: no drafting. A list, because some policies choose among several; for now it holds at most one.
-    draft: list[str] = Field(default_factory=list)
+    draft: list[str] = Field(default_factory=lambda: ["ngram"])
     #: What of a drafter's candidates is verified; "auto": what raises the expected tokens per second.
     tree: Literal["auto", "chain", "fixed", "equal_greedy", "global_greedy"] = "auto"
     #: Most levels drafted (all of them unless `tree` is "auto"), and draft nodes of equal_greedy and global_greedy.

@@ -58,4 +58,4 @@ def test_presets_are_valid(preset: str) -> None:
 
 
 def test_the_preset_without_speculation() -> None:
-    assert EngineConfig.load(CONFIGS / "no_speculation.yaml") == EngineConfig()
+    assert EngineConfig.load(CONFIGS / "no_speculation.yaml") == EngineConfig(draft=[])

@@ -68,7 +68,7 @@ def start(kind: str, **sizes: Any) -> LLM:
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[LLM]:
-    with LLM(tiny.model(), **COMMON, **ROOMY) as llm:
+    with LLM(tiny.model(), draft=[], **COMMON, **ROOMY) as llm:
         yield llm
 
 

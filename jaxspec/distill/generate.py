@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not left:
             print(f"{out}: all {len(asked)} questions were answered before")
             return 0
-        llm = LLM(model=args.model, prefix_caching=False, max_num_seqs=64)
+        llm = LLM(model=args.model, draft=(), prefix_caching=False, max_num_seqs=64)
     except (OSError, ValueError) as error:
         print(f"jaxspec.distill.generate: {error}", file=sys.stderr)
         return 2

@@ -19,7 +19,9 @@ def make(settings: dict[str, Any]) -> Answer:
     from jaxspec.llm import LLM
     from jaxspec.sampling import SamplingParams
 
-    llm = LLM(model=settings["model"], show_progress=True, **{"prefix_caching": False, **settings["overrides"]})
+    llm = LLM(
+        model=settings["model"], show_progress=True, **{"prefix_caching": False, "draft": [], **settings["overrides"]}
+    )
 
     def answer(turn: dict[str, Any]) -> dict[str, Any]:
         if texts := turn.get("encode"):
