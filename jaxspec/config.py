@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator
@@ -74,25 +74,37 @@ class EngineConfig(BaseModel):
     @classmethod
     def load(cls, path: str | Path | None = None, /, **overrides: Any) -> EngineConfig:
         """Read a preset (YAML mapping) and apply overrides. Raises `ConfigError` naming every bad key or value."""
-        settings: Any = {}
-        if path is not None:
-            try:
-                settings = yaml.safe_load(Path(path).read_text()) or {}
-            except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-                raise ConfigError(f"cannot read config {path}: {error}") from None
-            if not isinstance(settings, dict):
-                raise ConfigError(f"config {path} must be a mapping of settings, got {type(settings).__name__}")
+        return load_settings(cls, path, overrides)
+
+
+S = TypeVar("S", bound=BaseModel)
+
+
+def load_settings(kind: type[S], path: str | Path | None, overrides: Mapping[str, Any]) -> S:
+    """A YAML mapping (none: empty) with overrides as `kind`. Raises `ConfigError` naming every bad key or value."""
+    settings: Any = {}
+    if path is not None:
         try:
-            return cls(**{**{str(k): v for k, v in settings.items()}, **overrides})
-        except ValidationError as error:
-            raise ConfigError("; ".join(_explain(e) for e in error.errors())) from None
+            settings = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+        except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read config {path}: {error}") from None
+        if not isinstance(settings, dict):
+            raise ConfigError(f"config {path} must be a mapping of settings, got {type(settings).__name__}")
+    try:
+        return kind(**{**{str(k): v for k, v in settings.items()}, **overrides})
+    except ValidationError as error:
+        raise ConfigError("; ".join(_explain(e, kind) for e in error.errors())) from None
 
 
-def _explain(error: Any) -> str:
+def _explain(error: Any, kind: type[BaseModel]) -> str:
     name = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        return f"unknown setting {name!r}; valid settings: {', '.join(EngineConfig.model_fields)}"
-    return f"{name}: {error['msg'].removeprefix('Value error, ')} (got {error['input']!r})"
+    match error["type"]:
+        case "extra_forbidden":
+            return f"unknown setting {name!r}; valid settings: {', '.join(kind.model_fields)}"
+        case "missing":
+            return f"{name}: this setting is needed"
+        case _:
+            return f"{name}: {error['msg'].removeprefix('Value error, ')} (got {error['input']!r})"
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:

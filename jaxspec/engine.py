@@ -35,8 +35,8 @@ from jaxspec.sched.scheduler import NO_DRAFTS, QueueFull, Scheduler
 from jaxspec.sched.trees.candidates import Draft
 from jaxspec.session import Session
 from jaxspec.stats import EngineStats
-from jaxspec.step.executor import Executor, Flight, Progress, silent
-from jaxspec.step.lattice import choices
+from jaxspec.step.executor import Executor, Flight, silent
+from jaxspec.step.lattice import Progress, choices
 from jaxspec.step.packing import Tree
 from jaxspec.step.pool import page_bytes
 

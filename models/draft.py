@@ -15,7 +15,7 @@ from flax import nnx
 
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.layers import Product, inverse_frequencies, linear, rms_norm, rope_tables
-from jaxspec.models.llama import Block, Rope
+from jaxspec.models.llama import Rope, blocks
 
 
 class DraftDecoder(nnx.Module):
@@ -29,11 +29,7 @@ class DraftDecoder(nnx.Module):
         self.config, self.product = config, product
         self.embedding = nnx.Param(weights["embed"])
         self.fuse = nnx.Param(weights["fuse"]) if "fuse" in weights else None
-        prefixes = ["layers."] if "layers.qkv" in weights else [f"layers.{i}." for i in range(config.num_layers)]
-        self.layers = nnx.List(
-            Block(config, {k.removeprefix(p): w for k, w in weights.items() if k.startswith(p)}, product)
-            for p in prefixes
-        )
+        self.layers = blocks(config, weights, product)
         self.norm = nnx.Param(weights["norm"])
         self.head = nnx.Param(weights["head"])
         self.vocab = nnx.Param(weights["vocab"])

@@ -66,6 +66,14 @@ class Block(nnx.Module):
         return x + product(jax.nn.silu(gate) * up, self.down, c.hidden_size)
 
 
+def blocks(config: DecoderConfig, weights: Mapping[str, jax.Array], product: Product) -> nnx.List[Block]:
+    """A Block a layer from `device_weights`, a single one of all layers from `stacked_weights`."""
+    prefixes = ["layers."] if "layers.qkv" in weights else [f"layers.{i}." for i in range(config.num_layers)]
+    return nnx.List(
+        Block(config, {k.removeprefix(p): w for k, w in weights.items() if k.startswith(p)}, product) for p in prefixes
+    )
+
+
 class Decoder(nnx.Module):
     """Embedding, layers, final norm and head.
 
@@ -76,11 +84,7 @@ class Decoder(nnx.Module):
     def __init__(self, config: DecoderConfig, weights: Mapping[str, jax.Array], product: Product = linear):
         self.config, self.product = config, product
         self.embedding = nnx.Param(weights["embed"])
-        prefixes = ["layers."] if "layers.qkv" in weights else [f"layers.{i}." for i in range(config.num_layers)]
-        self.layers = nnx.List(
-            Block(config, {k.removeprefix(p): w for k, w in weights.items() if k.startswith(p)}, product)
-            for p in prefixes
-        )
+        self.layers = blocks(config, weights, product)
         self.norm = nnx.Param(weights["norm"])
         self.head = nnx.Param(weights["head"])
 
@@ -114,13 +118,17 @@ def device_weights(config: DecoderConfig, weights: Mapping[str, np.ndarray], dty
     return out
 
 
+def head_of(config: DecoderConfig, weights: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The head `[hidden, vocab]`, the embedding's transpose where they are tied."""
+    return weights["embed"].T if config.tie_embeddings else weights["head"]
+
+
 def stacked_weights(
     config: DecoderConfig, weights: Mapping[str, np.ndarray], pack: Callable[[np.ndarray], np.ndarray]
 ) -> dict[str, jax.Array]:
     """Put weights on the device stacked over layers, as `layers.<part>`; `pack` lays out stacks of matrices."""
     out = {name: jnp.asarray(weights[name], "float32") for name in ("embed", "norm")}
-    head = weights["embed"].T if config.tie_embeddings else weights["head"]
-    out["head"] = jnp.asarray(pack(np.asarray(head, np.float32)[None]))
+    out["head"] = jnp.asarray(pack(np.asarray(head_of(config, weights), np.float32)[None]))
     for part in sorted({name.rsplit(".", 1)[1] for name in weights if name.startswith("layers.")}):
         stack = np.stack([np.asarray(weights[f"layers.{i}.{part}"], np.float32) for i in range(config.num_layers)])
         out[f"layers.{part}"] = jnp.asarray(pack(stack) if stack.ndim == 3 else stack)

@@ -98,17 +98,10 @@ def tokenise(
         plain = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
         sizes = rng.integers(low, high + 1, size=args.num_prompts)
         return [prompts.of_tokens(plain, int(size), int(rng.integers(len(plain)))) for size in sizes]
+    from jaxspec.models.load.tokenizer import chat_ids
+
     chosen = prompts.choose(texts, args.num_prompts, rng)
     return [chat_ids(tokenizer, text) for text in chosen]
-
-
-def chat_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """`text` as a user's message where the model has a chat template, else as it is."""
-    if not tokenizer.has_chat_template:
-        return tokenizer.encode(text)
-    return tokenizer.encode(
-        tokenizer.apply_chat_template([{"role": "user", "content": text}]), add_special_tokens=False
-    )
 
 
 def to_sample(output: RequestOutput, begin: float) -> Sample:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
-from jaxspec.config import ConfigError
+from jaxspec.config import load_settings
 
 
 class DistillConfig(BaseModel):
@@ -49,24 +48,4 @@ class DistillConfig(BaseModel):
     @classmethod
     def load(cls, path: str | Path, **overrides: Any) -> DistillConfig:
         """Raises `ConfigError` naming every bad key or value."""
-        try:
-            settings = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-        except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read config {path}: {error}") from None
-        if not isinstance(settings, dict):
-            raise ConfigError(f"config {path} must be a mapping of settings, got {type(settings).__name__}")
-        try:
-            return cls(**{**{str(k): v for k, v in settings.items()}, **overrides})
-        except ValidationError as error:
-            raise ConfigError("; ".join(_explain(e) for e in error.errors())) from None
-
-
-def _explain(error: Any) -> str:
-    name = ".".join(str(part) for part in error["loc"])
-    match error["type"]:
-        case "extra_forbidden":
-            return f"unknown setting {name!r}; valid settings: {', '.join(DistillConfig.model_fields)}"
-        case "missing":
-            return f"{name}: this setting is needed"
-        case _:
-            return f"{name}: {error['msg']} (got {error['input']!r})"
+        return load_settings(cls, path, overrides)

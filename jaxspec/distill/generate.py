@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from jaxspec.distill.lines import mend, read_lines
 from jaxspec.llm import LLM
+from jaxspec.models.load.tokenizer import chat_ids
 from jaxspec.progress import progress
 from jaxspec.sampling import SamplingParams
 
@@ -111,7 +112,7 @@ def answered(out: Path) -> set[tuple[str, float]]:
 def answers(llm: LLM, part: Sequence[Question], max_prompt_tokens: int, max_tokens: int) -> Iterator[dict[str, Any]]:
     """Lines of the output, without the questions that are too long."""
     most = min(max_prompt_tokens, llm.engine.max_model_len - max_tokens)
-    prompts = [prompt_ids(llm, q.text) for q in part]
+    prompts = [chat_ids(llm.tokenizer, q.text) for q in part]
     kept = [(q, ids) for q, ids in zip(part, prompts, strict=True) if len(ids) <= most]
     params = [SamplingParams(temperature=q.temperature, max_tokens=max_tokens, seed=q.seed) for q, _ in kept]
     for (q, ids), answer in zip(kept, llm.generate([ids for _, ids in kept], params), strict=True):
@@ -123,14 +124,6 @@ def answers(llm: LLM, part: Sequence[Question], max_prompt_tokens: int, max_toke
             "output_ids": list(choice.token_ids),
             "finished": choice.finish_reason == "stop",
         }
-
-
-def prompt_ids(llm: LLM, text: str) -> list[int]:
-    """`text` as a user's message where the model has a chat template, else as it is."""
-    if not llm.tokenizer.has_chat_template:
-        return llm.tokenizer.encode(text)
-    prompt = llm.tokenizer.apply_chat_template([{"role": "user", "content": text}])
-    return llm.tokenizer.encode(prompt, add_special_tokens=False)
 
 
 if __name__ == "__main__":

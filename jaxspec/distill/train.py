@@ -28,6 +28,7 @@ from jaxspec.distill import curve
 from jaxspec.distill.config import DistillConfig
 from jaxspec.distill.data import Corpus, padded
 from jaxspec.models.draft import DraftDecoder, draft_forward
+from jaxspec.models.llama import head_of
 from jaxspec.models.load import LoadedModel
 from jaxspec.models.load.drafter import save_drafter
 from jaxspec.progress import progress
@@ -66,8 +67,7 @@ def begin(config: DistillConfig, target: LoadedModel, vocab: np.ndarray) -> Draf
     c, k = target.config, min(config.layers, target.config.num_layers)
     first = 0 if config.begin == "first" else c.num_layers - k
     w = {"embed": target.weights["embed"], "norm": target.weights["norm"], "vocab": vocab}
-    head = target.weights["embed"].T if c.tie_embeddings else target.weights["head"]
-    w["head"] = head[:, vocab]
+    w["head"] = head_of(c, target.weights)[:, vocab]
     for i in range(k):
         at = f"layers.{first + i}."
         w |= {f"layers.{i}.{n.removeprefix(at)}": v for n, v in target.weights.items() if n.startswith(at)}
@@ -262,8 +262,7 @@ class Trainer:
     @cached_property
     def _full_head(self) -> jax.Array:
         """The target's `[hidden, vocab]`."""
-        w = self.target.weights
-        return jnp.asarray(w["embed"].T if self.target.config.tie_embeddings else w["head"])
+        return jnp.asarray(head_of(self.target.config, self.target.weights))
 
     def export(self, path: Path) -> None:
         """The drafter as `jaxspec.models.load.drafter` reads it."""

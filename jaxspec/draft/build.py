@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 from jaxspec.config import EngineConfig
@@ -11,8 +10,8 @@ from jaxspec.draft.speculator import MOST_NODES, Drafter, ModelDrafter, NgramDra
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.load.weights import Weights
 from jaxspec.sched.trees import Chain, EqualGreedy, Fixed, GlobalGreedy, TreePolicy
-from jaxspec.step.executor import Executor, Progress
-from jaxspec.step.lattice import compile_all
+from jaxspec.step.executor import Executor
+from jaxspec.step.lattice import Progress, compile_all
 
 
 def build(
@@ -31,16 +30,7 @@ def build(
         runner = DraftRunner(
             config.draft[0], *model, executor.layers, shapes, num_pages, config.page_size, config.dtype
         )  # fmt: skip
-        jobs = runner.jobs(executor.features)
-        done = 0
-
-        def report(name: str) -> None:
-            nonlocal done
-            done += 1
-            progress(name, done, len(jobs))
-
-        progress("compiling the drafter", 0, len(jobs))
-        compile_all(jobs, report, threads=min(4, os.cpu_count() or 1))
+        compile_all(runner.jobs(executor.features), "compiling the drafter", progress)
         runner.warm_up(executor.features)
         drafter = ModelDrafter(runner, lambda: executor.features, clock)
     levels = config.draft_levels or DEPTH

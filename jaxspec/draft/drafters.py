@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxspec.config import ConfigError
 from jaxspec.models.config import DecoderConfig
+from jaxspec.models.llama import head_of
 from jaxspec.models.load import LoadedModel, ModelLoadError, load_model
 from jaxspec.models.load.drafter import load_drafter
 from jaxspec.models.load.weights import Weights
@@ -63,10 +64,11 @@ def truncated(target: LoadedModel, layers: int) -> tuple[DecoderConfig, Weights]
 
 def whole(model: LoadedModel) -> Weights:
     """A model's weights as a drafter's, over its whole vocabulary."""
-    weights = dict(model.weights)
-    if model.config.tie_embeddings:
-        weights["head"] = weights["embed"].T
-    return {**weights, "vocab": np.arange(model.config.vocab_size, dtype=np.int32)}
+    return {
+        **model.weights,
+        "head": head_of(model.config, model.weights),
+        "vocab": np.arange(model.config.vocab_size, dtype=np.int32),
+    }
 
 
 def same_tokenizer(a: LoadedModel, b: LoadedModel) -> bool:

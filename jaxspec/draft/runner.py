@@ -45,7 +45,6 @@ class DraftRunner:
         self.name, self.page_size, self.shapes = name, page_size, list(shapes)
         self._layers = layers
         model = layers.drafter(config, weights, dtype)
-        self.conditioned = model.conditioned
         self._graph, self._treedef, self._leaves = split(model)
         self._pool = Pool.zeros(config, num_pages, page_size, dtype)
         self._blanks = Blanks(self.shapes)

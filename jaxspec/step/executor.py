@@ -22,7 +22,7 @@ from jaxspec.step import penalties
 from jaxspec.step.batch import BatchShape, Blanks
 from jaxspec.step.choose import Logprobs
 from jaxspec.step.compiles import compile_counter
-from jaxspec.step.lattice import compile_all, lattice
+from jaxspec.step.lattice import Progress, compile_all, lattice
 from jaxspec.step.layers import Layers
 from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Packed, Tree, pack
@@ -31,9 +31,6 @@ from jaxspec.step.target import StepResult, make_step, split
 from jaxspec.step.xla import XlaLayers
 
 log = logging.getLogger(__name__)
-
-#: (stage, done, total)
-Progress = Callable[[str, int, int], None]
 
 
 def silent(stage: str, done: int, total: int) -> None:
@@ -111,15 +108,7 @@ class Executor:
 
         jobs: list[tuple[str, Callable[[], Any]]] = [(f"step of {s.tokens}", partial(step, s)) for s in self.shapes]
         jobs += [("penalty rows", self._compile_reset), ("penalties", self._compile_update)]
-        done = 0
-
-        def report(name: str) -> None:
-            nonlocal done
-            done += 1
-            progress(name, done, len(jobs))
-
-        progress("compiling", 0, len(jobs))
-        *steps, self._reset, self._update = compile_all(jobs, report, threads=min(4, os.cpu_count() or 1))
+        *steps, self._reset, self._update = compile_all(jobs, "compiling", progress)
         self._steps = dict(zip(self.shapes, steps, strict=True))
 
     def _compile_reset(self) -> Any:

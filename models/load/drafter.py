@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.draft import DraftDecoder
+from jaxspec.models.llama import head_of
 from jaxspec.models.load.errors import ModelLoadError
 from jaxspec.models.load.weights import Weights
 
@@ -66,8 +67,10 @@ def load_drafter(path: Path, target: DecoderConfig, weights: Weights) -> tuple[D
         if name not in own or own[name].shape != shape:
             raise ModelLoadError(f"drafter {path}: {name} is not of the shape {shape} of the target's layers")
     out = {k: v if v.dtype == np.int32 else v.astype(np.float32) for k, v in own.items()}
-    head = weights["embed"].T if target.tie_embeddings else weights["head"]
-    out |= {"embed": weights["embed"], "head": np.asarray(head[:, out["vocab"].astype(np.int32)], np.float32)}
+    out |= {
+        "embed": weights["embed"],
+        "head": np.asarray(head_of(target, weights)[:, out["vocab"].astype(np.int32)], np.float32),
+    }
     return replace(target, num_layers=sizes["layers"], windowed_layers=()), out
 
 

@@ -143,3 +143,12 @@ def _metaspace_bytes(text: str) -> bytes:
     if byte := _BYTE_TOKEN.match(text):
         return bytes([int(byte[1], 16)])
     return text.replace("▁", " ").encode()
+
+
+def chat_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """`text` as a user's message where the model has a chat template, else as it is."""
+    if not tokenizer.has_chat_template:
+        return tokenizer.encode(text)
+    return tokenizer.encode(
+        tokenizer.apply_chat_template([{"role": "user", "content": text}]), add_special_tokens=False
+    )

@@ -15,8 +15,8 @@ def make(settings: dict[str, Any]) -> Answer:
     Prefix caching is off, for the same prompts come again and the others compute them again.
     """
     pin(settings["threads"])
-    from jaxspec.bench.offline import chat_ids
     from jaxspec.llm import LLM
+    from jaxspec.models.load.tokenizer import chat_ids
     from jaxspec.sampling import SamplingParams
 
     llm = LLM(
