@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, ValidationInfo, field_validator
 
 
 class ConfigError(ValueError):
@@ -31,6 +31,9 @@ class EngineConfig(BaseModel):
     #: Most levels drafted (all of them unless `tree` is "auto"), and draft nodes of equal_greedy and global_greedy.
     draft_levels: PositiveInt | None = None
     draft_nodes: PositiveInt | None = None
+    #: When a draft token is accepted: "match", where the target chose the same; "rejection": by the chance that keeps
+    #: the target's distribution.
+    acceptance: Literal["match", "rejection"] = "match"
     dtype: Literal["float32", "bfloat16"] = "float32"
     #: Longest prompt and output together; the model's own limit if unset.
     max_model_len: PositiveInt | None = None
@@ -69,6 +72,15 @@ class EngineConfig(BaseModel):
             raise ValueError("only one drafter at a time is supported")
         if "" in value:
             raise ValueError("a drafter's name is empty; none switches drafting off")
+        return value
+
+    @field_validator("acceptance")
+    @classmethod
+    def _drawn_before(cls, value: str, info: ValidationInfo) -> str:
+        """Trees whose nodes are picked by what was drawn in them would skew the distribution."""
+        tree = info.data.get("tree")
+        if value == "rejection" and tree not in ("auto", "chain", "fixed"):
+            raise ValueError(f"rejection works with tree: auto, chain or fixed, not {tree}")
         return value
 
     @classmethod

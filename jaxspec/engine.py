@@ -21,7 +21,7 @@ import psutil
 
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.draft import drafters
-from jaxspec.draft.build import build
+from jaxspec.draft.build import build, room_for_draws
 from jaxspec.errors import EngineDead, EngineDraining
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.load import LoadedModel, load_model
@@ -91,7 +91,10 @@ class Engine:
         )
         drafter = drafters.load(config.draft[0], loaded) if config.draft and config.draft[0] != drafters.NGRAM else None
         conditioned = drafter is not None and "fuse" in drafter[1]
-        self._executor = Executor(config, loaded.config, dict(loaded.weights), pages, progress, conditioned)
+        self._executor = Executor(
+            config, loaded.config, dict(loaded.weights), pages, progress, conditioned,
+            room_for_draws(config, drafter),
+        )  # fmt: skip
         self._speculator = build(config, self._executor, drafter, pages, progress, clock) if config.draft else None
         self._pool = PagePool(pages, config.page_size, config.prefix_caching)
         limits = SchedulerConfig(
@@ -295,7 +298,7 @@ class Engine:
         drafted = begun
         if speculator:
             begun_drafting = self._clock()
-            drafts = speculator.draft(plan.work, plan.num_tokens)
+            drafts = speculator.draft(plan.work, lambda request: self._sessions[request.id].choosing(), plan.num_tokens)
             drafted = begun + self._clock() - begun_drafting  # the device's time, not the host's
         trees = [self._tree(s, w, drafts) for s, w in zip(sessions, plan.work, strict=True)]
         packed = self._executor.pack(trees)

@@ -62,7 +62,7 @@ class Session:
         )
         pages = np.asarray(r.pages, np.int32)
         choices = work.count if work.reads_all else 1
-        choosing = self._choosing(work.reads_all)
+        choosing = self.choosing(work.reads_all)
         return Tree.chain(r.tokens[work.start : end], work.start, pages, choosing, choices, following)
 
     def draft_tree(self, work: Work, draft: Draft, executor: Executor) -> Tree:
@@ -75,10 +75,12 @@ class Session:
         join = lambda first, rest: np.concatenate([np.asarray([first], np.int32), rest])  # noqa: E731
         return Tree(
             join(r.tokens[-1], draft.token), join(0, draft.depth), join(n, draft.subtree), known, work.start,
-            np.asarray(r.pages, np.int32), ahead, self._choosing(False), parent=join(-1, draft.parent + 1),
+            np.asarray(r.pages, np.int32), ahead, self.choosing(), parent=join(-1, draft.parent + 1),
+            drawn=None if draft.drawn is None else join(-1, draft.drawn),
         )  # fmt: skip
 
-    def _choosing(self, reads_all: bool) -> Choosing:
+    def choosing(self, reads_all: bool = False) -> Choosing:
+        """How its tokens are chosen; with `reads_all`, their log-probabilities are wanted in any case."""
         p, key = self.params, (self.penalty_row, reads_all)
         if self._last_choosing is None or self._last_choosing[0] != key:
             choosing = Choosing(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from jaxspec.models.load.drafter import as_decoder
 from jaxspec.step.batch import BatchShape
 from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Choosing, Tree
+from jaxspec.step.rejection import Drawn
 from jaxspec.step.xla import XlaLayers
 from test_engine import GREEDY, check_clean, params, prompts, tokens_of
 
@@ -134,7 +136,6 @@ def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) ->
     target = tiny.model()
     config, weights = conditioned(target) if reads_features else drafters.truncated(target, 1)
     layers = {"xla": XlaLayers(), "native": NativeLayers()}[kind]
-    runner = DraftRunner("d", config, weights, layers, [BatchShape(32, 2, 2, 4)], 8, 16, "float32")
     model = as_decoder(config, weights)
     decoder = Decoder(target.config, device_weights(target.config, target.weights, "float32"))
     rng = np.random.default_rng(1)
@@ -145,12 +146,13 @@ def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) ->
     for feature, own in zip(truth, pages, strict=True):
         for i, row in enumerate(feature[:-1]):  # the last token's is not known before the target has seen it
             pool[own[i // 16], i % 16] = row
-    features = jnp.asarray(pool)
-    for _, job in runner.jobs(features):
+    shared: Any = SimpleNamespace(features=jnp.asarray(pool), drawn=Drawn.none())
+    runner = DraftRunner("d", config, weights, shared, layers, [BatchShape(32, 2, 2, 4)], 8, 16, "float32")
+    for _, job in runner.jobs():
         job()
-    runner.propose([Tree.chain(texts[0][:10], 0, pages[0], Choosing())], features, 0, 1)
+    runner.propose([Tree.chain(texts[0][:10], 0, pages[0], Choosing())], 0, 1)
     chains = [Tree.chain(texts[0][10:], 10, pages[0], Choosing()), Tree.chain(texts[1], 0, pages[1], Choosing())]
-    for text, feature, got in zip(texts, truth, runner.propose(chains, features, 3, 4), strict=True):
+    for text, feature, got in zip(texts, truth, runner.propose(chains, 3, 4), strict=True):
         assert len(got) == 12 and (np.diff(got.logprob.reshape(3, 4)) <= 0).all()
         for node in range(12):
             path, above = [], node

@@ -21,6 +21,7 @@ from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Choosing, Packed, Tree, pack
 from jaxspec.step.penalties import PenaltyTable
 from jaxspec.step.pool import Pool
+from jaxspec.step.rejection import Drawn
 from jaxspec.step.target import make_step, split
 from jaxspec.step.xla import XlaLayers
 
@@ -43,7 +44,7 @@ class Machine:
         self.fresh()
         self.steps = {
             s: jax.jit(make_step(graph, treedef, s, layers), donate_argnums=1)
-            .lower(self.leaves, self.pool, self.table, jnp.zeros(s.size, jnp.int32))
+            .lower(self.leaves, self.pool, self.table, Drawn.none(), jnp.zeros(s.size, jnp.int32))
             .compile()
             for s in SHAPES
         }
@@ -54,7 +55,7 @@ class Machine:
 
     def run(self, trees: list[Tree]) -> tuple[Packed, np.ndarray, np.ndarray]:
         packed = pack(trees, SHAPES, BLANKS, PAGE)
-        self.pool, result = self.steps[packed.shape](self.leaves, self.pool, self.table, packed.buffer)
+        self.pool, result = self.steps[packed.shape](self.leaves, self.pool, self.table, Drawn.none(), packed.buffer)
         decision = np.asarray(result.decision)
         return packed, decision[: packed.shape.choices], decision[packed.shape.choices :].astype(bool)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.draft.beam import make_round
+from jaxspec.draft.growth import Beam, Growth
+from jaxspec.draft.round import make_round
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.load.weights import Weights
 from jaxspec.sched.trees.candidates import Candidates
@@ -19,11 +20,12 @@ from jaxspec.step.batch import BatchShape, Blanks
 from jaxspec.step.layers import Layers
 from jaxspec.step.packing import Tree, pack
 from jaxspec.step.pool import Pool
+from jaxspec.step.rejection import Drawn
 from jaxspec.step.target import split
 
-#: Most levels a beam can grow, and the beam widths that are compiled: a chain, and a tree.
+#: Most levels a tree can grow, and the beams that are compiled: a chain, and a tree.
 DEPTH = 8
-WIDTHS = (1, 4)
+BEAMS = Beam(1), Beam(4)
 
 
 def draft_lattice(max_tokens: int, max_requests: int, pages: int) -> list[BatchShape]:
@@ -35,40 +37,57 @@ def draft_lattice(max_tokens: int, max_requests: int, pages: int) -> list[BatchS
     return sorted(shapes, key=lambda s: (s.trees, s.tokens))
 
 
+class Target(Protocol):
+    """What drafting shares with the target's steps: it reads the features and writes what drafts are drawn from."""
+
+    drawn: Drawn
+
+    @property
+    def features(self) -> jax.Array: ...
+
+
 class DraftRunner:
     """Runs rounds of one drafter over the target's pages. Not thread-safe, like the executor it stands beside."""
 
     def __init__(
-        self, name: str, config: DecoderConfig, weights: Weights, layers: Layers, shapes: Sequence[BatchShape],
-        num_pages: int, page_size: int, dtype: str,
+        self, name: str, config: DecoderConfig, weights: Weights, target: Target, layers: Layers,
+        shapes: Sequence[BatchShape], num_pages: int, page_size: int, dtype: str, growths: Sequence[Growth] = BEAMS,
     ):  # fmt: skip
         self.name, self.page_size, self.shapes = name, page_size, list(shapes)
-        self._layers = layers
+        self._target, self._layers = target, layers
+        self._growths = {g.width: g for g in growths}
         model = layers.drafter(config, weights, dtype)
         self._graph, self._treedef, self._leaves = split(model)
         self._pool = Pool.zeros(config, num_pages, page_size, dtype)
         self._blanks = Blanks(self.shapes)
         self._rounds: dict[tuple[BatchShape, int], Any] = {}
 
-    def jobs(self, features: jax.Array) -> list[tuple[str, Callable[[], None]]]:
+    @property
+    def widths(self) -> list[int]:
+        """Of the trees it can grow, ascending."""
+        return sorted(self._growths)
+
+    def jobs(self) -> list[tuple[str, Callable[[], None]]]:
         """What has to be compiled before `launch`, as (name, job)."""
 
         def compile(shape: BatchShape, width: int) -> None:
-            fn = make_round(self._graph, self._treedef, shape, self._layers, width, DEPTH)
+            fn = make_round(self._graph, self._treedef, shape, self._layers, self._growths[width], DEPTH)
             buffer, levels = jax.ShapeDtypeStruct((shape.size,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
             with jax.default_matmul_precision("float32"):
-                lowered = jax.jit(fn, donate_argnums=1).lower(self._leaves, self._pool, features, buffer, levels)
+                lowered = jax.jit(fn, donate_argnums=(1, 2)).lower(
+                    self._leaves, self._pool, self._target.drawn, self._target.features, buffer, levels
+                )
             self._rounds[shape, width] = lowered.compile()
 
-        return [(f"{self.name} {s.trees}×{s.tokens}", partial(compile, s, w)) for s in self.shapes for w in WIDTHS]
+        return [(f"{self.name} {s.trees}×{s.tokens}", partial(compile, s, w)) for s in self.shapes for w in self.widths]
 
-    def warm_up(self, features: jax.Array) -> None:
+    def warm_up(self) -> None:
         """Run every program once on padding."""
         for shape, width in self._rounds:
             packed = pack([], [shape], self._blanks, self.page_size)
-            jax.block_until_ready(self._run(packed.buffer, shape, width, features, 2))
+            jax.block_until_ready(self._run(packed.buffer, shape, width, 2))
 
-    def profile(self, features: jax.Array, repeats: int = 3) -> Callable[[int, int, int, int], float]:
+    def profile(self, repeats: int = 3) -> Callable[[int, int, int, int], float]:
         """Measures all programs; -> seconds of a round by (requests, tokens to catch up with, levels, width)."""
         measured: dict[tuple[BatchShape, int], tuple[float, float]] = {}
         for shape, width in self._rounds:
@@ -78,7 +97,7 @@ class DraftRunner:
                 taken = []
                 for _ in range(repeats):
                     begun = time.perf_counter()
-                    jax.block_until_ready(self._run(packed.buffer, shape, width, features, levels))
+                    jax.block_until_ready(self._run(packed.buffer, shape, width, levels))
                     taken.append(time.perf_counter() - begun)
                 return sorted(taken)[repeats // 2]
 
@@ -92,27 +111,37 @@ class DraftRunner:
 
         return lookup
 
-    def _run(self, buffer: np.ndarray, shape: BatchShape, width: int, features: jax.Array, levels: int) -> jax.Array:
-        self._pool, out = self._rounds[shape, width](self._leaves, self._pool, features, buffer, np.int32(levels))
+    def _run(self, buffer: np.ndarray, shape: BatchShape, width: int, levels: int) -> jax.Array:
+        t = self._target
+        self._pool, t.drawn, out = self._rounds[shape, width](
+            self._leaves, self._pool, t.drawn, t.features, buffer, np.int32(levels)
+        )
         return out
 
-    def propose(
-        self, chains: Sequence[Tree], features: jax.Array, levels: int, width: int
-    ) -> list[Candidates]:  # fmt: skip
-        """Catch up along `chains` (known tokens from each request's watermark on), then grow beams from their ends.
+    def propose(self, chains: Sequence[Tree], levels: int, width: int) -> list[Candidates]:
+        """Catch up along `chains` (known tokens from each request's watermark on), then grow trees from their ends.
 
         -> the candidates of each, `levels * width` nodes in order of their levels; none at all if `levels` is 0.
         """
-        width = next(w for w in WIDTHS if w >= min(width, WIDTHS[-1]))
+        width = next(w for w in self.widths if w >= min(width, self.widths[-1]))
         packed = pack(chains, self.shapes, self._blanks, self.page_size)
-        out = self._run(packed.buffer, packed.shape, width, features, levels)
+        out = self._run(packed.buffer, packed.shape, width, levels)
         if levels == 0:
             return [Candidates(*_NOTHING)] * len(chains)
         token, parent, bits = np.asarray(out)[:, : len(chains), :levels]  # [R, levels, W] each
+        out_parent = parent
         parent = parent + (np.arange(levels, dtype=np.int32) * width - width)[:, None]
         parent[:, 0] = -1
         logprob = bits.view(np.float32)
-        return [Candidates(token[i].ravel(), parent[i].ravel(), logprob[i].ravel()) for i in range(len(chains))]
+        drawn: list[np.ndarray | None] = [None] * len(chains)
+        if self._growths[width].draws:
+            # Rows of `drawn`: that of a node is its parent's place in the round's request and the node's level.
+            above = out_parent + width * (np.arange(levels)[:, None] + DEPTH * np.arange(len(chains))[:, None, None])
+            drawn = list(above.astype(np.int32))
+        return [
+            Candidates(token[i].ravel(), parent[i].ravel(), logprob[i].ravel(), None if d is None else d.ravel())
+            for i, d in enumerate(drawn)
+        ]
 
 
 _NOTHING = np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)

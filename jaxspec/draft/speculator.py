@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from typing import Protocol
 
-import jax
 import numpy as np
 
 from jaxspec.draft.ngram import NGramIndex
-from jaxspec.draft.runner import DEPTH, WIDTHS, DraftRunner
+from jaxspec.draft.runner import DEPTH, DraftRunner
 from jaxspec.sched.plan import Lookahead, Work
 from jaxspec.sched.request import Request
 from jaxspec.sched.speculation import Record, Speculation, Times
@@ -21,6 +20,10 @@ from jaxspec.step.packing import Choosing, Tree
 
 #: Most draft nodes of one request in a step.
 MOST_NODES = 32
+
+
+#: How a request's tokens are chosen.
+ChoosingOf = Callable[[Request], Choosing]
 
 
 class Drafter(Protocol):
@@ -38,7 +41,7 @@ class Drafter(Protocol):
         """Tokens of the request that the drafter has not seen."""
         ...
 
-    def propose(self, works: Sequence[Work], levels: int, width: int) -> list[Candidates | None]:
+    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> list[Candidates | None]:
         """Candidates for each request, None for those that it does not get to in this round."""
         ...
 
@@ -60,7 +63,7 @@ class NgramDrafter:
     def behind(self, request: Request) -> int:
         return 0
 
-    def propose(self, works: Sequence[Work], levels: int, width: int) -> list[Candidates | None]:
+    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> list[Candidates | None]:
         return [self._candidates(w.request, levels) for w in works]
 
     def _candidates(self, request: Request, levels: int) -> Candidates:
@@ -81,12 +84,10 @@ class NgramDrafter:
 class ModelDrafter:
     """A draft model on the device. Keeps each request's watermark: how many of its tokens the model has seen."""
 
-    widths = WIDTHS
-
-    def __init__(self, runner: DraftRunner, features: Callable[[], jax.Array], clock: Callable[[], float]):
-        self.name, self.runner, self._features, self._clock = runner.name, runner, features, clock
+    def __init__(self, runner: DraftRunner, clock: Callable[[], float]):
+        self.name, self.widths, self.runner, self._clock = runner.name, runner.widths, runner, clock
         self._seen: dict[str, tuple[int, int]] = {}  # id -> (preemptions at that time, tokens)
-        self._profile = runner.profile(features())
+        self._profile = runner.profile()
         self._scale = 1.0  # how much longer a round takes than its profile says: attention, the host's part
 
     def _watermark(self, request: Request) -> int:
@@ -96,7 +97,7 @@ class ModelDrafter:
     def behind(self, request: Request) -> int:
         return len(request.tokens) - self._watermark(request)
 
-    def propose(self, works: Sequence[Work], levels: int, width: int) -> list[Candidates | None]:
+    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> list[Candidates | None]:
         begun = self._clock()
         most_tokens, most_requests = self.runner.shapes[-1].tokens, self.runner.shapes[-1].trees
         chains: list[Tree] = []
@@ -108,14 +109,12 @@ class ModelDrafter:
             if end <= seen or len(chains) == most_requests:
                 break
             pages = np.asarray(request.pages, np.int32)
-            chains.append(Tree.chain(request.tokens[seen:end], seen, pages, Choosing()))
+            chains.append(Tree.chain(request.tokens[seen:end], seen, pages, choosing(request)))
             whose.append((i, end == len(request.tokens)))
             self._seen[request.id] = (request.preemptions, end)
             room -= end - seen
         out: list[Candidates | None] = [None] * len(works)
-        for (i, ready), candidates in zip(
-            whose, self.runner.propose(chains, self._features(), levels, width), strict=True
-        ):
+        for (i, ready), candidates in zip(whose, self.runner.propose(chains, levels, width), strict=True):
             out[i] = candidates if ready else None
         tokens = sum(len(c.token) for c in chains)
         expected = self._profile(len(chains), tokens, levels, width)
@@ -140,13 +139,17 @@ class _Asked:
 
 
 class Speculator:
-    """One drafter at work. A fixed `policy` with `levels` and `width` replaces the choice by expected speed."""
+    """One drafter at work.
+
+    A `policy` replaces the choice of nodes by expected speed, and unless it is `adaptive`, that of `levels` and `width`
+    too.
+    """
 
     def __init__(
         self, drafter: Drafter, step_seconds: dict[int, float], policy: TreePolicy | None = None,
-        levels: int | None = None, width: int | None = None,
+        levels: int | None = None, width: int | None = None, adaptive: bool = False,
     ):  # fmt: skip
-        self.drafter, self.policy = drafter, policy
+        self.drafter, self.policy, self.adaptive = drafter, policy, adaptive or policy is None
         self.times = Times(step_seconds, drafter.seconds)
         widths = [w for w in drafter.widths if width is None or w <= width]
         self.speculation = Speculation(self.times, Lookahead(MOST_NODES, min(levels or DEPTH, DEPTH)), widths)
@@ -159,7 +162,7 @@ class Speculator:
         if not decoding:
             return Lookahead()
         spec = self.speculation
-        if self.policy is not None:
+        if not self.adaptive:
             spec.levels, spec.width = spec.most.levels, spec.widths[-1]
             return spec.most
         catch_up = sum(self.drafter.behind(r) for r in decoding)
@@ -168,7 +171,7 @@ class Speculator:
     def _record(self, request: Request) -> Record:
         return self._records.setdefault(request.id, Record())
 
-    def draft(self, work: Sequence[Work], tokens: int) -> dict[str, Draft]:
+    def draft(self, work: Sequence[Work], choosing: ChoosingOf, tokens: int) -> dict[str, Draft]:
         """Draft trees by request id, for work that may have one; `tokens` known ones are in the step."""
         self._asked.clear()
         able = [w for w in work if w.levels]
@@ -176,7 +179,7 @@ class Speculator:
         if not able or not spec.levels:
             return {}
         levels = min(spec.levels, max(w.levels for w in able))
-        proposed = self.drafter.propose(able, levels, spec.width)
+        proposed = self.drafter.propose(able, choosing, levels, spec.width)
         pairs = [(w, _cut(c, w.levels)) for w, c in zip(able, proposed, strict=True) if c is not None and len(c)]
         if not pairs:
             return {}
@@ -213,4 +216,4 @@ def _cut(candidates: Candidates, levels: int) -> Candidates:
     if keep.all():
         return candidates
     logprob = np.where(keep, candidates.logprob, -np.inf).astype(np.float32)
-    return Candidates(candidates.token, candidates.parent, logprob)
+    return replace(candidates, logprob=logprob)

@@ -23,13 +23,14 @@ class BatchShape:
     """The static sizes of one compiled step.
 
     tokens T: nodes of all trees, padded; choices C: nodes whose logits are computed; trees R; pages M: most pages of a
-    request.
+    request; children K: most children of a node that rejection sampling tells apart, 0 without it.
     """
 
     tokens: int
     choices: int
     trees: int
     pages: int
+    children: int = 0
 
     @cached_property
     def layout(self) -> dict[str, tuple[int, tuple[int, ...], bool]]:
@@ -42,6 +43,7 @@ class BatchShape:
             choice_node=(c, False), following=(c, False), mode=((3,), False),
             temperature=(c, True), top_p=(c, True), min_p=(c, True), top_k=(c, False), seed=((self.choices, 2), False),
             presence=(c, True), frequency=(c, True), repetition=(c, True), penalty_row=(c, False),
+            children=((self.choices, self.children), False), drawn_from=(c if self.children else (0,), False),
         )  # fmt: skip
         out, offset = {}, 0
         for name, (shape, is_float) in shapes.items():
@@ -85,6 +87,8 @@ class Batch(NamedTuple):
     frequency: Any  # [C]
     repetition: Any  # [C]
     penalty_row: Any  # [C] row of the penalty table
+    children: Any  # [C, K] tokens of the draft nodes below it, in the order in which they were drawn; -1: no more
+    drawn_from: Any  # [C] row of `Drawn` that they were drawn from, -1: none ([0] if K is 0)
 
     @classmethod
     def unpack(cls, buffer: jax.Array, shape: BatchShape) -> Batch:
@@ -125,6 +129,7 @@ def _padding(shape: BatchShape) -> np.ndarray:
     batch.tree[:] = shape.trees
     batch.top_p[:] = 1
     batch.repetition[:] = 1
+    batch.children[:] = batch.drawn_from[:] = -1
     return buffer
 
 

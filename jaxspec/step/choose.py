@@ -17,6 +17,7 @@ from jax import lax
 from jaxspec.sampling import GREEDY_BELOW, MAX_LOGPROBS
 from jaxspec.step.batch import Batch
 from jaxspec.step.penalties import PenaltyTable, penalise
+from jaxspec.step.rejection import Drawn, verify
 
 CHOICE, PENALTY, LOGPROBS = 0, 1, 2  # places in Batch.mode
 ARGMAX, SAMPLED, FILTERED = 0, 1, 2  # values of Batch.mode[CHOICE]
@@ -31,7 +32,9 @@ class Logprobs(NamedTuple):
     following: jax.Array  # [C] log-probability of Batch.following
 
 
-def choose(logits: jax.Array, batch: Batch, table: PenaltyTable, mask: jax.Array) -> tuple[jax.Array, Logprobs]:
+def choose(
+    logits: jax.Array, batch: Batch, table: PenaltyTable, drawn: Drawn, mask: jax.Array
+) -> tuple[jax.Array, Logprobs]:
     """logits `[C, V]` float32, mask `[T, T]` of ancestors -> choice `[C]` int32 and log-probabilities.
 
     The branches not asked for are not run: greedy decoding pays for an argmax only.
@@ -41,8 +44,8 @@ def choose(logits: jax.Array, batch: Batch, table: PenaltyTable, mask: jax.Array
         jnp.clip(batch.mode[CHOICE], 0, 2),
         [
             argmax,
-            lambda x: _sample(x, batch, filtered=False),
-            lambda x: _sample(x, batch, filtered=True),
+            lambda x: _sample(x, batch, drawn, filtered=False),
+            lambda x: _sample(x, batch, drawn, filtered=True),
         ],
         with_penalties,
     )
@@ -94,15 +97,20 @@ def clocks(seed: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
     return -jnp.log1p(-fraction)
 
 
-def _sample(logits: jax.Array, batch: Batch, filtered: bool) -> jax.Array:
+def _sample(logits: jax.Array, batch: Batch, drawn: Drawn, filtered: bool) -> jax.Array:
     greedy = batch.temperature < GREEDY_BELOW
     scaled = logits / jnp.where(greedy, 1.0, batch.temperature)[:, None]
     weights = jnp.exp(scaled - jnp.max(scaled, -1, keepdims=True))
     if filtered:
         weights = jnp.where(keep(weights, batch.top_k, batch.top_p, batch.min_p), weights, 0.0)
     position = batch.position.at[batch.choice_node].get(mode="clip") + 1
-    drawn = race(weights, clocks(batch.seed, position, logits.shape[-1]))
-    return jnp.where(greedy, argmax(logits), drawn)
+    clock = clocks(batch.seed, position, logits.shape[-1])
+    if batch.children.shape[1]:
+        left, taken = verify(weights, batch, drawn)
+        token = jnp.where(taken >= 0, taken, race(left, clock))
+    else:
+        token = race(weights, clock)
+    return jnp.where(greedy, argmax(logits), token)
 
 
 def race(weights: jax.Array, clock: jax.Array) -> jax.Array:

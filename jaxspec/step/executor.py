@@ -27,6 +27,7 @@ from jaxspec.step.layers import Layers
 from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Packed, Tree, pack
 from jaxspec.step.pool import Pool
+from jaxspec.step.rejection import Drawn
 from jaxspec.step.target import StepResult, make_step, split
 from jaxspec.step.xla import XlaLayers
 
@@ -67,13 +68,18 @@ class Executor:
         num_pages: int,
         progress: Progress = silent,
         features: bool = False,
+        drawn: Drawn | None = None,
     ):
         self.page_size, self.model = config.page_size, model
         _use_cache(config)
         counter = compile_counter()
         longest = min(config.max_model_len or model.max_position, model.max_position)
         pages = min(num_pages, -(-longest // config.page_size))
-        self.shapes = lattice(config.max_num_batched_tokens, config.max_num_seqs, pages, config.token_buckets)
+        #: What the drafts of the next step were drawn from (`acceptance: rejection`); drafters write it.
+        self.drawn = drawn or Drawn.none()
+        self.shapes = lattice(
+            config.max_num_batched_tokens, config.max_num_seqs, pages, config.token_buckets, self.drawn.logits.shape[2]
+        )
         self._blanks = Blanks(self.shapes)
         self.layers = pick_layers(config, model)
         self._graph, self._treedef, self._leaves = split(self.layers.decoder(model, weights, config.dtype))
@@ -103,7 +109,7 @@ class Executor:
             buffer = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
             # Full float32 products: GPUs would otherwise round to TF32 and break exactness.
             with jax.default_matmul_precision("float32"):
-                lowered = jax.jit(fn, donate_argnums=1).lower(self._leaves, self._pool, self._table, buffer)
+                lowered = jax.jit(fn, donate_argnums=1).lower(self._leaves, self._pool, self._table, self.drawn, buffer)
             return lowered.compile()
 
         jobs: list[tuple[str, Callable[[], Any]]] = [(f"step of {s.tokens}", partial(step, s)) for s in self.shapes]
@@ -149,7 +155,8 @@ class Executor:
 
     def launch(self, packed: Packed) -> Flight:
         """Start a step; returns before it is done."""
-        self._pool, result = self._steps[packed.shape](self._leaves, self._pool, self._table, packed.buffer)
+        program = self._steps[packed.shape]
+        self._pool, result = program(self._leaves, self._pool, self._table, self.drawn, packed.buffer)
         return Flight(packed, result)
 
     def clear_penalties(self, row: int) -> None:

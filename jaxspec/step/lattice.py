@@ -18,10 +18,12 @@ Progress = Callable[[str, int, int], None]
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
 
-def lattice(max_tokens: int, max_requests: int, pages: int, buckets: Iterable[int] | None = None) -> list[BatchShape]:
+def lattice(
+    max_tokens: int, max_requests: int, pages: int, buckets: Iterable[int] | None = None, children: int = 0
+) -> list[BatchShape]:
     """Shapes for steps of up to `max_tokens` nodes of requests of up to `pages` pages, ascending."""
     sizes = sorted({b for b in (BUCKETS if buckets is None else buckets) if b <= max_tokens} | {max_tokens})
-    return [BatchShape(b, min(b, choices(max_requests)), min(b, max_requests), pages) for b in sizes]
+    return [BatchShape(b, min(b, choices(max_requests)), min(b, max_requests), pages, children) for b in sizes]
 
 
 def choices(max_requests: int) -> int:

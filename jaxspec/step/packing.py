@@ -60,6 +60,9 @@ class Tree:
     following: np.ndarray | None = None
     #: Index of each node's parent `[n]`, -1 for the root, where it is known already.
     parent: np.ndarray | None = None
+    #: Row of `step.rejection.Drawn` that each draft was drawn from `[n]` int32, siblings in the order of their drawing;
+    #: None: its choice is compared with it.
+    drawn: np.ndarray | None = None
 
     @classmethod
     def chain(
@@ -153,6 +156,11 @@ def _place_drafts(batch: Batch, tree: Tree, node: int, choice: int) -> None:
     if (asked < 0).any():
         raise ValueError("the parent of a draft is not among the tree's choices")
     batch.parent_choice[node : node + len(tree.token)] = asked
+    if tree.drawn is not None:
+        for i in np.flatnonzero(tree.known == 0):
+            at = asked[i]
+            batch.children[at, np.count_nonzero(batch.children[at] >= 0)] = tree.token[i]
+            batch.drawn_from[at] = tree.drawn[i]
 
 
 def _place_choosing(batch: Batch, tree: Tree, picks: slice) -> None:

@@ -15,12 +15,13 @@ from jaxspec.step.choose import Logprobs, choose
 from jaxspec.step.layers import Layers
 from jaxspec.step.penalties import PenaltyTable
 from jaxspec.step.pool import Pool
+from jaxspec.step.rejection import Drawn
 from jaxspec.step.tree import accept, ancestors
 
 M = TypeVar("M", bound=nnx.Module)
 
-#: (weight leaves, pool [donated], penalty table, buffer) -> (pool, result)
-Step = Callable[[tuple[jax.Array, ...], Pool, PenaltyTable, jax.Array], tuple[Pool, "StepResult"]]
+#: (weight leaves, pool [donated], penalty table, what drafts were drawn from, buffer) -> (pool, result)
+Step = Callable[[tuple[jax.Array, ...], Pool, PenaltyTable, Drawn, jax.Array], tuple[Pool, "StepResult"]]
 
 
 class StepResult(NamedTuple):
@@ -41,7 +42,7 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, lay
     """The pure step function of one batch shape, to be compiled with its pool donated."""
 
     def step(
-        leaves: tuple[jax.Array, ...], pool: Pool, table: PenaltyTable, buffer: jax.Array
+        leaves: tuple[jax.Array, ...], pool: Pool, table: PenaltyTable, drawn: Drawn, buffer: jax.Array
     ) -> tuple[Pool, StepResult]:
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
         batch = Batch.unpack(buffer, shape)
@@ -49,7 +50,7 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, lay
         x, new = layers.run(model, model.embed(batch.token), pool, batch, mask)
         features = model.finish(x)
         logits = model.logits(features.at[batch.choice_node].get(mode="clip"))
-        choice, logprobs = choose(logits, batch, table, mask)
+        choice, logprobs = choose(logits, batch, table, drawn, mask)
         accepted = accept(batch.token, batch.known, batch.parent_choice, choice, mask)
         pool = layers.commit(pool, new, batch.slot, accepted, x).keep(features, batch.slot, accepted)
         return pool, StepResult(jnp.concatenate([choice, accepted.astype(jnp.int32)]), logprobs)

@@ -2,6 +2,7 @@
 
 from jaxspec.sched.trees.candidates import Candidates, Draft, preorder
 from jaxspec.sched.trees.chain import Chain
+from jaxspec.sched.trees.drawing import Drawing
 from jaxspec.sched.trees.equal_greedy import EqualGreedy
 from jaxspec.sched.trees.fixed import Fixed
 from jaxspec.sched.trees.global_greedy import GlobalGreedy
@@ -11,6 +12,7 @@ __all__ = [
     "Candidates",
     "Chain",
     "Draft",
+    "Drawing",
     "EqualGreedy",
     "Fixed",
     "GlobalGreedy",

@@ -19,11 +19,14 @@ class Candidates:
             in any order otherwise
     logprob `[n]` float32, of the whole path from the root to the node by the drafter, so it falls along a path.
             -inf marks a place that a beam of fixed shape left empty: no policy chooses it, nor anything below it.
+    drawn   `[n]` int32, of nodes drawn at random: which stored distribution of the drafter each came from (rejection
+            sampling needs it); siblings then stand in the order in which they were drawn. None of other nodes.
     """
 
     token: np.ndarray
     parent: np.ndarray
     logprob: np.ndarray
+    drawn: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.token)
@@ -60,7 +63,7 @@ class Draft:
     """A draft tree in depth-first preorder, without the root. All arrays are `[m]` int32.
 
     token, and depth (1 for a child of the root), subtree (size, the node itself included), parent (index in these
-    arrays, -1 for a child of the root); source is the index of each node among the candidates.
+    arrays, -1 for a child of the root); source is the index of each node among the candidates, drawn their `drawn`.
     """
 
     token: np.ndarray
@@ -68,6 +71,7 @@ class Draft:
     subtree: np.ndarray
     parent: np.ndarray
     source: np.ndarray
+    drawn: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.token)
@@ -102,4 +106,4 @@ def preorder(candidates: Candidates, chosen: np.ndarray) -> Draft:
     token = candidates.token[rows[3]].astype(np.int32, copy=False)
     if len(set(zip(parent, token.tolist(), strict=True))) < len(nodes):
         raise ValueError("siblings hold the same token")
-    return Draft(token, *rows)
+    return Draft(token, *rows, drawn=None if candidates.drawn is None else candidates.drawn[rows[3]])
