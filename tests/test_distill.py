@@ -207,6 +207,33 @@ def test_all_layers_make_the_target(text: Corpus) -> None:
     assert found["accepted_length"] == pytest.approx(1 + most, abs=0.05)
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_drafter_goes_on_from_another(finished: Trainer, text: Corpus, layers: int, tmp_path: Path) -> None:
+    """Layers that the other one lacks change nothing at first, but learn."""
+    finished.export(path := tmp_path / "d.safetensors")
+    batch = finished.batch(np.flatnonzero(text.held_out)[:4])
+    config = settings(begin=str(path), layers=layers)
+    model = begin(config, TARGET, finished.vocab)
+    assert len(model.layers) == layers
+    run = jax.jit(lambda model, batch: loss_and_hits(model, batch, 2, 0.5)[0])
+    assert run(model, batch) == pytest.approx(float(run(finished.model, batch)), rel=2e-2)  # stored in bfloat16
+    going_on = Trainer(config, TARGET, text)
+    going_on.run(tmp_path)
+    assert run(going_on.model, batch) < run(model, batch)
+    assert all(np.abs(np.asarray(layer.down[...])).max() > 0 for layer in going_on.model.layers)
+
+
+@pytest.mark.parametrize(("changes", "reason"), [(dict(layers=1), "2 layers"), (dict(conditioned=True), "plain")])
+def test_a_drafter_of_another_kind_is_refused(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    first = settings(conditioned=False, layers=2)
+    vocab = np.arange(10, dtype=np.int32)
+    save_drafter(begin(first, TARGET, vocab), "tiny", path := tmp_path / "d.safetensors")
+    with pytest.raises(ConfigError, match=f"begin: .*{reason}"):
+        begin(first.model_copy(update={"begin": str(path), **changes}), TARGET, vocab)
+    with pytest.raises(ConfigError, match="begin: cannot read"):
+        begin(settings(begin="none.safetensors"), TARGET, vocab)
+
+
 # A run
 
 
@@ -231,6 +258,7 @@ def test_only_layers_fuse_and_norm_learn(finished: Trainer) -> None:
 
 def test_padding_and_the_prompt_do_not_count(finished: Trainer, text: Corpus) -> None:
     batch = finished.batch(np.asarray([3, 7]))
+    assert int(finished.batch(np.asarray([3, 7]), prompts=True).use.sum()) == text.length[[3, 7]].sum() - 2
     assert batch.tokens.shape == batch.use.shape == (4, LONGEST)
     for i, row in enumerate((3, 7)):
         wanted = np.zeros(LONGEST, bool)

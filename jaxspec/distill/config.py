@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
@@ -26,12 +26,15 @@ class DistillConfig(BaseModel):
     #: Layers, and whether the target's features are read (EAGLE) or tokens only.
     layers: PositiveInt = 1
     conditioned: bool = True
-    #: Which of the target's layers the drafter's begin as.
-    begin: Literal["first", "last"] = "last"
+    #: What the drafter's layers begin as: the target's first or last ones, or those of a drafter trained before
+    #: (layers that it lacks are added so that they change nothing at first).
+    begin: str = Field("last", pattern=r"^(first|last|.+\.safetensors)$")
     #: Most frequent tokens that the drafter can propose.
     vocabulary: PositiveInt = 8192
     #: Tokens of a training row, prompt and answer.
     longest: PositiveInt = 384
+    #: Whether the prompts' tokens are trained on too: more text, if of another hand.
+    prompts: bool = False
     #: Rows a step.
     batch: PositiveInt = 8
     steps: PositiveInt = 2000

@@ -12,7 +12,7 @@ from typing import TypedDict
 class Evaluation(TypedDict):
     """What one look at the held-out rows found.
 
-    tokens: answer tokens trained on so far, those of a second epoch counted again; hits: at each depth, the share of
+    tokens: tokens trained on so far, those of a second epoch counted again; hits: at each depth, the share of
     positions where the drafter's first choice is the target's; accepted_length: tokens that a step of a greedy chain
     would yield, the target's own one included.
     """

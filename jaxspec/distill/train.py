@@ -29,8 +29,9 @@ from jaxspec.distill.config import DistillConfig
 from jaxspec.distill.data import Corpus, padded
 from jaxspec.models.draft import DraftDecoder, draft_forward
 from jaxspec.models.llama import head_of
-from jaxspec.models.load import LoadedModel
-from jaxspec.models.load.drafter import save_drafter
+from jaxspec.models.load import LoadedModel, ModelLoadError
+from jaxspec.models.load.drafter import load_drafter, save_drafter
+from jaxspec.models.load.weights import Weights
 from jaxspec.progress import progress
 
 #: Draft tokens in a row that the held-out evaluation looks at.
@@ -60,9 +61,10 @@ def vocabulary(data: Corpus, size: int, always: tuple[int, ...], total: int) -> 
 
 
 def begin(config: DistillConfig, target: LoadedModel, vocab: np.ndarray) -> DraftDecoder:
-    """A drafter of the target's own layers and embedding, its head cut to `vocab [V']`.
+    """A drafter of the target's own layers or of one trained before; its head is the target's, cut to `vocab [V']`.
 
-    The fusing map of a conditioned one begins as the token's embedding, a tenth of the feature, and noise.
+    The fusing map of a conditioned one begins as the token's embedding, a tenth of the feature, and noise. Raises
+    `ConfigError` if the drafter to begin with is none, or of another kind.
     """
     c, k = target.config, min(config.layers, target.config.num_layers)
     first = 0 if config.begin == "first" else c.num_layers - k
@@ -75,8 +77,26 @@ def begin(config: DistillConfig, target: LoadedModel, vocab: np.ndarray) -> Draf
         noise = np.random.default_rng(config.seed).normal(size=(2 * c.hidden_size, c.hidden_size))
         w["fuse"] = (noise * 0.5 / np.sqrt(2 * c.hidden_size)).astype(np.float32)
         w["fuse"] += np.concatenate([np.eye(c.hidden_size), 0.1 * np.eye(c.hidden_size)]).astype(np.float32)
+    if config.begin.endswith(".safetensors"):
+        w |= _learned_before(Path(config.begin), config, target, k)
     config_k = replace(c, num_layers=k, windowed_layers=())
     return DraftDecoder(config_k, {n: jnp.asarray(v) for n, v in w.items()})
+
+
+def _learned_before(path: Path, config: DistillConfig, target: LoadedModel, layers: int) -> Weights:
+    """What a trained drafter has for one of `layers` layers, the added ones silenced."""
+    try:
+        before, own = load_drafter(path, target.config, dict(target.weights))
+    except ModelLoadError as error:
+        raise ConfigError(f"begin: {error}") from None
+    if before.num_layers > layers or ("fuse" in own) != config.conditioned:
+        kind = "conditioned" if "fuse" in own else "plain"
+        raise ConfigError(f"begin: {path} is a {kind} drafter of {before.num_layers} layers, not what is to be trained")
+    w = {name: value for name, value in own.items() if name not in ("embed", "head", "vocab")}
+    for i in range(before.num_layers, layers):
+        for part in ("o", "down"):
+            w[f"layers.{i}.{part}"] = np.zeros_like(own[f"layers.0.{part}"])
+    return w
 
 
 def trained(path: tuple[Any, ...], _: Any) -> bool:
@@ -124,7 +144,7 @@ class Trainer:
         )
         self.optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=0.01))
         self.state: dict[str, Any] = {"learn": learn, "optimizer": self.optimizer.init(learn)}
-        #: Steps done, and answer tokens trained on in them.
+        #: Steps done, and tokens trained on in them.
         self.step, self.tokens = 0, 0
         self.evaluations: list[curve.Evaluation] = []
         self._update = jax.jit(self._make_update(), donate_argnums=0)
@@ -180,13 +200,13 @@ class Trainer:
                 yield groups[i]
             epoch += 1
 
-    def batch(self, rows: np.ndarray) -> Batch:
-        """A full batch: some of `rows` again, unused, where there are too few."""
+    def batch(self, rows: np.ndarray, prompts: bool = False) -> Batch:
+        """A full batch: some of `rows` again, unused, where there are too few. Tokens of `prompts` count or don't."""
         d = self.data
         filled = np.resize(rows, self.config.batch)
         width = min(padded(int(d.length[filled].max())), d.tokens.shape[1])
         place = np.arange(width)
-        use = (place >= d.start[filled, None] - 1) & (place < d.length[filled, None] - 1)
+        use = (place >= (0 if prompts else d.start[filled, None] - 1)) & (place < d.length[filled, None] - 1)
         use[len(rows) :] = False
         features = np.stack([np.asarray(d.features[r, :width], np.float32) for r in filled])
         return Batch(jnp.asarray(d.tokens[filled, :width]), jnp.asarray(features), jnp.asarray(use))
@@ -203,7 +223,7 @@ class Trainer:
             begun = time.monotonic()
             with progress("training steps", self.config.steps, self.step) as advance:
                 while self.step < self.config.steps:
-                    batch = self.batch(next(groups))
+                    batch = self.batch(next(groups), self.config.prompts)
                     self.state, (hits, losses) = self._update(self.state, self.rest, batch)
                     self.step, self.tokens = self.step + 1, self.tokens + int(batch.use.sum())
                     advance()
