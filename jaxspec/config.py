@@ -23,8 +23,8 @@ class EngineConfig(BaseModel):
     model: str = "smollm2-135m"
     #: The name clients use; the model's own if unset.
     served_model_name: str | None = None
-    #: The drafter: "ngram", "truncated:K", a trained one's name or file, or a model with the same tokenizer; "none" or
-    #: an empty list: no drafting. A list, because some policies choose among several; for now it holds at most one.
+    #: Drafters: "ngram", "truncated:K", a trained one's name or file, or a model with the same tokenizer; of several,
+    #: each request gets the one it should be fastest with. "none" or an empty list: no drafting.
     draft: list[str] = Field(default_factory=lambda: ["ngram"])
     #: What of a drafter's candidates is verified; "auto": what raises the expected tokens per second.
     tree: Literal["auto", "chain", "fixed", "equal_greedy", "global_greedy"] = "auto"
@@ -67,11 +67,13 @@ class EngineConfig(BaseModel):
 
     @field_validator("draft")
     @classmethod
-    def _at_most_one(cls, value: list[str]) -> list[str]:
-        if len(value) > 1:
-            raise ValueError("only one drafter at a time is supported")
+    def _names(cls, value: list[str]) -> list[str]:
         if "" in value:
             raise ValueError("a drafter's name is empty; none switches drafting off")
+        if len(set(value)) < len(value):
+            raise ValueError("a drafter is named twice")
+        if "none" in value:
+            raise ValueError("none cannot stand beside other drafters")
         return value
 
     @field_validator("acceptance")

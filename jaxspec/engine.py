@@ -89,13 +89,13 @@ class Engine:
         self.max_model_len = min(
             config.max_model_len or loaded.config.max_position, loaded.config.max_position, pages * config.page_size
         )
-        drafter = drafters.load(config.draft[0], loaded) if config.draft and config.draft[0] != drafters.NGRAM else None
-        conditioned = drafter is not None and "fuse" in drafter[1]
+        models = [None if name == drafters.NGRAM else drafters.load(name, loaded) for name in config.draft]
+        conditioned = any("fuse" in weights for _, weights in filter(None, models))
         self._executor = Executor(
             config, loaded.config, dict(loaded.weights), pages, progress, conditioned,
-            room_for_draws(config, drafter),
+            room_for_draws(config, models),
         )  # fmt: skip
-        self._speculator = build(config, self._executor, drafter, pages, progress, clock) if config.draft else None
+        self._speculator = build(config, self._executor, models, pages, progress, clock) if config.draft else None
         self._pool = PagePool(pages, config.page_size, config.prefix_caching)
         limits = SchedulerConfig(
             config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len, None, choices(config.max_num_seqs)

@@ -7,7 +7,7 @@ speculation is never knowingly slower than none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -158,17 +158,28 @@ class Speculation:
         (0, 0) if nothing is faster than no drafts."""
         best, choice = requests / self.times.of_step(requests) * (1 + _MARGIN), (0, 0)
         for width in self.widths:
-            expected = reach = 1.0
-            for level in range(1, self.most.levels + 1):
-                chance = self._reach[width][level - 1].value * (factor if level == 1 else 1.0)
-                reach *= min(1.0, max(at_least, chance))
-                expected += reach
-                nodes = level if width == 1 else max(level, min(self._nodes[width], level * width))
-                cost = self.times.round(requests, catch_up, level, width)
-                cost += self.times.of_step(round(requests * (1 + nodes)))
-                if requests * expected / cost > best:
-                    best, choice = requests * expected / cost, (level, width)
+            for level, speed in enumerate(self._speeds(requests, catch_up, width, factor, at_least), 1):
+                if speed > best:
+                    best, choice = speed, (level, width)
         return choice
+
+    def _speeds(
+        self, requests: int, catch_up: int, width: int, factor: float, at_least: float = 0.0
+    ) -> Iterator[float]:
+        """Expected tokens per second with 1, 2, … levels."""
+        expected = reach = 1.0
+        for level in range(1, self.most.levels + 1):
+            chance = self._reach[width][level - 1].value * (factor if level == 1 else 1.0)
+            reach *= min(1.0, max(at_least, chance))
+            expected += reach
+            nodes = level if width == 1 else max(level, min(self._nodes[width], level * width))
+            cost = self.times.round(requests, catch_up, level, width)
+            cost += self.times.of_step(round(requests * (1 + nodes)))
+            yield requests * expected / cost
+
+    def speed(self, requests: int, record: Record) -> float:
+        """Expected tokens per second with the levels decided on, if all of so many requests were like this one."""
+        return list(self._speeds(requests, 0, self.width, record.factor))[self.levels - 1]
 
     def chances(self, candidates: Candidates, record: Record) -> np.ndarray:
         """P(accepted) of each candidate `[n]`: calibrated from node to node along its path; 0 for empty places."""
@@ -182,33 +193,6 @@ class Speculation:
             chance = out[above] if above >= 0 else min(1.0, record.factor)
             out.append(0.0 if empty[i] else chance * rate[i])
         return np.asarray(out)
-
-    def select(
-        self, candidates: Sequence[Candidates], records: Sequence[Record], limits: Sequence[int], others: int
-    ) -> list[np.ndarray]:
-        """The nodes that raise expected tokens per second most, over all requests: masks `[n]` bool, closed under
-        parents. `others` counts the step's tokens that are no drafts."""
-        chances = [self.chances(c, r) for c, r in zip(candidates, records, strict=True)]
-        # Chances fall along a path, and a stable sort keeps parents before their children where they don't.
-        flat = [(-p, i, k) for i, row in enumerate(chances) for k, p in enumerate(row.tolist()) if p > 0]
-        flat.sort()
-        taken, kept = [0] * len(candidates), []
-        for p, i, k in flat:
-            if taken[i] < limits[i]:
-                taken[i] += 1
-                kept.append((-p, i, k))
-        expected, best, count = float(others), others / self.times.of_step(others), 0
-        for m, (p, _, _) in enumerate(kept, 1):
-            expected += p
-            speed = expected / self.times.of_step(others + m)
-            if speed >= best:
-                best, count = speed, m
-        if self.probing:  # to learn something is worth a step
-            count = max(count, min(len(kept), len(candidates)))
-        masks = [c.mask() for c in candidates]
-        for _, i, k in kept[:count]:
-            masks[i][k] = True
-        return masks
 
     def observe(self, candidates: Candidates, chosen: np.ndarray, accepted: Sequence[int], record: Record) -> None:
         """What became of one request's drafts: `accepted` are the candidates on the accepted path, in order."""
@@ -233,3 +217,31 @@ class Speculation:
                 reach[level - 1].observe(len(path) >= level)
             nodes = self._nodes[self.width]
             self._nodes[self.width] = nodes + 0.05 * (len(tried) - nodes)
+
+
+def choose_nodes(
+    times: Times, chances: Sequence[np.ndarray], limits: Sequence[int], others: int, at_least: int = 0
+) -> list[np.ndarray]:
+    """The nodes that raise expected tokens per second most, over all requests: masks `[n]` bool, closed under parents.
+
+    `chances` are the candidates' (`Speculation.chances`), `others` counts the step's tokens that are no drafts, and so
+    many nodes as `at_least` are taken in any case, if there are.
+    """
+    # Chances fall along a path, and a stable sort keeps parents before their children where they don't.
+    flat = [(-p, i, k) for i, row in enumerate(chances) for k, p in enumerate(row.tolist()) if p > 0]
+    flat.sort()
+    taken, kept = [0] * len(chances), []
+    for p, i, k in flat:
+        if taken[i] < limits[i]:
+            taken[i] += 1
+            kept.append((-p, i, k))
+    expected, best, count = float(others), others / times.of_step(others), 0
+    for m, (p, _, _) in enumerate(kept, 1):
+        expected += p
+        speed = expected / times.of_step(others + m)
+        if speed >= best:
+            best, count = speed, m
+    masks = [np.zeros(len(row), bool) for row in chances]
+    for _, i, k in kept[: max(count, at_least)]:
+        masks[i][k] = True
+    return masks

@@ -421,7 +421,7 @@ def test_serve_says_in_a_line_why_it_cannot_run(capsys, arguments, says):
         (["--set", "config=x"], "unknown setting 'config'"),
         (["--set", "show_progress=1"], "unknown setting 'show_progress'"),
         (["--set", "path=x"], "unknown setting 'path'"),
-        (["--draft", "ngram", "--draft", "truncated:2"], "draft: only one drafter"),
+        (["--draft", "ngram", "--draft", "ngram"], "draft: a drafter is named twice"),
     ],
 )
 def test_offline_says_in_a_line_why_it_cannot_run(capsys, arguments, says):

@@ -35,8 +35,9 @@ def test_none_switches_a_presets_drafter_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"draft": ["ngram", "truncated:2"]}, r"^draft: only one drafter at a time is supported \(got \['ngram', "),
-        ({"draft": ["none", "ngram"]}, "^draft: only one"),
+        ({"draft": ["ngram", "ngram"]}, r"^draft: a drafter is named twice \(got \['ngram', "),
+        ({"draft": ["ngram", "none"]}, r"^draft: none cannot stand beside other drafters "),
+        ({"draft": ["none", "ngram"]}, "^draft: none cannot stand"),
         ({"draft": ""}, "^draft: a drafter's name is empty"),
         ({"draft": 3}, "^draft: "),
         ({"draft": [3]}, r"^draft\.0: "),

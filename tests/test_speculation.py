@@ -56,6 +56,7 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "truncated, fixed tree": (None, dict(draft="truncated:1", tree="fixed")),
     "perfect, chain": (perfect, dict(draft="truncated:1", tree="chain", draft_levels=4)),
     "perfect, by speed": (perfect, dict(draft="truncated:1")),
+    "side by side": (conditioned, dict(draft=["ngram", "truncated:1"])),
     "conditioned, greedy tree": (conditioned, dict(draft="truncated:1", tree="global_greedy", draft_nodes=9)),
 }
 
@@ -170,6 +171,12 @@ def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) ->
                     assert place == logits.argmax()
                 words, known = [*words, int(got.token[step])], np.concatenate([known, own[-1:]])
             assert got.logprob[node] == pytest.approx(expected, abs=1e-3)
+
+
+def test_rejection_wants_one_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafters, "load", lambda name, target: perfect(target))
+    with pytest.raises(ConfigError, match="draft: acceptance: rejection works with one draft model"):
+        LLM(tiny.model(), draft=["one", "two"], acceptance="rejection", **COMMON, **ROOMY)
 
 
 def test_drafters_that_do_not_fit_are_refused() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec.sched.plan import Lookahead
-from jaxspec.sched.speculation import Calibration, Record, Speculation, Times
+from jaxspec.sched.speculation import Calibration, Record, Speculation, Times, choose_nodes
 from jaxspec.sched.trees.candidates import Candidates
 
 #: A plateau up to eight tokens, then a slope, as of a memory-bound device.
@@ -26,6 +26,13 @@ def chain(n: int, probability: float = 0.5) -> Candidates:
     return Candidates(ahead, ahead - 1, ((ahead + 1) * np.log(probability)).astype(np.float32))
 
 
+def select(
+    spec: Speculation, candidates: list[Candidates], records: list[Record], limits: list[int]
+) -> list[np.ndarray]:
+    chances = [spec.chances(c, r) for c, r in zip(candidates, records, strict=True)]
+    return choose_nodes(spec.times, chances, limits, len(candidates), len(candidates) * spec.probing)
+
+
 def play(spec: Speculation, rounds: int, hit: float, requests: int = 1, seed: int = 0) -> list[int]:
     """Levels drafted in each round, when each node of a chain is accepted with probability `hit`."""
     rng, levels = np.random.default_rng(seed), []
@@ -37,7 +44,7 @@ def play(spec: Speculation, rounds: int, hit: float, requests: int = 1, seed: in
             continue
         candidates = [chain(ahead.levels) for _ in records]
         for c, mask, record in zip(
-            candidates, spec.select(candidates, records, [ahead.drafts] * requests, requests), records, strict=True
+            candidates, select(spec, candidates, records, [ahead.drafts] * requests), records, strict=True
         ):
             accepted = 0
             while accepted < mask.sum() and rng.random() < hit:
@@ -86,7 +93,7 @@ def test_selection_is_closed_and_within_limits(data: Any) -> None:
         logprob[rng.random(n) < 0.1] = -np.inf
         forest.append(Candidates(np.arange(n, dtype=np.int32), parent, logprob))
         limits.append(int(rng.integers(0, 12)))
-    masks = spec.select(forest, [Record() for _ in forest], limits, len(forest))
+    masks = select(spec, forest, [Record() for _ in forest], limits)
     for c, mask, limit in zip(forest, masks, limits, strict=True):
         assert mask.sum() <= limit
         assert np.isfinite(c.logprob[mask]).all()
@@ -110,5 +117,5 @@ def test_a_request_whose_drafts_fail_gets_fewer() -> None:
         bad.observe(1.0, 0)
     c = chain(6, 0.7)
     assert spec.chances(c, good).sum() > 1.5 * spec.chances(c, bad).sum()
-    masks = spec.select([c, c], [good, bad], [6, 6], 2)
+    masks = select(spec, [c, c], [good, bad], [6, 6])
     assert masks[0].sum() > masks[1].sum()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 
-from jaxspec.config import EngineConfig
+from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.draft.drafter import Drafter, ModelDrafter, NgramDrafter
 from jaxspec.draft.growth import Draws
 from jaxspec.draft.runner import BEAMS, DEPTH, DraftRunner, draft_lattice
-from jaxspec.draft.speculator import MOST_NODES, Drafter, ModelDrafter, NgramDrafter, Speculator
+from jaxspec.draft.speculator import MOST_NODES, Speculator
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.load.weights import Weights
 from jaxspec.sched.trees import Chain, Drawing, EqualGreedy, Fixed, GlobalGreedy, TreePolicy
@@ -17,28 +18,34 @@ from jaxspec.step.executor import Executor
 from jaxspec.step.lattice import Progress, compile_all
 from jaxspec.step.rejection import Drawn
 
+#: Configuration and weights of each drafter of a configuration, None of n-gram lookup.
+Models = Sequence[tuple[DecoderConfig, Weights] | None]
+
 
 def build(
     config: EngineConfig,
     executor: Executor,
-    model: tuple[DecoderConfig, Weights] | None,
+    models: Models,
     num_pages: int,
     progress: Progress,
     clock: Callable[[], float],
 ) -> Speculator:
-    """`model`: the drafter's, from `drafters.load`; None for n-gram lookup."""
-    drafter: Drafter = NgramDrafter()
-    drawing = _drawing(config) if model is not None else None
-    if model is not None:
-        largest = executor.shapes[-1]
-        shapes = draft_lattice(largest.tokens, largest.trees, largest.pages)
+    """The speculator of `config.draft`, whose drafters have `models`."""
+    drawing = _drawing(config, models)
+    largest = executor.shapes[-1]
+    shapes = draft_lattice(largest.tokens, largest.trees, largest.pages)
+    side_by_side: list[Drafter] = []
+    for name, model in zip(config.draft, models, strict=True):
+        if model is None:
+            side_by_side.append(NgramDrafter())
+            continue
         runner = DraftRunner(
-            config.draft[0], *model, executor, executor.layers, shapes, num_pages, config.page_size, config.dtype,
+            name, *model, executor, executor.layers, shapes, num_pages, config.page_size, config.dtype,
             BEAMS if drawing is None else [drawing],
         )  # fmt: skip
         compile_all(runner.jobs(), "compiling the drafter", progress)
         runner.warm_up()
-        drafter = ModelDrafter(runner, clock)
+        side_by_side.append(ModelDrafter(runner, clock, config.compilation_cache != ""))
     levels = config.draft_levels or DEPTH
     nodes = config.draft_nodes or min(2 * levels, MOST_NODES)
     policies: dict[str, TreePolicy | None] = {
@@ -50,23 +57,31 @@ def build(
     }
     policy = policies[config.tree] if drawing is None else Drawing(levels)
     speculator = Speculator(
-        drafter, executor.profile(), policy, levels, 1 if config.tree == "chain" else None, config.tree == "auto"
+        side_by_side, executor.profile(), policy, levels, 1 if config.tree == "chain" else None, config.tree == "auto"
     )
     executor.settled()
     return speculator
 
 
-def _drawing(config: EngineConfig) -> Draws | None:
-    """How drafts are drawn for rejection sampling, which fixes a tree's shape before; None without it."""
-    if config.acceptance != "rejection":
+def _drawing(config: EngineConfig, models: Models) -> Draws | None:
+    """How drafts are drawn for rejection sampling, which fixes a tree's shape before; None without it.
+
+    N-gram lookup draws nothing: what it is sure of is accepted by the same chance under both rules.
+    """
+    if config.acceptance != "rejection" or not any(models):
         return None
     return Draws(Fixed().widths if config.tree == "fixed" else (1,) * DEPTH)
 
 
-def room_for_draws(config: EngineConfig, model: tuple[DecoderConfig, Weights] | None) -> Drawn:
-    """Where a drafter's distributions are kept until its drafts are verified; n-gram lookup has none, and its guesses
-    are accepted by the same chance under both rules."""
-    drawing = _drawing(config)
-    if drawing is None or model is None:
+def room_for_draws(config: EngineConfig, models: Models) -> Drawn:
+    """Where the distributions that drafts were drawn from are kept until they are verified.
+
+    Raises `ConfigError` for more than one draft model: there is one vocabulary.
+    """
+    drawing = _drawing(config, models)
+    if drawing is None:
         return Drawn.none()
-    return Drawn.room(config.max_num_seqs, DEPTH, drawing.width, jnp.array(model[1]["vocab"], jnp.int32))
+    drawn = [model for model in models if model is not None]
+    if len(drawn) > 1:
+        raise ConfigError("draft: acceptance: rejection works with one draft model (and ngram)")
+    return Drawn.room(config.max_num_seqs, DEPTH, drawing.width, jnp.array(drawn[0][1]["vocab"], jnp.int32))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from jaxspec.step.batch import BatchShape, Blanks
 from jaxspec.step.layers import Layers
 from jaxspec.step.packing import Tree, pack
 from jaxspec.step.pool import Pool
+from jaxspec.step.profiles import Profile, median_seconds, remembered
 from jaxspec.step.rejection import Drawn
 from jaxspec.step.target import split
 
@@ -56,6 +56,7 @@ class DraftRunner:
         self.name, self.page_size, self.shapes = name, page_size, list(shapes)
         self._target, self._layers = target, layers
         self._growths = {g.width: g for g in growths}
+        self._config = config
         model = layers.drafter(config, weights, dtype)
         self._graph, self._treedef, self._leaves = split(model)
         self._pool = Pool.zeros(config, num_pages, page_size, dtype)
@@ -84,32 +85,31 @@ class DraftRunner:
     def warm_up(self) -> None:
         """Run every program once on padding."""
         for shape, width in self._rounds:
-            packed = pack([], [shape], self._blanks, self.page_size)
-            jax.block_until_ready(self._run(packed.buffer, shape, width, 2))
+            self._run_empty(shape, width, 2)
 
-    def profile(self, repeats: int = 3) -> Callable[[int, int, int, int], float]:
-        """Measures all programs; -> seconds of a round by (requests, tokens to catch up with, levels, width)."""
-        measured: dict[tuple[BatchShape, int], tuple[float, float]] = {}
-        for shape, width in self._rounds:
-            packed = pack([], [shape], self._blanks, self.page_size)
+    def profile(self, keep: bool = True) -> Callable[[int, int, int, int], float]:
+        """Seconds of a round by (requests, tokens to catch up with, levels, width): measured now, or with `keep` at an
+        earlier start."""
+        names = {(s, w, n): f"{s.trees}×{s.tokens} width {w} levels {n}" for s, w in self._rounds for n in (1, 3)}
 
-            def seconds(levels: int, packed: Any = packed, shape: BatchShape = shape, width: int = width) -> float:
-                taken = []
-                for _ in range(repeats):
-                    begun = time.perf_counter()
-                    jax.block_until_ready(self._run(packed.buffer, shape, width, levels))
-                    taken.append(time.perf_counter() - begun)
-                return sorted(taken)[repeats // 2]
+        def measure() -> Profile:
+            return {name: median_seconds(partial(self._run_empty, *program)) for program, name in names.items()}
 
-            one, three = seconds(1), seconds(3)
-            measured[shape, width] = one, max(three - one, 0.0) / 2
+        sizes = [leaf.shape for leaf in self._leaves]
+        key = ("round", self._config, sizes, self.shapes, type(self._layers).__name__, self._pool.keys.dtype)
+        listed = list(names.values())
+        found = remembered(key, listed, measure) if keep else measure()
 
         def lookup(requests: int, tokens: int, levels: int, width: int) -> float:
             shape = next((s for s in self.shapes if s.trees >= requests and s.tokens >= tokens), self.shapes[-1])
-            first, more = measured[shape, width]
-            return first + more * (levels - 1)
+            first, third = (found[names[shape, width, n]] for n in (1, 3))
+            return first + max(third - first, 0.0) / 2 * (levels - 1)
 
         return lookup
+
+    def _run_empty(self, shape: BatchShape, width: int, levels: int) -> None:
+        packed = pack([], [shape], self._blanks, self.page_size)
+        jax.block_until_ready(self._run(packed.buffer, shape, width, levels))
 
     def _run(self, buffer: np.ndarray, shape: BatchShape, width: int, levels: int) -> jax.Array:
         t = self._target

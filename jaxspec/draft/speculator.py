@@ -2,158 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import log
-from typing import Protocol
 
 import numpy as np
 
-from jaxspec.draft.ngram import NGramIndex
-from jaxspec.draft.runner import DEPTH, DraftRunner
+from jaxspec.draft.drafter import ChoosingOf, Drafter
+from jaxspec.draft.runner import DEPTH
 from jaxspec.sched.plan import Lookahead, Work
 from jaxspec.sched.request import Request
-from jaxspec.sched.speculation import Record, Speculation, Times
+from jaxspec.sched.speculation import Record, Speculation, Times, choose_nodes
 from jaxspec.sched.trees.candidates import Candidates, Draft, preorder
 from jaxspec.sched.trees.policy import TreePolicy
-from jaxspec.step.packing import Choosing, Tree
 
 #: Most draft nodes of one request in a step.
 MOST_NODES = 32
 
 
-#: How a request's tokens are chosen.
-ChoosingOf = Callable[[Request], Choosing]
-
-
-class Drafter(Protocol):
-    """Proposes candidates; is told nothing, because a request's tokens say what was accepted."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def widths(self) -> Sequence[int]:
-        """Beams it can grow, ascending."""
-        ...
-
-    def behind(self, request: Request) -> int:
-        """Tokens of the request that the drafter has not seen."""
-        ...
-
-    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> list[Candidates | None]:
-        """Candidates for each request, None for those that it does not get to in this round."""
-        ...
-
-    def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
-        """What a round takes."""
-        ...
-
-    def forget(self, request: Request) -> None: ...
-
-
-class NgramDrafter:
-    """Looks the end of a request's text up in the text itself (`jaxspec.draft.ngram`)."""
-
-    name, widths = "ngram", (1,)
-
-    def __init__(self) -> None:
-        self._indexes: dict[str, NGramIndex] = {}
-
-    def behind(self, request: Request) -> int:
-        return 0
-
-    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> list[Candidates | None]:
-        return [self._candidates(w.request, levels) for w in works]
-
-    def _candidates(self, request: Request, levels: int) -> Candidates:
-        index = self._indexes.setdefault(request.id, NGramIndex())
-        index.extend(request.tokens[len(index) :])
-        token = np.asarray(index.propose(levels), np.int32)
-        ahead = np.arange(len(token), dtype=np.int32)
-        # It knows no probabilities: one a node, which calibration turns into what such matches are worth.
-        return Candidates(token, ahead - 1, ((ahead + 1) * log(0.5)).astype(np.float32))
-
-    def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
-        return 5e-6 * requests
-
-    def forget(self, request: Request) -> None:
-        self._indexes.pop(request.id, None)
-
-
-class ModelDrafter:
-    """A draft model on the device. Keeps each request's watermark: how many of its tokens the model has seen."""
-
-    def __init__(self, runner: DraftRunner, clock: Callable[[], float]):
-        self.name, self.widths, self.runner, self._clock = runner.name, runner.widths, runner, clock
-        self._seen: dict[str, tuple[int, int]] = {}  # id -> (preemptions at that time, tokens)
-        self._profile = runner.profile()
-        self._scale = 1.0  # how much longer a round takes than its profile says: attention, the host's part
-
-    def _watermark(self, request: Request) -> int:
-        preemptions, seen = self._seen.get(request.id, (0, 0))
-        return seen if preemptions == request.preemptions else 0  # its pages are others' now
-
-    def behind(self, request: Request) -> int:
-        return len(request.tokens) - self._watermark(request)
-
-    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> list[Candidates | None]:
-        begun = self._clock()
-        most_tokens, most_requests = self.runner.shapes[-1].tokens, self.runner.shapes[-1].trees
-        chains: list[Tree] = []
-        whose: list[tuple[int, bool]] = []  # index of the work, and whether it has caught up
-        room = most_tokens
-        for i in sorted(range(len(works)), key=lambda i: self.behind(works[i].request)):
-            request, seen = works[i].request, self._watermark(works[i].request)
-            end = min(len(request.tokens), seen + room)
-            if end <= seen or len(chains) == most_requests:
-                break
-            pages = np.asarray(request.pages, np.int32)
-            chains.append(Tree.chain(request.tokens[seen:end], seen, pages, choosing(request)))
-            whose.append((i, end == len(request.tokens)))
-            self._seen[request.id] = (request.preemptions, end)
-            room -= end - seen
-        out: list[Candidates | None] = [None] * len(works)
-        for (i, ready), candidates in zip(whose, self.runner.propose(chains, levels, width), strict=True):
-            out[i] = candidates if ready else None
-        tokens = sum(len(c.token) for c in chains)
-        expected = self._profile(len(chains), tokens, levels, width)
-        took = (self._clock() - begun) / expected if expected else 1.0
-        self._scale += 0.05 * (min(took, 2 * self._scale) - self._scale)
-        return out
-
-    def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
-        return self._scale * self._profile(requests, min(catch_up, self.runner.shapes[-1].tokens), levels, width)
-
-    def forget(self, request: Request) -> None:
-        self._seen.pop(request.id, None)
-
-
 @dataclass(slots=True)
 class _Asked:
-    """One request's candidates in the step under way and which of them are verified."""
+    """One request's candidates in the step under way, by which drafter, and which of them are verified."""
 
+    drafter: int
     candidates: Candidates
     chosen: np.ndarray
     draft: Draft
 
 
 class Speculator:
-    """One drafter at work.
+    """Drafters at work, side by side: each step, a request is drafted for by the one it should be fastest with.
 
-    A `policy` replaces the choice of nodes by expected speed, and unless it is `adaptive`, that of `levels` and `width`
-    too.
+    What is expected of each is learned by itself. A drafter that has nothing to propose leaves the request to the next
+    best. A `policy` replaces the choice of nodes by expected speed, and unless it is `adaptive`, that of `levels` and
+    width (up to `width`) too.
     """
 
     def __init__(
-        self, drafter: Drafter, step_seconds: dict[int, float], policy: TreePolicy | None = None,
+        self, drafters: Sequence[Drafter], step_seconds: dict[int, float], policy: TreePolicy | None = None,
         levels: int | None = None, width: int | None = None, adaptive: bool = False,
     ):  # fmt: skip
-        self.drafter, self.policy, self.adaptive = drafter, policy, adaptive or policy is None
-        self.times = Times(step_seconds, drafter.seconds)
-        widths = [w for w in drafter.widths if width is None or w <= width]
-        self.speculation = Speculation(self.times, Lookahead(MOST_NODES, min(levels or DEPTH, DEPTH)), widths)
-        self._records: dict[str, Record] = {}
+        self.drafters, self.policy, self.adaptive = list(drafters), policy, adaptive or policy is None
+        most = Lookahead(MOST_NODES, min(levels or DEPTH, DEPTH))
+        self.speculations = [
+            Speculation(Times(step_seconds, d.seconds), most, [w for w in d.widths if width is None or w <= width])
+            for d in drafters
+        ]
+        self._records: dict[str, list[Record]] = {}
         self._asked: dict[str, _Asked] = {}
 
     def lookahead(self, running: Sequence[Request]) -> Lookahead:
@@ -161,50 +55,84 @@ class Speculator:
         decoding = [r for r in running if r.decoding]
         if not decoding:
             return Lookahead()
-        spec = self.speculation
-        if not self.adaptive:
-            spec.levels, spec.width = spec.most.levels, spec.widths[-1]
-            return spec.most
-        catch_up = sum(self.drafter.behind(r) for r in decoding)
-        return spec.decide(len(decoding), catch_up, [self._record(r) for r in decoding])
+        drafts = levels = 0
+        for i, (drafter, spec) in enumerate(zip(self.drafters, self.speculations, strict=True)):
+            if self.adaptive:
+                catch_up = sum(drafter.behind(r) for r in decoding)
+                ahead = spec.decide(len(decoding), catch_up, [self._record(r, i) for r in decoding])
+            else:
+                spec.levels, spec.width = spec.most.levels, spec.widths[-1]
+                ahead = spec.most
+            drafts, levels = max(drafts, ahead.drafts), max(levels, ahead.levels)
+        return Lookahead(drafts, levels)
 
-    def _record(self, request: Request) -> Record:
-        return self._records.setdefault(request.id, Record())
+    def _record(self, request: Request, drafter: int) -> Record:
+        own = self._records.setdefault(request.id, [])
+        if not own:
+            own += [Record() for _ in self.drafters]
+        return own[drafter]
 
     def draft(self, work: Sequence[Work], choosing: ChoosingOf, tokens: int) -> dict[str, Draft]:
         """Draft trees by request id, for work that may have one; `tokens` known ones are in the step."""
         self._asked.clear()
         able = [w for w in work if w.levels]
-        spec = self.speculation
-        if not able or not spec.levels:
+        proposed = self._propose(able, choosing) if able else []
+        if not proposed:
             return {}
-        levels = min(spec.levels, max(w.levels for w in able))
-        proposed = self.drafter.propose(able, choosing, levels, spec.width)
-        pairs = [(w, _cut(c, w.levels)) for w, c in zip(able, proposed, strict=True) if c is not None and len(c)]
-        if not pairs:
-            return {}
-        limits, candidates = [w.drafts for w, _ in pairs], [c for _, c in pairs]
+        limits, candidates = [w.drafts for w, _, _ in proposed], [c for _, _, c in proposed]
         if self.policy is not None:
             masks = self.policy.select(candidates, limits)
         else:
-            masks = spec.select(candidates, [self._record(w.request) for w, _ in pairs], limits, tokens)
-        for (w, c), mask in zip(pairs, masks, strict=True):
+            chances = [self.speculations[i].chances(c, self._record(w.request, i)) for w, i, c in proposed]
+            # To learn something is worth a step.
+            probes = sum(self.speculations[i].probing for _, i, _ in proposed)
+            masks = choose_nodes(self.speculations[0].times, chances, limits, tokens, probes)
+        for (w, i, c), mask in zip(proposed, masks, strict=True):
             if mask.any():
-                self._asked[w.request.id] = _Asked(c, mask, preorder(c, mask))
+                self._asked[w.request.id] = _Asked(i, c, mask, preorder(c, mask))
         return {key: asked.draft for key, asked in self._asked.items()}
+
+    def _propose(self, works: Sequence[Work], choosing: ChoosingOf) -> list[tuple[Work, int, Candidates]]:
+        """(work, drafter, candidates), at least one of each; the drafters that cost least are asked first."""
+        wanted = {w.request.id: self._preferences(w.request, len(works)) for w in works}
+        found: list[tuple[Work, int, Candidates]] = []
+        for i in sorted(range(len(self.drafters)), key=lambda i: self.drafters[i].seconds(1, 0, 1, 1)):
+            spec = self.speculations[i]
+            mine = [w for w in works if wanted[w.request.id][:1] == [i]]
+            if not mine:
+                continue
+            levels = min(spec.levels, max(w.levels for w in mine))
+            for w, c in zip(mine, self.drafters[i].propose(mine, choosing, levels, spec.width), strict=True):
+                if c is None or not len(c):
+                    wanted[w.request.id].remove(i)
+                    continue
+                found.append((w, i, _cut(c, w.levels)))
+                wanted[w.request.id].clear()
+        return found
+
+    def _preferences(self, request: Request, requests: int) -> list[int]:
+        """The drafters that draft at all in this step, fastest for this request first; equals in the order given."""
+        active = [i for i, s in enumerate(self.speculations) if s.levels]
+        if len(active) < 2:
+            return active
+        speed = {i: self.speculations[i].speed(requests, self._record(request, i)) for i in active}
+        return sorted(active, key=lambda i: -speed[i])
 
     def observe(self, request: Request, nodes: Sequence[int]) -> None:
         """Of the request's draft tree the nodes `nodes` (in preorder, along the accepted path) were accepted."""
         if asked := self._asked.get(request.id):
             accepted = [int(asked.draft.source[n]) for n in nodes]
-            self.speculation.observe(asked.candidates, asked.chosen, accepted, self._record(request))
+            record = self._record(request, asked.drafter)
+            self.speculations[asked.drafter].observe(asked.candidates, asked.chosen, accepted, record)
 
     def observe_step(self, bucket: int, seconds: float) -> None:
-        self.times.observe_step(bucket, seconds)
+        for spec in self.speculations:
+            spec.times.observe_step(bucket, seconds)
 
     def forget(self, request: Request) -> None:
         self._records.pop(request.id, None)
-        self.drafter.forget(request)
+        for drafter in self.drafters:
+            drafter.forget(request)
 
 
 def _cut(candidates: Candidates, levels: int) -> Candidates:

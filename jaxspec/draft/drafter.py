@@ -1,0 +1,122 @@
+"""What proposes drafts: a look-up in the text itself, or a model on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import log
+from typing import Protocol
+
+import numpy as np
+
+from jaxspec.draft.ngram import NGramIndex
+from jaxspec.draft.runner import DraftRunner
+from jaxspec.sched.plan import Work
+from jaxspec.sched.request import Request
+from jaxspec.sched.trees.candidates import Candidates
+from jaxspec.step.packing import Choosing, Tree
+
+#: How a request's tokens are chosen.
+ChoosingOf = Callable[[Request], Choosing]
+
+
+class Drafter(Protocol):
+    """Proposes candidates; is told nothing, because a request's tokens say what was accepted."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def widths(self) -> Sequence[int]:
+        """Beams it can grow, ascending."""
+        ...
+
+    def behind(self, request: Request) -> int:
+        """Tokens of the request that the drafter has not seen."""
+        ...
+
+    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> list[Candidates | None]:
+        """Candidates for each request, None for those that it does not get to in this round."""
+        ...
+
+    def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
+        """What a round takes."""
+        ...
+
+    def forget(self, request: Request) -> None: ...
+
+
+class NgramDrafter:
+    """Looks the end of a request's text up in the text itself (`jaxspec.draft.ngram`)."""
+
+    name, widths = "ngram", (1,)
+
+    def __init__(self) -> None:
+        self._indexes: dict[str, NGramIndex] = {}
+
+    def behind(self, request: Request) -> int:
+        return 0
+
+    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> list[Candidates | None]:
+        return [self._candidates(w.request, levels) for w in works]
+
+    def _candidates(self, request: Request, levels: int) -> Candidates:
+        index = self._indexes.setdefault(request.id, NGramIndex())
+        index.extend(request.tokens[len(index) :])
+        token = np.asarray(index.propose(levels), np.int32)
+        ahead = np.arange(len(token), dtype=np.int32)
+        # It knows no probabilities: one a node, which calibration turns into what such matches are worth.
+        return Candidates(token, ahead - 1, ((ahead + 1) * log(0.5)).astype(np.float32))
+
+    def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
+        return 5e-6 * requests
+
+    def forget(self, request: Request) -> None:
+        self._indexes.pop(request.id, None)
+
+
+class ModelDrafter:
+    """A draft model on the device. Keeps each request's watermark: how many of its tokens the model has seen."""
+
+    def __init__(self, runner: DraftRunner, clock: Callable[[], float], keep_profile: bool = True):
+        self.name, self.widths, self.runner, self._clock = runner.name, runner.widths, runner, clock
+        self._seen: dict[str, tuple[int, int]] = {}  # id -> (preemptions at that time, tokens)
+        self._profile = runner.profile(keep_profile)
+        self._scale = 1.0  # how much longer a round takes than its profile says: attention, the host's part
+
+    def _watermark(self, request: Request) -> int:
+        preemptions, seen = self._seen.get(request.id, (0, 0))
+        return seen if preemptions == request.preemptions else 0  # its pages are others' now
+
+    def behind(self, request: Request) -> int:
+        return len(request.tokens) - self._watermark(request)
+
+    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> list[Candidates | None]:
+        begun = self._clock()
+        most_tokens, most_requests = self.runner.shapes[-1].tokens, self.runner.shapes[-1].trees
+        chains: list[Tree] = []
+        whose: list[tuple[int, bool]] = []  # index of the work, and whether it has caught up
+        room = most_tokens
+        for i in sorted(range(len(works)), key=lambda i: self.behind(works[i].request)):
+            request, seen = works[i].request, self._watermark(works[i].request)
+            end = min(len(request.tokens), seen + room)
+            if end <= seen or len(chains) == most_requests:
+                break
+            pages = np.asarray(request.pages, np.int32)
+            chains.append(Tree.chain(request.tokens[seen:end], seen, pages, choosing(request)))
+            whose.append((i, end == len(request.tokens)))
+            self._seen[request.id] = (request.preemptions, end)
+            room -= end - seen
+        out: list[Candidates | None] = [None] * len(works)
+        for (i, ready), candidates in zip(whose, self.runner.propose(chains, levels, width), strict=True):
+            out[i] = candidates if ready else None
+        tokens = sum(len(c.token) for c in chains)
+        expected = self._profile(len(chains), tokens, levels, width)
+        took = (self._clock() - begun) / expected if expected else 1.0
+        self._scale += 0.05 * (min(took, 2 * self._scale) - self._scale)
+        return out
+
+    def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
+        return self._scale * self._profile(requests, min(catch_up, self.runner.shapes[-1].tokens), levels, width)
+
+    def forget(self, request: Request) -> None:
+        self._seen.pop(request.id, None)

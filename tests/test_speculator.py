@@ -1,0 +1,75 @@
+"""Several drafters side by side: who drafts for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxspec.draft.drafter import ChoosingOf
+from jaxspec.draft.speculator import Speculator
+from jaxspec.sched.plan import Work
+from jaxspec.sched.request import Request
+from jaxspec.sched.trees.candidates import Candidates
+from jaxspec.step.packing import Choosing
+
+STEP = {1: 10e-3, 4: 11e-3, 16: 12e-3, 64: 30e-3}
+
+
+class Fake:
+    """A chain of tokens of its own for the requests it `knows`."""
+
+    widths = (1,)
+
+    def __init__(self, name: str, first: int, cost: float, knows: Sequence[str]):
+        self.name, self.first, self.cost, self.knows = name, first, cost, knows
+        self.forgotten: list[str] = []
+
+    def behind(self, request: Request) -> int:
+        return 1
+
+    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> list[Candidates | None]:
+        ahead = np.arange(levels, dtype=np.int32)
+        chain = Candidates(self.first + ahead, ahead - 1, ((ahead + 1) * np.log(0.9)).astype(np.float32))
+        return [chain if w.request.id in self.knows else None for w in works]
+
+    def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
+        return self.cost * levels
+
+    def forget(self, request: Request) -> None:
+        self.forgotten.append(request.id)
+
+
+def requests(count: int) -> list[Request]:
+    return [Request(str(i), 3, [1, 2, 3, 4], 100, 0.0, computed=3) for i in range(count)]
+
+
+def round_of(speculator: Speculator, running: list[Request]) -> dict[str, int]:
+    """Request id -> the drafter's first token, of those that are drafted for."""
+    ahead = speculator.lookahead(running)
+    works = [Work(r, 3, 1, ahead.drafts, ahead.levels) for r in running]
+    drafts = speculator.draft(works, lambda _: Choosing(), len(works))
+    return {id: int(draft.token[0]) for id, draft in drafts.items()}
+
+
+def test_the_cheaper_one_first_and_the_next_where_it_has_nothing() -> None:
+    cheap, dear = Fake("cheap", 100, 1e-6, ["0", "2"]), Fake("dear", 200, 1e-3, ["0", "1", "2"])
+    assert round_of(Speculator([dear, cheap], STEP), requests(4)) == {"0": 100, "1": 200, "2": 100}
+
+
+def test_a_request_goes_over_to_the_drafter_that_does_better_for_it() -> None:
+    """The cheap one is right for request 0 only; the dear one for both."""
+    everyone = ["0", "1"]
+    speculator = Speculator([Fake("cheap", 100, 1e-6, everyone), Fake("dear", 200, 1.5e-3, everyone)], STEP)
+    running = requests(2)
+    for _ in range(60):
+        for id, token in round_of(speculator, running).items():
+            right = token == 200 or id == "0"
+            speculator.observe(running[int(id)], range(2) if right else ())
+    assert round_of(speculator, running) == {"0": 100, "1": 200}
+
+
+def test_everyone_forgets_a_request_that_ends() -> None:
+    one, two = Fake("a", 0, 0, []), Fake("b", 0, 0, [])
+    Speculator([one, two], STEP).forget(requests(1)[0])
+    assert one.forgotten == two.forgotten == ["0"]
