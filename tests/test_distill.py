@@ -216,7 +216,7 @@ def test_a_drafter_goes_on_from_another(finished: Trainer, text: Corpus, layers:
     model = begin(config, TARGET, finished.vocab)
     assert len(model.layers) == layers
     run = jax.jit(lambda model, batch: loss_and_hits(model, batch, 2, 0.5)[0])
-    assert run(model, batch) == pytest.approx(float(run(finished.model, batch)), rel=2e-2)  # stored in bfloat16
+    assert run(model, batch) == pytest.approx(float(run(finished.model, batch)), rel=2e-2)  # stored in INT8
     going_on = Trainer(config, TARGET, text)
     going_on.run(tmp_path)
     assert run(going_on.model, batch) < run(model, batch)
@@ -344,12 +344,17 @@ def test_a_drafter_comes_back_from_its_file(finished: Trainer, text: Corpus, tmp
     with safe_open(path, "numpy") as file:
         assert {"embed", "head"}.isdisjoint(file.keys()), "the target has them"
     model = as_decoder(*load_drafter(path, TARGET.config, TARGET.weights))
-    assert_same(model, finished.model, rtol=2**-8, atol=1e-6)
+    whole, stored = states(finished.model), states(model)
+    for name, value in whole.items():
+        if value.ndim == 2 and value.dtype == np.float32 and not name.startswith(("embedding", "head")):
+            assert (np.abs(stored[name] - value) <= np.abs(value).max(0) / 253).all(), name
+        else:
+            np.testing.assert_array_equal(stored[name], value)
     n = text.length[0]
     tokens, features = jnp.asarray(text.tokens[0, :n]), jnp.asarray(text.features[0, :n], jnp.float32)
     got, wanted = (np.asarray(draft_forward(m, tokens, features)) for m in (model, finished.model))
-    assert np.abs(got - wanted).max() < 0.05 * np.abs(wanted).max()
-    assert np.corrcoef(got.ravel(), wanted.ravel())[0, 1] > 0.999
+    assert np.abs(got - wanted).max() < 0.25 * np.abs(wanted).max()  # random layers magnify
+    assert np.corrcoef(got.ravel(), wanted.ravel())[0, 1] > 0.99
 
 
 def test_a_file_that_does_not_fit_is_refused(finished: Trainer, tmp_path: Path) -> None:
