@@ -106,8 +106,22 @@ class Scheduler:
         self._in_flight = plan if work else None
         return plan
 
-    def update(self, plan: Plan, outcomes: Sequence[Outcome], now: float) -> None:
-        """Take in what `plan` gave, `outcomes` in the order of its work. Raises `ValueError` if they don't fit it."""
+    def wake(self, now: float) -> float | None:
+        """The earliest later time at which `plan` may have work although nothing happens until then; None: no such."""
+        return None
+
+    def predicted(self, request_id: str, length: float, now: float) -> bool:
+        """Take in a length prediction, in output tokens, that comes after its request; False if that is not here."""
+        if (request := self._requests.get(request_id)) is None:
+            return False
+        request.predicted_len = length
+        return True
+
+    def update(self, plan: Plan, outcomes: Sequence[Outcome], now: float, seconds: float = 0.0) -> None:
+        """Take in what `plan` gave, `outcomes` in the order of its work, and the seconds that it took in all.
+
+        Raises `ValueError` if they don't fit it.
+        """
         if plan.work and plan is not self._in_flight:
             raise ValueError("not the plan in flight")
         if len(outcomes) != len(plan.work):
