@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxspec.sched.policy import PolicyConfig
 
@@ -20,7 +20,7 @@ class SchedulerConfig:
     max_model_len: int
     max_waiting: int | None
     max_logit_slots: int
-    policy: PolicyConfig = PolicyConfig()
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_model_len"):

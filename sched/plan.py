@@ -38,6 +38,12 @@ class Work:
         return self.count if self.reads_all else int(self.samples)
 
     @property
+    def recomputes(self) -> int:
+        """How many of the tokens had been computed before the request lost its pages."""
+        lost = self.request.lost
+        return 0 if lost is None else max(0, min(self.start + self.count, lost) - self.start)
+
+    @property
     def last_choice(self) -> int:
         """Where the last position's choice stands among those of this work."""
         return self.count - 1 if self.reads_all else 0

@@ -5,9 +5,9 @@ Times are in milliseconds here, because people write them; inside the scheduler 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 
 class Section(BaseModel):
@@ -51,11 +51,18 @@ class LapsSdSettings(Section):
     #: "oracle": the acceptance rate is known at arrival where the request tells it: what full knowledge would give.
     acceptance: Literal["observed", "oracle"] = "observed"
 
+    @model_validator(mode="after")
+    def _an_oracle_needs_costs(self) -> Self:
+        unknown = [n for n in ("draft_tokens", "draft_token_ms", "verify_ms") if getattr(self, n) is None]
+        if self.acceptance == "oracle" and unknown:
+            raise ValueError(f"acceptance: oracle reckons before any round has been seen, so set {', '.join(unknown)}")
+        return self
+
 
 class PolicyConfig(BaseModel):
     """One choice for each slot of the scheduler, with its parameters."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     #: Who goes first.
     order: Literal["fcfs", "sjf", "pairwise", "priority", "las", "laps_sd"] = "fcfs"
@@ -76,3 +83,10 @@ class PolicyConfig(BaseModel):
     pairwise: PairwiseSettings = PairwiseSettings()
     las: LasSettings = LasSettings()
     laps_sd: LapsSdSettings = LapsSdSettings()
+
+    @model_validator(mode="after")
+    def _batches_run_to_their_end(self) -> Self:
+        preempts = self.order in ("las", "laps_sd") or (self.order == "priority" and self.priority.preemptive)
+        if self.batching == "dynamic" and preempts:
+            raise ValueError(f"batching: dynamic runs a batch to its end, but order: {self.order} preempts")
+        return self
