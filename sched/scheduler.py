@@ -226,10 +226,9 @@ class Scheduler:
 
     def _admit(self, now: float, preempted: list[Request]) -> Request | None:
         """Let the first waiting request run; None if none waits or its seat or pages are not free."""
-        request = self.waiting.first()
-        if request is None or self._seats(now) < 1 or not self._enter(request, now, preempted):
+        if self._seats(now) < 1 or (request := self.waiting.first()) is None:
             return None
-        return request
+        return request if self._enter(request, now, preempted) else None
 
     def _enter(self, request: Request, now: float, preempted: list[Request]) -> bool:
         """Seat the first request in line if there are pages for it, those of paused ones included."""
