@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 from jaxspec.sched import batching, order, predict
 from jaxspec.sched.budget import Budget
@@ -190,8 +191,7 @@ class Scheduler:
     def _service(self) -> list[Request]:
         """The running requests in the order in which a step is filled: decoding is never delayed by prefill."""
         if self.order.preemptive:
-            key = self.order.key
-            return sorted(self.running, key=lambda request: (not request.decoding, key(request), request.number))
+            return sorted(self.running, key=lambda request: (not request.decoding, self._rank(request)))
         return sorted(self.running, key=lambda request: not request.decoding)
 
     def _switch(self, now: float, paused: list[Request], preempted: list[Request]) -> None:
@@ -210,8 +210,12 @@ class Scheduler:
             if head is None or not key(head) < rivals[-1][0]:
                 return
             lacking = self._memory.missing(head) - self.pool.num_free - self.waiting.paused_pages + len(head.pages)
-            if lacking <= 0 and self._seats(now) > 0:
-                return
+            if self._seats(now) > 0:
+                if lacking <= 0:
+                    return
+                if self._enter(head, now, preempted):  # it shares more than it seemed to lack
+                    load += head.remaining_known
+                    continue
             if lacking > 0 and lacking > sum(len(r.pages) for place, _, r in rivals if key(head) < place):
                 return  # the pages of all who could be paused would not do
             last = rivals.pop()[2]
@@ -267,8 +271,11 @@ class Scheduler:
         """The running request that loses its pages first: it has the least to lose, or comes last in order."""
         if not self.order.preemptive:
             return self.running[-1]
-        yielding = [request for request in self.running if self.order.yields(request)]
-        return max(yielding or self.running, key=lambda request: (self.order.key(request), request.number))
+        return max(self.running, key=self._rank)
+
+    def _rank(self, request: Request) -> tuple[bool, Any, int]:
+        """Where a running request stands among the running: those that keep their seats come before the others."""
+        return self.order.yields(request), self.order.key(request), request.number
 
     def _allow_drafts(self, work: list[Work], budget: Budget, lookahead: Lookahead) -> None:
         """Share what the step has left among the requests that decode, and find pages for what they may accept."""
