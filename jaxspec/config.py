@@ -109,8 +109,9 @@ def _merged(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[s
     out = dict(settings)
     for key, value in overrides.items():
         below = out.get(key)
-        both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        out[key] = _merged(below, value) if both else value
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            value = _merged(below, value)
+        out[key] = value
     return out
 
 

@@ -23,25 +23,25 @@ class PrioritySettings(Section):
 
 class PairwiseSettings(Section):
     #: Chance that the comparator is wrong about two requests; the same two always get the same answer.
-    error_rate: float = Field(0.0, ge=0, le=1)
+    error_rate: float = Field(default=0.0, ge=0, le=1)
 
 
 class LasSettings(Section):
     #: Attained service is compared in whole quanta: the least time between two switches. 0: exactly.
-    quantum_ms: float = Field(100.0, ge=0)
+    quantum_ms: float = Field(default=100.0, ge=0)
 
 
 class LapsSdSettings(Section):
     """LAPS-SD §4; the paper's symbols in brackets."""
 
     #: Priority queues (K).
-    queues: PositiveInt = 4
+    queues: int = Field(default=4, ge=1, le=64)
     #: How many times as much service each queue holds as the one above it (M).
-    growth: float = Field(2.0, gt=1)
+    growth: float = Field(default=2.0, gt=1, le=100)
     #: Most attained service of a request in the first queue (S_up of queue 1).
     first_threshold_ms: PositiveFloat = 500.0
     #: Rounds over which the acceptance rate must be stable (γ), and by how much less than this it may vary (δ).
-    window: int = Field(5, ge=2)
+    window: int = Field(default=5, ge=2)
     tolerance: PositiveFloat = 0.05
     #: Tokens drafted a round (n); unset: the mean of what was drafted for the request.
     draft_tokens: NonNegativeFloat | None = None
@@ -69,14 +69,14 @@ class PolicyConfig(BaseModel):
     #: Who says how many tokens a request will write. The oracles need its true length, or else take its max_tokens.
     predictor: Literal["none", "oracle", "noisy_oracle"] = "none"
     #: noisy_oracle: σ of its log-normal error. 0.5: two of three predictions are within a factor of 1.65.
-    predictor_noise: float = Field(0.5, ge=0)
+    predictor_noise: float = Field(default=0.5, ge=0)
     #: Seeds whatever a policy draws at random.
     policy_seed: int = 0
     #: continuous: whoever ends is replaced in the next step; dynamic: a batch runs to its end; none: one at a time.
     batching: Literal["continuous", "dynamic", "none"] = "continuous"
     #: dynamic: requests of a batch, and how long it waits for them to come. At most max_num_seqs run in any case.
     max_batch_size: PositiveInt = 8
-    batch_wait_timeout_ms: float = Field(50.0, ge=0)
+    batch_wait_timeout_ms: float = Field(default=50.0, ge=0)
     #: A request that has waited so long goes before all that have not; unset: no aging.
     aging_ms: PositiveFloat | None = None
     priority: PrioritySettings = PrioritySettings()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -27,7 +26,7 @@ class Scheduler:
     """Steps with chunked prefill, admission by free pages, preemption by recompute; the policy's slots say who is next.
 
     A request holds pages for all its known tokens from its admission on, so only decoding asks for more. When none is
-    free, somebody gives his pages up and is computed anew later: a paused request if there is one, else the running one
+    free, a request gives its pages up and is computed anew later: a paused one if there is any, else the running one
     admitted last. The first admitted is never touched as long as others run, and alone it fits (`add` sees to that): so
     it ends, and the next one is first.
 
@@ -35,8 +34,8 @@ class Scheduler:
     they keep their pages while nobody needs them. Memory then is taken from the last in order. A request that has lost
     its pages keeps its next seat until it has written a token: so what is computed again is never all for nothing.
 
-    `plan` and `update` alternate; `add`, `cancel` and `predicted` may come at any time between them. All take
-    O((n + m) log w) comparisons, with n requests running, m changing their state and w waiting.
+    `plan` and `update` alternate; `add`, `cancel` and `predicted` may come at any time between them. None looks at all
+    that wait: O(n log n) for the n that run, and O(n + log w) for each that changes its state, with w waiting.
     """
 
     def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
@@ -183,7 +182,7 @@ class Scheduler:
                 work.append(share)
 
         if lookahead.drafts and lookahead.levels:
-            self._allow_drafts(work, budget, lookahead)
+            budget.allow_drafts(work, lookahead, self._memory)
         plan = Plan(tuple(work), tuple(preempted), tuple(paused))
         self._in_flight = plan if work else None
         return plan
@@ -195,35 +194,32 @@ class Scheduler:
         return sorted(self.running, key=lambda request: not request.decoding)
 
     def _switch(self, now: float, paused: list[Request], preempted: list[Request]) -> None:
-        """Pause running requests that come after waiting ones, and seat these, as far as the step has tokens for them.
+        """Seat waiting requests in place of running ones that come after them, as far as the step has tokens for them.
 
-        Where a seat and pages are free nobody is paused: `_admit` takes them once running requests have what they need.
+        Where seat, pages and tokens are free it leaves that to `_admit`, when running requests have what they need.
         """
         if self.waiting.first() is None:
             return
-        key = self.order.key
+        key, tokens = self.order.key, self.config.max_num_batched_tokens
         rivals = [(key(r), r.number, r) for r in self.running if r.lost is None and self.order.yields(r)]
         rivals.sort(key=lambda rival: rival[:2])
-        load = sum(r.remaining_known for r in self.running)
-        while rivals and not preempted and load < self.config.max_num_batched_tokens:
-            head = self.waiting.first()
-            if head is None or not key(head) < rivals[-1][0]:
+        while not preempted and (head := self.waiting.first()) is not None:
+            after = [r for place, _, r in rivals if key(head) < place]
+            load = sum(r.remaining_known for r in self.running)
+            if not after or load - sum(r.remaining_known for r in after if not r.decoding) >= tokens:
                 return
             lacking = self._memory.missing(head) - self.pool.num_free - self.waiting.paused_pages + len(head.pages)
             if self._seats(now) > 0:
-                if lacking <= 0:
+                if lacking <= 0 and load < tokens:
                     return
-                if self._enter(head, now, preempted):  # it shares more than it seemed to lack
-                    load += head.remaining_known
+                if self._enter(head, now, preempted):
                     continue
-            if lacking > 0 and lacking > sum(len(r.pages) for place, _, r in rivals if key(head) < place):
-                return  # the pages of all who could be paused would not do
-            last = rivals.pop()[2]
-            self._pause(last, now)
-            paused.append(last)
-            load -= last.remaining_known
-            if self._enter(head, now, preempted):
-                load += head.remaining_known
+            if lacking > sum(len(r.pages) for r in after):
+                return  # all that they have would not do
+            rivals.pop()
+            self._pause(after[-1], now)
+            paused.append(after[-1])
+            self._enter(head, now, preempted)
 
     def _seats(self, now: float) -> int:
         return self._batching.seats(len(self.running), len(self.waiting), self.waiting.oldest, now)
@@ -276,21 +272,6 @@ class Scheduler:
     def _rank(self, request: Request) -> tuple[bool, Any, int]:
         """Where a running request stands among the running: those that keep their seats come before the others."""
         return self.order.yields(request), self.order.key(request), request.number
-
-    def _allow_drafts(self, work: list[Work], budget: Budget, lookahead: Lookahead) -> None:
-        """Share what the step has left among the requests that decode, and find pages for what they may accept."""
-        decoding = [i for i, w in enumerate(work) if w.count == 1 and w.samples and w.request.decoding]
-        for rank, i in enumerate(decoding):
-            request = work[i].request
-            others = len(decoding) - rank
-            drafts = min(lookahead.drafts, budget.tokens // others, budget.slots // others)
-            levels = min(lookahead.levels, drafts, request.max_tokens - request.output_len - 1)
-            if levels > 0 and not self._memory.grow(request, levels):
-                levels = self._memory.room(request)
-            if levels > 0:
-                work[i] = replace(work[i], drafts=drafts, levels=levels)
-                budget.tokens -= drafts
-                budget.slots -= drafts
 
     # -- how requests change their state ---------------------------------------------------------------------------
 

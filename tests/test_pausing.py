@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from jaxspec.sched import State
 from steps import Steps
 
@@ -76,6 +78,17 @@ def test_no_more_are_paused_than_the_step_has_tokens_for():
     assert len(plan.work) == 4  # three go on decoding, w's prompt gets the rest
     run.answer(plan)
     assert run.finish()
+
+
+@pytest.mark.parametrize("seats", [1, 2])
+def test_a_long_prompt_does_not_keep_the_step_from_those_before_it(seats: int):
+    run = Steps(seqs=seats, tokens=8, order="priority")
+    long = run.add("long", 2, prompt=80, priority=1)
+    run.step()
+    run.add("high", 3, prompt=6)
+    assert run.steps(3) == ("high high high" if seats == 1 else "highlong highlong highlong")
+    assert (long.switches, long.computed) == (1, 8) if seats == 1 else (0, 8 + 2 + 7 + 7)
+    assert run.finish() == ["high", "long"]
 
 
 def test_a_request_in_want_of_pages_takes_them_from_later_ones_although_a_seat_is_free():
