@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, PositiveInt, ValidationError, ValidationInfo, field_validator
+
+from jaxspec.sched.policy import PolicyConfig
 
 
 class ConfigError(ValueError):
     """A setting that does not exist or does not fit; the message names it."""
 
 
-class EngineConfig(BaseModel):
-    """Settings of one engine; see docs/configuration.md. Sizes are in tokens unless they say otherwise."""
+class EngineConfig(PolicyConfig):
+    """Settings of one engine, those of its scheduling policy included; see docs/configuration.md.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    Sizes are in tokens unless they say otherwise.
+    """
 
     #: Built-in name, Hugging Face directory, .gguf file or hub id.
     model: str = "smollm2-135m"
@@ -56,6 +59,11 @@ class EngineConfig(BaseModel):
     seed: int = 0
     #: Folder of JAX's persistent compilation cache; "" switches it off, unset: beside the model cache.
     compilation_cache: str | None = None
+
+    @property
+    def policy(self) -> PolicyConfig:
+        """The scheduler's share of the settings."""
+        return PolicyConfig(**{name: getattr(self, name) for name in PolicyConfig.model_fields})
 
     @field_validator("draft", mode="before")
     @classmethod
@@ -105,31 +113,58 @@ def load_settings(kind: type[S], path: str | Path | None, overrides: Mapping[str
         if not isinstance(settings, dict):
             raise ConfigError(f"config {path} must be a mapping of settings, got {type(settings).__name__}")
     try:
-        return kind(**{**{str(k): v for k, v in settings.items()}, **overrides})
+        return kind(**_merged({str(k): v for k, v in settings.items()}, overrides))
     except ValidationError as error:
         raise ConfigError("; ".join(_explain(e, kind) for e in error.errors())) from None
+
+
+def _merged(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides win; where both hold a mapping, key by key."""
+    out = dict(settings)
+    for key, value in overrides.items():
+        below = out.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            value = _merged(below, value)
+        out[key] = value
+    return out
 
 
 def _explain(error: Any, kind: type[BaseModel]) -> str:
     name = ".".join(str(part) for part in error["loc"])
     match error["type"]:
         case "extra_forbidden":
-            return f"unknown setting {name!r}; valid settings: {', '.join(kind.model_fields)}"
+            return f"unknown setting {name!r}; valid settings: {', '.join(_names(kind, error['loc'][:-1]))}"
         case "missing":
             return f"{name}: this setting is needed"
+        case "model_type":
+            return f"{name} has settings of its own: {', '.join(_names(kind, error['loc']))} (got {error['input']!r})"
+        case "value_error" if isinstance(error["input"], Mapping):  # settings that don't fit each other
+            return f"{name}: {error['ctx']['error']}".removeprefix(": ")
         case _:
             return f"{name}: {error['msg'].removeprefix('Value error, ')} (got {error['input']!r})"
 
 
+def _names(kind: type[BaseModel], path: Sequence[Any]) -> list[str]:
+    """Settings of a section, those inherited last."""
+    prefix = "".join(f"{part}." for part in path)
+    for part in path:
+        kind = kind.model_fields[part].annotation  # type: ignore[assignment]
+    own = [name for name in kind.model_fields if name in kind.__annotations__]
+    return [prefix + name for name in dict.fromkeys([*own, *kind.model_fields])]
+
+
 def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
-    """`["key=value", …]` with YAML values -> a dict for `EngineConfig.load`."""
+    """`["key=value", "section.key=value", …]` with YAML values -> a dict for `EngineConfig.load`."""
     out: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"expected key=value, got {pair!r}")
         try:
-            out[key.strip()] = yaml.safe_load(value)
+            setting = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise ConfigError(f"{key}: not a YAML value: {value!r} ({error})") from None
+        for part in reversed(key.strip().split(".")):
+            setting = {part: setting}
+        out = _merged(out, setting)
     return out

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from uuid import uuid4
 
@@ -98,8 +98,9 @@ class Engine:
         self._speculator = build(config, self._executor, models, pages, progress, clock) if config.draft else None
         self._pool = PagePool(pages, config.page_size, config.prefix_caching)
         limits = SchedulerConfig(
-            config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len, None, choices(config.max_num_seqs)
-        )
+            config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len, None, choices(config.max_num_seqs),
+            config.policy,
+        )  # fmt: skip
         self._scheduler = Scheduler(limits, self._pool)
         self._eos = frozenset(loaded.tokenizer.eos_token_ids)
         self._random = np.random.default_rng(config.seed)
@@ -107,6 +108,7 @@ class Engine:
         self._penalty_rows = list(range(1, config.max_num_seqs + 1))  # row 0 is nobody's
         self._ready: list[Session] = []  # sessions with something to hand out
         self._counters = _Counters()
+        self._wake_at: float | None = None  # when there is a plan again, if nothing happens before
         self.observers: list[Callable[[RequestMetrics, str], None]] = []
         self.token_observers: list[Callable[[float, int], None]] = []
         self.first_token_observers: list[Callable[[RequestMetrics], None]] = []
@@ -154,17 +156,22 @@ class Engine:
         *,
         request_id: str | None = None,
         priority: int = 0,
+        expected_tokens: int | None = None,
     ) -> str:
         """Queue a request; its deltas go to `on_output`, the last one with a finish reason. -> its id.
 
-        `params.n` is the caller's: submit n requests. Raises `InvalidRequest`, `QueueFull`, `EngineDead`,
-        `EngineDraining`.
+        `params.n` is the caller's: submit n requests. `priority`: smaller goes first, where the order heeds it.
+        `expected_tokens` is what an oracle predicts the request to write; max_tokens where it is not given, which is
+        right for requests that ignore EOS. Raises `InvalidRequest`, `QueueFull`, `EngineDead`, `EngineDraining`.
         """
         max_tokens = self.check(prompt_ids, params)
+        if expected_tokens is not None and expected_tokens < 1:
+            raise InvalidRequest("expected_tokens", f"expected_tokens must be at least 1, not {expected_tokens}")
         request = Request(
             request_id or uuid4().hex, len(prompt_ids), [int(t) for t in prompt_ids], max_tokens,
             self._clock(), priority,
             reuse_prefix=params.prompt_logprobs is None, prompt_logprobs=params.prompt_logprobs is not None,
+            true_len=expected_tokens,
         )  # fmt: skip
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         with self._lock:
@@ -225,6 +232,9 @@ class Engine:
             prefix_queries=self._scheduler.prefix_queries,
             prefix_hits=self._scheduler.prefix_hits,
             preemptions=self._scheduler.num_preemptions,
+            switches=self._scheduler.num_switches,
+            recomputed_tokens=self._scheduler.recomputed_tokens,
+            recompute_seconds=self._scheduler.recompute_seconds,
             prompt_tokens=c.prompt_tokens,
             generation_tokens=c.generation_tokens,
             steps=c.steps,
@@ -264,8 +274,8 @@ class Engine:
     def _collect(self) -> bool:
         """Take in what arrived; sleep while there is nothing to do. False when the loop should end."""
         with self._lock:
-            while not (self._inbox or self._ready or self._scheduler.has_work or self._stop_at is not None):
-                self._lock.wait(IDLE)
+            while not (self._inbox or self._ready) and (seconds := self._idle()) > 0:
+                self._lock.wait(seconds)
             arrived, self._queued = list(self._inbox), 0
             self._inbox.clear()
             stop_at = self._stop_at
@@ -283,6 +293,15 @@ class Engine:
             return False
         return True
 
+    def _idle(self) -> float:
+        """Seconds for which there is nothing to do, unless something arrives."""
+        stop_at, now = self._stop_at, self._clock()
+        if not self._scheduler.has_work:
+            return IDLE if stop_at is None else 0.0
+        # A batch that waits for more requests: the scheduler has work and none for now.
+        ends = [at for at in (self._wake_at, stop_at) if at is not None]
+        return 0.0 if self._wake_at is None else min(IDLE, min(ends) - now)
+
     def _step(self) -> None:
         """One turn: plan, launch, hand out the last step's tokens, read, take in."""
         begun = self._clock()
@@ -290,8 +309,10 @@ class Engine:
         plan = self._scheduler.plan(begun, speculator.lookahead(self._scheduler.running) if speculator else NO_DRAFTS)
         self._free_penalty_rows(plan)
         if not plan.work:
+            self._wake_at = self._scheduler.wake(begun)
             self._deliver()
             return
+        self._wake_at = None
         sessions = [self._sessions[w.request.id] for w in plan.work]
         self._give_penalty_rows(sessions)
         drafts: dict[str, Draft] = {}
@@ -313,7 +334,7 @@ class Engine:
         if speculator:
             speculator.observe_step(packed.shape.tokens, read - launched)
         outcomes = self._take_in(plan, sessions, flight, drafts, decision, read)
-        self._scheduler.update(plan, outcomes, read)
+        self._scheduler.update(plan, outcomes, read, read - begun)
         done = self._clock()
         self._counters.host_seconds += (launched - drafted) + (done - read)
         self._counters.step_seconds += done - begun
@@ -347,6 +368,8 @@ class Engine:
                 assert accepted[node]
                 tokens = [int(choice_of[choice + work.last_choice])]
             outcome = session.absorb(work, tokens, flight.logprobs, choice, now, path)
+            if path is not None and draft is not None:
+                outcome = replace(outcome, proposed=len(draft), accepted=len(path) - 1)
             if outcome.finish_reason is not None:
                 self._release_row(session)  # now, not when it is closed: the next plan may admit another in its place
             if outcome.tokens:
@@ -424,7 +447,7 @@ class Engine:
                 session.penalty_row = self._penalty_rows.pop()
 
     def _free_penalty_rows(self, plan: Plan) -> None:
-        for request in plan.preempted:
+        for request in (*plan.preempted, *plan.paused):
             self._release_row(self._sessions[request.id])
 
     def _release_row(self, session: Session) -> None:

@@ -12,7 +12,11 @@ class EngineStats:
     kv_usage: float = 0.0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    #: Times a request lost its pages, times one lost only its seat, and what computing anew what was lost has cost.
     preemptions: int = 0
+    switches: int = 0
+    recomputed_tokens: int = 0
+    recompute_seconds: float = 0.0
     prompt_tokens: int = 0
     generation_tokens: int = 0
     steps: int = 0

@@ -3,6 +3,7 @@
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.pages import OutOfPages, PagePool
 from jaxspec.sched.plan import Outcome, Plan, Work
+from jaxspec.sched.policy import PolicyConfig
 from jaxspec.sched.request import Request, State
 from jaxspec.sched.scheduler import QueueFull, Scheduler
 
@@ -11,6 +12,7 @@ __all__ = [
     "Outcome",
     "PagePool",
     "Plan",
+    "PolicyConfig",
     "QueueFull",
     "Request",
     "Scheduler",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jaxspec.sched.config import SchedulerConfig
-from jaxspec.sched.plan import Work
+from jaxspec.sched.memory import Memory
+from jaxspec.sched.plan import Lookahead, Work
 from jaxspec.sched.request import Request
 
 
@@ -32,3 +35,18 @@ class Budget:
         self.tokens -= count
         self.slots -= work.logit_slots
         return work
+
+    def allow_drafts(self, work: list[Work], lookahead: Lookahead, memory: Memory) -> None:
+        """Share what is left among the requests that decode, and find pages for what they may accept."""
+        decoding = [i for i, w in enumerate(work) if w.count == 1 and w.samples and w.request.decoding]
+        for rank, i in enumerate(decoding):
+            request = work[i].request
+            others = len(decoding) - rank
+            drafts = min(lookahead.drafts, self.tokens // others, self.slots // others)
+            levels = min(lookahead.levels, drafts, request.max_tokens - request.output_len - 1)
+            if levels > 0 and not memory.grow(request, levels):
+                levels = memory.room(request)
+            if levels > 0:
+                work[i] = replace(work[i], drafts=drafts, levels=levels)
+                self.tokens -= drafts
+                self.slots -= drafts

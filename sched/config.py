@@ -1,8 +1,10 @@
-"""The limits that a scheduler keeps."""
+"""The limits that a scheduler keeps, and the policy it follows."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from jaxspec.sched.policy import PolicyConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,7 @@ class SchedulerConfig:
     max_model_len: int
     max_waiting: int | None
     max_logit_slots: int
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_model_len"):

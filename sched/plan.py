@@ -38,6 +38,12 @@ class Work:
         return self.count if self.reads_all else int(self.samples)
 
     @property
+    def recomputes(self) -> int:
+        """How many of the tokens had been computed before the request lost its pages."""
+        lost = self.request.lost
+        return 0 if lost is None else max(0, min(self.start + self.count, lost) - self.start)
+
+    @property
     def last_choice(self) -> int:
         """Where the last position's choice stands among those of this work."""
         return self.count - 1 if self.reads_all else 0
@@ -53,10 +59,15 @@ class Lookahead:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. `preempted` lists requests that lost their pages to make room (they will be recomputed)."""
+    """One step, and who had to make room for it.
+
+    `preempted` requests lost their pages (they will be recomputed); `paused` ones lost their seat to others that go
+    before them and keep their pages. One that lost first the seat and then the pages is in both.
+    """
 
     work: tuple[Work, ...]
     preempted: tuple[Request, ...] = ()
+    paused: tuple[Request, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -68,7 +79,11 @@ class Outcome:
     """What one `Work` gave: the new tokens (none for a chunk that does not reach the end) and whether it ended.
 
     Several tokens are accepted drafts and one more: the KV of all but the last is committed behind the known tokens'.
+    `accepted` may be more than their number, when the request ends among them.
     """
 
     tokens: tuple[int, ...] = ()
     finish_reason: str | None = None
+    #: Draft tokens that were verified, and those accepted; a round without any is plain decoding.
+    proposed: int = 0
+    accepted: int = 0

@@ -9,6 +9,8 @@ from enum import Enum
 class State(Enum):
     WAITING = "waiting"
     RUNNING = "running"
+    #: Waiting for its turn with its pages: others go before it.
+    PAUSED = "paused"
     FINISHED = "finished"
 
 
@@ -31,6 +33,12 @@ class Request:
     reuse_prefix: bool = True
     #: Prompt positions whose choice is read too (echo with logprobs).
     prompt_logprobs: bool = False
+    #: Output tokens it will write, as predicted; None: not known yet. Advisory, doubled when outlived.
+    predicted_len: float | None = None
+    #: Output tokens it will write, and the share of its draft tokens that will be accepted, where somebody knows:
+    #: benchmarks and simulators, for the oracles.
+    true_len: int | None = None
+    true_acceptance: float | None = None
 
     state: State = State.WAITING
     computed: int = 0
@@ -41,7 +49,19 @@ class Request:
     registered: int = 0
     #: Prompt tokens that the prefix cache spared at the first admission.
     cached_tokens: int = 0
+    #: Times it lost its pages, times it lost only its seat, and tokens computed again for lack of pages.
     preemptions: int = 0
+    switches: int = 0
+    recomputed: int = 0
+    #: Tokens whose KV it had when it lost its pages, until a new token shows that it is past them.
+    lost: int | None = None
+    #: Its place in the order of arrival, given by the scheduler.
+    number: int = 0
+    #: Seconds of the rounds (steps after the first token, drafting included) that it took part in.
+    attained: float = 0.0
+    #: Draft tokens verified and accepted so far.
+    proposed: int = 0
+    accepted: int = 0
     first_scheduled: float | None = None
 
     @property
@@ -52,6 +72,11 @@ class Request:
     @property
     def output_len(self) -> int:
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def expected_len(self) -> float:
+        """Output tokens, as well as anybody knows: the prediction, or else the most it may write."""
+        return self.max_tokens if self.predicted_len is None else self.predicted_len
 
     @property
     def decoding(self) -> bool:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from itertools import count
+from typing import Any
 
+from jaxspec.sched import batching, order, predict
 from jaxspec.sched.budget import Budget
 from jaxspec.sched.config import SchedulerConfig
-from jaxspec.sched.order import Fcfs
-from jaxspec.sched.pages import OutOfPages, PagePool
+from jaxspec.sched.memory import Memory
+from jaxspec.sched.pages import PagePool
 from jaxspec.sched.plan import Lookahead, Outcome, Plan, Work
+from jaxspec.sched.queue import Queue
 from jaxspec.sched.request import Request, State
 
 NO_DRAFTS = Lookahead()
@@ -20,31 +23,58 @@ class QueueFull(RuntimeError):
 
 
 class Scheduler:
-    """Continuous batching with chunked prefill, admission by free pages and preemption by recompute.
+    """Steps with chunked prefill, admission by free pages, preemption by recompute; the policy's slots say who is next.
 
     A request holds pages for all its known tokens from its admission on, so only decoding asks for more. When none is
-    free, the last admitted request gives its pages up and is computed anew later. The first admitted one is never
-    touched as long as others run, and alone it fits (`add` sees to that): so it ends, and the next one is first.
+    free, a request gives its pages up and is computed anew later: a paused one if there is any, else the running one
+    admitted last. The first admitted is never touched as long as others run, and alone it fits (`add` sees to that): so
+    it ends, and the next one is first.
 
-    `plan` and `update` alternate; `add` and `cancel` may come at any time between them.
+    Where the order preempts, requests that wait take the seats of running ones that come after them. Those are paused:
+    they keep their pages while nobody needs them. Memory then is taken from the last in order. A request that has lost
+    its pages keeps its next seat until it has written a token: so what is computed again is never all for nothing.
+
+    `plan` and `update` alternate; `add`, `cancel` and `predicted` may come at any time between them. None looks at all
+    that wait: O(n log n) for the n that run, and O(n + log w) for each that changes its state, with w waiting.
     """
 
     def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
         self.config = config
         self.pool = pool
-        self.waiting = Fcfs()
+        self.order = order.build(config.policy)
+        self._aging: order.Aging | None = None
+        self._aging_seconds = 0.0
+        if config.policy.aging_ms is not None:
+            self.order = self._aging = order.Aging(self.order)
+            self._aging_seconds = config.policy.aging_ms / 1000
+        self._batching = batching.build(config.policy, config.max_num_seqs)
+        self._predictor = predict.build(config.policy)
+        self._memory = Memory(pool)
+        #: All that don't run, paused ones included.
+        self.waiting = Queue(self.order.key)
         #: In the order of admission.
         self.running: list[Request] = []
+        #: Times that a request lost its pages, and times that one lost only its seat.
         self.num_preemptions = 0
+        self.num_switches = 0
+        #: What preemptions have cost so far: tokens computed again, and their share of the steps' seconds.
+        self.recomputed_tokens = 0
+        self.recompute_seconds = 0.0
         #: Tokens of requests looked up in the prefix cache at their first admission, and those of them found there.
         self.prefix_queries = 0
         self.prefix_hits = 0
         self._requests: dict[str, Request] = {}
+        self._numbers = count()
         self._in_flight: Plan | None = None
 
     @property
     def num_waiting(self) -> int:
+        """Requests that don't run, paused ones included."""
         return len(self.waiting)
+
+    @property
+    def num_paused(self) -> int:
+        return self.waiting.num_paused
 
     @property
     def num_running(self) -> int:
@@ -53,6 +83,8 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self._requests)
+
+    # -- events ----------------------------------------------------------------------------------------------------
 
     def add(self, request: Request, now: float) -> None:
         """Queue a new request. Raises `ValueError` if it could never run to its end, `QueueFull` if too many wait."""
@@ -68,8 +100,13 @@ class Scheduler:
             raise ValueError(f"prompt and max_tokens are {longest} tokens, the KV pool holds {room}")
         if self.config.max_waiting is not None and len(self.waiting) >= self.config.max_waiting:
             raise QueueFull(f"{len(self.waiting)} requests are waiting")
+        if request.predicted_len is None:
+            request.predicted_len = self._predictor.predict(request)
+        else:
+            _check_length(request.predicted_len)
+        request.number = next(self._numbers)
         self._requests[request.id] = request
-        self.waiting.append(request)
+        self.waiting.push(request, now)
 
     def cancel(self, request_id: str, now: float) -> bool:
         """Drop a request and free its pages; False if it is not here. A step in flight may still write to them: what is
@@ -80,8 +117,44 @@ class Scheduler:
         self._finish(request)
         return True
 
+    def predicted(self, request_id: str, length: float, now: float) -> bool:
+        """Take in a length prediction, in output tokens, that comes after its request; False if that is not here.
+
+        Raises `ValueError` unless it is positive.
+        """
+        _check_length(length)
+        if (request := self._requests.get(request_id)) is None:
+            return False
+        request.predicted_len = predict.corrected(length, request)
+        self.waiting.move(request)
+        return True
+
+    def update(self, plan: Plan, outcomes: Sequence[Outcome], now: float, seconds: float = 0.0) -> None:
+        """Take in what `plan` gave, `outcomes` in the order of its work, and the seconds that it took, drafting
+        included. Raises `ValueError` if they don't fit it."""
+        if plan.work and plan is not self._in_flight:
+            raise ValueError("not the plan in flight")
+        if len(outcomes) != len(plan.work):
+            raise ValueError(f"{len(outcomes)} outcomes for {len(plan.work)} pieces of work")
+        recomputed = 0
+        for work, outcome in zip(plan.work, outcomes, strict=True):
+            recomputed += work.recomputes
+            if work.request.state is State.RUNNING:  # else it was cancelled meanwhile
+                self._advance(work, outcome, seconds)
+        if recomputed:
+            self.recomputed_tokens += recomputed
+            self.recompute_seconds += seconds * recomputed / plan.num_tokens
+        self._in_flight = None
+
+    def wake(self, now: float) -> float | None:
+        """The earliest later time at which `plan` may have work although nothing happens until then; None: no such."""
+        wake = self._batching.wake(len(self.running), self.waiting.oldest)
+        return wake if wake is None or wake > now else None
+
+    # -- what to run -----------------------------------------------------------------------------------------------
+
     def plan(self, now: float, lookahead: Lookahead = NO_DRAFTS) -> Plan:
-        """What to run next; its `work` is empty if there is nothing to do. Else `update` must precede the next plan.
+        """What to run next; if there is nothing to do now its `work` is empty, else `update` precedes the next plan.
 
         Drafts get what is left of the step, never a page that would have to be taken from a request.
         """
@@ -90,34 +163,119 @@ class Scheduler:
         budget = Budget(self.config)
         work: list[Work] = []
         preempted: list[Request] = []
+        paused: list[Request] = []
 
-        for request in self.waiting.service(self.running):
-            if self._reserve(request, preempted) and (share := budget.take(request)):
+        if self._aging is not None:
+            for request in self.waiting.overdue(self._aging_seconds, now):
+                self._aging.promote(request)
+                self.waiting.move(request)
+        if self.order.preemptive:
+            self._switch(now, paused, preempted)
+
+        for request in self._service():
+            if self._reserve(request, now, preempted) and (share := budget.take(request)):
                 work.append(share)
 
         # Nobody is admitted in a step that ran out of pages: so a plan's preempted requests are never in its work.
-        while budget and not preempted and (request := self._admit(now)):
+        while budget and not preempted and (request := self._admit(now, preempted)):
             if share := budget.take(request):
                 work.append(share)
 
         if lookahead.drafts and lookahead.levels:
-            self._allow_drafts(work, budget, lookahead)
-        plan = Plan(tuple(work), tuple(preempted))
+            budget.allow_drafts(work, lookahead, self._memory)
+        plan = Plan(tuple(work), tuple(preempted), tuple(paused))
         self._in_flight = plan if work else None
         return plan
 
-    def update(self, plan: Plan, outcomes: Sequence[Outcome], now: float) -> None:
-        """Take in what `plan` gave, `outcomes` in the order of its work. Raises `ValueError` if they don't fit it."""
-        if plan.work and plan is not self._in_flight:
-            raise ValueError("not the plan in flight")
-        if len(outcomes) != len(plan.work):
-            raise ValueError(f"{len(outcomes)} outcomes for {len(plan.work)} pieces of work")
-        for work, outcome in zip(plan.work, outcomes, strict=True):
-            if work.request.state is State.RUNNING:  # else it was cancelled meanwhile
-                self._advance(work, outcome)
-        self._in_flight = None
+    def _service(self) -> list[Request]:
+        """The running requests in the order in which a step is filled: decoding is never delayed by prefill."""
+        if self.order.preemptive:
+            return sorted(self.running, key=lambda request: (not request.decoding, self._rank(request)))
+        return sorted(self.running, key=lambda request: not request.decoding)
 
-    def _advance(self, work: Work, outcome: Outcome) -> None:
+    def _switch(self, now: float, paused: list[Request], preempted: list[Request]) -> None:
+        """Seat waiting requests in place of running ones that come after them, as far as the step has tokens for them.
+
+        Where seat, pages and tokens are free it leaves that to `_admit`, when running requests have what they need.
+        """
+        if self.waiting.first() is None:
+            return
+        key, tokens = self.order.key, self.config.max_num_batched_tokens
+        rivals = [(key(r), r.number, r) for r in self.running if r.lost is None and self.order.yields(r)]
+        rivals.sort(key=lambda rival: rival[:2])
+        while not preempted and (head := self.waiting.first()) is not None:
+            after = [r for place, _, r in rivals if key(head) < place]
+            load = sum(r.remaining_known for r in self.running)
+            if not after or load - sum(r.remaining_known for r in after if not r.decoding) >= tokens:
+                return
+            lacking = self._memory.missing(head) - self.pool.num_free - self.waiting.paused_pages + len(head.pages)
+            if self._seats(now) > 0:
+                if lacking <= 0 and load < tokens:
+                    return
+                if self._enter(head, now, preempted):
+                    continue
+            if lacking > sum(len(r.pages) for r in after):
+                return  # all that they have would not do
+            rivals.pop()
+            self._pause(after[-1], now)
+            paused.append(after[-1])
+            self._enter(head, now, preempted)
+
+    def _seats(self, now: float) -> int:
+        return self._batching.seats(len(self.running), len(self.waiting), self.waiting.oldest, now)
+
+    def _admit(self, now: float, preempted: list[Request]) -> Request | None:
+        """Let the first waiting request run; None if none waits or its seat or pages are not free."""
+        if self._seats(now) < 1 or (request := self.waiting.first()) is None:
+            return None
+        return request if self._enter(request, now, preempted) else None
+
+    def _enter(self, request: Request, now: float, preempted: list[Request]) -> bool:
+        """Seat the first request in line if there are pages for it, those of paused ones included."""
+        kept = request.state is State.PAUSED
+        while not (self._memory.grow(request) if kept else self._memory.enter(request)):
+            last = self.waiting.last_paused()
+            if last is None or last is request:
+                return False
+            if self._memory.missing(request) > self.pool.num_free + self.waiting.paused_pages - len(request.pages):
+                return False  # all of theirs would not do
+            self._preempt(last, now)
+            preempted.append(last)
+        if request.first_scheduled is None:
+            request.first_scheduled = now
+            request.cached_tokens = request.computed
+            if request.reuse_prefix and self.pool.prefix_caching:
+                self.prefix_queries += len(request.tokens)
+                self.prefix_hits += request.computed
+        self.waiting.remove(request)
+        self._batching.admitted()
+        self.running.append(request)
+        request.state = State.RUNNING
+        return True
+
+    def _reserve(self, request: Request, now: float, preempted: list[Request]) -> bool:
+        """See that a running request has pages for its known tokens; False if it was preempted for lack of them."""
+        while request.state is State.RUNNING:
+            if self._memory.grow(request):
+                return True
+            victim = self.waiting.last_paused() or self._last_running()
+            self._preempt(victim, now)
+            preempted.append(victim)
+        return False
+
+    def _last_running(self) -> Request:
+        """The running request that loses its pages first: it has the least to lose, or comes last in order."""
+        if not self.order.preemptive:
+            return self.running[-1]
+        return max(self.running, key=self._rank)
+
+    def _rank(self, request: Request) -> tuple[bool, Any, int]:
+        """Where a running request stands among the running: those that keep their seats come before the others."""
+        return self.order.yields(request), self.order.key(request), request.number
+
+    # -- how requests change their state ---------------------------------------------------------------------------
+
+    def _advance(self, work: Work, outcome: Outcome, seconds: float) -> None:
         request, new = work.request, outcome.tokens
         # Of the new tokens all but the last were drafts: their KV is committed along with that of the known ones.
         computed = work.start + work.count + max(0, len(new) - 1)
@@ -126,95 +284,61 @@ class Scheduler:
                 raise ValueError(f"request {request.id!r}: {len(new)} tokens from work that samples: {work.samples}")
             if request.output_len + len(new) >= request.max_tokens:
                 raise ValueError(f"request {request.id!r} goes on after its max_tokens of {request.max_tokens}")
+        if not 0 <= outcome.accepted <= outcome.proposed:
+            raise ValueError(f"request {request.id!r}: {outcome.accepted} of {outcome.proposed} draft tokens accepted")
         if computed > len(request.pages) * self.pool.page_size:
             raise ValueError(f"request {request.id!r}: more KV committed than its pages hold")
+        round_of_drafts = request.decoding
         request.tokens += new
-        request.computed = computed
-        full = computed // self.pool.page_size
-        if full > request.registered:
-            self.pool.register(request.tokens, request.pages, range(request.registered, full), request.page_keys)
-            request.registered = full
+        request.recomputed += work.recomputes
+        self._memory.commit(request, computed)
+        if new:
+            request.lost = None
+        if round_of_drafts:
+            request.attained += seconds
+            request.proposed += outcome.proposed
+            request.accepted += outcome.accepted
+            self.order.observe(request, outcome, seconds)
         if outcome.finish_reason is not None:
             self._finish(request)
+        elif request.predicted_len is not None and request.output_len >= request.predicted_len:
+            request.predicted_len = predict.corrected(request.predicted_len, request)
 
-    def _allow_drafts(self, work: list[Work], budget: Budget, lookahead: Lookahead) -> None:
-        """Share what the step has left among the requests that decode, and find pages for what they may accept."""
-        decoding = [i for i, w in enumerate(work) if w.count == 1 and w.samples and w.request.decoding]
-        for rank, i in enumerate(decoding):
-            request = work[i].request
-            others = len(decoding) - rank
-            drafts = min(lookahead.drafts, budget.tokens // others, budget.slots // others)
-            levels = min(lookahead.levels, drafts, request.max_tokens - request.output_len - 1)
-            missing = self.pool.pages_for(len(request.tokens) + levels) - len(request.pages)
-            if levels > 0 and missing > 0:
-                try:
-                    request.pages += self.pool.allocate(missing)
-                except OutOfPages:
-                    levels = len(request.pages) * self.pool.page_size - len(request.tokens)
-            if levels > 0:
-                work[i] = replace(work[i], drafts=drafts, levels=levels)
-                budget.tokens -= drafts
-                budget.slots -= drafts
+    def _pause(self, request: Request, now: float) -> None:
+        """Take a running request's seat and leave it its pages."""
+        self.running.remove(request)
+        request.state = State.PAUSED
+        request.switches += 1
+        self.num_switches += 1
+        self.waiting.push(request, now)
 
-    def _reserve(self, request: Request, preempted: list[Request]) -> bool:
-        """See that a running request has pages for its known tokens; False if it was preempted for lack of them."""
-        while request.state is State.RUNNING:
-            missing = self.pool.pages_for(len(request.tokens)) - len(request.pages)
-            if missing <= 0:
-                return True
-            try:
-                request.pages += self.pool.allocate(missing)
-            except OutOfPages:
-                victim = self.waiting.victim(self.running)
-                self._preempt(victim)
-                preempted.append(victim)
-        return False
-
-    def _admit(self, now: float) -> Request | None:
-        """Move the first waiting request to the running ones; None if none waits or its seat or pages are not free."""
-        request = self.waiting.first()
-        if request is None or len(self.running) >= self.config.max_num_seqs:
-            return None
-        known = len(request.tokens)
-        # At least one token is left to compute: its logits give the next one.
-        cached = self.pool.match(request.tokens, known - 1, request.page_keys) if request.reuse_prefix else []
-        try:
-            fresh = self.pool.allocate(self.pool.pages_for(known) - len(cached))
-        except OutOfPages:
-            self.pool.release(cached)
-            return None
-        request.pages = cached + fresh
-        request.registered = len(cached)
-        request.computed = len(cached) * self.pool.page_size
-        if request.first_scheduled is None:
-            request.first_scheduled = now
-            request.cached_tokens = request.computed
-            if request.reuse_prefix and self.pool.prefix_caching:
-                self.prefix_queries += known
-                self.prefix_hits += request.computed
-        self.waiting.remove(request)
-        self.running.append(request)
-        request.state = State.RUNNING
-        return request
-
-    def _preempt(self, request: Request) -> None:
-        """Send a running request back to the queue. Its full pages stay findable until somebody needs them."""
-        self._stop(request)
+    def _preempt(self, request: Request, now: float) -> None:
+        """Take a running or paused request's pages. Full ones stay findable until somebody needs them."""
+        request.lost = max(request.lost or 0, request.computed)
+        running = request.state is State.RUNNING
+        if running:
+            self.running.remove(request)
+            self._batching.sent_back()
+        else:
+            self.waiting.unpause(request)
+        self._memory.leave(request)
         request.state = State.WAITING
+        if running:
+            self.waiting.push(request, now)
         request.preemptions += 1
         self.num_preemptions += 1
-        self.waiting.put_back(request)
 
     def _finish(self, request: Request) -> None:
         del self._requests[request.id]
-        if request.state is State.WAITING:
-            self.waiting.remove(request)
+        if request.state is State.RUNNING:
+            self.running.remove(request)
         else:
-            self._stop(request)
+            self.waiting.remove(request)
+        self._memory.leave(request)
+        self.order.forget(request)
         request.state = State.FINISHED
 
-    def _stop(self, request: Request) -> None:
-        self.running.remove(request)
-        self.pool.release(request.pages)
-        request.pages = []
-        request.computed = 0
+
+def _check_length(predicted: float) -> None:
+    if not predicted > 0:
+        raise ValueError(f"a predicted length is a positive number of tokens, not {predicted}")

@@ -33,6 +33,7 @@ from jaxspec.bench.report import Distribution, Report, Sample, Slo, print_table,
 from jaxspec.bench.serve import Job, add_server_numbers, drive
 from jaxspec.stats import EngineStats
 
+CONFIGS = Path(__file__).parent.parent / "configs"
 TOKENS = 6
 GAP_S = 0.01
 
@@ -448,3 +449,14 @@ def test_plot(tmp_path):
     path = tmp_path / "latencies.png"
     draw(summarise("serve", samples, 1.0, options={}, slo=Slo(tpot_ms=5)), path)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_decisions_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    preset, out = tmp_path / "short.yaml", tmp_path / "out.json"
+    preset.write_text("order: las\nlas: {quantum_ms: 30}\n")
+    sizes = ["--waiting", "50", "--running", "4", "--iterations", "60", "--json", str(out)]
+    assert main(["scheduler", *sizes, str(preset), str(CONFIGS / "ssjf.yaml")]) == 0
+    policies = json.loads(out.read_text())["policies"]
+    assert list(policies) == ["short", "ssjf"] and policies["short"]["switches"] > 0 == policies["ssjf"]["switches"]
+    preset.write_text("order: lifo\n")
+    assert main(["scheduler", *sizes, str(preset)]) == 2 and "order: " in capsys.readouterr().err

@@ -46,6 +46,15 @@ def test_none_switches_a_presets_drafter_off(tmp_path: Path) -> None:
         ({"tree": "oak"}, "^tree: .*global_greedy"),
         ({"path": "x"}, "^unknown setting 'path'; valid settings: model, "),
         ({"self": "x"}, "^unknown setting 'self'"),
+        ({"order": "lifo"}, "^order: .*'laps_sd'"),
+        ({"predictor": "crystal_ball"}, "^predictor: .*'noisy_oracle'"),
+        ({"batching": "static"}, "^batching: .*'dynamic'"),
+        ({"aging_ms": 0}, "^aging_ms: "),
+        ({"laps_sd": {"queue": 3}}, r"^unknown setting 'laps_sd\.queue'; valid settings: laps_sd\.queues, laps_sd"),
+        ({"laps_sd": {"queues": 0}}, r"^laps_sd\.queues: .*\(got 0\)"),
+        ({"laps_sd": 3}, r"^laps_sd has settings of its own: laps_sd\.queues, "),
+        ({"laps_sd": {"acceptance": "oracle"}}, "^laps_sd: .*so set draft_tokens, draft_token_ms, verify_ms$"),
+        ({"order": "las", "batching": "dynamic"}, "^batching: dynamic .* but order: las preempts$"),
     ],
 )
 def test_a_bad_setting_is_named(settings: dict[str, Any], says: str) -> None:
@@ -56,6 +65,31 @@ def test_a_bad_setting_is_named(settings: dict[str, Any], says: str) -> None:
 @pytest.mark.parametrize("preset", sorted(p.name for p in CONFIGS.glob("*.yaml")))
 def test_presets_are_valid(preset: str) -> None:
     EngineConfig.load(CONFIGS / preset)
+
+
+def test_a_section_is_overridden_key_by_key(tmp_path: Path) -> None:
+    preset = tmp_path / "preset.yaml"
+    preset.write_text("order: laps_sd\nlaps_sd: {queues: 6, window: 9}\n")
+    config = EngineConfig.load(preset, **parse_overrides(["laps_sd.queues=3", "laps_sd.growth=4", "max_num_seqs=2"]))
+    assert (config.laps_sd.queues, config.laps_sd.window, config.laps_sd.growth) == (3, 9, 4.0)
+    assert EngineConfig.load(preset, laps_sd={"queues": 2}).laps_sd.window == 9
+    assert config.policy.order == "laps_sd" and config.policy.laps_sd == config.laps_sd
+
+
+#: preset -> (order, predictor)
+POLICIES = {
+    "fcfs": ("fcfs", "none"), "ssjf": ("sjf", "noisy_oracle"), "sjf_oracle": ("sjf", "oracle"),
+    "pairwise": ("pairwise", "none"), "priority": ("priority", "none"), "las": ("las", "none"),
+    "lp_sjf": ("sjf", "noisy_oracle"), "laps_sd": ("laps_sd", "noisy_oracle"),
+}  # fmt: skip
+
+
+def test_the_presets_of_policies() -> None:
+    presets = {name: EngineConfig.load(CONFIGS / f"{name}.yaml") for name in POLICIES}
+    assert {name: (c.order, c.predictor) for name, c in presets.items()} == POLICIES
+    assert EngineConfig().policy == presets["fcfs"].policy
+    # SSJF's stand by themselves, LAPS-SD's and its baselines speculate.
+    assert [name for name, c in presets.items() if not c.draft] == ["fcfs", "ssjf", "sjf_oracle", "pairwise"]
 
 
 def test_the_preset_without_speculation() -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from jaxspec.sched import Outcome, PagePool, Plan, QueueFull, Request, Scheduler, SchedulerConfig, State
 from jaxspec.sched.budget import Budget
-from jaxspec.sched.order import Fcfs
 
 PAGE = 4
 
@@ -190,7 +189,9 @@ def test_decoding_is_served_before_prefill_and_else_in_order():
     decoding, prefilling = ([Request(f"{kind}{i}", 2, [1] * 3, 8, 0.0) for i in range(2)] for kind in "dp")
     for request in decoding:
         request.computed = 2
-    assert Fcfs().service([prefilling[0], decoding[0], prefilling[1], decoding[1]]) == decoding + prefilling
+    sched = scheduler()
+    sched.running = [prefilling[0], decoding[0], prefilling[1], decoding[1]]
+    assert sched._service() == decoding + prefilling
 
 
 @pytest.mark.parametrize("in_flight", [False, True])

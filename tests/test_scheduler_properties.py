@@ -3,116 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxspec.sched import Outcome, PagePool, Plan, Request, Scheduler, SchedulerConfig, State
+from jaxspec.sched import PagePool, Plan, Request, Scheduler, SchedulerConfig, State
 from jaxspec.sched.plan import Lookahead
 from jaxspec.sched.scheduler import NO_DRAFTS
-
-VOCAB = 3
-
-
-def kv(previous: int, token: int) -> int:
-    """A stand-in for one position's KV: it depends on the whole prefix."""
-    return hash((previous, token)) & 0xFFFFFFFF
-
-
-def solo(prompt: list[int], max_tokens: int) -> list[int]:
-    """What a request says when it is alone in the world, after its prompt."""
-    state, output = 0, []
-    for token in prompt:
-        state = kv(state, token)
-    while len(output) < max_tokens:
-        output.append(state % VOCAB)
-        state = kv(state, output[-1])
-    return prompt + output
-
-
-@dataclass
-class Slice:
-    """What a step takes along of one piece of work before the scheduler changes anything."""
-
-    start: int
-    tokens: list[int]
-    pages: list[int]
-    samples: bool
-    levels: int  # most drafts that may be accepted
-    left: int  # new tokens until max_tokens
-
-
-class Device:
-    """Runs plans on paged memory. Like a real one it reads earlier positions through the page table only."""
-
-    def __init__(self, page_size: int, drafts: Random | None) -> None:
-        self.page_size = page_size
-        self.drafts = drafts  # how many draft tokens are accepted; None: plain decoding
-        self.memory: dict[tuple[int, int], int] = {}  # (page, offset) -> KV
-
-    def launch(self, plan: Plan) -> list[Slice]:
-        return [
-            Slice(w.start, w.request.tokens[w.start : w.start + w.count], list(w.request.pages), w.samples,
-                  w.levels, w.request.max_tokens - w.request.output_len)
-            for w in plan.work
-        ]  # fmt: skip
-
-    def read(self, flight: list[Slice]) -> list[Outcome]:
-        return [self._run(part) for part in flight]
-
-    def _run(self, part: Slice) -> Outcome:
-        end, state = part.start + len(part.tokens), 0
-        for position, token in enumerate(part.tokens, part.start):
-            state = self._compute(part.pages, position, token)
-        if not part.samples:
-            return Outcome()
-        accepted = self.drafts.randint(0, part.levels) if self.drafts else 0
-        new = [state % VOCAB]
-        for position in range(end, end + accepted):
-            new.append(self._compute(part.pages, position, new[-1]) % VOCAB)
-        return Outcome(tuple(new), "length" if len(new) == part.left else None)
-
-    def _compute(self, pages: list[int], position: int, token: int) -> int:
-        previous = self.memory[self._slot(pages, position - 1)] if position else 0
-        value = self.memory[self._slot(pages, position)] = kv(previous, token)
-        return value
-
-    def _slot(self, pages: list[int], position: int) -> tuple[int, int]:
-        return pages[position // self.page_size], position % self.page_size
-
-
-@dataclass
-class Job:
-    """A request that comes at step `arrival` and may be cut `cancel` steps later, before the plan or while it runs."""
-
-    arrival: int
-    prompt: list[int]
-    max_tokens: int
-    prompt_logprobs: bool
-    cancel: int | None
-    in_flight: bool
-
-
-#: Beginnings that requests share, of more than one page.
-STEMS = ([0, 1, 2, 0, 1, 1, 2, 0, 0, 2, 1, 0], [0, 1, 2, 0, 2, 2, 2, 1])
-
-prompts = st.builds(
-    lambda stem, keep, tail: (stem[:keep] + tail) or [0],
-    st.sampled_from(STEMS),
-    st.integers(0, 12),
-    st.lists(st.integers(0, VOCAB - 1), max_size=6),
-)
-jobs = st.builds(
-    Job,
-    arrival=st.integers(0, 30),
-    prompt=prompts,
-    max_tokens=st.integers(1, 12),
-    prompt_logprobs=st.sampled_from([False, False, False, True]),
-    cancel=st.one_of(st.none(), st.none(), st.integers(0, 12)),
-    in_flight=st.booleans(),
-)
+from paged import STEMS, Device, Job, jobs, solo
 
 
 @st.composite

@@ -118,7 +118,10 @@ def _counters(s: EngineStats) -> list[tuple[str, str, float]]:
     return [
         ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", s.prefix_queries),
         ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", s.prefix_hits),
-        ("num_preemptions", "Times that a running request was sent back to the queue.", s.preemptions),
+        ("num_preemptions", "Times that a request lost its KV pages to others.", s.preemptions),
+        ("num_switches", "Times that a running request was paused for others, with its KV pages kept.", s.switches),
+        ("recomputed_tokens", "Tokens computed again after their KV pages were lost.", s.recomputed_tokens),
+        ("recompute_seconds", "Share of the steps' time that went into those.", s.recompute_seconds),
         ("prompt_tokens", "Prompt tokens computed.", s.prompt_tokens),
         ("generation_tokens", "Tokens generated.", s.generation_tokens),
         ("compilations_after_warmup", "Programs compiled after the start; should stay 0.", s.compilations_after_warmup),

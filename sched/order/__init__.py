@@ -1,0 +1,32 @@
+"""Orders of service: who goes first, and whether that preempts."""
+
+from __future__ import annotations
+
+from jaxspec.sched.order.aging import Aging
+from jaxspec.sched.order.fcfs import Fcfs
+from jaxspec.sched.order.laps_sd import LapsSd
+from jaxspec.sched.order.las import Las
+from jaxspec.sched.order.order import Order
+from jaxspec.sched.order.pairwise import OracleComparator, Pairwise
+from jaxspec.sched.order.priority import Priority
+from jaxspec.sched.order.sjf import Sjf
+from jaxspec.sched.policy import PolicyConfig
+
+__all__ = ["Aging", "Fcfs", "LapsSd", "Las", "OracleComparator", "Order", "Pairwise", "Priority", "Sjf", "build"]
+
+
+def build(policy: PolicyConfig) -> Order:
+    """The order that the configuration names, without aging."""
+    match policy.order:
+        case "fcfs":
+            return Fcfs()
+        case "sjf":
+            return Sjf()
+        case "pairwise":
+            return Pairwise(OracleComparator(policy.pairwise.error_rate, policy.policy_seed))
+        case "priority":
+            return Priority(policy.priority.preemptive)
+        case "las":
+            return Las(policy.las.quantum_ms / 1000)
+        case "laps_sd":
+            return LapsSd(policy.laps_sd)

@@ -1,0 +1,23 @@
+"""Least attained service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxspec.sched.order.order import Order
+from jaxspec.sched.request import Request
+
+
+class Las(Order):
+    """LAPS-SD's baseline (§3): who has had the least time goes first and preempts who has had more.
+
+    Time counts in whole quanta (seconds; 0: exactly), so that two requests don't change places at every step.
+    """
+
+    preemptive = True
+
+    def __init__(self, quantum: float) -> None:
+        self._quantum = quantum
+
+    def key(self, request: Request) -> Any:
+        return request.attained // self._quantum if self._quantum else request.attained

@@ -1,0 +1,18 @@
+"""Static priorities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxspec.sched.order.order import Order
+from jaxspec.sched.request import Request
+
+
+class Priority(Order):
+    """Smaller numbers go first, as in vLLM; equal ones in order of arrival, and they never preempt each other."""
+
+    def __init__(self, preemptive: bool) -> None:
+        self.preemptive = preemptive
+
+    def key(self, request: Request) -> Any:
+        return request.priority

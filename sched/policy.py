@@ -1,0 +1,92 @@
+"""What a configuration says about the scheduler's slots: predictor, order, batching and aging (`configs/` has presets).
+
+Times are in milliseconds here, because people write them; inside the scheduler they are seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+
+class Section(BaseModel):
+    """Settings of one choice; unknown names are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PrioritySettings(Section):
+    #: Whether a waiting request of higher priority takes a running one's place. Never on a tie.
+    preemptive: bool = True
+
+
+class PairwiseSettings(Section):
+    #: Chance that the comparator is wrong about two requests; the same two always get the same answer.
+    error_rate: float = Field(default=0.0, ge=0, le=1)
+
+
+class LasSettings(Section):
+    #: Attained service is compared in whole quanta: the least time between two switches. 0: exactly.
+    quantum_ms: float = Field(default=100.0, ge=0)
+
+
+class LapsSdSettings(Section):
+    """LAPS-SD §4; the paper's symbols in brackets."""
+
+    #: Priority queues (K).
+    queues: int = Field(default=4, ge=1, le=64)
+    #: How many times as much service each queue holds as the one above it (M).
+    growth: float = Field(default=2.0, gt=1, le=100)
+    #: Most attained service of a request in the first queue (S_up of queue 1).
+    first_threshold_ms: PositiveFloat = 500.0
+    #: Rounds over which the acceptance rate must be stable (γ), and by how much less than this it may vary (δ).
+    window: int = Field(default=5, ge=2)
+    tolerance: PositiveFloat = 0.05
+    #: Tokens drafted a round (n); unset: the mean of what was drafted for the request.
+    draft_tokens: NonNegativeFloat | None = None
+    #: Time to draft a token (T_ssm) and to verify a round's (T_llm); unset: learned from the rounds.
+    draft_token_ms: NonNegativeFloat | None = None
+    verify_ms: PositiveFloat | None = None
+    #: "oracle": the acceptance rate is known at arrival where the request tells it: what full knowledge would give.
+    acceptance: Literal["observed", "oracle"] = "observed"
+
+    @model_validator(mode="after")
+    def _an_oracle_needs_costs(self) -> Self:
+        unknown = [n for n in ("draft_tokens", "draft_token_ms", "verify_ms") if getattr(self, n) is None]
+        if self.acceptance == "oracle" and unknown:
+            raise ValueError(f"acceptance: oracle reckons before any round has been seen, so set {', '.join(unknown)}")
+        return self
+
+
+class PolicyConfig(BaseModel):
+    """One choice for each slot of the scheduler, with its parameters."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    #: Who goes first.
+    order: Literal["fcfs", "sjf", "pairwise", "priority", "las", "laps_sd"] = "fcfs"
+    #: Who says how many tokens a request will write. The oracles need its true length, or else take its max_tokens.
+    predictor: Literal["none", "oracle", "noisy_oracle"] = "none"
+    #: noisy_oracle: σ of its log-normal error. 0.5: two of three predictions are within a factor of 1.65.
+    predictor_noise: float = Field(default=0.5, ge=0)
+    #: Seeds whatever a policy draws at random.
+    policy_seed: int = 0
+    #: continuous: whoever ends is replaced in the next step; dynamic: a batch runs to its end; none: one at a time.
+    batching: Literal["continuous", "dynamic", "none"] = "continuous"
+    #: dynamic: requests of a batch, and how long it waits for them to come. At most max_num_seqs run in any case.
+    max_batch_size: PositiveInt = 8
+    batch_wait_timeout_ms: float = Field(default=50.0, ge=0)
+    #: A request that has waited so long goes before all that have not; unset: no aging.
+    aging_ms: PositiveFloat | None = None
+    priority: PrioritySettings = PrioritySettings()
+    pairwise: PairwiseSettings = PairwiseSettings()
+    las: LasSettings = LasSettings()
+    laps_sd: LapsSdSettings = LapsSdSettings()
+
+    @model_validator(mode="after")
+    def _batches_run_to_their_end(self) -> Self:
+        preempts = self.order in ("las", "laps_sd") or (self.order == "priority" and self.priority.preemptive)
+        if self.batching == "dynamic" and preempts:
+            raise ValueError(f"batching: dynamic runs a batch to its end, but order: {self.order} preempts")
+        return self

@@ -1,0 +1,43 @@
+"""Predictors of output length."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Protocol
+
+from jaxspec.sched.policy import PolicyConfig
+from jaxspec.sched.predict.oracle import NoisyOracle, Oracle
+from jaxspec.sched.request import Request
+
+__all__ = ["NoisyOracle", "Nothing", "Oracle", "Predictor", "build", "corrected"]
+
+
+class Predictor(Protocol):
+    def predict(self, request: Request) -> float | None:
+        """Output tokens of a request that has just arrived; None if it is not known, or not yet."""
+        ...
+
+
+class Nothing:
+    """Predicts nothing; somebody else may (`Scheduler.predicted`)."""
+
+    def predict(self, request: Request) -> float | None:
+        return None
+
+
+def corrected(predicted: float, request: Request) -> float:
+    """A prediction doubled until the request has not outlived it; never more than it may write."""
+    while predicted <= request.output_len:
+        predicted *= 2
+    return min(predicted, request.max_tokens)
+
+
+def build(policy: PolicyConfig) -> Predictor:
+    """The predictor that the configuration names."""
+    match policy.predictor:
+        case "none":
+            return Nothing()
+        case "oracle":
+            return Oracle()
+        case "noisy_oracle":
+            return NoisyOracle(policy.predictor_noise, Random(policy.policy_seed))

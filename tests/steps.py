@@ -1,0 +1,72 @@
+"""A scheduler driven by hand, a step at a time, for tests of what a policy does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxspec.sched import Outcome, PagePool, Plan, PolicyConfig, Request, Scheduler, SchedulerConfig
+from jaxspec.sched.plan import Lookahead
+
+
+class Steps:
+    """Requests have one-token prompts unless said otherwise, and share no prefix. The clock stands in `now`."""
+
+    def __init__(self, seqs: int = 1, pages: int = 256, page: int = 4, tokens: int = 64, **policy: Any) -> None:
+        config = SchedulerConfig(seqs, tokens, 400, None, 64, PolicyConfig(**policy))
+        self.scheduler = Scheduler(config, PagePool(pages, page))
+        self.requests: dict[str, Request] = {}
+        self.done: dict[str, float] = {}  # when each request ended
+        self.now = 0.0
+
+    def add(self, name: str, max_tokens: int = 50, prompt: int = 1, **more: Any) -> Request:
+        tokens = [len(self.requests) * 1000 + i for i in range(prompt)]
+        request = self.requests[name] = Request(name, prompt, tokens, max_tokens, self.now, **more)
+        self.scheduler.add(request, self.now)
+        return request
+
+    def plan(self, drafts: int = 0) -> Plan:
+        return self.scheduler.plan(self.now, Lookahead(drafts, drafts))
+
+    def answer(self, plan: Plan, seconds: float = 1.0, drafts: Mapping[str, tuple[int, int]] | None = None) -> None:
+        """One token each, whatever `drafts` says was (proposed, accepted); requests end at their true length."""
+        self.now += seconds
+        outcomes = []
+        for work in plan.work:
+            request = work.request
+            last = request.output_len + 1 == (request.true_len or request.max_tokens)
+            proposed, accepted = (drafts or {}).get(request.id, (0, 0))
+            reason = "length" if last and work.samples else None
+            outcomes.append(Outcome((7,) if work.samples else (), reason, proposed, accepted))
+            if reason:
+                self.done[request.id] = self.now
+        self.scheduler.update(plan, outcomes, self.now, seconds)
+        self.check()
+
+    def step(self, seconds: float = 1.0, **drafts: tuple[int, int]) -> list[str]:
+        """-> who ran, by name."""
+        plan = self.plan()
+        ran = sorted(work.request.id for work in plan.work)
+        self.answer(plan, seconds, drafts)
+        return ran
+
+    def steps(self, count: int, seconds: float = 1.0) -> str:
+        """Who ran in each step, one after the other."""
+        return " ".join("".join(self.step(seconds)) for _ in range(count))
+
+    def finish(self) -> list[str]:
+        """Run to the end. -> names in the order in which they ended."""
+        for _ in range(10_000):
+            if not self.scheduler.has_work:
+                return sorted(self.done, key=lambda name: self.done[name])
+            self.step()
+        raise AssertionError("no end")
+
+    def check(self) -> None:
+        """Pages are held by running and paused requests and by nobody else."""
+        s = self.scheduler
+        s.pool.check([request.pages for request in (*s.running, *s.waiting)])
+        held = sum(len(request.pages) for request in s.waiting)
+        assert held == s.waiting.paused_pages
+        if not s.has_work:
+            assert s.pool.num_used == 0 and not s.waiting.num_paused

@@ -1,0 +1,250 @@
+"""What every policy promises under any workload, kept by a device made of dictionaries."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxspec.sched import PagePool, Plan, PolicyConfig, Request, Scheduler, SchedulerConfig, State
+from jaxspec.sched.plan import Lookahead
+from paged import STEMS, Device, Job, jobs, solo
+
+ORDERS = ("fcfs", "sjf", "pairwise", "priority", "las", "laps_sd")
+PREEMPTIVE = ("priority", "las", "laps_sd")
+
+
+@st.composite
+def policies(draw: st.DrawFn, **fixed: Any) -> PolicyConfig:
+    """Any choice for each slot, with thresholds of a few steps of a second."""
+    order = fixed.get("order") or draw(st.sampled_from(ORDERS))
+    modes = ("continuous", "none") if order in PREEMPTIVE else ("continuous", "none", "dynamic")
+    few = st.integers(1, 6).map(lambda n: n * 1000.0)
+    return PolicyConfig.model_validate(
+        {
+            "order": order,
+            "predictor": draw(st.sampled_from(["none", "oracle", "noisy_oracle"])),
+            "batching": draw(st.sampled_from(modes)),
+            "max_batch_size": draw(st.integers(1, 4)),
+            "batch_wait_timeout_ms": draw(few),
+            "aging_ms": draw(st.one_of(st.none(), few)),
+            "pairwise": {"error_rate": draw(st.sampled_from([0.0, 0.3, 1.0]))},
+            "las": {"quantum_ms": draw(st.sampled_from([0.0, 1000.0, 3000.0]))},
+            "laps_sd": {
+                "queues": draw(st.integers(1, 5)),
+                "growth": draw(st.sampled_from([1.5, 2.0, 4.0])),
+                "first_threshold_ms": draw(few),
+                "window": draw(st.integers(2, 4)),
+                "tolerance": draw(st.sampled_from([0.01, 0.3, 2.0])),
+            },
+        }
+        | fixed
+    )
+
+
+@st.composite
+def schedulers(draw: st.DrawFn, longest: int, policy: PolicyConfig) -> Scheduler:
+    """A scheduler with limits from barely enough for one request up to plenty."""
+    seqs, page_size = draw(st.integers(1, 6)), draw(st.integers(1, 5))
+    tokens, slots = seqs + draw(st.integers(0, 20)), seqs + draw(st.integers(0, 8))
+    pages = -(-longest // page_size) + draw(st.integers(0, 12))
+    config = SchedulerConfig(seqs, tokens, longest, None, slots, policy)
+    return Scheduler(config, PagePool(pages, page_size, draw(st.sampled_from([True, True, False]))))
+
+
+@dataclass
+class Drive:
+    """Steps a scheduler and a device through jobs and holds every plan against the promises."""
+
+    scheduler: Scheduler
+    jobs: list[Job]
+    random: Random
+    requests: dict[str, Request] = field(default_factory=dict)
+    cancelled: set[str] = field(default_factory=set)
+    log: list[Any] = field(default_factory=list)
+
+    def run(self) -> None:
+        self.device = Device(self.scheduler.pool.page_size, self.random)
+        now, patience = 0, 100 + sum(60 * (len(job.prompt) + job.max_tokens) for job in self.jobs)
+        while now <= 45 or self.scheduler.has_work:
+            assert now < patience, "no end"
+            self.arrive(now)
+            self.cancel(now, in_flight=False)
+            plan = self.plan(float(now))
+            flight = self.device.launch(plan)
+            self.cancel(now, in_flight=True)
+            self.scheduler.update(plan, self.device.read(flight), float(now), self.random.choice([0.0, 0.5, 1.0, 2.0]))
+            self.check_books()
+            now += 1
+        self.check_end()
+
+    def arrive(self, now: int) -> None:
+        for i, job in enumerate(self.jobs):
+            if job.arrival == now:
+                request = self.requests[str(i)] = Request(
+                    str(i), len(job.prompt), list(job.prompt), job.max_tokens, float(now), self.random.randint(-1, 1),
+                    reuse_prefix=not job.prompt_logprobs, prompt_logprobs=job.prompt_logprobs,
+                )  # fmt: skip
+                self.scheduler.add(request, float(now))
+            if job.arrival + 3 == now and self.random.random() < 0.3:
+                there = self.requests[str(i)].state is not State.FINISHED
+                assert self.scheduler.predicted(str(i), self.random.randint(1, 20), float(now)) == there
+
+    def cancel(self, now: int, in_flight: bool) -> None:
+        for i, job in enumerate(self.jobs):
+            due = job.cancel is not None and job.arrival + job.cancel == now and job.in_flight == in_flight
+            if due and self.scheduler.cancel(str(i), float(now)):
+                self.cancelled.add(str(i))
+
+    def plan(self, now: float) -> Plan:
+        scheduler, config = self.scheduler, self.scheduler.config
+        wake = scheduler.wake(now)
+        ran = {request.id for request in scheduler.running}
+        pinned = [request for request in scheduler.running if not scheduler.order.yields(request)]
+        since = {name: at for name, (at, _) in scheduler.waiting._waits._young.items()}
+        since |= {name: at for name, (at, _) in scheduler.waiting._waits._old.items()}
+        plan = scheduler.plan(now, Lookahead(self.random.randint(0, 5), self.random.randint(0, 3)))
+        planned = {work.request.id: work for work in plan.work}
+        preempted = {request.id for request in plan.preempted}
+        paused = {request.id for request in plan.paused}
+        self.log.append((sorted((w.request.id, w.start, w.count, w.levels) for w in plan.work), preempted, paused))
+
+        if scheduler.has_work and not plan.work:
+            assert config.policy.batching == "dynamic" and not scheduler.running, "a step without progress"
+            again = scheduler.wake(now)
+            assert again is not None and now < again <= now + config.policy.batch_wait_timeout_ms / 1000
+            assert wake is None or wake == again
+        assert len(planned) == len(plan.work) and not planned.keys() & (preempted | paused)
+        assert (paused <= ran and not paused) or scheduler.order.preemptive
+        assert not any(request.id in paused for request in pinned)
+        drafts = sum(work.drafts for work in plan.work)
+        assert plan.num_tokens + drafts <= config.max_num_batched_tokens
+        assert drafts + sum(work.logit_slots for work in plan.work) <= config.max_logit_slots
+        assert scheduler.num_running <= scheduler._batching.size <= config.max_num_seqs
+        for request in scheduler.running:
+            assert request.id in planned or not request.decoding, "a decoding request was passed over"
+        self.check_aging(now, since, ran)
+        self.check_writes(plan)
+        return plan
+
+    def check_aging(self, now: float, since: dict[str, float], ran: set[str]) -> None:
+        """Nobody is let in while somebody waits who has waited too long, except others who have."""
+        if self.scheduler._aging is None:
+            return
+        limit = self.scheduler._aging_seconds
+        overdue = {name for name, at in since.items() if now >= at + limit}
+        left = {request.id for request in self.scheduler.waiting} & overdue
+        came = {request.id for request in self.scheduler.running} - ran
+        assert not left or all(self.scheduler._aging.key(self.requests[name]) == (0,) for name in came)
+
+    def check_writes(self, plan: Plan) -> None:
+        """Work goes on where its request stands, in pages that it has and that nobody else holds or finds."""
+        pool = self.scheduler.pool
+        everybody = (*self.scheduler.running, *self.scheduler.waiting)
+        holders = Counter(page for request in everybody for page in request.pages)
+        for work in plan.work:
+            pages, end = work.request.pages, work.start + work.count
+            assert work.request.state is State.RUNNING and work.start == work.request.computed
+            assert 0 < work.count <= work.request.remaining_known and 0 <= work.levels <= work.drafts
+            assert pool.pages_for(end + work.levels) <= len(pages)
+            for page in pages[work.start // pool.page_size :]:
+                assert holders[page] == 1 and page not in pool._prefixes
+
+    def check_books(self) -> None:
+        running, waiting = self.scheduler.running, list(self.scheduler.waiting)
+        self.scheduler.pool.check([request.pages for request in (*running, *waiting)])
+        assert all(request.state is State.RUNNING for request in running)
+        for request in waiting:
+            assert request.state is (State.PAUSED if request.pages else State.WAITING)
+        assert self.scheduler.waiting.paused_pages == sum(len(request.pages) for request in waiting)
+        assert waiting == sorted(waiting, key=lambda r: (self.scheduler.order.key(r), r.number)), "keys went stale"
+
+    def check_end(self) -> None:
+        scheduler = self.scheduler
+        assert not scheduler.running and not len(scheduler.waiting) and scheduler.pool.num_used == 0
+        assert not scheduler.waiting.num_paused and scheduler.waiting.oldest is None
+        for i, job in enumerate(self.jobs):
+            request, whole = self.requests[str(i)], solo(job.prompt, job.max_tokens)
+            assert request.state is State.FINISHED
+            assert request.tokens == (whole[: len(request.tokens)] if request.id in self.cancelled else whole)
+        requests = self.requests.values()
+        assert scheduler.num_preemptions == sum(request.preemptions for request in requests)
+        assert scheduler.num_switches == sum(request.switches for request in requests)
+        assert scheduler.recomputed_tokens >= sum(request.recomputed for request in requests)
+        order = getattr(scheduler.order, "_order", scheduler.order)
+        assert not getattr(order, "_progress", None)  # nothing is remembered of who has ended
+
+
+many = st.lists(jobs, min_size=1, max_size=12)
+
+
+def drive(data: st.DataObject, jobs: list[Job], seed: int, **fixed: Any) -> Drive:
+    longest = max(len(job.prompt) + job.max_tokens for job in jobs)
+    return Drive(data.draw(schedulers(longest, data.draw(policies(**fixed)))), jobs, Random(seed))
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data(), many, st.integers(0, 99))
+def test_every_request_ends_and_says_what_it_says_alone(data: st.DataObject, jobs: list[Job], seed: int):
+    drive(data, jobs, seed).run()
+
+
+@pytest.mark.parametrize("order", PREEMPTIVE)
+@settings(max_examples=100, deadline=None)
+@given(st.data(), many, st.integers(0, 99))
+def test_preemption_loses_nothing(order: str, data: st.DataObject, jobs: list[Job], seed: int):
+    drive(data, jobs, seed, order=order).run()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), many, st.integers(0, 99))
+def test_the_same_events_lead_to_the_same_decisions(data: st.DataObject, jobs: list[Job], seed: int):
+    first = drive(data, jobs, seed)
+    config, pool = first.scheduler.config, first.scheduler.pool
+    again = Drive(Scheduler(config, PagePool(pool.num_pages, pool.page_size, pool.prefix_caching)), jobs, Random(seed))
+    first.run()
+    again.run()
+    assert first.log == again.log
+
+
+@pytest.mark.parametrize("order", PREEMPTIVE)
+def test_the_properties_meet_switches_and_lost_pages(order: str):
+    """The workloads above would prove little if nobody were ever paused, or nobody paused lost its pages."""
+    switches = preempted = lost = 0
+    for seed in range(20):
+        random = Random(seed)
+        jobs = [
+            Job(random.randint(0, 20), STEMS[random.randint(0, 1)][: random.randint(1, 12)], 12, False, None, False)
+            for _ in range(12)
+        ]
+        policy = PolicyConfig.model_validate(
+            {"order": order, "las": {"quantum_ms": 1000}, "laps_sd": {"first_threshold_ms": 1500, "window": 3}}
+        )
+        drive = Drive(Scheduler(SchedulerConfig(3, 8, 40, None, 4, policy), PagePool(10, 4)), jobs, random)
+        drive.run()
+        switches, preempted = switches + drive.scheduler.num_switches, preempted + drive.scheduler.num_preemptions
+        lost += drive.scheduler.recomputed_tokens
+    assert switches > 20 and preempted > 20 and lost > 20
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_with_aging_nobody_starves(order: str):
+    """Short requests of high priority come without end; a long one of low priority ends all the same."""
+    policy = PolicyConfig.model_validate(
+        {"order": order, "predictor": "oracle", "aging_ms": 10_000, "las": {"quantum_ms": 0}}
+    )
+    scheduler = Scheduler(SchedulerConfig(2, 8, 40, None, 8, policy), PagePool(8, 4))
+    long = Request("long", 4, [0, 1, 2, 0], 20, 0.0, priority=9)
+    device, now = Device(4, None), 0.0
+    scheduler.add(long, now)
+    while long.state is not State.FINISHED:
+        scheduler.add(Request(f"{now}", 3, [1, 1, 1], 3, now), now)
+        plan = scheduler.plan(now)
+        now += 1
+        scheduler.update(plan, device.read(device.launch(plan)), now, 1.0)
+        assert now < 10 + 2 * 20 + 10
