@@ -27,8 +27,9 @@ class EngineConfig(PolicyConfig):
     #: The name clients use; the model's own if unset.
     served_model_name: str | None = None
     #: Drafters: "ngram", "truncated:K", a trained one's name or file, or a model with the same tokenizer; of several,
-    #: each request gets the one it should be fastest with. "none" or an empty list: no drafting.
-    draft: list[str] = Field(default_factory=lambda: ["ngram"])
+    #: each request gets the one it should be fastest with. "auto": ngram, and the trained one that comes with the
+    #: package for the model, if there is one. "none" or an empty list: no drafting.
+    draft: list[str] = Field(default_factory=lambda: ["auto"])
     #: What of a drafter's candidates is verified; "auto": what raises the expected tokens per second.
     tree: Literal["auto", "chain", "fixed", "equal_greedy", "global_greedy"] = "auto"
     #: Most levels drafted (all of them unless `tree` is "auto"), and draft nodes of equal_greedy and global_greedy.

@@ -89,13 +89,14 @@ class Engine:
         self.max_model_len = min(
             config.max_model_len or loaded.config.max_position, loaded.config.max_position, pages * config.page_size
         )
-        models = [None if name == drafters.NGRAM else drafters.load(name, loaded) for name in config.draft]
-        conditioned = any("fuse" in weights for _, weights in filter(None, models))
+        names = drafters.resolve(config.draft, loaded.name)
+        models = {name: None if name == drafters.NGRAM else drafters.load(name, loaded) for name in names}
+        conditioned = any("fuse" in weights for _, weights in filter(None, models.values()))
         self._executor = Executor(
             config, loaded.config, dict(loaded.weights), pages, progress, conditioned,
             room_for_draws(config, models),
         )  # fmt: skip
-        self._speculator = build(config, self._executor, models, pages, progress, clock) if config.draft else None
+        self._speculator = build(config, self._executor, models, pages, progress, clock) if models else None
         self._pool = PagePool(pages, config.page_size, config.prefix_caching)
         limits = SchedulerConfig(
             config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len, None, choices(config.max_num_seqs),

@@ -32,7 +32,7 @@ BAD = [
     (["--api-key", ""], "--api-key"),
     (["--log-level", "loud"], "--log-level"),
     (["--config", "/no/such.yaml"], "/no/such.yaml"),
-    (["--draft", "ngram", "--draft", "truncated:2"], "draft: only one"),
+    (["--draft", "ngram", "--draft", "ngram"], "draft: a drafter is named twice"),
     (["--draft", ""], "draft: "),
     (["--set", "path=x"], "'path'"),
     (["--model", "/no/such.gguf", "--port", "0"], "/no/such.gguf"),

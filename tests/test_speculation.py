@@ -173,6 +173,14 @@ def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) ->
             assert got.logprob[node] == pytest.approx(expected, abs=1e-3)
 
 
+def test_auto_is_ngram_and_what_is_shipped_for_the_model() -> None:
+    assert drafters.resolve(["auto"], "tiny") == ["ngram"]
+    assert drafters.resolve(["auto"], "smollm2-135m") == ["ngram", "smollm2-eagle"]
+    assert drafters.resolve(["truncated:1", "auto"], "tiny") == ["truncated:1", "ngram"]
+    assert drafters.resolve(["ngram", "auto"], "tiny") == ["ngram"]
+    assert set(drafters.DEFAULT.values()) <= set(drafters.shipped())
+
+
 def test_rejection_wants_one_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafters, "load", lambda name, target: perfect(target))
     with pytest.raises(ConfigError, match="draft: acceptance: rejection works with one draft model"):

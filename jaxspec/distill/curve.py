@@ -34,13 +34,13 @@ def write(evaluations: Sequence[Evaluation], folder: Path, title: str) -> None:
 
 
 def draw(evaluations: Sequence[Evaluation], path: Path, title: str) -> None:
-    """Accepted length against answer tokens seen. Raises `ModuleNotFoundError` without matplotlib."""
+    """Accepted length against tokens trained on. Raises `ModuleNotFoundError` without matplotlib."""
     from matplotlib.figure import Figure  # the optional extra `bench`
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot([e["tokens"] for e in evaluations], [e["accepted_length"] for e in evaluations], marker="o")
-    axes.set(xlabel="answer tokens seen", ylabel="accepted length, held-out prompts", title=title, xlim=(0, None))
+    axes.set(xlabel="tokens trained on", ylabel="accepted length, held-out prompts", title=title, xlim=(0, None))
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
 

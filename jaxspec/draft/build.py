@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 import jax.numpy as jnp
 
@@ -18,8 +18,8 @@ from jaxspec.step.executor import Executor
 from jaxspec.step.lattice import Progress, compile_all
 from jaxspec.step.rejection import Drawn
 
-#: Configuration and weights of each drafter of a configuration, None of n-gram lookup.
-Models = Sequence[tuple[DecoderConfig, Weights] | None]
+#: Configuration and weights of each drafter by its name, None of n-gram lookup.
+Models = Mapping[str, tuple[DecoderConfig, Weights] | None]
 
 
 def build(
@@ -30,12 +30,12 @@ def build(
     progress: Progress,
     clock: Callable[[], float],
 ) -> Speculator:
-    """The speculator of `config.draft`, whose drafters have `models`."""
+    """The speculator of these drafters."""
     drawing = _drawing(config, models)
     largest = executor.shapes[-1]
     shapes = draft_lattice(largest.tokens, largest.trees, largest.pages)
     side_by_side: list[Drafter] = []
-    for name, model in zip(config.draft, models, strict=True):
+    for name, model in models.items():
         if model is None:
             side_by_side.append(NgramDrafter())
             continue
@@ -68,7 +68,7 @@ def _drawing(config: EngineConfig, models: Models) -> Draws | None:
 
     N-gram lookup draws nothing: what it is sure of is accepted by the same chance under both rules.
     """
-    if config.acceptance != "rejection" or not any(models):
+    if config.acceptance != "rejection" or not any(models.values()):
         return None
     return Draws(Fixed().widths if config.tree == "fixed" else (1,) * DEPTH)
 
@@ -81,7 +81,7 @@ def room_for_draws(config: EngineConfig, models: Models) -> Drawn:
     drawing = _drawing(config, models)
     if drawing is None:
         return Drawn.none()
-    drawn = [model for model in models if model is not None]
+    drawn = [model for model in models.values() if model is not None]
     if len(drawn) > 1:
         raise ConfigError("draft: acceptance: rejection works with one draft model (and ngram)")
     return Drawn.room(config.max_num_seqs, DEPTH, drawing.width, jnp.array(drawn[0][1]["vocab"], jnp.int32))

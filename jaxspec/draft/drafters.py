@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +16,23 @@ from jaxspec.models.load import LoadedModel, ModelLoadError, load_model
 from jaxspec.models.load.drafter import load_drafter
 from jaxspec.models.load.weights import Weights
 
-NGRAM = "ngram"
+NGRAM, AUTO = "ngram", "auto"
 _TRUNCATED = re.compile(r"truncated:(\d+)\Z")
 #: Drafters that come with the package, by name.
 SHIPPED = Path(__file__).parent / "trained"
+
+
+#: The one of them that drafts best for a model, by the model's name.
+DEFAULT = {"smollm2-135m": "smollm2-eagle"}
+
+
+def resolve(names: Sequence[str], target: str) -> list[str]:
+    """The drafters that are meant, for the model named `target`: `auto` stands for n-gram lookup and a shipped one."""
+    auto = [NGRAM, *([DEFAULT[target]] if target in DEFAULT else [])]
+    out: dict[str, None] = {}
+    for name in names:
+        out |= dict.fromkeys(auto if name == AUTO else [name])
+    return list(out)
 
 
 def shipped() -> list[str]:

@@ -82,8 +82,9 @@ def _parser() -> argparse.ArgumentParser:
         "--draft",
         action="append",
         metavar="DRAFTER",
-        help="ngram, truncated:K (the model's first K layers), a trained drafter's name or file, or a model with the "
-        "same tokenizer; none switches a preset's off",
+        help="auto (the default: ngram and the trained drafter that comes for the model), ngram, truncated:K (the "
+        "model's first K layers), a trained drafter's name or file, or a model with the same tokenizer; repeatable; "
+        "none switches a preset's off",
     )
     add("--config", metavar="FILE", help="YAML preset")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting of the preset; repeatable")
