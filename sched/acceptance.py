@@ -17,10 +17,11 @@ _BIN = 16
 
 
 class Acceptance(Protocol):
-    """Says how many tokens of a chain of drafts are accepted."""
+    """Says what comes of drafting a chain of tokens."""
 
-    def accepted(self, request: int, produced: int, drafted: int) -> int:
-        """Of `drafted` tokens in a chain, for the request of this number, which has `produced` tokens of output."""
+    def round(self, request: int, produced: int, most: int) -> tuple[int, int]:
+        """(drafted, accepted) for the request of this number, which has `produced` tokens of output; `most` tokens may
+        be drafted."""
         ...
 
     def forget(self, request: int) -> None:
@@ -79,7 +80,7 @@ class Sampled:
         self._seed = int(rng.integers(2**62))
         self._live: dict[int, _Wanderer] = {}
 
-    def accepted(self, request: int, produced: int, drafted: int) -> int:
+    def round(self, request: int, produced: int, most: int) -> tuple[int, int]:
         live = self._live.get(request)
         if live is None:
             live = self._live[request] = _Wanderer(Random(self._seed + request))
@@ -87,7 +88,7 @@ class Sampled:
         if self._process.wander:
             x += self._process.wander * exp(-produced / self._process.settle) * live.step(self._process.memory)
         # A geometric number: the chance of k or more is sigmoid(x)**k.
-        return min(drafted, int(live.random.expovariate(1.0) / max(_softplus(-x), 1e-9)))
+        return most, min(most, int(live.random.expovariate(1.0) / max(_softplus(-x), 1e-9)))
 
     def forget(self, request: int) -> None:
         self._live.pop(request, None)

@@ -79,7 +79,6 @@ class Simulation:
             raise ValueError("draft_length needs an acceptance model")
         self.scheduler, self.workload, self.cost = scheduler, workload, cost
         self._acceptance, self._draft_length = acceptance, draft_length
-        self._lookahead = Lookahead(draft_length, draft_length)
         n = len(workload)
         # Lists where one number is read or written at a time: arrays would box each.
         self._left: list[int] = workload.output.tolist()
@@ -102,16 +101,15 @@ class Simulation:
             while coming < n and arrival[coming] <= now:
                 scheduler.add(self._request(coming, input_len[coming], arrival[coming], predicted[coming]), now)
                 coming += 1
-            plan = scheduler.plan(now, self._lookahead)
+            plan = scheduler.plan(now, self._lookahead())
             if not plan.work:
                 now = self._next_event(now, arrival[coming] if coming < n else None)
                 continue
-            load = self._load(plan)
-            seconds = self.cost.seconds(load)
-            begun, now = now, now + seconds
+            seconds, service = self._time(plan)
+            now += seconds
             self._steps += 1
             self._busy += seconds
-            ended = self._answer(plan, begun, now, seconds)
+            ended = self._answer(plan, now, service)
             for percent in range(100 * done // n, 100 * (done + ended) // n):
                 advance()
             done += ended
@@ -137,6 +135,14 @@ class Simulation:
             raise Stuck(f"{self.scheduler.num_waiting} requests wait at {now:.6f} s and nothing will happen")
         return min(times)
 
+    def _lookahead(self) -> Lookahead:
+        return Lookahead(self._draft_length, self._draft_length)
+
+    def _time(self, plan: Plan) -> tuple[float, float]:
+        """Seconds until the next plan, and those of them that count as service: here all."""
+        seconds = self.cost.seconds(self._load(plan))
+        return seconds, seconds
+
     def _load(self, plan: Plan) -> StepLoad:
         tokens = starting = context = drafting = levels = swapped = 0
         away = self._away
@@ -159,7 +165,7 @@ class Simulation:
                 swapped += work.start
         return StepLoad(tokens, starting, context, drafting, levels, swapped)
 
-    def _answer(self, plan: Plan, begun: float, now: float, seconds: float) -> int:
+    def _answer(self, plan: Plan, now: float, service: float) -> int:
         """Tell the scheduler what the step gave; -> how many requests it ended."""
         outcomes: list[Outcome] = []
         ended: list[Request] = []
@@ -167,14 +173,14 @@ class Simulation:
         for work in plan.work:
             request = work.request
             if work.start + work.count < len(request.tokens):
-                outcomes.append(self._outcome(0, 0, False))
+                outcomes.append(self._outcome(0, 0, 0, False))
                 continue
             i = int(request.id)
-            accepted = 0
+            drafted = accepted = 0
             if work.levels:
                 assert self._acceptance is not None
-                accepted = self._acceptance.accepted(i, request.output_len, work.levels)
-                self._drafted[i] += work.levels
+                drafted, accepted = self._acceptance.round(i, request.output_len, work.levels)
+                self._drafted[i] += drafted
                 self._accepted[i] += accepted
                 self._rounds[i] += 1
             new = min(accepted + 1, left[i])
@@ -184,8 +190,8 @@ class Simulation:
             if not left[i]:
                 ended.append(request)
                 self._finished[i] = now
-            outcomes.append(self._outcome(new, work.levels, not left[i], accepted))
-        self.scheduler.update(plan, outcomes, now, seconds=seconds)
+            outcomes.append(self._outcome(new, drafted, accepted, not left[i]))
+        self.scheduler.update(plan, outcomes, now, seconds=service)
         for request in ended:
             i = int(request.id)
             assert request.first_scheduled is not None
@@ -194,7 +200,7 @@ class Simulation:
                 self._acceptance.forget(i)
         return len(ended)
 
-    def _outcome(self, tokens: int, drafted: int, ended: bool, accepted: int = 0) -> Outcome:
+    def _outcome(self, tokens: int, drafted: int, accepted: int, ended: bool) -> Outcome:
         """Outcomes are constant and few: each is made once. Tokens are all 0, nobody reads them."""
         key = (tokens, drafted, accepted, ended)
         if (known := self._outcomes.get(key)) is None:
