@@ -146,11 +146,12 @@ def fit(traces: Sequence[Sequence[tuple[int, int]]]) -> Process:
     table = np.array([(_BIN * (i + 0.5), *total) for i, total in sorted(bins.items()) if total[1] and total[3]])
     if not len(table):
         return Process(mean, spread)
-    memory = float(np.clip((table[:, 3].sum() / table[:, 4].sum()) / (table[:, 1].sum() / table[:, 2].sum()), 0, 0.98))
-    if table[:, 1].sum() <= 0 or memory < 0.05:
+    near, far = table[:, 1] / table[:, 2], table[:, 3] / table[:, 4]
+    weight = table[:, 2] * near  # bins count as far as something is left of the wandering
+    memory = float(np.clip((weight * far).sum() / (weight * near).sum(), 0.0, 0.98))
+    if near[0] <= 0 or memory < 0.05:
         return Process(mean, spread)
-    variance = table[:, 1] / table[:, 2] / memory
-    wander, settle = _decay(table[:, 0], variance, table[:, 2], mean)
+    wander, settle = _decay(table[:, 0], near / memory, table[:, 2], mean)
     return Process(mean, spread, wander, settle, memory)
 
 

@@ -41,6 +41,7 @@ class Linear:
 
     step: float
     token: float = 0.0
+    #: What a step takes longer in which prompts begin, however many.
     start: float = 0.0
     position: float = 0.0
     #: One run of the drafter, and what each request of it adds.
@@ -50,7 +51,7 @@ class Linear:
 
     def seconds(self, load: StepLoad) -> float:
         return (
-            self.step + self.token * load.tokens + self.start * load.starting + self.position * load.context
+            self.step + self.token * load.tokens + self.start * (load.starting > 0) + self.position * load.context
             + load.levels * (self.draft_level + self.draft_token * load.drafting) + self.swap * load.swapped
         )  # fmt: skip
 
@@ -71,7 +72,7 @@ def v100(model: str) -> Linear:
 
 #: SSJF §2's T = C + K·N with the constants of the paper's published experiments (`per_token_latency` and
 #: `const_latency` of model-serving/eval.py in github.com/James-QiuHaoran/LLM-serving-with-proxy-models): vicuna-13b gives
-#: a token in 20 ms whatever the batch, each request costs 100 ms once. Its shortest job, one token, takes the 120 ms that
+#: a token in 20 ms whatever the batch, the requests that start together cost 100 ms once. Its shortest job, one token, takes the 120 ms that
 #: §4.2 names as the minimum.
 SSJF = Linear(step=0.02, start=0.1)
 
@@ -148,7 +149,8 @@ class Profiled:
         seen = np.unique(place)
         extra = np.array([[load.context, load.levels] for load in loads], float)
         columns = np.concatenate([(place[:, None] == seen).astype(float), extra], axis=1)
-        kept = np.ones(len(took), bool)
+        usual = np.array([np.median(took[place == p]) for p in seen])
+        kept = took <= 4 * usual[np.searchsorted(seen, place)]
         for _ in range(2):
             solution = np.linalg.lstsq(columns[kept], took[kept], rcond=None)[0]
             error = np.abs(took - columns @ solution)
