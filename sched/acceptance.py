@@ -24,6 +24,11 @@ class Acceptance(Protocol):
         be drafted."""
         ...
 
+    def share(self, request: int, most: int) -> float | None:
+        """The acceptance rate, accepted / drafted, that the request's rounds of `most` drafts will settle at; None where
+        nobody knows."""
+        ...
+
     def forget(self, request: int) -> None:
         """The request has ended."""
         ...
@@ -89,6 +94,10 @@ class Sampled:
             x += self._process.wander * exp(-produced / self._process.settle) * live.step(self._process.memory)
         # A geometric number: the chance of k or more is sigmoid(x)**k.
         return most, min(most, int(live.random.expovariate(1.0) / max(_softplus(-x), 1e-9)))
+
+    def share(self, request: int, most: int) -> float | None:
+        p = float(self.rates[request])
+        return p * (1 - p**most) / (1 - p) / most if most else None
 
     def forget(self, request: int) -> None:
         self._live.pop(request, None)

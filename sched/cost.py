@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -76,33 +76,23 @@ def v100(model: str) -> Linear:
 #: §4.2 names as the minimum.
 SSJF = Linear(step=0.02, start=0.1)
 
-#: NVIDIA L20: 864 GB/s, 119.5 TFLOPS of FP16 with tensor cores, 48 GB (data sheet), four fifths and one half of which
-#: are taken as reached. LLaMA-7B (Touvron et al. 2023): 6.74e9 parameters, 32 layers of width 4,096.
-_L20_BYTES, _L20_FLOPS = 0.8 * 864e9, 0.5 * 119.5e12
+#: LAPS-SD §5.1: LLaMA-7B verifies what LLaMA-68M drafts, on an NVIDIA L20, as a roofline: weights and KV are read once a
+#: step and a token computes 2 FLOP a parameter. L20 (data sheet): 864 GB/s, 119.5 TFLOPS of FP16 with tensor cores, PCIe
+#: 4.0 x16 at 32 GB/s; taken as reached are four fifths of the bandwidths and half of the arithmetic. LLaMA-7B (Touvron
+#: et al. 2023): 6.74e9 parameters, 32 layers of width 4,096, so 0.5 MiB of FP16 KV a position. LLaMA-68M (Miao et al.
+#: 2024, SpecInfer): 2 layers, for which bandwidth would allow 0.2 ms a token; in PyTorch the launches of its kernels set
+#: the pace: assumed 1 ms. A switch moves the KV over PCIe; LAPS-SD's Fig. 2 finds it 14.21 % of the time of a request of
+#: 500 tokens, which is what these constants give for a switch every 80 ms of service or so.
+_BANDWIDTH, _ARITHMETIC, _PCIE = 0.8 * 864e9, 0.5 * 119.5e12, 0.8 * 32e9
 _LLAMA_7B, _LLAMA_7B_KV = 6.74e9, 2 * 32 * 4096 * 2
-#: LLaMA-68M (Miao et al. 2024, SpecInfer): 2 layers. Bandwidth would allow 0.2 ms a token; in PyTorch the launches of its
-#: some 40 kernels and the host's share set the pace: assumed 1 ms.
-_LLAMA_68M_LEVEL = 1e-3
-#: LAPS-SD Fig. 2: switching adds 14.21 % to the time of a request of 500 tokens; read as one switch, out and in, of its
-#: KV against the 500 tokens' own time at 2.4 tokens a verification (see docs/results/laps_sd.md).
-_LAPS_SWITCH_SHARE, _LAPS_TOKENS = 0.1421, 500
-
-
-def llama_7b_l20(draft_length: int = 4, tokens_per_round: float = 2.4) -> Linear:
-    """LAPS-SD §5.1: LLaMA-7B verifies what LLaMA-68M drafts on an L20, as a roofline: weights and KV are read once a
-    step, a token computes 2 FLOP a parameter. Switching costs what Fig. 2 says, for rounds of these sizes."""
-    bare = Linear(
-        step=2 * _LLAMA_7B / _L20_BYTES, token=2 * _LLAMA_7B / _L20_FLOPS, position=_LLAMA_7B_KV / _L20_BYTES,
-        draft_level=_LLAMA_68M_LEVEL,
-    )  # fmt: skip
-    round_s = bare.seconds(StepLoad(1 + draft_length, context=_LAPS_TOKENS // 2, drafting=1, levels=draft_length))
-    whole = _LAPS_TOKENS / tokens_per_round * round_s
-    return replace(bare, swap=_LAPS_SWITCH_SHARE * whole / (2 * _LAPS_TOKENS))
-
+LLAMA_7B_L20 = Linear(
+    step=2 * _LLAMA_7B / _BANDWIDTH, token=2 * _LLAMA_7B / _ARITHMETIC, position=_LLAMA_7B_KV / _BANDWIDTH,
+    draft_level=1e-3, swap=_LLAMA_7B_KV / _PCIE,
+)  # fmt: skip
 
 PAPER_SCALE: Mapping[str, Linear] = {
     "ssjf": SSJF,
-    "llama-7b-l20": llama_7b_l20(),
+    "llama-7b-l20": LLAMA_7B_L20,
     **{f"v100-{model}": v100(model) for model in V100_QUERY_MS},
 }
 

@@ -216,4 +216,7 @@ class _Rounds:
     def round(self, request: int, produced: int, most: int) -> tuple[int, int]:
         return next(self._rounds[request])
 
+    def share(self, request: int, most: int) -> float | None:
+        return None
+
     def forget(self, request: int) -> None: ...

@@ -4,7 +4,7 @@ place."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,9 +50,13 @@ class Served:
         """Seconds from the first arrival to the last completion."""
         return float(self.finished.max() - self.workload.arrival[0]) if len(self.workload) else 0.0
 
+    def ending(self, finished: np.ndarray) -> Served:
+        """The same, but for when answers were given `[requests]`."""
+        return replace(self, finished=finished)
+
     def throughput_at(self, share: float) -> float:
-        """Requests a second until this share of them was done: how SSJF's published experiments count throughput, at a
-        quarter. All arrivals begin at 0."""
+        """Requests a second from time 0 until this share of them was done: at a quarter, how SSJF's published experiments
+        count throughput."""
         ends = np.sort(self.finished)
         done = int(share * (len(ends) - 1))
         return done / float(ends[done])
@@ -123,6 +127,8 @@ class Simulation:
     def _request(self, i: int, input_len: int, arrival: float, predicted: float) -> Request:
         request = Request(str(i), input_len, [0] * input_len, self._max_tokens[i], arrival)
         request.true_len = self._left[i]
+        if self._acceptance is not None:
+            request.true_acceptance = self._acceptance.share(i, self._draft_length)
         if predicted == predicted:  # not NaN
             request.predicted_len = predicted
         return request
