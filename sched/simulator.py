@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import isnan, nan
 
 import numpy as np
 
@@ -87,11 +88,12 @@ class Simulation:
         # Lists where one number is read or written at a time: arrays would box each.
         self._left: list[int] = workload.output.tolist()
         self._max_tokens = [max_tokens or left for left in self._left]
-        self._first_scheduled, self._first_token, self._finished = ([float("nan")] * n for _ in range(3))
+        self._first_scheduled, self._first_token, self._finished = ([nan] * n for _ in range(3))
         self._preemptions, self._drafted, self._accepted, self._rounds = ([0] * n for _ in range(4))
         self._steps = self._pauses = 0
         self._busy = 0.0
         self._away: set[str] = set()
+        self._predicts = scheduler.config.policy.predictor != "none"
         self._outcomes: dict[tuple[int, int, int, bool], Outcome] = {}
 
     def run(self, advance: Callable[[], None] = lambda: None) -> Served:
@@ -99,7 +101,8 @@ class Simulation:
         `Scheduler.add` raises for a request that can never be served."""
         workload, scheduler = self.workload, self.scheduler
         arrival, input_len = workload.arrival.tolist(), workload.input.tolist()
-        predicted = workload.predicted.tolist()
+        # A predictor of the scheduler's own has the word; without one, the workload's predictions stand.
+        predicted = [nan] * len(workload) if self._predicts else workload.predicted.tolist()
         n, now, coming, done = len(workload), 0.0, 0, 0
         while coming < n or scheduler.has_work:
             while coming < n and arrival[coming] <= now:
@@ -129,7 +132,7 @@ class Simulation:
         request.true_len = self._left[i]
         if self._acceptance is not None:
             request.true_acceptance = self._acceptance.share(i, self._draft_length)
-        if predicted == predicted:  # not NaN
+        if not isnan(predicted):
             request.predicted_len = predicted
         return request
 
@@ -191,7 +194,7 @@ class Simulation:
                 self._rounds[i] += 1
             new = min(accepted + 1, left[i])
             left[i] -= new
-            if self._first_token[i] != self._first_token[i]:
+            if isnan(self._first_token[i]):
                 self._first_token[i] = now
             if not left[i]:
                 ended.append(request)
