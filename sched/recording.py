@@ -124,7 +124,7 @@ class Recorder:
     def add(self, request: Request, now: float) -> None:
         self._add(request, now)
         self._number[request.id] = len(self.recording.requests)
-        seen = Seen(self._time(now), request.prompt_len, request.max_tokens)
+        seen = Seen(self._time(now), request.prompt_len, request.max_tokens, predicted=request.predicted_len)
         self.recording.requests.append(seen)
         self._unseen.append(seen)
 
@@ -139,22 +139,21 @@ class Recorder:
             self.recording.steps.append(Step(begun, (lookahead.drafts, lookahead.levels), work))
         return plan
 
-    def update(self, plan: Plan, outcomes: Sequence[Outcome], now: float, **more: Any) -> None:
+    def update(self, plan: Plan, outcomes: Sequence[Outcome], now: float, seconds: float = 0.0) -> None:
         step = self.recording.steps[-1] if plan.work else None
         if step is not None:
             step.ended = self._time(now)
-            step.service = self._quantise(more.get("seconds") or now - self._origin_or(now) - step.begun)
+            step.service = self._quantise(seconds)
             step.load = _load(plan, outcomes)
             for work, outcome in zip(plan.work, outcomes, strict=True):
                 number = self._number[work.request.id]
                 seen = self.recording.requests[number]
-                seen.predicted = work.request.predicted_len
                 seen.output += len(outcome.tokens)
                 if work.levels:
                     seen.rounds.append((outcome.proposed, outcome.accepted))
                 if outcome.finish_reason is not None:
                     step.finished.append(number)
-        self._update(plan, outcomes, now, **more)
+        self._update(plan, outcomes, now, seconds)
 
     def _origin_or(self, now: float) -> float:
         if self._origin is None:
@@ -190,6 +189,7 @@ class Replay(Simulation):
     def __init__(self, scheduler: Scheduler, recording: Recording) -> None:
         super().__init__(scheduler, recording.workload(), Linear(0.0), _Rounds(recording))
         self._max_tokens = [request.max_tokens for request in recording.requests]
+        self._predicts = False  # the recorded predictions hold, whoever made them
         self.recording = recording
         self.work: list[list[tuple[int, int, int]]] = []
 

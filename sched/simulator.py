@@ -112,6 +112,7 @@ class Simulation:
             if not plan.work:
                 now = self._next_event(now, arrival[coming] if coming < n else None)
                 continue
+            self._pauses += len(plan.paused)
             seconds, service = self._time(plan)
             now += seconds
             self._steps += 1
@@ -158,7 +159,6 @@ class Simulation:
         for request in plan.paused:
             away.add(request.id)
             swapped += request.computed
-        self._pauses += len(plan.paused)
         for work in plan.work:
             tokens += work.count
             context += work.start

@@ -28,7 +28,7 @@ def record(requests: int = 14, seed: int = 0, **settings: Any) -> tuple[Recordin
     with LLM(tiny.model(), **SMALL | settings) as llm:
         scheduler = llm.engine._scheduler
         recorder = Recorder(scheduler)
-        drive(llm.engine, np.sort(rng.uniform(0, 0.2, requests)).tolist(), prompts, params)
+        drive(llm.engine, np.sort(rng.uniform(0, 0.08, requests)).tolist(), prompts, params)
         recording = recorder.stop()
     pool = PagePool(scheduler.pool.num_pages, scheduler.pool.page_size, prefix_caching=False)
     return recording, Scheduler(scheduler.config, pool)
@@ -38,6 +38,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fcfs": {"draft": []},
     "fcfs, short of pages": {"draft": [], "kv_cache_tokens": 112},
     "drafting": {"draft": ["ngram"], "tree": "chain", "draft_levels": 3},
+    "sjf, dynamic": {"order": "sjf", "predictor": "noisy_oracle", "batching": "dynamic", "max_batch_size": 3},
+    "las": {"draft": [], "order": "las", "las": {"quantum_ms": 2}, "max_num_seqs": 1},
+    "laps_sd": {
+        "order": "laps_sd", "predictor": "oracle", "laps_sd": {"first_threshold_ms": 10, "tolerance": 0.3}, "tree": "chain",
+        "max_num_seqs": 1, "draft_levels": 3,
+    },
 }
 
 
@@ -56,6 +62,8 @@ def test_the_simulator_does_what_the_engine_did(preset):
     assert len(order) == len(recording.requests) == 14
     if preset == "fcfs, short of pages":
         assert served.preemptions.sum() > 0
+    if preset in ("las", "laps_sd"):
+        assert served.pauses > 0
     if preset == "drafting":
         assert served.drafted.sum() == sum(d for r in recording.requests for d, _ in r.rounds) > 0
 

@@ -101,7 +101,7 @@ def build_scheduler(config: EngineConfig, workload: Workload) -> Scheduler:
     pages = -(-(config.kv_cache_tokens or longest * config.max_num_seqs) // config.page_size)
     limits = SchedulerConfig(
         config.max_num_seqs, config.max_num_batched_tokens, max(longest, config.max_model_len or 0), None,
-        max(config.max_num_seqs, MIN_LOGIT_SLOTS),
+        max(config.max_num_seqs, MIN_LOGIT_SLOTS), config.policy,
     )  # fmt: skip
     return Scheduler(limits, PagePool(pages, config.page_size, prefix_caching=False))
 
