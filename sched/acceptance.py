@@ -25,8 +25,7 @@ class Acceptance(Protocol):
         ...
 
     def share(self, request: int, most: int) -> float | None:
-        """The acceptance rate, accepted / drafted, that the request's rounds of `most` drafts will settle at; None where
-        nobody knows."""
+        """What accepted / drafted will settle at in rounds of `most` drafts; None where nobody knows."""
         ...
 
     def forget(self, request: int) -> None:
@@ -75,8 +74,11 @@ class Process:
 
 
 class Sampled:
-    """Draws from a `Process` for `count` requests. Each has random numbers of its own: its n-th round comes out the same
-    whatever the order of service, so that policies are compared on the very same jobs."""
+    """Draws from a `Process` for `count` requests.
+
+    Each has random numbers of its own: its n-th round comes out the same whatever the order of service, so policies are
+    compared on the very same jobs.
+    """
 
     def __init__(self, process: Process, count: int, rng: np.random.Generator) -> None:
         self.rates = process.rates(count, rng)

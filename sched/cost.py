@@ -71,18 +71,18 @@ def v100(model: str) -> Linear:
 
 
 #: SSJF §2's T = C + K·N with the constants of the paper's published experiments (`per_token_latency` and
-#: `const_latency` of model-serving/eval.py in github.com/James-QiuHaoran/LLM-serving-with-proxy-models): vicuna-13b gives
-#: a token in 20 ms whatever the batch, the requests that start together cost 100 ms once. Its shortest job, one token, takes the 120 ms that
-#: §4.2 names as the minimum.
+#: `const_latency` of model-serving/eval.py in github.com/James-QiuHaoran/LLM-serving-with-proxy-models): vicuna-13b
+#: gives a token in 20 ms whatever the batch, the requests that start together cost 100 ms once. Its shortest job, one
+#: token, takes the 120 ms that §4.2 names as the minimum.
 SSJF = Linear(step=0.02, start=0.1)
 
-#: LAPS-SD §5.1: LLaMA-7B verifies what LLaMA-68M drafts, on an NVIDIA L20, as a roofline: weights and KV are read once a
-#: step and a token computes 2 FLOP a parameter. L20 (data sheet): 864 GB/s, 119.5 TFLOPS of FP16 with tensor cores, PCIe
-#: 4.0 x16 at 32 GB/s; taken as reached are four fifths of the bandwidths and half of the arithmetic. LLaMA-7B (Touvron
-#: et al. 2023): 6.74e9 parameters, 32 layers of width 4,096, so 0.5 MiB of FP16 KV a position. LLaMA-68M (Miao et al.
-#: 2024, SpecInfer): 2 layers, for which bandwidth would allow 0.2 ms a token; in PyTorch the launches of its kernels set
-#: the pace: assumed 1 ms. A switch moves the KV over PCIe; LAPS-SD's Fig. 2 finds it 14.21 % of the time of a request of
-#: 500 tokens, which is what these constants give for a switch every 80 ms of service or so.
+#: LAPS-SD §5.1: LLaMA-7B verifies what LLaMA-68M drafts, on an NVIDIA L20, as a roofline: weights and KV are read once
+#: a step and a token computes 2 FLOP a parameter. L20 (data sheet): 864 GB/s, 119.5 TFLOPS of FP16 with tensor cores,
+#: PCIe 4.0 x16 at 32 GB/s; taken as reached are four fifths of the bandwidths and half of the arithmetic. LLaMA-7B
+#: (Touvron et al. 2023): 6.74e9 parameters, 32 layers of width 4,096, so 0.5 MiB of FP16 KV a position. LLaMA-68M
+#: (Miao et al. 2024, SpecInfer): 2 layers, for which bandwidth would allow 0.2 ms a token; in PyTorch the launches of
+#: its kernels set the pace: assumed 1 ms. A switch moves the KV over PCIe; LAPS-SD's Fig. 2 finds it 14.21 % of the
+#: time of a request of 500 tokens, which is what these constants give for a switch every 80 ms of service or so.
 _BANDWIDTH, _ARITHMETIC, _PCIE = 0.8 * 864e9, 0.5 * 119.5e12, 0.8 * 32e9
 _LLAMA_7B, _LLAMA_7B_KV = 6.74e9, 2 * 32 * 4096 * 2
 LLAMA_7B_L20 = Linear(

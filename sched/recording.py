@@ -1,4 +1,4 @@
-"""What a scheduler was told and what it planned, on the real engine: to replay it, and to fit the simulator's models."""
+"""What a scheduler was told and planned on the real engine: to replay it, and to fit the simulator's models."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Recording:
-    """Requests in the order in which they came, and steps in that in which they ran. Times in seconds from the first."""
+    """Requests in the order in which they came, steps in that in which they ran; times in seconds from the first."""
 
     requests: list[Seen] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
@@ -72,7 +72,10 @@ class Recording:
     def workload(self) -> Workload:
         column = lambda values: np.array(list(values), float)  # noqa: E731
         predicted = column(np.nan if r.predicted is None else r.predicted for r in self.requests)
-        lengths = (column(r.input for r in self.requests).astype(int), column(r.output for r in self.requests).astype(int))
+        lengths = (
+            column(r.input for r in self.requests).astype(int),
+            column(r.output for r in self.requests).astype(int),
+        )
         return Workload(column(r.seen for r in self.requests), *lengths, predicted)
 
     def save(self, path: str | Path) -> None:
@@ -101,7 +104,7 @@ class Recording:
 class Recorder:
     """Listens to a scheduler from now on, until `stop`; it must be idle at both times.
 
-    It stands between the scheduler's methods and their caller, so nothing in the scheduler or the engine is made for it.
+    It stands between the scheduler's methods and their caller: nothing in the scheduler or the engine is made for it.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:

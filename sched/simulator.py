@@ -56,8 +56,10 @@ class Served:
         return replace(self, finished=finished)
 
     def throughput_at(self, share: float) -> float:
-        """Requests a second from time 0 until this share of them was done: at a quarter, how SSJF's published experiments
-        count throughput."""
+        """Requests a second from time 0 until this share of them was done.
+
+        At a quarter, this is how SSJF's published experiments count throughput.
+        """
         ends = np.sort(self.finished)
         done = int(share * (len(ends) - 1))
         return done / float(ends[done])
@@ -66,9 +68,9 @@ class Served:
 class Simulation:
     """Serves `workload` with `scheduler`, which must be empty.
 
-    Each decoding request drafts a chain of `draft_length` tokens a round, of which `acceptance` says how many are right;
-    0: no drafting. A request may ask for `max_tokens`; None: just for what it will write. With `preempted` ones the
-    scheduler's memory policy decides what is computed again; switching to a request that was set aside moves its KV.
+    Each decoding request drafts a chain of `draft_length` tokens a round, `acceptance` says how many are right; 0: no
+    drafting. Requests ask for `max_tokens`; None: just for what they will write. One that the scheduler pauses has its
+    KV moved out, and in again when it goes on; what a preempted one computes again shows in its later work.
     """
 
     def __init__(
@@ -118,7 +120,7 @@ class Simulation:
             self._steps += 1
             self._busy += seconds
             ended = self._answer(plan, now, service)
-            for percent in range(100 * done // n, 100 * (done + ended) // n):
+            for _ in range(100 * done // n, 100 * (done + ended) // n):
                 advance()
             done += ended
         as_float, as_int = (lambda v: np.array(v, float)), (lambda v: np.array(v, int))

@@ -41,8 +41,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     "sjf, dynamic": {"order": "sjf", "predictor": "noisy_oracle", "batching": "dynamic", "max_batch_size": 3},
     "las": {"draft": [], "order": "las", "las": {"quantum_ms": 2}, "max_num_seqs": 1},
     "laps_sd": {
-        "order": "laps_sd", "predictor": "oracle", "laps_sd": {"first_threshold_ms": 10, "tolerance": 0.3}, "tree": "chain",
-        "max_num_seqs": 1, "draft_levels": 3,
+        "order": "laps_sd",
+        "predictor": "oracle",
+        "laps_sd": {"first_threshold_ms": 10, "tolerance": 0.3},
+        "tree": "chain",
+        "max_num_seqs": 1,
+        "draft_levels": 3,
     },
 }
 

@@ -52,9 +52,9 @@ def test_a_step_costs_what_it_does():
     assert loads[2:] == [StepLoad(tokens=1, context=44)]
 
 
-requests = st.lists(
-    st.tuples(st.floats(0, 20), st.integers(1, 60), st.integers(1, 30)), min_size=1, max_size=25
-).map(sorted)
+requests = st.lists(st.tuples(st.floats(0, 20), st.integers(1, 60), st.integers(1, 30)), min_size=1, max_size=25).map(
+    sorted
+)
 
 
 @given(requests, st.integers(1, 5), st.integers(0, 4), st.integers(6, 40))

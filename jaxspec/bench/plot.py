@@ -71,7 +71,7 @@ def curves(
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     figure.supylabel(y_label)
-    _save(figure, path)
+    _save(figure, path, dpi=80)
 
 
 def turns(path: str | Path, panels: Mapping[str, Mapping[str, Sequence[float]]], y_label: str) -> None:
@@ -91,8 +91,8 @@ def turns(path: str | Path, panels: Mapping[str, Mapping[str, Sequence[float]]],
     _save(figure, path)
 
 
-def _save(figure: Figure, path: str | Path) -> None:
+def _save(figure: Figure, path: str | Path, dpi: int = 120) -> None:
     try:
-        figure.savefig(path, dpi=120)
+        figure.savefig(path, dpi=dpi)
     except (OSError, ValueError) as error:
         raise BenchError(f"cannot write the plot: {error}") from None

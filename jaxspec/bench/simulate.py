@@ -43,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     when = parser.add_argument_group("arrivals")
     when.add_argument("--trace", metavar="CSV", help="columns arrival_s[, input_tokens, output_tokens]")
     when.add_argument("--request-rate", type=options.positive, metavar="R", help="a second; stretches a trace")
-    when.add_argument("--burstiness", type=float, default=1.0, metavar="CV", help="of the gaps: 1 Poisson, more burstier")
+    when.add_argument(
+        "--burstiness", type=float, default=1.0, metavar="CV", help="of the gaps: 1 Poisson, more burstier"
+    )
     when.add_argument("--burst", action="store_true", help="all at once")
     work = parser.add_argument_group("workload")
     work.add_argument("--num-requests", type=options.count, metavar="N", help="default: all of a trace, else 1000")

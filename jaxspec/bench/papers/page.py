@@ -33,7 +33,7 @@ def write(path: Path, title: str, sections: Mapping[str, str]) -> None:
 
 
 def keep(path: Path, kind: str, numbers: dict[str, Any], copy: str | None) -> dict[str, Any]:
-    """Join `numbers` as `kind` ("simulated" or "engine") to those kept at `path`; -> all of them. Raises `BenchError`."""
+    """Join `numbers` as `kind` ("simulated", "engine") to those kept at `path`; -> all of them. Raises `BenchError`."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError as error:

@@ -14,17 +14,13 @@ from jaxspec.sched.workload import Lengths
 
 
 def estimation_error(
-    table: Lengths, process: Process, cost: Linear, drafts: int, count: int, seed: int
+    table: Lengths, process: Process, cost: Linear, settings: LapsSdSettings, count: int, seed: int
 ) -> dict[str, float]:
     """Of `count` requests served alone, lengths known: the mean absolute error of the first estimate in per cent
     (`mean`), the share of requests that ever get one (`perceived`), and after what share of their rounds
     (`stable_after`)."""
-    rng = np.random.default_rng(seed)
+    rng, drafts = np.random.default_rng(seed), round(settings.draft_tokens or 0)
     outputs, sampled = rng.choice(table.output, count).tolist(), Sampled(process, count, rng)
-    settings = LapsSdSettings(
-        draft_tokens=drafts, draft_token_ms=1e3 * cost.draft_level,
-        verify_ms=1e3 * cost.seconds(StepLoad(1 + drafts)),
-    )  # fmt: skip
     errors, shares = [], []
     for i, output in enumerate(outputs):
         order, request = LapsSd(settings), Request(str(i), 32, [0] * 32, output, 0.0)
