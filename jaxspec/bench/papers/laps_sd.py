@@ -131,7 +131,7 @@ def simulated(args: argparse.Namespace, tables: Mapping[str, Lengths]) -> dict[s
 
         by_count = {name: {str(n): point(tables[name], PROCESSES[name], n) for n in COUNTS} for name in tables}
         by_queues: dict[str, dict[str, dict[str, float]]] = {}
-        errors: dict[str, dict[str, dict[str, float]]] = {}
+        errors: dict[str, dict[str, dict[str, float | None]]] = {}
         for name, table in tables.items():
             process = PROCESSES[name]
             by_queues[name] = {

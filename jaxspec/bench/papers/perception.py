@@ -15,9 +15,9 @@ from jaxspec.sched.workload import Lengths
 
 def estimation_error(
     table: Lengths, process: Process, cost: Linear, settings: LapsSdSettings, count: int, seed: int
-) -> dict[str, float]:
-    """Of `count` requests served alone, lengths known: the mean absolute error of the first estimate in per cent
-    (`mean`), the share of requests that ever get one (`perceived`), and after what share of their rounds
+) -> dict[str, float | None]:
+    """Of `count` requests served alone, lengths known: the first estimate's mean absolute error in per cent (`mean`;
+    None without any), the share of requests that ever get one (`perceived`), and after what share of their rounds
     (`stable_after`)."""
     rng, drafts = np.random.default_rng(seed), round(settings.draft_tokens or 0)
     outputs, sampled = rng.choice(table.output, count).tolist(), Sampled(process, count, rng)
@@ -45,7 +45,7 @@ def estimation_error(
             errors.append(abs(estimate / took - 1))
             shares.append(stable / rounds)
     if not errors:
-        return {"mean": float("nan"), "perceived": 0.0, "stable_after": 1.0}
+        return {"mean": None, "perceived": 0.0, "stable_after": 1.0}
     return {
         "mean": 100 * float(np.mean(errors)), "perceived": len(errors) / count, "stable_after": float(np.mean(shares)),
     }  # fmt: skip
