@@ -192,7 +192,6 @@ class Replay(Simulation):
     def __init__(self, scheduler: Scheduler, recording: Recording) -> None:
         super().__init__(scheduler, recording.workload(), Linear(0.0), _Rounds(recording))
         self._max_tokens = [request.max_tokens for request in recording.requests]
-        self._predicts = False  # the recorded predictions hold, whoever made them
         self.recording = recording
         self.work: list[list[tuple[int, int, int]]] = []
 

@@ -95,7 +95,6 @@ class Simulation:
         self._steps = self._pauses = 0
         self._busy = 0.0
         self._away: set[str] = set()
-        self._predicts = scheduler.config.policy.predictor != "none"
         self._outcomes: dict[tuple[int, int, int, bool], Outcome] = {}
 
     def run(self, advance: Callable[[], None] = lambda: None) -> Served:
@@ -103,8 +102,7 @@ class Simulation:
         `Scheduler.add` raises for a request that can never be served."""
         workload, scheduler = self.workload, self.scheduler
         arrival, input_len = workload.arrival.tolist(), workload.input.tolist()
-        # A predictor of the scheduler's own has the word; without one, the workload's predictions stand.
-        predicted = [nan] * len(workload) if self._predicts else workload.predicted.tolist()
+        predicted = workload.predicted.tolist()
         n, now, coming, done = len(workload), 0.0, 0, 0
         while coming < n or scheduler.has_work:
             while coming < n and arrival[coming] <= now:
@@ -135,7 +133,7 @@ class Simulation:
         request.true_len = self._left[i]
         if self._acceptance is not None:
             request.true_acceptance = self._acceptance.share(i, self._draft_length)
-        if not isnan(predicted):
+        if not isnan(predicted):  # else the scheduler's predictor has the word
             request.predicted_len = predicted
         return request
 

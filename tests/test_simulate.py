@@ -52,6 +52,17 @@ def test_policies_come_from_presets_and_predictions_from_columns(tmp_path, lengt
     oracle = simulate(tmp_path, *common, "--config", str(tmp_path / "sjf.yaml"), "--set", "predictor=oracle")
     mean = {name: r["e2e_ms"]["mean"] for name, r in (("f", fcfs), ("b", blind), ("s", sjf), ("o", oracle))}
     assert mean["s"] == mean["o"] < 0.8 * mean["f"]
+    # Predictions from the table go before those of the preset's own predictor.
+    both = [
+        *common,
+        "--config",
+        str(tmp_path / "sjf.yaml"),
+        "--set",
+        "predictor=noisy_oracle",
+        "--predictions",
+        "guess",
+    ]
+    assert simulate(tmp_path, *both)["e2e_ms"]["mean"] == mean["s"]
     # Without predictions an order by length has only what requests ask for, which here is what they write.
     assert mean["b"] == mean["o"]
 

@@ -172,8 +172,9 @@ def predictors(lengths: Mapping[str, Lengths], rng: np.random.Generator) -> dict
     lengths with a log-normal error, of such a size that as many fall into the right one of the five classes."""
     five = lengths["pred_class5"]
     sigma = noise_of_accuracy(five.output, ACCURACY, BOUNDS, rng)
-    imagined = Lengths(five.input, five.output, noisy(five.output, sigma, rng))
-    return {FCFS: five, CLASSES: five, NOISY: imagined, KNOWN: five}
+    unknown = np.full(five.output.shape, np.nan)
+    tables = {FCFS: unknown, CLASSES: five.predicted, NOISY: noisy(five.output, sigma, rng), KNOWN: unknown}
+    return {order: Lengths(five.input, five.output, predicted) for order, predicted in tables.items()}
 
 
 # --- on the engine ----------------------------------------------------------------------------------------------------
