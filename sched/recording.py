@@ -17,7 +17,7 @@ from jaxspec.sched.scheduler import NO_DRAFTS, Scheduler
 from jaxspec.sched.simulator import Simulation
 from jaxspec.sched.workload import Workload
 
-#: Recorded times are multiples of this many seconds: sums of them are exact, so that a replay's clock is.
+#: Recorded points of time are multiples of this many seconds: sums of them are exact, so that a replay's clock is.
 TICK = 2.0**-20
 
 
@@ -146,7 +146,7 @@ class Recorder:
         step = self.recording.steps[-1] if plan.work else None
         if step is not None:
             step.ended = self._time(now)
-            step.service = self._quantise(seconds)
+            step.service = seconds  # as it is: the replay adds up the very same numbers
             step.load = _load(plan, outcomes)
             for work, outcome in zip(plan.work, outcomes, strict=True):
                 number = self._number[work.request.id]
@@ -158,17 +158,10 @@ class Recorder:
                     step.finished.append(number)
         self._update(plan, outcomes, now, seconds)
 
-    def _origin_or(self, now: float) -> float:
+    def _time(self, now: float) -> float:
         if self._origin is None:
             self._origin = now
-        return self._origin
-
-    def _time(self, now: float) -> float:
-        return self._quantise(now - self._origin_or(now))
-
-    @staticmethod
-    def _quantise(seconds: float) -> float:
-        return round(seconds / TICK) * TICK
+        return round((now - self._origin) / TICK) * TICK
 
 
 def _load(plan: Plan, outcomes: Sequence[Outcome]) -> StepLoad:

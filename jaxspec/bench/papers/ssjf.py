@@ -88,13 +88,15 @@ def simulated(args: argparse.Namespace, lengths: Mapping[str, Lengths]) -> dict[
     more = [("rate, more jobs", "continuous"), *(("cv, in random order", mode) for mode in MODES)]
     wanted = [(load, mode) for load in ("rate", "cv") for mode in MODES] + more
     names = list(ORDERS)
-    with options.progress("experiments", len(wanted) + 2 * len(SIZES) + 2) as advance:
+    with options.progress("experiments", len(wanted) + 2 * len(SIZES) + 4) as advance:
 
-        def figure(load: str, mode: str, seats: int = SEATS, orders: Sequence[str] = names) -> dict[str, Curve]:
+        def figure(
+            load: str, mode: str, seats: int = SEATS, orders: Sequence[str] = names, **more: Any
+        ) -> dict[str, Curve]:
             arrive, xs = loads[load]
             seats = 1 if mode == "none" else seats
             found = {
-                order: curve(ORDERS[order], arrive, xs, mode, seats, tables[order], repeats, args.seed)
+                order: curve({**ORDERS[order], **more}, arrive, xs, mode, seats, tables[order], repeats, args.seed)
                 for order in orders
             }
             advance()
@@ -107,6 +109,7 @@ def simulated(args: argparse.Namespace, lengths: Mapping[str, Lengths]) -> dict[
             mode: {str(n): figure("rate", mode, n, (FCFS, CLASSES)) for n in SIZES}
             for mode in ("dynamic", "continuous")
         }
+        unwaiting = {load: figure(load, "dynamic", batch_wait_timeout_ms=50.0) for load in ("rate", "cv")}
         extra = {}
         for name, policy, table in (
             ("binary classes", ORDERS[CLASSES], lengths["pred_class3"]),
@@ -116,13 +119,9 @@ def simulated(args: argparse.Namespace, lengths: Mapping[str, Lengths]) -> dict[
             advance()
     accuracy = {order: class_accuracy(t.predicted, t.output, BOUNDS) for order, t in tables.items() if "SSJF" in order}
     return {
-        "jobs": (JOBS, MORE_JOBS),
-        "repeats": repeats,
-        "figures": figures,
-        "sizes": sizes,
-        "extra": extra,
-        "accuracy": accuracy,
-    }
+        "jobs": (JOBS, MORE_JOBS), "repeats": repeats, "figures": figures, "sizes": sizes, "unwaiting": unwaiting,
+        "extra": extra, "accuracy": accuracy,
+    }  # fmt: skip
 
 
 def sorted_gaps(cv: float, rng: np.random.Generator) -> list[arrivals.Arrival]:
@@ -143,7 +142,7 @@ def curve(
 ) -> Curve:
     """Mean over `repeats` for each load; every order and mode gets the same jobs at the same times."""
     policy = PolicyConfig.model_validate(
-        {**order, "batching": mode, "max_batch_size": seats, "batch_wait_timeout_ms": 1e3 * TIMEOUT}
+        {"batching": mode, "max_batch_size": seats, "batch_wait_timeout_ms": 1e3 * TIMEOUT, **order}
     )
     points: Curve = {}
     for at, x in enumerate(xs):
