@@ -82,8 +82,8 @@ def simulated_sections(simulated: Mapping[str, Any]) -> dict[str, str]:
 
     variations = {
         "continuous, {1} jobs instead of {0}".format(*simulated["jobs"]): figures["rate, more jobs"]["continuous"],
-        "rates, dynamic, batches wait 50 ms instead of 10 s": simulated["unwaiting"]["rate"],
-        "burstiness, dynamic, batches wait 50 ms": simulated["unwaiting"]["cv"],
+        "rates, dynamic, batches wait 10 s instead of 50 ms": simulated["patient"]["rate"],
+        "burstiness, dynamic, batches wait 10 s": simulated["patient"]["cv"],
         "no batching, aging after 100 s": {**plain, CLASSES: extra["aging"]},
         **{f"burstiness, gaps in random order, {m}": figures["cv, in random order"][m] for m in MODES},
     }
