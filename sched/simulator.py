@@ -110,6 +110,8 @@ class Simulation:
                 coming += 1
             plan = scheduler.plan(now, self._lookahead())
             if not plan.work:
+                if plan.preempted or plan.paused:
+                    continue  # room was made: the next plan has work, as the engine's next turn would
                 now = self._next_event(now, arrival[coming] if coming < n else None)
                 continue
             self._pauses += len(plan.paused)

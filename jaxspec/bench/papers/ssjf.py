@@ -33,7 +33,7 @@ CV_RATE = 0.03
 SIZES = (2, 4, 6, 8, 10)
 #: Bounds of the five length classes in the published code (single round), and §4.3's accuracy of the paper's predictor.
 BOUNDS, ACCURACY = (58, 147, 280, 499), 0.615
-#: Milliseconds that a batch waits to fill. The paper names none; in the published code SJF never waits and FCFS for up to
+#: Milliseconds that a batch waits to fill. The paper names none; in the published code SJF never waits, and FCFS up to
 #: 10 s. Here all wait alike.
 SHORT_WAIT, LONG_WAIT = 50.0, 10_000.0
 ORDERS: Mapping[str, Mapping[str, Any]] = {
