@@ -69,8 +69,8 @@ class Simulation:
     """Serves `workload` with `scheduler`, which must be empty.
 
     Each decoding request drafts a chain of `draft_length` tokens a round, `acceptance` says how many are right; 0: no
-    drafting. Requests ask for `max_tokens`; None: just for what they will write. One that the scheduler pauses has its
-    KV moved out, and in again when it goes on; what a preempted one computes again shows in its later work.
+    drafting. Requests ask for just as many tokens as they will write. One that the scheduler pauses has its KV moved out,
+    and in again when it goes on; what a preempted one computes again shows in its later work.
     """
 
     def __init__(
@@ -80,7 +80,6 @@ class Simulation:
         cost: Cost,
         acceptance: Acceptance | None = None,
         draft_length: int = 0,
-        max_tokens: int | None = None,
     ) -> None:
         if draft_length and acceptance is None:
             raise ValueError("draft_length needs an acceptance model")
@@ -89,7 +88,7 @@ class Simulation:
         n = len(workload)
         # Lists where one number is read or written at a time: arrays would box each.
         self._left: list[int] = workload.output.tolist()
-        self._max_tokens = [max_tokens or left for left in self._left]
+        self._max_tokens = workload.output.tolist()
         self._first_scheduled, self._first_token, self._finished = ([nan] * n for _ in range(3))
         self._preemptions, self._drafted, self._accepted, self._rounds = ([0] * n for _ in range(4))
         self._steps = self._pauses = 0

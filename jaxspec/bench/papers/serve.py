@@ -34,15 +34,14 @@ def simulate(
     cost: Cost,
     acceptance: Acceptance | None = None,
     draft_length: int = 0,
-    max_tokens: int | None = None,
 ) -> Served:
     """With `seats` requests at once and memory for all: the papers' loads are about time, not memory."""
-    limit = int(workload.input.max()) + max(int(workload.output.max()), max_tokens or 0) + draft_length + 1
+    limit = int((workload.input + workload.output).max())
     budget = max(2048, seats)
     pages = len(workload) * -(-limit // PAGE_SIZE)
     config = SchedulerConfig(seats, budget, limit, None, max(seats, 64), policy)
     scheduler = Scheduler(config, PagePool(pages, PAGE_SIZE, prefix_caching=False))
-    return Simulation(scheduler, workload, cost, acceptance, draft_length, max_tokens).run()
+    return Simulation(scheduler, workload, cost, acceptance, draft_length).run()
 
 
 @contextmanager
