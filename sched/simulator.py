@@ -69,7 +69,7 @@ class Simulation:
     """Serves `workload` with `scheduler`, which must be empty.
 
     Each decoding request drafts a chain of `draft_length` tokens a round, `acceptance` says how many are right; 0: no
-    drafting. Requests ask for just as many tokens as they will write. One that the scheduler pauses has its KV moved out,
+    drafting. Requests ask for just as many tokens as they will write. One that is paused has its KV moved out,
     and in again when it goes on; what a preempted one computes again shows in its later work.
     """
 

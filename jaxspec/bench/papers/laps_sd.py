@@ -291,7 +291,7 @@ def draw(out: Path, simulated: Mapping[str, Any]) -> None:
     """Figures 5 and 6 as PNG files beside the page."""
     panels = {
         TITLES[name]: {
-            order: [(float(n), point[order]) for n, point in points.items()] for order in (LP_SJF, LAS, LAPS_SD)
+            order: [(float(n), point[order]) for n, point in points.items()] for order in (LP_SJF, LAS, LAPS_SD, LATE)
         }
         for name, points in simulated["by_count"].items()
     }
