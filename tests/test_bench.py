@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from jaxspec.bench import arrivals, prompts
+from jaxspec.bench import prompts
 from jaxspec.bench.__main__ import main
 from jaxspec.bench.client import Target, ask
 from jaxspec.bench.errors import BenchError
@@ -31,6 +31,7 @@ from jaxspec.bench.peers import alternate, leading_agreement, turns
 from jaxspec.bench.peers.worker import Worker
 from jaxspec.bench.report import Distribution, Report, Sample, Slo, print_table, summarise
 from jaxspec.bench.serve import Job, add_server_numbers, drive
+from jaxspec.sched import arrivals
 from jaxspec.stats import EngineStats
 
 CONFIGS = Path(__file__).parent.parent / "configs"

@@ -19,6 +19,9 @@ COMMANDS = {
     "serve": ("jaxspec.bench.serve", "send load to an OpenAI-compatible server"),
     "compare": ("jaxspec.bench.compare", "presets beside each other, taking turns in one process"),
     "scheduler": ("jaxspec.bench.scheduler", "what the decisions of a policy cost with many requests waiting"),
+    "simulate": ("jaxspec.bench.simulate", "serve a trace or a synthetic load on a virtual clock"),
+    "record": ("jaxspec.bench.record", "measure the engine for the simulator: step times, acceptance, events"),
+    "paper": ("jaxspec.bench.papers", "a paper's experiments again, simulated and on the engine"),
     "kernels": ("jaxspec.bench.kernels", "the CPU kernels beside XLA's own operations, alternated"),
     "peers": ("jaxspec.bench.peers", "jaxspec beside transformers on torch, taking turns in one run"),
 }

@@ -54,6 +54,26 @@ def lines(
     _save(figure, path)
 
 
+def curves(
+    path: str | Path,
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
+    x_label: str,
+    y_label: str,
+) -> None:
+    """A panel for every title, in it a line for every name; axes begin at 0. Raises `BenchError`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(0.5 + 3.2 * len(panels), 3), layout="constrained")
+    for axes, (title, series) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for name, points in series.items():
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
+        axes.set(title=title, xlabel=x_label, ylim=(0, None))
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    figure.supylabel(y_label)
+    _save(figure, path, dpi=80)
+
+
 def turns(path: str | Path, panels: Mapping[str, Mapping[str, Sequence[float]]], y_label: str) -> None:
     """A dot a turn and a line at each median: a panel for every title, a column for every name. Raises `BenchError`."""
     from matplotlib.figure import Figure
@@ -71,8 +91,8 @@ def turns(path: str | Path, panels: Mapping[str, Mapping[str, Sequence[float]]],
     _save(figure, path)
 
 
-def _save(figure: Figure, path: str | Path) -> None:
+def _save(figure: Figure, path: str | Path, dpi: int = 120) -> None:
     try:
-        figure.savefig(path, dpi=120)
+        figure.savefig(path, dpi=dpi)
     except (OSError, ValueError) as error:
         raise BenchError(f"cannot write the plot: {error}") from None

@@ -16,12 +16,12 @@ from typing import Any
 import httpx
 import numpy as np
 
-from jaxspec.bench import arrivals as arrival_times
 from jaxspec.bench import options, prompts
 from jaxspec.bench.client import PATHS, Target, ask, error_message
 from jaxspec.bench.errors import BenchError
 from jaxspec.bench.report import Report, Sample, summarise
 from jaxspec.bench.scrape import Scraper
+from jaxspec.sched import arrivals as arrival_times
 
 #: English text has about this many words a token; where a length is asked for in tokens, prompts are cut by it.
 WORDS_PER_TOKEN = 0.75

@@ -1,0 +1,53 @@
+"""A paper's page: tables between marks in a Markdown file whose other text is somebody's own, and the numbers' file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxspec.bench.errors import BenchError
+from jaxspec.bench.report import write_json
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Markdown; every column but the first is set to the right."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def write(path: Path, title: str, sections: Mapping[str, str]) -> None:
+    """Put each section's text between its marks in the file at `path`; those that have none come at its end."""
+    text = path.read_text(encoding="utf-8") if path.exists() else f"# {title}\n"
+    for name, content in sections.items():
+        marked = f"<!-- {name} -->\n{content}\n<!-- end of {name} -->"
+        text, found = re.subn(
+            rf"<!-- {name} -->.*?<!-- end of {name} -->", lambda _, new=marked: new, text, flags=re.DOTALL
+        )
+        if not found:
+            text = f"{text.rstrip()}\n\n{marked}\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def keep(path: Path, kind: str, numbers: dict[str, Any], copy: str | None) -> dict[str, Any]:
+    """Join `numbers` as `kind` ("simulated", "engine") to those kept at `path`; -> all of them. Raises `BenchError`."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError as error:
+        raise BenchError(f"{path} does not hold an earlier run's numbers: {error}") from None
+    kept[kind] = json.loads(json.dumps(numbers))  # as they will be read again
+    write_json(path, kept)
+    if copy:
+        write_json(copy, kept)
+    return kept
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f} %"
+
+
+def times(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}×"

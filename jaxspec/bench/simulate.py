@@ -1,0 +1,155 @@
+"""Requests served on a virtual clock: the scheduler itself, with a cost model in place of the device.
+
+Lengths come from the trace or from a table of lengths; times are the cost model's, so compare policies with them, not
+machines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import numpy as np
+
+from jaxspec.bench import options
+from jaxspec.bench.errors import BenchError
+from jaxspec.bench.report import Distribution, Report, Sample
+from jaxspec.config import ConfigError, EngineConfig, parse_overrides
+from jaxspec.sched import arrivals
+from jaxspec.sched.acceptance import Sampled, load_process
+from jaxspec.sched.config import SchedulerConfig
+from jaxspec.sched.cost import load_cost
+from jaxspec.sched.pages import PagePool
+from jaxspec.sched.scheduler import Scheduler
+from jaxspec.sched.simulator import Served, Simulation, Stuck
+from jaxspec.sched.workload import Workload, join, read_lengths
+
+#: As of the engine (`jaxspec.step.lattice.choices`), whose module imports JAX.
+MIN_LOGIT_SLOTS = 64
+#: Requests that are written one by one into the JSON file and drawn; of more, as many evenly spread ones.
+MOST_SAMPLES = 10_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    system = parser.add_argument_group("system")
+    system.add_argument("--config", metavar="YAML", help="a preset: its limits and policies (default: the engine's)")
+    system.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="may be given again")
+    scales = "ssjf, llama-7b-l20, v100-MODEL of SSJF's Table 1"
+    system.add_argument("--cost", default="ssjf", metavar="NAME|JSON", help=f"{scales}, or a profile (default: ssjf)")
+    system.add_argument("--draft-length", type=int, default=0, metavar="N", help="tokens drafted a round (default: 0)")
+    drafts = "of each draft token: a rate, or a process fitted by jaxspec.bench record (default: 0.6)"
+    system.add_argument("--acceptance", default="0.6", metavar="RATE|JSON", help=drafts)
+    when = parser.add_argument_group("arrivals")
+    when.add_argument("--trace", metavar="CSV", help="columns arrival_s[, input_tokens, output_tokens]")
+    when.add_argument("--request-rate", type=options.positive, metavar="R", help="a second; stretches a trace")
+    when.add_argument(
+        "--burstiness", type=float, default=1.0, metavar="CV", help="of the gaps: 1 Poisson, more burstier"
+    )
+    when.add_argument("--burst", action="store_true", help="all at once")
+    work = parser.add_argument_group("workload")
+    work.add_argument("--num-requests", type=options.count, metavar="N", help="default: all of a trace, else 1000")
+    work.add_argument("--lengths", metavar="CSV|JSONL", help="output_tokens[, input_tokens], or prompts with answers")
+    work.add_argument("--predictions", metavar="COLUMN", help="of --lengths: predicted output tokens, or classes")
+    work.add_argument("--input-tokens", type=options.count, default=64, metavar="N", help="where nothing says (64)")
+    work.add_argument("--seed", type=int, default=0, help="of arrivals, lengths and acceptance")
+    goals = parser.add_argument_group("service level")
+    goals.add_argument("--slo-ttft-ms", type=options.positive, metavar="MS", help="time to first token")
+    goals.add_argument("--slo-tpot-ms", type=options.positive, metavar="MS", help="mean time per token after it")
+    options.add_outputs(parser)
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Raises `BenchError` where nothing can be simulated."""
+    # Streams of their own: another acceptance or another trace leaves the lengths what they were.
+    for_arrivals, for_lengths, for_drafts = np.random.default_rng(args.seed).spawn(3)
+    try:
+        config = EngineConfig.load(args.config, **parse_overrides(args.set))
+        cost, process = load_cost(args.cost), load_process(args.acceptance)
+        lengths = read_lengths(args.lengths, args.predictions) if args.lengths else None
+        workload = join(when(args, for_arrivals), lengths, args.input_tokens, for_lengths)
+        if args.draft_length < 0:
+            raise ValueError(f"--draft-length must not be negative, got {args.draft_length}")
+        scheduler = build_scheduler(config, workload)
+        acceptance = Sampled(process, len(workload), for_drafts) if args.draft_length else None
+        begin = time.perf_counter()
+        with options.progress("percent of requests", 100) as advance:
+            served = Simulation(scheduler, workload, cost, acceptance, args.draft_length).run(advance)
+    except (OSError, ValueError, Stuck) as error:
+        raise BenchError(str(error)) from None
+    report = summarise(served, options.plain(args), options.slo(args))
+    report.extra["simulated_in_s"] = time.perf_counter() - begin
+    return report
+
+
+def when(args: argparse.Namespace, rng: np.random.Generator) -> list[arrivals.Arrival]:
+    """The arrivals that the options ask for. Raises OSError or ValueError."""
+    count = args.num_requests or 1000
+    if args.trace:
+        return arrivals.trace(args.trace, args.num_requests, args.request_rate)
+    if args.burst:
+        return arrivals.burst(count)
+    if not args.request_rate:
+        raise ValueError("when do requests arrive? Give --trace, --request-rate or --burst")
+    return arrivals.gamma(count, args.request_rate, args.burstiness, rng)
+
+
+def build_scheduler(config: EngineConfig, workload: Workload) -> Scheduler:
+    """The scheduler of a preset, with pages for its KV pool, or where it names none, for as many of the longest request
+    as may run; nobody is refused, and prefixes are not cached. Raises ValueError, `ConfigError`."""
+    longest = int((workload.input + workload.output).max()) if len(workload) else 1
+    if config.max_model_len is not None and longest > config.max_model_len:
+        raise ConfigError(f"max_model_len ({config.max_model_len}): the longest request has {longest} tokens")
+    pages = -(-(config.kv_cache_tokens or longest * config.max_num_seqs) // config.page_size)
+    limits = SchedulerConfig(
+        config.max_num_seqs, config.max_num_batched_tokens, max(longest, config.max_model_len or 0), None,
+        max(config.max_num_seqs, MIN_LOGIT_SLOTS), config.policy,
+    )  # fmt: skip
+    return Scheduler(limits, PagePool(pages, config.page_size, prefix_caching=False))
+
+
+def summarise(served: Served, given: dict[str, Any], slo: Any) -> Report:
+    """The numbers of a benchmark; every request is a row of arrays, so there may be millions."""
+    work, jct = served.workload, served.jct
+    ttft = served.first_token - work.arrival
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tpot = np.where(work.output > 1, (served.finished - served.first_token) / (work.output - 1), np.nan)
+    per_second = 1 / served.duration if served.duration > 0 else 0.0
+    tokens = int(work.output.sum())
+    rows = np.unique(np.linspace(0, len(work) - 1, min(len(work), MOST_SAMPLES)).astype(int))
+    report = Report(
+        kind="simulate", options=given, duration_s=served.duration, completed=len(work), failed=0, errors={},
+        input_tokens=int(work.input.sum()), output_tokens=tokens, output_tokens_per_s=tokens * per_second,
+        requests_per_s=len(work) * per_second, ttft_ms=_spread(ttft), tpot_ms=_spread(tpot), itl_ms=None,
+        e2e_ms=_spread(jct), slo=slo,
+        samples=[
+            Sample(
+                float(work.arrival[i]), float(ttft[i]), None if np.isnan(tpot[i]) else float(tpot[i]), float(jct[i]),
+                input_tokens=int(work.input[i]), output_tokens=int(work.output[i]), finish_reason="length",
+            )
+            for i in rows
+        ],
+    )  # fmt: skip
+    if slo:
+        met = np.ones(len(work), bool)
+        if slo.ttft_ms is not None:
+            met &= 1e3 * ttft <= slo.ttft_ms
+        if slo.tpot_ms is not None:
+            met &= ~(1e3 * tpot > slo.tpot_ms)  # one token has no TPOT
+        report.slo_attainment = float(met.mean())
+        report.goodput_tokens_per_s = int(work.output[met].sum()) * per_second
+    if drafted := int(served.drafted.sum()):
+        report.acceptance_rate = int(served.accepted.sum()) / drafted
+        report.mean_accepted_length = 1 + int(served.accepted.sum()) / int(served.rounds.sum())
+    report.extra = {
+        "steps": served.steps, "preemptions": int(served.preemptions.sum()), "pauses": served.pauses,
+        "busy_fraction": served.busy * per_second, "mean_jct_s": float(jct.mean()),
+        "mean_queue_s": float((served.first_scheduled - work.arrival).mean()),
+        "mean_normalised_latency_s": float((jct / work.output).mean()),
+    }  # fmt: skip
+    return report
+
+
+def _spread(seconds: np.ndarray) -> Distribution | None:
+    """Of those that are numbers."""
+    return Distribution.of(seconds[~np.isnan(seconds)].tolist())

@@ -1,0 +1,178 @@
+"""How long a step takes: profiled on the real engine, or at the scale of a paper's machine with its constants cited."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """What one step computes. Counts over all its requests."""
+
+    #: Tokens on the token axis: prompt tokens, one for each decoding request, and the draft tokens to verify.
+    tokens: int
+    #: Requests whose prompt begins in this step.
+    starting: int = 0
+    #: Committed KV positions that attention reads.
+    context: int = 0
+    #: Requests drafted for, and levels of the deepest draft: the drafter runs once a level.
+    drafting: int = 0
+    levels: int = 0
+    #: KV positions moved between device and host because requests were switched.
+    swapped: int = 0
+
+
+class Cost(Protocol):
+    """Seconds of a step, drafting and verification together."""
+
+    def seconds(self, load: StepLoad) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Seconds that grow with each count of a step; the constants are in seconds."""
+
+    step: float
+    token: float = 0.0
+    #: What a step takes longer in which prompts begin, however many.
+    start: float = 0.0
+    position: float = 0.0
+    #: One run of the drafter, and what each request of it adds.
+    draft_level: float = 0.0
+    draft_token: float = 0.0
+    swap: float = 0.0
+
+    def seconds(self, load: StepLoad) -> float:
+        return (
+            self.step + self.token * load.tokens + self.start * (load.starting > 0) + self.position * load.context
+            + load.levels * (self.draft_level + self.draft_token * load.drafting) + self.swap * load.swapped
+        )  # fmt: skip
+
+
+#: SSJF §4, Table 1: milliseconds of a query of 512 tokens on one V100 (16 GB).
+V100_QUERY_MS: Mapping[str, float] = {
+    "opt-1.3b": 1243, "opt-2.7b": 2351, "gpt2-large": 832, "gpt2-xl": 1602, "codegen-350m": 357, "codegen-2b": 2507,
+    "bloom-1b1": 523, "bloom-3b": 1293, "switch-base-16": 348, "switch-base-32": 402,
+}  # fmt: skip
+
+
+def v100(model: str) -> Linear:
+    """A model of SSJF's Table 1: its latency spread over the 512 tokens of the query. Raises ValueError."""
+    if model not in V100_QUERY_MS:
+        raise ValueError(f"no model {model!r} in SSJF's Table 1; there are {', '.join(V100_QUERY_MS)}")
+    return Linear(step=V100_QUERY_MS[model] / 512 / 1e3)
+
+
+#: SSJF §2's T = C + K·N with the constants of the paper's published experiments (`per_token_latency` and
+#: `const_latency` of model-serving/eval.py in github.com/James-QiuHaoran/LLM-serving-with-proxy-models): vicuna-13b
+#: gives a token in 20 ms whatever the batch, the requests that start together cost 100 ms once. Its shortest job, one
+#: token, takes the 120 ms that §4.2 names as the minimum.
+SSJF = Linear(step=0.02, start=0.1)
+
+#: LAPS-SD §5.1: LLaMA-7B verifies what LLaMA-68M drafts, on an NVIDIA L20, as a roofline: weights and KV are read once
+#: a step and a token computes 2 FLOP a parameter. L20 (data sheet): 864 GB/s, 119.5 TFLOPS of FP16 with tensor cores,
+#: PCIe 4.0 x16 at 32 GB/s; taken as reached are four fifths of the bandwidths and half of the arithmetic. LLaMA-7B
+#: (Touvron et al. 2023): 6.74e9 parameters, 32 layers of width 4,096, so 0.5 MiB of FP16 KV a position. LLaMA-68M
+#: (Miao et al. 2024, SpecInfer): 2 layers, for which bandwidth would allow 0.2 ms a token; in PyTorch the launches of
+#: its kernels set the pace: assumed 1 ms. A switch moves the KV over PCIe; LAPS-SD's Fig. 2 finds it 14.21 % of the
+#: time of a request of 500 tokens, which is what these constants give for a switch every 80 ms of service or so.
+_BANDWIDTH, _ARITHMETIC, _PCIE = 0.8 * 864e9, 0.5 * 119.5e12, 0.8 * 32e9
+_LLAMA_7B, _LLAMA_7B_KV = 6.74e9, 2 * 32 * 4096 * 2
+LLAMA_7B_L20 = Linear(
+    step=2 * _LLAMA_7B / _BANDWIDTH, token=2 * _LLAMA_7B / _ARITHMETIC, position=_LLAMA_7B_KV / _BANDWIDTH,
+    draft_level=1e-3, swap=_LLAMA_7B_KV / _PCIE,
+)  # fmt: skip
+
+PAPER_SCALE: Mapping[str, Linear] = {
+    "ssjf": SSJF,
+    "llama-7b-l20": LLAMA_7B_L20,
+    **{f"v100-{model}": v100(model) for model in V100_QUERY_MS},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """Seconds measured on an engine: of a step by the compiled size that holds its tokens, and what else it does.
+
+    Beyond the largest size, steps are counted in multiples of it, as the engine would run them.
+    """
+
+    buckets: tuple[int, ...]
+    step: tuple[float, ...]
+    position: float = 0.0
+    draft_level: float = 0.0
+    #: What was measured, for people: model, machine, settings.
+    about: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.buckets or list(self.buckets) != sorted(set(self.buckets)) or self.buckets[0] < 1:
+            raise ValueError("buckets must be ascending numbers of tokens")
+        if len(self.step) != len(self.buckets) or min(self.step) <= 0:
+            raise ValueError("step must give positive seconds for each of the buckets")
+
+    def seconds(self, load: StepLoad) -> float:
+        i = bisect_left(self.buckets, load.tokens)
+        if i < len(self.buckets):
+            step = self.step[i]
+        else:
+            step = self.step[-1] * load.tokens / self.buckets[-1]
+        return step + self.position * load.context + self.draft_level * load.levels
+
+    @classmethod
+    def fit(cls, loads: Sequence[StepLoad], seconds: Sequence[float], buckets: Sequence[int], about: str) -> Profiled:
+        """Least squares over measured steps, those that a pause of the machine spoiled left out.
+
+        Sizes that no step had are interpolated, or continued in proportion to their tokens. Raises `ValueError` when
+        there is nothing to fit.
+        """
+        if not loads or len(loads) != len(seconds):
+            raise ValueError(f"{len(seconds)} times for {len(loads)} steps")
+        took, sizes = np.asarray(seconds, float), np.asarray(sorted(buckets))
+        place = np.minimum(np.searchsorted(sizes, [load.tokens for load in loads]), len(sizes) - 1)
+        seen = np.unique(place)
+        extra = np.array([[load.context, load.levels] for load in loads], float)
+        columns = np.concatenate([(place[:, None] == seen).astype(float), extra], axis=1)
+        usual = np.array([np.median(took[place == p]) for p in seen])
+        kept = took <= 4 * usual[np.searchsorted(seen, place)]
+        for _ in range(2):
+            solution = np.linalg.lstsq(columns[kept], took[kept], rcond=None)[0]
+            error = np.abs(took - columns @ solution)
+            kept = error <= 5 * np.median(error) + 1e-9
+        steps = np.interp(sizes, sizes[seen], np.maximum(solution[: len(seen)], 1e-9))
+        beyond = sizes > sizes[seen[-1]]
+        steps[beyond] = steps[seen[-1]] * sizes[beyond] / sizes[seen[-1]]
+        position, level = np.maximum(solution[len(seen) :], 0.0).tolist()
+        return cls(tuple(sizes.tolist()), tuple(steps.tolist()), position, level, about)
+
+    def save(self, path: str | Path) -> None:
+        """Raises OSError."""
+        Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+
+def load_profile(path: str | Path) -> Profiled:
+    """What `Profiled.save` wrote. Raises OSError, or ValueError naming the field that is wrong."""
+    try:
+        content: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+        known = {f.name for f in fields(Profiled)}
+        if not isinstance(content, dict) or not set(content) <= known or not {"buckets", "step"} <= set(content):
+            raise ValueError(f"needs the fields buckets and step, and may have {', '.join(sorted(known))}")
+        sizes, step = [int(b) for b in content.pop("buckets")], [float(s) for s in content.pop("step")]
+        return Profiled(tuple(sizes), tuple(step), **content)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"profile {path}: {error}") from None
+
+
+def load_cost(name: str) -> Cost:
+    """A name of `PAPER_SCALE`, or the file of a profile. Raises OSError or ValueError."""
+    if name in PAPER_SCALE:
+        return PAPER_SCALE[name]
+    if not Path(name).exists():
+        raise ValueError(f"no cost model {name!r}: give a profile's file or one of {', '.join(PAPER_SCALE)}")
+    return load_profile(name)

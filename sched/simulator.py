@@ -1,0 +1,219 @@
+"""A discrete-event simulation of serving: the engine's own scheduler on a virtual clock, a cost model in the device's
+place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import isnan, nan
+
+import numpy as np
+
+from jaxspec.sched.acceptance import Acceptance
+from jaxspec.sched.cost import Cost, StepLoad
+from jaxspec.sched.plan import Lookahead, Outcome, Plan
+from jaxspec.sched.request import Request
+from jaxspec.sched.scheduler import Scheduler
+from jaxspec.sched.workload import Workload
+
+
+class Stuck(RuntimeError):
+    """The scheduler holds requests, plans nothing, and waits for nothing: a policy's fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What became of each request, `[requests]` arrays in the workload's order; times in seconds from the start."""
+
+    workload: Workload
+    first_scheduled: np.ndarray
+    first_token: np.ndarray
+    finished: np.ndarray
+    #: How often it lost its pages and was computed anew.
+    preemptions: np.ndarray
+    #: Draft tokens verified and accepted, and the rounds that verified some.
+    drafted: np.ndarray
+    accepted: np.ndarray
+    rounds: np.ndarray
+    steps: int
+    #: How often a request was set aside with its KV kept, over all.
+    pauses: int
+    #: Seconds in which a step ran.
+    busy: float
+
+    @property
+    def jct(self) -> np.ndarray:
+        """Job completion time, the end-to-end latency, in seconds."""
+        return self.finished - self.workload.arrival
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the first arrival to the last completion."""
+        return float(self.finished.max() - self.workload.arrival[0]) if len(self.workload) else 0.0
+
+    def ending(self, finished: np.ndarray) -> Served:
+        """The same, but for when answers were given `[requests]`."""
+        return replace(self, finished=finished)
+
+    def throughput_at(self, share: float) -> float:
+        """Requests a second from time 0 until this share of them was done.
+
+        At a quarter, this is how SSJF's published experiments count throughput.
+        """
+        ends = np.sort(self.finished)
+        done = int(share * (len(ends) - 1))
+        return done / float(ends[done])
+
+
+class Simulation:
+    """Serves `workload` with `scheduler`, which must be empty.
+
+    Each decoding request drafts a chain of `draft_length` tokens a round, `acceptance` says how many are right; 0: no
+    drafting. Requests ask for just as many tokens as they will write. One that is paused has its KV moved out,
+    and in again when it goes on; what a preempted one computes again shows in its later work.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        workload: Workload,
+        cost: Cost,
+        acceptance: Acceptance | None = None,
+        draft_length: int = 0,
+    ) -> None:
+        if draft_length and acceptance is None:
+            raise ValueError("draft_length needs an acceptance model")
+        self.scheduler, self.workload, self.cost = scheduler, workload, cost
+        self._acceptance, self._draft_length = acceptance, draft_length
+        n = len(workload)
+        # Lists where one number is read or written at a time: arrays would box each.
+        self._left: list[int] = workload.output.tolist()
+        self._max_tokens = workload.output.tolist()
+        self._first_scheduled, self._first_token, self._finished = ([nan] * n for _ in range(3))
+        self._preemptions, self._drafted, self._accepted, self._rounds = ([0] * n for _ in range(4))
+        self._steps = self._pauses = 0
+        self._busy = 0.0
+        self._away: set[str] = set()
+        self._outcomes: dict[tuple[int, int, int, bool], Outcome] = {}
+
+    def run(self, advance: Callable[[], None] = lambda: None) -> Served:
+        """To the end; `advance` is called at each whole percent of the requests done. Raises `Stuck`, and what
+        `Scheduler.add` raises for a request that can never be served."""
+        workload, scheduler = self.workload, self.scheduler
+        arrival, input_len = workload.arrival.tolist(), workload.input.tolist()
+        predicted = workload.predicted.tolist()
+        n, now, coming, done = len(workload), 0.0, 0, 0
+        while coming < n or scheduler.has_work:
+            while coming < n and arrival[coming] <= now:
+                scheduler.add(self._request(coming, input_len[coming], arrival[coming], predicted[coming]), now)
+                coming += 1
+            plan = scheduler.plan(now, self._lookahead())
+            if not plan.work:
+                if plan.preempted or plan.paused:
+                    continue  # room was made: the next plan has work, as the engine's next turn would
+                now = self._next_event(now, arrival[coming] if coming < n else None)
+                continue
+            self._pauses += len(plan.paused)
+            seconds, service = self._time(plan)
+            now += seconds
+            self._steps += 1
+            self._busy += seconds
+            ended = self._answer(plan, now, service)
+            for _ in range(100 * done // n, 100 * (done + ended) // n):
+                advance()
+            done += ended
+        as_float, as_int = (lambda v: np.array(v, float)), (lambda v: np.array(v, int))
+        return Served(
+            workload, as_float(self._first_scheduled), as_float(self._first_token), as_float(self._finished),
+            as_int(self._preemptions), as_int(self._drafted), as_int(self._accepted), as_int(self._rounds),
+            self._steps, self._pauses, self._busy,
+        )  # fmt: skip
+
+    def _request(self, i: int, input_len: int, arrival: float, predicted: float) -> Request:
+        request = Request(str(i), input_len, [0] * input_len, self._max_tokens[i], arrival)
+        request.true_len = self._left[i]
+        if self._acceptance is not None:
+            request.true_acceptance = self._acceptance.share(i, self._draft_length)
+        if not isnan(predicted):  # else the scheduler's predictor has the word
+            request.predicted_len = predicted
+        return request
+
+    def _next_event(self, now: float, arrival: float | None) -> float:
+        """When there may be work again. Requests that wait with nothing running wait for an arrival or for a time."""
+        wake = self.scheduler.wake(now)
+        times = [t for t in (arrival, wake) if t is not None and t > now]
+        if not times:
+            raise Stuck(f"{self.scheduler.num_waiting} requests wait at {now:.6f} s and nothing will happen")
+        return min(times)
+
+    def _lookahead(self) -> Lookahead:
+        return Lookahead(self._draft_length, self._draft_length)
+
+    def _time(self, plan: Plan) -> tuple[float, float]:
+        """Seconds until the next plan, and those of them that count as service: here all."""
+        seconds = self.cost.seconds(self._load(plan))
+        return seconds, seconds
+
+    def _load(self, plan: Plan) -> StepLoad:
+        tokens = starting = context = drafting = levels = swapped = 0
+        away = self._away
+        for request in plan.paused:
+            away.add(request.id)
+            swapped += request.computed
+        for work in plan.work:
+            tokens += work.count
+            context += work.start
+            if not work.start:
+                starting += 1
+            if work.levels:
+                drafting += 1
+                tokens += work.levels
+                if work.levels > levels:
+                    levels = work.levels
+            if away and work.request.id in away:
+                away.discard(work.request.id)
+                swapped += work.start
+        return StepLoad(tokens, starting, context, drafting, levels, swapped)
+
+    def _answer(self, plan: Plan, now: float, service: float) -> int:
+        """Tell the scheduler what the step gave; -> how many requests it ended."""
+        outcomes: list[Outcome] = []
+        ended: list[Request] = []
+        left = self._left
+        for work in plan.work:
+            request = work.request
+            if work.start + work.count < len(request.tokens):
+                outcomes.append(self._outcome(0, 0, 0, False))
+                continue
+            i = int(request.id)
+            drafted = accepted = 0
+            if work.levels:
+                assert self._acceptance is not None
+                drafted, accepted = self._acceptance.round(i, request.output_len, work.levels)
+                self._drafted[i] += drafted
+                self._accepted[i] += accepted
+                self._rounds[i] += 1
+            new = min(accepted + 1, left[i])
+            left[i] -= new
+            if isnan(self._first_token[i]):
+                self._first_token[i] = now
+            if not left[i]:
+                ended.append(request)
+                self._finished[i] = now
+            outcomes.append(self._outcome(new, drafted, accepted, not left[i]))
+        self.scheduler.update(plan, outcomes, now, seconds=service)
+        for request in ended:
+            i = int(request.id)
+            assert request.first_scheduled is not None
+            self._first_scheduled[i], self._preemptions[i] = request.first_scheduled, request.preemptions
+            if self._acceptance is not None:
+                self._acceptance.forget(i)
+        return len(ended)
+
+    def _outcome(self, tokens: int, drafted: int, accepted: int, ended: bool) -> Outcome:
+        """Outcomes are constant and few: each is made once. Tokens are all 0, nobody reads them."""
+        key = (tokens, drafted, accepted, ended)
+        if (known := self._outcomes.get(key)) is None:
+            reason = "length" if ended else None
+            known = self._outcomes[key] = Outcome((0,) * tokens, reason, proposed=drafted, accepted=accepted)
+        return known
