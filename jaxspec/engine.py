@@ -89,8 +89,7 @@ class Engine:
         self.max_model_len = min(
             config.max_model_len or loaded.config.max_position, loaded.config.max_position, pages * config.page_size
         )
-        names = drafters.resolve(config.draft, loaded.name)
-        models = {name: None if name == drafters.NGRAM else drafters.load(name, loaded) for name in names}
+        models = drafters.load_all(config.draft, loaded)
         conditioned = any("fuse" in weights for _, weights in filter(None, models.values()))
         self._executor = Executor(
             config, loaded.config, dict(loaded.weights), pages, progress, conditioned,

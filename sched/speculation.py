@@ -220,12 +220,12 @@ class Speculation:
 
 
 def choose_nodes(
-    times: Times, chances: Sequence[np.ndarray], limits: Sequence[int], others: int, at_least: int = 0
+    times: Times, chances: Sequence[np.ndarray], limits: Sequence[int], others: int, probing: Sequence[bool]
 ) -> list[np.ndarray]:
     """The nodes that raise expected tokens per second most, over all requests: masks `[n]` bool, closed under parents.
 
-    `chances` are the candidates' (`Speculation.chances`), `others` counts the step's tokens that are no drafts, and so
-    many nodes as `at_least` are taken in any case, if there are.
+    `chances` are the candidates' (`Speculation.chances`), `others` counts the step's tokens that are no drafts. A
+    request that is `probing` gets a node in any case: to learn something is worth a step.
     """
     # Chances fall along a path, and a stable sort keeps parents before their children where they don't.
     flat = [(-p, i, k) for i, row in enumerate(chances) for k, p in enumerate(row.tolist()) if p > 0]
@@ -242,6 +242,7 @@ def choose_nodes(
         if speed >= best:
             best, count = speed, m
     masks = [np.zeros(len(row), bool) for row in chances]
-    for _, i, k in kept[: max(count, at_least)]:
-        masks[i][k] = True
+    for m, (_, i, k) in enumerate(kept):
+        if m < count or (probing[i] and not masks[i].any()):
+            masks[i][k] = True
     return masks

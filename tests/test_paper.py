@@ -120,6 +120,7 @@ def data(tmp_path: Path) -> tuple[list[str], list[str]]:
     return ["ssjf", "--lengths", str(tmp_path / "lengths.csv")], ["laps_sd", *files]
 
 
+@pytest.mark.slow
 def test_ssjf_simulated_and_then_on_the_engine(quick, tmp_path):
     out, (command, _) = tmp_path / "docs", data(tmp_path)
     common = [*command, "--out", str(out)]
@@ -145,6 +146,7 @@ def test_ssjf_simulated_and_then_on_the_engine(quick, tmp_path):
     assert "…" in next(line for line in after.splitlines() if line.startswith("| rates (Fig. 4), dynamic"))
 
 
+@pytest.mark.slow
 def test_laps_sd_simulated_and_then_on_the_engine(quick, tmp_path):
     out, (_, command) = tmp_path / "docs", data(tmp_path)
     common = [*command, "--out", str(out), "--repeats", "2", "--json", str(tmp_path / "all.json")]

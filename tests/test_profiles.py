@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,13 @@ def test_a_file_of_something_else_is_replaced(tmp_path: Path, content: str) -> N
     (path,) = tmp_path.iterdir()
     path.write_text(content)
     assert remembered("k", ["1", "8"], Measure(3.0), tmp_path) == json.loads(path.read_text()) == {"1": 3.0, "8": 6.0}
+
+
+def test_after_a_week_it_is_measured_again(tmp_path: Path) -> None:
+    remembered("k", ["1", "8"], Measure(), tmp_path)
+    (path,) = tmp_path.iterdir()
+    os.utime(path, (0, path.stat().st_mtime - profiles.KEPT - 60))
+    assert remembered("k", ["1", "8"], Measure(3.0), tmp_path)["8"] == 6.0
 
 
 def test_a_folder_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:

@@ -39,7 +39,19 @@ def keys(count: int) -> np.ndarray:
     return np.random.default_rng(4).integers(-(2**31), 2**31, (count, 2)).astype(np.int32)
 
 
-@pytest.mark.parametrize("children", [1, 2, 3])
+def test_where_what_is_left_of_the_drafter_is_too_small_for_a_float() -> None:
+    """Drafter and target are both certain, of different tokens: the second draw must not be taken for granted."""
+    shape = BatchShape(1, 1, 1, 1, 2)
+    _, batch = Blanks([shape]).take(shape)
+    batch.children[:], batch.drawn_from[:] = [0, 1], 0
+    drawn = Drawn(jnp.asarray([[[[300.0, 100.0, 101.0, 50.0]]]]), jnp.arange(4))
+    weights = jnp.asarray([[0.0, 1e-27, 1e-27, 1.0]])
+    left, taken = verify(weights, jax.tree.map(jnp.asarray, batch), drawn)
+    assert taken[0] == -1
+    np.testing.assert_allclose(left[0], [0, 0, 0, 1], atol=1e-6)
+
+
+@pytest.mark.parametrize("children", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_the_rule_by_itself(children: int) -> None:
     """One node a request, all of one p and one q, which knows only half of the tokens."""
     rng = np.random.default_rng(children)

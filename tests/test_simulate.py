@@ -112,6 +112,7 @@ SMALL = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_engine_is_recorded_for_the_simulator(tmp_path, tiny_model, capsys):
     files = [str(tmp_path / name) for name in ("recording.json", "profile.json", "acceptance.json")]
     options = [part for setting in SMALL for part in ("--set", setting)]

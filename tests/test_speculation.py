@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,10 +63,10 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def start(kind: str, **sizes: Any) -> LLM:
-    replace, settings_ = KINDS[kind]
+    other, settings_ = KINDS[kind]
     with pytest.MonkeyPatch.context() as patch:
-        if replace is not None:
-            patch.setattr(drafters, "load", lambda name, target: replace(target))
+        if other is not None:
+            patch.setattr(drafters, "load", lambda name, target: other(target))
         return LLM(tiny.model(), **COMMON, **sizes, **settings_)
 
 
@@ -129,7 +130,7 @@ def test_a_perfect_drafter_is_always_right_and_nothing_compiles(engines: dict[st
     assert out[0].metrics.speculation.mean_accepted_length > 2
 
 
-@pytest.mark.parametrize("kind", ["xla", "native"])
+@pytest.mark.parametrize("kind", [pytest.param("xla", marks=pytest.mark.slow), "native"])
 @pytest.mark.parametrize("reads_features", [True, False])
 def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) -> None:
     """Catch-up in two rounds for two requests; tokens and probabilities of three levels against whole passes."""
@@ -173,12 +174,14 @@ def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) ->
             assert got.logprob[node] == pytest.approx(expected, abs=1e-3)
 
 
-def test_auto_is_ngram_and_what_is_shipped_for_the_model() -> None:
-    assert drafters.resolve(["auto"], "tiny") == ["ngram"]
-    assert drafters.resolve(["auto"], "smollm2-135m") == ["ngram", "smollm2-eagle"]
-    assert drafters.resolve(["truncated:1", "auto"], "tiny") == ["truncated:1", "ngram"]
-    assert drafters.resolve(["ngram", "auto"], "tiny") == ["ngram"]
+def test_auto_is_ngram_and_what_is_shipped_for_the_model(caplog: pytest.LogCaptureFixture) -> None:
+    target = tiny.model()
+    assert drafters.load_all(["auto"], target) == drafters.load_all(["ngram", "auto"], target) == {"ngram": None}
+    assert list(drafters.load_all(["truncated:1", "auto"], target)) == ["truncated:1", "ngram"]
     assert set(drafters.DEFAULT.values()) <= set(drafters.shipped())
+    # A model of other sizes by the name of one that has a drafter: it is served, without.
+    assert drafters.load_all(["auto"], replace(target, name="smollm2-135m")) == {"ngram": None}
+    assert "drafting without smollm2-eagle" in caplog.text
 
 
 def test_rejection_wants_one_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def select(
     spec: Speculation, candidates: list[Candidates], records: list[Record], limits: list[int]
 ) -> list[np.ndarray]:
     chances = [spec.chances(c, r) for c, r in zip(candidates, records, strict=True)]
-    return choose_nodes(spec.times, chances, limits, len(candidates), len(candidates) * spec.probing)
+    return choose_nodes(spec.times, chances, limits, len(candidates), [spec.probing] * len(candidates))
 
 
 def play(spec: Speculation, rounds: int, hit: float, requests: int = 1, seed: int = 0) -> list[int]:

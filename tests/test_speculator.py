@@ -57,6 +57,17 @@ def test_the_cheaper_one_first_and_the_next_where_it_has_nothing() -> None:
     assert round_of(Speculator([dear, cheap], STEP), requests(4)) == {"0": 100, "1": 200, "2": 100}
 
 
+def test_where_the_dearer_one_has_nothing_the_cheaper_one_is_asked() -> None:
+    cheap, dear = Fake("cheap", 100, 1e-6, ["0"]), Fake("dear", 200, 1e-4, [])
+    speculator = Speculator([cheap, dear], STEP)
+    running = requests(1)
+    for _ in range(12):
+        speculator._record(running[0], 0).observe(2.0, 0)  # the cheap one is bad for it
+    assert speculator.lookahead(running).levels
+    assert speculator._preferences(running[0], 1) == [1, 0]
+    assert round_of(speculator, running) == {"0": 100}
+
+
 def test_a_request_goes_over_to_the_drafter_that_does_better_for_it() -> None:
     """The cheap one is right for request 0 only; the dear one for both."""
     everyone = ["0", "1"]

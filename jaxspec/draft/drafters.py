@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +17,8 @@ from jaxspec.models.load import LoadedModel, ModelLoadError, load_model
 from jaxspec.models.load.drafter import load_drafter
 from jaxspec.models.load.weights import Weights
 
+log = logging.getLogger(__name__)
+
 NGRAM, AUTO = "ngram", "auto"
 _TRUNCATED = re.compile(r"truncated:(\d+)\Z")
 #: Drafters that come with the package, by name.
@@ -26,13 +29,21 @@ SHIPPED = Path(__file__).parent / "trained"
 DEFAULT = {"smollm2-135m": "smollm2-eagle"}
 
 
-def resolve(names: Sequence[str], target: str) -> list[str]:
-    """The drafters that are meant, for the model named `target`: `auto` stands for n-gram lookup and a shipped one."""
-    auto = [NGRAM, *([DEFAULT[target]] if target in DEFAULT else [])]
-    out: dict[str, None] = {}
+def load_all(names: Sequence[str], target: LoadedModel) -> dict[str, tuple[DecoderConfig, Weights] | None]:
+    """What `load` gives for each drafter, None for n-gram lookup. `auto` stands for that and a shipped one, if it fits:
+    a model may go by the name of another. Raises `ConfigError` for others that don't fit."""
+    out: dict[str, tuple[DecoderConfig, Weights] | None] = {}
     for name in names:
-        out |= dict.fromkeys(auto if name == AUTO else [name])
-    return list(out)
+        if name not in (AUTO, NGRAM):
+            out[name] = load(name, target)
+            continue
+        out.setdefault(NGRAM, None)
+        if name == AUTO and (own := DEFAULT.get(target.name)) is not None:
+            try:
+                out[own] = load(own, target)
+            except ConfigError as error:
+                log.warning("drafting without %s: %s", own, error)
+    return out
 
 
 def shipped() -> list[str]:

@@ -84,9 +84,8 @@ class Speculator:
             masks = self.policy.select(candidates, limits)
         else:
             chances = [self.speculations[i].chances(c, self._record(w.request, i)) for w, i, c in proposed]
-            # To learn something is worth a step.
-            probes = sum(self.speculations[i].probing for _, i, _ in proposed)
-            masks = choose_nodes(self.speculations[0].times, chances, limits, tokens, probes)
+            probing = [self.speculations[i].probing for _, i, _ in proposed]
+            masks = choose_nodes(self.speculations[0].times, chances, limits, tokens, probing)
         for (w, i, c), mask in zip(proposed, masks, strict=True):
             if mask.any():
                 self._asked[w.request.id] = _Asked(i, c, mask, preorder(c, mask))
@@ -96,11 +95,16 @@ class Speculator:
         """(work, drafter, candidates), at least one of each; the drafters that cost least are asked first."""
         wanted = {w.request.id: self._preferences(w.request, len(works)) for w in works}
         found: list[tuple[Work, int, Candidates]] = []
-        for i in sorted(range(len(self.drafters)), key=lambda i: self.drafters[i].seconds(1, 0, 1, 1)):
+        order = sorted(
+            range(len(self.drafters)), key=lambda i: self.drafters[i].seconds(1, 0, 1, self.drafters[i].widths[0])
+        )
+        asked: set[int] = set()
+        for i in (*order, *order):  # once more, for those whom a dearer one had nothing for
             spec = self.speculations[i]
             mine = [w for w in works if wanted[w.request.id][:1] == [i]]
-            if not mine:
+            if not mine or i in asked:  # one round a step
                 continue
+            asked.add(i)
             levels = min(spec.levels, max(w.levels for w in mine))
             for w, c in zip(mine, self.drafters[i].propose(mine, choosing, levels, spec.width), strict=True):
                 if c is None or not len(c):
@@ -111,12 +115,13 @@ class Speculator:
         return found
 
     def _preferences(self, request: Request, requests: int) -> list[int]:
-        """The drafters that draft at all in this step, fastest for this request first; equals in the order given."""
+        """The drafters that draft at all in this step: those to be looked at again, then the fastest for this request
+        first, equals in the order given."""
         active = [i for i, s in enumerate(self.speculations) if s.levels]
         if len(active) < 2:
             return active
         speed = {i: self.speculations[i].speed(requests, self._record(request, i)) for i in active}
-        return sorted(active, key=lambda i: -speed[i])
+        return sorted(active, key=lambda i: (not self.speculations[i].probing, -speed[i]))
 
     def observe(self, request: Request, nodes: Sequence[int]) -> None:
         """Of the request's draft tree the nodes `nodes` (in preorder, along the accepted path) were accepted."""

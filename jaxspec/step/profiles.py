@@ -16,9 +16,12 @@ from typing import Any
 import jax
 
 from jaxspec.cache import cache_folder
+from jaxspec.kernels.build import sources
 
 log = logging.getLogger(__name__)
 
+#: For how many seconds.
+KEPT = 7 * 24 * 3600
 #: Seconds by the name of a program.
 Profile = dict[str, float]
 
@@ -26,13 +29,16 @@ Profile = dict[str, float]
 def remembered(key: Any, names: list[str], measure: Callable[[], Profile], folder: Path | None = None) -> Profile:
     """What `measure` gave when it was last called for this device and `key` (whatever its `repr` tells apart).
 
-    Kept in `folder`, by default `profiles` in the cache; a file that is not of `names` is replaced, and one that cannot
-    be written is done without.
+    Kept in `folder`, by default `profiles` in the cache, for a week: the machine may have been busy. A file that is not
+    of `names` is replaced, and one that cannot be written is done without.
     """
-    digest = hashlib.sha256(repr((key, names, device(), jax.__version__)).encode()).hexdigest()
-    path = (folder or cache_folder("profiles")) / f"{digest[:16]}.json"
+    digest = hashlib.sha256(repr((key, names, device(), jax.__version__)).encode())
+    for source in sources():
+        digest.update(source.read_bytes())
+    path = (folder or cache_folder("profiles")) / f"{digest.hexdigest()[:16]}.json"
     try:
-        found = json.loads(path.read_text())
+        old = time.time() - path.stat().st_mtime > KEPT
+        found = {} if old else json.loads(path.read_text())
         if list(found) == names and all(isinstance(v, float) and v > 0 for v in found.values()):
             return found
     except (OSError, ValueError, TypeError):
@@ -59,7 +65,7 @@ def median_seconds(run: Callable[[], None], repeats: int = 5) -> float:
 
 
 def device() -> str:
-    """What the programs run on: the accelerator's kind, or the CPU's name and how many cores of it there are."""
+    """What the programs run on: the accelerator's kind, or the CPU's name and how many cores of it we may use."""
     first = jax.devices()[0]
     if first.platform != "cpu":
         return first.device_kind
@@ -68,4 +74,5 @@ def device() -> str:
     except OSError:
         lines = []
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return f"{name or platform.processor() or platform.machine()} × {os.cpu_count()}"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{name or platform.processor() or platform.machine()} × {cores}"

@@ -45,8 +45,7 @@ def verify(weights: jax.Array, batch: Batch, drawn: Drawn) -> tuple[jax.Array, j
     """
     p = weights / jnp.sum(weights, -1, keepdims=True)
     rows = drawn.logits.reshape(-1, drawn.vocab.shape[0])
-    own = jax.nn.softmax(rows.at[batch.drawn_from].get(mode="clip"))
-    q = jnp.zeros_like(p).at[:, drawn.vocab].set(own)
+    own = rows.at[batch.drawn_from].get(mode="clip")
     position = batch.position.at[batch.choice_node].get(mode="clip") + 1
     chances = coins(batch.seed, position, batch.children.shape[1])
     taken = jnp.full(p.shape[0], -1, jnp.int32)
@@ -54,12 +53,14 @@ def verify(weights: jax.Array, batch: Batch, drawn: Drawn) -> tuple[jax.Array, j
         child = batch.children[:, i]
         tried = (child >= 0) & (taken < 0) & (batch.drawn_from >= 0)
         at = jnp.maximum(child, 0)[:, None]
+        q = jnp.zeros_like(p).at[:, drawn.vocab].set(jax.nn.softmax(own))
         good = chances[:, i] * jnp.take_along_axis(q, at, 1)[:, 0] < jnp.take_along_axis(p, at, 1)[:, 0]
         taken = jnp.where(tried & good, child, taken)
         rejected = (tried & ~good)[:, None]
         # Rounding may leave nothing where p and q are equal; a rejection was then next to impossible.
         p = jnp.where(rejected, _normal(jnp.maximum(p - q, 0), p), p)
-        q = jnp.where(rejected, _normal(jnp.where(jnp.arange(p.shape[1]) == at, 0, q), q), q)
+        # Among the logits: the chances of what is left may all be too small for a float as long as this one is there.
+        own = jnp.where(rejected & (drawn.vocab == at), -jnp.inf, own)
     return p, taken
 
 

@@ -60,13 +60,18 @@ def load_drafter(path: Path, target: DecoderConfig, weights: Weights) -> tuple[D
     except (OSError, SafetensorError) as error:
         raise ModelLoadError(f"cannot read drafter {path}: {error}") from None
     if metadata.get("format") != _FORMAT:
-        raise ModelLoadError(f"{path} is not a drafter trained by jaxspec.distill")
+        raise ModelLoadError(f"{path} is not a drafter trained by this version of jaxspec.distill")
+    unscaled = [name for name, value in own.items() if value.dtype == np.int8 and f"{name}.scale" not in own]
+    if unscaled or not {"norm", "vocab"} <= own.keys() or "sizes" not in metadata:
+        raise ModelLoadError(f"drafter {path} is incomplete")
     sizes = json.loads(metadata["sizes"])
     if (sizes["hidden"], sizes["vocabulary"]) != (target.hidden_size, target.vocab_size):
         raise ModelLoadError(
             f"drafter {path} is for {metadata['target']} (width {sizes['hidden']}, vocabulary {sizes['vocabulary']}), "
             f"the target has width {target.hidden_size} and vocabulary {target.vocab_size}"
         )
+    if "fuse" in own and own["fuse"].shape != (2 * target.hidden_size, target.hidden_size):
+        raise ModelLoadError(f"drafter {path}: fuse is not of the shape of the target's width")
     layers = {f"layers.{i}.{part}": shape for i in range(sizes["layers"]) for part, shape in _layer(weights).items()}
     for name, shape in layers.items():
         if name not in own or own[name].shape != shape:
