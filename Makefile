@@ -38,7 +38,7 @@ test: $(INSTALLED)
 	$(PY) -m pytest $(ARGS)
 
 test-fast: $(INSTALLED)
-	$(PY) -m pytest -m "not slow" $(ARGS)
+	$(PY) -m pytest -n 2 -m "not slow" $(ARGS)
 
 lint: $(VENV)/.installed-lint
 	$(PY) -m ruff check .
