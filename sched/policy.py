@@ -50,6 +50,9 @@ class LapsSdSettings(Section):
     verify_ms: PositiveFloat | None = None
     #: "oracle": the acceptance rate is known at arrival where the request tells it: what full knowledge would give.
     acceptance: Literal["observed", "oracle"] = "observed"
+    #: Where requests stand whose rate is not stable yet: first come, first served among themselves, as in the paper, or
+    #: with the others, as if they went at a typical pace.
+    unknown: Literal["fcfs", "typical"] = "fcfs"
 
     @model_validator(mode="after")
     def _an_oracle_needs_costs(self) -> Self:

@@ -212,6 +212,18 @@ def test_with_a_batch_the_first_of_the_order_run():
     assert run.steps(9) == "ab ab ab ab cd cd cd cd ab"
 
 
+def test_the_unknown_may_stand_where_a_typical_request_would():
+    policy = order(window=2, tolerance=0.5, verify_ms=100, unknown="typical")
+    first, slow, quick, short, long = request(0, 50), request(1, 30), request(2, 30), request(3, 20), request(4, 60)
+    keys = policy.key(short), policy.key(long)
+    for r, accepted in ((first, 4), (slow, 0), (quick, 8)):
+        for _ in range(2):
+            after_round(policy, r, proposed=8, accepted=accepted)
+    # 100 ms a round give first 5 tokens, slow 1 and quick 9: paces 1, 1.7 and 0.3 when they were perceived.
+    assert (policy.key(short), policy.key(long)) == keys  # what waits keeps its place
+    assert [r.number for r in sorted([first, slow, quick, short, long], key=policy.key)] == [2, 3, 0, 1, 4]
+
+
 def test_a_known_acceptance_rate_makes_a_request_perceptible_at_once():
     policy = order(acceptance="oracle", draft_tokens=4, draft_token_ms=10, verify_ms=0.001)
     r, unknown = request(0, 50), request(1, 50)

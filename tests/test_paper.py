@@ -158,7 +158,8 @@ def test_laps_sd_simulated_and_then_on_the_engine(quick, tmp_path):
     assert main(["paper", *common, "--engine", "--engine-scale", "0.5", *settings]) == 0
     kept = json.loads((tmp_path / "all.json").read_text())
     assert set(kept) == {"simulated", "engine"}
-    assert len(kept["engine"]["reduction"]["code"]["LAS"]) == 2
+    assert len(kept["engine"]["latency"]["code"]["LAS"]) == 2
+    assert "all three kinds, mixed, 32 requests | LAPS-SD, unknown as typical" in (out / "laps_sd.md").read_text()
 
 
 def test_unreadable_data_is_named(tmp_path, capsys):

@@ -25,6 +25,8 @@ class _Progress:
     per_token: float | None = None
     length: float = 0.0
     seconds: float = 0.0
+    #: Of `per_token` to that of the requests perceived so far.
+    pace: float = 1.0
     #: Has run since it became perceptible, and so is not preempted any more.
     settled: bool = False
 
@@ -38,6 +40,10 @@ class LapsSd(Order):
     to the queue whose range holds T. There it competes once more, shortest T first; from its next round on it keeps its
     seat. The non-perceptible are served in order of arrival and preempted. Rounds without drafts leave the rate as it
     is; where nothing was ever drafted, n and A are 0 and T = L T_llm.
+
+    That is the paper's order, in which finding out costs a turn for everybody before the first may end. With
+    `unknown: typical`, which is ours, nobody waits for that: all compete by T in one queue, and whose rate is not
+    known yet is taken to go at the mean pace of those perceived before.
     """
 
     preemptive = True
@@ -48,9 +54,13 @@ class LapsSd(Order):
         # S_up of each queue but the last, which has no end; S_up of one is S_down of the next.
         self._up = [s.first_threshold_ms / 1000 * s.growth**j for j in range(s.queues - 1)]
         self._progress: dict[str, _Progress] = {}
+        self._perceived, self._typical = 0, 0.0  # how many, and their mean seconds a token
 
     def key(self, request: Request) -> Any:
         p = self._of(request)
+        if self._settings.unknown == "typical":
+            # In units of the typical seconds a token: what waits keeps its key while that changes.
+            return (0, 0, request.expected_len * p.pace)
         if p.per_token is None:
             return (p.queue, 1, request.number)
         if p.length != request.expected_len:  # predicted anew
@@ -99,6 +109,9 @@ class LapsSd(Order):
 
     def _perceive(self, p: _Progress, request: Request, n: float, rate: float) -> None:
         p.per_token = self.cost.seconds(n) / (n * rate + 1)
+        self._perceived += 1
+        self._typical += (p.per_token - self._typical) / self._perceived
+        p.pace = p.per_token / self._typical if self._typical > 0 else 1.0
         self._place(p, request)
 
     def _place(self, p: _Progress, request: Request) -> None:

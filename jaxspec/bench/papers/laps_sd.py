@@ -35,6 +35,7 @@ STABILITY = ((3, 0.1), (5, 0.05), (10, 0.02))
 CAP = 128
 REPEATS, DRAFTS = 40, 8
 LP_SJF, LAS, LAPS_SD, LATE, KNOWN = "LP-SJF", "LAS", "LAPS-SD", "LAPS-SD, stable late", "execution time known"
+FCFS, TYPICAL, MIXED = "FCFS", "LAPS-SD, unknown as typical", "mixed"
 #: Chance that a draft token is right after the one before. SpecInfer (Miao et al. 2024), Table 2: chains of 8 of
 #: LLaMA-68M give LLaMA-7B 2.73 tokens a verification on Chatbot Instruction Prompts, that is 0.64. LAPS-SD §5.2 says
 #: that MBPP's requests have higher rates (assumed: 0.75) and nothing of MiniThinky (taken as the first). How they
@@ -191,7 +192,7 @@ def reduction(latencies: Mapping[str, float], baseline: str, order: str = LAPS_S
 def on_engine(
     args: argparse.Namespace, tables: Mapping[str, Lengths], texts: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
-    """Reductions of LAPS-SD's mean latency in per cent, `{data: {baseline: [turns]}}`: 20 requests, real prompts.
+    """Mean latencies in seconds, `{data: {order: [turns]}}`: real prompts, 32 of all three kinds and 20 of each.
 
     Answers have the files' answers' lengths, scaled; the oracles know them: requests ask for just so many tokens.
     """
@@ -202,34 +203,41 @@ def on_engine(
         more = parse_overrides(args.set)
     except ConfigError as error:
         raise BenchError(str(error)) from None
-    repeats, count = args.repeats or 5, 20
+    repeats = args.repeats or 5
+    counts = {MIXED: 32, **dict.fromkeys(tables, 20)}
     limits = {"max_num_seqs": 1, "draft": [args.engine_draft], "tree": "chain", "draft_levels": DRAFTS}
     presets = {
+        FCFS: {"order": "fcfs"},
         LP_SJF: {"order": "sjf", "predictor": "oracle"},
         LAS: {"order": "las"},
-        LAPS_SD: {"order": "laps_sd", "predictor": "oracle"},
+        LAPS_SD: {"order": "laps_sd", "predictor": "oracle", "laps_sd": stable_at(STABILITY[0])},
+        TYPICAL: {
+            "order": "laps_sd",
+            "predictor": "oracle",
+            "laps_sd": {**stable_at(STABILITY[0]), "unknown": "typical"},
+        },
     }
     results: dict[str, Any] = {}
     with (
-        options.progress("turns", len(tables) * len(presets) * (repeats + 1)) as advance,
+        options.progress("turns", len(counts) * len(presets) * (repeats + 1)) as advance,
         engines({name: {**limits, **order, **more} for name, order in presets.items()}, args.model) as loaded,
     ):
         tokenizer = next(iter(loaded.values())).tokenizer
-        for name, table in tables.items():
+        for name, count in counts.items():
 
-            def workload(repeat: int, name: str = name, table: Lengths = table) -> tuple[Workload, list[list[int]]]:
+            def workload(repeat: int, kind: str = name, count: int = count) -> tuple[Workload, list[list[int]]]:
                 rng = np.random.default_rng([args.seed, repeat])
-                ids = [chat_ids(tokenizer, text) for text in prompts.choose(texts[name], count, rng)]
-                short = np.maximum(1, np.round(args.engine_scale * rng.choice(table.output, count))).astype(int)
-                return Workload(np.zeros(count), np.array([len(i) for i in ids]), short, np.full(count, np.nan)), ids
+                kinds = list(tables) if kind == MIXED else [kind]
+                drawn = [kinds[i % len(kinds)] for i in range(count)]
+                rng.shuffle(drawn)
+                ids = [chat_ids(tokenizer, prompts.choose(texts[k], 1, rng)[0]) for k in drawn]
+                short = np.array([args.engine_scale * rng.choice(tables[k].output) for k in drawn])
+                lengths = np.maximum(1, np.round(short)).astype(int)
+                return Workload(np.zeros(count), np.array([len(i) for i in ids]), lengths, np.full(count, np.nan)), ids
 
             measured = turns(loaded, workload, repeats, advance)
-            jct = {order: [mean_jct(turn) for turn in own] for order, own in measured.items()}
-            results[name] = {
-                base: [100 * (1 - own / other) for own, other in zip(jct[LAPS_SD], jct[base], strict=True)]
-                for base in (LP_SJF, LAS)
-            }
-    return {"requests": count, "scale": args.engine_scale, "draft": args.engine_draft, "reduction": results}
+            results[name] = {order: [mean_jct(turn) for turn in own] for order, own in measured.items()}
+    return {"requests": counts, "scale": args.engine_scale, "draft": args.engine_draft, "latency": results}
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -248,13 +256,28 @@ def sections(kept: Mapping[str, Any]) -> dict[str, str]:
                 cells += [f"{np.mean(v):.1f} % ({min(v):.0f} … {max(v):.0f})" for v in found]
             else:
                 cells += ["–"] * 3
-            turns = engine["reduction"][name][base] if engine else None
-            cells.append(f"{np.median(turns):.1f} % ({min(turns):.0f} … {max(turns):.0f})" if turns else "–")
+            cells.append(gain(engine["latency"][name], base, LAPS_SD) if engine else "–")
             rows.append(cells)
     kinds = [f"γ = {window}, δ = {tolerance}" for window, tolerance in (STABILITY[0], STABILITY[-1])]
     header = ["mean latency, reduction (Fig. 5)", "paper", *(f"simulated, {kind}" for kind in kinds)]
     out = {"latency": page.table([*header, "simulated, execution time known", "engine"], rows)}
+    if engine:
+        titles = {MIXED: "all three kinds, mixed", **TITLES}
+        rows = [
+            [f"{titles[name]}, {engine['requests'][name]} requests", order, f"{np.median(found[order]):.2f}"]
+            + [gain(found, base, order) if base != order else "–" for base in (FCFS, LP_SJF, LAS)]
+            for name, found in engine["latency"].items()
+            for order in found
+        ]
+        header = ["engine", "order", "mean latency, s", "against FCFS", "against LP-SJF", "against LAS"]
+        out["engine"] = page.table(header, rows)
     return out | simulated_sections(simulated) if simulated else out
+
+
+def gain(latencies: Mapping[str, Sequence[float]], base: str, order: str) -> str:
+    """Median over the turns of an order's reduction of the mean latency, in per cent, and the range."""
+    turns = [100 * (1 - own / other) for own, other in zip(latencies[order], latencies[base], strict=True)]
+    return f"{np.median(turns):.1f} % ({min(turns):.0f} … {max(turns):.0f})"
 
 
 def simulated_sections(simulated: Mapping[str, Any]) -> dict[str, str]:
