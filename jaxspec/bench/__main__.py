@@ -22,6 +22,7 @@ COMMANDS = {
     "simulate": ("jaxspec.bench.simulate", "serve a trace or a synthetic load on a virtual clock"),
     "record": ("jaxspec.bench.record", "measure the engine for the simulator: step times, acceptance, events"),
     "paper": ("jaxspec.bench.papers", "a paper's experiments again, simulated and on the engine"),
+    "predictor": ("jaxspec.bench.predictor", "length predictors beside each other: SSJF's ablation"),
     "kernels": ("jaxspec.bench.kernels", "the CPU kernels beside XLA's own operations, alternated"),
     "peers": ("jaxspec.bench.peers", "jaxspec beside transformers on torch, taking turns in one run"),
 }

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 
 class Evaluation(TypedDict):
@@ -23,10 +23,15 @@ class Evaluation(TypedDict):
 
 
 def write(evaluations: Sequence[Evaluation], folder: Path, title: str) -> None:
-    """Both files, anew; without matplotlib the picture is left out, which is said once."""
+    """Both files, anew."""
+    keep(evaluations, folder, lambda path: draw(evaluations, path, title))
+
+
+def keep(evaluations: Sequence[Any], folder: Path, draw: Callable[[Path], None]) -> None:
+    """`curve.json`, and `curve.png` as `draw` makes it; without matplotlib it is left out, which is said once."""
     (folder / "curve.json").write_text(json.dumps(list(evaluations), indent=1) + "\n")
     try:
-        draw(evaluations, folder / "curve.png", title)
+        draw(folder / "curve.png")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise

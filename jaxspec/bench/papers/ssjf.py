@@ -9,6 +9,7 @@ means over a figure's loads; throughput is counted until a quarter of the jobs a
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 from jaxspec.bench import options
 from jaxspec.bench.errors import BenchError
 from jaxspec.bench.papers import page
+from jaxspec.bench.papers.predictor_page import ssjf_table_2
 from jaxspec.bench.papers.serve import engines, mean_jct, prompt_ids, simulate, turns
 from jaxspec.bench.papers.ssjf_page import CLASSES, FCFS, KNOWN, MODES, NOISY, Curve, draw, sections
 from jaxspec.sched import arrivals
@@ -69,10 +71,21 @@ def run(args: argparse.Namespace) -> int:
     else:
         kind, numbers = "simulated", simulated(args, lengths)
     kept = page.keep(out / "ssjf.json", kind, numbers, args.json)
-    page.write(out / "ssjf.md", "SSJF", sections(kept))
+    page.write(out / "ssjf.md", "SSJF", sections(kept) | trained(out / "predictor.json"))
     if kind == "simulated":
         draw(out, kept["simulated"])
     return 0
+
+
+def trained(path: Path) -> dict[str, str]:
+    """Table 2 of the project's own predictors, where `bench predictor` has kept its numbers. Raises `BenchError`."""
+    if not path.exists():
+        return {}
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BenchError(f"{path} does not hold the numbers of `bench predictor`: {error}") from None
+    return {"table 2, trained here": ssjf_table_2(kept)}
 
 
 # --- simulated --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,134 @@
+"""Length predictors beside each other: SSJF's formulations (its Table 2), trained on the same data with the same budget.
+
+Each is trained as `python -m jaxspec.train_predictor` does, saved, loaded, and asked for the prompts of the test part.
+Broken off and run again, it goes on. What the predictions are worth to a scheduler is simulated as `bench paper ssjf`
+does without batching: jobs of the test part's lengths, shortest predicted first against first come, first served. The
+numbers are kept in OUT/predictor.json, the tables written into OUT/predictor.md between the marks there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxspec.bench import options
+from jaxspec.bench.errors import BenchError
+from jaxspec.bench.papers import page, predictor_page, ssjf, ssjf_page
+from jaxspec.sched import arrivals
+from jaxspec.sched.workload import Lengths
+
+if TYPE_CHECKING:
+    from jaxspec.predict.proxy import ProxyPredictor
+    from jaxspec.train_predictor.data import Corpus
+
+#: Prompts that the time of one prediction is measured on.
+TIMED = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", required=True, metavar="YAML", help="a preset, as configs/predictor/*.yaml")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="may be given again")
+    names = list(predictor_page.SSJF_TABLE_2)
+    parser.add_argument("--formulations", nargs="+", choices=names, default=names, metavar="NAME", help="default: all")
+    parser.add_argument("--repeats", type=options.count, default=ssjf.REPEATS, metavar="N", help="of each simulated load")
+    parser.add_argument("--out", default="docs/results", metavar="DIR", help="default: docs/results")
+    parser.add_argument("--json", metavar="FILE", help="another copy of all the numbers")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises `BenchError` where nothing can be trained."""
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    kept = page.keep(out / "predictor.json", "ablation", ablation(args), args.json)
+    page.write(out / "predictor.md", "Length predictors", predictor_page.sections(kept))
+    predictor_page.draw(out / "predictor.png", kept["ablation"]["formulations"])
+    return 0
+
+
+def ablation(args: argparse.Namespace) -> dict[str, Any]:
+    """Train and measure each formulation of the options. Raises `BenchError`."""
+    from jaxspec.config import ConfigError, parse_overrides
+    from jaxspec.models.load import ModelLoadError
+    from jaxspec.train_predictor.config import PredictorConfig
+
+    try:
+        from jaxspec.train_predictor.data import TRAIN
+        from jaxspec.train_predictor.metrics import class_bounds
+        from jaxspec.train_predictor.prepare import prepare
+        from jaxspec.train_predictor.train import Trainer
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("optax", "orbax"):
+            raise
+        raise BenchError(f"{error.name} is missing: pip install 'jaxspec[train]'") from None
+    found: dict[str, Any] = {}
+    try:
+        config = PredictorConfig.load(args.config, **parse_overrides(args.set))
+        loaded, data = prepare(config)
+        bounds = class_bounds(data.length[data.rows(TRAIN)], config.classes)
+        print(data, flush=True)
+        for name in args.formulations:
+            print(name, flush=True)
+            work = Path(config.work) / f"ablation-{name}"
+            trainer = Trainer(config.model_copy(update={"formulation": name}), loaded, data)
+            trainer.run(work)
+            trainer.predictor(name).save(work / "predictor.safetensors")
+            measured = measure(work / "predictor.safetensors", data, bounds, args.repeats)
+            found[name] = {**measured, "steps": trainer.at.steps, "curve": trainer.evaluations}
+    except (ConfigError, ModelLoadError) as error:
+        raise BenchError(str(error)) from None
+    settings = config.model_dump(exclude={"data", "work", "out", "formulation"})
+    return {"settings": settings, "data": str(data), "bounds": bounds.tolist(), "formulations": found}
+
+
+def measure(path: Path, data: Corpus, bounds: np.ndarray, repeats: int) -> dict[str, Any]:
+    """What the predictor at `path` says of the test part, how long it takes, and what it is worth to a scheduler."""
+    from jaxspec.predict.proxy import ProxyPredictor
+    from jaxspec.train_predictor.data import TEST
+    from jaxspec.train_predictor.metrics import evaluate
+
+    predictor = ProxyPredictor.load(path)
+    predictor.warm_up()
+    rows = data.rows(TEST)
+    texts = [data.texts[row] for row in rows]
+    predicted = predictor.predict(texts)
+    found = evaluate(predicted, data.length[rows], data.capped[rows], bounds)
+    reduction, throughput = worth(predicted, data.length[rows], repeats)
+    return {
+        **found,
+        "jct_reduction": reduction,
+        "throughput": throughput,
+        "latency_ms": latency(predictor, texts[:TIMED]),
+        "megabytes": path.stat().st_size / 1e6,
+    }
+
+
+def latency(predictor: ProxyPredictor, texts: Sequence[str]) -> dict[str, float]:
+    """Milliseconds of one prediction at a time, tokenising included."""
+    taken = []
+    for text in texts:
+        begin = time.perf_counter()
+        predictor.predict([text])
+        taken.append(1e3 * (time.perf_counter() - begin))
+    p50, p99 = np.percentile(taken, [50, 99]).tolist()
+    return {"mean": float(np.mean(taken)), "p50": p50, "p99": p99}
+
+
+def worth(predicted: np.ndarray, length: np.ndarray, repeats: int, seed: int = 0) -> tuple[float, float]:
+    """(JCT reduction in per cent, throughput as a multiple) against FCFS, simulated at SSJF's rates, one job at a time.
+
+    All arrays `[rows]`; a capped row counts as what was written.
+    """
+    figure: dict[str, ssjf_page.Curve] = {}
+    for order, guess in ((ssjf_page.FCFS, np.full(len(length), np.nan)), (ssjf_page.CLASSES, predicted)):
+        table = Lengths(np.full(len(length), 32), length.astype(int), np.maximum(guess, 1))
+        figure[order] = ssjf.curve(
+            ssjf.ORDERS[order], lambda rate, rng: arrivals.poisson(ssjf.JOBS, rate, rng), ssjf.RATES, "none", 1, table,
+            repeats, seed,
+        )  # fmt: skip
+    reduction, throughput = ssjf_page.gains(figure)
+    return float(reduction), float(throughput)
