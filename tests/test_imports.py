@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-SERVING = tuple(
-    f"jaxspec.{name}" for name in ("engine", "llm", "config", "session", "step", "draft", "distill", "serve", "bench")
-)
+ENGINE = ("jaxspec.engine", "jaxspec.llm", "jaxspec.session", "jaxspec.step", "jaxspec.draft", "jaxspec.kernels")
+USERS = ("jaxspec.distill", "jaxspec.train_predictor", "jaxspec.serve", "jaxspec.bench")
+SERVING = ("jaxspec.config", "jaxspec.predict", *ENGINE, *USERS)
 
 FORBIDDEN = {
     "jaxspec.sched": ("jax", "jaxlib", "flax", "optax", "jaxspec.models", *SERVING),
     "jaxspec.models": ("jaxspec.sched", *SERVING),
+    "jaxspec.predict": (*ENGINE, *USERS),
 }
 
 

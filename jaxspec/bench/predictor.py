@@ -1,4 +1,4 @@
-"""Length predictors beside each other: SSJF's formulations (its Table 2), trained on the same data with the same budget.
+"""Length predictors beside each other: SSJF's formulations (Table 2), trained on the same data with one budget.
 
 Each is trained as `python -m jaxspec.train_predictor` does, saved, loaded, and asked for the prompts of the test part.
 Broken off and run again, it goes on. What the predictions are worth to a scheduler is simulated as `bench paper ssjf`
@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="may be given again")
     names = list(predictor_page.SSJF_TABLE_2)
     parser.add_argument("--formulations", nargs="+", choices=names, default=names, metavar="NAME", help="default: all")
-    parser.add_argument("--repeats", type=options.count, default=ssjf.REPEATS, metavar="N", help="of each simulated load")
+    parser.add_argument(
+        "--repeats", type=options.count, default=ssjf.REPEATS, metavar="N", help="of each simulated load"
+    )
     parser.add_argument("--out", default="docs/results", metavar="DIR", help="default: docs/results")
     parser.add_argument("--json", metavar="FILE", help="another copy of all the numbers")
 

@@ -71,8 +71,8 @@ class Checkpoints:
     def _damaged(self, step: int | None, error: Exception) -> ConfigError:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return ConfigError(
-            f"work: the checkpoint {self.folder / str(step)} is damaged ({lines[0][:200]}); remove that folder to go on "
-            "from the one before, or all of them to start anew"
+            f"work: the checkpoint {self.folder / str(step)} is damaged ({lines[0][:200]}); remove that folder to go "
+            "on from the one before, or all of them to start anew"
         )
 
 

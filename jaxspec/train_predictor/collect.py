@@ -3,8 +3,8 @@
 A prompt file holds one JSON object a line with "turns" (the user's texts), as a rule an "id", and with several turns
 "replies". Every turn is asked, after the turns before it and their replies: the file's, or with --history own the
 model's. Each answer runs to its end token or to --max-tokens, and gives a line of the output:
-{"id", "turn", "temperature", "prompt", "length", "capped", "group", "source"}; capped: it was cut, so its true length is
-more than "length". Run again, it goes on with what is missing.
+{"id", "turn", "temperature", "prompt", "length", "capped", "group", "source"}; capped: it was cut, so its true length
+is more than "length". Run again, it goes on with what is missing.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0], help="one answer for each (default: 0)")
     parser.add_argument("--max-tokens", type=count, default=1024, help="the cap of an answer (default: 1024)")
     parser.add_argument("--max-prompt-tokens", type=count, default=2048, help="longer prompts are left out")
-    parser.add_argument("--history", choices=("file", "own"), default="file", help="whose replies the later turns follow")
+    parser.add_argument(
+        "--history", choices=("file", "own"), default="file", help="whose replies the later turns follow"
+    )
     parser.add_argument("--limit", type=count, help="ask so many conversations, those asked before included")
     parser.add_argument("--seed", type=int, default=0, help="of the order and of the samples")
     return parser.parse_args(argv)
@@ -144,8 +146,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def conversations(paths: Sequence[str], temperatures: Sequence[float], own: bool, seed: int) -> list[Conversation]:
-    """Every conversation at every temperature, in an order that `seed` and the ids decide: a longer list leaves it as it
-    is, and the first so many are a fair sample. Raises `OSError` and `ValueError`."""
+    """Every conversation at every temperature, in an order that `seed` and the ids decide: the first so many are a fair
+    sample. Raises `OSError` and `ValueError`."""
     found = [
         Conversation(id, source, t, turns, [] if own else replies, own)
         for path in paths
@@ -204,7 +206,9 @@ def collect(
     """Ask all that is `missing`, many at once, and write a line as each answer ends. Raises `RuntimeError`."""
     most = min(args.max_prompt_tokens, engine.max_model_len - args.max_tokens)
     if most < 1:
-        raise RuntimeError(f"--max-tokens {args.max_tokens} leaves no room for a prompt in {engine.max_model_len} tokens")
+        raise RuntimeError(
+            f"--max-tokens {args.max_tokens} leaves no room for a prompt in {engine.max_model_len} tokens"
+        )
     ended: SimpleQueue[Asked] = SimpleQueue()
     running = 0
     while missing or running:

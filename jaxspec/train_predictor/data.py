@@ -92,7 +92,9 @@ def read_rows(
                 else:
                     rows.append(_of_text(line, cap, f"{path}, row {number}"))
         except (OSError, ValueError) as error:
-            raise error if isinstance(error, ConfigError) else ConfigError(f"data: cannot read {path}: {error}") from None
+            raise (
+                error if isinstance(error, ConfigError) else ConfigError(f"data: cannot read {path}: {error}")
+            ) from None
     if not rows:
         raise ConfigError(f"data: no rows in {', '.join(paths)}")
     return rows
@@ -114,7 +116,9 @@ def _of_text(line: Mapping[str, Any], cap: int | None, where: str) -> Row:
 def _of_ids(line: Mapping[str, Any], tokenizer: Tokenizer, cap: int | None, where: str) -> Row:
     prompt_ids, output_ids = line["prompt_ids"], line.get("output_ids")
     if not (_ids(prompt_ids) and _ids(output_ids) and output_ids):
-        raise ConfigError(f'data: {where}: "prompt_ids" and "output_ids" must be lists of token ids, the latter not empty')
+        raise ConfigError(
+            f'data: {where}: "prompt_ids" and "output_ids" must be lists of token ids, the latter not empty'
+        )
     ended = output_ids[-1] in tokenizer.eos_token_ids
     match line.get("finished"):
         case bool(finished):
@@ -163,7 +167,9 @@ def corpus(rows: Sequence[Row], clip: Callable[[str], Sequence[int]], validation
     return Corpus([row.prompt for row in rows], ids, length, capped, part)
 
 
-def batches(order: np.ndarray, width: Sequence[int], size: int, window: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+def batches(
+    order: np.ndarray, width: Sequence[int], size: int, window: int, rng: np.random.Generator
+) -> Iterator[np.ndarray]:
     """One epoch of row numbers in groups of `size` (the last may be smaller), rows of like `width` together.
 
     `order`: the rows; `width`: of every row of the corpus, in tokens. Rows are shuffled, sorted by width within windows

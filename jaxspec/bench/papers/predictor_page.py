@@ -68,7 +68,13 @@ def alise_table_2(found: Mapping[str, Mapping[str, float]]) -> str:
     for key, (title, paper) in ALISE_TABLE_2.items():
         cells = [" / ".join(f"{pair[i]:g}" for pair in paper) for i in (0, 1)]
         rows.append([title, *cells, *(number(found.get(kind, {}).get(key)) for kind in ("proxy", "retrieval"))])
-    header = ["ALISE, Table 2", "proxy: paper, OPT-2.7B / 6.7B / 13B", "retrieval: paper", "proxy: here", "retrieval: here"]
+    header = [
+        "ALISE, Table 2",
+        "proxy: paper, OPT-2.7B / 6.7B / 13B",
+        "retrieval: paper",
+        "proxy: here",
+        "retrieval: here",
+    ]
     return page.table(header, rows)
 
 

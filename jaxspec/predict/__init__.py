@@ -1,0 +1,1 @@
+"""Predicting how many tokens a model will answer a prompt with."""

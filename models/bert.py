@@ -1,0 +1,107 @@
+"""The BERT encoder (Devlin et al. 2019): learned positions, norms after each sublayer, attention in both directions.
+
+Weights are float32 and matrices `[in, out]`; queries, keys and values are one product. There is no dropout and no
+pooler: length prediction reads the first token (`BertEncoder.first`), retrieval the mean of all (`mean_pool`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+#: `hidden_act` of a configuration -> the function it names.
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_new": partial(jax.nn.gelu, approximate=True),
+    "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BertConfig:
+    """Sizes of an encoder. `eps` is the layer norms'; `activation` a key of `ACTIVATIONS`."""
+
+    vocab_size: int
+    hidden: int
+    layers: int
+    heads: int
+    intermediate: int
+    max_positions: int = 512
+    type_vocab: int = 2
+    eps: float = 1e-12
+    activation: str = "gelu"
+
+
+class BertBlock(nnx.Module):
+    """One layer: attention, then the feed-forward part, each added to its input and normed."""
+
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
+        c = self.config = config
+        linear = partial(nnx.Linear, kernel_init=nnx.initializers.truncated_normal(0.02), rngs=rngs)
+        self.qkv = linear(c.hidden, 3 * c.hidden)
+        self.o = linear(c.hidden, c.hidden)
+        self.attn_norm = layer_norm(c, rngs)
+        self.up = linear(c.hidden, c.intermediate)
+        self.down = linear(c.intermediate, c.hidden)
+        self.mlp_norm = layer_norm(c, rngs)
+
+    def __call__(self, x: jax.Array, mask: jax.Array, queries: int | None = None) -> jax.Array:
+        """`x [B, T, H]`, `mask [B, T]` bool -> `[B, T, H]`, or `[B, queries, H]`: only of the first positions."""
+        c = self.config
+        q, k, v = (part.reshape(*x.shape[:2], c.heads, -1) for part in jnp.split(self.qkv(x), 3, -1))
+        attended = jax.nn.dot_product_attention(q[:, :queries], k, v, mask=mask[:, None, None, :])
+        x = x[:, :queries]
+        x = self.attn_norm(x + self.o(attended.reshape(x.shape)))
+        return self.mlp_norm(x + self.down(ACTIVATIONS[c.activation](self.up(x))))
+
+
+class BertEncoder(nnx.Module):
+    """Embeddings and layers; begins with BERT's random initialisation (normal, 0.02)."""
+
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
+        c = self.config = config
+        embed = partial(nnx.Embed, features=c.hidden, embedding_init=nnx.initializers.truncated_normal(0.02), rngs=rngs)
+        self.tokens = embed(c.vocab_size)
+        self.positions = embed(c.max_positions)
+        self.types = embed(c.type_vocab)
+        self.norm = layer_norm(c, rngs)
+        self.layers = nnx.List(BertBlock(c, rngs) for _ in range(c.layers))
+
+    def __call__(self, ids: jax.Array, mask: jax.Array) -> jax.Array:
+        """`ids [B, T]` int32, `mask [B, T]` bool (True where there is a token) -> `[B, T, H]` float32.
+
+        All tokens are of type 0. What stands at masked positions means nothing.
+        """
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x, mask)
+        return x
+
+    def first(self, ids: jax.Array, mask: jax.Array) -> jax.Array:
+        """The first token's vector `[B, H]`, without the last layer's work on the others."""
+        x = self.embed(ids)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, mask, 1 if i == len(self.layers) - 1 else None)
+        return x[:, 0]
+
+    def embed(self, ids: jax.Array) -> jax.Array:
+        """`ids [B, T]` -> `[B, T, H]`, what the first layer reads."""
+        positions = self.positions.embedding[...][: ids.shape[1]]
+        return self.norm(self.tokens(ids) + positions + self.types.embedding[...][0])
+
+
+def layer_norm(config: BertConfig, rngs: nnx.Rngs) -> nnx.LayerNorm:
+    return nnx.LayerNorm(config.hidden, epsilon=config.eps, use_fast_variance=False, rngs=rngs)
+
+
+def mean_pool(hidden: jax.Array, mask: jax.Array) -> jax.Array:
+    """`hidden [B, T, H]`, `mask [B, T]` -> sentence embeddings `[B, H]`: the mean over a row's tokens, of length 1."""
+    there = mask[..., None].astype(hidden.dtype)
+    mean = jnp.sum(hidden * there, 1) / jnp.maximum(jnp.sum(there, 1), 1)
+    return mean / jnp.maximum(jnp.linalg.norm(mean, axis=-1, keepdims=True), 1e-12)
