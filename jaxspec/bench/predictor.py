@@ -59,8 +59,8 @@ def ablation(args: argparse.Namespace) -> dict[str, Any]:
     from jaxspec.train_predictor.config import PredictorConfig
 
     try:
+        from jaxspec.predict.formulation import class_bounds
         from jaxspec.train_predictor.data import TRAIN
-        from jaxspec.train_predictor.metrics import class_bounds
         from jaxspec.train_predictor.prepare import prepare
         from jaxspec.train_predictor.train import Trainer
     except ModuleNotFoundError as error:
@@ -71,7 +71,7 @@ def ablation(args: argparse.Namespace) -> dict[str, Any]:
     try:
         config = PredictorConfig.load(args.config, **parse_overrides(args.set))
         loaded, data = prepare(config)
-        bounds = class_bounds(data.length[data.rows(TRAIN)], config.classes)
+        bounds = np.asarray(class_bounds(data.length[data.rows(TRAIN)], config.classes))
         print(data, flush=True)
         for name in args.formulations:
             print(name, flush=True)

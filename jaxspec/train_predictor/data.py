@@ -92,9 +92,9 @@ def read_rows(
                 else:
                     rows.append(_of_text(line, cap, f"{path}, row {number}"))
         except (OSError, ValueError) as error:
-            raise (
-                error if isinstance(error, ConfigError) else ConfigError(f"data: cannot read {path}: {error}")
-            ) from None
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"data: cannot read {path}: {error}") from None
     if not rows:
         raise ConfigError(f"data: no rows in {', '.join(paths)}")
     return rows

@@ -30,15 +30,12 @@ class Metrics(TypedDict):
     tau: float
 
 
-def class_bounds(length: np.ndarray, classes: int) -> np.ndarray:
-    """Percentiles of training lengths that divide them into `classes` (SSJF §3.1), ascending; fewer than
-    `classes - 1` where percentiles coincide. A length is in the class of as many bounds as are no greater than it."""
-    bounds = np.unique(np.quantile(length, np.arange(1, classes) / classes))
-    return bounds[bounds > np.min(length)]  # else the first class would be empty
-
-
 def evaluate(predicted: np.ndarray, length: np.ndarray, capped: np.ndarray, bounds: np.ndarray) -> Metrics:
-    """All `[rows]`: predicted lengths, true ones (of capped rows: what was written), whether they were cut."""
+    """All `[rows]`: predicted lengths, true ones (of capped rows: what was written), whether they were cut.
+
+    `bounds`: as `jaxspec.predict.formulation.class_bounds` finds them among training lengths; a length is in the class
+    of as many of them as are no greater than it.
+    """
     known = ~capped
     error = np.abs(predicted - length)[known]
     mae = _mean(error)

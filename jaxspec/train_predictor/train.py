@@ -23,14 +23,14 @@ from flax import nnx
 from jaxspec.config import ConfigError
 from jaxspec.models.length_head import LengthHead
 from jaxspec.models.load.bert import LoadedEncoder
-from jaxspec.predict.formulation import Formulation
+from jaxspec.predict.formulation import Formulation, class_bounds
 from jaxspec.predict.proxy import ProxyPredictor
 from jaxspec.progress import progress
 from jaxspec.train_predictor import curve
 from jaxspec.train_predictor.checkpoints import Checkpoints
 from jaxspec.train_predictor.config import PredictorConfig
 from jaxspec.train_predictor.data import TEST, TRAIN, VALIDATION, Corpus, batches
-from jaxspec.train_predictor.metrics import Metrics, class_bounds, evaluate
+from jaxspec.train_predictor.metrics import Metrics, evaluate
 
 #: Widths that rows are padded to: each compiles once.
 WIDTHS = (32, 64, 96, 128, 192, 256, 384, 512)
@@ -43,7 +43,7 @@ EMBEDDINGS = ("tokens", "positions", "types")
 
 
 class Batch(NamedTuple):
-    """Rows: ids `[B, T]` int32, tokens `[B]` int32: how many of them there are, length `[B]` float32, capped `[B]` bool,
+    """Rows: ids `[B, T]` int32, tokens `[B]` int32: how many there are, length `[B]` float32, capped `[B]` bool,
     weights `[B]` float32: 0 for rows that only fill the batch."""
 
     ids: jax.Array
@@ -69,13 +69,19 @@ class Progress(NamedTuple):
 
 
 class Trainer:
-    """State of a run; `run` goes on from the last checkpoint in the work folder."""
+    """State of a run; `run` goes on from the last checkpoint in the work folder.
+
+    Raises `ConfigError` if the data are not fit to train on.
+    """
 
     def __init__(self, config: PredictorConfig, loaded: LoadedEncoder, data: Corpus):
         self.config, self.loaded, self.data = config, loaded, data
         train = data.rows(TRAIN)
-        self.bounds = class_bounds(data.length[train], config.classes)
-        self.formulation = Formulation.fit(config.formulation, data.length[train], config.classes, config.scale)
+        self.bounds = np.asarray(class_bounds(data.length[train], config.classes))
+        try:
+            self.formulation = Formulation.fit(config.formulation, data.length[train], config.classes, config.scale)
+        except ValueError as error:
+            raise ConfigError(f"data: {error}") from None
         head = LengthHead(loaded.config.hidden, config.width, self.formulation.outputs, nnx.Rngs(config.seed))
         frozen = EMBEDDINGS if config.freeze_embeddings else ()
         self.encoder_graph, learn, self.rest = nnx.split(loaded.encoder, lambda path, _: path[0] not in frozen, ...)
@@ -162,8 +168,8 @@ class Trainer:
     # Batches
 
     def batch(self, rows: np.ndarray, read: bool = True) -> Batch:
-        """A full batch of rows' numbers: some again, without weight, where there are too few. Unless it is to be `read`,
-        it is without ids."""
+        """A full batch of rows' numbers: some again, without weight, where there are too few. Without ids unless it
+        is to be `read`."""
         d, size = self.data, self.config.batch
         filled = np.resize(rows, size)
         tokens = np.asarray([len(d.ids[r]) for r in filled], np.int32)
@@ -196,8 +202,8 @@ class Trainer:
     # A run
 
     def run(self, folder: Path) -> Metrics:
-        """Train to the end of both phases, with checkpoints and the curves in `folder`; -> how good the result is on the
-        test part, which is written to `report.json` too.
+        """Train to the end of both phases, with checkpoints and the curves in `folder`; -> how good the result is on
+        the test part, which is written to `report.json` too.
 
         Raises `ConfigError` if the checkpoints there are of another run, or damaged.
         """
