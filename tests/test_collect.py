@@ -38,7 +38,7 @@ def run(engine: Lasting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
         [{"id": "one", "turns": ["hi"], "dataset": "greetings"},
          {"id": "two", "turns": ["a", "b", "c"], "replies": ["x"]},
          {"id": "long", "turns": [120 * "z", "y"]},
-         {"turns": ["hi"]}],
+         {"id": "four", "turns": ["hi"]}],
     )  # fmt: skip
 
     def call(out: Path, *more: str) -> int:
@@ -56,7 +56,7 @@ def test_each_turn_is_a_row_and_cut_answers_are_marked(run: Any, tmp_path: Path,
     assert run(out, "--temperature", "0", "0.9") == 0
     assert "1 conversations" not in capsys.readouterr().out, "at two temperatures it is two"
     rows = by_turn(out)
-    assert {key[0::2] for key in rows} == {("one", 0), ("two", 0), ("two", 1), ("p-3", 0)} and len(rows) == 8
+    assert {key[0::2] for key in rows} == {("one", 0), ("two", 0), ("two", 1), ("four", 0)} and len(rows) == 8
     for (_, temperature, turn), row in rows.items():
         assert row.keys() == {"id", "turn", "temperature", "prompt", "length", "capped", "group", "source"}
         assert 1 <= row["length"] <= CAP
@@ -69,7 +69,7 @@ def test_each_turn_is_a_row_and_cut_answers_are_marked(run: Any, tmp_path: Path,
     second = rows["two", 0.0, 1]
     assert second["prompt"] == "[user]a\n[assistant]x\n[user]b\n[assistant]"
     assert second["group"] == rows["two", 0.0, 0]["group"]
-    assert rows["one", 0.0, 0]["group"] == rows["p-3", 0.0, 0]["group"], "one prompt in two places"
+    assert rows["one", 0.0, 0]["group"] == rows["four", 0.0, 0]["group"], "one prompt in two places"
     assert (rows["one", 0.0, 0]["source"], second["source"]) == ("greetings", "p")
     read = read_rows([str(out)], lambda: pytest.fail("no token ids"))
     assert [(r.length, r.capped) for r in read] == [(r["length"], r["capped"]) for r in read_lines(out)]
@@ -82,7 +82,7 @@ def test_a_cut_off_run_writes_what_it_would_have_written(
     options = ("--history", "own", "--temperature", "0.9")
     assert run(whole, *options) == 0
     rows = by_turn(whole)
-    assert {key[0::2] for key in rows} == {("one", 0), ("two", 0), ("two", 1), ("two", 2), ("p-3", 0)}
+    assert {key[0::2] for key in rows} == {("one", 0), ("two", 0), ("two", 1), ("two", 2), ("four", 0)}
     first, second = rows["two", 0.9, 0], rows["two", 0.9, 1]
     assert second["prompt"] == f"[user]a\n[assistant]{first['reply']}\n[user]b\n[assistant]"
     assert first["reply"] in rows["two", 0.9, 2]["prompt"] and "reply" not in rows["two", 0.9, 2]
@@ -94,8 +94,11 @@ def test_a_cut_off_run_writes_what_it_would_have_written(
         assert run(cut, *options) == 0
         assert by_turn(cut) == rows
     capsys.readouterr()
-    monkeypatch.setattr(collect, "LLM", lambda *_, **__: pytest.fail("nothing is left to ask but what is too long"))
-    assert run(cut, *options, "--limit", "1") in (0, 2)
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text("".join(line for line in prompts.read_text().splitlines(True) if "long" not in line))
+    monkeypatch.setattr(collect, "LLM", lambda *_, **__: pytest.fail("nothing is left to ask"))
+    assert run(cut, "--history", "own", "--temperature", "0.9", "--limit", "2") == 0
+    assert "answered before" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,61 @@
+"""ALISE's Table 2: a predictor that looks served prompts up beside the proxy, asked for the same requests one by one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+#: Evenly divided bins of the lengths: the paper does not say how many; S3, which it compares with, has ten.
+BINS = 10
+#: Requests of the repeating workload, how many prompts they come from, and the exponent of how unevenly they come.
+REQUESTS, PROMPTS, SKEW = 1000, 200, 1.0
+
+
+class Predictor(Protocol):
+    """As `jaxspec.predict`'s; one that learns has `learn(texts, lengths)` besides."""
+
+    def predict(self, texts: Sequence[str]) -> np.ndarray: ...
+
+
+def repeating(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """`REQUESTS` of `rows`, at most `PROMPTS` of them, the i-th coming in proportion to 1 / i**SKEW."""
+    few = rng.permutation(rows)[:PROMPTS]
+    share = np.arange(1, len(few) + 1) ** -SKEW
+    return rng.choice(few, REQUESTS, p=share / share.sum())
+
+
+def serve(predictor: Predictor, texts: Sequence[str], length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ask for each request and then, if the predictor learns, tell how long its answer `length [n]` was.
+
+    -> predicted tokens `[n]`, and what each prediction took in milliseconds, tokenising included.
+    """
+    learn = getattr(predictor, "learn", None)
+    predicted, taken = np.zeros(len(texts)), np.zeros(len(texts))
+    for i, text in enumerate(texts):
+        begin = time.perf_counter()
+        predicted[i] = predictor.predict([text])[0]
+        taken[i] = 1e3 * (time.perf_counter() - begin)
+        if learn is not None:
+            learn([text], [int(length[i])])
+    return predicted, taken
+
+
+def compare(
+    predictors: Mapping[str, Predictor], texts: Sequence[str], length: np.ndarray, capped: np.ndarray
+) -> dict[str, dict[str, float]]:
+    """For each predictor: accuracy over even bins, error as a share of the mean length (cut answers left out), and mean
+    latency in milliseconds. All `[n]`, in the order of serving."""
+    edges = np.linspace(0, length.max(), BINS + 1)[1:-1]
+    out = {}
+    for name, predictor in predictors.items():
+        predicted, taken = serve(predictor, texts, length)
+        known = ~capped
+        out[name] = {
+            "accuracy": float((np.digitize(predicted, edges) == np.digitize(length, edges)).mean()),
+            "error_ratio": float(np.abs(predicted - length)[known].mean() / length[known].mean()),
+            "latency_ms": float(taken.mean()),
+        }
+    return out
