@@ -91,7 +91,7 @@ def measure(path: Path, data: Corpus, bounds: np.ndarray, repeats: int) -> dict[
     """What the predictor at `path` says of the test part, how long it takes, and what it is worth to a scheduler."""
     from jaxspec.predict.proxy import ProxyPredictor
     from jaxspec.train_predictor.data import TEST
-    from jaxspec.train_predictor.metrics import evaluate
+    from jaxspec.train_predictor.metrics import evaluate, rounded
 
     predictor = ProxyPredictor.load(path)
     predictor.warm_up()
@@ -101,7 +101,7 @@ def measure(path: Path, data: Corpus, bounds: np.ndarray, repeats: int) -> dict[
     found = evaluate(predicted, data.length[rows], data.capped[rows], bounds)
     reduction, throughput = worth(predicted, data.length[rows], repeats)
     return {
-        **found,
+        **rounded(found),
         "jct_reduction": reduction,
         "throughput": throughput,
         "latency_ms": latency(predictor, texts[:TIMED]),

@@ -19,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:  # the optional extra `train`
         from jaxspec.models.load import ModelLoadError
+        from jaxspec.train_predictor.metrics import rounded
         from jaxspec.train_predictor.prepare import prepare
         from jaxspec.train_predictor.train import Trainer
     except ModuleNotFoundError as error:
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name}: {data}", flush=True)
         trainer = Trainer(config, loaded, data)
         found = trainer.run(Path(config.work) / name)
-        print(json.dumps({"test": {key: round(value, 4) for key, value in found.items()}}), flush=True)
+        print(json.dumps({"test": rounded(found)}), flush=True)
         trainer.predictor(Path(config.out).stem).save(config.out)
     except (ConfigError, ModelLoadError) as error:
         return _fail(str(error))

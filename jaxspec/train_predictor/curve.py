@@ -12,14 +12,14 @@ from jaxspec.distill.curve import keep
 class Evaluation(TypedDict):
     """step: of both phases together; phase: 1 (all weights) or 2 (head only); train: mean loss of the steps since the
     evaluation before (None: no step was made); validation: loss of the validation part; mae in tokens and Kendall's τ
-    there."""
+    there (None: no number)."""
 
     step: int
     phase: int
     train: float | None
     validation: float
-    mae: float
-    tau: float
+    mae: float | None
+    tau: float | None
 
 
 def write(evaluations: Sequence[Evaluation], folder: Path, title: str) -> None:

@@ -7,7 +7,8 @@ errors of the length; it counts for classes where its class is certain (no class
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
 import numpy as np
 from scipy.stats import kendalltau
@@ -52,6 +53,14 @@ def evaluate(predicted: np.ndarray, length: np.ndarray, capped: np.ndarray, boun
         "accuracy": _mean(true == guess),
         "macro_f1": macro_f1(true, guess),
         "tau": tau,
+    }
+
+
+def rounded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """For JSON: four digits, None for what is no number."""
+    return {
+        key: (round(value, 4) if value == value else None) if isinstance(value, float) else value
+        for key, value in values.items()
     }
 
 

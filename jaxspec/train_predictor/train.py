@@ -30,7 +30,7 @@ from jaxspec.train_predictor import curve
 from jaxspec.train_predictor.checkpoints import Checkpoints
 from jaxspec.train_predictor.config import PredictorConfig
 from jaxspec.train_predictor.data import TEST, TRAIN, VALIDATION, Corpus, batches
-from jaxspec.train_predictor.metrics import Metrics, evaluate
+from jaxspec.train_predictor.metrics import Metrics, evaluate, rounded
 
 #: Widths that rows are padded to: each compiles once.
 WIDTHS = (32, 64, 96, 128, 192, 256, 384, 512)
@@ -216,7 +216,7 @@ class Trainer:
                 self._phase(checkpoints, folder, self.config.head_steps, self._steps_of_head())
         curve.write(self.evaluations, folder, folder.name)
         found = self.report()
-        (folder / "report.json").write_text(json.dumps(found, indent=1) + "\n")
+        (folder / "report.json").write_text(json.dumps(rounded(found), indent=1) + "\n")
         return found
 
     def _phase(
@@ -276,12 +276,8 @@ class Trainer:
         if not math.isfinite(loss):
             raise ConfigError(f"learning_rate: at step {self.at.steps} the loss is {loss}; set a lower rate")
         found = evaluate(self.formulation.lengths(raw), length, capped, self.bounds)
-        numbers = (round(value, 4) for value in (loss, found["mae"], found["tau"]))
-        validation, mae, tau = numbers
-        self.evaluations.append(
-            {"step": self.at.steps, "phase": self.at.phase, "train": train and round(train, 4),
-             "validation": validation, "mae": mae, "tau": tau}
-        )  # fmt: skip
+        numbers = rounded({"train": train, "validation": loss, "mae": found["mae"], "tau": found["tau"]})
+        self.evaluations.append(curve.Evaluation(step=self.at.steps, phase=self.at.phase, **numbers))
         print(json.dumps({**self.evaluations[-1], "seconds": round(time.monotonic() - begun)}), flush=True)
         if loss < self.at.best:
             self.at = self.at._replace(best=loss, worse=0)

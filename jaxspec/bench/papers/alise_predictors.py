@@ -1,4 +1,4 @@
-"""ALISE's Table 2: a predictor that looks served prompts up beside the proxy, asked for the same requests one by one."""
+"""ALISE's Table 2: a predictor that looks served prompts up beside the proxy, asked for the same requests."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def draw(path: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
     """How well each formulation orders the validation part's prompts while it is trained."""
     panels = {
         "all weights, then the head": {
-            name: [(e["step"], e["tau"]) for e in one["curve"] if e["tau"] == e["tau"]] for name, one in found.items()
+            name: [(e["step"], e["tau"]) for e in one["curve"] if e["tau"] is not None] for name, one in found.items()
         }
     }
     plot.curves(path, panels, "steps", "Kendall's τ, validation part")
