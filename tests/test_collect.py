@@ -101,6 +101,13 @@ def test_a_cut_off_run_writes_what_it_would_have_written(
     assert "answered before" in capsys.readouterr().out
 
 
+def test_a_history_cannot_change_half_way(run: Any, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out.jsonl"
+    assert run(out) == 0
+    assert run(out, "--history", "own") == 2
+    assert "two was collected with --history file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "content",
     [None, "", "{\n", '{"id": 1}\n', '{"turns": []}\n', '{"turns": ["a"], "replies": [1]}\n',

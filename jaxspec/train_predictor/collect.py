@@ -186,11 +186,17 @@ def collected(out: Path) -> dict[Key, dict[str, Any]]:
 
 
 def turns_left(wanted: Sequence[Conversation], done: dict[Key, dict[str, Any]]) -> Iterator[tuple[Conversation, int]]:
-    """Turns that can be asked now: of conversations that follow the model's own replies the first that is missing."""
+    """Turns that can be asked now: of conversations that follow the model's own replies the first that is missing.
+
+    Raises `ValueError` if the model's replies were not kept.
+    """
     for c in wanted:
         missing = [key.turn for key in c.keys if key not in done]
         if c.own and missing:
-            c.replies = [done[key].get("reply", "") for key in c.keys[: missing[0]]]
+            try:
+                c.replies = [done[key]["reply"] for key in c.keys[: missing[0]]]
+            except KeyError:
+                raise ValueError(f"{c.id} was collected with --history file before; name another --out") from None
             missing = missing[:1]
         yield from ((c, turn) for turn in missing)
 
