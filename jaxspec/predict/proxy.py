@@ -78,8 +78,7 @@ class ProxyPredictor:
         compiles."""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda job: job[1](), self.jobs(embeddings)))
-        for (job, batch, length), program in self._programs.items():
-            del job
+        for (_, batch, length), program in self._programs.items():
             jax.block_until_ready(program(self._leaves, np.zeros((batch, length), np.int32), np.ones(batch, np.int32)))
 
     def jobs(self, embeddings: bool = False) -> list[tuple[str, Callable[[], None]]]:
