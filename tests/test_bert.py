@@ -162,7 +162,7 @@ def test_older_names_and_half_precision(folder: Path) -> None:
         ({"hidden_size": 0}, "hidden_size must be a positive whole number, not 0"),
         ({"num_attention_heads": 5}, "hidden_size 32 is not a multiple of num_attention_heads 5"),
         ({"layer_norm_eps": "small"}, "layer_norm_eps must be a small positive number"),
-        ({"intermediate_size": 64}, r"tensor encoder.layer.0.intermediate.dense.weight has shape \[48, 32\].*64, 32"),
+        ({"intermediate_size": 64}, r"tensor encoder.layer.0.output.dense.weight has shape \[32, 48\].*32, 64"),
         ({"num_hidden_layers": 4}, r"tensor encoder.layer.3.attention.output.LayerNorm.bias missing, and 15 more"),
         ({"num_hidden_layers": 2}, "unexpected tensor encoder.layer.2"),
     ],

@@ -151,7 +151,7 @@ def rewritten(path: Path, changes: dict[str, str], tensors: dict[str, np.ndarray
         ({"encoder": '{"hidden": 3}'}, {}, "predictor .*: .*vocab_size"),
         ({}, {"tokenizer": np.zeros(3, np.uint8)}, "its tokenizer is not readable"),
         ({}, {"encoder.layers.1.o.kernel": None, "encoder.layers.1.o.kernel.scale": None}, "o.kernel is missing"),
-        ({}, {"encoder.layers.0.o.kernel.scale": None}, "o.kernel.scale"),
+        ({}, {"encoder.layers.0.o.kernel.scale": None}, "o.kernel.scale is missing"),
         ({}, {"encoder.extra": np.zeros(3)}, "encoder.extra is not expected"),
         ({}, {"encoder.norm.bias": np.zeros(3)}, r"encoder.norm.bias has shape \[3\], not \[16\]"),
     ],

@@ -77,8 +77,12 @@ def read(path: Path) -> Predictor:
         raise ModelLoadError(f"predictor {path} is damaged: its content does not match its digest")
     try:
         return _predictor(stored, metadata, f"predictor {path}")
-    except (ValueError, KeyError, TypeError) as error:  # written so by another program
-        raise error if isinstance(error, ModelLoadError) else ModelLoadError(f"predictor {path}: {error}") from None
+    except ModelLoadError:
+        raise
+    except KeyError as error:
+        raise ModelLoadError(f"predictor {path}: {error.args[0]} is missing") from None
+    except (ValueError, TypeError) as error:
+        raise ModelLoadError(f"predictor {path}: {error}") from None
 
 
 def _predictor(stored: Weights, metadata: dict[str, str], where: str) -> Predictor:
