@@ -72,6 +72,7 @@ class Engine:
         progress("loading weights", 1, 1)
         self.tokenizer, self.model_config = loaded.tokenizer, loaded.config
         self.model_name = config.served_model_name or loaded.name
+        self._predictions = build_predictions(config, loaded, clock, proxy)
         pages = pages_for(config, loaded.config)
         self.max_model_len = min(
             config.max_model_len or loaded.config.max_position, loaded.config.max_position, pages * config.page_size
@@ -82,7 +83,8 @@ class Engine:
             config, loaded.config, dict(loaded.weights), pages, progress, conditioned,
             room_for_draws(config, models),
         )  # fmt: skip
-        self._predictions = build_predictions(config, loaded, progress, clock, proxy)
+        if self._predictions:
+            self._predictions.warm_up(progress)
         self._speculator = build(config, self._executor, models, pages, progress, clock) if models else None
         self._executor.settled()
         self._pool = PagePool(pages, config.page_size, config.prefix_caching)

@@ -20,24 +20,17 @@ DEFAULT = {"smollm2-135m": "smollm2-length"}
 
 
 def build(
-    config: EngineConfig,
-    model: LoadedModel,
-    progress: Callable[[str, int, int], None],
-    clock: Callable[[], float],
-    proxy: TextPredictor | None = None,
+    config: EngineConfig, model: LoadedModel, clock: Callable[[], float], proxy: TextPredictor | None = None
 ) -> PredictionService | None:
-    """A service that is warm and not started; None where the configuration names no predictor that reads texts.
+    """A service that is neither warm nor started; None where the configuration names no predictor that reads texts.
 
     `proxy` may be passed already loaded. Raises `ConfigError` naming the setting that does not work.
     """
     if config.predictor not in ("proxy", "retrieval"):
         return None
-    progress("loading the length predictor", 0, 1)
     predictor = proxy or load_proxy(config.predictor_model, model.name)
     if config.predictor == "retrieval":
         predictor = _retrieval(config, predictor, model.name)
-    predictor.warm_up()
-    progress("loading the length predictor", 1, 1)
     return PredictionService(predictor, lambda ids: model.tokenizer.decode(ids, skip_special_tokens=True), clock)
 
 

@@ -63,6 +63,12 @@ class PredictionService:
         self._failed = False  # and said so
         self._thread = threading.Thread(target=self._run, name="jaxspec-predictions", daemon=True)
 
+    def warm_up(self, progress: Callable[[str, int, int], None] = lambda stage, done, total: None) -> None:
+        """Compile what the predictor runs, and load what it keeps."""
+        progress("compiling the length predictor", 0, 1)
+        self._predictor.warm_up()
+        progress("compiling the length predictor", 1, 1)
+
     def start(self) -> None:
         self._thread.start()
 
