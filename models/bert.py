@@ -43,7 +43,7 @@ class BertBlock(nnx.Module):
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         c = self.config = config
-        linear = partial(nnx.Linear, kernel_init=nnx.initializers.truncated_normal(0.02), rngs=rngs)
+        linear = partial(nnx.Linear, kernel_init=nnx.initializers.normal(0.02), rngs=rngs)
         self.qkv = linear(c.hidden, 3 * c.hidden)
         self.o = linear(c.hidden, c.hidden)
         self.attn_norm = layer_norm(c, rngs)
@@ -66,7 +66,7 @@ class BertEncoder(nnx.Module):
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         c = self.config = config
-        embed = partial(nnx.Embed, features=c.hidden, embedding_init=nnx.initializers.truncated_normal(0.02), rngs=rngs)
+        embed = partial(nnx.Embed, features=c.hidden, embedding_init=nnx.initializers.normal(0.02), rngs=rngs)
         self.tokens = embed(c.vocab_size)
         self.positions = embed(c.max_positions)
         self.types = embed(c.type_vocab)

