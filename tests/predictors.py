@@ -30,7 +30,6 @@ class FakePredictor:
     def __init__(self, length: float = 7.0, gate: threading.Event | None = None) -> None:
         self.length, self.gate = length, gate
         self.asked: list[list[str]] = []
-        self.embedded: list[list[str]] = []
         self.warm = 0
         self.fail: Exception | None = None
 
@@ -45,6 +44,8 @@ class FakePredictor:
             raise self.fail
         return np.full(len(texts), self.length)
 
+    def read(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        return self.predict(texts), np.stack([vector(text) for text in texts])
+
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        self.embedded.append(list(texts))
         return np.stack([vector(text) for text in texts])

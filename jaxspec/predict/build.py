@@ -9,13 +9,13 @@ from pathlib import Path
 from jaxspec.cache import cache_folder
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.models.load import LoadedModel, ModelLoadError
+from jaxspec.predict import shipped
 from jaxspec.predict.index import LengthIndex
 from jaxspec.predict.predictor import TextPredictor
 from jaxspec.predict.retrieval import RetrievalPredictor
 from jaxspec.predict.service import PredictionService
 
-#: Predictors that come with the package, by name, and the one of them that was trained on a model's answers.
-SHIPPED = Path(__file__).parent / "trained"
+#: The predictor that comes with the package for a model, by the model's name.
 DEFAULT = {"smollm2-135m": "smollm2-length"}
 
 
@@ -41,18 +41,17 @@ def load_proxy(name: str | None, model: str) -> TextPredictor:
     """
     from jaxspec.predict.proxy import ProxyPredictor  # Flax and the encoder: only where a configuration asks for them
 
-    shipped = sorted(path.stem for path in SHIPPED.glob("*.safetensors"))
-    if name is None and (name := DEFAULT.get(model)) not in shipped:
+    own = shipped()
+    if name is None and (name := DEFAULT.get(model)) not in own:
         raise ConfigError(
             f"predictor_model: no length predictor comes with the package for {model}; name a file made by "
             "python -m jaxspec.train_predictor"
         )
     assert name is not None
-    path = SHIPPED / f"{name}.safetensors" if name in shipped else Path(name)
     try:
-        return ProxyPredictor.load(path)
+        return ProxyPredictor.load(own.get(name) or name)
     except (ModelLoadError, OSError) as error:
-        known = f" (predictors by name: {', '.join(shipped)})" if shipped else ""
+        known = f" (predictors by name: {', '.join(own)})" if own else ""
         raise ConfigError(f"predictor_model: {error}{known}") from None
 
 

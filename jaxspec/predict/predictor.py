@@ -15,7 +15,7 @@ class TextPredictor(Protocol):
     def name(self) -> str: ...
 
     def warm_up(self, embeddings: bool = False) -> None:
-        """Compile whatever `predict` will run, and `embed` if it will be called."""
+        """Compile whatever `predict` will run, and `embed` and `read` if they will be called."""
         ...
 
     def predict(self, texts: Sequence[str]) -> np.ndarray:
@@ -24,6 +24,10 @@ class TextPredictor(Protocol):
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Embeddings `[n, H]`, float32 and of length 1."""
+        ...
+
+    def read(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """What `predict` and `embed` give, for the cost of one of them."""
         ...
 
 

@@ -29,7 +29,7 @@ LENGTHS = (32, 64, 128, 256, MOST)
 BATCHES = (16, 4, 1)
 _TOKENS = 2048
 
-Job = Literal["predict", "embed"]
+Job = Literal["predict", "read"]
 
 
 class ProxyPredictor:
@@ -71,11 +71,17 @@ class ProxyPredictor:
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Sentence embeddings `[n, H]` float32, of length 1."""
-        return self._run("embed", texts, self.config.hidden)
+        return self.read(texts)[1]
+
+    def read(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Output tokens `[n]` float64 and embeddings `[n, H]` float32, of one pass through the encoder."""
+        outputs = self.formulation.outputs
+        both = self._run("read", texts, outputs + self.config.hidden)
+        return self.formulation.lengths(both[:, :outputs]), both[:, outputs:]
 
     def warm_up(self, embeddings: bool = False) -> None:
-        """Compile every shape of `predict`, and of `embed` if it will be called, and run each once: afterwards nothing
-        compiles."""
+        """Compile every shape of `predict`, and of `embed` and `read` if they will be called, and run each once:
+        afterwards nothing compiles."""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda job: job[1](), self.jobs(embeddings)))
         for (_, batch, length), program in self._programs.items():
@@ -83,7 +89,7 @@ class ProxyPredictor:
 
     def jobs(self, embeddings: bool = False) -> list[tuple[str, Callable[[], None]]]:
         """What `warm_up` has to compile, as (name, job), for whoever compiles more beside; in any order and thread."""
-        kinds: tuple[Job, ...] = ("predict", "embed") if embeddings else ("predict",)
+        kinds: tuple[Job, ...] = ("predict", "read") if embeddings else ("predict",)
         return [
             (f"{kind} {batch}×{length}", partial(self._compile, kind, batch, length))
             for kind in kinds
@@ -99,7 +105,10 @@ class ProxyPredictor:
         def run(leaves: list[jax.Array], ids: jax.Array, counts: jax.Array) -> jax.Array:
             model = nnx.merge(self._graph, jax.tree.unflatten(self._treedef, leaves))
             mask = jnp.arange(length) < counts[:, None]
-            return model(ids, mask) if job == "predict" else mean_pool(model.encoder(ids, mask), mask)
+            if job == "predict":
+                return model(ids, mask)
+            hidden = model.encoder(ids, mask)
+            return jnp.concatenate([model.head(hidden[:, 0]), mean_pool(hidden, mask)], 1)
 
         ids, counts = jax.ShapeDtypeStruct((batch, length), jnp.int32), jax.ShapeDtypeStruct((batch,), jnp.int32)
         with jax.default_matmul_precision("float32"):

@@ -16,7 +16,7 @@ from jaxspec.predict.predictor import TextPredictor
 
 log = logging.getLogger(__name__)
 
-#: Texts whose embeddings are remembered from their prediction until their answer has ended, and for when they return.
+#: Texts that need not be read again: from their prediction until their answer has ended, and when they come back.
 _REMEMBERED = 1024
 #: Embedded to recognise the encoder by.
 _PROBE = "How long will the answer be?"
@@ -31,11 +31,11 @@ class RetrievalPredictor:
 
     def __init__(self, proxy: TextPredictor, index: LengthIndex, model: str, path: Path | None = None) -> None:
         self._proxy, self.index, self._model, self._path = proxy, index, model, path
-        self._embeddings: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._read: OrderedDict[str, tuple[float, np.ndarray]] = OrderedDict()
         self._probe: np.ndarray | None = None
         self._unsaved = False
         self._warned = False
-        #: Prompts that had neighbours, and those that the proxy was asked about.
+        #: Predictions made from neighbours, and those that are the proxy's.
         self.found = 0
         self.asked = 0
 
@@ -54,26 +54,34 @@ class RetrievalPredictor:
         """Output tokens `[n]` float64."""
         if not texts:
             return np.zeros(0)
-        out = self.index.estimate(self.embed(texts))
-        unknown = np.flatnonzero(np.isnan(out))
-        if len(unknown):
-            out[unknown] = self._proxy.predict([texts[i] for i in unknown])
-        self.found += len(texts) - len(unknown)
-        self.asked += len(unknown)
+        proxied, vectors = self.read(texts)
+        out = self.index.estimate(vectors)
+        unknown = np.isnan(out)
+        out[unknown] = proxied[unknown]
+        self.found += int((~unknown).sum())
+        self.asked += int(unknown.sum())
         return out
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Embeddings `[n, H]`; those computed lately are not computed again."""
-        new = [text for text in dict.fromkeys(texts) if text not in self._embeddings]
-        known = {text: self._embeddings[text] for text in texts if text in self._embeddings}
-        if new:
-            known |= zip(new, np.asarray(self._proxy.embed(new), np.float32), strict=True)
-        for text, vector in known.items():
-            self._embeddings[text] = vector
-            self._embeddings.move_to_end(text)
-        while len(self._embeddings) > _REMEMBERED:
-            self._embeddings.popitem(last=False)
-        return np.stack([known[text] for text in texts]) if texts else np.zeros((0, 0), np.float32)
+        """Embeddings `[n, H]` float32."""
+        return self.read(texts)[1]
+
+    def read(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The proxy's lengths `[n]` and embeddings `[n, H]`; texts read lately are not read again."""
+        if not texts:
+            return np.zeros(0), np.zeros((0, 0), np.float32)
+        known = {text: self._read[text] for text in texts if text in self._read}
+        if new := [text for text in dict.fromkeys(texts) if text not in known]:
+            known |= zip(new, zip(*self._proxy.read(new), strict=True), strict=True)
+        for text, both in known.items():
+            self._read[text] = both
+            self._read.move_to_end(text)
+        while len(self._read) > _REMEMBERED:
+            self._read.popitem(last=False)
+        return (
+            np.array([known[text][0] for text in texts], np.float64),
+            np.stack([known[text][1] for text in texts]).astype(np.float32),
+        )
 
     def learn(self, texts: Sequence[str], lengths: Sequence[int]) -> None:
         if texts:
