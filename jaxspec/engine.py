@@ -12,21 +12,20 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from numbers import Integral
+from dataclasses import replace
 from uuid import uuid4
 
 import numpy as np
-import psutil
 
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.draft import drafters
 from jaxspec.draft.build import build, room_for_draws
 from jaxspec.errors import EngineDead, EngineDraining
-from jaxspec.models.config import DecoderConfig
 from jaxspec.models.load import LoadedModel, load_model
-from jaxspec.outputs import OutputDelta, RequestMetrics, SpeculationCounts
-from jaxspec.sampling import InvalidRequest, SamplingParams
+from jaxspec.outputs import OutputDelta, RequestMetrics
+from jaxspec.predict.build import build as build_predictions
+from jaxspec.predict.predictor import TextPredictor
+from jaxspec.sampling import InvalidRequest, SamplingParams, check_request
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.pages import PagePool
 from jaxspec.sched.plan import Outcome, Plan, Work
@@ -34,11 +33,11 @@ from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import NO_DRAFTS, QueueFull, Scheduler
 from jaxspec.sched.trees.candidates import Draft
 from jaxspec.session import Session
-from jaxspec.stats import EngineStats
+from jaxspec.stats import Counters, EngineStats, PredictionCounts, peak_memory
 from jaxspec.step.executor import Executor, Flight, silent
 from jaxspec.step.lattice import Progress, choices
 from jaxspec.step.packing import Tree
-from jaxspec.step.pool import page_bytes
+from jaxspec.step.pool import pages_for
 
 log = logging.getLogger(__name__)
 
@@ -46,24 +45,11 @@ log = logging.getLogger(__name__)
 IDLE = 1.0
 
 
-@dataclass(slots=True)
-class _Counters:
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    steps: int = 0
-    read_positions: int = 0
-    used_positions: int = 0
-    step_tokens: int = 0
-    real_tokens: int = 0
-    host_seconds: float = 0.0
-    step_seconds: float = 0.0
-    speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
-
-
 class Engine:
     """Serves one model. `submit` and `cancel` may be called from any thread; `on_output` is called from the engine's.
 
-    `clock` gives seconds; it only has to be monotonic. `model` may be passed already loaded (tests do).
+    `clock` gives seconds; it only has to be monotonic. `model` may be passed already loaded, and the `proxy` that
+    predicts lengths too (tests do).
     """
 
     def __init__(
@@ -71,6 +57,7 @@ class Engine:
         config: EngineConfig,
         *,
         model: LoadedModel | None = None,
+        proxy: TextPredictor | None = None,
         progress: Progress = silent,
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -85,7 +72,8 @@ class Engine:
         progress("loading weights", 1, 1)
         self.tokenizer, self.model_config = loaded.tokenizer, loaded.config
         self.model_name = config.served_model_name or loaded.name
-        pages = _num_pages(config, loaded.config)
+        self._predictions = build_predictions(config, loaded, clock, proxy)
+        pages = pages_for(config, loaded.config)
         self.max_model_len = min(
             config.max_model_len or loaded.config.max_position, loaded.config.max_position, pages * config.page_size
         )
@@ -95,7 +83,10 @@ class Engine:
             config, loaded.config, dict(loaded.weights), pages, progress, conditioned,
             room_for_draws(config, models),
         )  # fmt: skip
+        if self._predictions:
+            self._predictions.warm_up(progress)
         self._speculator = build(config, self._executor, models, pages, progress, clock) if models else None
+        self._executor.settled()
         self._pool = PagePool(pages, config.page_size, config.prefix_caching)
         limits = SchedulerConfig(
             config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len, None, choices(config.max_num_seqs),
@@ -107,7 +98,7 @@ class Engine:
         self._sessions: dict[str, Session] = {}
         self._penalty_rows = list(range(1, config.max_num_seqs + 1))  # row 0 is nobody's
         self._ready: list[Session] = []  # sessions with something to hand out
-        self._counters = _Counters()
+        self._counters = Counters()
         self._wake_at: float | None = None  # when there is a plan again, if nothing happens before
         self.observers: list[Callable[[RequestMetrics, str], None]] = []
         self.token_observers: list[Callable[[float, int], None]] = []
@@ -130,6 +121,8 @@ class Engine:
         return self._state
 
     def start(self) -> None:
+        if self._predictions:
+            self._predictions.start()
         self._thread = threading.Thread(target=self._run, name="jaxspec-engine", daemon=True)
         self._thread.start()
 
@@ -201,27 +194,7 @@ class Engine:
 
     def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> int:
         """The most tokens the request may generate. Raises `InvalidRequest`."""
-        n, vocab = len(prompt_ids), self.model_config.vocab_size
-        for name, ids in (
-            ("prompt", prompt_ids), ("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)
-        ):  # fmt: skip
-            if not all(isinstance(t, Integral) for t in ids):
-                raise InvalidRequest(name, f"{name} must hold token ids, whole numbers")
-        if n == 0:
-            raise InvalidRequest("prompt", "the prompt is empty")
-        if n >= self.max_model_len:
-            raise InvalidRequest("prompt", f"the prompt has {n} tokens, the context is {self.max_model_len}")
-        if not all(0 <= t < vocab for t in prompt_ids):
-            raise InvalidRequest("prompt", f"prompt token ids must be between 0 and {vocab - 1}")
-        if params.max_tokens is not None and n + params.max_tokens > self.max_model_len:
-            raise InvalidRequest(
-                "max_tokens",
-                f"prompt ({n} tokens) and max_tokens ({params.max_tokens}) exceed the context of {self.max_model_len}",
-            )
-        for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
-            if not all(0 <= t < vocab for t in ids):
-                raise InvalidRequest(name, f"{name} holds token ids outside 0 … {vocab - 1}")
-        return params.max_tokens or self.max_model_len - n
+        return check_request(prompt_ids, params, self.model_config.vocab_size, self.max_model_len)
 
     def stats(self) -> EngineStats:
         c, pool = self._counters, self._pool
@@ -243,16 +216,17 @@ class Engine:
             token_padded_fraction=1 - c.real_tokens / c.step_tokens if c.step_tokens else 0.0,
             host_seconds=c.host_seconds,
             step_seconds=c.step_seconds,
-            peak_memory_bytes=_peak_memory(),
+            peak_memory_bytes=peak_memory(),
             draft_tokens=c.speculation.proposed,
             accepted_tokens=c.speculation.accepted,
             verifications=c.speculation.verifications,
             accepted_by_level=tuple(c.speculation.by_level),
+            predictions=replace(self._predictions.counts) if self._predictions else PredictionCounts(),
         )
 
     def reset_stats(self) -> None:
         """Start the counters of steps, tokens, padding and time anew (benchmarks, after their warm-up)."""
-        self._counters = _Counters()
+        self._counters = Counters()
 
     # -- the engine's thread ---------------------------------------------------------------------------------------
 
@@ -270,6 +244,8 @@ class Engine:
             with self._lock:
                 if self._state != "dead":
                     self._state, self.failure = "dead", "the engine has been shut down"
+            if self._predictions:
+                self._predictions.close()
 
     def _collect(self) -> bool:
         """Take in what arrived; sleep while there is nothing to do. False when the loop should end."""
@@ -283,6 +259,8 @@ class Engine:
         for session, cancelled in arrived:
             if not cancelled:
                 self._scheduler.add(session.request, now)
+                if self._predictions:
+                    self._predictions.add(session.request.id, session.request.tokens)
             elif session.finish_reason is None:
                 self._scheduler.cancel(session.request.id, now)
                 session.finish_reason = "abort"
@@ -306,6 +284,8 @@ class Engine:
         """One turn: plan, launch, hand out the last step's tokens, read, take in."""
         begun = self._clock()
         speculator = self._speculator
+        if self._predictions:
+            self._predictions.apply(self._scheduler.predicted, begun)
         plan = self._scheduler.plan(begun, speculator.lookahead(self._scheduler.running) if speculator else NO_DRAFTS)
         self._free_penalty_rows(plan)
         if not plan.work:
@@ -419,6 +399,8 @@ class Engine:
         self._last_token.pop(request_id, None)
         if self._speculator:
             self._speculator.forget(session.request)
+        if self._predictions:
+            self._predictions.ended(request_id, session.metrics.output_tokens, session.finish_reason or "abort")
         for observe in self.observers:
             try:
                 observe(session.metrics, session.finish_reason or "abort")
@@ -462,20 +444,3 @@ class Engine:
         c.step_tokens += packed.shape.tokens
         c.real_tokens += packed.real_tokens
         c.prompt_tokens += sum(max(0, min(w.start + w.count, w.request.prompt_len) - w.start) for w in plan.work)
-
-
-def _num_pages(config: EngineConfig, model: DecoderConfig) -> int:
-    """Pages of the KV pool: as configured, else for 64 half-kilotoken requests within 40 % of free memory."""
-    size = config.page_size
-    if config.kv_cache_tokens is not None:
-        return max(1, -(-config.kv_cache_tokens // size))
-    longest = min(config.max_model_len or model.max_position, model.max_position)
-    wanted = min(64 * 512, config.max_num_seqs * longest) // size
-    affordable = int(0.4 * psutil.virtual_memory().available) // page_bytes(model, size, config.dtype)
-    return max(1, min(max(wanted, -(-longest // size)), affordable))
-
-
-def _peak_memory() -> int:
-    import resource  # Unix only; Linux counts in KiB
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

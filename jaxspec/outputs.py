@@ -58,6 +58,8 @@ class RequestMetrics:
     cached_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
+    #: Output tokens as first predicted; None: nobody said, or not before its end.
+    predicted_tokens: float | None = None
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
     @property

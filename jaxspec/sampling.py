@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
+from numbers import Integral
 
 MAX_LOGPROBS = 20
 #: A temperature below this means greedy decoding.
@@ -96,3 +97,31 @@ class SamplingParams:
     def penalised(self) -> bool:
         """Whether the choice depends on tokens other than through the logits."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1 or self.logit_bias)
+
+
+def check_request(prompt_ids: Sequence[int], params: SamplingParams, vocab: int, max_model_len: int) -> int:
+    """The most tokens that a request may generate of a model with so many tokens and positions.
+
+    Raises `InvalidRequest`.
+    """
+    n = len(prompt_ids)
+    for name, ids in (
+        ("prompt", prompt_ids), ("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)
+    ):  # fmt: skip
+        if not all(isinstance(t, Integral) for t in ids):
+            raise InvalidRequest(name, f"{name} must hold token ids, whole numbers")
+    if n == 0:
+        raise InvalidRequest("prompt", "the prompt is empty")
+    if n >= max_model_len:
+        raise InvalidRequest("prompt", f"the prompt has {n} tokens, the context is {max_model_len}")
+    if not all(0 <= t < vocab for t in prompt_ids):
+        raise InvalidRequest("prompt", f"prompt token ids must be between 0 and {vocab - 1}")
+    if params.max_tokens is not None and n + params.max_tokens > max_model_len:
+        raise InvalidRequest(
+            "max_tokens",
+            f"prompt ({n} tokens) and max_tokens ({params.max_tokens}) exceed the context of {max_model_len}",
+        )
+    for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
+        if not all(0 <= t < vocab for t in ids):
+            raise InvalidRequest(name, f"{name} holds token ids outside 0 … {vocab - 1}")
+    return params.max_tokens or max_model_len - n

@@ -184,6 +184,7 @@ class Session:
             self._text += self._stream.finish()
         self.metrics.output_tokens += len(self._tokens)
         self.metrics.cached_tokens, self.metrics.preemptions = self.request.cached_tokens, self.request.preemptions
+        self.metrics.predicted_tokens = self.request.first_prediction
         prompt = None
         if self.request.prompt_logprobs and self._tokens and self.metrics.output_tokens == len(self._tokens):
             prompt = tuple(self._prompt_logprobs)  # with the first tokens: the whole prompt has been computed

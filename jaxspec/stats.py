@@ -1,6 +1,35 @@
-"""A snapshot of the engine's counters."""
+"""The engine's counters, and a snapshot of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from jaxspec.outputs import SpeculationCounts
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the engine's loop counts."""
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    steps: int = 0
+    read_positions: int = 0
+    used_positions: int = 0
+    step_tokens: int = 0
+    real_tokens: int = 0
+    host_seconds: float = 0.0
+    step_seconds: float = 0.0
+    speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
+
+
+@dataclass(slots=True)
+class PredictionCounts:
+    """`made` predictions of lengths, `late` ones whose request had ended by then, requests that went `without` because
+    too many waited or the predictor failed, and the seconds that the predictor took, learning included."""
+
+    made: int = 0
+    late: int = 0
+    without: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +60,11 @@ class EngineStats:
     accepted_tokens: int = 0
     verifications: int = 0
     accepted_by_level: tuple[int, ...] = ()
+    predictions: PredictionCounts = field(default_factory=PredictionCounts)
+
+
+def peak_memory() -> int:
+    """Most bytes that the process has held."""
+    import resource  # Unix only; Linux counts in KiB
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -62,6 +62,19 @@ class LapsSdSettings(Section):
         return self
 
 
+class RetrievalSettings(Section):
+    """ALISE §3.1: answers to similar prompts say how long this one will be."""
+
+    #: Most neighbours that are asked.
+    k: int = Field(default=8, ge=1, le=256)
+    #: Least similarity (cosine) of a neighbour; where nobody is so near, the proxy predicts.
+    threshold: float = Field(default=0.9, gt=0, le=1)
+    #: Most answers remembered; then those that were least recently put in or found make room.
+    capacity: int = Field(default=10_000, ge=1, le=1_000_000)
+    #: The file that they are kept in; unset: one for each model and encoder in the cache folder, "": none.
+    path: str | None = None
+
+
 class PolicyConfig(BaseModel):
     """One choice for each slot of the scheduler, with its parameters."""
 
@@ -69,10 +82,14 @@ class PolicyConfig(BaseModel):
 
     #: Who goes first.
     order: Literal["fcfs", "sjf", "pairwise", "priority", "las", "laps_sd"] = "fcfs"
-    #: Who says how many tokens a request will write. The oracles need its true length, or else take its max_tokens.
-    predictor: Literal["none", "oracle", "noisy_oracle"] = "none"
+    #: Who says how many tokens a request will write. The oracles need its true length, or else take its max_tokens;
+    #: proxy and retrieval read its prompt, and tell when it may be running already.
+    predictor: Literal["none", "oracle", "noisy_oracle", "proxy", "retrieval"] = "none"
     #: noisy_oracle: σ of its log-normal error. 0.5: two of three predictions are within a factor of 1.65.
     predictor_noise: float = Field(default=0.5, ge=0)
+    #: proxy, retrieval: name or file of a trained predictor; unset: the one that comes with the package for the model.
+    predictor_model: str | None = Field(default=None, min_length=1)
+    retrieval: RetrievalSettings = RetrievalSettings()
     #: Seeds whatever a policy draws at random.
     policy_seed: int = 0
     #: continuous: whoever ends is replaced in the next step; dynamic: a batch runs to its end; none: one at a time.

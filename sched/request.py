@@ -35,6 +35,8 @@ class Request:
     prompt_logprobs: bool = False
     #: Output tokens it will write, as predicted; None: not known yet. Advisory, doubled when outlived.
     predicted_len: float | None = None
+    #: The first that was predicted, as far as it may write so much; what came later knew how far it had got.
+    first_prediction: float | None = None
     #: Output tokens it will write, and the share of its draft tokens that will be accepted, where somebody knows:
     #: benchmarks and simulators, for the oracles.
     true_len: int | None = None

@@ -104,6 +104,8 @@ class Scheduler:
             request.predicted_len = self._predictor.predict(request)
         else:
             _check_length(request.predicted_len)
+        if request.predicted_len is not None:
+            request.first_prediction = min(request.predicted_len, request.max_tokens)
         request.number = next(self._numbers)
         self._requests[request.id] = request
         self.waiting.push(request, now)
@@ -125,6 +127,8 @@ class Scheduler:
         _check_length(length)
         if (request := self._requests.get(request_id)) is None:
             return False
+        if request.first_prediction is None:
+            request.first_prediction = min(length, request.max_tokens)
         request.predicted_len = predict.corrected(length, request)
         self.waiting.move(request)
         return True

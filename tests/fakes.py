@@ -78,6 +78,7 @@ class FakeEngine:
         max_waiting: int = 128,
         max_model_len: int = 512,
         draft: Sequence[str] = (),
+        predicted: float | None = None,
     ) -> None:
         self.tokenizer = ByteTokenizer()
         self.model_name = "fake"
@@ -87,6 +88,8 @@ class FakeEngine:
         )
         self.max_model_len = max_model_len
         self.step = step
+        #: Output tokens as predicted for every request.
+        self.predicted = predicted
         self.failure: str | None = None
         self.observers: list[Callable[[RequestMetrics, str], None]] = []
         self.token_observers: list[Callable[[float, int], None]] = []
@@ -147,7 +150,7 @@ class FakeEngine:
             if len(self._requests) >= self.config.max_num_seqs + self.config.max_waiting:
                 raise QueueFull("too many requests are waiting")
             id = request_id or str(len(self.submitted))
-            metrics = RequestMetrics(time.monotonic(), prompt_tokens=len(prompt_ids))
+            metrics = RequestMetrics(time.monotonic(), prompt_tokens=len(prompt_ids), predicted_tokens=self.predicted)
             self.submitted.append(params)
             recital = _Recital(
                 id, list(prompt_ids), params, params.max_tokens or 16, on_output, stream, metrics, params.seed or 0

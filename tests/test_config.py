@@ -48,6 +48,13 @@ def test_none_switches_a_presets_drafter_off(tmp_path: Path) -> None:
         ({"self": "x"}, "^unknown setting 'self'"),
         ({"order": "lifo"}, "^order: .*'laps_sd'"),
         ({"predictor": "crystal_ball"}, "^predictor: .*'noisy_oracle'"),
+        ({"predictor_model": ""}, "^predictor_model: "),
+        ({"retrieval": {"K": 3}}, r"^unknown setting 'retrieval\.K'; valid settings: retrieval\.k, retrieval\.thr"),
+        ({"retrieval": {"k": 0}}, r"^retrieval\.k: .*\(got 0\)"),
+        ({"retrieval": {"threshold": 0}}, r"^retrieval\.threshold: "),
+        ({"retrieval": {"threshold": 1.5}}, r"^retrieval\.threshold: "),
+        ({"retrieval": {"capacity": 0}}, r"^retrieval\.capacity: "),
+        ({"retrieval": "yes"}, "^retrieval has settings of its own: "),
         ({"batching": "static"}, "^batching: .*'dynamic'"),
         ({"aging_ms": 0}, "^aging_ms: "),
         ({"laps_sd": {"queue": 3}}, r"^unknown setting 'laps_sd\.queue'; valid settings: laps_sd\.queues, laps_sd"),
@@ -80,7 +87,7 @@ def test_a_section_is_overridden_key_by_key(tmp_path: Path) -> None:
 POLICIES = {
     "fcfs": ("fcfs", "none"), "ssjf": ("sjf", "noisy_oracle"), "sjf_oracle": ("sjf", "oracle"),
     "pairwise": ("pairwise", "none"), "priority": ("priority", "none"), "las": ("las", "none"),
-    "lp_sjf": ("sjf", "noisy_oracle"), "laps_sd": ("laps_sd", "noisy_oracle"),
+    "lp_sjf": ("sjf", "noisy_oracle"), "laps_sd": ("laps_sd", "noisy_oracle"), "retrieval_sjf": ("sjf", "retrieval"),
 }  # fmt: skip
 
 

@@ -83,6 +83,7 @@ def test_drafting_is_reported_and_saves_steps(tmp_path, lengths):
         ([], "--trace, --request-rate or --burst"),
         (["--burst"], "output_tokens"),
         (["--burst", "--lengths", "LENGTHS", "--predictions", "pred"], "no column pred"),
+        (["--burst", "--lengths", "LENGTHS", "--set", "predictor=proxy"], "predictor: proxy reads prompts, and simul"),
         (["--burst", "--lengths", "LENGTHS", "--cost", "gpu"], "no cost model 'gpu'"),
         (["--burst", "--lengths", "LENGTHS", "--acceptance", "2"], "acceptance '2'"),
         (["--burst", "--lengths", "LENGTHS", "--draft-length", "-1"], "--draft-length"),

@@ -129,6 +129,9 @@ def add_engine_numbers(report: Report, before: EngineStats, after: EngineStats) 
     if after.draft_tokens:
         report.acceptance_rate = after.accepted_tokens / after.draft_tokens
         report.mean_accepted_length = 1 + after.accepted_tokens / after.verifications
+    if after.predictions.made and after.step_seconds:
+        seconds = after.predictions.seconds - before.predictions.seconds
+        report.extra["prediction_seconds_per_step_second"] = seconds / after.step_seconds
     report.extra |= {
         "steps": after.steps,
         "preemptions": after.preemptions - before.preemptions,

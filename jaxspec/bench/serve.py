@@ -181,6 +181,9 @@ def add_server_numbers(report: Report, metrics: dict[str, dict[str, Any]]) -> No
     report.host_overhead_fraction = value("host_overhead_ratio")
     if (compiled := value("compilations_after_warmup_total")) is not None:
         report.compilations_after_warmup = int(compiled)
+    predicting, stepping = value("length_prediction_seconds_total"), value("step_seconds_total")
+    if predicting and stepping:
+        report.extra["prediction_seconds_per_step_second"] = predicting / stepping
     drafts, drafted = value("spec_decode_num_drafts_total"), value("spec_decode_num_draft_tokens_total")
     accepted = value("spec_decode_num_accepted_tokens_total")
     if drafted and accepted is not None:

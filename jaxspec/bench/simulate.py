@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> Report:
         cost, process = load_cost(args.cost), load_process(args.acceptance)
         lengths = read_lengths(args.lengths, args.predictions) if args.lengths else None
         workload = join(when(args, for_arrivals), lengths, args.input_tokens, for_lengths)
+        _need_predictions(config, workload)
         if args.draft_length < 0:
             raise ValueError(f"--draft-length must not be negative, got {args.draft_length}")
         scheduler = build_scheduler(config, workload)
@@ -92,6 +93,15 @@ def when(args: argparse.Namespace, rng: np.random.Generator) -> list[arrivals.Ar
     if not args.request_rate:
         raise ValueError("when do requests arrive? Give --trace, --request-rate or --burst")
     return arrivals.gamma(count, args.request_rate, args.burstiness, rng)
+
+
+def _need_predictions(config: EngineConfig, workload: Workload) -> None:
+    """A simulated request has a length and no text. Raises `ConfigError` if the predictor would have to read one."""
+    if config.predictor in ("proxy", "retrieval") and np.isnan(workload.predicted).any():
+        raise ConfigError(
+            f"predictor: {config.predictor} reads prompts, and simulated requests have none: give its predictions as a "
+            "column of --lengths with --predictions, or choose --set predictor=noisy_oracle, oracle or none"
+        )
 
 
 def build_scheduler(config: EngineConfig, workload: Workload) -> Scheduler:

@@ -31,6 +31,7 @@ class Choice:
     cached: int = 0
     #: Where the next token's text begins, in characters.
     offset: int = 0
+    predicted: float | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -38,7 +39,7 @@ class Choice:
 class Answer(ABC):
     """The response to one HTTP request. `prompts[i]` is the prompt of choice i; `n` neighbours share one.
 
-    With `drafting` it says what speculation did for it.
+    With `drafting` it says what speculation did for it, with `predictions` how many tokens were predicted.
     """
 
     whole_object: ClassVar[str]
@@ -53,6 +54,7 @@ class Answer(ABC):
         n: int,
         usage_chunk: bool,
         drafting: bool = False,
+        predictions: bool = False,
     ) -> None:
         self.choices = [Choice(i, p) for i, p in enumerate(prompts)]
         self._head = {"id": id, "created": int(time.time()), "model": model}
@@ -60,6 +62,7 @@ class Answer(ABC):
         self._n = n
         self._usage_chunk = usage_chunk
         self._speculation = SpeculationCounts() if drafting else None
+        self._predictions = predictions
 
     def whole(self) -> Json:
         """The response, after every delta went through `gather`."""
@@ -79,15 +82,19 @@ class Answer(ABC):
 
     def _metrics(self) -> Json:
         """What only this engine tells, over all choices; OpenAI's clients pass on fields that they don't know."""
-        if (counts := self._speculation) is None:
-            return {}
-        speculation = {
-            "proposed": counts.proposed,
-            "accepted": counts.accepted,
-            "accepted_per_position": counts.by_level,
-            "mean_accepted_length": counts.mean_accepted_length,
-        }
-        return {"metrics": {"speculative_decoding": speculation}}
+        metrics: Json = {}
+        if (counts := self._speculation) is not None:
+            metrics["speculative_decoding"] = {
+                "proposed": counts.proposed,
+                "accepted": counts.accepted,
+                "accepted_per_position": counts.by_level,
+                "mean_accepted_length": counts.mean_accepted_length,
+            }
+        if self._predictions:
+            # To be compared with the usage's completion_tokens; a part of it would mislead.
+            known = [c.predicted for c in self.choices if c.predicted is not None]
+            metrics["predicted_tokens"] = round(sum(known)) if len(known) == len(self.choices) else None
+        return {"metrics": metrics} if metrics else {}
 
     def gather(self, index: int, delta: OutputDelta) -> None:
         """Keep a delta for `whole`."""
@@ -119,6 +126,7 @@ class Answer(ABC):
             choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
             if delta.metrics is not None:
                 choice.cached = delta.metrics.cached_tokens
+                choice.predicted = delta.metrics.predicted_tokens
                 if self._speculation is not None:
                     self._speculation.merge(delta.metrics.speculation)
 

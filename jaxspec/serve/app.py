@@ -162,7 +162,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     id = f"cmpl-{uuid4().hex}"
     answer = CompletionAnswer(
         id, serving.engine.model_name, tokenizer, each, n, body.include_usage, serving.drafting,
-        echo=echo, only_echo=body.only_scores,
+        bool(body.return_predicted_tokens), echo=echo, only_echo=body.only_scores,
     )  # fmt: skip
     return Reply(serving.submit(id, body, each, params), answer, bool(body.stream))
 
@@ -178,8 +178,9 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     each = [prompt] * n
     id = f"chatcmpl-{uuid4().hex}"
     answer = ChatAnswer(
-        id, serving.engine.model_name, serving.engine.tokenizer, each, n, body.include_usage, serving.drafting
-    )
+        id, serving.engine.model_name, serving.engine.tokenizer, each, n, body.include_usage, serving.drafting,
+        bool(body.return_predicted_tokens),
+    )  # fmt: skip
     return Reply(serving.submit(id, body, each, params), answer, bool(body.stream))
 
 

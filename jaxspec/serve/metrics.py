@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _TO_FIRST = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _BETWEEN = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
 _WHOLE = (0.1, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+#: Tokens, and the error's share of the true length.
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1, 1.5, 2, 3, 5, 10)
 _QUEUED = (0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240)
 
 
@@ -38,6 +41,10 @@ class ServerMetrics:
         self._between = histogram("inter_token_latency_seconds", "Between neighbouring tokens of a request.", _BETWEEN)
         self._e2e = histogram("e2e_request_latency_seconds", "From arrival to the last token.", _WHOLE)
         self._queued = histogram("request_queue_time_seconds", "From arrival to the first step.", _QUEUED)
+        self._off = histogram("length_prediction_error_tokens", "Between first prediction and output.", _TOKENS)
+        self._off_by = histogram(
+            "length_prediction_relative_error", "The same as a share of the output's length.", _SHARES
+        )
         self._finished = Counter(
             "jaxspec:request_success",
             "Requests that have ended, by reason.",
@@ -62,6 +69,10 @@ class ServerMetrics:
             self._queued.observe(metrics.first_scheduled - metrics.arrival)
         if metrics.e2e is not None and finish_reason in ("stop", "length"):
             self._e2e.observe(metrics.e2e)
+            if metrics.predicted_tokens is not None and metrics.output_tokens:
+                error = abs(metrics.predicted_tokens - metrics.output_tokens)
+                self._off.observe(error)
+                self._off_by.observe(error / metrics.output_tokens)
 
     def _first_token(self, metrics: RequestMetrics) -> None:
         if metrics.ttft is not None:
@@ -125,6 +136,11 @@ def _counters(s: EngineStats) -> list[tuple[str, str, float]]:
         ("prompt_tokens", "Prompt tokens computed.", s.prompt_tokens),
         ("generation_tokens", "Tokens generated.", s.generation_tokens),
         ("compilations_after_warmup", "Programs compiled after the start; should stay 0.", s.compilations_after_warmup),
+        ("length_predictions", "Output lengths predicted from prompts.", s.predictions.made),
+        ("length_predictions_late", "Those that came after their request had ended.", s.predictions.late),
+        ("length_predictions_missing", "Requests that the predictor left without one.", s.predictions.without),
+        ("length_prediction_seconds", "Time the predictor took, what it learned included.", s.predictions.seconds),
+        ("step_seconds", "Time in which a step ran.", s.step_seconds),
         ("spec_decode_num_drafts", "Verifications: steps of a request in which it had a draft.", s.verifications),
         ("spec_decode_num_draft_tokens", "Draft tokens verified.", s.draft_tokens),
         ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", s.accepted_tokens),

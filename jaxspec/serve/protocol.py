@@ -97,6 +97,8 @@ class GenerationRequest(_Lenient):
     skip_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     slo: Slo | None = None
+    #: Whether the answer's `metrics` are to say how many tokens were predicted.
+    return_predicted_tokens: bool | None = None
 
     # Only their trivial values are served.
     response_format: dict[str, Any] | None = None

@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import psutil
 
+from jaxspec.config import EngineConfig
 from jaxspec.models.config import DecoderConfig
 
 
@@ -41,3 +43,14 @@ class Pool(NamedTuple):
 def page_bytes(config: DecoderConfig, page_size: int, dtype: str) -> int:
     """Bytes of one page in all layers, keys and values."""
     return 2 * config.num_layers * config.kv_size * page_size * jnp.dtype(dtype).itemsize
+
+
+def pages_for(config: EngineConfig, model: DecoderConfig) -> int:
+    """Pages of the KV pool: as configured, else for 64 half-kilotoken requests within 40 % of free memory."""
+    size = config.page_size
+    if config.kv_cache_tokens is not None:
+        return max(1, -(-config.kv_cache_tokens // size))
+    longest = min(config.max_model_len or model.max_position, model.max_position)
+    wanted = min(64 * 512, config.max_num_seqs * longest) // size
+    affordable = int(0.4 * psutil.virtual_memory().available) // page_bytes(model, size, config.dtype)
+    return max(1, min(max(wanted, -(-longest // size)), affordable))

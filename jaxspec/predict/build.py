@@ -1,0 +1,74 @@
+"""From the configuration to a prediction service."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from jaxspec.cache import cache_folder
+from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.models.load import LoadedModel, ModelLoadError
+from jaxspec.predict import shipped
+from jaxspec.predict.index import LengthIndex
+from jaxspec.predict.predictor import TextPredictor
+from jaxspec.predict.retrieval import RetrievalPredictor
+from jaxspec.predict.service import PredictionService
+
+#: The predictor that comes with the package for a model, by the model's name.
+DEFAULT = {"smollm2-135m": "smollm2-length"}
+
+
+def build(
+    config: EngineConfig, model: LoadedModel, clock: Callable[[], float], proxy: TextPredictor | None = None
+) -> PredictionService | None:
+    """A service that is neither warm nor started; None where the configuration names no predictor that reads texts.
+
+    `proxy` may be passed already loaded. Raises `ConfigError` naming the setting that does not work.
+    """
+    if config.predictor not in ("proxy", "retrieval"):
+        return None
+    predictor = proxy or load_proxy(config.predictor_model, model.name)
+    if config.predictor == "retrieval":
+        predictor = _retrieval(config, predictor, model.name)
+    return PredictionService(predictor, lambda ids: model.tokenizer.decode(ids, skip_special_tokens=True), clock)
+
+
+def load_proxy(name: str | None, model: str) -> TextPredictor:
+    """A trained predictor: one that comes with the package, by name, or a file; None: the one made for the model.
+
+    Raises `ConfigError`.
+    """
+    from jaxspec.predict.proxy import ProxyPredictor  # Flax and the encoder: only where a configuration asks for them
+
+    own = shipped()
+    if name is None and (name := DEFAULT.get(model)) not in own:
+        raise ConfigError(
+            f"predictor_model: no length predictor comes with the package for {model}; name a file made by "
+            "python -m jaxspec.train_predictor"
+        )
+    assert name is not None
+    try:
+        return ProxyPredictor.load(own.get(name) or name)
+    except (ModelLoadError, OSError) as error:
+        known = f" (predictors by name: {', '.join(own)})" if own else ""
+        raise ConfigError(f"predictor_model: {error}{known}") from None
+
+
+def _retrieval(config: EngineConfig, proxy: TextPredictor, model: str) -> RetrievalPredictor:
+    settings = config.retrieval
+    path: Path | None = None
+    if settings.path is None:
+        # Lengths are one model's, embeddings one encoder's.
+        path = cache_folder("retrieval") / (re.sub(r"[^\w.-]+", "_", f"{model}-{proxy.name}") + ".safetensors")
+    elif settings.path:
+        path = Path(settings.path).expanduser()
+        if path.is_dir():
+            raise ConfigError(f"retrieval.path: {path} is a folder; name the file in it")
+    try:
+        index = LengthIndex(settings.k, settings.threshold, settings.capacity)
+    except ImportError as error:
+        raise ConfigError(
+            f"predictor: retrieval needs FAISS, which is not here ({error}): pip install 'jaxspec[retrieval]'"
+        ) from None
+    return RetrievalPredictor(proxy, index, model, path)

@@ -1,0 +1,44 @@
+"""What the engine asks of a length predictor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+
+class TextPredictor(Protocol):
+    """Says from a prompt's text how many tokens the answer will have. Called from one thread at a time."""
+
+    @property
+    def name(self) -> str: ...
+
+    def warm_up(self, embeddings: bool = False) -> None:
+        """Compile whatever `predict` will run, and `embed` and `read` if they will be called."""
+        ...
+
+    def predict(self, texts: Sequence[str]) -> np.ndarray:
+        """Output tokens `[n]`, float64 and positive."""
+        ...
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """Embeddings `[n, H]`, float32 and of length 1."""
+        ...
+
+    def read(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """What `predict` and `embed` give, for the cost of one of them."""
+        ...
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """A predictor that gets better with what it is told of the requests served."""
+
+    def learn(self, texts: Sequence[str], lengths: Sequence[int]) -> None:
+        """Take in the true output tokens of these prompts."""
+        ...
+
+    def flush(self) -> None:
+        """Write down what was learned, if it is kept anywhere."""
+        ...

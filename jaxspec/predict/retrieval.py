@@ -1,0 +1,120 @@
+"""ALISE's predictor: what became of similar prompts, or else what the proxy says (§3.1, Algorithm 1)."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxspec.predict import index_file
+from jaxspec.predict.index import LengthIndex
+from jaxspec.predict.predictor import TextPredictor
+
+log = logging.getLogger(__name__)
+
+#: Texts that need not be read again: from their prediction until their answer has ended, and when they come back.
+_REMEMBERED = 1024
+#: Embedded to recognise the encoder by.
+_PROBE = "How long will the answer be?"
+
+
+class RetrievalPredictor:
+    """Looks prompts up among those served; where none is near enough, `proxy` predicts: its head is the paper's MLP.
+
+    The index survives a restart in the file at `path` (None: it does not). A file that cannot be used is set aside
+    under another name with a warning. `model` is the name of the model whose answers are counted.
+    """
+
+    def __init__(self, proxy: TextPredictor, index: LengthIndex, model: str, path: Path | None = None) -> None:
+        self._proxy, self.index, self._model, self._path = proxy, index, model, path
+        self._read: OrderedDict[str, tuple[float, np.ndarray]] = OrderedDict()
+        self._probe: np.ndarray | None = None
+        self._unsaved = False
+        self._warned = False
+        #: Predictions made from neighbours, and those that are the proxy's.
+        self.found = 0
+        self.asked = 0
+
+    @property
+    def name(self) -> str:
+        return f"retrieval over {self._proxy.name}"
+
+    def warm_up(self, embeddings: bool = True) -> None:
+        """Compile the encoder, and take in the file."""
+        self._proxy.warm_up(embeddings=True)
+        self._probe = self._proxy.embed([_PROBE])[0]
+        if self._path is not None:
+            self._load(self._path)
+
+    def predict(self, texts: Sequence[str]) -> np.ndarray:
+        """Output tokens `[n]` float64."""
+        if not texts:
+            return np.zeros(0)
+        proxied, vectors = self.read(texts)
+        out = self.index.estimate(vectors)
+        unknown = np.isnan(out)
+        out[unknown] = proxied[unknown]
+        self.found += int((~unknown).sum())
+        self.asked += int(unknown.sum())
+        return out
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """Embeddings `[n, H]` float32."""
+        return self.read(texts)[1]
+
+    def read(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The proxy's lengths `[n]` and embeddings `[n, H]`; texts read lately are not read again."""
+        if not texts:
+            return np.zeros(0), np.zeros((0, 0), np.float32)
+        known = {text: self._read[text] for text in texts if text in self._read}
+        if new := [text for text in dict.fromkeys(texts) if text not in known]:
+            known |= zip(new, zip(*self._proxy.read(new), strict=True), strict=True)
+        for text, both in known.items():
+            self._read[text] = both
+            self._read.move_to_end(text)
+        while len(self._read) > _REMEMBERED:
+            self._read.popitem(last=False)
+        return (
+            np.array([known[text][0] for text in texts], np.float64),
+            np.stack([known[text][1] for text in texts]).astype(np.float32),
+        )
+
+    def learn(self, texts: Sequence[str], lengths: Sequence[int]) -> None:
+        if texts:
+            self.index.insert(self.embed(texts), lengths)
+            self._unsaved = True
+
+    def flush(self) -> None:
+        """Write the index if something was learned since. A disk that refuses it is warned about once."""
+        if self._path is None or not self._unsaved or self._probe is None:
+            return
+        self._unsaved = False
+        try:
+            index_file.write(self._path, self.index.rows(), self._model, self._probe)
+        except OSError as error:
+            if not self._warned:
+                log.warning("cannot keep the lengths of served requests in %s: %s", self._path, error)
+            self._unsaved = self._warned = True
+
+    def _load(self, path: Path) -> None:
+        assert self._probe is not None
+        try:
+            self.index.restore(index_file.read(path, self._model, self._probe))
+            log.info("%d lengths of served requests read from %s", len(self.index), path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.warning("cannot read the lengths of served requests in %s (%s); starting without any", path, error)
+        except index_file.IndexUnfit as unfit:
+            aside = path.with_name(path.name + ".unusable")
+            try:
+                os.replace(path, aside)
+                kept = f"it is now {aside}"
+            except OSError as error:
+                kept = f"it stays where it is ({error}), and nothing will be kept"
+                self._path = None
+            log.warning("%s holds no lengths to start from: %s; %s", path, unfit, kept)
