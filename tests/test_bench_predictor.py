@@ -39,9 +39,20 @@ def test_the_ablation_trains_measures_and_writes_its_page(
     page = (out / "predictor.md").read_text()
     assert f"| regression (L1) | 0.615 | {found['reg_l1']['accuracy']:.3f} | 0.615 |" in page
     assert "| binary classes | – | – |" in page, "two classes have no accuracy over five"
-    assert "| accuracy | 0.781 / 0.712 / 0.634 | 0.821 / 0.856 / 0.744 | – | – |" in page
+    assert "| accuracy | 0.781 / 0.712 / 0.634 | 0.821 / 0.856 / 0.744 | – | – | – | – |" in page
     assert (out / "predictor.png").read_bytes().startswith(b"\x89PNG")
     assert "| regression (L1) | 0.615 |" in trained(out / "predictor.json")["table 2, trained here"]
+
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(alise_predictors, "REQUESTS", 60)
+    monkeypatch.setattr(alise_predictors, "PROMPTS", 5)
+    proxy = str(tmp_path / "ablation-reg_l1" / "predictor.safetensors")
+    assert main([*command, "--retrieval", proxy]) == 0
+    kept = json.loads((out / "predictor.json").read_text())
+    assert kept["ablation"]["formulations"].keys() == found.keys(), "joined to what there was"
+    again = kept["retrieval"]["repeating prompts"]
+    assert again["retrieval"]["error_ratio"] < again["proxy"]["error_ratio"]
+    assert f"| {again['retrieval']['accuracy']:.3f} |" in (out / "predictor.md").read_text()
 
     capsys.readouterr()
     assert main([*command, "--set=data=[none.jsonl]"]) == 2
@@ -90,5 +101,5 @@ def test_one_that_learns_is_told_of_what_it_was_asked() -> None:
     assert found["retrieval"]["accuracy"] > 0.7 > found["proxy"]["accuracy"]
     assert found["retrieval"]["error_ratio"] < 0.3 < found["proxy"]["error_ratio"]
     assert found["proxy"]["latency_ms"] > 0
-    table = predictor_page.sections({"retrieval": found})["ALISE table 2"]
+    table = predictor_page.sections({"retrieval": {"repeating prompts": found}})["ALISE table 2"]
     assert f"{found['retrieval']['accuracy']:.3f} |" in table.splitlines()[2]

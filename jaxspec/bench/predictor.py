@@ -4,6 +4,9 @@ Each is trained as `python -m jaxspec.train_predictor` does, saved, loaded, and 
 Broken off and run again, it goes on. What the predictions are worth to a scheduler is simulated as `bench paper ssjf`
 does without batching: jobs of the test part's lengths, shortest predicted first against first come, first served. The
 numbers are kept in OUT/predictor.json, the tables written into OUT/predictor.md between the marks there.
+
+With --retrieval a predictor trained before is asked for the test part one request at a time, beside ALISE's: once with
+the training part served before, and once for prompts that come again and again, with nothing served before.
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ import numpy as np
 
 from jaxspec.bench import options
 from jaxspec.bench.errors import BenchError
-from jaxspec.bench.papers import page, predictor_page, ssjf, ssjf_page
+from jaxspec.bench.papers import alise_predictors, page, predictor_page, ssjf, ssjf_page
 from jaxspec.sched import arrivals
 from jaxspec.sched.workload import Lengths
 
 if TYPE_CHECKING:
+    from jaxspec.models.load.bert import LoadedEncoder
     from jaxspec.predict.proxy import ProxyPredictor
+    from jaxspec.train_predictor.config import PredictorConfig
     from jaxspec.train_predictor.data import Corpus
 
 #: Prompts that the time of one prediction is measured on.
@@ -38,53 +43,96 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repeats", type=options.count, default=ssjf.REPEATS, metavar="N", help="of each simulated load"
     )
+    parser.add_argument(
+        "--retrieval", metavar="FILE", help="a trained predictor: compare it with retrieval instead (ALISE's Table 2)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of --retrieval's repeating prompts")
     parser.add_argument("--out", default="docs/results", metavar="DIR", help="default: docs/results")
     parser.add_argument("--json", metavar="FILE", help="another copy of all the numbers")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises `BenchError` where nothing can be trained."""
+    """Raises `BenchError` where nothing can be trained or asked."""
+    from jaxspec.config import ConfigError
+    from jaxspec.models.load import ModelLoadError
+
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    kept = page.keep(out / "predictor.json", "ablation", ablation(args), args.json)
+    try:
+        kind, numbers = ("retrieval", retrieval(args)) if args.retrieval else ("ablation", ablation(args))
+    except (ConfigError, ModelLoadError) as error:
+        raise BenchError(str(error)) from None
+    except ModuleNotFoundError as error:
+        extra = {"optax": "train", "orbax": "train", "faiss": "retrieval"}.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        raise BenchError(f"{error.name} is missing: pip install 'jaxspec[{extra}]'") from None
+    kept = page.keep(out / "predictor.json", kind, numbers, args.json)
     page.write(out / "predictor.md", "Length predictors", predictor_page.sections(kept))
-    predictor_page.draw(out / "predictor.png", kept["ablation"]["formulations"])
+    if kind == "ablation":
+        predictor_page.draw(out / "predictor.png", kept["ablation"]["formulations"])
     return 0
 
 
-def ablation(args: argparse.Namespace) -> dict[str, Any]:
-    """Train and measure each formulation of the options. Raises `BenchError`."""
-    from jaxspec.config import ConfigError, parse_overrides
-    from jaxspec.models.load import ModelLoadError
+def prepared(args: argparse.Namespace) -> tuple[PredictorConfig, LoadedEncoder, Corpus]:
+    """What the options name. Raises `ConfigError` and `ModelLoadError`."""
+    from jaxspec.config import parse_overrides
     from jaxspec.train_predictor.config import PredictorConfig
+    from jaxspec.train_predictor.prepare import prepare
 
-    try:
-        from jaxspec.predict.formulation import class_bounds
-        from jaxspec.train_predictor.data import TRAIN
-        from jaxspec.train_predictor.prepare import prepare
-        from jaxspec.train_predictor.train import Trainer
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("optax", "orbax"):
-            raise
-        raise BenchError(f"{error.name} is missing: pip install 'jaxspec[train]'") from None
+    config = PredictorConfig.load(args.config, **parse_overrides(args.set))
+    loaded, data = prepare(config)
+    print(data, flush=True)
+    return config, loaded, data
+
+
+def ablation(args: argparse.Namespace) -> dict[str, Any]:
+    """Train and measure each formulation of the options. Raises as `prepared` does, and `ModuleNotFoundError`."""
+    from jaxspec.predict.formulation import class_bounds
+    from jaxspec.train_predictor.data import TRAIN
+    from jaxspec.train_predictor.train import Trainer
+
+    config, loaded, data = prepared(args)
+    bounds = np.asarray(class_bounds(data.length[data.rows(TRAIN)], config.classes))
     found: dict[str, Any] = {}
-    try:
-        config = PredictorConfig.load(args.config, **parse_overrides(args.set))
-        loaded, data = prepare(config)
-        bounds = np.asarray(class_bounds(data.length[data.rows(TRAIN)], config.classes))
-        print(data, flush=True)
-        for name in args.formulations:
-            print(name, flush=True)
-            work = Path(config.work) / f"ablation-{name}"
-            trainer = Trainer(config.model_copy(update={"formulation": name}), loaded, data)
-            trainer.run(work)
-            trainer.predictor(name).save(work / "predictor.safetensors")
-            measured = measure(work / "predictor.safetensors", data, bounds, args.repeats)
-            found[name] = {**measured, "steps": trainer.at.steps, "curve": trainer.evaluations}
-    except (ConfigError, ModelLoadError) as error:
-        raise BenchError(str(error)) from None
+    for name in args.formulations:
+        print(name, flush=True)
+        work = Path(config.work) / f"ablation-{name}"
+        trainer = Trainer(config.model_copy(update={"formulation": name}), loaded, data)
+        trainer.run(work)
+        trainer.predictor(name).save(work / "predictor.safetensors")
+        measured = measure(work / "predictor.safetensors", data, bounds, args.repeats)
+        found[name] = {**measured, "steps": trainer.at.steps, "curve": trainer.evaluations}
     settings = config.model_dump(exclude={"data", "work", "out", "formulation"})
     return {"settings": settings, "data": str(data), "bounds": bounds.tolist(), "formulations": found}
+
+
+def retrieval(args: argparse.Namespace) -> dict[str, Any]:
+    """The proxy of the options alone, and behind an index of served requests. Raises as `ablation` does."""
+    from jaxspec.predict.index import LengthIndex
+    from jaxspec.predict.proxy import ProxyPredictor
+    from jaxspec.predict.retrieval import RetrievalPredictor
+    from jaxspec.sched.policy import RetrievalSettings
+    from jaxspec.train_predictor.data import TEST, TRAIN
+
+    proxy, settings = ProxyPredictor.load(args.retrieval), RetrievalSettings()
+    _, _, data = prepared(args)
+    train, test = data.rows(TRAIN), data.rows(TEST)
+    few = alise_predictors.repeating(test, np.random.default_rng(args.seed))
+    found: dict[str, Any] = {}
+    for workload, before, rows in (("new prompts", train, test), ("repeating prompts", train[:0], few)):
+        index = LengthIndex(settings.k, settings.threshold, settings.capacity)
+        served = RetrievalPredictor(proxy, index, "")
+        served.warm_up()
+        with options.progress(f"{workload}: served before", len(before)) as advance:
+            for row in before:
+                served.learn([data.texts[row]], [int(data.length[row])])
+                advance()
+        texts = [data.texts[row] for row in rows]
+        predictors = {"proxy": proxy, "retrieval": served}
+        found[workload] = alise_predictors.compare(predictors, texts, data.length[rows], data.capped[rows])
+        found[workload]["retrieval"]["share found"] = served.found / len(rows)
+    return {"settings": settings.model_dump(), "data": str(data), **found}
 
 
 def measure(path: Path, data: Corpus, bounds: np.ndarray, repeats: int) -> dict[str, Any]:
