@@ -27,8 +27,11 @@ def repeating(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return rng.choice(few, REQUESTS, p=share / share.sum())
 
 
-def serve(predictor: Predictor, texts: Sequence[str], length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ask for each request and then, if the predictor learns, tell how long its answer `length [n]` was.
+def serve(
+    predictor: Predictor, texts: Sequence[str], length: np.ndarray, capped: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ask for each request and then, if the predictor learns, tell how long its answer `length [n]` was, unless it was
+    cut: the engine does not tell of those either.
 
     -> predicted tokens `[n]`, and what each prediction took in milliseconds, tokenising included.
     """
@@ -38,7 +41,7 @@ def serve(predictor: Predictor, texts: Sequence[str], length: np.ndarray) -> tup
         begin = time.perf_counter()
         predicted[i] = predictor.predict([text])[0]
         taken[i] = 1e3 * (time.perf_counter() - begin)
-        if learn is not None:
+        if learn is not None and not capped[i]:
             learn([text], [int(length[i])])
     return predicted, taken
 
@@ -51,7 +54,7 @@ def compare(
     edges = np.linspace(0, length.max(), BINS + 1)[1:-1]
     out = {}
     for name, predictor in predictors.items():
-        predicted, taken = serve(predictor, texts, length)
+        predicted, taken = serve(predictor, texts, length, capped)
         known = ~capped
         out[name] = {
             "accuracy": float((np.digitize(predicted, edges) == np.digitize(length, edges)).mean()),
