@@ -118,7 +118,7 @@ def retrieval(args: argparse.Namespace) -> dict[str, Any]:
     proxy, settings = ProxyPredictor.load(args.retrieval), RetrievalSettings()
     _, _, data = prepared(args)
     train, test = data.rows(TRAIN), data.rows(TEST)
-    whole = train[~data.capped[train]]  # the engine does not tell of answers that were cut
+    whole = train[~data.capped[train]]  # of those that were cut not even the engine knows how long they were
     few = alise_predictors.repeating(test, np.random.default_rng(args.seed))
     found: dict[str, Any] = {}
     for workload, before, rows in (("new prompts", whole, test), ("repeating prompts", train[:0], few)):

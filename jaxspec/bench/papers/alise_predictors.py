@@ -31,7 +31,7 @@ def serve(
     predictor: Predictor, texts: Sequence[str], length: np.ndarray, capped: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ask for each request and then, if the predictor learns, tell how long its answer `length [n]` was, unless it was
-    cut: the engine does not tell of those either.
+    cut when as much or more had been predicted: then it teaches nothing, and the engine does not tell of it either.
 
     -> predicted tokens `[n]`, and what each prediction took in milliseconds, tokenising included.
     """
@@ -41,7 +41,7 @@ def serve(
         begin = time.perf_counter()
         predicted[i] = predictor.predict([text])[0]
         taken[i] = 1e3 * (time.perf_counter() - begin)
-        if learn is not None and not capped[i]:
+        if learn is not None and (not capped[i] or predicted[i] < length[i]):
             learn([text], [int(length[i])])
     return predicted, taken
 
