@@ -80,15 +80,17 @@ class Answers:
     def behind(self, others: dict[str, tuple[list[int], int]]) -> None:
         """A request, and behind it others (prompt, tokens), which wait until all have been predicted; it is the first
         to end."""
-        asked = threading.Event()
+        runs, asked = threading.Event(), threading.Event()
 
         def hold(count: int) -> None:
             if count == 1:
+                runs.set()
                 assert asked.wait(20)
             elif count == 4:  # by now the engine has taken them in
                 eventually(lambda: self._engine.stats().predictions.made == 1 + len(others))
 
         self.ask("first", [90, 1], 20, hold)
+        assert runs.wait(20)
         for name, (prompt, tokens) in others.items():
             self.ask(name, prompt, tokens)
         asked.set()
@@ -124,8 +126,7 @@ def test_requests_run_before_their_prediction_is_there(compiled: str) -> None:
         answers.wait(4)
         assert answers.tokens["d"] == tiny.greedy(PROMPT, 8)
         eventually(lambda: engine.stats().predictions.made >= 2)
-        stats = engine.stats()
-        assert stats.predictions.seconds > 0 and stats.compilations_after_warmup == 0
+        assert engine.stats().predictions.seconds > 0
 
 
 def test_predictions_change_who_is_next(compiled: str) -> None:
