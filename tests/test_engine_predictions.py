@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import encoders
 import tiny
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.engine import Engine
@@ -37,14 +38,14 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @contextmanager
-def started(compiled: str, proxy: FakePredictor, **settings: Any) -> Iterator[Engine]:
+def started(compiled: str, proxy: FakePredictor | None, **settings: Any) -> Iterator[Engine]:
     config = EngineConfig.load(None, **{**SETTINGS, "compilation_cache": compiled, **settings})
     engine = Engine(config, model=tiny.model(), proxy=proxy)
     engine.start()
     try:
         yield engine
     finally:
-        if proxy.gate is not None:
+        if proxy is not None and proxy.gate is not None:
             proxy.gate.set()
         engine.shutdown()
 
@@ -256,3 +257,21 @@ def test_a_predictor_that_is_not_there_is_named(compiled: str, settings: dict[st
     proxy = FakePredictor() if "retrieval" in settings else None
     with pytest.raises(ConfigError, match=says):
         Engine(config, model=tiny.model(), proxy=proxy)
+
+
+def test_nothing_compiles_while_a_trained_predictor_serves(compiled: str, tmp_path: Path) -> None:
+    trained = encoders.proxy()
+    trained.save(tmp_path / "own.safetensors")
+    settings = dict(
+        predictor="retrieval", predictor_model=str(tmp_path / "own.safetensors"), retrieval={"path": "", "k": 2}
+    )
+    tiny.greedy(PROMPT, 8)
+    with started(compiled, None, **settings) as engine:
+        answers = Answers(engine)
+        for turn, byte in enumerate(b"abcd" * 3):
+            answers.ask(str(turn), [byte] * (1 + 7 * turn), tokens=8)
+        answers.wait(12)
+        eventually(lambda: engine.stats().predictions.made + engine.stats().predictions.late >= 6)
+        stats = engine.stats()
+        assert stats.predictions.without == 0 and stats.compilations_after_warmup == 0
+        assert all(answers.ended[str(i)].output_tokens == 8 for i in range(12))
