@@ -14,7 +14,8 @@ import prompts_with_lengths as texts
 from jaxspec.bench.__main__ import main
 from jaxspec.bench.papers import alise_predictors, predictor_page
 from jaxspec.bench.papers.ssjf import trained
-from jaxspec.bench.predictor import worth
+from jaxspec.bench.predictor import baselines, worth
+from jaxspec.train_predictor.data import TEST, TRAIN, Corpus
 
 
 def test_the_ablation_trains_measures_and_writes_its_page(
@@ -44,7 +45,8 @@ def test_the_ablation_trains_measures_and_writes_its_page(
     assert "| regression (L1) | 0.615 |" in trained(out / "predictor.json")["table 2, trained here"]
 
     pytest.importorskip("faiss")
-    monkeypatch.setattr(alise_predictors, "REQUESTS", 60)
+    monkeypatch.setattr(alise_predictors, "SERVED", 40)
+    monkeypatch.setattr(alise_predictors, "ASKED", 20)
     monkeypatch.setattr(alise_predictors, "PROMPTS", 5)
     proxy = str(tmp_path / "ablation-reg_l1" / "predictor.safetensors")
     assert main([*command, "--retrieval", proxy]) == 0
@@ -58,6 +60,22 @@ def test_the_ablation_trains_measures_and_writes_its_page(
     assert main([*command, "--set=data=[none.jsonl]"]) == 2
     line = capsys.readouterr().err
     assert line.startswith("jaxspec.bench: data: ") and line.count("\n") == 1
+
+
+def test_what_predicts_without_reading() -> None:
+    lengths = np.asarray([10, 20, 40, 40, 7, 9, 100, 128])
+    data = Corpus(
+        ["a", "b", "c", "d", "e", "e", "f", "f"],
+        [np.zeros(1, np.int32)] * 8,
+        lengths,
+        lengths == 128,
+        np.asarray([TRAIN] * 4 + [TEST] * 4, np.int8),
+    )
+    found = baselines(data, np.asarray([15.0, 35.0]))
+    median, twin = found["the training part's median"], found["another answer to the same prompt"]
+    assert median["rows"] == 4 and median["mae"] == pytest.approx((23 + 21 + 70) / 3, abs=1e-3)
+    assert median["accuracy"] == 0 and median["tau"] is None
+    assert twin["mae"] == pytest.approx((2 + 2 + 28) / 3, abs=1e-3) and twin["accuracy"] == 1
 
 
 def test_a_missing_ablation_leaves_papers_pages_as_they_are(tmp_path: Path) -> None:
@@ -93,13 +111,18 @@ class Same:
 def test_one_that_learns_is_told_of_what_it_was_asked() -> None:
     rng = np.random.default_rng(0)
     rows = alise_predictors.repeating(np.arange(400), rng)
-    assert len(rows) == 1000 and len(np.unique(rows)) <= 200
+    assert len(rows) == 1500 and len(np.unique(rows)) <= 200
     lengths = rng.integers(1, 200, 400)
-    found: dict[str, Any] = alise_predictors.compare(
-        {"proxy": Same(), "retrieval": Memory()}, [str(r) for r in rows], lengths[rows], lengths[rows] > 190
-    )
-    assert found["retrieval"]["accuracy"] > 0.7 > found["proxy"]["accuracy"]
-    assert found["retrieval"]["error_ratio"] < 0.3 < found["proxy"]["error_ratio"]
-    assert found["proxy"]["latency_ms"] > 0
+
+    def compare(served: int) -> dict[str, Any]:
+        both = {"proxy": Same(), "retrieval": Memory()}
+        texts = [str(r) for r in rows]
+        return alise_predictors.compare(both, texts, lengths[rows], lengths[rows] > 190, served)
+
+    assert 0.5 < compare(0)["retrieval"]["accuracy"] < 0.9, "most prompts are new in the beginning"
+    found = compare(1000)
+    assert found["retrieval"]["accuracy"] > 0.9 > found["proxy"]["accuracy"]
+    assert found["retrieval"]["error_ratio"] < 0.1 < found["proxy"]["error_ratio"]
+    assert found["proxy"]["latency_max_ms"] >= found["proxy"]["latency_ms"] > 0
     table = predictor_page.sections({"retrieval": {"repeating prompts": found}})["ALISE table 2"]
     assert f"{found['retrieval']['accuracy']:.3f} |" in table.splitlines()[2]

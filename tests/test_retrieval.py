@@ -16,7 +16,6 @@ from safetensors.numpy import load_file, save_file
 from jaxspec.predict import index_file
 from jaxspec.predict.index import SAME, LengthIndex
 from jaxspec.predict.predictor import Learner
-from jaxspec.predict.repeats import retrieval_against_proxy
 from jaxspec.predict.retrieval import RetrievalPredictor
 from predictors import WIDTH, FakePredictor, vector
 
@@ -339,21 +338,3 @@ def test_a_folder_that_takes_no_file_is_warned_about_once(tmp_path: Path, caplog
         own.flush()
     assert own.predict(["a"]).tolist() == pytest.approx([20.5])
     assert sum("cannot keep the lengths" in r.message for r in caplog.records) == 1
-
-
-# -- what it gains -----------------------------------------------------------------------------------------------------
-
-
-def test_on_a_repeating_workload_it_beats_its_proxy() -> None:
-    rng = np.random.default_rng(3)
-    rows = [(f"prompt {i}", int(length)) for i, length in enumerate(rng.integers(1, 400, 150))]
-    served: list[int] = []
-    out = retrieval_against_proxy(FakePredictor(200), rows, 1000, 100, advance=served.append)
-    assert sum(served) == 1000
-    assert set(out["proxy"]) == {"mae", "relative_error", "bin_accuracy", "ms"}
-    assert out["retrieval"]["mae"] < 0.2 * out["proxy"]["mae"]
-    assert out["retrieval"]["bin_accuracy"] > 0.9 > out["proxy"]["bin_accuracy"]
-    assert out["retrieval"]["found"] > 0.9
-    assert retrieval_against_proxy(FakePredictor(200), rows, 0, 50)["retrieval"]["found"] == 0
-    with pytest.raises(ValueError, match="no prompts"):
-        retrieval_against_proxy(FakePredictor(), [])

@@ -6,7 +6,9 @@ does without batching: jobs of the test part's lengths, shortest predicted first
 numbers are kept in OUT/predictor.json, the tables written into OUT/predictor.md between the marks there.
 
 With --retrieval a predictor trained before is asked for the test part one request at a time, beside ALISE's: once with
-the training part served before, and once for prompts that come again and again, with nothing served before.
+the training part served before, and once for prompts that come again and again, after 1,000 such requests.
+
+With --engine the predictor serves: SSJF with it on the real engine, between FCFS and shortest first with lengths known.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import numpy as np
 
 from jaxspec.bench import options
 from jaxspec.bench.errors import BenchError
-from jaxspec.bench.papers import alise_predictors, page, predictor_page, ssjf, ssjf_page
+from jaxspec.bench.papers import alise_predictors, page, predictor_page, predictor_serving, ssjf, ssjf_page
 from jaxspec.sched import arrivals
 from jaxspec.sched.workload import Lengths
 
@@ -46,7 +48,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--retrieval", metavar="FILE", help="a trained predictor: compare it with retrieval instead (ALISE's Table 2)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of --retrieval's repeating prompts")
+    parser.add_argument("--seed", type=int, default=0, help="of --retrieval's repeating prompts, and of --engine")
+    engine = parser.add_argument_group("serving")
+    engine.add_argument(
+        "--engine", nargs="?", const="", metavar="FILE", help="serve with this predictor (default: the shipped one)"
+    )
+    engine.add_argument("--prompts", nargs="+", default=[], metavar="JSONL", help="those of the test part are served")
+    engine.add_argument("--jobs", type=options.count, default=32, metavar="N", help="of a turn (default: 32)")
+    engine.add_argument("--turns", type=options.count, default=5, metavar="N", help="of each order (default: 5)")
+    engine.add_argument("--max-tokens", type=options.count, default=256, metavar="N", help="default: 256")
+    engine.add_argument(
+        "--request-rate", type=options.positive, default=20.0, metavar="R", help="a second (default: 20)"
+    )
     parser.add_argument("--out", default="docs/results", metavar="DIR", help="default: docs/results")
     parser.add_argument("--json", metavar="FILE", help="another copy of all the numbers")
 
@@ -59,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     try:
-        kind, numbers = ("retrieval", retrieval(args)) if args.retrieval else ("ablation", ablation(args))
+        kind, numbers = chosen(args)
     except (ConfigError, ModelLoadError) as error:
         raise BenchError(str(error)) from None
     except ModuleNotFoundError as error:
@@ -72,6 +85,23 @@ def run(args: argparse.Namespace) -> int:
     if kind == "ablation":
         predictor_page.draw(out / "predictor.png", kept["ablation"]["formulations"])
     return 0
+
+
+def chosen(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """What the options ask for, and its numbers."""
+    if args.retrieval:
+        return "retrieval", retrieval(args)
+    if args.engine is None:
+        return "ablation", ablation(args)
+    from jaxspec.config import parse_overrides
+    from jaxspec.train_predictor.config import PredictorConfig
+
+    if not args.prompts:
+        raise BenchError("--prompts: --engine needs files of prompts to serve")
+    config = PredictorConfig.load(args.config, **parse_overrides(args.set))
+    return "engine", predictor_serving.measure(
+        config, args.engine or None, args.prompts, args.jobs, args.max_tokens, args.request_rate, args.turns, args.seed
+    )
 
 
 def prepared(args: argparse.Namespace) -> tuple[PredictorConfig, LoadedEncoder, Corpus]:
@@ -104,7 +134,33 @@ def ablation(args: argparse.Namespace) -> dict[str, Any]:
         measured = measure(work / "predictor.safetensors", data, bounds, args.repeats)
         found[name] = {**measured, "steps": trainer.at.steps, "curve": trainer.evaluations}
     settings = config.model_dump(exclude={"data", "work", "out", "formulation"})
-    return {"settings": settings, "data": str(data), "bounds": bounds.tolist(), "formulations": found}
+    known = baselines(data, bounds)
+    return {
+        "settings": settings, "data": str(data), "bounds": bounds.tolist(), "formulations": found, "baselines": known
+    }  # fmt: skip
+
+
+def baselines(data: Corpus, bounds: np.ndarray) -> dict[str, Any]:
+    """What the test part's lengths are predicted by without reading: the training part's median, which is the least
+    that a predictor must beat; and the length of another answer to the same prompt, where the data hold one, which
+    tells how far a prompt decides its answer's length at all."""
+    from jaxspec.train_predictor.data import TEST, TRAIN
+    from jaxspec.train_predictor.metrics import evaluate, rounded
+
+    rows = data.rows(TEST)
+    median = np.full(len(rows), np.median(data.length[data.rows(TRAIN)]))
+    out: dict[str, Any] = {
+        "the training part's median": rounded(evaluate(median, data.length[rows], data.capped[rows], bounds))
+    }
+    by_text: dict[str, list[int]] = {}
+    for row in rows.tolist():
+        by_text.setdefault(data.texts[row], []).append(row)
+    twins = [(a, b) for same in by_text.values() for a, b in zip(same, [*same[1:], same[0]], strict=True) if a != b]
+    if twins:
+        own, other = np.asarray(twins).T
+        found = evaluate(data.length[other].astype(float), data.length[own], data.capped[own], bounds)
+        out["another answer to the same prompt"] = rounded(found)
+    return out
 
 
 def retrieval(args: argparse.Namespace) -> dict[str, Any]:
@@ -121,6 +177,7 @@ def retrieval(args: argparse.Namespace) -> dict[str, Any]:
     whole = train[~data.capped[train]]  # of those that were cut not even the engine knows how long they were
     few = alise_predictors.repeating(test, np.random.default_rng(args.seed))
     found: dict[str, Any] = {}
+    served_before = {"new prompts": 0, "repeating prompts": alise_predictors.SERVED}
     for workload, before, rows in (("new prompts", whole, test), ("repeating prompts", train[:0], few)):
         index = LengthIndex(settings.k, settings.threshold, settings.capacity)
         served = RetrievalPredictor(proxy, index, "")
@@ -131,7 +188,9 @@ def retrieval(args: argparse.Namespace) -> dict[str, Any]:
                 advance()
         texts = [data.texts[row] for row in rows]
         predictors = {"proxy": proxy, "retrieval": served}
-        found[workload] = alise_predictors.compare(predictors, texts, data.length[rows], data.capped[rows])
+        found[workload] = alise_predictors.compare(
+            predictors, texts, data.length[rows], data.capped[rows], served_before[workload]
+        )
         found[workload]["retrieval"]["share found"] = served.found / len(rows)
     return {"settings": settings.model_dump(), "data": str(data), **found}
 

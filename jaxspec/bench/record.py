@@ -102,9 +102,11 @@ def drive(
     params: Sequence[SamplingParams],
     advance: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
+    expected: Sequence[int] | None = None,
 ) -> list[RequestMetrics]:
     """Submits each request at its time, in seconds from now; -> their metrics, in the same order, when all have ended.
 
+    `expected`: output tokens of each, for an oracle; where it is not given oracles take the limit for the length.
     Raises `BenchError` when the engine fails.
     """
     metrics: list[RequestMetrics | None] = [None] * len(ids)
@@ -123,7 +125,7 @@ def drive(
         for i, at in enumerate(times):
             if (wait := begin + at - clock()) > 0:
                 time.sleep(wait)
-            engine.submit(ids[i], params[i], listener(i))
+            engine.submit(ids[i], params[i], listener(i), expected_tokens=expected[i] if expected else None)
     except (ValueError, RuntimeError) as error:
         raise BenchError(str(error)) from None
     for _ in ids:

@@ -10,8 +10,9 @@ import numpy as np
 
 #: Evenly divided bins of the lengths: the paper does not say how many; S3, which it compares with, has ten.
 BINS = 10
-#: Requests of the repeating workload, how many prompts they come from, and the exponent of how unevenly they come.
-REQUESTS, PROMPTS, SKEW = 1000, 200, 1.0
+#: The repeating workload: requests served before the comparison and in it, how many prompts they come from, and the
+#: exponent of how unevenly they come.
+SERVED, ASKED, PROMPTS, SKEW = 1000, 500, 200, 1.0
 
 
 class Predictor(Protocol):
@@ -21,10 +22,10 @@ class Predictor(Protocol):
 
 
 def repeating(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """`REQUESTS` of `rows`, at most `PROMPTS` of them, the i-th coming in proportion to 1 / i**SKEW."""
+    """`SERVED + ASKED` of `rows`, at most `PROMPTS` of them, the i-th coming in proportion to 1 / i**SKEW."""
     few = rng.permutation(rows)[:PROMPTS]
     share = np.arange(1, len(few) + 1) ** -SKEW
-    return rng.choice(few, REQUESTS, p=share / share.sum())
+    return rng.choice(few, SERVED + ASKED, p=share / share.sum())
 
 
 def serve(
@@ -47,18 +48,24 @@ def serve(
 
 
 def compare(
-    predictors: Mapping[str, Predictor], texts: Sequence[str], length: np.ndarray, capped: np.ndarray
+    predictors: Mapping[str, Predictor],
+    texts: Sequence[str],
+    length: np.ndarray,
+    capped: np.ndarray,
+    served: int = 0,
 ) -> dict[str, dict[str, float]]:
     """For each predictor: accuracy over even bins, error as a share of the mean length (cut answers left out), and mean
-    latency in milliseconds. All `[n]`, in the order of serving."""
+    and maximal latency in milliseconds, all of them after the first `served` requests. All `[n]`, in the order of
+    serving."""
     edges = np.linspace(0, length.max(), BINS + 1)[1:-1]
     out = {}
     for name, predictor in predictors.items():
-        predicted, taken = serve(predictor, texts, length, capped)
-        known = ~capped
+        predicted, taken = (of[served:] for of in serve(predictor, texts, length, capped))
+        true, known = length[served:], ~capped[served:]
         out[name] = {
-            "accuracy": float((np.digitize(predicted, edges) == np.digitize(length, edges)).mean()),
-            "error_ratio": float(np.abs(predicted - length)[known].mean() / length[known].mean()),
+            "accuracy": float((np.digitize(predicted, edges) == np.digitize(true, edges)).mean()),
+            "error_ratio": float(np.abs(predicted - true)[known].mean() / true[known].mean()),
             "latency_ms": float(taken.mean()),
+            "latency_max_ms": float(taken.max()),
         }
     return out

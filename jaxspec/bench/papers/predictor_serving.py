@@ -1,0 +1,154 @@
+"""What a trained predictor is worth on the engine: SSJF with it, between FCFS and shortest first with lengths known.
+
+Real prompts of the test part, answered to their end token or a cap. How long each answer is, is found by serving all
+prompts once beforehand; that is what the oracle is told. Prompts, arrivals and answers of a turn are alike for all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxspec.bench import options, prompts
+from jaxspec.bench.errors import BenchError
+from jaxspec.bench.papers import page
+from jaxspec.bench.papers.serve import engines, mean_jct
+from jaxspec.bench.papers.ssjf_page import spread
+from jaxspec.bench.record import drive
+from jaxspec.sampling import SamplingParams
+from jaxspec.sched import arrivals
+
+if TYPE_CHECKING:
+    from jaxspec.llm import LLM
+    from jaxspec.outputs import RequestMetrics
+    from jaxspec.train_predictor.config import PredictorConfig
+
+SEATS = 4
+ORDERS = FCFS, TRAINED, KNOWN = "FCFS", "SSJF, trained predictor", "SJF, lengths known"
+#: The mode, and how many requests it runs at once.
+MODES: Mapping[str, int] = {"none": 1, "continuous": SEATS}
+
+
+def measure(
+    config: PredictorConfig,
+    predictor: str | None,
+    files: Sequence[str],
+    jobs: int,
+    cap: int,
+    rate: float,
+    repeats: int,
+    seed: int,
+) -> dict[str, Any]:
+    """JCT reductions of each turn in per cent, `{mode: {order: [turns]}}`, and what predictions took.
+
+    `predictor`: name or file; None: the one that comes with the package for the model. Raises `BenchError`.
+    """
+    choice = {"order": "sjf", "predictor": "proxy", "predictor_model": predictor}
+    orders = {FCFS: {"order": "fcfs"}, TRAINED: choice, KNOWN: {"order": "sjf", "predictor": "oracle"}}
+    presets = {
+        f"{mode}, {name}": {"batching": mode, "max_num_seqs": seats, "draft": [], **order}
+        for mode, seats in MODES.items()
+        for name, order in orders.items()
+    }
+    reduction: dict[str, dict[str, list[float]]] = {mode: {TRAINED: [], KNOWN: []} for mode in MODES}
+    overhead, executed = [], []
+    with (
+        engines(presets, config.target) as loaded,
+        options.progress("turns", 1 + len(presets) * repeats) as advance,
+    ):
+        first = next(iter(loaded.values()))
+        ids = held_out(files, first, config)
+        params = SamplingParams(temperature=0, max_tokens=cap)
+        drawn = np.random.default_rng(seed).permutation(len(ids))[: jobs * repeats]
+        if len(drawn) < jobs:
+            raise BenchError(f"--prompts: {len(ids)} prompts of the test part are too few for --jobs {jobs}")
+        continuous = loaded[f"continuous, {FCFS}"].engine
+        asked = [ids[i] for i in drawn]
+        answered = drive(continuous, [0.0] * len(asked), asked, [params] * len(asked))
+        length = [m.output_tokens for m in answered]
+        advance()
+        for repeat in range(repeats):
+            rng = np.random.default_rng([seed, repeat])
+            rows = [i % len(asked) for i in range(repeat * jobs, (repeat + 1) * jobs)]
+            at = [a.time for a in arrivals.poisson(jobs, rate, rng)]
+            for mode in MODES:
+                jct = {}
+                for name in ORDERS:
+                    engine = loaded[f"{mode}, {name}"].engine
+                    engine.reset_stats()
+                    before = engine.stats().predictions
+                    found = drive(
+                        engine, at, [asked[i] for i in rows], [params] * jobs, expected=[length[i] for i in rows]
+                    )
+                    jct[name] = mean_jct(found)
+                    if name == TRAINED:
+                        after = engine.stats()
+                        overhead.append((after.predictions.seconds - before.seconds) / after.step_seconds)
+                        executed += [own for m in found if (own := execution(m)) is not None]
+                    advance()
+                for name in (TRAINED, KNOWN):
+                    reduction[mode][name].append(100 * (1 - jct[name] / jct[FCFS]))
+        latency = one_at_a_time(loaded[f"none, {TRAINED}"], [asked[i] for i in range(min(100, len(asked)))], predictor)
+    return {
+        "jobs": jobs, "cap": cap, "rate": rate, "reduction": reduction, "overhead": overhead, "latency_ms": latency,
+        "execution_ms": {"mean": 1e3 * float(np.mean(executed)), "min": 1e3 * min(executed)},
+    }  # fmt: skip
+
+
+def held_out(files: Sequence[str], llm: LLM, config: PredictorConfig) -> list[list[int]]:
+    """Token ids of the files' first turns, of those prompts that `config` puts into the test part."""
+    from jaxspec.models.load.tokenizer import chat_ids
+    from jaxspec.train_predictor.data import TEST, group_of, part_of
+
+    try:
+        texts = [text for path in files for text in prompts.load(Path(path))]
+    except (OSError, ValueError) as error:
+        raise BenchError(f"--prompts: {error}") from None
+    tokenizer = llm.tokenizer
+    every = [chat_ids(tokenizer, text) for text in dict.fromkeys(texts)]
+    return [ids for ids in every if part_of(group_of(tokenizer.decode(ids)), config.validation, config.test) == TEST]
+
+
+def execution(metrics: RequestMetrics) -> float | None:
+    """Seconds from a request's first step to its end."""
+    if metrics.e2e is None or metrics.first_scheduled is None:
+        return None
+    return metrics.e2e - (metrics.first_scheduled - metrics.arrival)
+
+
+def one_at_a_time(llm: LLM, asked: Sequence[Sequence[int]], predictor: str | None) -> dict[str, float]:
+    """Milliseconds of a prediction, decoding and tokenising included, while nothing else is served."""
+    from jaxspec.predict.build import load_proxy
+
+    proxy = load_proxy(predictor, llm.engine.model_name)
+    proxy.warm_up()
+    taken = []
+    for ids in asked:
+        begun = time.perf_counter()
+        proxy.predict([llm.tokenizer.decode(ids, skip_special_tokens=True)])
+        taken.append(1e3 * (time.perf_counter() - begun))
+    return {"mean": float(np.mean(taken)), "max": max(taken)}
+
+
+def sections(found: Mapping[str, Any]) -> dict[str, str]:
+    """The tables of `measure`'s numbers."""
+    rows = []
+    for mode, turns in found["reduction"].items():
+        kept = [100 * a / b for a, b in zip(turns[TRAINED], turns[KNOWN], strict=True)]
+        rows.append([mode, spread(turns[TRAINED]), spread(turns[KNOWN]), spread(kept)])
+    header = ["mean JCT, reduction against FCFS", TRAINED, KNOWN, "share of the gain that is kept"]
+    latency, execution = found["latency_ms"], found["execution_ms"]["mean"]
+    cost = [
+        ["one prediction, mean", f"{latency['mean']:.1f} ms", f"{100 * latency['mean'] / execution:.2f} %"],
+        ["one prediction, longest", f"{latency['max']:.1f} ms", f"{100 * latency['max'] / execution:.2f} %"],
+        ["a request's execution, mean", f"{execution:.0f} ms", "100 %"],
+        ["predictor's share of the time of all steps", "–", f"{100 * float(np.median(found['overhead'])):.2f} %"],
+    ]
+    return {
+        "on the engine": page.table(header, rows),
+        "latency": page.table(["prediction latency", "time", "of a request's execution"], cost),
+    }
