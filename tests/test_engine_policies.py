@@ -29,7 +29,7 @@ TEXTS = [[5, 6 + i % 4, 7, 8] * 4 + [i] * 3 for i in range(8)]
 LENGTHS = [30, 28, 17, 30, 26, 28, 16, 29]
 
 
-PRESETS = ("fcfs", "ssjf", "sjf_oracle", "pairwise", "priority", "las", "lp_sjf", "laps_sd")
+PRESETS = ("fcfs", "ssjf", "sjf_oracle", "pairwise", "priority", "las", "lp_sjf", "laps_sd", "laps_sd_typical")
 
 
 @pytest.fixture(scope="module")

@@ -41,6 +41,7 @@ def policies(draw: st.DrawFn, **fixed: Any) -> PolicyConfig:
                 "first_threshold_ms": draw(few),
                 "window": draw(st.integers(2, 4)),
                 "tolerance": draw(st.sampled_from([0.01, 0.3, 2.0])),
+                "unknown": draw(st.sampled_from(["fcfs", "typical"])),
             },
         }
         | fixed

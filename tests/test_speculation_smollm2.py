@@ -15,7 +15,8 @@ SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=128, ignore_eos
 
 def answers(**settings: object) -> tuple[list[list[int]], int]:
     """Tokens for sixteen prompts, greedy and then sampled, and how many drafts were accepted."""
-    with LLM(max_num_seqs=16, max_num_batched_tokens=128, max_model_len=512, **settings) as llm:
+    settings = dict(max_num_seqs=16, max_num_batched_tokens=128, max_model_len=512) | settings
+    with LLM(**settings) as llm:
         out = [*llm.generate(PROMPTS[:16], GREEDY), *llm.generate(PROMPTS[:16], SAMPLED)]
         return [o.outputs[0].token_ids for o in out], llm.engine.stats().accepted_tokens
 
@@ -23,7 +24,14 @@ def answers(**settings: object) -> tuple[list[list[int]], int]:
 def test_no_drafter_changes_a_token() -> None:
     plain, none = answers(draft=[])
     assert none == 0
-    for settings in (dict(draft="ngram", tree="chain"), dict(draft="truncated:4", tree="global_greedy")):
+    for settings in (
+        dict(max_num_seqs=2),  # the default chooses: with sixteen at once, to draft next to nothing
+        dict(draft="ngram", tree="chain"),
+        dict(draft="truncated:4", tree="global_greedy"),
+        dict(draft="smollm2-eagle-small", tree="fixed"),
+        dict(draft="smollm2-eagle", tree="chain"),
+        dict(draft="smollm2-eagle-large", tree="equal_greedy"),
+    ):
         tokens, accepted = answers(**settings)
         assert tokens == plain
-        assert accepted > 50
+        assert accepted > 50, settings

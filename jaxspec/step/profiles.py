@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ import jax
 
 from jaxspec.cache import cache_folder
 from jaxspec.kernels.build import sources
+from jaxspec.models.load.atomic import replacing
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +46,8 @@ def remembered(key: Any, names: list[str], measure: Callable[[], Profile], folde
     profile = measure()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(profile, file)
-        Path(file.name).replace(path)  # in one go: another process may be looking
+        with replacing(path) as file:  # another process may be looking
+            file.write_text(json.dumps(profile))
     except OSError as error:
         log.warning("the measured times are not kept: %s", error)
     return profile

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from jaxspec.models.config import DecoderConfig, RopeScaling
+from jaxspec.models.load.atomic import replacing
 from jaxspec.models.load.tokenizer import Tokenizer
 from jaxspec.models.load.weights import Weights
 
@@ -38,14 +37,8 @@ def save_converted(model: LoadedModel, path: Path, origin: str) -> None:
         "config": json.dumps(asdict(model.config)),
         "tokenizer": model.tokenizer.to_json(),
     }
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
-    os.close(handle)
-    try:
-        save_file(model.weights, temporary, metadata)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    with replacing(path) as file:
+        save_file(model.weights, file, metadata)
 
 
 def load_converted(path: Path, origin: str, name: str) -> LoadedModel | None:
