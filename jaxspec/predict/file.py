@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from jaxspec.models.bert import BertConfig, BertEncoder
 from jaxspec.models.length_head import LengthHead, LengthModel
+from jaxspec.models.load.atomic import replacing
 from jaxspec.models.load.errors import ModelLoadError
 from jaxspec.models.load.int8 import quantized, restored
 from jaxspec.models.load.module import filled, weights_of
@@ -55,9 +56,8 @@ def write(predictor: Predictor, path: Path) -> None:
     }
     metadata["digest"] = _digest(small, metadata)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")  # a file that is there is whole, also while training goes on
-    save_file(small, partial, metadata)
-    partial.replace(path)
+    with replacing(path) as new:
+        save_file(small, new, metadata)
 
 
 def read(path: Path) -> Predictor:

@@ -6,10 +6,7 @@ milliseconds.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +14,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save
 
+from jaxspec.models.load.atomic import replacing
 from jaxspec.predict.index import Rows
 
 FORMAT = "jaxspec-lengths-1"
@@ -36,18 +34,8 @@ def write(path: Path, rows: Rows, model: str, probe: np.ndarray) -> None:
     }  # fmt: skip
     data = save(arrays, {"format": FORMAT, "model": model, "digest": _digest(arrays)})
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own: two engines may write to the same path, and the last one wins, whole.
-    handle, partial = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
-        raise
+    with replacing(path) as new:  # two engines may write to the same path, and the last one wins, whole
+        new.write_bytes(data)
 
 
 def read(path: Path, model: str, probe: np.ndarray) -> Rows:
