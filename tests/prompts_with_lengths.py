@@ -37,12 +37,12 @@ def encoder(seed: int = 0, layers: int = 2) -> LoadedEncoder:
 
 
 def rows(count: int, cap: int = 128, seed: int = 0) -> list[dict[str, Any]]:
-    """As a file of them: prompts of 3 to 40 words; answers cut at `cap` are marked."""
+    """As a file of them: prompts of 3 to 12 words; answers cut at `cap` are marked."""
     rng = np.random.default_rng(seed)
     out = []
     for _ in range(count):
         kind = str(rng.choice(list(KINDS)))
-        prompt = " ".join([kind, *rng.choice(FILLERS, rng.integers(2, 40))])
+        prompt = " ".join([kind, *rng.choice(FILLERS, rng.integers(2, 12))])
         length = max(1, round(KINDS[kind] * float(rng.lognormal(0, 0.1))))
         out.append({"prompt": prompt, "length": min(length, cap), "capped": length > cap})
     return out

@@ -18,6 +18,7 @@ from jaxspec.bench.predictor import baselines, worth
 from jaxspec.train_predictor.data import TEST, TRAIN, Corpus
 
 
+@pytest.mark.slow
 def test_the_ablation_trains_measures_and_writes_its_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

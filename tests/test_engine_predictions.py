@@ -259,6 +259,7 @@ def test_a_predictor_that_is_not_there_is_named(compiled: str, settings: dict[st
         Engine(config, model=tiny.model(), proxy=proxy)
 
 
+@pytest.mark.slow
 def test_nothing_compiles_while_a_trained_predictor_serves(compiled: str, tmp_path: Path) -> None:
     trained = encoders.proxy()
     trained.save(tmp_path / "own.safetensors")

@@ -214,10 +214,10 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     path = written(tmp_path / "i")
     before = path.read_bytes()
 
-    def full(handle: int) -> None:
+    def full(*paths: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("os.replace", full)
     with pytest.raises(OSError, match="No space left"):
         written(path)
     assert path.read_bytes() == before and len(list(tmp_path.iterdir())) == 1

@@ -21,10 +21,12 @@ from jaxspec.train_predictor.data import TEST, TRAIN, Corpus
 from jaxspec.train_predictor.metrics import rounded
 from jaxspec.train_predictor.train import Trainer, pieces, width_of
 
+pytestmark = pytest.mark.slow  # nearly every test compiles a training step
+
 #: A whole run, short.
 RUN: dict[str, Any] = dict(
-    data=["unread"], out="unread.safetensors", longest=32, width=16, batch=16, steps=40, learning_rate=3e-3,
-    warmup=4, head_steps=40, head_learning_rate=1e-2, every=20, patience=20, dropout=0.1,
+    data=["unread"], out="unread.safetensors", longest=32, width=16, batch=16, steps=160, learning_rate=1e-2,
+    warmup=4, head_steps=160, head_learning_rate=1e-2, every=80, patience=20, dropout=0.1,
 )  # fmt: skip
 
 
@@ -65,7 +67,7 @@ def test_training_lowers_the_loss_and_orders_the_prompts(finished: Trainer, work
     assert report == rounded(finished.report())
     assert report["tau"] > 0.6 and report["accuracy"] > 0.5 and report["error_ratio"] < 0.5
     assert report["capped"] > 0 and report["rows"] == len(finished.data.rows(TEST))
-    assert finished.at[:3] == (3, 0, 80)
+    assert finished.at[:3] == (3, 0, 320)
     assert [e["phase"] for e in finished.evaluations] == [1, 1, 1, 2, 2]
     assert json.loads((work / "whole" / "curve.json").read_text()) == finished.evaluations
     pytest.importorskip("matplotlib")
@@ -83,7 +85,7 @@ def test_the_best_weights_are_the_result(finished: Trainer) -> None:
 
 @pytest.mark.parametrize("name", ["reg_mse", "cls", "ord_mse", "ord_l1", "binary", "pairwise"])
 def test_every_formulation_trains(name: str, data: Corpus, tmp_path: Path) -> None:
-    trainer = Trainer(settings(formulation=name, patience=9), texts.encoder(), data)
+    trainer = Trainer(settings(formulation=name, head_steps=80), texts.encoder(), data)
     found = trainer.run(tmp_path)
     assert found["tau"] > 0.4
     assert trainer.evaluations[-1]["validation"] < trainer.evaluations[0]["validation"]
@@ -92,7 +94,7 @@ def test_every_formulation_trains(name: str, data: Corpus, tmp_path: Path) -> No
 def test_frozen_embeddings_stay_and_the_second_phase_moves_only_the_head(data: Corpus, tmp_path: Path) -> None:
     loaded = texts.encoder()
     before = flat(jax.tree.map(jnp.copy, train.nnx.state(loaded.encoder)))
-    trainer = Trainer(settings(freeze_embeddings=True, steps=4, every=4, head_steps=8), loaded, data)
+    trainer = Trainer(settings(freeze_embeddings=True, steps=4, every=4, head_steps=80), loaded, data)
     assert {path.partition(".")[0] for path in flat(trainer.rest)} == set(train.EMBEDDINGS)
     trainer.run(tmp_path)
     assert trainer.evaluations[-1]["phase"] == 2
@@ -157,7 +159,7 @@ def test_batches_are_full_and_their_shapes_few(finished: Trainer, data: Corpus) 
 # Taking up again
 
 
-@pytest.mark.parametrize("stop", [30, 65])
+@pytest.mark.parametrize("stop", [120, 260])
 def test_an_interrupted_run_ends_with_the_same_weights_to_the_bit(
     stop: int, finished: Trainer, data: Corpus, tmp_path: Path
 ) -> None:
@@ -225,8 +227,8 @@ def test_the_command_trains_and_writes_a_predictor(
     rows, out, preset = tmp_path / "rows.jsonl", tmp_path / "out" / "p.safetensors", tmp_path / "tiny.yaml"
     lines = texts.rows(160)
     rows.write_text("".join(json.dumps(row) + "\n" for row in lines))
-    preset.write_text(f"data: [{rows}]\nout: {out}\nwork: {tmp_path}\nlongest: 32\nwidth: 16\nlearning_rate: 3e-3\n")
-    changes = [f"--set={c}" for c in ("steps=20", "head_steps=20", "every=20", "warmup=2", "batch=16")]
+    preset.write_text(f"data: [{rows}]\nout: {out}\nwork: {tmp_path}\nlongest: 32\nwidth: 16\nlearning_rate: 1e-2\n")
+    changes = [f"--set={c}" for c in ("steps=160", "head_steps=40", "every=40", "warmup=2", "batch=16")]
     assert command.main(["--config", str(preset), *changes]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("tiny: 160 rows") and "capped" in said[0]
