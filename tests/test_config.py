@@ -85,9 +85,9 @@ def test_a_section_is_overridden_key_by_key(tmp_path: Path) -> None:
 
 #: preset -> (order, predictor)
 POLICIES = {
-    "fcfs": ("fcfs", "none"), "ssjf": ("sjf", "noisy_oracle"), "sjf_oracle": ("sjf", "oracle"),
+    "fcfs": ("fcfs", "none"), "ssjf": ("sjf", "proxy"), "sjf_oracle": ("sjf", "oracle"),
     "pairwise": ("pairwise", "none"), "priority": ("priority", "none"), "las": ("las", "none"),
-    "lp_sjf": ("sjf", "noisy_oracle"), "laps_sd": ("laps_sd", "noisy_oracle"), "retrieval_sjf": ("sjf", "retrieval"),
+    "lp_sjf": ("sjf", "proxy"), "laps_sd": ("laps_sd", "proxy"), "retrieval_sjf": ("sjf", "retrieval"),
 }  # fmt: skip
 
 

@@ -46,7 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeats", type=options.count, default=ssjf.REPEATS, metavar="N", help="of each simulated load"
     )
     parser.add_argument(
-        "--retrieval", metavar="FILE", help="a trained predictor: compare it with retrieval instead (ALISE's Table 2)"
+        "--retrieval",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="compare this predictor with retrieval instead (ALISE's Table 2; default: the shipped one)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of --retrieval's repeating prompts, and of --engine")
     engine = parser.add_argument_group("serving")
@@ -56,6 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--prompts", nargs="+", default=[], metavar="JSONL", help="those of the test part are served")
     engine.add_argument("--jobs", type=options.count, default=32, metavar="N", help="of a turn (default: 32)")
     engine.add_argument("--turns", type=options.count, default=5, metavar="N", help="of each order (default: 5)")
+    modes = list(predictor_serving.MODES)
+    engine.add_argument(
+        "--modes", nargs="+", choices=modes, default=modes, metavar="MODE", help="batching; default: all"
+    )
     engine.add_argument("--max-tokens", type=options.count, default=256, metavar="N", help="default: 256")
     engine.add_argument(
         "--request-rate", type=options.positive, default=20.0, metavar="R", help="a second (default: 20)"
@@ -89,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 def chosen(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """What the options ask for, and its numbers."""
-    if args.retrieval:
+    if args.retrieval is not None:
         return "retrieval", retrieval(args)
     if args.engine is None:
         return "ablation", ablation(args)
@@ -99,9 +107,8 @@ def chosen(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     if not args.prompts:
         raise BenchError("--prompts: --engine needs files of prompts to serve")
     config = PredictorConfig.load(args.config, **parse_overrides(args.set))
-    return "engine", predictor_serving.measure(
-        config, args.engine or None, args.prompts, args.jobs, args.max_tokens, args.request_rate, args.turns, args.seed
-    )
+    work = predictor_serving.Workload(args.prompts, args.jobs, args.max_tokens, args.request_rate, args.turns)
+    return "engine", predictor_serving.measure(config, args.engine or None, work, args.modes, args.seed)
 
 
 def prepared(args: argparse.Namespace) -> tuple[PredictorConfig, LoadedEncoder, Corpus]:
@@ -165,14 +172,14 @@ def baselines(data: Corpus, bounds: np.ndarray) -> dict[str, Any]:
 
 def retrieval(args: argparse.Namespace) -> dict[str, Any]:
     """The proxy of the options alone, and behind an index of served requests. Raises as `ablation` does."""
+    from jaxspec.predict.build import load_proxy
     from jaxspec.predict.index import LengthIndex
-    from jaxspec.predict.proxy import ProxyPredictor
     from jaxspec.predict.retrieval import RetrievalPredictor
     from jaxspec.sched.policy import RetrievalSettings
     from jaxspec.train_predictor.data import TEST, TRAIN
 
-    proxy, settings = ProxyPredictor.load(args.retrieval), RetrievalSettings()
-    _, _, data = prepared(args)
+    config, _, data = prepared(args)
+    proxy, settings = load_proxy(args.retrieval or None, config.target), RetrievalSettings()
     train, test = data.rows(TRAIN), data.rows(TEST)
     whole = train[~data.capped[train]]  # of those that were cut not even the engine knows how long they were
     few = alise_predictors.repeating(test, np.random.default_rng(args.seed))

@@ -45,7 +45,7 @@ def load_proxy(name: str | None, model: str) -> TextPredictor:
     if name is None and (name := DEFAULT.get(model)) not in own:
         raise ConfigError(
             f"predictor_model: no length predictor comes with the package for {model}; name a file made by "
-            "python -m jaxspec.train_predictor"
+            "python -m jaxspec.train_predictor, or set predictor: none, and requests count as their max_tokens"
         )
     assert name is not None
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,53 +30,63 @@ if TYPE_CHECKING:
 
 SEATS = 4
 ORDERS = FCFS, TRAINED, KNOWN = "FCFS", "SSJF, trained predictor", "SJF, lengths known"
-#: The mode, and how many requests it runs at once.
-MODES: Mapping[str, int] = {"none": 1, "continuous": SEATS}
+#: Each batching mode, and how many requests it runs at once.
+MODES: Mapping[str, int] = {"none": 1, "dynamic": SEATS, "continuous": SEATS}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`jobs` a turn at `rate` a second, with prompts of `files`, answered to their end or `cap` tokens."""
+
+    files: Sequence[str]
+    jobs: int
+    cap: int
+    rate: float
+    turns: int
 
 
 def measure(
-    config: PredictorConfig,
-    predictor: str | None,
-    files: Sequence[str],
-    jobs: int,
-    cap: int,
-    rate: float,
-    repeats: int,
-    seed: int,
+    config: PredictorConfig, predictor: str | None, work: Workload, modes: Sequence[str], seed: int
 ) -> dict[str, Any]:
     """JCT reductions of each turn in per cent, `{mode: {order: [turns]}}`, and what predictions took.
 
     `predictor`: name or file; None: the one that comes with the package for the model. Raises `BenchError`.
     """
     choice = {"order": "sjf", "predictor": "proxy", "predictor_model": predictor}
+    jobs = work.jobs
     orders = {FCFS: {"order": "fcfs"}, TRAINED: choice, KNOWN: {"order": "sjf", "predictor": "oracle"}}
     presets = {
-        f"{mode}, {name}": {"batching": mode, "max_num_seqs": seats, "draft": [], **order}
-        for mode, seats in MODES.items()
+        f"{mode}, {name}": {
+            "batching": mode,
+            "max_num_seqs": MODES[mode],
+            "max_batch_size": MODES[mode],
+            "draft": [],
+            **order,
+        }
+        for mode in modes
         for name, order in orders.items()
     }
-    reduction: dict[str, dict[str, list[float]]] = {mode: {TRAINED: [], KNOWN: []} for mode in MODES}
+    reduction: dict[str, dict[str, list[float]]] = {mode: {TRAINED: [], KNOWN: []} for mode in modes}
     overhead, executed = [], []
     with (
         engines(presets, config.target) as loaded,
-        options.progress("turns", 1 + len(presets) * repeats) as advance,
+        options.progress("turns", 1 + len(presets) * work.turns) as advance,
     ):
         first = next(iter(loaded.values()))
-        ids = held_out(files, first, config)
-        params = SamplingParams(temperature=0, max_tokens=cap)
-        drawn = np.random.default_rng(seed).permutation(len(ids))[: jobs * repeats]
+        ids = held_out(work.files, first, config)
+        params = SamplingParams(temperature=0, max_tokens=work.cap)
+        drawn = np.random.default_rng(seed).permutation(len(ids))[: jobs * work.turns]
         if len(drawn) < jobs:
             raise BenchError(f"--prompts: {len(ids)} prompts of the test part are too few for --jobs {jobs}")
-        continuous = loaded[f"continuous, {FCFS}"].engine
         asked = [ids[i] for i in drawn]
-        answered = drive(continuous, [0.0] * len(asked), asked, [params] * len(asked))
+        answered = drive(first.engine, [0.0] * len(asked), asked, [params] * len(asked))
         length = [m.output_tokens for m in answered]
         advance()
-        for repeat in range(repeats):
+        for repeat in range(work.turns):
             rng = np.random.default_rng([seed, repeat])
             rows = [i % len(asked) for i in range(repeat * jobs, (repeat + 1) * jobs)]
-            at = [a.time for a in arrivals.poisson(jobs, rate, rng)]
-            for mode in MODES:
+            at = [a.time for a in arrivals.poisson(jobs, work.rate, rng)]
+            for mode in modes:
                 jct = {}
                 for name in ORDERS:
                     engine = loaded[f"{mode}, {name}"].engine
@@ -92,10 +103,10 @@ def measure(
                     advance()
                 for name in (TRAINED, KNOWN):
                     reduction[mode][name].append(100 * (1 - jct[name] / jct[FCFS]))
-        latency = one_at_a_time(loaded[f"none, {TRAINED}"], [asked[i] for i in range(min(100, len(asked)))], predictor)
+        latency = one_at_a_time(first, asked[:100], predictor)
     return {
-        "jobs": jobs, "cap": cap, "rate": rate, "reduction": reduction, "overhead": overhead, "latency_ms": latency,
-        "execution_ms": {"mean": 1e3 * float(np.mean(executed)), "min": 1e3 * min(executed)},
+        "jobs": jobs, "cap": work.cap, "rate": work.rate, "reduction": reduction, "overhead": overhead,
+        "latency_ms": latency, "execution_ms": {"mean": 1e3 * float(np.mean(executed)), "min": 1e3 * min(executed)},
     }  # fmt: skip
 
 
