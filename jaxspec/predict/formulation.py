@@ -89,8 +89,9 @@ class Formulation(ABC):
             raise ValueError(f"formulation {spec.get('name')!r} is not known; {', '.join(KINDS)} are")
         if (wanted := {f.name for f in fields(kind)}) != spec.keys():
             raise ValueError(f"formulation {spec['name']} must have the fields {', '.join(sorted(wanted))}")
+        values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in spec.items()}
         try:
-            return kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in spec.items()})
+            return kind(**values)
         except TypeError as error:
             raise ValueError(f"formulation {spec['name']}: {error}") from None
 

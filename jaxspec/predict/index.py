@@ -92,7 +92,7 @@ class LengthIndex:
         with self._lock:
             width = 0 if self._index is None else self._index.d
             vectors = np.zeros((0, width), np.float32)
-            if len(self._lengths):
+            if self._index is not None and len(self._lengths):
                 vectors = np.array(self._index.reconstruct_n(0, len(self._lengths)))
             return Rows(vectors, self._lengths.copy(), self._inserted.copy(), self._used.copy())
 

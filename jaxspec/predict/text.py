@@ -13,4 +13,5 @@ def clip(tokenizer: Tokenizer, text: str, most: int = MOST) -> list[int]:
     rounds, the latest). Lone surrogates become question marks."""
     body = tokenizer.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False).ids
     first, last = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
+    assert first is not None and last is not None, "a BERT tokenizer has both"
     return [first, *body[max(0, len(body) - (most - 2)) :], last]

@@ -42,7 +42,7 @@ def evaluate(predicted: np.ndarray, length: np.ndarray, capped: np.ndarray, boun
     mae = _mean(error)
     certain = known | (length >= (bounds.max() if bounds.size else 0))
     true, guess = np.digitize(length[certain], bounds), np.digitize(predicted[certain], bounds)
-    tau = float(kendalltau(predicted, length).statistic) if len(length) > 1 else np.nan
+    tau: Any = kendalltau(predicted, length)[0] if len(length) > 1 else np.nan
     return {
         "rows": len(length),
         "capped": int(capped.sum()),
@@ -52,7 +52,7 @@ def evaluate(predicted: np.ndarray, length: np.ndarray, capped: np.ndarray, boun
         "class_rows": int(certain.sum()),
         "accuracy": _mean(true == guess),
         "macro_f1": macro_f1(true, guess),
-        "tau": tau,
+        "tau": float(tau),
     }
 
 

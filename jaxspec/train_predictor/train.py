@@ -111,7 +111,10 @@ class Trainer:
             schedule = optax.warmup_cosine_decay_schedule(0.0, rate, warmup, max(steps, warmup + 1), rate * 0.05)
             return optax.adamw(schedule, weight_decay=c.weight_decay)
 
-        each = {"encoder": adam(c.learning_rate, c.steps), "head": adam(c.head_learning_rate, c.steps)}
+        each: dict[Any, optax.GradientTransformation] = {
+            "encoder": adam(c.learning_rate, c.steps),
+            "head": adam(c.head_learning_rate, c.steps),
+        }
         both = optax.multi_transform(each, {"encoder": "encoder", "head": "head"})
         clip = optax.clip_by_global_norm(1.0)
         return optax.chain(clip, both), optax.chain(clip, adam(c.head_learning_rate, c.head_steps))
@@ -272,7 +275,9 @@ class Trainer:
         rows = self.data.rows(VALIDATION)
         length, capped = self.data.length[rows], self.data.capped[rows]
         weights = jnp.ones(len(rows))
-        loss = float(self.formulation.loss(jnp.asarray(raw), jnp.asarray(length, jnp.float32), weights, capped))
+        loss = float(
+            self.formulation.loss(jnp.asarray(raw), jnp.asarray(length, jnp.float32), weights, jnp.asarray(capped))
+        )
         if not math.isfinite(loss):
             raise ConfigError(f"learning_rate: at step {self.at.steps} the loss is {loss}; set a lower rate")
         found = evaluate(self.formulation.lengths(raw), length, capped, self.bounds)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 from tokenizers import Tokenizer
-from tokenizers.implementations import BertWordPieceTokenizer
+from tokenizers.implementations import BertWordPieceTokenizer  # pyright: ignore[reportPrivateImportUsage]
 from tokenizers.models import WordPiece
 
 from jaxspec.models.bert import ACTIVATIONS, BertConfig, BertEncoder
