@@ -29,7 +29,7 @@ def tokenizer() -> tokenizers.Tokenizer:
     return made
 
 
-def encoder(seed: int = 0, layers: int = 2) -> LoadedEncoder:
+def encoder(seed: int = 0, layers: int = 1) -> LoadedEncoder:
     config = BertConfig(
         vocab_size=tokenizer().get_vocab_size(), hidden=16, layers=layers, heads=2, intermediate=32, max_positions=64
     )
