@@ -84,7 +84,7 @@ class Executor:
         self._blanks = Blanks(self.shapes)
         self.layers = pick_layers(config, model)
         self._graph, self._treedef, self._leaves = split(self.layers.decoder(model, weights, config.dtype))
-        self._pool = Pool.zeros(model, num_pages, config.page_size, config.dtype, features)
+        self.pool = Pool.zeros(model, num_pages, config.page_size, config.dtype, features)
         self._table = penalties.PenaltyTable.empty(config.max_num_seqs, model.vocab_size)
         self._counter = counter
         self._compile(progress)
@@ -102,7 +102,7 @@ class Executor:
     @property
     def features(self) -> jax.Array:
         """`[pages, page_size, hidden]`: final hidden states of committed positions, for drafters."""
-        return self._pool.features
+        return self.pool.features
 
     def _compile(self, progress: Progress) -> None:
         def step(shape: BatchShape) -> Any:
@@ -110,7 +110,7 @@ class Executor:
             buffer = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
             # Full float32 products: GPUs would otherwise round to TF32 and break exactness.
             with jax.default_matmul_precision("float32"):
-                lowered = jax.jit(fn, donate_argnums=1).lower(self._leaves, self._pool, self._table, self.drawn, buffer)
+                lowered = jax.jit(fn, donate_argnums=1).lower(self._leaves, self.pool, self._table, self.drawn, buffer)
             return lowered.compile()
 
         jobs: list[tuple[str, Callable[[], Any]]] = [(f"step of {s.tokens}", partial(step, s)) for s in self.shapes]
@@ -160,7 +160,7 @@ class Executor:
     def launch(self, packed: Packed) -> Flight:
         """Start a step; returns before it is done."""
         program = self._steps[packed.shape]
-        self._pool, result = program(self._leaves, self._pool, self._table, self.drawn, packed.buffer)
+        self.pool, result = program(self._leaves, self.pool, self._table, self.drawn, packed.buffer)
         return Flight(packed, result)
 
     def clear_penalties(self, row: int) -> None:

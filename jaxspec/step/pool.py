@@ -15,6 +15,9 @@ import psutil
 from jaxspec.config import EngineConfig
 from jaxspec.models.config import DecoderConfig
 
+#: Which axis of a page's row counts positions, by the field of the pool.
+POSITIONS = {"keys": -1, "values": -2, "features": -2}
+
 
 class Pool(NamedTuple):
     keys: jax.Array  # [layers, pages, kv_heads, head_dim, page_size]
@@ -30,6 +33,11 @@ class Pool(NamedTuple):
             jnp.zeros((*shape, page_size, dim), dtype),
             jnp.zeros((pages if features else 0, page_size, config.hidden_size), dtype),
         )
+
+    @property
+    def paged(self) -> list[tuple[str, int]]:
+        """Fields that hold something, and which of their axes counts pages."""
+        return [("keys", 1), ("values", 1), *([("features", 0)] if self.features.shape[0] else [])]
 
     def keep(self, features: jax.Array, slot: jax.Array, accepted: jax.Array) -> Pool:
         """With `features [T, hidden]` of accepted nodes at their slots (`[T]`, -1: none)."""
