@@ -110,9 +110,8 @@ def test_pages_come_back_as_they_were(data: Any) -> None:
             np.testing.assert_array_equal(x, y)
 
 
-
 def test_an_empty_host_page_is_refused() -> None:
-    owners, pool = host_pool()
+    _, pool = host_pool()
     pool.offload([1], [3])
     pool.upload([3], [2])
     with pytest.raises(ValueError, match="host page 3 holds nothing"):

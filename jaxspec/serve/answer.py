@@ -32,6 +32,7 @@ class Choice:
     #: Where the next token's text begins, in characters.
     offset: int = 0
     predicted: float | None = None
+    kv_quantized: bool = False
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -94,6 +95,8 @@ class Answer(ABC):
             # To be compared with the usage's completion_tokens; a part of it would mislead.
             known = [c.predicted for c in self.choices if c.predicted is not None]
             metrics["predicted_tokens"] = round(sum(known)) if len(known) == len(self.choices) else None
+        if any(c.kv_quantized for c in self.choices):
+            metrics["kv_quantized"] = True
         return {"metrics": metrics} if metrics else {}
 
     def gather(self, index: int, delta: OutputDelta) -> None:
@@ -127,6 +130,7 @@ class Answer(ABC):
             if delta.metrics is not None:
                 choice.cached = delta.metrics.cached_tokens
                 choice.predicted = delta.metrics.predicted_tokens
+                choice.kv_quantized = delta.metrics.kv_quantized
                 if self._speculation is not None:
                     self._speculation.merge(delta.metrics.speculation)
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 #: Bytes of a channel's λ and z in a page.
 CHANNEL_BYTES = 4
-#: Largest zero point. A channel far from zero for its width gets a larger λ, so that z fits 16 bits: |x| / 32000 at least.
+#: Largest zero point. A channel far from zero for its width gets a larger λ, |x| / 32000, so that z fits 16 bits.
 FARTHEST = 32000
 _TINY = 1e-30
 

@@ -1,13 +1,14 @@
 """The host pool: KV pages out of the device's memory and back (ALISE §3.2).
 
-A page's rows of all pools, the target's and the drafters', travel together as a few arrays. A program copies them out of
-the pools, in the order of the device's other work; from there to the host they go beside the next steps. On GPU the host's
-side is pinned memory; on CPU device memory is the host's already, and the copy is all there is to it.
+A page's rows of all pools, the target's and the drafters', travel together as a few arrays. A program copies them out
+of the pools, in the order of the device's other work; from there to the host they go beside the next steps. On GPU the
+host's side is pinned memory; on CPU device memory is the host's already, and the copy is all there is to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,20 +19,46 @@ import psutil
 from jax import lax
 from jax.sharding import SingleDeviceSharding
 
+from jaxspec.config import EngineConfig
 from jaxspec.sched.plan import Plan
+from jaxspec.sched.swapcosts import SwapCosts
+from jaxspec.step.executor import Executor
 from jaxspec.step.lattice import Progress, compile_all
 from jaxspec.step.pool import POSITIONS, Pool
 from jaxspec.step.profiles import Profile, median_seconds, remembered
 from jaxspec.step.quantized import Quantized, dequantize, quantize
 
+log = logging.getLogger(__name__)
+
 #: Pages that are moved by one call, descending; the last is 1.
 GROUPS = (4, 1)
+#: Requests in a step whose time stands for that of decoding.
+USUAL = 8
 #: Largest share of the free memory that the host pool may take, whatever was asked for.
 SHARE = 0.5
 
 #: A page's rows of all pools.
 Rows = tuple[jax.Array, ...]
 Pools = tuple[Pool, ...]
+
+
+def host_pool(config: EngineConfig, executor: Executor, drafters: Sequence[Owner], progress: Progress) -> HostPool:
+    """The host pool that the settings ask for; of no pages where the policy never swaps."""
+    space = config.swap_space_gb * 2**30 if config.memory in ("auto", "swap") else 0.0
+    pool = HostPool([executor, *drafters], space, progress, config.swap_dtype == "int8")
+    if config.memory == "swap" and not pool.num_pages:
+        log.warning("no page fits the host's memory: what has to leave the device is computed anew")
+    return pool
+
+
+def swap_costs(config: EngineConfig, executor: Executor, pool: HostPool) -> SwapCosts | None:
+    """What moving and computing take here, where anything depends on it."""
+    if not pool.num_pages and config.order != "alise":
+        return None
+    out, back = pool.profile(config.compilation_cache != "")
+    steps = executor.profile()
+    largest, usual = max(steps), min(size for size in steps if size >= min(USUAL, config.max_num_seqs))
+    return SwapCosts(out, back, steps[largest] / largest, steps[usual])
 
 
 class Owner(Protocol):
@@ -49,7 +76,7 @@ class HostPool:
     """
 
     def __init__(self, owners: Sequence[Owner], space: float, progress: Progress, quantized: bool = False):
-        self._owners, self._quantized = list(owners), quantized
+        self._owners, self.quantized = list(owners), quantized
         device = next(iter(owners[0].pool.keys.devices()))
         kinds = {memory.kind for memory in device.addressable_memories()}
         pinned = device.platform != "cpu" and "pinned_host" in kinds
@@ -76,6 +103,11 @@ class HostPool:
         self._warm_up()
 
     @property
+    def usage(self) -> float:
+        """Share of the host pages that hold something."""
+        return sum(rows is not None for rows in self._kept) / self.num_pages if self.num_pages else 0.0
+
+    @property
     def _pools(self) -> Pools:
         return tuple(owner.pool for owner in self._owners)
 
@@ -86,12 +118,12 @@ class HostPool:
 
     def _compile_take(self, size: int) -> Any:
         ids = jax.ShapeDtypeStruct((size,), jnp.int32)
-        return jax.jit(partial(_take, self._quantized)).lower(self._pools, ids).compile()
+        return jax.jit(partial(_take, self.quantized)).lower(self._pools, ids).compile()
 
     def _compile_put(self, size: int) -> Any:
         ids = jax.ShapeDtypeStruct((size,), jnp.int32)
         rows = tuple(self._page for _ in range(size))
-        return jax.jit(partial(_put, self._quantized), donate_argnums=0).lower(self._pools, ids, rows).compile()
+        return jax.jit(partial(_put, self.quantized), donate_argnums=0).lower(self._pools, ids, rows).compile()
 
     def _warm_up(self) -> None:
         """Move each group out and back to where it came from: the content of the pools stays as it is."""
@@ -112,6 +144,8 @@ class HostPool:
 
     def profile(self, keep: bool = True) -> tuple[float, float]:
         """Seconds to move a page out, and in: measured now, or with `keep` at an earlier start."""
+        if not self.num_pages:
+            return 0.0, 0.0
         ids = self._some(GROUPS[0])
 
         def measure() -> Profile:
