@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -28,6 +29,8 @@ PAGES, PAGE, HOST = 24, 16, 40
 @dataclass
 class Owner:
     pool: Pool
+
+    def overwritten(self, pages: Sequence[int]) -> None: ...
 
 
 def scribble(pool: Pool, page: jax.Array, value: jax.Array) -> Pool:

@@ -63,6 +63,9 @@ class DraftRunner:
         self._blanks = Blanks(self.shapes)
         self._rounds: dict[tuple[BatchShape, int], Any] = {}
 
+    def overwritten(self, pages: Sequence[int]) -> None:
+        """Nothing is remembered of pages here; see `jaxspec.step.swap.Owner`."""
+
     @property
     def widths(self) -> list[int]:
         """Of the trees it can grow, ascending."""

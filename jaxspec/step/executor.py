@@ -27,6 +27,7 @@ from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Packed, Tree, pack
 from jaxspec.step.pool import Pool
 from jaxspec.step.profiles import Profile, median_seconds, remembered
+from jaxspec.step.quantized_pool import AnyPool, OpenPages, QuantizedPool, most_written
 from jaxspec.step.rejection import Drawn
 from jaxspec.step.target import StepResult, make_step, split
 from jaxspec.step.xla import XlaLayers
@@ -76,15 +77,17 @@ class Executor:
         counter = compile_counter()
         longest = min(config.max_model_len or model.max_position, model.max_position)
         pages = min(num_pages, -(-longest // config.page_size))
+        self._opened = OpenPages(config.max_num_seqs) if config.kv_dtype == "int8" else None
         #: What the drafts of the next step were drawn from (`acceptance: rejection`); drafters write it.
         self.drawn = drawn or Drawn.none()
         self.shapes = lattice(
-            config.max_num_batched_tokens, config.max_num_seqs, pages, config.token_buckets, self.drawn.logits.shape[2]
-        )
+            config.max_num_batched_tokens, config.max_num_seqs, pages, config.token_buckets, self.drawn.logits.shape[2],
+            partial(most_written, page_size=config.page_size) if self._opened else None,
+        )  # fmt: skip
         self._blanks = Blanks(self.shapes)
         self.layers = pick_layers(config, model)
         self._graph, self._treedef, self._leaves = split(self.layers.decoder(model, weights, config.dtype))
-        self.pool = Pool.zeros(model, num_pages, config.page_size, config.dtype, features)
+        self.pool = self._new_pool(config, num_pages, features)
         self._table = penalties.PenaltyTable.empty(config.max_num_seqs, model.vocab_size)
         self._counter = counter
         self._profile: Profile | None = None
@@ -104,6 +107,15 @@ class Executor:
     def features(self) -> jax.Array:
         """`[pages, page_size, hidden]`: final hidden states of committed positions, for drafters."""
         return self.pool.features
+
+    def _new_pool(self, config: EngineConfig, pages: int, features: bool) -> AnyPool:
+        sizes = self.model, pages, config.page_size, config.dtype, features
+        return QuantizedPool.zeros(*sizes, config.max_num_seqs) if self._opened else Pool.zeros(*sizes)
+
+    def overwritten(self, pages: Sequence[int]) -> None:
+        """Pages of the pool have come from elsewhere than a step."""
+        if self._opened:
+            self._opened.forget(pages)
 
     def _compile(self, progress: Progress) -> None:
         def step(shape: BatchShape) -> Any:
@@ -153,7 +165,7 @@ class Executor:
         self.launch(pack([], [shape], self._blanks, self.page_size)).read()
 
     def pack(self, trees: Sequence[Tree]) -> Packed:
-        return pack(trees, self.shapes, self._blanks, self.page_size)
+        return pack(trees, self.shapes, self._blanks, self.page_size, self._opened)
 
     def positions_read(self, packed: Packed) -> int:
         """Committed positions that the step reads in each layer, padding included."""

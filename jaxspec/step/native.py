@@ -1,7 +1,8 @@
 """A step's layers with the project's CPU kernels: weights stacked by kind, one scan over the layers.
 
 A kernel takes the stack and a layer's number, so nothing is sliced or copied, a step has a dozen arguments instead of
-hundreds, and its program holds one layer: it compiles in a fraction of a second.
+hundreds, and its program holds one layer: it compiles in a fraction of a second. Attention over a quantised pool is
+XLA's: the kernel reads float32.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ from jaxspec.models.config import DecoderConfig
 from jaxspec.models.draft import DraftDecoder
 from jaxspec.models.llama import Decoder, stacked_weights, window_of
 from jaxspec.step.attention import Earlier, Partial, merge, over_earlier
+from jaxspec.step.attention import attend as attend_parts
 from jaxspec.step.batch import Batch
 from jaxspec.step.layers import NewKV
-from jaxspec.step.pool import Pool
+from jaxspec.step.quantized_pool import AnyPool, P, QuantizedPool
+
+#: A sliding window that hides nothing.
+NO_WINDOW = 2**30
 
 
 class NativeLayers:
@@ -42,20 +47,24 @@ class NativeLayers:
         self,
         model: Decoder | DraftDecoder,
         x: jax.Array,
-        pool: Pool,
+        pool: AnyPool,
         batch: Batch,
         mask: jax.Array,
         earlier: Earlier | None = None,
     ) -> tuple[jax.Array, NewKV]:
         c, (block,) = model.config, model.layers
         rope = model.rope(batch.position)
-        windows = jnp.asarray([window_of(c, i) or 0 for i in range(c.num_layers)], jnp.int32)
+        windowed = [window_of(c, i) or 0 for i in range(c.num_layers)]
+        windows, windowed = jnp.asarray(windowed, jnp.int32), any(windowed)
 
         def layer(x: jax.Array, i: jax.Array) -> tuple[jax.Array, NewKV]:
             new: list[NewKV] = []
 
             def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
                 new.append((k, v))
+                if isinstance(pool, QuantizedPool):
+                    seen = jnp.where(windows[i] > 0, windows[i], NO_WINDOW) if windowed else None
+                    return attend_parts(q, k, v, pool, i, batch, mask, seen, earlier)
                 out, lse = cpu.attention(
                     q, k, v, pool.keys, pool.values, i, windows[i], batch.position, batch.subtree, batch.first,
                     batch.nodes, batch.committed, batch.table,
@@ -66,8 +75,10 @@ class NativeLayers:
 
         return lax.scan(layer, x, jnp.arange(c.num_layers, dtype=jnp.int32))
 
-    def commit(self, pool: Pool, new: NewKV, slot: jax.Array, accepted: jax.Array, after: jax.Array) -> Pool:
-        keys, values = cpu.commit(pool.keys, pool.values, *new, slot, accepted, after)
+    def commit(self, pool: P, new: NewKV, batch: Batch, accepted: jax.Array, after: jax.Array) -> P:
+        if isinstance(pool, QuantizedPool):
+            return pool.commit(new, batch, accepted, after)
+        keys, values = cpu.commit(pool.keys, pool.values, *new, batch.slot, accepted, after)
         return pool._replace(keys=keys, values=values)
 
     def positions_read(self, committed: np.ndarray, page_size: int) -> int:

@@ -24,9 +24,10 @@ from jaxspec.sched.plan import Plan
 from jaxspec.sched.swapcosts import SwapCosts
 from jaxspec.step.executor import Executor
 from jaxspec.step.lattice import Progress, compile_all
-from jaxspec.step.pool import POSITIONS, Pool
+from jaxspec.step.pool import POSITIONS
 from jaxspec.step.profiles import Profile, median_seconds, remembered
 from jaxspec.step.quantized import Quantized, dequantize, quantize
+from jaxspec.step.quantized_pool import AnyPool
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ SHARE = 0.5
 
 #: A page's rows of all pools.
 Rows = tuple[jax.Array, ...]
-Pools = tuple[Pool, ...]
+Pools = tuple[AnyPool, ...]
 
 
 def host_pool(config: EngineConfig, executor: Executor, drafters: Sequence[Owner], progress: Progress) -> HostPool:
@@ -64,7 +65,11 @@ def swap_costs(config: EngineConfig, executor: Executor, pool: HostPool) -> Swap
 class Owner(Protocol):
     """Whose steps use a pool, and donate it: it is another after each."""
 
-    pool: Pool
+    pool: Any  # Pool or QuantizedPool
+
+    def overwritten(self, pages: Sequence[int]) -> None:
+        """Is told which pages uploads write."""
+        ...
 
 
 class HostPool:
@@ -188,6 +193,8 @@ class HostPool:
         for group, kept in zip(_groups(pages), _groups(host), strict=True):
             rows = tuple(self._give(page) for page in kept)
             self._landing.append((group, jax.device_put(rows, self._near)))
+        for owner in self._owners:
+            owner.overwritten(pages)
         if at_once:
             self._land()
         self.uploaded += len(pages)
