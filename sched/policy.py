@@ -92,7 +92,7 @@ class PolicyConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     #: Who goes first.
-    order: Literal["fcfs", "sjf", "pairwise", "priority", "las", "laps_sd"] = "fcfs"
+    order: Literal["fcfs", "sjf", "pairwise", "priority", "las", "laps_sd", "alise"] = "fcfs"
     #: Who says how many tokens a request will write. The oracles need its true length, or else take its max_tokens;
     #: proxy and retrieval read its prompt, and tell when it may be running already.
     predictor: Literal["none", "oracle", "noisy_oracle", "proxy", "retrieval"] = "none"
@@ -122,7 +122,7 @@ class PolicyConfig(BaseModel):
 
     @model_validator(mode="after")
     def _batches_run_to_their_end(self) -> Self:
-        preempts = self.order in ("las", "laps_sd") or (self.order == "priority" and self.priority.preemptive)
+        preempts = self.order in ("las", "laps_sd", "alise") or (self.order == "priority" and self.priority.preemptive)
         if self.batching == "dynamic" and preempts:
             raise ValueError(f"batching: dynamic runs a batch to its end, but order: {self.order} preempts")
         return self

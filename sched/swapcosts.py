@@ -13,7 +13,7 @@ class SwapCosts:
     where `order` is alise too, although nothing is swapped there.
     """
 
-    #: To move a page from the device to the host, and back: the drafters' rows included, and quantising if there is any.
+    #: To move a page from the device to the host, and back, drafters' rows and quantising included.
     offload_page: float
     upload_page: float
     #: A prompt token's share of a step that is full of them.

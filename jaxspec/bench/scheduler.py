@@ -21,7 +21,7 @@ from jaxspec.bench.errors import BenchError
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.sched import Outcome, PagePool, PolicyConfig, Request, Scheduler, SchedulerConfig, Work
 
-ORDERS = ("fcfs", "sjf", "pairwise", "priority", "las", "laps_sd")
+ORDERS = ("fcfs", "sjf", "pairwise", "priority", "las", "laps_sd", "alise")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
