@@ -54,11 +54,15 @@ class EngineStats:
 
     running: int = 0
     waiting: int = 0
+    #: Those that wait with their KV on the host.
+    swapped: int = 0
     kv_usage: float = 0.0
     prefix_queries: int = 0
     prefix_hits: int = 0
-    #: Times a request lost its pages, times one lost only its seat, and what computing anew what was lost has cost.
+    #: Times a request lost its pages, how often to the host, times one lost only its seat, and what computing anew what
+    #: was lost for good has cost.
     preemptions: int = 0
+    swaps: int = 0
     switches: int = 0
     recomputed_tokens: int = 0
     recompute_seconds: float = 0.0

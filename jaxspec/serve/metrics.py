@@ -117,6 +117,7 @@ def _gauges(s: EngineStats) -> list[tuple[str, str, float]]:
     return [
         ("num_requests_running", "Requests that are being computed.", s.running),
         ("num_requests_waiting", "Requests in the queue.", s.waiting),
+        ("num_requests_swapped", "Those of them whose KV is on the host.", s.swapped),
         ("kv_cache_usage_perc", "Share of the KV pages in use; 1 is all.", s.kv_usage),
         ("cpu_cache_usage_perc", "Share of the host's KV pages in use; 1 is all.", s.host_usage),
         ("num_host_pages", "KV pages that the host has room for.", s.host_pages),
@@ -132,6 +133,7 @@ def _counters(s: EngineStats) -> list[tuple[str, str, float]]:
         ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", s.prefix_queries),
         ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", s.prefix_hits),
         ("num_preemptions", "Times that a request lost its KV pages to others.", s.preemptions),
+        ("num_swaps", "Times that they went to the host.", s.swaps),
         ("num_switches", "Times that a running request was paused for others, with its KV pages kept.", s.switches),
         ("recomputed_tokens", "Tokens computed again after their KV pages were lost.", s.recomputed_tokens),
         ("recompute_seconds", "Share of the steps' time that went into those.", s.recompute_seconds),

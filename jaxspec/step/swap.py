@@ -108,11 +108,6 @@ class HostPool:
         self._warm_up()
 
     @property
-    def usage(self) -> float:
-        """Share of the host pages that hold something."""
-        return sum(rows is not None for rows in self._kept) / self.num_pages if self.num_pages else 0.0
-
-    @property
     def _pools(self) -> Pools:
         return tuple(owner.pool for owner in self._owners)
 
