@@ -269,7 +269,7 @@ class Scheduler:
         spare = len(self.running)  # pages by which they may grow in this step
         jobs = by_wait(
             self.running, self.waiting, lambda request: (self.order.key(request), request.number),
-            self.runtime.remaining, None if self._aging is None else self._aging_seconds, now,
+            self.runtime.remaining, self._seats(now), None if self._aging is None else self._aging_seconds, now,
         )  # fmt: skip
         coming, going = choose(jobs, horizon, self.waiting, self._memory, spare)
         for request in going:

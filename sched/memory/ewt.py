@@ -16,16 +16,17 @@ def by_wait(
     waiting: Queue,
     place: Callable[[Request], Any],
     remaining: Callable[[Request], float],
+    seats: int,
     promoted_after: float | None,
     now: float,
 ) -> Iterator[tuple[float, Request]]:
     """(seconds, request) of all that wait, the shortest estimated wait first.
 
-    A request waits for what remains of all before it, which are served as many at once as run now (the paper's sum
-    leaves that out), but no longer than until aging promotes it (Eq. 7). Takes O(log w) for each that is asked for, w
-    being those that wait, and O(n log n) for the n that run.
+    A request waits for what remains of all before it, but no longer than until aging promotes it (Eq. 7). What the
+    paper's sum leaves out: those are served as many at once as run now, and while `seats` are free, nobody waits for
+    one. Takes O(log w) for each that is asked for, w being those that wait, and O(n log n) for the n that run.
     """
-    sources = [_in_order(running, waiting, place, remaining)]
+    sources = [_in_order(running, waiting, place, remaining, seats)]
     if promoted_after is not None:
         sources.append((max(0.0, since + promoted_after - now), request) for since, request in waiting.longest())
     seen: set[str] = set()
@@ -40,15 +41,16 @@ def _in_order(
     waiting: Queue,
     place: Callable[[Request], Any],
     remaining: Callable[[Request], float],
+    seats: int,
 ) -> Iterator[tuple[float, Request]]:
     before = sorted((place(r), remaining(r)) for r in running)
     before.reverse()
     at_once, total = max(1, len(running)), 0.0
-    for request in waiting.ahead():
+    for ahead, request in enumerate(waiting.ahead()):
         here = place(request)
         while before and before[-1][0] < here:
             total += before.pop()[1]
-        yield total / at_once, request
+        yield 0.0 if ahead < seats else total / at_once, request
         total += remaining(request)
 
 
