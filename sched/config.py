@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from jaxspec.sched.pages import PagePool
 from jaxspec.sched.policy import PolicyConfig
+from jaxspec.sched.request import Request
 from jaxspec.sched.swapcosts import SwapCosts
 
 
@@ -40,3 +42,14 @@ class SchedulerConfig:
             raise ValueError(f"host_pages must not be negative, got {self.host_pages}")
         if self.max_waiting is not None and self.max_waiting < 0:
             raise ValueError(f"max_waiting must not be negative, got {self.max_waiting}")
+
+    def check(self, request: Request, pool: PagePool) -> None:
+        """Raise `ValueError` if a new request could never run to its end."""
+        longest = request.prompt_len + request.max_tokens
+        if request.prompt_len < 1 or request.prompt_len != len(request.tokens) or request.max_tokens < 1:
+            raise ValueError("a request starts with a prompt of at least one token and asks for at least one more")
+        if longest > self.max_model_len:
+            raise ValueError(f"prompt and max_tokens are {longest} tokens, the limit is {self.max_model_len}")
+        if pool.pages_for(longest) > pool.num_pages:
+            room = pool.num_pages * pool.page_size
+            raise ValueError(f"prompt and max_tokens are {longest} tokens, the KV pool holds {room}")

@@ -48,6 +48,17 @@ class Work:
         """Where the last position's choice stands among those of this work."""
         return self.count - 1 if self.reads_all else 0
 
+    def check(self, outcome: Outcome) -> None:
+        """Raise `ValueError` if this cannot have come of it."""
+        request, new = self.request, outcome.tokens
+        if outcome.finish_reason is None:
+            if bool(new) != self.samples:
+                raise ValueError(f"request {request.id!r}: {len(new)} tokens from work that samples: {self.samples}")
+            if request.output_len + len(new) >= request.max_tokens:
+                raise ValueError(f"request {request.id!r} goes on after its max_tokens of {request.max_tokens}")
+        if not 0 <= outcome.accepted <= outcome.proposed:
+            raise ValueError(f"request {request.id!r}: {outcome.accepted} of {outcome.proposed} draft tokens accepted")
+
 
 @dataclass(frozen=True, slots=True)
 class Lookahead:

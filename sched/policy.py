@@ -66,11 +66,11 @@ class AliseSettings(Section):
     """ALISE §3.1: queues by estimated remaining execution time. Its aging is `aging_ms`."""
 
     #: Priority queues.
-    queues: int = Field(default=8, ge=1, le=64)
+    queues: int = Field(default=16, ge=1, le=64)
     #: Most remaining time of a request in the first queue.
-    first_threshold_ms: PositiveFloat = 250.0
+    first_threshold_ms: PositiveFloat = 500.0
     #: How many times as much remaining time each queue holds as the one above it.
-    growth: float = Field(default=2.0, gt=1, le=100)
+    growth: float = Field(default=1.5, gt=1, le=100)
 
 
 class RetrievalSettings(Section):

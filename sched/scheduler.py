@@ -9,7 +9,7 @@ from typing import Any
 from jaxspec.sched import batching, memory, order, predict
 from jaxspec.sched.budget import Budget
 from jaxspec.sched.config import SchedulerConfig
-from jaxspec.sched.memory.ewt import by_wait, choose
+from jaxspec.sched.memory.ewt import arrange
 from jaxspec.sched.pages import PagePool
 from jaxspec.sched.plan import Lookahead, Outcome, Plan, Work
 from jaxspec.sched.queue import Queue
@@ -17,8 +17,6 @@ from jaxspec.sched.request import Request, State
 from jaxspec.sched.runtime import Runtime
 
 NO_DRAFTS = Lookahead()
-#: Steps ahead of its turn at which swapped KV should be on its way.
-AHEAD = 8
 
 
 class QueueFull(RuntimeError):
@@ -36,9 +34,8 @@ class Scheduler:
 
     Where the order preempts, requests that wait take the seats of running ones that come after them. Those are paused:
     they keep their pages while nobody needs them. Memory then is taken from the last in order. A request that has lost
-    its pages keeps its next seat until it has written a token: so what is computed again is never all for nothing.
-
-    One whose KV is on the host gets it back in a step of the others, before its turn, and its seat in the next.
+    its pages keeps its next seat until it has written a token: so what is computed again is never all for nothing. One
+    whose KV is on the host gets it back in a step of the others, before its turn, and its seat in the next.
 
     `plan` and `update` alternate; `add`, `cancel` and `predicted` may come at any time between them. None looks at all
     that wait: O(n log n) for the n that run, and O(n + log w) for each that changes its state, with w waiting.
@@ -50,7 +47,7 @@ class Scheduler:
         self.runtime = Runtime(config.costs)
         self.order = order.build(config.policy, self.runtime)
         self._aging: order.Aging | None = None
-        self._aging_seconds = 0.0
+        self._aging_seconds: float | None = None
         if config.policy.aging_ms is not None:
             self.order = self._aging = order.Aging(self.order)
             self._aging_seconds = config.policy.aging_ms / 1000
@@ -108,22 +105,15 @@ class Scheduler:
 
     def add(self, request: Request, now: float) -> None:
         """Queue a new request. Raises `ValueError` if it could never run to its end, `QueueFull` if too many wait."""
-        longest = request.prompt_len + request.max_tokens
         if request.id in self._requests:
             raise ValueError(f"request {request.id!r} is already here")
-        if request.prompt_len < 1 or request.prompt_len != len(request.tokens) or request.max_tokens < 1:
-            raise ValueError("a request starts with a prompt of at least one token and asks for at least one more")
-        if longest > self.config.max_model_len:
-            raise ValueError(f"prompt and max_tokens are {longest} tokens, the limit is {self.config.max_model_len}")
-        if self.pool.pages_for(longest) > self.pool.num_pages:
-            room = self.pool.num_pages * self.pool.page_size
-            raise ValueError(f"prompt and max_tokens are {longest} tokens, the KV pool holds {room}")
+        self.config.check(request, self.pool)
         if self.config.max_waiting is not None and len(self.waiting) >= self.config.max_waiting:
             raise QueueFull(f"{len(self.waiting)} requests are waiting")
         if request.predicted_len is None:
             request.predicted_len = self._predictor.predict(request)
         else:
-            _check_length(request.predicted_len)
+            predict.check(request.predicted_len)
         if request.predicted_len is not None:
             request.first_prediction = min(request.predicted_len, request.max_tokens)
         request.number = next(self._numbers)
@@ -144,7 +134,7 @@ class Scheduler:
 
         Raises `ValueError` unless it is positive.
         """
-        _check_length(length)
+        predict.check(length)
         if (request := self._requests.get(request_id)) is None:
             return False
         if request.first_prediction is None:
@@ -162,9 +152,8 @@ class Scheduler:
             raise ValueError(f"{len(outcomes)} outcomes for {len(plan.work)} pieces of work")
         if self._learns:
             self.runtime.observe(plan, outcomes, seconds)
-        recomputed = 0
+        recomputed = sum(work.recomputes for work in plan.work)
         for work, outcome in zip(plan.work, outcomes, strict=True):
-            recomputed += work.recomputes
             if work.request.state is State.RUNNING:  # else it was cancelled meanwhile
                 self._advance(work, outcome, seconds)
         if recomputed:
@@ -193,7 +182,7 @@ class Scheduler:
         paused: list[Request] = []
         ahead: list[Request] = []
 
-        if self._aging is not None:
+        if self._aging is not None and self._aging_seconds is not None:
             for request in self.waiting.overdue(self._aging_seconds, now):
                 self._aging.promote(request)
                 self.waiting.move(request)
@@ -223,9 +212,8 @@ class Scheduler:
 
     def _service(self) -> list[Request]:
         """The running requests in the order in which a step is filled: decoding is never delayed by prefill."""
-        if self.order.preemptive:
-            return sorted(self.running, key=lambda request: (not request.decoding, self._rank(request)))
-        return sorted(self.running, key=lambda request: not request.decoding)
+        rank = self._rank if self.order.preemptive else lambda _: 0
+        return sorted(self.running, key=lambda request: (not request.decoding, rank(request)))
 
     def _switch(self, now: float, paused: list[Request], preempted: list[Request]) -> None:
         """Seat waiting requests in place of running ones that come after them, as far as the step has tokens for them.
@@ -263,19 +251,14 @@ class Scheduler:
 
     def _swap(self, now: float, ahead: list[Request], preempted: list[Request]) -> None:
         """Move KV to the host ahead of need, and in from there ahead of its request's turn (ALISE's Algorithm 2)."""
-        horizon = AHEAD * self.runtime.d
-        if self.config.costs is not None:
-            horizon += self.config.costs.swap(self.pool.num_pages)
-        spare = len(self.running)  # pages by which they may grow in this step
-        jobs = by_wait(
-            self.running, self.waiting, lambda request: (self.order.key(request), request.number),
-            self.runtime.remaining, None if self._aging is None else self._aging_seconds, now,
+        coming, going = arrange(
+            self.running, self.waiting, self._memory, self.order.key, self.runtime, self._seats(now),
+            self._aging_seconds, self.config.costs, now,
         )  # fmt: skip
-        coming, going = choose(jobs, horizon, self.waiting, self._memory, spare)
+        spare = len(self.running)  # pages by which they may grow in this step
         for request in going:
             if self._memory.worth(request):  # else it keeps its pages as long as it can
-                self._preempt(request, now)
-                ahead.append(request)
+                self._preempt(request, now, ahead)
         for request in coming:
             if request is self.waiting.first():
                 came = self._make_room(request, spare, now, preempted)
@@ -315,8 +298,7 @@ class Scheduler:
             free = self.pool.num_free + self.waiting.paused_pages - len(request.pages)
             if memory.missing(request) + spare > free:
                 return False  # all of theirs would not do
-            self._preempt(last, now)
-            preempted.append(last)
+            self._preempt(last, now, preempted)
         return True
 
     def _enter(self, request: Request, now: float, preempted: list[Request]) -> bool:
@@ -340,16 +322,12 @@ class Scheduler:
         while request.state is State.RUNNING:
             if self._memory.grow(request):
                 return True
-            victim = self.waiting.last_paused() or self._last_running()
-            self._preempt(victim, now)
-            preempted.append(victim)
+            self._preempt(self.waiting.last_paused() or self._last_running(), now, preempted)
         return False
 
     def _last_running(self) -> Request:
         """The running request that loses its pages first: it has the least to lose, or comes last in order."""
-        if not self.order.preemptive:
-            return self.running[-1]
-        return max(self.running, key=self._rank)
+        return max(self.running, key=self._rank) if self.order.preemptive else self.running[-1]
 
     def _rank(self, request: Request) -> tuple[bool, Any, int]:
         """Where a running request stands among the running: those that keep their seats come before the others."""
@@ -361,13 +339,7 @@ class Scheduler:
         request, new = work.request, outcome.tokens
         # Of the new tokens all but the last were drafts: their KV is committed along with that of the known ones.
         computed = work.start + work.count + max(0, len(new) - 1)
-        if outcome.finish_reason is None:
-            if bool(new) != work.samples:
-                raise ValueError(f"request {request.id!r}: {len(new)} tokens from work that samples: {work.samples}")
-            if request.output_len + len(new) >= request.max_tokens:
-                raise ValueError(f"request {request.id!r} goes on after its max_tokens of {request.max_tokens}")
-        if not 0 <= outcome.accepted <= outcome.proposed:
-            raise ValueError(f"request {request.id!r}: {outcome.accepted} of {outcome.proposed} draft tokens accepted")
+        work.check(outcome)
         if computed > len(request.pages) * self.pool.page_size:
             raise ValueError(f"request {request.id!r}: more KV committed than its pages hold")
         round_of_drafts = request.decoding
@@ -394,11 +366,10 @@ class Scheduler:
         self.num_switches += 1
         self.waiting.push(request, now)
 
-    def _preempt(self, request: Request, now: float) -> None:
-        """Take a running or paused request's pages. What does not go to the host stays findable, full pages of it,
-        until somebody needs them."""
-        computed, came = request.computed, self._memory.arriving(request)
-        running = request.state is State.RUNNING
+    def _preempt(self, request: Request, now: float, preempted: list[Request]) -> None:
+        """Take a running or paused request's pages. Full ones stay findable until somebody needs them."""
+        preempted.append(request)
+        computed, came, running = request.computed, self._memory.arriving(request), request.state is State.RUNNING
         if running:
             self.running.remove(request)
             self._batching.sent_back()
@@ -426,8 +397,3 @@ class Scheduler:
         self._memory.leave(request)
         self.order.forget(request)
         request.state = State.FINISHED
-
-
-def _check_length(predicted: float) -> None:
-    if not predicted > 0:
-        raise ValueError(f"a predicted length is a positive number of tokens, not {predicted}")

@@ -77,7 +77,7 @@ def test_the_model_finds_the_times_of_steps():
         else:
             seconds *= tokens
         model.observe(Plan(tuple(work)), outcomes, seconds)
-    assert (model.a, model.b, model.c, model.d) == pytest.approx((a, b, c, d), rel=0.2)
+    assert (model.a, model.b, model.c, model.d) == pytest.approx((a, b, c, d), rel=0.3)
 
 
 def test_no_coefficient_is_ever_negative():
