@@ -14,31 +14,57 @@ from hypothesis import strategies as st
 
 import tiny
 from jaxspec import LLM, SamplingParams
+from jaxspec.kernels import cpu
+from jaxspec.step.attention import attend
 from jaxspec.step.batch import Batch, BatchShape, Blanks
+from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Choosing, Tree, pack
 from jaxspec.step.pool import page_bytes
 from jaxspec.step.quantized_pool import OpenPages, QuantizedPool, most_written
+from jaxspec.step.tree import ancestors
+from jaxspec.step.xla import XlaLayers
 from test_engine import GREEDY, check_clean, tokens_of
 
 PAGE, PAGES, SLOTS = 16, 24, 3
 CONFIG = tiny.config()
 SHAPE = BatchShape(48, 48, SLOTS, 8, written=most_written(48, SLOTS, PAGE))
 BLANKS = Blanks([SHAPE])
+LAYERS = {"xla": XlaLayers(), "native": NativeLayers()}
 KV = tuple[np.ndarray, np.ndarray]
 
 
 @lru_cache
-def commit() -> Any:
+def commit(kind: str) -> Any:
+    layers = LAYERS[kind]
+    cpu.load()
+
     def step(pool: QuantizedPool, buffer: jax.Array, new: KV, accepted: jax.Array) -> QuantizedPool:
-        return pool.commit(new, Batch.unpack(buffer, SHAPE), accepted, accepted)
+        return layers.commit(pool, new, Batch.unpack(buffer, SHAPE), accepted, accepted)
 
     return jax.jit(step, donate_argnums=0)
+
+
+@lru_cache
+def attention(kind: str) -> Any:
+    """`[T, heads, dim]` of layer 1."""
+
+    def run(pool: QuantizedPool, buffer: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        batch, layer = Batch.unpack(buffer, SHAPE), jnp.int32(1)
+        if kind == "xla":
+            return attend(q, k, v, pool, layer, batch, ancestors(batch.subtree))
+        return cpu.attention(
+            q, k, v, pool.keys, pool.values, layer, jnp.int32(0), batch.position, batch.subtree, batch.first,
+            batch.nodes, batch.committed, batch.table, pool.channels,
+        )[0]  # fmt: skip
+
+    return jax.jit(run)
 
 
 class Requests:
     """Texts that grow step by step over a pool of their own, beside what was computed for them."""
 
-    def __init__(self, seed: int, slots: int):
+    def __init__(self, seed: int, slots: int, kind: str):
+        self.kind = kind
         self.rng = np.random.default_rng(seed)
         self.pool = QuantizedPool.zeros(CONFIG, PAGES, PAGE, "float32", False, SLOTS)
         garbage = lambda x: jnp.full_like(x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.floating) else x  # noqa: E731
@@ -70,7 +96,7 @@ class Requests:
                 for old, x in zip(self.exact[key], new, strict=True)
             )
             self.exact[key] = keys, values
-        self.pool = commit()(self.pool, packed.buffer, new, accepted)
+        self.pool = commit(self.kind)(self.pool, packed.buffer, new, accepted)
 
     def end(self, key: int) -> None:
         self.free += self.pages.pop(key)
@@ -97,11 +123,12 @@ class Requests:
 
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())
+@pytest.mark.parametrize("kind", ["xla", "native"])
 @pytest.mark.parametrize("slots", [SLOTS, 1])
-def test_pages_fill_up_within_half_a_step(slots: int, data: Any) -> None:
+def test_pages_fill_up_within_half_a_step(kind: str, slots: int, data: Any) -> None:
     """Chunks, single tokens and drafts of which some are refused; requests end and others take their pages. With one
     open page for all, each is read again from the pool at every turn, and rounded again when its range has grown."""
-    requests = Requests(data.draw(st.integers(0, 2**32)), slots)
+    requests = Requests(data.draw(st.integers(0, 2**32)), slots, kind)
     for turn in range(data.draw(st.integers(1, 8))):
         keys = data.draw(st.permutations(range(4)))[: data.draw(st.integers(1, slots))]
         work = {}
@@ -115,6 +142,18 @@ def test_pages_fill_up_within_half_a_step(slots: int, data: Any) -> None:
             requests.check()
         else:
             requests.check(1 + turn)
+
+
+def test_both_ways_to_attend_to_it_agree() -> None:
+    requests = Requests(5, SLOTS, "native")
+    for _ in range(3):
+        requests.step({key: (14, 14) for key in range(3)})
+    trees = [Tree.chain([0] * 4, 42, np.asarray(requests.pages[key], np.int32), Choosing()) for key in range(2)]
+    packed = pack(trees, [SHAPE], BLANKS, PAGE, requests.opened)
+    sizes = ((CONFIG.num_heads, CONFIG.head_dim), *((CONFIG.num_kv_heads, CONFIG.head_dim),) * 2)
+    qkv = [requests.rng.normal(size=(SHAPE.tokens, *size)).astype(np.float32) for size in sizes]
+    out = [np.asarray(attention(kind)(requests.pool, packed.buffer, *qkv))[:8] for kind in ("xla", "native")]
+    np.testing.assert_allclose(out[0], out[1], rtol=1e-4, atol=1e-4)
 
 
 def test_bytes_of_a_token() -> None:

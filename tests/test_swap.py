@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import SingleDeviceSharding
 
 import tiny
 from jaxspec.config import EngineConfig
@@ -53,14 +54,17 @@ def contents(owners: list[Owner], page: int) -> list[np.ndarray]:
 
 
 @lru_cache
-def host_pool(quantized: bool = False) -> tuple[list[Owner], HostPool]:
+def host_pool(quantized: bool = False, pinned: bool = False) -> tuple[list[Owner], HostPool]:
     """The target's pool with features and a drafter's of another size, over the same pages."""
     target, drafter = tiny.config(), tiny.config(num_layers=1, num_kv_heads=1, head_dim=32)
     owners = [
         Owner(Pool.zeros(target, PAGES, PAGE, "float32", True)), Owner(Pool.zeros(drafter, PAGES, PAGE, "float32"))
     ]  # fmt: skip
     pool = HostPool(owners, 1e9, silent, quantized)
-    return owners, HostPool(owners, HOST * pool.page_bytes, silent, quantized)
+    pool = HostPool(owners, HOST * pool.page_bytes, silent, quantized)
+    if pinned:  # as on a GPU: another kind of memory, to which arrays must be copied and from which they must come back
+        pool._far = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    return owners, pool
 
 
 def fill(owners: list[Owner], seed: int) -> None:
@@ -73,11 +77,12 @@ def request(pages: list[int] | tuple[int, ...] = ()) -> Request:
     return Request("r", 1, [0], 1, 0.0, pages=list(pages))
 
 
-@settings(deadline=None, max_examples=60)
+@pytest.mark.parametrize("pinned", [False, True])
+@settings(deadline=None, max_examples=40)
 @given(data=st.data())
-def test_pages_come_back_as_they_were(data: Any) -> None:
+def test_pages_come_back_as_they_were(pinned: bool, data: Any) -> None:
     """Plans of offloads, uploads and writes, against a dictionary."""
-    owners, pool = host_pool()
+    owners, pool = host_pool(pinned=pinned)
     assert pool.num_pages == HOST
     pool.carry_out(Plan(()))  # what an example that was broken off left under way
     fill(owners, data.draw(st.integers(0, 1000)))

@@ -118,7 +118,10 @@ class Answer(ABC):
             out.append(self._piece(choice, delta.text, logprobs))
         if choice.finish_reason is not None:
             out.append(self._ending(choice))
-        return [self._chunk([piece]) for piece in out]
+        chunks = [self._chunk([piece]) for piece in out]
+        if choice.finish_reason is not None and choice.kv_quantized and not self._usage_chunk:
+            chunks[-1]["metrics"] = {"kv_quantized": True}  # nobody may miss that it is not exact
+        return chunks
 
     def last_chunks(self) -> list[Json]:
         return [self._chunk([]) | {"usage": self.usage()} | self._metrics()] if self._usage_chunk else []

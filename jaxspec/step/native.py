@@ -1,8 +1,7 @@
 """A step's layers with the project's CPU kernels: weights stacked by kind, one scan over the layers.
 
 A kernel takes the stack and a layer's number, so nothing is sliced or copied, a step has a dozen arguments instead of
-hundreds, and its program holds one layer: it compiles in a fraction of a second. Attention over a quantised pool is
-XLA's: the kernel reads float32.
+hundreds, and its program holds one layer: it compiles in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -20,13 +19,9 @@ from jaxspec.models.config import DecoderConfig
 from jaxspec.models.draft import DraftDecoder
 from jaxspec.models.llama import Decoder, stacked_weights, window_of
 from jaxspec.step.attention import Earlier, Partial, merge, over_earlier
-from jaxspec.step.attention import attend as attend_parts
 from jaxspec.step.batch import Batch
 from jaxspec.step.layers import NewKV
 from jaxspec.step.quantized_pool import AnyPool, P, QuantizedPool
-
-#: A sliding window that hides nothing.
-NO_WINDOW = 2**30
 
 
 class NativeLayers:
@@ -54,20 +49,16 @@ class NativeLayers:
     ) -> tuple[jax.Array, NewKV]:
         c, (block,) = model.config, model.layers
         rope = model.rope(batch.position)
-        windowed = [window_of(c, i) or 0 for i in range(c.num_layers)]
-        windows, windowed = jnp.asarray(windowed, jnp.int32), any(windowed)
+        windows = jnp.asarray([window_of(c, i) or 0 for i in range(c.num_layers)], jnp.int32)
 
         def layer(x: jax.Array, i: jax.Array) -> tuple[jax.Array, NewKV]:
             new: list[NewKV] = []
 
             def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
                 new.append((k, v))
-                if isinstance(pool, QuantizedPool):
-                    seen = jnp.where(windows[i] > 0, windows[i], NO_WINDOW) if windowed else None
-                    return attend_parts(q, k, v, pool, i, batch, mask, seen, earlier)
                 out, lse = cpu.attention(
                     q, k, v, pool.keys, pool.values, i, windows[i], batch.position, batch.subtree, batch.first,
-                    batch.nodes, batch.committed, batch.table,
+                    batch.nodes, batch.committed, batch.table, pool.channels,
                 )  # fmt: skip
                 return out if earlier is None else _with_earlier(q, out, lse, earlier, i)
 
@@ -77,7 +68,13 @@ class NativeLayers:
 
     def commit(self, pool: P, new: NewKV, batch: Batch, accepted: jax.Array, after: jax.Array) -> P:
         if isinstance(pool, QuantizedPool):
-            return pool.commit(new, batch, accepted, after)
+            names = [name for name in pool._fields if name != "features"]
+            integers = (
+                batch.slot, batch.tree, batch.place, batch.written, batch.written_tree, batch.written_base,
+                batch.opened, batch.reread, batch.committed,
+            )  # fmt: skip
+            parts = cpu.commit_quantized([getattr(pool, name) for name in names], *new, integers, accepted, after)
+            return pool._replace(**dict(zip(names, parts, strict=True)))
         keys, values = cpu.commit(pool.keys, pool.values, *new, batch.slot, accepted, after)
         return pool._replace(keys=keys, values=values)
 

@@ -40,6 +40,11 @@ class Pool(NamedTuple):
         """Fields that hold something, and which of their axes counts pages."""
         return [("keys", 1), ("values", 1), *paged_features(self.features)]
 
+    @property
+    def channels(self) -> tuple[jax.Array, ...]:
+        """Scales and zero points: none."""
+        return ()
+
     def read(self, layer: jax.Array, page: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Keys `[B, kv_heads, head_dim, page_size]` and values of pages `[B]`."""
         return self.keys[layer, page], self.values[layer, page]

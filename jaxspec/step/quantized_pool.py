@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +57,11 @@ class QuantizedPool(NamedTuple):
         fields = ("keys", "values", "key_scale", "key_zero", "value_scale", "value_zero")
         return [*((name, 1) for name in fields), *paged_features(self.features)]
 
+    @property
+    def channels(self) -> tuple[jax.Array, ...]:
+        """Scale and zero point of keys, then of values."""
+        return self.key_scale, self.key_zero, self.value_scale, self.value_zero
+
     def read(self, layer: jax.Array, page: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Keys `[B, kv_heads, head_dim, page_size]` and values of pages `[B]`, float32."""
         at = layer, page
@@ -64,13 +69,11 @@ class QuantizedPool(NamedTuple):
         values = Quantized(self.values[at], self.value_scale[at], self.value_zero[at])
         return dequantize(keys, POSITIONS["keys"]), dequantize(values, POSITIONS["values"])
 
-    def keep(self, features: jax.Array, slot: jax.Array, accepted: jax.Array) -> QuantizedPool:
+    def keep(self, features: jax.Array, slot: jax.Array, accepted: jax.Array) -> Self:
         """As `Pool.keep`."""
         return self._replace(features=keep_features(self.features, features, slot, accepted))
 
-    def commit(
-        self, new: tuple[jax.Array, jax.Array], batch: Batch, accepted: jax.Array, after: jax.Array
-    ) -> QuantizedPool:
+    def commit(self, new: tuple[jax.Array, jax.Array], batch: Batch, accepted: jax.Array, after: jax.Array) -> Self:
         """With the accepted tokens' KV, `[layers, T, kv_heads, head_dim]` each. `after`: what has to come before."""
         new, _ = lax.optimization_barrier((new, after))
         size, written, tree = self.keys.shape[-1], batch.written, batch.written_tree
@@ -130,7 +133,7 @@ class QuantizedPool(NamedTuple):
 
 
 AnyPool = Pool | QuantizedPool
-P = TypeVar("P", Pool, QuantizedPool)
+P = TypeVar("P", bound=Pool | QuantizedPool)
 
 
 class OpenPages:
