@@ -55,7 +55,7 @@ class EngineConfig(PolicyConfig):
     #: What the target's KV pool holds: numbers of `dtype`, or INT8 by channels, with which no answer is exact.
     kv_dtype: Literal["auto", "int8"] = "auto"
     #: Most GiB of host memory for KV that had to leave the pool (`memory: swap`, `auto`), within half of what is free.
-    swap_space_gb: float = Field(1.0, ge=0, le=65536, allow_inf_nan=False)
+    swap_space_gb: float = Field(default=1.0, ge=0, le=65536, allow_inf_nan=False)
     #: How it is kept there: as it was, or INT8 by channels.
     swap_dtype: Literal["same", "int8"] = "same"
     #: Step sizes to compile; unset: a ladder up to max_num_batched_tokens.

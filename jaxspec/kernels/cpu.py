@@ -92,7 +92,7 @@ def commit(
 def commit_quantized(
     pool: Sequence[jax.Array], k: jax.Array, v: jax.Array, integers: Sequence[jax.Array], accepted: jax.Array,
     after: jax.Array,
-) -> list[jax.Array]:  # fmt: skip
+) -> Sequence[jax.Array]:  # fmt: skip
     """`pool` with accepted tokens (`[T]` bool) at their slots; k, v `[layers, T, kv_heads, dim]`. Not before `after`.
 
     `pool`: keys, values, scale and zero point of keys and of values, open keys and values, of a `QuantizedPool`;

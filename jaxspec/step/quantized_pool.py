@@ -43,12 +43,15 @@ class QuantizedPool(NamedTuple):
         layers, heads, dim = config.num_layers, config.num_kv_heads, config.head_dim
         channels = (layers, pages, heads, dim)
         return cls(
-            jnp.zeros((*channels, page_size), jnp.uint8),
-            jnp.zeros((layers, pages, heads, page_size, dim), jnp.uint8),
-            jnp.zeros((pages if features else 0, page_size, config.hidden_size), dtype),
-            *(jnp.zeros(channels, kind) for kind in (jnp.bfloat16, jnp.int16) * 2),
-            jnp.zeros((layers, slots, heads, dim, page_size), dtype),
-            jnp.zeros((layers, slots, heads, page_size, dim), dtype),
+            keys=jnp.zeros((*channels, page_size), jnp.uint8),
+            values=jnp.zeros((layers, pages, heads, page_size, dim), jnp.uint8),
+            features=jnp.zeros((pages if features else 0, page_size, config.hidden_size), dtype),
+            key_scale=jnp.zeros(channels, jnp.bfloat16),
+            key_zero=jnp.zeros(channels, jnp.int16),
+            value_scale=jnp.zeros(channels, jnp.bfloat16),
+            value_zero=jnp.zeros(channels, jnp.int16),
+            open_keys=jnp.zeros((layers, slots, heads, dim, page_size), dtype),
+            open_values=jnp.zeros((layers, slots, heads, page_size, dim), dtype),
         )
 
     @property

@@ -32,7 +32,7 @@ from jaxspec.step.quantized_pool import AnyPool
 log = logging.getLogger(__name__)
 
 #: Pages that are moved by one call, descending; the last is 1.
-GROUPS = (4, 1)
+GROUPS: tuple[int, ...] = (4, 1)
 #: Requests in a step whose time stands for that of decoding.
 USUAL = 8
 #: Largest share of the free memory that the host pool may take, whatever was asked for.
