@@ -20,7 +20,9 @@ from jaxspec.bench.errors import BenchError
 from jaxspec.bench.report import machine, write_json
 
 if TYPE_CHECKING:
+    from jaxspec.config import EngineConfig
     from jaxspec.models.load import LoadedModel
+    from jaxspec.step.packing import Tree
 
 #: Of the KV pool, that are compared.
 KINDS = ("auto", "int8")
@@ -36,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens a step computes: all that came before is read from the pool (default: 32)",
     )  # fmt: skip
     parser.add_argument("--requests", type=options.count, default=16, help="of the step that is timed (default: 16)")
-    parser.add_argument("--committed", type=options.count, default=256, help="positions of each (default: 256)")
+    parser.add_argument("--committed", type=options.count, default=272, help="positions of each (default: 272)")
     parser.add_argument(
         "--pages", type=options.count, nargs="+", default=[1, 2, 4, 8], help="moved out, and in, a step"
     )
@@ -58,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     found: dict[str, Any] = {"machine": machine(), "options": options.plain(args)}
     if args.text:
         found["quality"] = quality(model, ids[: args.tokens], args)
+    found["pool_step_ms"] = pools(model, args)
     found["steps"] = [steps(model, swap_dtype, args) for swap_dtype in ("same", "int8")]
     _show(found)
     if args.json:
@@ -100,29 +103,64 @@ def quality(model: LoadedModel, ids: list[int], args: argparse.Namespace) -> dic
     return out
 
 
+def setting(args: argparse.Namespace, **more: Any) -> EngineConfig:
+    """An engine whose only step is the one that is timed."""
+    from jaxspec.config import EngineConfig
+
+    n = args.requests
+    return EngineConfig(
+        max_num_seqs=n, max_num_batched_tokens=n, token_buckets=[n], draft=[], max_model_len=args.committed + 64, **more
+    )
+
+
+def trees_of(config: EngineConfig, args: argparse.Namespace) -> tuple[list[Tree], int]:
+    """A decoding token of each request over its committed positions, and how many pages they have."""
+    from jaxspec.step.packing import Choosing, Tree
+
+    each = -(-(args.committed + 1) // config.page_size)
+    pages = args.requests * each
+    tables = np.random.default_rng(0).permutation(pages).reshape(-1, each).astype(np.int32)
+    return [Tree.chain([1], args.committed, row, Choosing()) for row in tables], pages
+
+
+def pools(model: LoadedModel, args: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds of a decoding step by kind of KV, in turns."""
+    from jaxspec.step.executor import Executor, silent
+
+    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    executors: dict[str, Executor] = {}
+    for kind in KINDS:
+        config = setting(args, kv_dtype=kind)
+        trees, pages = trees_of(config, args)
+        executors[kind] = Executor(config, model.config, dict(model.weights), pages, silent)
+    with options.progress("steps by kind of KV", args.repeats) as advance:
+        for i in range(args.repeats + 2):
+            for kind, executor in executors.items():
+                begun = time.perf_counter()
+                executor.launch(executor.pack(trees)).read()
+                if i >= 2:
+                    times[kind].append(time.perf_counter() - begun)
+            if i >= 2:
+                advance()
+    return {kind: 1e3 * float(np.median(t)) for kind, t in times.items()}
+
+
 def steps(model: LoadedModel, swap_dtype: str, args: argparse.Namespace) -> dict[str, Any]:
     """Seconds of a decoding step by pages moved before it, and of moving a page by itself."""
     import jax
 
-    from jaxspec.config import EngineConfig
     from jaxspec.sched.plan import Plan, Transfer
     from jaxspec.sched.request import Request
     from jaxspec.step.executor import Executor, silent
-    from jaxspec.step.packing import Choosing, Tree
     from jaxspec.step.swap import host_pool
 
-    n, most = args.requests, max(args.pages)
-    config = EngineConfig(
-        max_num_seqs=n, max_num_batched_tokens=max(n, 16), token_buckets=[n], swap_dtype=swap_dtype, draft=[],
-        max_model_len=args.committed + 64,
-    )  # fmt: skip
-    each = -(-(args.committed + 1) // config.page_size)
-    executor = Executor(config, model.config, dict(model.weights), n * each + 2 * most, silent)
+    most = max(args.pages)
+    config = setting(args, swap_dtype=swap_dtype)
+    trees, pages = trees_of(config, args)
+    executor = Executor(config, model.config, dict(model.weights), pages + 2 * most, silent)
     pool = host_pool(config, executor, (), silent)
-    tables = np.random.default_rng(0).permutation(n * each).reshape(n, each).astype(np.int32)
-    trees = [Tree.chain([1], args.committed, row, Choosing()) for row in tables]
     nobody = Request("swapped", 1, [0], 1, 0.0)
-    out, back = range(n * each, n * each + most), range(n * each + most, n * each + 2 * most)
+    out, back = range(pages, pages + most), range(pages + most, pages + 2 * most)
 
     def plan(pages: int, to: int | None, come: int) -> Plan:
         """Offloads to host pages from `to` on, and uploads those from `come` on."""
@@ -174,6 +212,8 @@ def _show(found: dict[str, Any]) -> None:
             f"INT8 changes the likeliest token at {quality['likeliest_changed']:.2%} of the positions, and its "
             f"log-probability by {quality['logprob_change_mean']:.4f} (at most {quality['logprob_change_max']:.3f})"
         )
+    kinds = ", ".join(f"KV {kind} {ms:.2f} ms" for kind, ms in found["pool_step_ms"].items())
+    console.print(f"a decoding step: {kinds}")
     for row in found["steps"]:
         table = Table("pages out and in", "ms", "against none", title_justify="left")
         table.title = f"a decoding step, swapped as {row['swap_dtype']}"
