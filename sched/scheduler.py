@@ -198,8 +198,9 @@ class Scheduler:
         # Nobody is admitted in a step that ran out of pages: so a plan's preempted requests are never in its work. Only
         # where nobody is left in it, the one for whom they were taken is let in.
         while budget and not (preempted and work):
-            request = self._next()
-            if request in paused or request in ahead or not self._admit(request, now, preempted, alone=not work):
+            if (request := self._next()) is None or request in paused or request in ahead:
+                break
+            if not self._admit(request, now, preempted, alone=not work):
                 break
             if share := budget.take(request):
                 work.append(share)
@@ -278,12 +279,11 @@ class Scheduler:
             return head
         return self.waiting.first_paused()
 
-    def _admit(self, request: Request | None, now: float, preempted: list[Request], alone: bool) -> bool:
-        """Let the next request run; False if there is none, its seat or pages are not free, or, unless it is `alone` in
-        the step, its KV is still on the host or just coming from there."""
-        if request is None or self._seats(now) < 1:
-            return False
-        if not alone and (request.state is State.SWAPPED or self._memory.arriving(request)):
+    def _admit(self, request: Request, now: float, preempted: list[Request], alone: bool) -> bool:
+        """Let a waiting request run; False if its seat or pages are not free or, unless it is `alone` in the step, its
+        KV is still on the host or just coming from there."""
+        away = request.state is State.SWAPPED or self._memory.arriving(request)
+        if self._seats(now) < 1 or (away and not alone):
             return False
         return self._enter(request, now, preempted)
 

@@ -92,7 +92,9 @@ def test_no_coefficient_is_ever_negative():
 
 
 def order(**more: float) -> Alise:
-    return Alise(AliseSettings.model_validate({"queues": 4, "first_threshold_ms": 5000, **more}), Runtime(COSTS))
+    return Alise(
+        AliseSettings.model_validate({"queues": 4, "first_threshold_ms": 5000, "growth": 2, **more}), Runtime(COSTS)
+    )
 
 
 def test_queues_hold_ever_more_time():

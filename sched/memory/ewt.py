@@ -96,7 +96,7 @@ def choose(
     coming: list[Request] = []
     kept: set[str] = set()
     for seconds, request in jobs:
-        missing = memory.missing(request)
+        missing = max(0, memory.missing(request))  # one that was to draft may have pages to spare
         room -= missing + len(request.pages)
         if seconds > soon or room < 0:
             break

@@ -48,11 +48,11 @@ MODEL = "opt-13b"
 CONTEXT = 2048
 #: Requests a second.
 RATES: Mapping[str, Sequence[float]] = {
-    "alpaca": (4, 8, 12, 16, 20, 24, 28, 34, 40, 48),
-    "sharegpt": (0.2, 0.35, 0.5, 0.65, 0.8, 1.0, 1.3, 1.6, 2.0, 2.5, 3.2),
+    "alpaca": (2, 6, 10, 14, 18, 22, 26, 32, 40),
+    "sharegpt": (0.15, 0.3, 0.45, 0.65, 0.85, 1.1, 1.4, 1.8, 2.3, 3.0),
 }
 #: Nobody is asked how much worse than this it gets at higher rates, in seconds a token.
-CEILING = 0.6
+CEILING = 0.45
 #: §4.2's constraint, seconds a token.
 LIMIT = 0.2
 #: Log-normal error whose mean is Table 2's for OPT-13B (0.123 of the length); and one as of SSJF's predictor.
@@ -62,6 +62,9 @@ SEATS, BUDGET = 256, 512
 HOST_BYTES = 64 * 2**30
 #: Consecutive requests of Fig. 9.
 SAMPLE = 200
+
+#: By rate: the normalised latency and what went with it.
+Curve = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +147,7 @@ def fitting(table: Lengths) -> Lengths:
 def simulated(args: argparse.Namespace, tables: Mapping[str, Lengths]) -> dict[str, Any]:
     """Normalised latencies in seconds a token by rate, and of Fig. 9's sample each request's latency in seconds."""
     seconds, seed = 60 * args.minutes, args.seed
-    curves: dict[str, dict[str, dict[str, dict[str, float]]]] = {"Fig. 6": {}, "Fig. 8": {}}
+    curves: dict[str, dict[str, dict[str, Curve]]] = {"Fig. 6": {}, "Fig. 8": {}}
     samples: dict[str, Any] = {}
     with options.progress("curves", len(DATA) * (len(SYSTEMS) + len(MEMORIES)) + 1) as advance:
         for figure, systems in (("Fig. 6", SYSTEMS), ("Fig. 8", MEMORIES)):
@@ -174,11 +177,9 @@ def workload(table: Lengths, rate: float, seconds: float, seed: int) -> Workload
     return join(arrivals.poisson(max(1, round(rate * seconds)), rate, rng), table, 32, rng)
 
 
-def curve(
-    system: System, table: Lengths, rates: Sequence[float], seconds: float, seed: int
-) -> dict[str, dict[str, float]]:
+def curve(system: System, table: Lengths, rates: Sequence[float], seconds: float, seed: int) -> Curve:
     """By rate, up to the first at which the normalised latency is above `CEILING`."""
-    points: dict[str, dict[str, float]] = {}
+    points: Curve = {}
     longest = int((table.input + table.output).max())
     for rate in rates:
         work = workload(table, rate, seconds, seed)
@@ -269,8 +270,8 @@ def on_engine(args: argparse.Namespace, tables: Mapping[str, Lengths]) -> dict[s
 
 def scaled(table: Lengths, scale: float) -> Lengths:
     """Shorter requests of the same shape."""
-    short = (np.maximum(1, np.round(scale * column)).astype(int) for column in (table.input, table.output))
-    return Lengths(*short, table.predicted)
+    inputs, outputs = (np.maximum(1, np.round(scale * column)).astype(int) for column in (table.input, table.output))
+    return Lengths(inputs, outputs, table.predicted)
 
 
 def mean(values: Any) -> float:
