@@ -52,6 +52,12 @@ class EngineConfig(PolicyConfig):
     #: Size of the KV pool; unset: what 64 half-kilotoken requests need, at most 40 % of free memory.
     kv_cache_tokens: PositiveInt | None = None
     prefix_caching: bool = True
+    #: What the target's KV pool holds: numbers of `dtype`, or INT8 by channels, with which no answer is exact.
+    kv_dtype: Literal["auto", "int8"] = "auto"
+    #: Most GiB of host memory for KV that had to leave the pool (`memory: swap`, `auto`), within half of what is free.
+    swap_space_gb: float = Field(default=1.0, ge=0, le=65536, allow_inf_nan=False)
+    #: How it is kept there: as it was, or INT8 by channels.
+    swap_dtype: Literal["same", "int8"] = "same"
     #: Step sizes to compile; unset: a ladder up to max_num_batched_tokens.
     token_buckets: list[PositiveInt] | None = None
     #: What layers run on: the project's CPU kernels ("native"), XLA's operations, or the first where it can serve.
@@ -92,6 +98,13 @@ class EngineConfig(PolicyConfig):
         tree = info.data.get("tree")
         if value == "rejection" and tree not in ("auto", "chain", "fixed"):
             raise ValueError(f"rejection works with tree: auto, chain or fixed, not {tree}")
+        return value
+
+    @field_validator("swap_space_gb")
+    @classmethod
+    def _room_to_swap(cls, value: float, info: ValidationInfo) -> float:
+        if value == 0 and info.data.get("memory") == "swap":
+            raise ValueError("memory: swap needs room on the host")
         return value
 
     @classmethod

@@ -38,6 +38,7 @@ from jaxspec.step.executor import Executor, Flight, silent
 from jaxspec.step.lattice import Progress, choices
 from jaxspec.step.packing import Tree
 from jaxspec.step.pool import pages_for
+from jaxspec.step.swap import host_pool, swap_costs
 
 log = logging.getLogger(__name__)
 
@@ -86,11 +87,13 @@ class Engine:
         if self._predictions:
             self._predictions.warm_up(progress)
         self._speculator = build(config, self._executor, models, pages, progress, clock) if models else None
+        self._host = host_pool(config, self._executor, self._speculator.runners if self._speculator else (), progress)
         self._executor.settled()
         self._pool = PagePool(pages, config.page_size, config.prefix_caching)
         limits = SchedulerConfig(
             config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len, None, choices(config.max_num_seqs),
-            config.policy,
+            config.policy, self._host.num_pages, not self._host.quantized,
+            swap_costs(config, self._executor, self._host),
         )  # fmt: skip
         self._scheduler = Scheduler(limits, self._pool)
         self._eos = frozenset(loaded.tokenizer.eos_token_ids)
@@ -201,13 +204,19 @@ class Engine:
         return EngineStats(
             running=self._scheduler.num_running,
             waiting=self._scheduler.num_waiting + self._queued,
+            swapped=self._scheduler.num_swapped,
             kv_usage=pool.usage,
             prefix_queries=self._scheduler.prefix_queries,
             prefix_hits=self._scheduler.prefix_hits,
             preemptions=self._scheduler.num_preemptions,
+            swaps=self._scheduler.num_swaps,
             switches=self._scheduler.num_switches,
             recomputed_tokens=self._scheduler.recomputed_tokens,
             recompute_seconds=self._scheduler.recompute_seconds,
+            host_usage=self._scheduler.host_usage,
+            host_pages=self._host.num_pages,
+            pages_swapped_out=self._host.offloaded,
+            pages_swapped_in=self._host.uploaded,
             prompt_tokens=c.prompt_tokens,
             generation_tokens=c.generation_tokens,
             steps=c.steps,
@@ -288,6 +297,9 @@ class Engine:
             self._predictions.apply(self._scheduler.predicted, begun)
         plan = self._scheduler.plan(begun, speculator.lookahead(self._scheduler.running) if speculator else NO_DRAFTS)
         self._free_penalty_rows(plan)
+        moving = self._clock()
+        self._host.carry_out(plan)
+        drafted = begun + self._clock() - moving  # when the host's part would have begun without the device's
         if not plan.work:
             self._wake_at = self._scheduler.wake(begun)
             self._deliver()
@@ -296,11 +308,10 @@ class Engine:
         sessions = [self._sessions[w.request.id] for w in plan.work]
         self._give_penalty_rows(sessions)
         drafts: dict[str, Draft] = {}
-        drafted = begun
         if speculator:
             begun_drafting = self._clock()
             drafts = speculator.draft(plan.work, lambda request: self._sessions[request.id].choosing(), plan.num_tokens)
-            drafted = begun + self._clock() - begun_drafting  # the device's time, not the host's
+            drafted += self._clock() - begun_drafting
         trees = [self._tree(s, w, drafts) for s, w in zip(sessions, plan.work, strict=True)]
         packed = self._executor.pack(trees)
         flight = self._executor.launch(packed)
@@ -308,7 +319,7 @@ class Engine:
         for session, work in zip(sessions, plan.work, strict=True):
             session.metrics.first_scheduled = work.request.first_scheduled
         self._deliver()
-        self._count(plan, flight)
+        self._counters.count(plan, packed, self._executor.positions_read(packed))
         decision = flight.read()
         read = self._clock()
         if speculator:
@@ -384,6 +395,8 @@ class Engine:
                 continue
             if delta.finish_reason is not None:
                 session.metrics.finished = self._clock()
+                swapped = self._host.quantized and session.request.swaps > 0
+                session.metrics.kv_quantized = swapped or self.config.kv_dtype == "int8"
                 self._close(session)
             try:
                 session.on_output(delta)
@@ -435,12 +448,3 @@ class Engine:
     def _release_row(self, session: Session) -> None:
         if (row := session.drop_penalty_row()) is not None:
             self._penalty_rows.append(row)
-
-    def _count(self, plan: Plan, flight: Flight) -> None:
-        c, packed = self._counters, flight.packed
-        c.steps += 1
-        c.read_positions += self._executor.positions_read(packed)
-        c.used_positions += int(packed.committed.sum())
-        c.step_tokens += packed.shape.tokens
-        c.real_tokens += packed.real_tokens
-        c.prompt_tokens += sum(max(0, min(w.start + w.count, w.request.prompt_len) - w.start) for w in plan.work)

@@ -60,6 +60,8 @@ class RequestMetrics:
     preemptions: int = 0
     #: Output tokens as first predicted; None: nobody said, or not before its end.
     predicted_tokens: float | None = None
+    #: Some of its KV went through INT8: it may have written something else than it would have alone.
+    kv_quantized: bool = False
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
     @property

@@ -1,8 +1,15 @@
 """The engine's counters, and a snapshot of them."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from jaxspec.outputs import SpeculationCounts
+
+if TYPE_CHECKING:
+    from jaxspec.sched.plan import Plan
+    from jaxspec.step.packing import Packed
 
 
 @dataclass(slots=True)
@@ -19,6 +26,15 @@ class Counters:
     host_seconds: float = 0.0
     step_seconds: float = 0.0
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
+
+    def count(self, plan: Plan, packed: Packed, read: int) -> None:
+        """A step that reads `read` positions of committed KV."""
+        self.steps += 1
+        self.read_positions += read
+        self.used_positions += int(packed.committed.sum())
+        self.step_tokens += packed.shape.tokens
+        self.real_tokens += packed.real_tokens
+        self.prompt_tokens += sum(max(0, min(w.start + w.count, w.request.prompt_len) - w.start) for w in plan.work)
 
 
 @dataclass(slots=True)
@@ -38,14 +54,23 @@ class EngineStats:
 
     running: int = 0
     waiting: int = 0
+    #: Those that wait with their KV on the host.
+    swapped: int = 0
     kv_usage: float = 0.0
     prefix_queries: int = 0
     prefix_hits: int = 0
-    #: Times a request lost its pages, times one lost only its seat, and what computing anew what was lost has cost.
+    #: Times a request lost its pages, how often to the host, times one lost only its seat, and what computing anew what
+    #: was lost for good has cost.
     preemptions: int = 0
+    swaps: int = 0
     switches: int = 0
     recomputed_tokens: int = 0
     recompute_seconds: float = 0.0
+    #: Share of the host pages in use, how many there are, and pages moved out to them and in again.
+    host_usage: float = 0.0
+    host_pages: int = 0
+    pages_swapped_out: int = 0
+    pages_swapped_in: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
     steps: int = 0

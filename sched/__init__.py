@@ -2,10 +2,11 @@
 
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.pages import OutOfPages, PagePool
-from jaxspec.sched.plan import Outcome, Plan, Work
+from jaxspec.sched.plan import Outcome, Plan, Transfer, Work
 from jaxspec.sched.policy import PolicyConfig
 from jaxspec.sched.request import Request, State
 from jaxspec.sched.scheduler import QueueFull, Scheduler
+from jaxspec.sched.swapcosts import SwapCosts
 
 __all__ = [
     "OutOfPages",
@@ -18,5 +19,7 @@ __all__ = [
     "Scheduler",
     "SchedulerConfig",
     "State",
+    "SwapCosts",
+    "Transfer",
     "Work",
 ]

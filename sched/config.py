@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from jaxspec.sched.pages import PagePool
 from jaxspec.sched.policy import PolicyConfig
+from jaxspec.sched.request import Request
+from jaxspec.sched.swapcosts import SwapCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,12 @@ class SchedulerConfig:
     max_waiting: int | None
     max_logit_slots: int
     policy: PolicyConfig = field(default_factory=PolicyConfig)
+    #: Host pages that KV may be swapped to, of the size of the pool's; 0: nothing is swapped.
+    host_pages: int = 0
+    #: Whether KV comes back from the host as it was. If not, it is not offered to other requests' prefixes.
+    exact_swap: bool = True
+    #: What swapping and computing anew take; None: not known, then what fits the host is swapped.
+    costs: SwapCosts | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_model_len"):
@@ -29,5 +38,18 @@ class SchedulerConfig:
         for name in ("max_num_batched_tokens", "max_logit_slots"):
             if getattr(self, name) < self.max_num_seqs:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least max_num_seqs ({self.max_num_seqs})")
+        if self.host_pages < 0:
+            raise ValueError(f"host_pages must not be negative, got {self.host_pages}")
         if self.max_waiting is not None and self.max_waiting < 0:
             raise ValueError(f"max_waiting must not be negative, got {self.max_waiting}")
+
+    def check(self, request: Request, pool: PagePool) -> None:
+        """Raise `ValueError` if a new request could never run to its end."""
+        longest = request.prompt_len + request.max_tokens
+        if request.prompt_len < 1 or request.prompt_len != len(request.tokens) or request.max_tokens < 1:
+            raise ValueError("a request starts with a prompt of at least one token and asks for at least one more")
+        if longest > self.max_model_len:
+            raise ValueError(f"prompt and max_tokens are {longest} tokens, the limit is {self.max_model_len}")
+        if pool.pages_for(longest) > pool.num_pages:
+            room = pool.num_pages * pool.page_size
+            raise ValueError(f"prompt and max_tokens are {longest} tokens, the KV pool holds {room}")

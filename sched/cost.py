@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from jaxspec.sched.swapcosts import SwapCosts
+
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
@@ -90,9 +92,64 @@ LLAMA_7B_L20 = Linear(
     draft_level=1e-3, swap=_LLAMA_7B_KV / _PCIE,
 )  # fmt: skip
 
-PAPER_SCALE: Mapping[str, Linear] = {
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Seconds of a step: reading the weights or computing its tokens, whichever takes longer, and reading the KV."""
+
+    weights: float
+    token: float
+    position: float
+
+    def seconds(self, load: StepLoad) -> float:
+        return max(self.weights, self.token * load.tokens) + self.position * load.context
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A model on a device at a paper's scale: what steps take, and what room there is for KV."""
+
+    cost: Roofline
+    #: Bytes of a position's KV at half precision, bytes of the device for KV, bytes a second from and to the host.
+    kv_bytes: int
+    room: float
+    bus: float
+
+    def positions(self, kv_share: float = 1.0) -> int:
+        """Positions of KV that the device holds, each of `kv_share` of the bytes at half precision."""
+        return int(self.room / (self.kv_bytes * kv_share))
+
+    def swap_costs(self, page_size: int, kv_share: float = 1.0) -> SwapCosts:
+        page = page_size * self.kv_bytes * kv_share / self.bus
+        return SwapCosts(page, page, self.cost.token, self.cost.weights)
+
+
+def opt_v100(parameters: float, layers: int, width: int) -> Machine:
+    """An OPT model on one V100 as in ALISE §4.1 and Fig. 2, FP16 weights, as a roofline.
+
+    V100 (data sheet, SXM2, 32 GB): 900 GB/s, 125 TFLOPS of FP16 with tensor cores, PCIe 3.0 x16 (15.75 GB/s; the
+    paper's machine offers PCIe 4.0, of which a V100 uses no more). Taken as reached are four fifths of the bandwidths
+    and half of the arithmetic, as for `LLAMA_7B_L20`. Of the 34.1e9 bytes KV gets what the weights and 1e9 of
+    activations leave of nine tenths, which is vLLM's rule.
+    """
+    bandwidth, arithmetic, bus = 0.8 * 900e9, 0.5 * 125e12, 0.8 * 15.75e9
+    kv = 2 * layers * width * 2
+    cost = Roofline(2 * parameters / bandwidth, 2 * parameters / arithmetic, kv / bandwidth)
+    return Machine(cost, kv, 0.9 * 34.1e9 - 2 * parameters - 1e9, bus)
+
+
+#: ALISE's models; parameters, layers and width as in Zhang et al. 2022, Table 1 (ALISE's Table 1 gives 6.7B those of
+#: 13B).
+OPT_V100: Mapping[str, Machine] = {
+    "opt-2.7b": opt_v100(2.65e9, 32, 2560),
+    "opt-6.7b": opt_v100(6.66e9, 32, 4096),
+    "opt-13b": opt_v100(12.85e9, 40, 5120),
+}
+
+PAPER_SCALE: Mapping[str, Cost] = {
     "ssjf": SSJF,
     "llama-7b-l20": LLAMA_7B_L20,
+    **{f"{model}-v100": machine.cost for model, machine in OPT_V100.items()},
     **{f"v100-{model}": v100(model) for model in V100_QUERY_MS},
 }
 

@@ -44,6 +44,17 @@ class Line:
             heappop(heap)
         return None
 
+    def ahead(self) -> Iterator[Request]:
+        """In order, one at a time: the n-th takes O(log n). Nothing may change meanwhile."""
+        heap, entries = self._heap, self._entries
+        next_up = [(heap[0], 0)] if heap else []
+        while next_up:
+            entry, at = heappop(next_up)
+            for below in range(2 * at + 1, min(2 * at + 3, len(heap))):
+                heappush(next_up, (heap[below], below))
+            if entries.get(entry[3].id) is entry:
+                yield entry[3]
+
     def push(self, request: Request) -> None:
         """Let a request in, or give one that is here the place that it has by now."""
         entry = (self._key(request), request.number, next(self._serial), request)

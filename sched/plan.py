@@ -48,6 +48,17 @@ class Work:
         """Where the last position's choice stands among those of this work."""
         return self.count - 1 if self.reads_all else 0
 
+    def check(self, outcome: Outcome) -> None:
+        """Raise `ValueError` if this cannot have come of it."""
+        request, new = self.request, outcome.tokens
+        if outcome.finish_reason is None:
+            if bool(new) != self.samples:
+                raise ValueError(f"request {request.id!r}: {len(new)} tokens from work that samples: {self.samples}")
+            if request.output_len + len(new) >= request.max_tokens:
+                raise ValueError(f"request {request.id!r} goes on after its max_tokens of {request.max_tokens}")
+        if not 0 <= outcome.accepted <= outcome.proposed:
+            raise ValueError(f"request {request.id!r}: {outcome.accepted} of {outcome.proposed} draft tokens accepted")
+
 
 @dataclass(frozen=True, slots=True)
 class Lookahead:
@@ -58,16 +69,33 @@ class Lookahead:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """One step, and who had to make room for it.
+class Transfer:
+    """Whole pages of one request to be moved, device page `device[i]` from or to host page `host[i]`."""
 
-    `preempted` requests lost their pages (they will be recomputed); `paused` ones lost their seat to others that go
-    before them and keep their pages. One that lost first the seat and then the pages is in both.
+    request: Request
+    device: tuple[int, ...]
+    host: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step, what is moved before it, and who had to make room for it.
+
+    First all offloads read the device as the step before left it, then uploads write, then the step runs. So pages that
+    are offloaded may be others' in this very step, and uploaded ones may be read by it; host pages of an upload are
+    offloaded to in later plans only. Transfers are carried out where there is no work, too.
+
+    `preempted` requests lost their device pages, to the host or for good (then they will be recomputed); `paused` ones
+    lost their seat to others that go before them and keep their pages. One that lost first the seat and then the pages
+    is in both.
     """
 
     work: tuple[Work, ...]
     preempted: tuple[Request, ...] = ()
     paused: tuple[Request, ...] = ()
+    #: Device pages to host pages, and host pages to device pages.
+    offload: tuple[Transfer, ...] = ()
+    upload: tuple[Transfer, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -62,6 +62,17 @@ class LapsSdSettings(Section):
         return self
 
 
+class AliseSettings(Section):
+    """ALISE §3.1: queues by estimated remaining execution time. Its aging is `aging_ms`."""
+
+    #: Priority queues.
+    queues: int = Field(default=16, ge=1, le=64)
+    #: Most remaining time of a request in the first queue.
+    first_threshold_ms: PositiveFloat = 500.0
+    #: How many times as much remaining time each queue holds as the one above it.
+    growth: float = Field(default=1.5, gt=1, le=100)
+
+
 class RetrievalSettings(Section):
     """ALISE §3.1: answers to similar prompts say how long this one will be."""
 
@@ -81,7 +92,7 @@ class PolicyConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     #: Who goes first.
-    order: Literal["fcfs", "sjf", "pairwise", "priority", "las", "laps_sd"] = "fcfs"
+    order: Literal["fcfs", "sjf", "pairwise", "priority", "las", "laps_sd", "alise"] = "fcfs"
     #: Who says how many tokens a request will write. The oracles need its true length, or else take its max_tokens;
     #: proxy and retrieval read its prompt, and tell when it may be running already.
     predictor: Literal["none", "oracle", "noisy_oracle", "proxy", "retrieval"] = "none"
@@ -103,10 +114,15 @@ class PolicyConfig(BaseModel):
     pairwise: PairwiseSettings = PairwiseSettings()
     las: LasSettings = LasSettings()
     laps_sd: LapsSdSettings = LapsSdSettings()
+    alise: AliseSettings = AliseSettings()
+    #: What becomes of KV for which there is no room. defer: nobody is let in who might need another's pages. recompute:
+    #: it is given up and computed anew later. swap: it is moved to the host ahead of need and back ahead of its turn,
+    #: and given up where the host is full. auto: whichever is faster by measured costs; without host pages, recompute.
+    memory: Literal["auto", "defer", "recompute", "swap"] = "auto"
 
     @model_validator(mode="after")
     def _batches_run_to_their_end(self) -> Self:
-        preempts = self.order in ("las", "laps_sd") or (self.order == "priority" and self.priority.preemptive)
+        preempts = self.order in ("las", "laps_sd", "alise") or (self.order == "priority" and self.priority.preemptive)
         if self.batching == "dynamic" and preempts:
             raise ValueError(f"batching: dynamic runs a batch to its end, but order: {self.order} preempts")
         return self

@@ -11,6 +11,8 @@ class State(Enum):
     RUNNING = "running"
     #: Waiting for its turn with its pages: others go before it.
     PAUSED = "paused"
+    #: Waiting with its KV on the host.
+    SWAPPED = "swapped"
     FINISHED = "finished"
 
 
@@ -45,14 +47,18 @@ class Request:
     state: State = State.WAITING
     computed: int = 0
     pages: list[int] = field(default_factory=list)
+    #: Host pages that hold the KV of its `computed` tokens while it is swapped out.
+    host_pages: list[int] = field(default_factory=list)
     #: Prefix-cache keys of the leading full pages of `tokens`; they stay true when the request is preempted.
     page_keys: list[bytes] = field(default_factory=list)
     #: How many of `pages` came from the prefix cache or have been offered to it.
     registered: int = 0
     #: Prompt tokens that the prefix cache spared at the first admission.
     cached_tokens: int = 0
-    #: Times it lost its pages, times it lost only its seat, and tokens computed again for lack of pages.
+    #: Times it lost its pages, to the host (swaps) or for good, times it lost only its seat, and tokens computed again
+    #: for lack of pages.
     preemptions: int = 0
+    swaps: int = 0
     switches: int = 0
     recomputed: int = 0
     #: Tokens whose KV it had when it lost its pages, until a new token shows that it is past them.

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from jaxspec.sched import batching, order, predict
+from jaxspec.sched import batching, memory, order, predict
 from jaxspec.sched.budget import Budget
 from jaxspec.sched.config import SchedulerConfig
-from jaxspec.sched.memory import Memory
+from jaxspec.sched.memory.ewt import arrange
 from jaxspec.sched.pages import PagePool
 from jaxspec.sched.plan import Lookahead, Outcome, Plan, Work
 from jaxspec.sched.queue import Queue
 from jaxspec.sched.request import Request, State
+from jaxspec.sched.runtime import Runtime
 
 NO_DRAFTS = Lookahead()
 
@@ -23,16 +24,18 @@ class QueueFull(RuntimeError):
 
 
 class Scheduler:
-    """Steps with chunked prefill, admission by free pages, preemption by recompute; the policy's slots say who is next.
+    """Steps with chunked prefill, admission by free pages, preemption; the policy's slots say who is next.
 
     A request holds pages for all its known tokens from its admission on, so only decoding asks for more. When none is
-    free, a request gives its pages up and is computed anew later: a paused one if there is any, else the running one
-    admitted last. The first admitted is never touched as long as others run, and alone it fits (`add` sees to that): so
-    it ends, and the next one is first.
+    free, a request gives its pages up: a paused one if there is any, else the running one admitted last. Its KV goes to
+    the host and comes back, or is computed anew, as the memory has it; with `memory: defer` it never comes to that. The
+    first admitted is never touched as long as others run, and alone it fits (`add` sees to that): so it ends, and the
+    next one is first.
 
     Where the order preempts, requests that wait take the seats of running ones that come after them. Those are paused:
     they keep their pages while nobody needs them. Memory then is taken from the last in order. A request that has lost
-    its pages keeps its next seat until it has written a token: so what is computed again is never all for nothing.
+    its pages keeps its next seat until it has written a token: so what is computed again is never all for nothing. One
+    whose KV is on the host gets it back in a step of the others, before its turn, and its seat in the next.
 
     `plan` and `update` alternate; `add`, `cancel` and `predicted` may come at any time between them. None looks at all
     that wait: O(n log n) for the n that run, and O(n + log w) for each that changes its state, with w waiting.
@@ -41,15 +44,17 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
         self.config = config
         self.pool = pool
-        self.order = order.build(config.policy)
+        self.runtime = Runtime(config.costs)
+        self.order = order.build(config.policy, self.runtime)
         self._aging: order.Aging | None = None
-        self._aging_seconds = 0.0
+        self._aging_seconds: float | None = None
         if config.policy.aging_ms is not None:
             self.order = self._aging = order.Aging(self.order)
             self._aging_seconds = config.policy.aging_ms / 1000
         self._batching = batching.build(config.policy, config.max_num_seqs)
         self._predictor = predict.build(config.policy)
-        self._memory = Memory(pool)
+        self._memory = memory.build(config, pool)
+        self._learns = self._memory.swaps or config.policy.order == "alise"
         #: All that don't run, paused ones included.
         self.waiting = Queue(self.order.key)
         #: In the order of admission.
@@ -57,6 +62,8 @@ class Scheduler:
         #: Times that a request lost its pages, and times that one lost only its seat.
         self.num_preemptions = 0
         self.num_switches = 0
+        #: Of the former, those in which its KV went to the host.
+        self.num_swaps = 0
         #: What preemptions have cost so far: tokens computed again, and their share of the steps' seconds.
         self.recomputed_tokens = 0
         self.recompute_seconds = 0.0
@@ -77,6 +84,16 @@ class Scheduler:
         return self.waiting.num_paused
 
     @property
+    def num_swapped(self) -> int:
+        """Waiting requests whose KV is on the host."""
+        return self.waiting.num_swapped
+
+    @property
+    def host_usage(self) -> float:
+        """Fraction of the host pages that hold KV."""
+        return self._memory.host_usage
+
+    @property
     def num_running(self) -> int:
         return len(self.running)
 
@@ -88,22 +105,15 @@ class Scheduler:
 
     def add(self, request: Request, now: float) -> None:
         """Queue a new request. Raises `ValueError` if it could never run to its end, `QueueFull` if too many wait."""
-        longest = request.prompt_len + request.max_tokens
         if request.id in self._requests:
             raise ValueError(f"request {request.id!r} is already here")
-        if request.prompt_len < 1 or request.prompt_len != len(request.tokens) or request.max_tokens < 1:
-            raise ValueError("a request starts with a prompt of at least one token and asks for at least one more")
-        if longest > self.config.max_model_len:
-            raise ValueError(f"prompt and max_tokens are {longest} tokens, the limit is {self.config.max_model_len}")
-        if self.pool.pages_for(longest) > self.pool.num_pages:
-            room = self.pool.num_pages * self.pool.page_size
-            raise ValueError(f"prompt and max_tokens are {longest} tokens, the KV pool holds {room}")
+        self.config.check(request, self.pool)
         if self.config.max_waiting is not None and len(self.waiting) >= self.config.max_waiting:
             raise QueueFull(f"{len(self.waiting)} requests are waiting")
         if request.predicted_len is None:
             request.predicted_len = self._predictor.predict(request)
         else:
-            _check_length(request.predicted_len)
+            predict.check(request.predicted_len)
         if request.predicted_len is not None:
             request.first_prediction = min(request.predicted_len, request.max_tokens)
         request.number = next(self._numbers)
@@ -124,7 +134,7 @@ class Scheduler:
 
         Raises `ValueError` unless it is positive.
         """
-        _check_length(length)
+        predict.check(length)
         if (request := self._requests.get(request_id)) is None:
             return False
         if request.first_prediction is None:
@@ -140,9 +150,10 @@ class Scheduler:
             raise ValueError("not the plan in flight")
         if len(outcomes) != len(plan.work):
             raise ValueError(f"{len(outcomes)} outcomes for {len(plan.work)} pieces of work")
-        recomputed = 0
+        if self._learns:
+            self.runtime.observe(plan, outcomes, seconds)
+        recomputed = sum(work.recomputes for work in plan.work)
         for work, outcome in zip(plan.work, outcomes, strict=True):
-            recomputed += work.recomputes
             if work.request.state is State.RUNNING:  # else it was cancelled meanwhile
                 self._advance(work, outcome, seconds)
         if recomputed:
@@ -164,38 +175,46 @@ class Scheduler:
         """
         if self._in_flight is not None:
             raise RuntimeError("the last plan has not been answered by update()")
+        self._memory.begin()
         budget = Budget(self.config)
         work: list[Work] = []
         preempted: list[Request] = []
         paused: list[Request] = []
+        ahead: list[Request] = []
 
-        if self._aging is not None:
+        if self._aging is not None and self._aging_seconds is not None:
             for request in self.waiting.overdue(self._aging_seconds, now):
                 self._aging.promote(request)
                 self.waiting.move(request)
         if self.order.preemptive:
             self._switch(now, paused, preempted)
+        if self._memory.swaps and (self.waiting.num_swapped or self.waiting.num_paused):
+            self._swap(now, ahead, preempted)
 
         for request in self._service():
             if self._reserve(request, now, preempted) and (share := budget.take(request)):
                 work.append(share)
 
-        # Nobody is admitted in a step that ran out of pages: so a plan's preempted requests are never in its work.
-        while budget and not preempted and (request := self._admit(now, preempted)):
+        # Nobody is admitted in a step that ran out of pages: so a plan's preempted requests are never in its work. Only
+        # where nobody is left in it, the one for whom they were taken is let in.
+        while budget and not (preempted and work):
+            if (request := self._next()) is None or request in paused or request in ahead:
+                break
+            if not self._admit(request, now, preempted, alone=not work):
+                break
             if share := budget.take(request):
                 work.append(share)
 
         if lookahead.drafts and lookahead.levels:
             budget.allow_drafts(work, lookahead, self._memory)
-        plan = Plan(tuple(work), tuple(preempted), tuple(paused))
+        plan = Plan(tuple(work), (*ahead, *preempted), tuple(paused), *self._memory.transfers())
         self._in_flight = plan if work else None
         return plan
 
     def _service(self) -> list[Request]:
         """The running requests in the order in which a step is filled: decoding is never delayed by prefill."""
-        if self.order.preemptive:
-            return sorted(self.running, key=lambda request: (not request.decoding, self._rank(request)))
-        return sorted(self.running, key=lambda request: not request.decoding)
+        rank = self._rank if self.order.preemptive else lambda _: 0
+        return sorted(self.running, key=lambda request: (not request.decoding, rank(request)))
 
     def _switch(self, now: float, paused: list[Request], preempted: list[Request]) -> None:
         """Seat waiting requests in place of running ones that come after them, as far as the step has tokens for them.
@@ -207,13 +226,18 @@ class Scheduler:
         key, tokens = self.order.key, self.config.max_num_batched_tokens
         rivals = [(key(r), r.number, r) for r in self.running if r.lost is None and self.order.yields(r)]
         rivals.sort(key=lambda rival: rival[:2])
-        while not preempted and (head := self.waiting.first()) is not None:
+        while not preempted and (head := self._next()) is not None:
             after = [r for place, _, r in rivals if key(head) < place]
             load = sum(r.remaining_known for r in self.running)
             if not after or load - sum(r.remaining_known for r in after if not r.decoding) >= tokens:
                 return
             lacking = self._memory.missing(head) - self.pool.num_free - self.waiting.paused_pages + len(head.pages)
-            if self._seats(now) > 0:
+            swapped = head.state is State.SWAPPED
+            if swapped:
+                lacking += len(self.running)
+                if lacking <= 0:
+                    return  # `_swap` brings it in while the others go on, and it competes for a seat after that
+            elif self._seats(now) > 0:
                 if lacking <= 0 and load < tokens:
                     return
                 if self._enter(head, now, preempted):
@@ -223,28 +247,64 @@ class Scheduler:
             rivals.pop()
             self._pause(after[-1], now)
             paused.append(after[-1])
-            self._enter(head, now, preempted)
+            if not swapped:
+                self._enter(head, now, preempted)
+
+    def _swap(self, now: float, ahead: list[Request], preempted: list[Request]) -> None:
+        """Move KV to the host ahead of need, and in from there ahead of its request's turn (ALISE's Algorithm 2)."""
+        coming, going = arrange(
+            self.running, self.waiting, self._memory, self.order.key, self.runtime, self._seats(now),
+            self._aging_seconds, self.config.costs, now,
+        )  # fmt: skip
+        spare = len(self.running)  # pages by which they may grow in this step
+        for request in going:
+            if self._memory.worth(request):  # else it keeps its pages as long as it can
+                self._preempt(request, now, ahead)
+        for request in coming:
+            if request is self.waiting.first():
+                came = self._make_room(request, spare, now, preempted)
+            else:
+                came = self._memory.missing(request) + spare <= self.pool.num_free and self._memory.enter(request)
+            if not came:
+                return
+            self.waiting.change(request, State.PAUSED)
 
     def _seats(self, now: float) -> int:
         return self._batching.seats(len(self.running), len(self.waiting), self.waiting.oldest, now)
 
-    def _admit(self, now: float, preempted: list[Request]) -> Request | None:
-        """Let the first waiting request run; None if none waits or its seat or pages are not free."""
-        if self._seats(now) < 1 or (request := self.waiting.first()) is None:
-            return None
-        return request if self._enter(request, now, preempted) else None
+    def _next(self) -> Request | None:
+        """The first waiting request; where there is no room for its KV beside others', the first that has its own."""
+        head = self.waiting.first()
+        if head is None or head.state is State.PAUSED or self._memory.fits(head):
+            return head
+        return self.waiting.first_paused()
 
-    def _enter(self, request: Request, now: float, preempted: list[Request]) -> bool:
-        """Seat the first request in line if there are pages for it, those of paused ones included."""
-        kept = request.state is State.PAUSED
-        while not (self._memory.grow(request) if kept else self._memory.enter(request)):
-            last = self.waiting.last_paused()
+    def _admit(self, request: Request, now: float, preempted: list[Request], alone: bool) -> bool:
+        """Let a waiting request run; False if its seat or pages are not free or, unless it is `alone` in the step, its
+        KV is still on the host or just coming from there."""
+        away = request.state is State.SWAPPED or self._memory.arriving(request)
+        if self._seats(now) < 1 or (away and not alone):
+            return False
+        return self._enter(request, now, preempted)
+
+    def _make_room(self, request: Request, spare: int, now: float, preempted: list[Request]) -> bool:
+        """See that a waiting request has its pages, those of paused ones included, and `spare` are left."""
+        memory = self._memory
+        get = memory.grow if request.state is State.PAUSED else memory.enter
+        while (spare and memory.missing(request) + spare > self.pool.num_free) or not get(request):
+            last = self.waiting.last_paused() if memory.takes else None
             if last is None or last is request:
                 return False
-            if self._memory.missing(request) > self.pool.num_free + self.waiting.paused_pages - len(request.pages):
+            free = self.pool.num_free + self.waiting.paused_pages - len(request.pages)
+            if memory.missing(request) + spare > free:
                 return False  # all of theirs would not do
-            self._preempt(last, now)
-            preempted.append(last)
+            self._preempt(last, now, preempted)
+        return True
+
+    def _enter(self, request: Request, now: float, preempted: list[Request]) -> bool:
+        """Seat the next request in line if there are pages for it."""
+        if not self._make_room(request, 0, now, preempted):
+            return False
         if request.first_scheduled is None:
             request.first_scheduled = now
             request.cached_tokens = request.computed
@@ -262,16 +322,12 @@ class Scheduler:
         while request.state is State.RUNNING:
             if self._memory.grow(request):
                 return True
-            victim = self.waiting.last_paused() or self._last_running()
-            self._preempt(victim, now)
-            preempted.append(victim)
+            self._preempt(self.waiting.last_paused() or self._last_running(), now, preempted)
         return False
 
     def _last_running(self) -> Request:
         """The running request that loses its pages first: it has the least to lose, or comes last in order."""
-        if not self.order.preemptive:
-            return self.running[-1]
-        return max(self.running, key=self._rank)
+        return max(self.running, key=self._rank) if self.order.preemptive else self.running[-1]
 
     def _rank(self, request: Request) -> tuple[bool, Any, int]:
         """Where a running request stands among the running: those that keep their seats come before the others."""
@@ -283,13 +339,7 @@ class Scheduler:
         request, new = work.request, outcome.tokens
         # Of the new tokens all but the last were drafts: their KV is committed along with that of the known ones.
         computed = work.start + work.count + max(0, len(new) - 1)
-        if outcome.finish_reason is None:
-            if bool(new) != work.samples:
-                raise ValueError(f"request {request.id!r}: {len(new)} tokens from work that samples: {work.samples}")
-            if request.output_len + len(new) >= request.max_tokens:
-                raise ValueError(f"request {request.id!r} goes on after its max_tokens of {request.max_tokens}")
-        if not 0 <= outcome.accepted <= outcome.proposed:
-            raise ValueError(f"request {request.id!r}: {outcome.accepted} of {outcome.proposed} draft tokens accepted")
+        work.check(outcome)
         if computed > len(request.pages) * self.pool.page_size:
             raise ValueError(f"request {request.id!r}: more KV committed than its pages hold")
         round_of_drafts = request.decoding
@@ -316,21 +366,27 @@ class Scheduler:
         self.num_switches += 1
         self.waiting.push(request, now)
 
-    def _preempt(self, request: Request, now: float) -> None:
+    def _preempt(self, request: Request, now: float, preempted: list[Request]) -> None:
         """Take a running or paused request's pages. Full ones stay findable until somebody needs them."""
-        request.lost = max(request.lost or 0, request.computed)
-        running = request.state is State.RUNNING
+        preempted.append(request)
+        computed, came, running = request.computed, self._memory.arriving(request), request.state is State.RUNNING
         if running:
             self.running.remove(request)
             self._batching.sent_back()
-        else:
-            self.waiting.unpause(request)
-        self._memory.leave(request)
-        request.state = State.WAITING
+        swapped = self._memory.evict(request)
+        state = State.SWAPPED if swapped else State.WAITING
         if running:
+            request.state = state
             self.waiting.push(request, now)
+        else:
+            self.waiting.change(request, state)
+        if came:
+            return  # it has not left the host
+        if not swapped:
+            request.lost = max(request.lost or 0, computed)
         request.preemptions += 1
         self.num_preemptions += 1
+        self.num_swaps += swapped
 
     def _finish(self, request: Request) -> None:
         del self._requests[request.id]
@@ -341,8 +397,3 @@ class Scheduler:
         self._memory.leave(request)
         self.order.forget(request)
         request.state = State.FINISHED
-
-
-def _check_length(predicted: float) -> None:
-    if not predicted > 0:
-        raise ValueError(f"a predicted length is a positive number of tokens, not {predicted}")

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxspec.sched.acceptance import Acceptance
 from jaxspec.sched.cost import Cost, StepLoad
+from jaxspec.sched.link import Link
 from jaxspec.sched.plan import Lookahead, Outcome, Plan
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import Scheduler
@@ -29,7 +30,7 @@ class Served:
     first_scheduled: np.ndarray
     first_token: np.ndarray
     finished: np.ndarray
-    #: How often it lost its pages and was computed anew.
+    #: How often it lost its pages, to the host or to be computed anew.
     preemptions: np.ndarray
     #: Draft tokens verified and accepted, and the rounds that verified some.
     drafted: np.ndarray
@@ -40,6 +41,12 @@ class Served:
     pauses: int
     #: Seconds in which a step ran.
     busy: float
+    #: How often KV went to the host, over all, pages moved there and back, and seconds for which steps waited for them.
+    swaps: int = 0
+    moved: int = 0
+    stalled: float = 0.0
+    #: Tokens computed again.
+    recomputed: int = 0
 
     @property
     def jct(self) -> np.ndarray:
@@ -69,8 +76,9 @@ class Simulation:
     """Serves `workload` with `scheduler`, which must be empty.
 
     Each decoding request drafts a chain of `draft_length` tokens a round, `acceptance` says how many are right; 0: no
-    drafting. Requests ask for just as many tokens as they will write. One that is paused has its KV moved out,
-    and in again when it goes on; what a preempted one computes again shows in its later work.
+    drafting. Requests ask for just as many tokens as they will write. What a preempted one computes again shows in its
+    later work, and what is moved to the host takes the time that the scheduler's costs say, beside the steps. Where the
+    cost model knows a price of switching, one that is paused has its KV moved out, and in again when it goes on.
     """
 
     def __init__(
@@ -92,7 +100,9 @@ class Simulation:
         self._first_scheduled, self._first_token, self._finished = ([nan] * n for _ in range(3))
         self._preemptions, self._drafted, self._accepted, self._rounds = ([0] * n for _ in range(4))
         self._steps = self._pauses = 0
-        self._busy = 0.0
+        self._busy = self._stalled = 0.0
+        costs = scheduler.config.costs
+        self._link = Link(costs) if scheduler.config.host_pages and costs is not None else None
         self._away: set[str] = set()
         self._outcomes: dict[tuple[int, int, int, bool], Outcome] = {}
 
@@ -108,13 +118,19 @@ class Simulation:
                 scheduler.add(self._request(coming, input_len[coming], arrival[coming], predicted[coming]), now)
                 coming += 1
             plan = scheduler.plan(now, self._lookahead())
+            if self._link is not None:
+                self._link.start(plan, now)
             if not plan.work:
-                if plan.preempted or plan.paused:
+                if plan.preempted or plan.paused or plan.upload:
                     continue  # room was made: the next plan has work, as the engine's next turn would
                 now = self._next_event(now, arrival[coming] if coming < n else None)
                 continue
             self._pauses += len(plan.paused)
             seconds, service = self._time(plan)
+            if self._link is not None:
+                begin = self._link.ready(plan, now)
+                self._stalled += begin - now
+                now = begin
             now += seconds
             self._steps += 1
             self._busy += seconds
@@ -126,7 +142,8 @@ class Simulation:
         return Served(
             workload, as_float(self._first_scheduled), as_float(self._first_token), as_float(self._finished),
             as_int(self._preemptions), as_int(self._drafted), as_int(self._accepted), as_int(self._rounds),
-            self._steps, self._pauses, self._busy,
+            self._steps, self._pauses, self._busy, scheduler.num_swaps, self._link.moved if self._link else 0,
+            self._stalled, scheduler.recomputed_tokens,
         )  # fmt: skip
 
     def _request(self, i: int, input_len: int, arrival: float, predicted: float) -> Request:

@@ -23,6 +23,11 @@ class Waits:
                 return next(iter(line.values()))[0]
         return None
 
+    def __iter__(self) -> Iterator[tuple[float, Request]]:
+        """(when the wait began, request)."""
+        for line in (self._old, self._young):
+            yield from line.values()
+
     def begin(self, request: Request, now: float) -> None:
         self._young[request.id] = (now, request)
 

@@ -79,6 +79,7 @@ class FakeEngine:
         max_model_len: int = 512,
         draft: Sequence[str] = (),
         predicted: float | None = None,
+        kv_quantized: bool = False,
     ) -> None:
         self.tokenizer = ByteTokenizer()
         self.model_name = "fake"
@@ -90,6 +91,8 @@ class FakeEngine:
         self.step = step
         #: Output tokens as predicted for every request.
         self.predicted = predicted
+        #: What every answer says of its KV.
+        self.kv_quantized = kv_quantized
         self.failure: str | None = None
         self.observers: list[Callable[[RequestMetrics, str], None]] = []
         self.token_observers: list[Callable[[float, int], None]] = []
@@ -151,6 +154,7 @@ class FakeEngine:
                 raise QueueFull("too many requests are waiting")
             id = request_id or str(len(self.submitted))
             metrics = RequestMetrics(time.monotonic(), prompt_tokens=len(prompt_ids), predicted_tokens=self.predicted)
+            metrics.kv_quantized = self.kv_quantized
             self.submitted.append(params)
             recital = _Recital(
                 id, list(prompt_ids), params, params.max_tokens or 16, on_output, stream, metrics, params.seed or 0

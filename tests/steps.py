@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxspec.sched import Outcome, PagePool, Plan, PolicyConfig, Request, Scheduler, SchedulerConfig
+from jaxspec.sched import Outcome, PagePool, Plan, PolicyConfig, Request, Scheduler, SchedulerConfig, SwapCosts
 from jaxspec.sched.plan import Lookahead
 
 
 class Steps:
     """Requests have one-token prompts unless said otherwise, and share no prefix. The clock stands in `now`."""
 
-    def __init__(self, seqs: int = 1, pages: int = 256, page: int = 4, tokens: int = 64, **policy: Any) -> None:
-        config = SchedulerConfig(seqs, tokens, 400, None, 64, PolicyConfig(**policy))
+    def __init__(
+        self,
+        seqs: int = 1,
+        pages: int = 256,
+        page: int = 4,
+        tokens: int = 64,
+        host: int = 0,
+        exact: bool = True,
+        costs: SwapCosts | None = None,
+        **policy: Any,
+    ) -> None:
+        config = SchedulerConfig(seqs, tokens, 400, None, 64, PolicyConfig(**policy), host, exact, costs)
         self.scheduler = Scheduler(config, PagePool(pages, page))
         self.requests: dict[str, Request] = {}
         self.done: dict[str, float] = {}  # when each request ended

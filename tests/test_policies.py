@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -15,8 +15,8 @@ from jaxspec.sched import PagePool, Plan, PolicyConfig, Request, Scheduler, Sche
 from jaxspec.sched.plan import Lookahead
 from paged import STEMS, Device, Job, jobs, solo
 
-ORDERS = ("fcfs", "sjf", "pairwise", "priority", "las", "laps_sd")
-PREEMPTIVE = ("priority", "las", "laps_sd")
+ORDERS = ("fcfs", "sjf", "pairwise", "priority", "las", "laps_sd", "alise")
+PREEMPTIVE = ("priority", "las", "laps_sd", "alise")
 
 
 @st.composite
@@ -43,6 +43,7 @@ def policies(draw: st.DrawFn, **fixed: Any) -> PolicyConfig:
                 "tolerance": draw(st.sampled_from([0.01, 0.3, 2.0])),
                 "unknown": draw(st.sampled_from(["fcfs", "typical"])),
             },
+            "alise": {"queues": draw(st.integers(1, 6)), "first_threshold_ms": draw(few)},
         }
         | fixed
     )
@@ -62,6 +63,8 @@ def schedulers(draw: st.DrawFn, longest: int, policy: PolicyConfig) -> Scheduler
 class Drive:
     """Steps a scheduler and a device through jobs and holds every plan against the promises."""
 
+    device_kind: ClassVar[type[Device]] = Device
+
     scheduler: Scheduler
     jobs: list[Job]
     random: Random
@@ -70,7 +73,7 @@ class Drive:
     log: list[Any] = field(default_factory=list)
 
     def run(self) -> None:
-        self.device = Device(self.scheduler.pool.page_size, self.random)
+        self.device = self.device_kind(self.scheduler.pool.page_size, self.random)
         now, patience = 0, 100 + sum(60 * (len(job.prompt) + job.max_tokens) for job in self.jobs)
         while now <= 45 or self.scheduler.has_work:
             assert now < patience, "no end"
@@ -224,7 +227,13 @@ def test_the_properties_meet_switches_and_lost_pages(order: str):
             for _ in range(12)
         ]
         policy = PolicyConfig.model_validate(
-            {"order": order, "las": {"quantum_ms": 1000}, "laps_sd": {"first_threshold_ms": 1500, "window": 3}}
+            {
+                "order": order,
+                "las": {"quantum_ms": 1000},
+                "laps_sd": {"first_threshold_ms": 1500, "window": 3},
+                "predictor": "noisy_oracle",
+                "alise": {"first_threshold_ms": 1500},
+            }
         )
         drive = Drive(Scheduler(SchedulerConfig(3, 8, 40, None, 4, policy), PagePool(10, 4)), jobs, random)
         drive.run()

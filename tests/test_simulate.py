@@ -67,6 +67,16 @@ def test_policies_come_from_presets_and_predictions_from_columns(tmp_path, lengt
     assert mean["b"] == mean["o"]
 
 
+def test_swapping_takes_pages_of_the_host_and_time_to_move_them(tmp_path, lengths):
+    common = ["--burst", "--num-requests", "60", "--lengths", lengths, "--cost", "opt-13b-v100", "--set", "order=alise"]
+    common += ["--set", "predictor=noisy_oracle", "--set", "kv_cache_tokens=256", "--set", "page_size=16"]
+    plain = simulate(tmp_path, *common)["extra"]
+    swapped = simulate(tmp_path, *common, "--host-pages", "500", "--swap-page-ms", "0.1")["extra"]
+    assert plain["swaps"] == swapped["recomputed_tokens"] == 0 < plain["recomputed_tokens"] and swapped["swaps"] > 0
+    slow = simulate(tmp_path, *common, "--host-pages", "500", "--swap-page-ms", "90", "--set", "memory=swap")["extra"]
+    assert swapped["swap_wait_s"] < slow["swap_wait_s"]
+
+
 def test_drafting_is_reported_and_saves_steps(tmp_path, lengths):
     plain = simulate(tmp_path, "--request-rate", "1", "--num-requests", "50", "--lengths", lengths)
     options = ["--draft-length", "3", "--acceptance", "0.8", "--cost", "v100-opt-1.3b"]

@@ -135,5 +135,6 @@ def add_engine_numbers(report: Report, before: EngineStats, after: EngineStats) 
     report.extra |= {
         "steps": after.steps,
         "preemptions": after.preemptions - before.preemptions,
+        "swaps": after.swaps - before.swaps,
         "prefix_hit_tokens": after.prefix_hits - before.prefix_hits,
     }

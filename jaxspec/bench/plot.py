@@ -59,15 +59,16 @@ def curves(
     panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
     x_label: str,
     y_label: str,
+    top: float | None = None,
 ) -> None:
-    """A panel for every title, in it a line for every name; axes begin at 0. Raises `BenchError`."""
+    """A panel for every title, in it a line for every name; axes begin at 0, and end at `top`. Raises `BenchError`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(0.5 + 3.2 * len(panels), 3), layout="constrained")
     for axes, (title, series) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for name, points in series.items():
             axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
-        axes.set(title=title, xlabel=x_label, ylim=(0, None))
+        axes.set(title=title, xlabel=x_label, ylim=(0, top))
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     figure.supylabel(y_label)

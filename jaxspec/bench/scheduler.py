@@ -21,7 +21,7 @@ from jaxspec.bench.errors import BenchError
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.sched import Outcome, PagePool, PolicyConfig, Request, Scheduler, SchedulerConfig, Work
 
-ORDERS = ("fcfs", "sjf", "pairwise", "priority", "las", "laps_sd")
+ORDERS = ("fcfs", "sjf", "pairwise", "priority", "las", "laps_sd", "alise")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--waiting", type=options.count, default=10_000, metavar="N", help="default: 10000")
     parser.add_argument("--running", type=options.count, default=64, metavar="N", help="default: 64")
     parser.add_argument("--iterations", type=options.count, default=2000, metavar="N", help="default: 2000")
+    parser.add_argument(
+        "--pages", type=options.count, metavar="N", help="of 32 tokens (default: 16 for each that runs)"
+    )
+    parser.add_argument("--host-pages", type=options.count, default=0, metavar="N", help="to swap to (default: none)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE")
 
@@ -38,7 +42,9 @@ def run(args: argparse.Namespace) -> int:
     policies = _policies(args.presets)
     with options.progress("policies", len(policies)) as advance:
         for name, policy in policies.items():
-            rows[name] = measure(policy, args.waiting, args.running, args.iterations, args.seed)
+            rows[name] = measure(
+                policy, args.waiting, args.running, args.iterations, args.seed, args.pages, args.host_pages
+            )
             advance()
     table = Table("policy", *next(iter(rows.values())), title=f"{args.waiting} waiting, {args.running} running")
     for name, row in rows.items():
@@ -61,11 +67,19 @@ def _policies(presets: list[str]) -> dict[str, PolicyConfig]:
     return {n: p.model_copy(update=known) if p.predictor in ("proxy", "retrieval") else p for n, p in policies.items()}
 
 
-def measure(policy: PolicyConfig, waiting: int, running: int, iterations: int, seed: int = 0) -> dict[str, float]:
+def measure(
+    policy: PolicyConfig,
+    waiting: int,
+    running: int,
+    iterations: int,
+    seed: int = 0,
+    pages: int | None = None,
+    host_pages: int = 0,
+) -> dict[str, float]:
     """CPU milliseconds of an iteration's decisions, and what was decided. The first tenth is a warm-up, left out."""
     draw = random.Random(seed)
-    config = SchedulerConfig(running, 4 * running, 1024, None, 8 * running, policy)
-    scheduler = Scheduler(config, PagePool(16 * running, 32))
+    config = SchedulerConfig(running, 4 * running, 1024, None, 8 * running, policy, host_pages)
+    scheduler = Scheduler(config, PagePool(pages or 16 * running, 32))
     coming = _requests(draw)
     now = 0.0
     for _ in range(waiting + running):
@@ -91,6 +105,7 @@ def measure(policy: PolicyConfig, waiting: int, running: int, iterations: int, s
         "max ms": max(times),
         "switches": scheduler.num_switches,
         "preemptions": scheduler.num_preemptions,
+        "swaps": scheduler.num_swaps,
     }
 
 

@@ -19,14 +19,17 @@ from jaxspec.config import ConfigError, EngineConfig, parse_overrides
 from jaxspec.sched import arrivals
 from jaxspec.sched.acceptance import Sampled, load_process
 from jaxspec.sched.config import SchedulerConfig
-from jaxspec.sched.cost import load_cost
+from jaxspec.sched.cost import Cost, StepLoad, load_cost
 from jaxspec.sched.pages import PagePool
 from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.simulator import Served, Simulation, Stuck
+from jaxspec.sched.swapcosts import SwapCosts
 from jaxspec.sched.workload import Workload, join, read_lengths
 
 #: As of the engine (`jaxspec.step.lattice.choices`), whose module imports JAX.
 MIN_LOGIT_SLOTS = 64
+#: Prompt tokens of the step that says what a prompt token costs.
+FULL_STEP = 256
 #: Requests that are written one by one into the JSON file and drawn; of more, as many evenly spread ones.
 MOST_SAMPLES = 10_000
 
@@ -35,11 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     system = parser.add_argument_group("system")
     system.add_argument("--config", metavar="YAML", help="a preset: its limits and policies (default: the engine's)")
     system.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="may be given again")
-    scales = "ssjf, llama-7b-l20, v100-MODEL of SSJF's Table 1"
+    scales = "ssjf, llama-7b-l20, v100-MODEL of SSJF's Table 1, opt-{2.7b,6.7b,13b}-v100"
     system.add_argument("--cost", default="ssjf", metavar="NAME|JSON", help=f"{scales}, or a profile (default: ssjf)")
     system.add_argument("--draft-length", type=int, default=0, metavar="N", help="tokens drafted a round (default: 0)")
     drafts = "of each draft token: a rate, or a process fitted by jaxspec.bench record (default: 0.6)"
     system.add_argument("--acceptance", default="0.6", metavar="RATE|JSON", help=drafts)
+    system.add_argument("--host-pages", type=options.count, default=0, metavar="N", help="to swap to (default: none)")
+    each_way = "to move a page, each way (default: 1)"
+    system.add_argument("--swap-page-ms", type=options.positive, default=1.0, metavar="MS", help=each_way)
     when = parser.add_argument_group("arrivals")
     when.add_argument("--trace", metavar="CSV", help="columns arrival_s[, input_tokens, output_tokens]")
     when.add_argument("--request-rate", type=options.positive, metavar="R", help="a second; stretches a trace")
@@ -71,7 +77,7 @@ def run(args: argparse.Namespace) -> Report:
         _need_predictions(config, workload)
         if args.draft_length < 0:
             raise ValueError(f"--draft-length must not be negative, got {args.draft_length}")
-        scheduler = build_scheduler(config, workload)
+        scheduler = build_scheduler(config, workload, args.host_pages, swap_costs(cost, args.swap_page_ms / 1000))
         acceptance = Sampled(process, len(workload), for_drafts) if args.draft_length else None
         begin = time.perf_counter()
         with options.progress("percent of requests", 100) as advance:
@@ -104,7 +110,15 @@ def _need_predictions(config: EngineConfig, workload: Workload) -> None:
         )
 
 
-def build_scheduler(config: EngineConfig, workload: Workload) -> Scheduler:
+def swap_costs(cost: Cost, page: float) -> SwapCosts:
+    """What a scheduler knows of a cost model beforehand, with the seconds to move a page each way."""
+    load = StepLoad(FULL_STEP, starting=1)
+    return SwapCosts(page, page, cost.seconds(load) / FULL_STEP, cost.seconds(StepLoad(1)))
+
+
+def build_scheduler(
+    config: EngineConfig, workload: Workload, host_pages: int = 0, costs: SwapCosts | None = None
+) -> Scheduler:
     """The scheduler of a preset, with pages for its KV pool, or where it names none, for as many of the longest request
     as may run; nobody is refused, and prefixes are not cached. Raises ValueError, `ConfigError`."""
     longest = int((workload.input + workload.output).max()) if len(workload) else 1
@@ -113,7 +127,7 @@ def build_scheduler(config: EngineConfig, workload: Workload) -> Scheduler:
     pages = -(-(config.kv_cache_tokens or longest * config.max_num_seqs) // config.page_size)
     limits = SchedulerConfig(
         config.max_num_seqs, config.max_num_batched_tokens, max(longest, config.max_model_len or 0), None,
-        max(config.max_num_seqs, MIN_LOGIT_SLOTS), config.policy,
+        max(config.max_num_seqs, MIN_LOGIT_SLOTS), config.policy, host_pages, costs=costs,
     )  # fmt: skip
     return Scheduler(limits, PagePool(pages, config.page_size, prefix_caching=False))
 
@@ -153,6 +167,7 @@ def summarise(served: Served, given: dict[str, Any], slo: Any) -> Report:
         report.mean_accepted_length = 1 + int(served.accepted.sum()) / int(served.rounds.sum())
     report.extra = {
         "steps": served.steps, "preemptions": int(served.preemptions.sum()), "pauses": served.pauses,
+        "swaps": served.swaps, "swap_wait_s": served.stalled, "recomputed_tokens": served.recomputed,
         "busy_fraction": served.busy * per_second, "mean_jct_s": float(jct.mean()),
         "mean_queue_s": float((served.first_scheduled - work.arrival).mean()),
         "mean_normalised_latency_s": float((jct / work.output).mean()),

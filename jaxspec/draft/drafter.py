@@ -74,18 +74,24 @@ class NgramDrafter:
         self._indexes.pop(request.id, None)
 
 
+def _losses(request: Request) -> int:
+    """Times that a request lost its pages for good: what goes to the host takes the drafters' rows along."""
+    return request.preemptions - request.swaps
+
+
 class ModelDrafter:
     """A draft model on the device. Keeps each request's watermark: how many of its tokens the model has seen."""
 
     def __init__(self, runner: DraftRunner, clock: Callable[[], float], keep_profile: bool = True):
         self.name, self.widths, self.runner, self._clock = runner.name, runner.widths, runner, clock
-        self._seen: dict[str, tuple[int, int]] = {}  # id -> (preemptions at that time, tokens)
+        self._seen: dict[str, tuple[int, int]] = {}  # id -> (losses of its pages at that time, tokens)
         self._profile = runner.profile(keep_profile)
         self._scale = 1.0  # how much longer a round takes than its profile says: attention, the host's part
 
     def _watermark(self, request: Request) -> int:
-        preemptions, seen = self._seen.get(request.id, (0, 0))
-        return seen if preemptions == request.preemptions else 0  # its pages are others' now
+        lost, seen = self._seen.get(request.id, (0, 0))
+        # Pages lost for good are others' now. Those that went to the host held no more than the target's KV.
+        return min(seen, request.computed) if lost == _losses(request) else 0
 
     def behind(self, request: Request) -> int:
         return len(request.tokens) - self._watermark(request)
@@ -104,7 +110,7 @@ class ModelDrafter:
             pages = np.asarray(request.pages, np.int32)
             chains.append(Tree.chain(request.tokens[seen:end], seen, pages, choosing(request)))
             whose.append((i, end == len(request.tokens)))
-            self._seen[request.id] = (request.preemptions, end)
+            self._seen[request.id] = (_losses(request), end)
             room -= end - seen
         out: list[Candidates | None] = [None] * len(works)
         for (i, ready), candidates in zip(whose, self.runner.propose(chains, levels, width), strict=True):

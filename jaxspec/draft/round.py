@@ -57,7 +57,7 @@ def make_round(
         page_size = pool.keys.shape[-1]
         x = model.embed(batch.token, _features_before(model, features, batch, page_size))
         x, new = layers.run(model, x, pool, batch, ancestors(batch.subtree))
-        pool = layers.commit(pool, new, batch.slot, batch.known > 0, x)
+        pool = layers.commit(pool, new, batch, batch.known > 0, x)
         own = model.finish(x).at[batch.choice_node].get(mode="clip")  # [R, hidden]
         return _grow(model, pool, drawn, batch, own, layers, growth, depth, levels)
 

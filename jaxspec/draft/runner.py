@@ -59,9 +59,12 @@ class DraftRunner:
         self._config = config
         model = layers.drafter(config, weights, dtype)
         self._graph, self._treedef, self._leaves = split(model)
-        self._pool = Pool.zeros(config, num_pages, page_size, dtype)
+        self.pool = Pool.zeros(config, num_pages, page_size, dtype)
         self._blanks = Blanks(self.shapes)
         self._rounds: dict[tuple[BatchShape, int], Any] = {}
+
+    def overwritten(self, pages: Sequence[int]) -> None:
+        """Nothing is remembered of pages here; see `jaxspec.step.swap.Owner`."""
 
     @property
     def widths(self) -> list[int]:
@@ -76,7 +79,7 @@ class DraftRunner:
             buffer, levels = jax.ShapeDtypeStruct((shape.size,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
             with jax.default_matmul_precision("float32"):
                 lowered = jax.jit(fn, donate_argnums=(1, 2)).lower(
-                    self._leaves, self._pool, self._target.drawn, self._target.features, buffer, levels
+                    self._leaves, self.pool, self._target.drawn, self._target.features, buffer, levels
                 )
             self._rounds[shape, width] = lowered.compile()
 
@@ -96,7 +99,7 @@ class DraftRunner:
             return {name: median_seconds(partial(self._run_empty, *program)) for program, name in names.items()}
 
         sizes = [leaf.shape for leaf in self._leaves]
-        key = ("round", self._config, sizes, self.shapes, type(self._layers).__name__, self._pool.keys.dtype)
+        key = ("round", self._config, sizes, self.shapes, type(self._layers).__name__, self.pool.keys.dtype)
         listed = list(names.values())
         found = remembered(key, listed, measure) if keep else measure()
 
@@ -113,8 +116,8 @@ class DraftRunner:
 
     def _run(self, buffer: np.ndarray, shape: BatchShape, width: int, levels: int) -> jax.Array:
         t = self._target
-        self._pool, t.drawn, out = self._rounds[shape, width](
-            self._leaves, self._pool, t.drawn, t.features, buffer, np.int32(levels)
+        self.pool, t.drawn, out = self._rounds[shape, width](
+            self._leaves, self.pool, t.drawn, t.features, buffer, np.int32(levels)
         )
         return out
 

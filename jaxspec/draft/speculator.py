@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxspec.draft.drafter import ChoosingOf, Drafter
-from jaxspec.draft.runner import DEPTH
+from jaxspec.draft.drafter import ChoosingOf, Drafter, ModelDrafter
+from jaxspec.draft.runner import DEPTH, DraftRunner
 from jaxspec.sched.plan import Lookahead, Work
 from jaxspec.sched.request import Request
 from jaxspec.sched.speculation import Record, Speculation, Times, choose_nodes
@@ -49,6 +49,11 @@ class Speculator:
         ]
         self._records: dict[str, list[Record]] = {}
         self._asked: dict[str, _Asked] = {}
+
+    @property
+    def runners(self) -> list[DraftRunner]:
+        """Those of the drafters that are models: they have pools of their own."""
+        return [d.runner for d in self.drafters if isinstance(d, ModelDrafter)]
 
     def lookahead(self, running: Sequence[Request]) -> Lookahead:
         """How far the next step may draft for the requests that decode."""

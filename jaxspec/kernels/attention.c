@@ -9,8 +9,6 @@
 #include "kernel.h"
 
 #define MAX_ROWS 48  /* query rows of a piece of work */
-#define MAX_DIM 256  /* of a head */
-#define MAX_PAGE 128 /* positions of a page */
 #define CHUNK 32     /* nodes of the tree itself are read in pages of this many */
 #define NEVER -1e30f
 #ifdef __AVX512F__
@@ -24,6 +22,10 @@ typedef struct {
   float *out, *lse;
   const int32_t *position, *subtree, *first, *nodes, *committed, *table;
   int64_t heads, kv_heads, dim, page, table_width, trees, pages, window;
+  /* Of a quantised pool, instead of keys and values; else NULL. */
+  const uint8_t *key_codes, *value_codes;
+  const uint16_t *key_scale, *value_scale;
+  const int16_t *key_zero, *value_zero;
 } Attention;
 
 /* Scores [M, LANES * V] of M query rows against 16 V positions; keys lie [dim, page]. `ahead` is read soon. */
@@ -99,6 +101,8 @@ static v16 exponential(v16 x) {
 typedef struct {
   float q[MAX_ROWS * MAX_DIM], out[MAX_ROWS * MAX_DIM], s[MAX_ROWS * MAX_PAGE], keys[MAX_DIM * CHUNK];
   float peak[MAX_ROWS], total[MAX_ROWS], scale[MAX_ROWS];
+  const float *page_keys, *page_values;
+  _Alignas(64) float decoded[2 * MAX_DIM * MAX_PAGE]; /* last: only as much of it as a page needs is touched */
 } Scratch;
 
 /* Scores of all rows against positions 0 … width (rounded up to LANES) of a page, whose values lie from `values` on. */
@@ -147,6 +151,30 @@ static void hide(Scratch *x, int row, int low, int high) {
   for (int p = low; p < high; p++) x->s[row * MAX_PAGE + p] = NEVER;
 }
 
+/* Finds keys and values of head h in page number i of tree r, and has the next one fetched: pages lie anywhere, no
+   hardware would guess. */
+static void find_page(const Attention *a, Scratch *x, int64_t r, int64_t h, int64_t i) {
+  const int32_t *pages = a->table + r * a->table_width;
+  int64_t at = pages[i] * a->kv_heads + h, size = a->page * a->dim;
+  int64_t more = (i + 1) * a->page < a->committed[r], next = more ? pages[i + 1] * a->kv_heads + h : 0;
+  if (a->key_codes) {
+    float *values = x->decoded + size;
+    read_keys(x->decoded, a->key_codes + at * size, a->key_scale + at * a->dim, a->key_zero + at * a->dim, a->dim, a->page);
+    read_values(values, a->value_codes + at * size, a->value_scale + at * a->dim, a->value_zero + at * a->dim, a->dim,
+                a->page);
+    x->page_keys = x->decoded;
+    x->page_values = values;
+    for (int64_t b = 0; more && b < size; b += 64) {
+      __builtin_prefetch(a->key_codes + next * size + b, 0, 2);
+      __builtin_prefetch(a->value_codes + next * size + b, 0, 2);
+    }
+    return;
+  }
+  x->page_keys = a->keys + at * size;
+  x->page_values = a->values + at * size;
+  for (int64_t b = 0; more && b < size; b += LANES) __builtin_prefetch(a->keys + next * size + b, 0, 2);
+}
+
 static int64_t nodes_a_piece(const Attention *a) { return MAX_ROWS / (a->heads / a->kv_heads); }
 
 /* Nodes `low` … `high` of tree r, all query heads of key head h. */
@@ -168,10 +196,10 @@ static void attend(const Attention *a, int64_t r, int64_t h, int64_t low, int64_
     from = nearest - a->window + 1 > 0 ? nearest - a->window + 1 : 0;
   }
   for (int64_t i = from / page; i * page < committed; i++) {
-    int64_t row = (a->table[r * a->table_width + i] * a->kv_heads + h) * page * dim;
+    find_page(a, x, r, h, i);
     int width = committed - i * page < page ? (int)(committed - i * page) : (int)page;
     int padded = (width + LANES - 1) / LANES * LANES;
-    score(x, rows, a->keys + row, a->values + row, width, dim, page);
+    score(x, rows, x->page_keys, x->page_values, width, dim, page);
     if (padded > width)
       for (int m = 0; m < rows; m++) hide(x, m, width, padded);
     if (a->window)
@@ -179,11 +207,7 @@ static void attend(const Attention *a, int64_t r, int64_t h, int64_t low, int64_
         int64_t unseen = a->position[low + m / groups] - a->window + 1 - i * page;
         if (unseen > 0) hide(x, m, 0, unseen < width ? (int)unseen : width);
       }
-    if ((i + 1) * page < committed) { /* pages lie anywhere: no hardware would guess the next one */
-      const float *next = a->keys + (a->table[r * a->table_width + i + 1] * a->kv_heads + h) * page * dim;
-      for (int64_t b = 0; b < page * dim; b += LANES) __builtin_prefetch(next + b, 0, 2);
-    }
-    absorb(x, rows, a->values + row, 0, width, dim, dim);
+    absorb(x, rows, x->page_values, 0, width, dim, dim);
   }
   for (int64_t s = a->first[r]; s < high; s += CHUNK) {
     int width = high - s < CHUNK ? (int)(high - s) : CHUNK, padded = (width + LANES - 1) / LANES * LANES;
@@ -224,9 +248,10 @@ static void piece(const void *work, int64_t unit) {
 }
 
 /* q [T, heads, dim], k and v [T, kv_heads, dim], keys [layers, rows, kv_heads, dim, page],
-   values [layers, rows, kv_heads, page, dim], layer [], window [] (0: none), position [T], subtree [T], first [R],
+   values [layers, rows, kv_heads, page, dim], float32 or, with four arguments more at the end, uint8; layer [], window [] (0: none), position [T], subtree [T], first [R],
    nodes [R], committed [R], table [R, pages] -> out [T, heads, dim] and the logarithm of each softmax's sum [T, heads];
-   nodes of no tree get zeros, and a logarithm that weighs nothing. */
+   nodes of no tree get zeros, and a logarithm that weighs nothing. The four: scale and zero point of keys, then of
+   values, bfloat16 and int16 [layers, rows, kv_heads, dim]. */
 XLA_FFI_Error *jaxspec_attention(XLA_FFI_CallFrame *frame) {
   if (is_query(frame)) return NULL;
   Attention a = {.q = input(frame, 0), .k = input(frame, 1), .v = input(frame, 2), .out = output(frame, 0), .lse = output(frame, 1),
@@ -235,9 +260,18 @@ XLA_FFI_Error *jaxspec_attention(XLA_FFI_CallFrame *frame) {
                  .heads = dim(frame, 0, 1), .kv_heads = dim(frame, 1, 1), .dim = dim(frame, 0, 2),
                  .page = dim(frame, 3, 4), .table_width = dim(frame, 12, 1), .trees = dim(frame, 9, 0),
                  .window = *(int32_t *)input(frame, 6)};
-  int64_t offset = *(int32_t *)input(frame, 5) * dim(frame, 3, 1) * a.kv_heads * a.dim * a.page;
-  a.keys = (const float *)input(frame, 3) + offset;
-  a.values = (const float *)input(frame, 4) + offset;
+  int64_t rows = *(int32_t *)input(frame, 5) * dim(frame, 3, 1) * a.kv_heads, offset = rows * a.dim * a.page;
+  if (frame->args.size == 13) {
+    a.keys = (const float *)input(frame, 3) + offset;
+    a.values = (const float *)input(frame, 4) + offset;
+  } else {
+    a.key_codes = (const uint8_t *)input(frame, 3) + offset;
+    a.value_codes = (const uint8_t *)input(frame, 4) + offset;
+    a.key_scale = (const uint16_t *)input(frame, 13) + rows * a.dim;
+    a.key_zero = (const int16_t *)input(frame, 14) + rows * a.dim;
+    a.value_scale = (const uint16_t *)input(frame, 15) + rows * a.dim;
+    a.value_zero = (const int16_t *)input(frame, 16) + rows * a.dim;
+  }
   int64_t pieces = 0, nodes = 0, tokens = dim(frame, 0, 0), size = nodes_a_piece(&a);
   for (int64_t r = 0; r < a.trees; r++) {
     pieces += (a.nodes[r] + size - 1) / size;

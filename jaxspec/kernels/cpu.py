@@ -1,8 +1,12 @@
-"""The CPU kernels as JAX functions, to be used inside jit. float32 only; `load` must have succeeded before."""
+"""The CPU kernels as JAX functions, to be used inside jit; `load` must have succeeded before.
+
+All numbers are float32, beside pools that are INT8 by channels (`jaxspec.step.quantized_pool`).
+"""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 
 import jax
@@ -19,7 +23,7 @@ PANEL, LANES, MAX_ROWS, MAX_DIM, MAX_PAGE = 32, 16, 48, 256, 128
 def load() -> None:
     """Build the kernels if need be and make them known to XLA. Raises `KernelsUnavailable`."""
     library = ctypes.CDLL(str(build()))
-    for name in ("jaxspec_linear", "jaxspec_attention", "jaxspec_commit"):
+    for name in ("jaxspec_linear", "jaxspec_attention", "jaxspec_commit", "jaxspec_commit_quantized"):
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
 
 
@@ -48,7 +52,7 @@ def linear(x: jax.Array, weight: jax.Array, width: int, layer: jax.Array | None 
 def attention(
     q: jax.Array, k: jax.Array, v: jax.Array, keys: jax.Array, values: jax.Array, layer: jax.Array, window: jax.Array,
     position: jax.Array, subtree: jax.Array, first: jax.Array, nodes: jax.Array, committed: jax.Array,
-    table: jax.Array,
+    table: jax.Array, channels: Sequence[jax.Array] = (),
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Each node over its request's committed pages and its ancestors in the batch.
 
@@ -56,15 +60,16 @@ def attention(
 
     q `[T, heads, dim]`, k and v `[T, kv_heads, dim]`; keys, values: `jaxspec.step.pool.Pool`; layer, window (0: none)
     `[]` int32; the rest are fields of `jaxspec.step.batch.Batch`, of which first, nodes, committed and table must be
-    in bounds: they are not checked.
+    in bounds: they are not checked. `channels`: of a quantised pool, scale and zero point of keys, then of values.
     """
     if not supports(q.shape[1], k.shape[1], q.shape[2], keys.shape[4]):
         raise ValueError(f"attention: heads of {q.shape}, {k.shape} or pages of {keys.shape} are not supported")
-    _check(q, k, v, keys, values)
+    _check(q, k, v)
+    _check_pool(keys, values, channels)
     integers = (layer, window, position, subtree, first, nodes, committed, table)
     results = (jax.ShapeDtypeStruct(q.shape, jnp.float32), jax.ShapeDtypeStruct(q.shape[:2], jnp.float32))
     out, lse = jax.ffi.ffi_call("jaxspec_attention", results)(
-        q, k, v, keys, values, *(x.astype(jnp.int32) for x in integers)
+        q, k, v, keys, values, *(x.astype(jnp.int32) for x in integers), *channels
     )
     return out, lse
 
@@ -82,6 +87,31 @@ def commit(
     call = jax.ffi.ffi_call("jaxspec_commit", pool, input_output_aliases={0: 0, 1: 1})
     keys, values = call(keys, values, k, v, slot.astype(jnp.int32), accepted, after)
     return keys, values
+
+
+def commit_quantized(
+    pool: Sequence[jax.Array], k: jax.Array, v: jax.Array, integers: Sequence[jax.Array], accepted: jax.Array,
+    after: jax.Array,
+) -> Sequence[jax.Array]:  # fmt: skip
+    """`pool` with accepted tokens (`[T]` bool) at their slots; k, v `[layers, T, kv_heads, dim]`. Not before `after`.
+
+    `pool`: keys, values, scale and zero point of keys and of values, open keys and values, of a `QuantizedPool`;
+    `integers`: slot, tree, place, written, written_tree, written_base, opened, reread and committed of the batch.
+    """
+    keys, values, *channels, open_keys, open_values = pool
+    _check(k, v, open_keys, open_values)
+    _check_pool(keys, values, channels)
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in pool]
+    call = jax.ffi.ffi_call("jaxspec_commit_quantized", results, input_output_aliases={i: i for i in range(len(pool))})
+    return call(*pool, k, v, *(x.astype(jnp.int32) for x in integers), accepted, after)
+
+
+def _check_pool(keys: jax.Array, values: jax.Array, channels: Sequence[jax.Array]) -> None:
+    if not channels:
+        return _check(keys, values)
+    found = [jnp.dtype(x.dtype) for x in (keys, values, *channels)]
+    if found != [jnp.dtype(x) for x in (jnp.uint8, jnp.uint8, *(jnp.bfloat16, jnp.int16) * 2)]:
+        raise ValueError(f"the kernels do not take a quantised pool of {[str(x) for x in found]}")
 
 
 def _check(*arrays: jax.Array) -> None:

@@ -14,7 +14,11 @@
 typedef float v16 __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t i16 __attribute__((vector_size(64), aligned(4), may_alias));
 
+typedef uint8_t b16 __attribute__((vector_size(16), aligned(1), may_alias));
+
 #define LANES 16
+#define MAX_DIM 256  /* of a head */
+#define MAX_PAGE 128 /* positions of a page */
 
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
@@ -29,6 +33,19 @@ static inline int64_t dim(XLA_FFI_CallFrame *frame, int i, int axis) { return ar
 
 /* Answers XLA's question for the version a handler was built for; true if that is what this call was. */
 int is_query(XLA_FFI_CallFrame *frame);
+
+static inline float from_bfloat16(uint16_t bits) {
+  union {
+    uint32_t i;
+    float f;
+  } wide = {(uint32_t)bits << 16};
+  return wide.f;
+}
+
+/* One of a page's two fields for one head, channels by channels: codes, and a scale (bfloat16) and a zero point a
+   channel. Keys lie [dim, page] and values [page, dim]. */
+void read_keys(float *to, const uint8_t *codes, const uint16_t *scale, const int16_t *zero, int64_t dim, int64_t page);
+void read_values(float *to, const uint8_t *codes, const uint16_t *scale, const int16_t *zero, int64_t dim, int64_t page);
 
 typedef void Unit(const void *work, int64_t unit);
 

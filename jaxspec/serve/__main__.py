@@ -99,6 +99,12 @@ def _parser() -> argparse.ArgumentParser:
         "other users of the machine don't see it",
     )
     add("--max-body-mb", type=_positive, default=8.0, metavar="MB", help="largest request body (default: %(default)g)")
+    add(
+        "--swap-space-gb",
+        type=_seconds,
+        metavar="GIB",
+        help="host memory for KV that has to leave the device (default: 1); 0: it is computed anew instead",
+    )
     add("--max-queue", type=int, metavar="N", help="requests that may wait before new ones get 429")
     add(
         "--drain-timeout",
@@ -114,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
 def _overrides(args: argparse.Namespace) -> dict[str, Any]:
     """Settings named on the command line; an option wins over `--set`. Raises `ConfigError`."""
     named = {"model": args.model, "draft": args.draft, "max_waiting": args.max_queue}
+    named["swap_space_gb"] = args.swap_space_gb
     return {**parse_overrides(args.set), **{key: value for key, value in named.items() if value is not None}}
 
 

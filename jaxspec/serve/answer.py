@@ -32,6 +32,7 @@ class Choice:
     #: Where the next token's text begins, in characters.
     offset: int = 0
     predicted: float | None = None
+    kv_quantized: bool = False
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -94,6 +95,8 @@ class Answer(ABC):
             # To be compared with the usage's completion_tokens; a part of it would mislead.
             known = [c.predicted for c in self.choices if c.predicted is not None]
             metrics["predicted_tokens"] = round(sum(known)) if len(known) == len(self.choices) else None
+        if any(c.kv_quantized for c in self.choices):
+            metrics["kv_quantized"] = True
         return {"metrics": metrics} if metrics else {}
 
     def gather(self, index: int, delta: OutputDelta) -> None:
@@ -115,7 +118,10 @@ class Answer(ABC):
             out.append(self._piece(choice, delta.text, logprobs))
         if choice.finish_reason is not None:
             out.append(self._ending(choice))
-        return [self._chunk([piece]) for piece in out]
+        chunks = [self._chunk([piece]) for piece in out]
+        if choice.finish_reason is not None and choice.kv_quantized and not self._usage_chunk:
+            chunks[-1]["metrics"] = {"kv_quantized": True}  # nobody may miss that it is not exact
+        return chunks
 
     def last_chunks(self) -> list[Json]:
         return [self._chunk([]) | {"usage": self.usage()} | self._metrics()] if self._usage_chunk else []
@@ -127,6 +133,7 @@ class Answer(ABC):
             if delta.metrics is not None:
                 choice.cached = delta.metrics.cached_tokens
                 choice.predicted = delta.metrics.predicted_tokens
+                choice.kv_quantized = delta.metrics.kv_quantized
                 if self._speculation is not None:
                     self._speculation.merge(delta.metrics.speculation)
 

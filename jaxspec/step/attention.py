@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxspec.step.batch import Batch
-from jaxspec.step.pool import Pool
+from jaxspec.step.quantized_pool import AnyPool
 
 #: Stands for minus infinity, but keeps exp(m - m) finite where nothing was attended to.
 NEVER = -1e30
@@ -76,7 +76,23 @@ def within_batch(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> P
     return _partial(jnp.einsum("ktgd,skd->ktgs", q, k), v, mask)
 
 
-def committed(q: jax.Array, pool: Pool, layer: jax.Array, batch: Batch, window: int | None) -> Partial:
+def attend(
+    q: jax.Array, k: jax.Array, v: jax.Array, pool: AnyPool, layer: jax.Array, batch: Batch, mask: jax.Array,
+    window: int | jax.Array | None = None, earlier: Earlier | None = None,
+) -> jax.Array:  # fmt: skip
+    """All parts: `[T, heads, D]` from q `[T, heads, D]`, k and v `[T, K, D]`, mask `[T, T]` of ancestors."""
+    (_, kv, d), heads = k.shape, q.shape[1]
+    if window is not None:
+        mask = mask & (batch.position[:, None] - batch.position[None, :] < window)
+    q = q.reshape(-1, kv, heads // kv, d).transpose(1, 0, 2, 3) * d**-0.5
+    part = merge(committed(q, pool, layer, batch, window), within_batch(q, k, v, mask))
+    if earlier is not None:
+        part = merge(part, over_earlier(q, earlier, layer))
+    out = part.out / part.total[..., None]
+    return out.transpose(1, 0, 2, 3).reshape(-1, heads, d).astype(v.dtype)
+
+
+def committed(q: jax.Array, pool: AnyPool, layer: jax.Array, batch: Batch, window: int | jax.Array | None) -> Partial:
     """The part over the pool. q `[K, T, G, D]`, scaled; `window` hides keys that many positions back or more."""
     page = pool.keys.shape[-1]
     size = block_pages(page)
@@ -88,7 +104,7 @@ def committed(q: jax.Array, pool: Pool, layer: jax.Array, batch: Batch, window: 
         tree = jnp.searchsorted(ends, place, side="right")
         index = place - (ends - counts).at[tree].get(mode="clip")
         row = batch.table.at[tree, index].get(mode="clip")
-        keys, values = pool.keys[layer, row], pool.values[layer, row]  # [B, K, D, P] and [B, K, P, D]
+        keys, values = pool.read(layer, row)  # [B, K, D, P] and [B, K, P, D]
         position = (index[:, None] * page + jnp.arange(page)).reshape(-1)
         live = position < jnp.repeat(batch.committed.at[tree].get(mode="fill", fill_value=0), page)
         mask = live & (batch.tree[:, None] == jnp.repeat(tree, page))

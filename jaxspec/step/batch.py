@@ -23,7 +23,8 @@ class BatchShape:
     """The static sizes of one compiled step.
 
     tokens T: nodes of all trees, padded; choices C: nodes whose logits are computed; trees R; pages M: most pages of a
-    request; children K: most children of a node that rejection sampling tells apart, 0 without it.
+    request; children K: most children of a node that rejection sampling tells apart, 0 without it; written W: most
+    pages that are written, where the pool is quantised, else 0.
     """
 
     tokens: int
@@ -31,11 +32,12 @@ class BatchShape:
     trees: int
     pages: int
     children: int = 0
+    written: int = 0
 
     @cached_property
     def layout(self) -> dict[str, tuple[int, tuple[int, ...], bool]]:
         """Field name -> (offset, shape, is float)."""
-        t, c, r = (self.tokens,), (self.choices,), (self.trees,)
+        t, c, r, w = (self.tokens,), (self.choices,), (self.trees,), (self.written,)
         shapes: dict[str, tuple[tuple[int, ...], bool]] = dict(
             token=(t, False), position=(t, False), subtree=(t, False), known=(t, False), parent_choice=(t, False),
             slot=(t, False), tree=(t, False),
@@ -43,6 +45,8 @@ class BatchShape:
             choice_node=(c, False), following=(c, False), mode=((3,), False),
             temperature=(c, True), top_p=(c, True), min_p=(c, True), top_k=(c, False), seed=((self.choices, 2), False),
             presence=(c, True), frequency=(c, True), repetition=(c, True), penalty_row=(c, False),
+            written=(w, False), written_tree=(w, False), written_base=(w, False), place=(t if w[0] else w, False),
+            opened=(r if w[0] else w, False), reread=(r if w[0] else w, False),
             children=((self.choices, self.children), False), drawn_from=(c if self.children else (0,), False),
         )  # fmt: skip
         out, offset = {}, 0
@@ -58,7 +62,8 @@ class BatchShape:
 
 
 class Batch(NamedTuple):
-    """The fields, as numpy views on the host or arrays on the device. Shapes: T tokens, C choices, R trees, M pages.
+    """The fields, as numpy views on the host or arrays on the device. Shapes: T tokens, C choices, R trees, M pages,
+    W written pages.
 
     Nodes lie in depth-first preorder, tree after tree. Padding nodes come last, with token 0, subtree 1, slot -1 and
     tree R; padding trees have no nodes.
@@ -87,6 +92,12 @@ class Batch(NamedTuple):
     frequency: Any  # [C]
     repetition: Any  # [C]
     penalty_row: Any  # [C] row of the penalty table
+    written: Any  # [W] pages that the nodes' slots lie in, -1: none (this and the next five are [0] if W is 0)
+    written_tree: Any  # [W] whose they are
+    written_base: Any  # [W] the position of their first slot
+    place: Any  # [T] which of them the node's slot lies in, W: none
+    opened: Any  # [R] the open page (`jaxspec.step.quantized_pool`) that the request is filling
+    reread: Any  # [R] 1: it must be read from the pool first
     children: Any  # [C, K] tokens of the draft nodes below it, in the order in which they were drawn; -1: no more
     drawn_from: Any  # [C] row of `Drawn` that they were drawn from, -1: none ([0] if K is 0)
 
@@ -129,7 +140,8 @@ def _padding(shape: BatchShape) -> np.ndarray:
     batch.tree[:] = shape.trees
     batch.top_p[:] = 1
     batch.repetition[:] = 1
-    batch.children[:] = batch.drawn_from[:] = -1
+    batch.children[:] = batch.drawn_from[:] = batch.written[:] = -1
+    batch.place[:] = shape.written
     return buffer
 
 

@@ -27,6 +27,7 @@ from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Packed, Tree, pack
 from jaxspec.step.pool import Pool
 from jaxspec.step.profiles import Profile, median_seconds, remembered
+from jaxspec.step.quantized_pool import AnyPool, OpenPages, QuantizedPool, most_written
 from jaxspec.step.rejection import Drawn
 from jaxspec.step.target import StepResult, make_step, split
 from jaxspec.step.xla import XlaLayers
@@ -76,17 +77,20 @@ class Executor:
         counter = compile_counter()
         longest = min(config.max_model_len or model.max_position, model.max_position)
         pages = min(num_pages, -(-longest // config.page_size))
+        self._opened = OpenPages(config.max_num_seqs) if config.kv_dtype == "int8" else None
         #: What the drafts of the next step were drawn from (`acceptance: rejection`); drafters write it.
         self.drawn = drawn or Drawn.none()
         self.shapes = lattice(
-            config.max_num_batched_tokens, config.max_num_seqs, pages, config.token_buckets, self.drawn.logits.shape[2]
-        )
+            config.max_num_batched_tokens, config.max_num_seqs, pages, config.token_buckets, self.drawn.logits.shape[2],
+            partial(most_written, page_size=config.page_size) if self._opened else None,
+        )  # fmt: skip
         self._blanks = Blanks(self.shapes)
         self.layers = pick_layers(config, model)
         self._graph, self._treedef, self._leaves = split(self.layers.decoder(model, weights, config.dtype))
-        self._pool = Pool.zeros(model, num_pages, config.page_size, config.dtype, features)
+        self.pool = self._new_pool(config, num_pages, features)
         self._table = penalties.PenaltyTable.empty(config.max_num_seqs, model.vocab_size)
         self._counter = counter
+        self._profile: Profile | None = None
         self._compile(progress)
         self._warm_up()
         self.settled()
@@ -102,7 +106,16 @@ class Executor:
     @property
     def features(self) -> jax.Array:
         """`[pages, page_size, hidden]`: final hidden states of committed positions, for drafters."""
-        return self._pool.features
+        return self.pool.features
+
+    def _new_pool(self, config: EngineConfig, pages: int, features: bool) -> AnyPool:
+        sizes = self.model, pages, config.page_size, config.dtype, features
+        return QuantizedPool.zeros(*sizes, config.max_num_seqs) if self._opened else Pool.zeros(*sizes)
+
+    def overwritten(self, pages: Sequence[int]) -> None:
+        """Pages of the pool have come from elsewhere than a step."""
+        if self._opened:
+            self._opened.forget(pages)
 
     def _compile(self, progress: Progress) -> None:
         def step(shape: BatchShape) -> Any:
@@ -110,7 +123,7 @@ class Executor:
             buffer = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
             # Full float32 products: GPUs would otherwise round to TF32 and break exactness.
             with jax.default_matmul_precision("float32"):
-                lowered = jax.jit(fn, donate_argnums=1).lower(self._leaves, self._pool, self._table, self.drawn, buffer)
+                lowered = jax.jit(fn, donate_argnums=1).lower(self._leaves, self.pool, self._table, self.drawn, buffer)
             return lowered.compile()
 
         jobs: list[tuple[str, Callable[[], Any]]] = [(f"step of {s.tokens}", partial(step, s)) for s in self.shapes]
@@ -144,14 +157,15 @@ class Executor:
             return {size: median_seconds(r) for size, r in zip(sizes, run, strict=True)}
 
         key = ("step", self.model, self.shapes, type(self.layers).__name__, self._dtype)
-        found = remembered(key, sizes, measure) if self._keeps else measure()
-        return {int(size): seconds for size, seconds in found.items()}
+        if self._profile is None:
+            self._profile = remembered(key, sizes, measure) if self._keeps else measure()
+        return {int(size): seconds for size, seconds in self._profile.items()}
 
     def _run_empty(self, shape: BatchShape) -> None:
         self.launch(pack([], [shape], self._blanks, self.page_size)).read()
 
     def pack(self, trees: Sequence[Tree]) -> Packed:
-        return pack(trees, self.shapes, self._blanks, self.page_size)
+        return pack(trees, self.shapes, self._blanks, self.page_size, self._opened)
 
     def positions_read(self, packed: Packed) -> int:
         """Committed positions that the step reads in each layer, padding included."""
@@ -160,7 +174,7 @@ class Executor:
     def launch(self, packed: Packed) -> Flight:
         """Start a step; returns before it is done."""
         program = self._steps[packed.shape]
-        self._pool, result = program(self._leaves, self._pool, self._table, self.drawn, packed.buffer)
+        self.pool, result = program(self._leaves, self.pool, self._table, self.drawn, packed.buffer)
         return Flight(packed, result)
 
     def clear_penalties(self, row: int) -> None:

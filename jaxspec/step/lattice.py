@@ -19,11 +19,19 @@ BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768,
 
 
 def lattice(
-    max_tokens: int, max_requests: int, pages: int, buckets: Iterable[int] | None = None, children: int = 0
-) -> list[BatchShape]:
-    """Shapes for steps of up to `max_tokens` nodes of requests of up to `pages` pages, ascending."""
+    max_tokens: int, max_requests: int, pages: int, buckets: Iterable[int] | None = None, children: int = 0,
+    written: Callable[[int, int], int] | None = None,
+) -> list[BatchShape]:  # fmt: skip
+    """Shapes for steps of up to `max_tokens` nodes of requests of up to `pages` pages, ascending.
+
+    `written`: pages written at most by (tokens, requests), where the pool is quantised.
+    """
     sizes = sorted({b for b in (BUCKETS if buckets is None else buckets) if b <= max_tokens} | {max_tokens})
-    return [BatchShape(b, min(b, choices(max_requests)), min(b, max_requests), pages, children) for b in sizes]
+    return [
+        BatchShape(b, min(b, choices(max_requests)), r, pages, children, written(b, r) if written else 0)
+        for b in sizes
+        for r in [min(b, max_requests)]
+    ]
 
 
 def choices(max_requests: int) -> int:

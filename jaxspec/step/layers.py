@@ -13,7 +13,7 @@ from jaxspec.models.draft import DraftDecoder
 from jaxspec.models.llama import Decoder
 from jaxspec.step.attention import Earlier
 from jaxspec.step.batch import Batch
-from jaxspec.step.pool import Pool
+from jaxspec.step.quantized_pool import AnyPool, P
 
 #: Keys and values of the step's own tokens, each `[layers, T, kv_heads, head_dim]`.
 NewKV = tuple[jax.Array, jax.Array]
@@ -36,7 +36,7 @@ class Layers(Protocol):
         self,
         model: Decoder | DraftDecoder,
         x: jax.Array,
-        pool: Pool,
+        pool: AnyPool,
         batch: Batch,
         mask: jax.Array,
         earlier: Earlier | None = None,
@@ -47,8 +47,8 @@ class Layers(Protocol):
         """
         ...
 
-    def commit(self, pool: Pool, new: NewKV, slot: jax.Array, accepted: jax.Array, after: jax.Array) -> Pool:
-        """Write accepted tokens' KV to their slots (`[T]`, -1: none), in place where the pool is donated. Traced.
+    def commit(self, pool: P, new: NewKV, batch: Batch, accepted: jax.Array, after: jax.Array) -> P:
+        """Write accepted tokens' KV to their slots, in place where the pool is donated. Traced.
 
         `after` is what `run` gave: the last layer's KV does not depend on that layer's attention, and a pool that might
         be written before it is read would be copied.

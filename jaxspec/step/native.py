@@ -21,7 +21,7 @@ from jaxspec.models.llama import Decoder, stacked_weights, window_of
 from jaxspec.step.attention import Earlier, Partial, merge, over_earlier
 from jaxspec.step.batch import Batch
 from jaxspec.step.layers import NewKV
-from jaxspec.step.pool import Pool
+from jaxspec.step.quantized_pool import AnyPool, P, QuantizedPool
 
 
 class NativeLayers:
@@ -42,7 +42,7 @@ class NativeLayers:
         self,
         model: Decoder | DraftDecoder,
         x: jax.Array,
-        pool: Pool,
+        pool: AnyPool,
         batch: Batch,
         mask: jax.Array,
         earlier: Earlier | None = None,
@@ -58,7 +58,7 @@ class NativeLayers:
                 new.append((k, v))
                 out, lse = cpu.attention(
                     q, k, v, pool.keys, pool.values, i, windows[i], batch.position, batch.subtree, batch.first,
-                    batch.nodes, batch.committed, batch.table,
+                    batch.nodes, batch.committed, batch.table, pool.channels,
                 )  # fmt: skip
                 return out if earlier is None else _with_earlier(q, out, lse, earlier, i)
 
@@ -66,8 +66,16 @@ class NativeLayers:
 
         return lax.scan(layer, x, jnp.arange(c.num_layers, dtype=jnp.int32))
 
-    def commit(self, pool: Pool, new: NewKV, slot: jax.Array, accepted: jax.Array, after: jax.Array) -> Pool:
-        keys, values = cpu.commit(pool.keys, pool.values, *new, slot, accepted, after)
+    def commit(self, pool: P, new: NewKV, batch: Batch, accepted: jax.Array, after: jax.Array) -> P:
+        if isinstance(pool, QuantizedPool):
+            names = [name for name in pool._fields if name != "features"]
+            integers = (
+                batch.slot, batch.tree, batch.place, batch.written, batch.written_tree, batch.written_base,
+                batch.opened, batch.reread, batch.committed,
+            )  # fmt: skip
+            parts = cpu.commit_quantized([getattr(pool, name) for name in names], *new, integers, accepted, after)
+            return pool._replace(**dict(zip(names, parts, strict=True)))
+        keys, values = cpu.commit(pool.keys, pool.values, *new, batch.slot, accepted, after)
         return pool._replace(keys=keys, values=values)
 
     def positions_read(self, committed: np.ndarray, page_size: int) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxspec.sampling import GREEDY_BELOW
 from jaxspec.step.batch import Batch, BatchShape, Blanks
+from jaxspec.step.quantized_pool import OpenPages
 
 _ZERO, _ONE = np.zeros(1, np.int32), np.ones(1, np.int32)
 
@@ -112,8 +113,13 @@ class Packed:
     logprobs: bool
 
 
-def pack(trees: Sequence[Tree], shapes: Sequence[BatchShape], blanks: Blanks, page_size: int) -> Packed:
-    """Pack into the smallest of `shapes` (ascending) that holds the trees; ValueError if none does."""
+def pack(
+    trees: Sequence[Tree], shapes: Sequence[BatchShape], blanks: Blanks, page_size: int, opened: OpenPages | None = None
+) -> Packed:
+    """Pack into the smallest of `shapes` (ascending) that holds the trees; ValueError if none does.
+
+    `opened`: of a quantised pool, whose shapes say how many pages may be written.
+    """
     tokens = sum(len(t.token) for t in trees)
     choices = sum(len(t.choices) for t in trees)
     shape = next((s for s in shapes if s.tokens >= tokens and s.choices >= choices and s.trees >= len(trees)), None)
@@ -136,6 +142,8 @@ def pack(trees: Sequence[Tree], shapes: Sequence[BatchShape], blanks: Blanks, pa
         for name in ("token", "subtree", "known"):
             getattr(batch, name)[:tokens] = np.concatenate([getattr(t, name) for t in trees])
         batch.slot[:tokens] = batch.table[of, position // page_size] * page_size + position % page_size
+        if opened is not None:
+            _place_pages(batch, trees, tokens, opened, page_size)
         batch.choice_node[:choices] = np.repeat(first, picks) + np.concatenate([t.choices for t in trees])
     for tree, node, choice in zip(trees, first, firsts, strict=True):
         _place_drafts(batch, tree, node, choice)
@@ -144,6 +152,20 @@ def pack(trees: Sequence[Tree], shapes: Sequence[BatchShape], blanks: Blanks, pa
     return Packed(
         shape, buffer, first.tolist(), firsts.tolist(), tokens, batch.committed[:count], bool(batch.mode[2])
     )  # fmt: skip
+
+
+def _place_pages(batch: Batch, trees: Sequence[Tree], tokens: int, opened: OpenPages, page_size: int) -> None:
+    """Tell which pages are written, and where those that are being filled are kept."""
+    pages, node, place = np.unique(batch.slot[:tokens] // page_size, return_index=True, return_inverse=True)
+    batch.written[: len(pages)], batch.place[:tokens] = pages, place
+    batch.written_tree[: len(pages)] = batch.tree[node]
+    batch.written_base[: len(pages)] = batch.position[node] // page_size * page_size
+    wanted = []
+    for tree in trees:
+        end = tree.committed + int(tree.depth.max())
+        touched = tree.pages[tree.committed // page_size : end // page_size + 1]
+        wanted.append((touched.tolist(), tree.committed % page_size > 0))
+    batch.opened[: len(trees)], batch.reread[: len(trees)] = opened.assign(wanted)
 
 
 def _place_drafts(batch: Batch, tree: Tree, node: int, choice: int) -> None:

@@ -14,14 +14,14 @@ from jaxspec.step.batch import Batch, BatchShape
 from jaxspec.step.choose import Logprobs, choose
 from jaxspec.step.layers import Layers
 from jaxspec.step.penalties import PenaltyTable
-from jaxspec.step.pool import Pool
+from jaxspec.step.quantized_pool import AnyPool
 from jaxspec.step.rejection import Drawn
 from jaxspec.step.tree import accept, ancestors
 
 M = TypeVar("M", bound=nnx.Module)
 
 #: (weight leaves, pool [donated], penalty table, what drafts were drawn from, buffer) -> (pool, result)
-Step = Callable[[tuple[jax.Array, ...], Pool, PenaltyTable, Drawn, jax.Array], tuple[Pool, "StepResult"]]
+Step = Callable[[tuple[jax.Array, ...], AnyPool, PenaltyTable, Drawn, jax.Array], tuple[AnyPool, "StepResult"]]
 
 
 class StepResult(NamedTuple):
@@ -42,8 +42,8 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, lay
     """The pure step function of one batch shape, to be compiled with its pool donated."""
 
     def step(
-        leaves: tuple[jax.Array, ...], pool: Pool, table: PenaltyTable, drawn: Drawn, buffer: jax.Array
-    ) -> tuple[Pool, StepResult]:
+        leaves: tuple[jax.Array, ...], pool: AnyPool, table: PenaltyTable, drawn: Drawn, buffer: jax.Array
+    ) -> tuple[AnyPool, StepResult]:
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
         batch = Batch.unpack(buffer, shape)
         mask = ancestors(batch.subtree)
@@ -52,7 +52,7 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, lay
         logits = model.logits(features.at[batch.choice_node].get(mode="clip"))
         choice, logprobs = choose(logits, batch, table, drawn, mask)
         accepted = accept(batch.token, batch.known, batch.parent_choice, choice, mask)
-        pool = layers.commit(pool, new, batch.slot, accepted, x).keep(features, batch.slot, accepted)
+        pool = layers.commit(pool, new, batch, accepted, x).keep(features, batch.slot, accepted)
         return pool, StepResult(jnp.concatenate([choice, accepted.astype(jnp.int32)]), logprobs)
 
     return step

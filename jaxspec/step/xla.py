@@ -13,10 +13,11 @@ from flax import nnx
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.draft import DraftDecoder
 from jaxspec.models.llama import Decoder, Rope, device_weights, window_of
-from jaxspec.step.attention import Earlier, block_pages, committed, merge, over_earlier, within_batch
+from jaxspec.step.attention import Earlier, block_pages
+from jaxspec.step.attention import attend as attend_parts
 from jaxspec.step.batch import Batch
 from jaxspec.step.layers import NewKV
-from jaxspec.step.pool import Pool
+from jaxspec.step.quantized_pool import AnyPool, P, QuantizedPool
 
 
 class XlaLayers:
@@ -35,31 +36,21 @@ class XlaLayers:
         self,
         model: Decoder | DraftDecoder,
         x: jax.Array,
-        pool: Pool,
+        pool: AnyPool,
         batch: Batch,
         mask: jax.Array,
         earlier: Earlier | None = None,
     ) -> tuple[jax.Array, NewKV]:
         c = model.config
-        groups = c.num_heads // c.num_kv_heads
         rope = model.rope(batch.position)
 
         def layer_of(window: int | None) -> Callable:
-            seen = mask
-            if window is not None:
-                seen = mask & (batch.position[:, None] - batch.position[None, :] < window)
-
             def one(state: nnx.State, i: jax.Array, x: jax.Array, rope: Rope, graph: nnx.GraphDef) -> tuple:
                 new: list[tuple[jax.Array, jax.Array]] = []
 
                 def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
                     new.append((k, v))
-                    q = q.reshape(-1, c.num_kv_heads, groups, c.head_dim).transpose(1, 0, 2, 3) * c.head_dim**-0.5
-                    part = merge(committed(q, pool, i, batch, window), within_batch(q, k, v, seen))
-                    if earlier is not None:
-                        part = merge(part, over_earlier(q, earlier, i))
-                    out = part.out / part.total[..., None]
-                    return out.transpose(1, 0, 2, 3).reshape(-1, c.num_heads, c.head_dim).astype(v.dtype)
+                    return attend_parts(q, k, v, pool, i, batch, mask, window, earlier)
 
                 return nnx.merge(graph, state)(x, rope, attend), new[0]
 
@@ -75,8 +66,10 @@ class XlaLayers:
         keys, values = zip(*new, strict=True)
         return x, (jnp.stack(keys), jnp.stack(values))
 
-    def commit(self, pool: Pool, new: NewKV, slot: jax.Array, accepted: jax.Array, after: jax.Array) -> Pool:
-        page_size = pool.keys.shape[-1]
+    def commit(self, pool: P, new: NewKV, batch: Batch, accepted: jax.Array, after: jax.Array) -> P:
+        if isinstance(pool, QuantizedPool):
+            return pool.commit(new, batch, accepted, after)
+        page_size, slot = pool.keys.shape[-1], batch.slot
         row = jnp.where(accepted & (slot >= 0), slot // page_size, pool.keys.shape[1])  # beyond the pool: dropped
         offset = slot % page_size
         k, v = (x.swapaxes(0, 1).astype(pool.keys.dtype) for x in new)  # [T, layers, kv_heads, head_dim]

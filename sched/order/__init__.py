@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxspec.sched.order.aging import Aging
+from jaxspec.sched.order.alise import Alise
 from jaxspec.sched.order.fcfs import Fcfs
 from jaxspec.sched.order.laps_sd import LapsSd
 from jaxspec.sched.order.las import Las
@@ -11,12 +12,25 @@ from jaxspec.sched.order.pairwise import OracleComparator, Pairwise
 from jaxspec.sched.order.priority import Priority
 from jaxspec.sched.order.sjf import Sjf
 from jaxspec.sched.policy import PolicyConfig
+from jaxspec.sched.runtime import Runtime
 
-__all__ = ["Aging", "Fcfs", "LapsSd", "Las", "OracleComparator", "Order", "Pairwise", "Priority", "Sjf", "build"]
+__all__ = [
+    "Aging",
+    "Alise",
+    "Fcfs",
+    "LapsSd",
+    "Las",
+    "OracleComparator",
+    "Order",
+    "Pairwise",
+    "Priority",
+    "Sjf",
+    "build",
+]
 
 
-def build(policy: PolicyConfig) -> Order:
-    """The order that the configuration names, without aging."""
+def build(policy: PolicyConfig, runtime: Runtime) -> Order:
+    """The order that the configuration names, without aging; `runtime` is for those that ask how long requests take."""
     match policy.order:
         case "fcfs":
             return Fcfs()
@@ -30,3 +44,5 @@ def build(policy: PolicyConfig) -> Order:
             return Las(policy.las.quantum_ms / 1000)
         case "laps_sd":
             return LapsSd(policy.laps_sd)
+        case "alise":
+            return Alise(policy.alise, runtime)

@@ -9,7 +9,7 @@ from jaxspec.sched.policy import PolicyConfig
 from jaxspec.sched.predict.oracle import NoisyOracle, Oracle
 from jaxspec.sched.request import Request
 
-__all__ = ["NoisyOracle", "Nothing", "Oracle", "Predictor", "build", "corrected"]
+__all__ = ["NoisyOracle", "Nothing", "Oracle", "Predictor", "build", "check", "corrected"]
 
 
 class Predictor(Protocol):
@@ -23,6 +23,12 @@ class Nothing:
 
     def predict(self, request: Request) -> float | None:
         return None
+
+
+def check(predicted: float) -> None:
+    """Raise `ValueError` unless this may be a length."""
+    if not predicted > 0:
+        raise ValueError(f"a predicted length is a positive number of tokens, not {predicted}")
 
 
 def corrected(predicted: float, request: Request) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxspec.sched.pages import OutOfPages, PagePool
+from jaxspec.sched.plan import Transfer
 from jaxspec.sched.request import Request
 
 
@@ -12,12 +13,49 @@ class Memory:
     Who has to go is the scheduler's to say.
     """
 
+    #: Whether pages may be taken from a request that has been let in, and whether its KV may then go to the host.
+    takes: bool = True
+    swaps: bool = False
+
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
+
+    @property
+    def host_usage(self) -> float:
+        """Fraction of the host pages that hold KV."""
+        return 0.0
 
     def missing(self, request: Request, ahead: int = 0) -> int:
         """Pages that the request lacks for its known tokens and `ahead` more."""
         return self.pool.pages_for(len(request.tokens) + ahead) - len(request.pages)
+
+    def begin(self) -> None:
+        """A new plan is made."""
+
+    def transfers(self) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
+        """What has to be moved out and in before the plan that is now ready."""
+        return (), ()
+
+    def arriving(self, request: Request) -> bool:
+        """Whether the request's KV comes from the host with this plan."""
+        return False
+
+    def leaving(self, request: Request) -> bool:
+        """Whether it goes to the host with this plan."""
+        return False
+
+    def worth(self, request: Request) -> bool:
+        """Whether a request that had to go would leave its KV on the host."""
+        return False
+
+    def fits(self, request: Request) -> bool:
+        """Whether a request may be let in as far as the pages of others go."""
+        return True
+
+    def evict(self, request: Request) -> bool:
+        """Take a request's pages; -> whether its KV is on the host now."""
+        self.leave(request)
+        return False
 
     def enter(self, request: Request) -> bool:
         """Pages for all known tokens of a request that has none, cached ones first; False if they are not there."""
