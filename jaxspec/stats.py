@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from jaxspec.outputs import SpeculationCounts
+from jaxspec.predict.counts import PredictionCounts
 
 if TYPE_CHECKING:
     from jaxspec.sched.plan import Plan
@@ -35,17 +36,6 @@ class Counters:
         self.step_tokens += packed.shape.tokens
         self.real_tokens += packed.real_tokens
         self.prompt_tokens += sum(max(0, min(w.start + w.count, w.request.prompt_len) - w.start) for w in plan.work)
-
-
-@dataclass(slots=True)
-class PredictionCounts:
-    """`made` predictions of lengths, `late` ones whose request had ended by then, requests that went `without` because
-    too many waited or the predictor failed, and the seconds that the predictor took, learning included."""
-
-    made: int = 0
-    late: int = 0
-    without: int = 0
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxspec.predict.counts import PredictionCounts
 from jaxspec.predict.predictor import Learner, TextPredictor
-from jaxspec.stats import PredictionCounts
 
 log = logging.getLogger(__name__)
 
