@@ -414,7 +414,7 @@ class Engine:
         if self._speculator:
             self._speculator.forget(session.request)
         if self._predictions:
-            self._predictions.ended(request_id, session.metrics.output_tokens, session.finish_reason or "abort")
+            self._predictions.ended(request_id, session.metrics.output_tokens, session.own_end(self._eos))
         for observe in self.observers:
             try:
                 observe(session.metrics, session.finish_reason or "abort")

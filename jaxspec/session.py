@@ -145,6 +145,13 @@ class Session:
                 self._logprobs.append(_logprob(logprobs, first_choice + place, token, self.params.logprobs))
         return Outcome(tuple(taken), self.finish_reason)
 
+    def own_end(self, eos: frozenset[int]) -> str:
+        """The finish reason where the answer's length is the model's own doing, as far as it goes: "stop" at an end
+        token of `eos`, "length"; "abort" where the request put an end to it, or forbade one."""
+        stopped = self.finish_reason == "stop" and self._stop_reason in eos
+        cut = self.finish_reason == "length" and not self.params.ignore_eos
+        return self.finish_reason if self.finish_reason and (stopped or cut) else "abort"
+
     def _read(self, tokens: list[int]) -> list[int]:
         """Turn tokens to text now, because a stop string may end the request; -> the tokens up to it."""
         # A stop token is no text unless it is asked for, but everything before it may hold a stop string.

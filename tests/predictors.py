@@ -25,7 +25,7 @@ def vector(text: str, width: int = WIDTH) -> np.ndarray:
 class FakePredictor:
     """Predicts `length` for every text and writes down what it was asked. `gate`, if given, is waited for first."""
 
-    name = "fake"
+    name, digest = "fake", "0"
 
     def __init__(self, length: float = 7.0, gate: threading.Event | None = None) -> None:
         self.length, self.gate = length, gate

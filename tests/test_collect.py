@@ -58,7 +58,7 @@ def test_each_turn_is_a_row_and_cut_answers_are_marked(run: Any, tmp_path: Path,
     rows = by_turn(out)
     assert {key[0::2] for key in rows} == {("one", 0), ("two", 0), ("two", 1), ("four", 0)} and len(rows) == 8
     for (_, temperature, turn), row in rows.items():
-        assert row.keys() == {"id", "turn", "temperature", "prompt", "length", "capped", "group", "source"}
+        assert row.keys() == {"id", "turn", "temperature", "prompt", "length", "capped", "group", "source", "model"}
         assert 1 <= row["length"] <= CAP
         if temperature == 0:
             written = tiny.greedy(list(row["prompt"].encode()), CAP)
@@ -132,3 +132,13 @@ def test_an_output_of_something_else_is_refused(run: Any, tmp_path: Path, capsys
     out.write_text(json.dumps({"prompt": "a"}) + "\n")
     assert run(out) == 2
     assert "was not written by this command" in capsys.readouterr().err
+
+
+def test_rows_of_another_model_or_cap_are_not_mixed() -> None:
+    row = {"id": "a", "model": "one", "capped": True, "length": 64}
+    done = {collect.Key("a", 0.0, 0): row}
+    collect.fitting(done, "one", 64)
+    with pytest.raises(ValueError, match="--model: a was answered by one"):
+        collect.fitting(done, "two", 64)
+    with pytest.raises(ValueError, match="--max-tokens: a was cut at 64"):
+        collect.fitting(done, "one", 128)

@@ -184,20 +184,22 @@ def test_cancelled_requests_are_forgotten(compiled: str) -> None:
 def test_retrieval_learns_from_what_was_served_and_keeps_it(compiled: str, tmp_path: Path) -> None:
     path = tmp_path / "lengths"
     settings = dict(predictor="retrieval", retrieval={"path": str(path)})
-    prompts = [[i, i, i] for i in range(1, 6)]
-    stop = 9  # bytes that these prompts' answers may hold: they end by themselves
+    prompts = [[i, i, i] for i in range(1, 8)]
     with started(compiled, FakePredictor(1), **settings) as engine:
         answers = Answers(engine)
-        for i, prompt in enumerate(prompts):
-            answers.ask(str(i), prompt, 60, stop_token_ids=[tiny.greedy(prompt, stop)[-1]])
-        answers.wait(5)
+        for i, prompt in enumerate(prompts[:5]):  # cut off, but longer than predicted
+            answers.ask(str(i), prompt, 20 + i, ignore_eos=False)
+        # The request's own doing, not the model's: it teaches nothing.
+        answers.ask("5", prompts[5], 60, stop_token_ids=[tiny.greedy(prompts[5], 9)[-1]], ignore_eos=False)
+        answers.ask("6", prompts[6], 30, ignore_eos=True)
+        answers.wait(7)
     lengths = [answers.ended[str(i)].output_tokens for i in range(5)]
     assert path.exists() and not path.with_name("lengths.unusable").exists()
     proxy = FakePredictor(1)
     with started(compiled, proxy, **settings) as engine:
         answers = Answers(engine)
         answers.behind({str(i): (prompt, 60) for i, prompt in enumerate(prompts)})
-        assert [answers.ended[str(i)].predicted_tokens for i in range(5)] == pytest.approx(lengths)
+        assert [answers.ended[str(i)].predicted_tokens for i in range(7)] == pytest.approx([*lengths, 1, 1])
 
 
 def test_a_damaged_index_never_stops_the_engine(
@@ -247,7 +249,7 @@ def test_the_oracles_predictions_are_told_too(compiled: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({}, "^predictor_model: no length predictor comes with the package for tiny; name a file"),
+        ({}, "^predictor_model: no length predictor comes with the package for tiny; name one of another model"),
         ({"predictor_model": "nowhere/x.safetensors"}, "^predictor_model: .*nowhere/x.safetensors"),
         ({"predictor": "retrieval", "retrieval": {"path": "."}}, r"^retrieval\.path: \. is a folder"),
     ],

@@ -27,13 +27,14 @@ class Learning(FakePredictor):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.learned: list[tuple[str, int]] = []
-        self.flushed = 0
+        self.flushed = self.kept = 0
 
     def learn(self, texts: Sequence[str], lengths: Sequence[int]) -> None:
         self.learned += zip(texts, lengths, strict=True)
 
     def flush(self) -> None:
-        self.flushed += 1
+        if self.kept < len(self.learned):
+            self.kept, self.flushed = len(self.learned), self.flushed + 1
 
 
 class Receiver:

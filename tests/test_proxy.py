@@ -68,6 +68,7 @@ def test_many_texts_in_any_order(proxy: ProxyPredictor) -> None:
 def test_nothing_compiles_after_warm_up() -> None:
     counter = compile_counter()
     proxy = encoders.proxy()
+    proxy.warm_up()
     proxy.warm_up(embeddings=True)
     before = counter.count
     assert before

@@ -330,6 +330,30 @@ def test_a_file_that_does_not_fit_is_set_aside(tmp_path: Path, caplog: pytest.Lo
     assert again.predict(["a"]).tolist() == pytest.approx([20])
 
 
+def test_what_was_set_aside_before_stays(tmp_path: Path) -> None:
+    for content in (b"first", b"second"):
+        (tmp_path / "i").write_bytes(content)
+        predictor(tmp_path / "i")
+    assert (tmp_path / "i.unusable").read_bytes() == b"first" and (tmp_path / "i.unusable1").read_bytes() == b"second"
+
+
+def test_a_file_that_cannot_be_read_now_is_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = written(tmp_path / "i")
+    before = path.read_bytes()
+
+    def failing(*args: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("jaxspec.predict.index_file.read", failing)
+        own = predictor(path)
+    own.learn(["a"], [20])
+    own.flush()
+    assert path.read_bytes() == before and "none will be kept" in caplog.text
+
+
 def test_a_folder_that_takes_no_file_is_warned_about_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("not a folder")
     own = predictor(tmp_path / "file" / "i")

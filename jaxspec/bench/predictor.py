@@ -188,6 +188,7 @@ def retrieval(args: argparse.Namespace) -> dict[str, Any]:
     for workload, before, rows in (("new prompts", whole, test), ("repeating prompts", train[:0], few)):
         index = LengthIndex(settings.k, settings.threshold, settings.capacity)
         served = RetrievalPredictor(proxy, index, "")
+        proxy.warm_up()
         served.warm_up()
         with options.progress(f"{workload}: served before", len(before)) as advance:
             for row in before:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -44,12 +45,13 @@ def load_proxy(name: str | None, model: str) -> TextPredictor:
     own = shipped()
     if name is None and (name := DEFAULT.get(model)) not in own:
         raise ConfigError(
-            f"predictor_model: no length predictor comes with the package for {model}; name a file made by "
-            "python -m jaxspec.train_predictor, or set predictor: none, and requests count as their max_tokens"
+            f"predictor_model: no length predictor comes with the package for {model}; name one of another model "
+            f"({', '.join(own)}) or a file made by python -m jaxspec.train_predictor, or set predictor: none, and "
+            "requests count as their max_tokens"
         )
     assert name is not None
     try:
-        return ProxyPredictor.load(own.get(name) or name)
+        return ProxyPredictor.load(own.get(name) or Path(name).expanduser())
     except (ModelLoadError, OSError) as error:
         known = f" (predictors by name: {', '.join(own)})" if own else ""
         raise ConfigError(f"predictor_model: {error}{known}") from None
@@ -59,8 +61,11 @@ def _retrieval(config: EngineConfig, proxy: TextPredictor, model: str) -> Retrie
     settings = config.retrieval
     path: Path | None = None
     if settings.path is None:
-        # Lengths are one model's, embeddings one encoder's.
-        path = cache_folder("retrieval") / (re.sub(r"[^\w.-]+", "_", f"{model}-{proxy.name}") + ".safetensors")
+        # Lengths are one model's, embeddings one encoder's; names say neither for certain.
+        source = Path(config.model).expanduser()
+        where = str(source.resolve()) if source.exists() else config.model
+        told = hashlib.sha256(f"{where} {proxy.digest}".encode()).hexdigest()[:12]
+        path = cache_folder("retrieval") / (re.sub(r"[^\w.-]+", "_", f"{model}-{proxy.name}-{told}") + ".safetensors")
     elif settings.path:
         path = Path(settings.path).expanduser()
         if path.is_dir():

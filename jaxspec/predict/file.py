@@ -37,6 +37,9 @@ class Predictor:
     tokenizer: Tokenizer
     name: str
     about: dict[str, str]
+    #: Most tokens of a text that it was trained to read.
+    longest: int
+    digest: str = ""
 
 
 def write(predictor: Predictor, path: Path) -> None:
@@ -50,6 +53,7 @@ def write(predictor: Predictor, path: Path) -> None:
     metadata = {
         "format": f"{_KIND}-{_VERSION}",
         "name": predictor.name,
+        "longest": str(predictor.longest),
         "encoder": json.dumps(asdict(predictor.model.encoder.config)),
         "formulation": json.dumps(predictor.formulation.to_dict()),
         "about": json.dumps(predictor.about),
@@ -73,10 +77,11 @@ def read(path: Path) -> Predictor:
         raise ModelLoadError(f"{path} is not a length predictor trained by jaxspec.train_predictor")
     if version != _VERSION:
         raise ModelLoadError(f"predictor {path} has format {version}, this version of jaxspec reads {_VERSION}")
-    if metadata.pop("digest", None) != _digest(stored, metadata):
+    digest = metadata.pop("digest", "")
+    if digest != _digest(stored, metadata):
         raise ModelLoadError(f"predictor {path} is damaged: its content does not match its digest")
     try:
-        return _predictor(stored, metadata, f"predictor {path}")
+        return _predictor(stored, metadata, digest, f"predictor {path}")
     except ModelLoadError:
         raise
     except KeyError as error:
@@ -85,7 +90,7 @@ def read(path: Path) -> Predictor:
         raise ModelLoadError(f"predictor {path}: {error}") from None
 
 
-def _predictor(stored: Weights, metadata: dict[str, str], where: str) -> Predictor:
+def _predictor(stored: Weights, metadata: dict[str, str], digest: str, where: str) -> Predictor:
     config = BertConfig(**json.loads(metadata["encoder"]))
     formulation = Formulation.from_dict(json.loads(metadata["formulation"]))
     try:
@@ -100,7 +105,8 @@ def _predictor(stored: Weights, metadata: dict[str, str], where: str) -> Predict
         return LengthModel(BertEncoder(config, rngs), LengthHead(config.hidden, width, formulation.outputs, rngs))
 
     model = filled(make, weights, where)
-    return Predictor(model, formulation, tokenizer, metadata["name"], json.loads(metadata["about"]))
+    about, longest = json.loads(metadata["about"]), int(metadata["longest"])
+    return Predictor(model, formulation, tokenizer, metadata["name"], about, longest, digest)
 
 
 def _digest(tensors: Weights, metadata: dict[str, Any]) -> str:

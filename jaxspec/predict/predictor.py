@@ -14,8 +14,13 @@ class TextPredictor(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def digest(self) -> str:
+        """Tells predictors of the same name apart."""
+        ...
+
     def warm_up(self, embeddings: bool = False) -> None:
-        """Compile whatever `predict` will run, and `embed` and `read` if they will be called."""
+        """Compile whatever `predict` will run, or with `embeddings` whatever `embed` and `read` will."""
         ...
 
     def predict(self, texts: Sequence[str]) -> np.ndarray:
@@ -40,5 +45,5 @@ class Learner(Protocol):
         ...
 
     def flush(self) -> None:
-        """Write down what was learned, if it is kept anywhere."""
+        """Write down what was learned since the last time, if it is kept anywhere."""
         ...

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -43,15 +42,18 @@ class ProxyPredictor:
         tokenizer: Tokenizer,
         name: str,
         about: Mapping[str, str] | None = None,
+        longest: int = MOST,
+        digest: str = "",
     ):
-        """`name`: for people and metrics. `about`: what else the file should tell (target model, figures, licence)."""
+        """`name`: for people and metrics. `about`: what else the file should tell (target model, figures, licence).
+        `longest`: tokens of a text that are read, the last ones. `digest`: of the file that it was read from."""
         self.formulation, self.tokenizer = formulation, tokenizer
-        self.name, self.about = name, dict(about or {})
+        self.name, self.about, self.digest = name, dict(about or {}), digest
         self.config = encoder.config
         self._model = LengthModel(encoder, head)
         self._graph, state = nnx.split(self._model)
         self._leaves, self._treedef = jax.tree.flatten(state)
-        most = min(MOST, self.config.max_positions)
+        most = min(MOST, self.config.max_positions, longest)
         self._lengths = (*(n for n in LENGTHS if n < most), most)
         self._programs: dict[tuple[Job, int, int], Any] = {}
 
@@ -59,11 +61,13 @@ class ProxyPredictor:
     def load(cls, path: str | Path) -> ProxyPredictor:
         """What `save` wrote. Raises `ModelLoadError` with the reason if the file is damaged or something else."""
         p = file.read(Path(path))
-        return cls(p.model.encoder, p.model.head, p.formulation, p.tokenizer, p.name, p.about)
+        return cls(p.model.encoder, p.model.head, p.formulation, p.tokenizer, p.name, p.about, p.longest, p.digest)
 
     def save(self, path: str | Path) -> None:
         """Write the predictor as one safetensors file, at once or not at all. Matrices are rounded to INT8."""
-        file.write(file.Predictor(self._model, self.formulation, self.tokenizer, self.name, self.about), Path(path))
+        longest = self._lengths[-1]
+        parts = self._model, self.formulation, self.tokenizer, self.name, self.about, longest
+        file.write(file.Predictor(*parts), Path(path))
 
     def predict(self, texts: Sequence[str]) -> np.ndarray:
         """Output tokens `[n]` float64, of prompts."""
@@ -80,23 +84,14 @@ class ProxyPredictor:
         return self.formulation.lengths(both[:, :outputs]), both[:, outputs:]
 
     def warm_up(self, embeddings: bool = False) -> None:
-        """Compile every shape of `predict`, and of `embed` and `read` if they will be called, and run each once:
-        afterwards nothing compiles."""
+        """Compile every shape of `predict`, or with `embeddings` of `embed` and `read`, and run each once: afterwards
+        these compile nothing."""
+        job: Job = "read" if embeddings else "predict"
+        shapes = [(batch, n) for n in self._lengths for batch in BATCHES if batch * n <= max(_TOKENS, n)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda job: job[1](), self.jobs(embeddings)))
+            list(pool.map(lambda shape: self._compile(job, *shape), shapes))
         for (_, batch, length), program in self._programs.items():
             jax.block_until_ready(program(self._leaves, np.zeros((batch, length), np.int32), np.ones(batch, np.int32)))
-
-    def jobs(self, embeddings: bool = False) -> list[tuple[str, Callable[[], None]]]:
-        """What `warm_up` has to compile, as (name, job), for whoever compiles more beside; in any order and thread."""
-        kinds: tuple[Job, ...] = ("predict", "read") if embeddings else ("predict",)
-        return [
-            (f"{kind} {batch}×{length}", partial(self._compile, kind, batch, length))
-            for kind in kinds
-            for length in self._lengths
-            for batch in BATCHES
-            if batch * length <= max(_TOKENS, length)
-        ]
 
     def _compile(self, job: Job, batch: int, length: int) -> None:
         if (job, batch, length) in self._programs:
@@ -128,7 +123,7 @@ class ProxyPredictor:
         return out
 
     def _dealt(self, sizes: Sequence[int]) -> Iterator[tuple[list[int], int]]:
-        """(rows of a batch, its length): every row once, each batch of a shape of `jobs`."""
+        """(rows of a batch, its length): every row once, each batch of a shape that `warm_up` compiles."""
 
         def length_of(i: int) -> int:
             return next(n for n in self._lengths if sizes[i] <= n)

@@ -6,6 +6,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,10 @@ class RetrievalPredictor:
     @property
     def name(self) -> str:
         return f"retrieval over {self._proxy.name}"
+
+    @property
+    def digest(self) -> str:
+        return self._proxy.digest
 
     def warm_up(self, embeddings: bool = True) -> None:
         """Compile the encoder, and take in the file."""
@@ -105,12 +110,14 @@ class RetrievalPredictor:
         try:
             self.index.restore(index_file.read(path, self._model, self._probe))
             log.info("%d lengths of served requests read from %s", len(self.index), path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             pass
         except OSError as error:
-            log.warning("cannot read the lengths of served requests in %s (%s); starting without any", path, error)
+            self._path = None  # what cannot be read now may be whole: it is not written over
+            log.warning("cannot read the lengths of served requests in %s (%s); none will be kept", path, error)
         except index_file.IndexUnfit as unfit:
-            aside = path.with_name(path.name + ".unusable")
+            names = (path.with_name(f"{path.name}.unusable{n or ''}") for n in count())
+            aside = next(name for name in names if not name.exists())
             try:
                 os.replace(path, aside)
                 kept = f"it is now {aside}"

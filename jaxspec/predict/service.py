@@ -121,7 +121,7 @@ class PredictionService:
     # -- its own thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        flushed, dirty = self._clock(), False
+        flushed = self._clock()
         while True:
             with self._changed:
                 if not (self._waiting or self._learned or self._closing):
@@ -134,14 +134,12 @@ class PredictionService:
                 self._guarded(lambda batch=batch: self._predict(batch), len(batch))
             if learned:
                 self._guarded(lambda learned=learned: self._learn(learned), 0)
-                dirty = True
             ended = self._clock()
             if batch or learned:
                 self.counts.seconds += ended - begun
-            if dirty and (closing or ended - flushed >= self._flush_every):
-                assert self._learner is not None
+            if self._learner is not None and (closing or ended - flushed >= self._flush_every):
                 self._guarded(self._learner.flush, 0)
-                flushed, dirty = ended, False
+                flushed = ended
             if closing:
                 return
 

@@ -3,8 +3,8 @@
 A prompt file holds one JSON object a line with "turns" (the user's texts), as a rule an "id", and with several turns
 "replies". Every turn is asked, after the turns before it and their replies: the file's, or with --history own the
 model's. Each answer runs to its end token or to --max-tokens, and gives a line of the output:
-{"id", "turn", "temperature", "prompt", "length", "capped", "group", "source"}; capped: it was cut, so its true length
-is more than "length". Run again, it goes on with what is missing.
+{"id", "turn", "temperature", "prompt", "length", "capped", "group", "source", "model"}; capped: it was cut, so its true
+length is more than "length". Run again, it goes on with what is missing.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class Asked:
     turn: int
     prompt: str
     group: str
+    model: str
     text: str = ""
     length: int = 0
     finish_reason: str | None = None
@@ -95,6 +96,7 @@ class Asked:
             "capped": self.finish_reason != "stop",
             "group": self.group,
             "source": c.source,
+            "model": self.model,
         }
         if c.own and self.turn + 1 < len(c.turns):
             row["reply"] = self.text  # the history of the next turn, if that is asked in another run
@@ -124,6 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         wanted = conversations(args.prompts, args.temperature, args.history == "own", args.seed)[: args.limit]
         out.parent.mkdir(parents=True, exist_ok=True)
         done = collected(out)
+        fitting(done, args.model, args.max_tokens)
         total = sum(len(c.turns) for c in wanted)
         missing = deque(turns_left(wanted, done))
         if not missing:
@@ -185,6 +188,15 @@ def collected(out: Path) -> dict[Key, dict[str, Any]]:
         raise ValueError(f"{out}: a line has no {error}, so it was not written by this command") from None
 
 
+def fitting(done: dict[Key, dict[str, Any]], model: str, cap: int) -> None:
+    """Raises `ValueError` if rows collected before do not go with new ones."""
+    for row in done.values():
+        if row.get("model", model) != model:
+            raise ValueError(f"--model: {row['id']} was answered by {row['model']} before; name another --out")
+        if row["capped"] and row["length"] < cap:
+            raise ValueError(f"--max-tokens: {row['id']} was cut at {row['length']} tokens before; name another --out")
+
+
 def turns_left(wanted: Sequence[Conversation], done: dict[Key, dict[str, Any]]) -> Iterator[tuple[Conversation, int]]:
     """Turns that can be asked now: of conversations that follow the model's own replies the first that is missing.
 
@@ -229,7 +241,7 @@ def collect(
             params = SamplingParams(temperature=conversation.temperature, max_tokens=args.max_tokens, seed=seed)
             # One prompt may open several conversations, and be in other files, of token ids too.
             first = engine.tokenizer.decode(conversation.ids(engine.tokenizer, 0))
-            asked = Asked(conversation, turn, engine.tokenizer.decode(ids), group_of(first))
+            asked = Asked(conversation, turn, engine.tokenizer.decode(ids), group_of(first), args.model)
             engine.submit(ids, params, _taking(asked, ended))
             running += 1
         if not running:

@@ -37,7 +37,7 @@ class PredictorConfig(BaseModel):
     #: Tokens of a prompt that are read, the last ones.
     longest: PositiveInt = Field(512, ge=8)
     formulation: FormulationName = "reg_l1"
-    #: What regression and the pairwise score are fitted to: the logarithm of the length, or the length.
+    #: What regressions are fitted to: the logarithm of the length, or the length.
     scale: Literal["log", "linear"] = "log"
     #: Percentile classes, of classification and of the report.
     classes: int = Field(5, ge=2, le=100)

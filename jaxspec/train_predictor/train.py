@@ -338,7 +338,7 @@ class Trainer:
         encoder = self._encoder(self.best["encoder"], self.rest)
         head = nnx.merge(self.head_graph, self.best["head"])
         about = {"target": self.config.target, "encoder": self.config.encoder, "data": str(self.data)}
-        return ProxyPredictor(encoder, head, self.calibrated(), self.loaded.tokenizer, name, about)
+        return ProxyPredictor(encoder, head, self.calibrated(), self.loaded.tokenizer, name, about, self.config.longest)
 
 
 def copied(tree: Any) -> Any:

@@ -61,6 +61,7 @@ def measure(
             "max_num_seqs": MODES[mode],
             "max_batch_size": MODES[mode],
             "draft": [],
+            "prefix_caching": False,  # all prompts are served beforehand, but not to all
             **order,
         }
         for mode in modes
@@ -79,8 +80,10 @@ def measure(
         if len(drawn) < jobs:
             raise BenchError(f"--prompts: {len(ids)} prompts of the test part are too few for --jobs {jobs}")
         asked = [ids[i] for i in drawn]
-        answered = drive(first.engine, [0.0] * len(asked), asked, [params] * len(asked))
-        length = [m.output_tokens for m in answered]
+        length: list[int] = []
+        for at in range(0, len(asked), jobs):
+            part = asked[at : at + jobs]
+            length += [m.output_tokens for m in drive(first.engine, [0.0] * len(part), part, [params] * len(part))]
         advance()
         for repeat in range(work.turns):
             rng = np.random.default_rng([seed, repeat])
