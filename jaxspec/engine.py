@@ -24,7 +24,6 @@ from jaxspec.errors import EngineDead, EngineDraining
 from jaxspec.models.load import LoadedModel, load_model
 from jaxspec.outputs import OutputDelta, RequestMetrics
 from jaxspec.predict.build import build as build_predictions
-from jaxspec.predict.counts import PredictionCounts
 from jaxspec.predict.predictor import TextPredictor
 from jaxspec.sampling import InvalidRequest, SamplingParams, check_request
 from jaxspec.sched.config import SchedulerConfig
@@ -34,7 +33,7 @@ from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import NO_DRAFTS, QueueFull, Scheduler
 from jaxspec.sched.trees.candidates import Draft
 from jaxspec.session import Session
-from jaxspec.stats import Counters, EngineStats, peak_memory
+from jaxspec.stats import Counters, EngineStats, PredictionCounts, peak_memory
 from jaxspec.step.executor import Executor, Flight, silent
 from jaxspec.step.lattice import Progress, choices
 from jaxspec.step.packing import Tree
