@@ -198,8 +198,8 @@ class Scheduler:
         # Nobody is admitted in a step that ran out of pages: so a plan's preempted requests are never in its work. Only
         # where nobody is left in it, the one for whom they were taken is let in.
         while budget and not (preempted and work):
-            if (request := self._next()) is None or request in paused or request in ahead:
-                break
+            if self._seats(now) < 1 or (request := self._next()) is None or request in paused or request in ahead:
+                break  # the seats come first: a batch has to hear that nobody waits any more
             if not self._admit(request, now, preempted, alone=not work):
                 break
             if share := budget.take(request):
@@ -280,10 +280,9 @@ class Scheduler:
         return self.waiting.first_paused()
 
     def _admit(self, request: Request, now: float, preempted: list[Request], alone: bool) -> bool:
-        """Let a waiting request run; False if its seat or pages are not free or, unless it is `alone` in the step, its
-        KV is still on the host or just coming from there."""
-        away = request.state is State.SWAPPED or self._memory.arriving(request)
-        if self._seats(now) < 1 or (away and not alone):
+        """Give a waiting request a seat; False if its pages are not free or, unless it is `alone` in the step, its KV
+        is still on the host or just coming from there."""
+        if not alone and (request.state is State.SWAPPED or self._memory.arriving(request)):
             return False
         return self._enter(request, now, preempted)
 
