@@ -35,7 +35,7 @@ serve: $(INSTALLED)
 	@$(PY) -m jaxspec.serve $(ARGS)
 
 test: $(INSTALLED)
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n 2 $(ARGS)
 
 test-fast: $(INSTALLED)
 	$(PY) -m pytest -n 2 -m "not slow" $(ARGS)
