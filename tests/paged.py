@@ -109,3 +109,11 @@ jobs = st.builds(
     cancel=st.one_of(st.none(), st.none(), st.integers(0, 12)),
     in_flight=st.booleans(),
 )
+
+
+def crowd(random: Random) -> list[Job]:
+    """Twelve requests that come within a short time, of two stems."""
+    return [
+        Job(random.randint(0, 20), STEMS[random.randint(0, 1)][: random.randint(1, 12)], 12, False, None, False)
+        for _ in range(12)
+    ]

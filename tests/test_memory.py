@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jaxspec.sched import PagePool, Plan, PolicyConfig, Scheduler, SchedulerConfig, State, SwapCosts
 from jaxspec.sched.hostpages import HostPages
 from jaxspec.sched.memory import Defer, Memory, Swap
-from paged import STEMS, Device, Job, Slice, jobs
+from paged import Device, Job, Slice, crowd, jobs
 from steps import Steps
 from test_policies import Drive, policies
 
@@ -191,10 +191,7 @@ def test_the_properties_meet_swaps_uploads_ahead_and_a_full_host(order: str):
     swaps = lost = uploads = ahead = 0
     for seed in range(20):
         random = Random(seed)
-        jobs = [
-            Job(random.randint(0, 20), STEMS[random.randint(0, 1)][: random.randint(1, 12)], 12, False, None, False)
-            for _ in range(12)
-        ]
+        jobs = crowd(random)
         policy = PolicyConfig.model_validate(
             {"order": order, "las": {"quantum_ms": 1000}, "predictor": "noisy_oracle", "memory": "swap",
              "alise": {"first_threshold_ms": 50}}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jaxspec.sched import PagePool, Plan, PolicyConfig, Request, Scheduler, SchedulerConfig, State
 from jaxspec.sched.plan import Lookahead
-from paged import STEMS, Device, Job, jobs, solo
+from paged import Device, Job, crowd, jobs, solo
 
 ORDERS = ("fcfs", "sjf", "pairwise", "priority", "las", "laps_sd", "alise")
 PREEMPTIVE = ("priority", "las", "laps_sd", "alise")
@@ -222,10 +222,7 @@ def test_the_properties_meet_switches_and_lost_pages(order: str):
     switches = preempted = lost = 0
     for seed in range(20):
         random = Random(seed)
-        jobs = [
-            Job(random.randint(0, 20), STEMS[random.randint(0, 1)][: random.randint(1, 12)], 12, False, None, False)
-            for _ in range(12)
-        ]
+        jobs = crowd(random)
         policy = PolicyConfig.model_validate(
             {
                 "order": order,

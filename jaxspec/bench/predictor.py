@@ -14,7 +14,6 @@ With --engine the predictor serves: SSJF with it on the real engine, between FCF
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -184,8 +183,10 @@ def retrieval(args: argparse.Namespace) -> dict[str, Any]:
     whole = train[~data.capped[train]]  # of those that were cut not even the engine knows how long they were
     few = alise_predictors.repeating(test, np.random.default_rng(args.seed))
     found: dict[str, Any] = {}
-    served_before = {"new prompts": 0, "repeating prompts": alise_predictors.SERVED}
-    for workload, before, rows in (("new prompts", whole, test), ("repeating prompts", train[:0], few)):
+    for workload, before, rows, uncounted in (
+        ("new prompts", whole, test, 0),
+        ("repeating prompts", train[:0], few, alise_predictors.SERVED),
+    ):
         index = LengthIndex(settings.k, settings.threshold, settings.capacity)
         served = RetrievalPredictor(proxy, index, "")
         proxy.warm_up()
@@ -196,9 +197,7 @@ def retrieval(args: argparse.Namespace) -> dict[str, Any]:
                 advance()
         texts = [data.texts[row] for row in rows]
         predictors = {"proxy": proxy, "retrieval": served}
-        found[workload] = alise_predictors.compare(
-            predictors, texts, data.length[rows], data.capped[rows], served_before[workload]
-        )
+        found[workload] = alise_predictors.compare(predictors, texts, data.length[rows], data.capped[rows], uncounted)
         found[workload]["retrieval"]["share found"] = served.found / len(rows)
     return {"settings": settings.model_dump(), "data": str(data), **found}
 
@@ -227,11 +226,7 @@ def measure(path: Path, data: Corpus, bounds: np.ndarray, repeats: int) -> dict[
 
 def latency(predictor: ProxyPredictor, texts: Sequence[str]) -> dict[str, float]:
     """Milliseconds of one prediction at a time, tokenising included."""
-    taken = []
-    for text in texts:
-        begin = time.perf_counter()
-        predictor.predict([text])
-        taken.append(1e3 * (time.perf_counter() - begin))
+    taken = predictor_serving.milliseconds(lambda text: predictor.predict([text]), texts)
     p50, p99 = np.percentile(taken, [50, 99]).tolist()
     return {"mean": float(np.mean(taken)), "p50": p50, "p99": p99}
 

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxspec import training
 from jaxspec.config import ConfigError, parse_overrides
 from jaxspec.distill.config import DistillConfig
 
+PROG = "jaxspec.distill"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m jaxspec.distill", description=__doc__)
-    parser.add_argument("--config", required=True, metavar="YAML", help="a preset, as configs/distill/*.yaml")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="may be given again")
-    args = parser.parse_args(argv)
+    args = training.parse(PROG, __doc__, "configs/distill/*.yaml", argv)
     try:  # the optional extra `train`
         from jaxspec.distill.data import corpus
         from jaxspec.distill.train import Trainer
         from jaxspec.models.load import ModelLoadError, load_model
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("optax", "orbax"):
-            raise
-        return _fail(f"{error.name} is missing, which training needs: pip install 'jaxspec[train]'")
+        return training.fail(PROG, training.lacking(error))
     try:
         config = DistillConfig.load(args.config, **parse_overrides(args.set))
         target = load_model(config.target)
@@ -35,13 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         trainer.run(work / name)
         trainer.export(Path(config.out))
     except (ConfigError, ModelLoadError) as error:
-        return _fail(str(error))
+        return training.fail(PROG, str(error))
     return 0
-
-
-def _fail(why: str) -> int:
-    print(f"jaxspec.distill: {why}", file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

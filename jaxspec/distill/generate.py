@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxspec import training
 from jaxspec.distill.lines import mend, read_lines
 from jaxspec.llm import LLM
 from jaxspec.models.load.tokenizer import chat_ids
@@ -66,8 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         llm = LLM(model=args.model, draft=(), prefix_caching=False, max_num_seqs=64)
     except (OSError, ValueError) as error:
-        print(f"jaxspec.distill.generate: {error}", file=sys.stderr)
-        return 2
+        return training.fail("jaxspec.distill.generate", str(error))
     with llm, out.open("a") as file, progress("answers", len(asked), len(asked) - len(left)) as advance:
         for start in range(0, len(left), BATCH):
             part = left[start : start + BATCH]

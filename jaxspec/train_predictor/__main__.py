@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxspec import training
 from jaxspec.config import ConfigError, parse_overrides
 from jaxspec.train_predictor.config import PredictorConfig
 
+PROG = "jaxspec.train_predictor"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m jaxspec.train_predictor", description=__doc__)
-    parser.add_argument("--config", required=True, metavar="YAML", help="a preset, as configs/predictor/*.yaml")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="may be given again")
-    args = parser.parse_args(argv)
+    args = training.parse(PROG, __doc__, "configs/predictor/*.yaml", argv)
     try:  # the optional extra `train`
         from jaxspec.models.load import ModelLoadError
         from jaxspec.train_predictor.metrics import rounded
         from jaxspec.train_predictor.prepare import prepare
         from jaxspec.train_predictor.train import Trainer
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("optax", "orbax"):
-            raise
-        return _fail(f"{error.name} is missing, which training needs: pip install 'jaxspec[train]'")
+        return training.fail(PROG, training.lacking(error))
     try:
         config = PredictorConfig.load(args.config, **parse_overrides(args.set))
         name = Path(args.config).stem
@@ -36,13 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps({"test": rounded(found)}), flush=True)
         trainer.predictor(Path(config.out).stem).save(config.out)
     except (ConfigError, ModelLoadError) as error:
-        return _fail(str(error))
+        return training.fail(PROG, str(error))
     return 0
-
-
-def _fail(why: str) -> int:
-    print(f"jaxspec.train_predictor: {why}", file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TextIO
 
+from jaxspec import training
 from jaxspec.distill.generate import count
 from jaxspec.distill.lines import mend, read_lines
 from jaxspec.engine import Engine
@@ -29,6 +30,8 @@ from jaxspec.outputs import OutputDelta
 from jaxspec.progress import progress
 from jaxspec.sampling import SamplingParams
 from jaxspec.train_predictor.data import group_of
+
+PROG = "jaxspec.train_predictor.collect"
 
 #: Requests handed to the engine at once: those that run, and as many that wait for a place.
 AT_ONCE = 128
@@ -104,7 +107,7 @@ class Asked:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m jaxspec.train_predictor.collect", description=__doc__)
+    parser = argparse.ArgumentParser(prog=f"python -m {PROG}", description=__doc__)
     parser.add_argument("--prompts", nargs="+", required=True, metavar="JSONL")
     parser.add_argument("--out", required=True, metavar="JSONL", help="is appended to")
     parser.add_argument("--model", default="smollm2-135m")
@@ -134,15 +137,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         llm = LLM(model=args.model, draft=(), max_num_seqs=64)
     except (OSError, ValueError) as error:
-        return _fail(str(error))
+        return training.fail(PROG, str(error))
     before = sum(key in done for c in wanted for key in c.keys)
     try:
         with llm, out.open("a") as file, progress("answers", total, before) as advance:
             collect(llm.engine, missing, done, file, args, advance)
     except RuntimeError as error:
-        return _fail(f"{error}; run again to go on")
+        return training.fail(PROG, f"{error}; run again to go on")
     except KeyboardInterrupt:
-        _fail(f"interrupted; {out} keeps what is done, run again to go on")
+        training.fail(PROG, f"interrupted; {out} keeps what is done, run again to go on")
         return 130
     report(out, wanted)
     return 0
@@ -291,11 +294,6 @@ def report(out: Path, wanted: Sequence[Conversation]) -> None:
 def _number(*parts: Any) -> int:
     """A number that follows from `parts` alone."""
     return int(hashlib.sha256(repr(parts).encode()).hexdigest()[:15], 16)
-
-
-def _fail(why: str) -> int:
-    print(f"jaxspec.train_predictor.collect: {why}", file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@ prompts once beforehand; that is what the oracle is told. Prompts, arrivals and 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from jaxspec.llm import LLM
     from jaxspec.outputs import RequestMetrics
     from jaxspec.train_predictor.config import PredictorConfig
+
+T = TypeVar("T")
 
 SEATS = 4
 ORDERS = FCFS, TRAINED, KNOWN = "FCFS", "SSJF, trained predictor", "SJF, lengths known"
@@ -140,12 +142,18 @@ def one_at_a_time(llm: LLM, asked: Sequence[Sequence[int]], predictor: str | Non
 
     proxy = load_proxy(predictor, llm.engine.model_name)
     proxy.warm_up()
-    taken = []
-    for ids in asked:
-        begun = time.perf_counter()
-        proxy.predict([llm.tokenizer.decode(ids, skip_special_tokens=True)])
-        taken.append(1e3 * (time.perf_counter() - begun))
+    taken = milliseconds(lambda ids: proxy.predict([llm.tokenizer.decode(ids, skip_special_tokens=True)]), asked)
     return {"mean": float(np.mean(taken)), "max": max(taken)}
+
+
+def milliseconds(ask: Callable[[T], object], items: Iterable[T]) -> list[float]:
+    """What asking for each of `items` takes, one after the other."""
+    taken = []
+    for item in items:
+        begun = time.perf_counter()
+        ask(item)
+        taken.append(1e3 * (time.perf_counter() - begun))
+    return taken
 
 
 def sections(found: Mapping[str, Any]) -> dict[str, str]:
