@@ -9,11 +9,21 @@ from typing import Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, Field, PositiveInt, ValidationError, ValidationInfo, field_validator
 
-from jaxspec.sched.policy import PolicyConfig
+from jaxspec.sched.policy import PolicyConfig, Section
 
 
 class ConfigError(ValueError):
     """A setting that does not exist or does not fit; the message names it."""
+
+
+class AdaServeSettings(Section):
+    """`tree: adaserve`: draft tokens by latency targets (AdaServe §4.3)."""
+
+    #: Most draft nodes that a request gets for its target in a step (n_max).
+    most_nodes: PositiveInt = 16
+    #: Draft, and fill the budget, only as far as that raises the expected tokens per second or brings requests back to
+    #: their targets; false: always and all of it, as in the paper.
+    economic: bool = True
 
 
 class EngineConfig(PolicyConfig):
@@ -31,10 +41,16 @@ class EngineConfig(PolicyConfig):
     #: package for the model, if there is one. "none" or an empty list: no drafting.
     draft: list[str] = Field(default_factory=lambda: ["auto"])
     #: What of a drafter's candidates is verified; "auto": what raises the expected tokens per second.
-    tree: Literal["auto", "chain", "fixed", "equal_greedy", "global_greedy"] = "auto"
-    #: Most levels drafted (all of them unless `tree` is "auto"), and draft nodes of equal_greedy and global_greedy.
+    tree: Literal["auto", "chain", "fixed", "equal_greedy", "global_greedy", "adaserve"] = "auto"
+    #: Most levels drafted: all of them with chain and fixed.
     draft_levels: PositiveInt | None = None
+    #: Draft nodes of equal_greedy and global_greedy in a step; unset: what `draft_budget` leaves.
     draft_nodes: PositiveInt | None = None
+    #: Tokens of a step, drafts included, up to which it is not much slower (AdaServe's B); unset: as profiled.
+    draft_budget: PositiveInt | None = None
+    #: equal_greedy, global_greedy, adaserve: whether a draft's chances are as learned or as its drafter says.
+    draft_calibration: bool = True
+    adaserve: AdaServeSettings = AdaServeSettings()
     #: When a draft token is accepted: "match", where the target chose the same; "rejection": by the chance that keeps
     #: the target's distribution.
     acceptance: Literal["match", "rejection"] = "match"

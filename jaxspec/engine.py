@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.draft import drafters
-from jaxspec.draft.build import build, room_for_draws
+from jaxspec.draft.build import build, room_for_draws, runners
 from jaxspec.errors import EngineDead, EngineDraining
 from jaxspec.models.load import LoadedModel, load_model
 from jaxspec.outputs import OutputDelta, RequestMetrics
@@ -31,6 +31,8 @@ from jaxspec.sched.pages import PagePool
 from jaxspec.sched.plan import Outcome, Plan, Work
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import NO_DRAFTS, QueueFull, Scheduler
+from jaxspec.sched.slo import Slo
+from jaxspec.sched.steptimes import StepTimes
 from jaxspec.sched.trees.candidates import Draft
 from jaxspec.session import Session
 from jaxspec.stats import Counters, EngineStats, PredictionCounts, peak_memory
@@ -86,14 +88,17 @@ class Engine:
         )  # fmt: skip
         if self._predictions:
             self._predictions.warm_up(progress)
-        self._speculator = build(config, self._executor, models, pages, progress, clock) if models else None
-        self._host = host_pool(config, self._executor, self._speculator.runners if self._speculator else (), progress)
+        self._times = StepTimes(self._executor.profile())
+        self._speculator = (
+            build(config, self._executor, models, pages, self._times, progress, clock) if models else None
+        )
+        self._host = host_pool(config, self._executor, runners(self._speculator), progress)
         self._executor.settled()
         self._pool = PagePool(pages, config.page_size, config.prefix_caching)
         limits = SchedulerConfig(
             config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len, None, choices(config.max_num_seqs),
             config.policy, self._host.num_pages, not self._host.quantized,
-            swap_costs(config, self._executor, self._host),
+            swap_costs(config, self._executor, self._host), self._times,
         )  # fmt: skip
         self._scheduler = Scheduler(limits, self._pool)
         self._eos = frozenset(loaded.tokenizer.eos_token_ids)
@@ -153,12 +158,14 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
         expected_tokens: int | None = None,
+        slo: Slo | None = None,
     ) -> str:
         """Queue a request; its deltas go to `on_output`, the last one with a finish reason. -> its id.
 
         `params.n` is the caller's: submit n requests. `priority`: smaller goes first, where the order heeds it.
         `expected_tokens` is what an oracle predicts the request to write; max_tokens where it is not given, which is
-        right for requests that ignore EOS. Raises `InvalidRequest`, `QueueFull`, `EngineDead`, `EngineDraining`.
+        right for requests that ignore EOS. `slo`: latency targets, None for the configuration's. Raises
+        `InvalidRequest`, `QueueFull`, `EngineDead`, `EngineDraining`.
         """
         max_tokens = self.check(prompt_ids, params)
         if expected_tokens is not None and expected_tokens < 1:
@@ -167,7 +174,7 @@ class Engine:
             request_id or uuid4().hex, len(prompt_ids), [int(t) for t in prompt_ids], max_tokens,
             self._clock(), priority,
             reuse_prefix=params.prompt_logprobs is None, prompt_logprobs=params.prompt_logprobs is not None,
-            true_len=expected_tokens,
+            true_len=expected_tokens, slo=self.config.slo.slo if slo is None else slo,
         )  # fmt: skip
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         with self._lock:
@@ -295,7 +302,8 @@ class Engine:
         speculator = self._speculator
         if self._predictions:
             self._predictions.apply(self._scheduler.predicted, begun)
-        plan = self._scheduler.plan(begun, speculator.lookahead(self._scheduler.running) if speculator else NO_DRAFTS)
+        ahead = speculator.lookahead(self._scheduler.running, begun) if speculator else NO_DRAFTS
+        plan = self._scheduler.plan(begun, ahead)
         self._free_penalty_rows(plan)
         moving = self._clock()
         self._host.carry_out(plan)
@@ -310,7 +318,8 @@ class Engine:
         drafts: dict[str, Draft] = {}
         if speculator:
             begun_drafting = self._clock()
-            drafts = speculator.draft(plan.work, lambda request: self._sessions[request.id].choosing(), plan.num_tokens)
+            choosing = lambda request: self._sessions[request.id].choosing()  # noqa: E731
+            drafts = speculator.draft(plan.work, choosing, plan.num_tokens, begun)
             drafted += self._clock() - begun_drafting
         trees = [self._tree(s, w, drafts) for s, w in zip(sessions, plan.work, strict=True)]
         packed = self._executor.pack(trees)
@@ -322,8 +331,7 @@ class Engine:
         self._counters.count(plan, packed, self._executor.positions_read(packed))
         decision = flight.read()
         read = self._clock()
-        if speculator:
-            speculator.observe_step(packed.shape.tokens, read - launched)
+        self._times.observe(packed.shape.tokens, read - launched)
         outcomes = self._take_in(plan, sessions, flight, drafts, decision, read)
         self._scheduler.update(plan, outcomes, read, read - begun)
         done = self._clock()

@@ -16,15 +16,19 @@ class Budget:
     def __init__(self, config: SchedulerConfig) -> None:
         self.tokens = config.max_num_batched_tokens
         self.slots = config.max_logit_slots
+        #: Prompt tokens (and those computed again) among them; None: any.
+        self.prompt_tokens: int | None = None
 
     def __bool__(self) -> bool:
-        """Whether any request could take something."""
-        return self.tokens > 0 and self.slots > 0
+        """Whether a prompt could take something."""
+        return self.tokens > 0 and self.slots > 0 and self.prompt_tokens != 0
 
     def take(self, request: Request) -> Work | None:
         """As many of the request's known tokens as fit, from where it stands; None if none do."""
         known = len(request.tokens) - request.computed
         count = min(known, self.tokens)
+        if not request.decoding and self.prompt_tokens is not None:
+            count = min(count, self.prompt_tokens)
         if request.prompt_logprobs:
             count = min(count, self.slots)
         elif count == known and not self.slots:
@@ -34,6 +38,8 @@ class Budget:
         work = Work(request, request.computed, count)
         self.tokens -= count
         self.slots -= work.logit_slots
+        if not request.decoding and self.prompt_tokens is not None:
+            self.prompt_tokens -= count
         return work
 
     def allow_drafts(self, work: list[Work], lookahead: Lookahead, memory: Memory) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from jaxspec.sched.pages import PagePool
 from jaxspec.sched.policy import PolicyConfig
 from jaxspec.sched.request import Request
+from jaxspec.sched.steptimes import StepTimes
 from jaxspec.sched.swapcosts import SwapCosts
 
 
@@ -30,6 +31,8 @@ class SchedulerConfig:
     exact_swap: bool = True
     #: What swapping and computing anew take; None: not known, then what fits the host is swapped.
     costs: SwapCosts | None = None
+    #: What steps take; None: not known, then there is no pace.
+    times: StepTimes | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_model_len"):

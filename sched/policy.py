@@ -9,6 +9,8 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+from jaxspec.sched.slo import Slo
+
 
 class Section(BaseModel):
     """Settings of one choice; unknown names are refused."""
@@ -73,6 +75,28 @@ class AliseSettings(Section):
     growth: float = Field(default=1.5, gt=1, le=100)
 
 
+class Targets(Section):
+    """Latency targets of a request."""
+
+    #: Mean time per output token after the first.
+    tpot_ms: PositiveFloat | None = None
+    #: Time to first token.
+    ttft_ms: PositiveFloat | None = None
+
+    @property
+    def slo(self) -> Slo:
+        return Slo(*(None if ms is None else ms / 1000 for ms in (self.tpot_ms, self.ttft_ms)))
+
+
+class SloSettings(Targets):
+    """Targets of requests that name none, and what becomes of targets that cannot be met."""
+
+    #: Targets by a name that requests give instead of their own.
+    categories: dict[str, Targets] = Field(default_factory=dict)
+    #: strict: a request whose target cannot be met without breaking others' is refused.
+    admission: Literal["best_effort", "strict"] = "best_effort"
+
+
 class RetrievalSettings(Section):
     """ALISE §3.1: answers to similar prompts say how long this one will be."""
 
@@ -108,6 +132,12 @@ class PolicyConfig(BaseModel):
     #: dynamic: requests of a batch, and how long it waits for them to come. At most max_num_seqs run in any case.
     max_batch_size: PositiveInt = 8
     batch_wait_timeout_ms: float = Field(default=50.0, ge=0)
+    #: Whether prompts are computed beside those that decode, in what a step has left, or before all else.
+    prefill: Literal["mixed", "first"] = "mixed"
+    #: Who decodes in a step while some have a TPOT target. none: all. fcfs, stta: as many as keep a step within the
+    #: tightest target, by arrival or those nearest to missing theirs. deadline: as stta, by what they have got ahead.
+    pace: Literal["none", "fcfs", "stta", "deadline"] = "none"
+    slo: SloSettings = SloSettings()
     #: A request that has waited so long goes before all that have not; unset: no aging.
     aging_ms: PositiveFloat | None = None
     priority: PrioritySettings = PrioritySettings()

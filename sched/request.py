@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from jaxspec.sched.slo import NONE, Slo
+
 
 class State(Enum):
     WAITING = "waiting"
@@ -31,6 +33,8 @@ class Request:
     max_tokens: int
     arrival: float
     priority: int = 0
+    #: Its latency targets.
+    slo: Slo = NONE
     #: False for requests that need the logits of every prompt token, which a cached prefix would skip.
     reuse_prefix: bool = True
     #: Prompt positions whose choice is read too (echo with logprobs).
@@ -71,6 +75,8 @@ class Request:
     proposed: int = 0
     accepted: int = 0
     first_scheduled: float | None = None
+    #: When its first token came.
+    first_token: float | None = None
 
     @property
     def remaining_known(self) -> int:

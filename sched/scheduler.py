@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from jaxspec.sched import batching, memory, order, predict
+from jaxspec.sched import batching, memory, order, pace, predict
 from jaxspec.sched.budget import Budget
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.memory.ewt import arrange
@@ -17,6 +17,7 @@ from jaxspec.sched.request import Request, State
 from jaxspec.sched.runtime import Runtime
 
 NO_DRAFTS = Lookahead()
+NO_PACE = pace.Pacing()
 
 
 class QueueFull(RuntimeError):
@@ -52,6 +53,7 @@ class Scheduler:
             self.order = self._aging = order.Aging(self.order)
             self._aging_seconds = config.policy.aging_ms / 1000
         self._batching = batching.build(config.policy, config.max_num_seqs)
+        self._pace = pace.build(config.policy.pace, config.times)
         self._predictor = predict.build(config.policy)
         self._memory = memory.build(config, pool)
         self._learns = self._memory.swaps or config.policy.order == "alise"
@@ -155,7 +157,7 @@ class Scheduler:
         recomputed = sum(work.recomputes for work in plan.work)
         for work, outcome in zip(plan.work, outcomes, strict=True):
             if work.request.state is State.RUNNING:  # else it was cancelled meanwhile
-                self._advance(work, outcome, seconds)
+                self._advance(work, outcome, now, seconds)
         if recomputed:
             self.recomputed_tokens += recomputed
             self.recompute_seconds += seconds * recomputed / plan.num_tokens
@@ -191,9 +193,14 @@ class Scheduler:
         if self._memory.swaps and (self.waiting.num_swapped or self.waiting.num_paused):
             self._swap(now, ahead, preempted)
 
-        for request in self._service():
-            if self._reserve(request, now, preempted) and (share := budget.take(request)):
-                work.append(share)
+        pacing = self._pace.choose(self.running, self.waiting.first(), now) if self._pace else NO_PACE
+        budget.prompt_tokens = pacing.prompt_tokens
+        first = self.config.policy.prefill == "first"
+        service = [r for r in self._service() if r.id not in pacing.resting]
+        if not first:
+            self._fill(work, service, budget, now, preempted)
+        else:
+            self._fill(work, [r for r in service if not r.decoding], budget, now, preempted)
 
         # Nobody is admitted in a step that ran out of pages: so a plan's preempted requests are never in its work. Only
         # where nobody is left in it, the one for whom they were taken is let in.
@@ -204,12 +211,22 @@ class Scheduler:
                 break
             if share := budget.take(request):
                 work.append(share)
+        if first and not work:
+            self._fill(work, [r for r in service if r.decoding], budget, now, preempted)
 
         if lookahead.drafts and lookahead.levels:
             budget.allow_drafts(work, lookahead, self._memory)
         plan = Plan(tuple(work), (*ahead, *preempted), tuple(paused), *self._memory.transfers())
         self._in_flight = plan if work else None
         return plan
+
+    def _fill(
+        self, work: list[Work], service: Sequence[Request], budget: Budget, now: float, preempted: list[Request]
+    ) -> None:
+        """Let running requests take what they need of the step, in this order."""
+        for request in service:
+            if self._reserve(request, now, preempted) and (share := budget.take(request)):
+                work.append(share)
 
     def _service(self) -> list[Request]:
         """The running requests in the order in which a step is filled: decoding is never delayed by prefill."""
@@ -334,7 +351,7 @@ class Scheduler:
 
     # -- how requests change their state ---------------------------------------------------------------------------
 
-    def _advance(self, work: Work, outcome: Outcome, seconds: float) -> None:
+    def _advance(self, work: Work, outcome: Outcome, now: float, seconds: float) -> None:
         request, new = work.request, outcome.tokens
         # Of the new tokens all but the last were drafts: their KV is committed along with that of the known ones.
         computed = work.start + work.count + max(0, len(new) - 1)
@@ -347,6 +364,8 @@ class Scheduler:
         self._memory.commit(request, computed)
         if new:
             request.lost = None
+            if request.first_token is None:
+                request.first_token = now
         if round_of_drafts:
             request.attained += seconds
             request.proposed += outcome.proposed

@@ -8,11 +8,12 @@ speculation is never knowingly slower than none.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from jaxspec.sched.plan import Lookahead
+from jaxspec.sched.steptimes import StepTimes
 from jaxspec.sched.trees.candidates import Candidates
 
 #: Bounds of the drafter's probabilities of a node given its parent, by which acceptance is counted.
@@ -22,6 +23,8 @@ _LOG_EDGES = np.log(_EDGES)
 _EMPTY = -1e3
 #: Observations that a guess made in advance is worth, and after how many an observation weighs 1/e.
 _PRIOR, _MEMORY = 4.0, 1000.0
+#: The same of a level's correction, in accepted nodes.
+_LEVEL_PRIOR = 20.0
 #: The chance of a level before anything is known: enough to try.
 _HOPE = 0.6
 #: Rounds over which catching up with a prompt is reckoned: it is done once.
@@ -54,45 +57,43 @@ class Share:
 
 
 class Calibration:
-    """P(accepted | parent accepted) of a node by what the drafter said: small drafters are too sure of themselves."""
+    """P(accepted | parent accepted) of a node by what the drafter said and by its level: small drafters are too sure of
+    themselves, and the more so the more of their own tokens they go on from.
+
+    The shares of accepted nodes by what was said are corrected for each level by how much oftener or seldomer its nodes
+    were accepted than those shares would have it.
+    """
 
     def __init__(self) -> None:
         middles = [0.01, *((a + b) / 2 for a, b in zip(_EDGES, [*_EDGES[1:], 1.0], strict=True))]
         self._shares = [Share(m) for m in middles]
+        self._levels: list[Record] = []
 
     def rates(self) -> np.ndarray:
         """`[bins]` between the bounds."""
         return np.asarray([s.value for s in self._shares])
 
-    def observe(self, logprob: float, accepted: bool) -> None:
-        self._shares[int(np.searchsorted(_LOG_EDGES, logprob))].observe(accepted)
+    def of_level(self, level: int) -> float:
+        """What the rates of level 1, 2, … are to be multiplied by."""
+        return self._levels[level - 1].factor if 0 < level <= len(self._levels) else 1.0
+
+    def observe(self, logprob: float, accepted: bool, level: int) -> None:
+        share = self._shares[int(np.searchsorted(_LOG_EDGES, logprob))]
+        self._levels += [Record(_LEVEL_PRIOR, _LEVEL_PRIOR) for _ in range(level - len(self._levels))]
+        keep = 1 - 1 / _MEMORY
+        at = self._levels[level - 1]
+        at.expected = keep * at.expected + (1 - keep) * _LEVEL_PRIOR + share.value
+        at.accepted = keep * at.accepted + (1 - keep) * _LEVEL_PRIOR + accepted
+        share.observe(accepted)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds: of a step by its number of tokens (a ladder), of a drafting round by what it holds."""
+    """Seconds of a step, and of a drafting round by what it holds."""
 
-    step: dict[int, float]
+    step: StepTimes
     #: (requests, tokens to catch up with, levels, width) -> seconds
     round: Callable[[int, int, int, int], float]
-    #: How much longer a step takes than its profile says. One number for all: where plain steps have become slower,
-    #: those with drafts have too, although none was seen of late.
-    scale: float = 1.0
-    _ladder: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._ladder = sorted(self.step)
-
-    def of_step(self, tokens: int) -> float:
-        last = self._ladder[-1]
-        if tokens > last:  # more than one step's: as many steps
-            return self.scale * self.step[last] * tokens / last
-        return self.scale * self.step[next(t for t in self._ladder if t >= tokens)]
-
-    def observe_step(self, bucket: int, seconds: float) -> None:
-        """A step took so long; outliers (a pause of the machine) count as twice the usual."""
-        if bucket in self.step:
-            self.scale += 0.05 * (min(seconds / self.step[bucket], 2 * self.scale) - self.scale)
 
 
 @dataclass(slots=True)
@@ -153,10 +154,24 @@ class Speculation:
             self._idle, self._patience = 0, min(2 * self._patience, 512)
         return Lookahead(min(self.most.drafts, self.levels * self.width), self.levels)
 
+    def hasten(self, needy: int, decoding: int, catch_up: int, records: Sequence[Record], room: int) -> Lookahead:
+        """How far to draft for `needy` of the `decoding` requests, so that those few get their tokens soonest.
+
+        Not at all if drafts make a step longer than they are worth, even to them. At most `room` draft nodes.
+        """
+        factor = sum(r.factor for r in records) / max(len(records), 1)
+        best, self.levels, self.width, self.probing = needy / self.times.step.of(decoding) * (1 + _MARGIN), 0, 0, False
+        for width in self.widths:
+            speeds = self._speeds(needy, catch_up, width, factor, others=decoding - needy, own_only=True)
+            for level, speed in enumerate(speeds, 1):
+                if speed > best and (level - 1) * needy < room:
+                    best, self.levels, self.width = speed, level, width
+        return Lookahead(min(self.most.drafts, self.levels * self.width), self.levels)
+
     def _best(self, requests: int, catch_up: int, factor: float, at_least: float = 0.0) -> tuple[int, int]:
         """(levels, width) of most tokens per second, were each level reached with a chance of `at_least` or as learned;
         (0, 0) if nothing is faster than no drafts."""
-        best, choice = requests / self.times.of_step(requests) * (1 + _MARGIN), (0, 0)
+        best, choice = requests / self.times.step.of(requests) * (1 + _MARGIN), (0, 0)
         for width in self.widths:
             for level, speed in enumerate(self._speeds(requests, catch_up, width, factor, at_least), 1):
                 if speed > best:
@@ -164,9 +179,10 @@ class Speculation:
         return choice
 
     def _speeds(
-        self, requests: int, catch_up: int, width: int, factor: float, at_least: float = 0.0
-    ) -> Iterator[float]:
-        """Expected tokens per second with 1, 2, … levels."""
+        self, requests: int, catch_up: int, width: int, factor: float, at_least: float = 0.0, others: int = 0,
+        own_only: bool = False,
+    ) -> Iterator[float]:  # fmt: skip
+        """Expected tokens per second with 1, 2, … levels; `others` decode beside and are counted unless `own_only`."""
         expected = reach = 1.0
         for level in range(1, self.most.levels + 1):
             chance = self._reach[width][level - 1].value * (factor if level == 1 else 1.0)
@@ -174,8 +190,8 @@ class Speculation:
             expected += reach
             nodes = level if width == 1 else max(level, min(self._nodes[width], level * width))
             cost = self.times.round(requests, catch_up, level, width)
-            cost += self.times.of_step(round(requests * (1 + nodes)))
-            yield requests * expected / cost
+            cost += self.times.step.of(others + round(requests * (1 + nodes)))
+            yield (requests * expected + (0 if own_only else others)) / cost
 
     def speed(self, requests: int, record: Record) -> float:
         """Expected tokens per second with the levels decided on, if all of so many requests were like this one."""
@@ -188,10 +204,12 @@ class Speculation:
         own = path - np.where(candidates.parent < 0, 0, path[candidates.parent])
         rate = self.calibration.rates()[np.searchsorted(_LOG_EDGES, own)].tolist()
         empty = (path <= _EMPTY).tolist()
+        depths = candidates.depths()
+        correction = [self.calibration.of_level(level) for level in range(max(depths, default=0) + 1)]
         out: list[float] = []
         for i, above in enumerate(parents):
             chance = out[above] if above >= 0 else min(1.0, record.factor)
-            out.append(0.0 if empty[i] else chance * rate[i])
+            out.append(0.0 if empty[i] else chance * min(1.0, rate[i] * correction[depths[i]]))
         return np.asarray(out)
 
     def observe(self, candidates: Candidates, chosen: np.ndarray, accepted: Sequence[int], record: Record) -> None:
@@ -210,7 +228,7 @@ class Speculation:
             deepest = max(deepest, depth[i])
             if above < 0 or above in path:
                 before = 0.0 if above < 0 else float(candidates.logprob[above])
-                self.calibration.observe(float(candidates.logprob[i]) - before, i in path)
+                self.calibration.observe(float(candidates.logprob[i]) - before, i in path, depth[i])
         if self.width in self._reach:
             reach = self._reach[self.width]
             for level in range(1, min(deepest, len(path) + 1) + 1):
@@ -220,7 +238,7 @@ class Speculation:
 
 
 def choose_nodes(
-    times: Times, chances: Sequence[np.ndarray], limits: Sequence[int], others: int, probing: Sequence[bool]
+    times: StepTimes, chances: Sequence[np.ndarray], limits: Sequence[int], others: int, probing: Sequence[bool]
 ) -> list[np.ndarray]:
     """The nodes that raise expected tokens per second most, over all requests: masks `[n]` bool, closed under parents.
 
@@ -235,10 +253,10 @@ def choose_nodes(
         if taken[i] < limits[i]:
             taken[i] += 1
             kept.append((-p, i, k))
-    expected, best, count = float(others), others / times.of_step(others), 0
+    expected, best, count = float(others), others / times.of(others), 0
     for m, (p, _, _) in enumerate(kept, 1):
         expected += p
-        speed = expected / times.of_step(others + m)
+        speed = expected / times.of(others + m)
         if speed >= best:
             best, count = speed, m
     masks = [np.zeros(len(row), bool) for row in chances]

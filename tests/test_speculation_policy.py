@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from jaxspec.sched.plan import Lookahead
 from jaxspec.sched.speculation import Calibration, Record, Speculation, Times, choose_nodes
+from jaxspec.sched.steptimes import StepTimes
 from jaxspec.sched.trees.candidates import Candidates
 
 #: A plateau up to eight tokens, then a slope, as of a memory-bound device.
@@ -18,7 +19,9 @@ STEP = {1: 10.0, 2: 10.0, 4: 10.5, 8: 11.0, 16: 15.0, 32: 25.0, 64: 45.0}
 
 
 def speculation(per_level: float = 0.5) -> Speculation:
-    return Speculation(Times(dict(STEP), lambda n, c, levels, w: 0.5 + per_level * levels), Lookahead(32, 8), [1, 4])
+    return Speculation(
+        Times(StepTimes(STEP), lambda n, c, levels, w: 0.5 + per_level * levels), Lookahead(32, 8), [1, 4]
+    )
 
 
 def chain(n: int, probability: float = 0.5) -> Candidates:
@@ -30,7 +33,7 @@ def select(
     spec: Speculation, candidates: list[Candidates], records: list[Record], limits: list[int]
 ) -> list[np.ndarray]:
     chances = [spec.chances(c, r) for c, r in zip(candidates, records, strict=True)]
-    return choose_nodes(spec.times, chances, limits, len(candidates), [spec.probing] * len(candidates))
+    return choose_nodes(spec.times.step, chances, limits, len(candidates), [spec.probing] * len(candidates))
 
 
 def play(spec: Speculation, rounds: int, hit: float, requests: int = 1, seed: int = 0) -> list[int]:
@@ -104,10 +107,22 @@ def test_calibration_learns_what_probabilities_are_worth() -> None:
     calibration, rng = Calibration(), np.random.default_rng(0)
     for _ in range(5000):
         said = rng.uniform()
-        calibration.observe(np.log(said), rng.random() < said / 2)  # twice too sure
+        calibration.observe(np.log(said), rng.random() < said / 2, 1)  # twice too sure
     middles = [0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.935, 0.985]
     assert calibration.rates()[6:] == pytest.approx(np.asarray(middles) / 2, abs=0.12)
     assert calibration.rates()[0] < 0.05
+
+
+def test_calibration_tells_levels_apart() -> None:
+    """A drafter that is right about the first level and half as good as it says at the third."""
+    calibration, rng = Calibration(), np.random.default_rng(0)
+    for _ in range(6000):
+        level = int(rng.integers(1, 4))
+        calibration.observe(np.log(0.75), rng.random() < (0.75 if level < 3 else 0.375), level)
+    rate = calibration.rates()[10]
+    found = [min(1.0, rate * calibration.of_level(level)) for level in (1, 2, 3)]
+    assert found == pytest.approx([0.75, 0.75, 0.375], abs=0.06)
+    assert calibration.of_level(4) == 1.0
 
 
 def test_a_request_whose_drafts_fail_gets_fewer() -> None:

@@ -56,9 +56,11 @@ def best_by_size(candidates: Candidates, limit: int) -> list[float]:
     return best
 
 
-def check(policy: TreePolicy, trees: list[Candidates], limits: list[int]) -> list[np.ndarray]:
+def check(
+    policy: TreePolicy, trees: list[Candidates], limits: list[int], budget: int = 99, needs: list[float] | None = None
+) -> list[np.ndarray]:
     """What any policy owes."""
-    masks = policy.select(trees, limits)
+    masks = policy.select(trees, limits, budget, needs or [float("-inf")] * len(trees), len(trees))
     assert len(masks) == len(trees)
     for tree, mask, limit in zip(trees, masks, limits, strict=True):
         assert mask.shape == (len(tree),) and mask.dtype == bool
@@ -80,6 +82,8 @@ def forest(draw: st.DrawFn, most: int = 6) -> tuple[list[Candidates], list[int]]
 def test_equal_greedy_is_the_best_for_each(given_: tuple[list[Candidates], list[int]], budget: int) -> None:
     trees, limits = given_
     masks = check(EqualGreedy(budget), trees, limits)
+    unset = check(EqualGreedy(), trees, limits, budget)
+    assert all((a == b).all() for a, b in zip(masks, unset, strict=True))
     assert sum(mask.sum() for mask in masks) <= budget
     share = budget // max(1, sum(len(t) > 0 and limit > 0 for t, limit in zip(trees, limits, strict=True)))
     for tree, mask, limit in zip(trees, masks, limits, strict=True):
@@ -93,6 +97,8 @@ def test_equal_greedy_is_the_best_for_each(given_: tuple[list[Candidates], list[
 def test_global_greedy_is_the_best_for_all(given_: tuple[list[Candidates], list[int]], budget: int) -> None:
     trees, limits = given_
     masks = check(GlobalGreedy(budget), trees, limits)
+    unset = check(GlobalGreedy(), trees, limits, budget)
+    assert all((a == b).all() for a, b in zip(masks, unset, strict=True))
     assert sum(mask.sum() for mask in masks) <= budget
     tables = [best_by_size(tree, max(limit, 0)) for tree, limit in zip(trees, limits, strict=True)]
     best = max(

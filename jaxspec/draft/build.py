@@ -7,13 +7,15 @@ from collections.abc import Callable, Mapping
 import jax.numpy as jnp
 
 from jaxspec.config import ConfigError, EngineConfig
-from jaxspec.draft.drafter import Drafter, ModelDrafter, NgramDrafter
+from jaxspec.draft.drafter import ModelDrafter, NgramDrafter
 from jaxspec.draft.growth import Draws
-from jaxspec.draft.runner import BEAMS, DEPTH, DraftRunner, draft_lattice
-from jaxspec.draft.speculator import MOST_NODES, Speculator
+from jaxspec.draft.runner import BEAMS, DraftRunner, draft_lattice
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.load.weights import Weights
-from jaxspec.sched.trees import Chain, Drawing, EqualGreedy, Fixed, GlobalGreedy, TreePolicy
+from jaxspec.sched.drafter import Drafter
+from jaxspec.sched.speculator import DEPTH, Speculator
+from jaxspec.sched.steptimes import StepTimes
+from jaxspec.sched.trees import AdaServe, Chain, Drawing, EqualGreedy, Fixed, GlobalGreedy, TreePolicy
 from jaxspec.step.executor import Executor
 from jaxspec.step.lattice import Progress, compile_all
 from jaxspec.step.rejection import Drawn
@@ -27,10 +29,11 @@ def build(
     executor: Executor,
     models: Models,
     num_pages: int,
+    step: StepTimes,
     progress: Progress,
     clock: Callable[[], float],
 ) -> Speculator:
-    """The speculator of these drafters."""
+    """The speculator of these drafters, for an engine whose steps take `step`."""
     drawing = _drawing(config, models)
     largest = executor.shapes[-1]
     shapes = draft_lattice(largest.tokens, largest.trees, largest.pages)
@@ -47,20 +50,30 @@ def build(
         runner.warm_up()
         side_by_side.append(ModelDrafter(runner, clock, config.compilation_cache != ""))
     levels = config.draft_levels or DEPTH
-    nodes = config.draft_nodes or min(2 * levels, MOST_NODES)
+    adaserve = config.adaserve
     policies: dict[str, TreePolicy | None] = {
         "auto": None,
         "chain": Chain(levels),
         "fixed": Fixed(),
-        "equal_greedy": EqualGreedy(nodes),
-        "global_greedy": GlobalGreedy(nodes),
+        "equal_greedy": EqualGreedy(config.draft_nodes),
+        "global_greedy": GlobalGreedy(config.draft_nodes),
+        "adaserve": AdaServe(adaserve.most_nodes, step if adaserve.economic else None),
     }
     policy = policies[config.tree] if drawing is None else Drawing(levels)
+    shaped = config.tree in ("equal_greedy", "global_greedy", "adaserve") and config.draft_nodes is None
     speculator = Speculator(
-        side_by_side, executor.profile(), policy, levels, 1 if config.tree == "chain" else None, config.tree == "auto"
-    )
+        side_by_side, step, policy, levels, 1 if config.tree == "chain" else None,
+        config.tree == "auto" or (config.tree == "adaserve" and adaserve.economic),
+        (config.draft_budget or step.budget) if shaped else None,
+        config.draft_calibration and config.tree in ("equal_greedy", "global_greedy", "adaserve"),
+    )  # fmt: skip
     executor.settled()
     return speculator
+
+
+def runners(speculator: Speculator | None) -> list[DraftRunner]:
+    """Those of the drafters that are models: they have pools of their own."""
+    return [d.runner for d in speculator.drafters if isinstance(d, ModelDrafter)] if speculator else []
 
 
 def _drawing(config: EngineConfig, models: Models) -> Draws | None:

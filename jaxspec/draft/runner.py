@@ -14,6 +14,7 @@ from jaxspec.draft.growth import Beam, Growth
 from jaxspec.draft.round import make_round
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.load.weights import Weights
+from jaxspec.sched.speculator import DEPTH
 from jaxspec.sched.trees.candidates import Candidates
 from jaxspec.step.batch import BatchShape, Blanks
 from jaxspec.step.layers import Layers
@@ -23,8 +24,7 @@ from jaxspec.step.profiles import Profile, median_seconds, remembered
 from jaxspec.step.rejection import Drawn
 from jaxspec.step.target import split
 
-#: Most levels a tree can grow, and the beams that are compiled: a chain, and a tree.
-DEPTH = 8
+#: The beams that are compiled: a chain, and a tree.
 BEAMS = Beam(1), Beam(4)
 
 

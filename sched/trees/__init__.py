@@ -1,5 +1,6 @@
 """How a request's draft tree is cut out of the candidates that a drafter proposed: one policy a file."""
 
+from jaxspec.sched.trees.adaserve import AdaServe, optimal
 from jaxspec.sched.trees.candidates import Candidates, Draft, preorder
 from jaxspec.sched.trees.chain import Chain
 from jaxspec.sched.trees.drawing import Drawing
@@ -9,6 +10,7 @@ from jaxspec.sched.trees.global_greedy import GlobalGreedy
 from jaxspec.sched.trees.policy import Off, TreePolicy
 
 __all__ = [
+    "AdaServe",
     "Candidates",
     "Chain",
     "Draft",
@@ -18,5 +20,6 @@ __all__ = [
     "GlobalGreedy",
     "Off",
     "TreePolicy",
+    "optimal",
     "preorder",
 ]

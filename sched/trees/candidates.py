@@ -31,6 +31,19 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.token)
 
+    def depths(self) -> list[int]:
+        """The level of each node `[n]`, 1 for children of the root."""
+        out: list[int] = []
+        for parent in self.parent.tolist():
+            out.append(1 if parent < 0 else out[parent] + 1)
+        return out
+
+    @property
+    def levels(self) -> int:
+        """Levels that hold a node."""
+        there = self.logprob > _DEAD
+        return max((d for d, here in zip(self.depths(), there.tolist(), strict=True) if here), default=0)
+
     def mask(self, nodes: Iterable[int] = ()) -> np.ndarray:
         """The `[n]` bool mask of these nodes."""
         chosen = np.zeros(len(self.token), bool)

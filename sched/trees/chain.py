@@ -20,7 +20,9 @@ class Chain:
         if self.k < 0:
             raise ValueError(f"the chain's length is negative: {self.k}")
 
-    def select(self, candidates: Sequence[Candidates], limits: Sequence[int]) -> list[np.ndarray]:
+    def select(
+        self, candidates: Sequence[Candidates], limits: Sequence[int], budget: int, needs: Sequence[float], others: int
+    ) -> list[np.ndarray]:
         return [c.mask(self._path(c, min(self.k, limit))) for c, limit in zip(candidates, limits, strict=True)]
 
     @staticmethod

@@ -19,12 +19,11 @@ class Drawing:
 
     levels: int
 
-    def select(self, candidates: Sequence[Candidates], limits: Sequence[int]) -> list[np.ndarray]:
+    def select(
+        self, candidates: Sequence[Candidates], limits: Sequence[int], budget: int, needs: Sequence[float], others: int
+    ) -> list[np.ndarray]:
         return [c.mask(self._first(c, max(limit, 0))) for c, limit in zip(candidates, limits, strict=True)]
 
     def _first(self, candidates: Candidates, limit: int) -> list[int]:
-        depth: list[int] = []
-        for parent in candidates.parent.tolist():
-            depth.append(1 if parent < 0 else depth[parent] + 1)
-        there = np.isfinite(candidates.logprob) & (np.asarray(depth) <= self.levels)
+        there = np.isfinite(candidates.logprob) & (np.asarray(candidates.depths()) <= self.levels)
         return np.flatnonzero(there)[:limit].tolist()

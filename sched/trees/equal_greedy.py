@@ -15,17 +15,21 @@ class EqualGreedy:
     """AdaServe's baseline EqualGreedy (§6): the budget is divided evenly among the requests, and each takes its own
     best nodes by path probability. That is the reranking of EAGLE-2 (Li et al., EMNLP 2024), which knows no budget.
 
-    `budget` counts the draft nodes of all requests together, roots not among them. A request that has no candidates or
-    a limit of 0 takes no share; what a division or a limit leaves over is not spent.
+    `nodes` bounds the draft nodes of all requests together, roots not among them; None: the step's budget does.
+    A request that has no candidates or a limit of 0 takes no share; what a division or a limit leaves over is not
+    spent.
     """
 
-    budget: int
+    nodes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.budget < 0:
-            raise ValueError(f"the budget is negative: {self.budget}")
+        if self.nodes is not None and self.nodes < 0:
+            raise ValueError(f"the number of nodes is negative: {self.nodes}")
 
-    def select(self, candidates: Sequence[Candidates], limits: Sequence[int]) -> list[np.ndarray]:
+    def select(
+        self, candidates: Sequence[Candidates], limits: Sequence[int], budget: int, needs: Sequence[float], others: int
+    ) -> list[np.ndarray]:
+        budget = max(budget, 0) if self.nodes is None else self.nodes
         pairs = list(zip(candidates, limits, strict=True))
-        share = self.budget // max(sum(len(c) > 0 and limit > 0 for c, limit in pairs), 1)
+        share = budget // max(sum(len(c) > 0 and limit > 0 for c, limit in pairs), 1)
         return [c.mask(c.best(min(share, limit))[0]) for c, limit in pairs]

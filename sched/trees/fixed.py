@@ -24,7 +24,9 @@ class Fixed:
         if any(width < 1 for width in self.widths):
             raise ValueError(f"every level must be at least one wide, not {self.widths}")
 
-    def select(self, candidates: Sequence[Candidates], limits: Sequence[int]) -> list[np.ndarray]:
+    def select(
+        self, candidates: Sequence[Candidates], limits: Sequence[int], budget: int, needs: Sequence[float], others: int
+    ) -> list[np.ndarray]:
         return [c.mask(self._expand(c)[: max(limit, 0)]) for c, limit in zip(candidates, limits, strict=True)]
 
     def _expand(self, candidates: Candidates) -> list[int]:

@@ -15,20 +15,24 @@ class GlobalGreedy:
     """AdaServe's baseline GlobalGreedy (§6): the best nodes over all requests by path probability, which is AdaServe's
     own selection without the promises. It maximises the expected number of accepted tokens under the budget.
 
-    `budget` counts the draft nodes of all requests together, roots not among them. Equals go to the earlier request.
+    `nodes` bounds the draft nodes of all requests together, roots not among them; None: the step's budget does.
+    Equals go to the earlier request.
     """
 
-    budget: int
+    nodes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.budget < 0:
-            raise ValueError(f"the budget is negative: {self.budget}")
+        if self.nodes is not None and self.nodes < 0:
+            raise ValueError(f"the number of nodes is negative: {self.nodes}")
 
-    def select(self, candidates: Sequence[Candidates], limits: Sequence[int]) -> list[np.ndarray]:
-        best = [c.best(min(limit, self.budget)) for c, limit in zip(candidates, limits, strict=True)]
+    def select(
+        self, candidates: Sequence[Candidates], limits: Sequence[int], budget: int, needs: Sequence[float], others: int
+    ) -> list[np.ndarray]:
+        budget = max(budget, 0) if self.nodes is None else self.nodes
+        best = [c.best(min(limit, budget)) for c, limit in zip(candidates, limits, strict=True)]
         values = np.asarray([value for _, own in best for value in own])
         # Stable, so that a request's nodes stay in their order and what is taken of each is its first few.
-        taken = np.argsort(-values, kind="stable")[: self.budget]
+        taken = np.argsort(-values, kind="stable")[:budget]
         of = np.repeat(np.arange(len(best)), [len(nodes) for nodes, _ in best])
         counts = np.bincount(of[taken], minlength=len(best)).tolist()
         return [c.mask(nodes[:k]) for c, (nodes, _), k in zip(candidates, best, counts, strict=True)]

@@ -1,0 +1,92 @@
+"""Who decodes in a step, where all at once would make it too slow for the most urgent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from jaxspec.sched.request import Request
+from jaxspec.sched.slo import slack
+from jaxspec.sched.steptimes import StepTimes
+
+#: Steps after which a request that was left out takes part again, whatever its target.
+_PATIENCE = 16
+#: Seconds for which prompts wait for those who decode, where no target says how long they may.
+_PROMPT_PATIENCE = 0.5
+#: A request whose target asks for less than this share of the shortest step a token cannot be brought back to it.
+_FASTEST = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """Requests that decode and have to rest in this step, and the most prompt tokens it may compute (None: any)."""
+
+    resting: frozenset[str] = frozenset()
+    prompt_tokens: int | None = None
+
+
+class Pace:
+    """Keeps steps short while there are requests with a target for the time per output token (TPOT).
+
+    A step may take as long as the tightest target (AdaServe §6.3, its baselines), or with `credit` as long as the most
+    urgent request has got ahead of its own. As many requests decode as fit; the others keep their seats and pages and
+    rest. `first` says who comes first; requests without a target come last, and nobody rests for long. Prompts are
+    computed in what time is left, and in any case before they have waited for longer than they may.
+    """
+
+    def __init__(self, times: StepTimes, first: Callable[[Request, float], float], credit: bool) -> None:
+        self._times, self._first, self._credit = times, first, credit
+        self._rested: dict[str, int] = {}
+
+    def choose(self, running: Sequence[Request], waiting: Request | None, now: float) -> Pacing:
+        """For a step that begins now; `waiting` is the next to be let in."""
+        decoding = [r for r in running if r.decoding]
+        promised = [r for r in decoding if r.slo.tpot is not None and not (self._credit and self._lost(r, now))]
+        if not promised:
+            self._rested.clear()
+            return Pacing()
+        longest = min(r.slo.tpot or inf for r in promised)
+        if self._credit:
+            longest = max(longest, min(slack(r, now) for r in promised))
+        fill = self._times.within(longest)
+        kept = {r.id for r in promised}
+        order = sorted(decoding, key=lambda r: (not self._tired(r), r.id not in kept, self._first(r, now), r.number))
+        seats = max(1, fill)
+        resting = frozenset(r.id for r in order[seats:])
+        self._rested = {id: self._rested.get(id, 0) + 1 for id in resting}
+        prompts = [r for r in running if not r.decoding] + ([waiting] if waiting else [])
+        if any(self._due(r, now) for r in prompts):
+            return Pacing(resting)
+        return Pacing(resting, max(0, fill - min(seats, len(order))))
+
+    def _tired(self, request: Request) -> bool:
+        return self._rested.get(request.id, 0) >= _PATIENCE
+
+    def _due(self, request: Request, now: float) -> bool:
+        """Whether its prompt may not wait any more."""
+        if request.slo.ttft is None:
+            return now - request.arrival >= _PROMPT_PATIENCE
+        return now + self._times.of(request.remaining_known) >= request.arrival + request.slo.ttft
+
+    def _lost(self, request: Request, now: float) -> bool:
+        """Whether it will miss its target whatever is done, by its predicted length."""
+        assert request.slo.tpot is not None
+        left = max(1.0, request.expected_len - request.output_len)
+        allowed = slack(request, now) + request.slo.tpot * (left - 1)
+        return allowed / left < _FASTEST * self._times.of(1)
+
+
+def build(name: str, times: StepTimes | None) -> Pace | None:
+    """The pace that the configuration names; None where all decode in every step."""
+    if name == "none":
+        return None
+    if times is None:
+        raise ValueError(f"pace: {name} needs to know what steps take")
+    match name:
+        case "fcfs":
+            return Pace(times, lambda request, now: request.number, credit=False)
+        case "stta":
+            return Pace(times, slack, credit=False)
+        case _:
+            return Pace(times, slack, credit=True)

@@ -1,0 +1,206 @@
+"""Speculation: what to draft for each request of a step, and what is learned from what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+import numpy as np
+
+from jaxspec.sched.drafter import ChoosingOf, Drafter
+from jaxspec.sched.plan import Lookahead, Work
+from jaxspec.sched.request import Request
+from jaxspec.sched.slo import need
+from jaxspec.sched.speculation import Record, Speculation, Times, choose_nodes
+from jaxspec.sched.steptimes import StepTimes
+from jaxspec.sched.trees.adaserve import AdaServe
+from jaxspec.sched.trees.candidates import Candidates, Draft, preorder
+from jaxspec.sched.trees.policy import TreePolicy
+
+#: Most levels of a draft tree, and most nodes of one request in a step.
+DEPTH, MOST_NODES = 8, 32
+#: A request that needs more tokens than this from a step is drafted for, also where that costs others.
+_NEEDY = 1.0
+
+
+@dataclass(slots=True)
+class _Asked:
+    """One request's candidates in the step under way, by which drafter, and which of them are verified."""
+
+    drafter: int
+    candidates: Candidates
+    chosen: np.ndarray
+    draft: Draft
+
+
+class Speculator:
+    """Drafters at work, side by side: each step, a request is drafted for by the one it should be fastest with.
+
+    What is expected of each is learned by itself. A drafter that has nothing to propose leaves the request to the next
+    best. A `policy` replaces the choice of nodes by expected speed, and unless it is `adaptive`, that of `levels` and
+    width (up to `width`) too: then as deep and wide as AdaServe's Eq. 8 and 9 allow where `budget` tokens are a step's
+    fill. An adaptive `AdaServe` drafts for those who are behind their targets even where that is slower for the others.
+
+    With `calibrate`, policies see the chance that a node is accepted, as learned for each drafter (by what it said and
+    the request's luck so far), instead of what the drafter says.
+    """
+
+    def __init__(
+        self, drafters: Sequence[Drafter], step: StepTimes, policy: TreePolicy | None = None, levels: int | None = None,
+        width: int | None = None, adaptive: bool = False, budget: int | None = None, calibrate: bool = False,
+    ):  # fmt: skip
+        self.drafters, self.policy, self.adaptive = list(drafters), policy, adaptive or policy is None
+        self.step, self.calibrate = step, calibrate
+        self._budget = budget
+        self._shaped = not self.adaptive and budget is not None
+        most = Lookahead(MOST_NODES, min(levels or DEPTH, DEPTH))
+        self.speculations = [
+            Speculation(Times(step, d.seconds), most, [w for w in d.widths if width is None or w <= width])
+            for d in drafters
+        ]
+        self._records: dict[str, list[Record]] = {}
+        self._asked: dict[str, _Asked] = {}
+        self._only: set[str] | None = None  # who is drafted for in the step under way; None: all
+
+    @property
+    def budget(self) -> int:
+        """Tokens that a step holds before it becomes slow, AdaServe's B."""
+        return self.step.budget if self._budget is None else self._budget
+
+    def lookahead(self, running: Sequence[Request], now: float) -> Lookahead:
+        """How far the next step, which begins now, may draft for the requests that decode."""
+        decoding = [r for r in running if r.decoding]
+        self._only = None
+        if not decoding:
+            return Lookahead()
+        drafts = levels = 0
+        for i, (drafter, spec) in enumerate(zip(self.drafters, self.speculations, strict=True)):
+            if self.adaptive:
+                catch_up = sum(drafter.behind(r) for r in decoding)
+                ahead = spec.decide(len(decoding), catch_up, [self._record(r, i) for r in decoding])
+            else:
+                ahead = self._shape(spec, len(decoding))
+            drafts, levels = max(drafts, ahead.drafts), max(levels, ahead.levels)
+        if not levels and self.adaptive and isinstance(self.policy, AdaServe):
+            return self._hasten(decoding, now)
+        return Lookahead(drafts, levels)
+
+    def _shape(self, spec: Speculation, requests: int) -> Lookahead:
+        """As far as the configuration says, or as far as is left of the budget for each (AdaServe's Eq. 8 and 9)."""
+        spec.levels, spec.width, spec.probing = spec.most.levels, spec.widths[-1], False
+        if not self._shaped:
+            return spec.most
+        if self.budget <= requests:
+            spec.levels = 0
+            return Lookahead()
+        spec.levels = max(1, min(spec.most.levels, ceil(self.budget / requests)))
+        wide = max(1, self.budget // requests)
+        spec.width = max((w for w in spec.widths if w <= wide), default=spec.widths[0])
+        return Lookahead(spec.most.drafts, spec.levels)
+
+    def _hasten(self, decoding: Sequence[Request], now: float) -> Lookahead:
+        """Draft for those alone who are behind their targets, as far as that helps them."""
+        room, seconds = self.budget - len(decoding), self.step.of(len(decoding))
+        needy = [r for r in decoding if need(r, now, seconds) > _NEEDY] if room > 0 else []
+        needy = sorted(needy, key=lambda r: -need(r, now, seconds))[:room]
+        if not needy:
+            return Lookahead()
+        drafts = levels = 0
+        for i, (drafter, spec) in enumerate(zip(self.drafters, self.speculations, strict=True)):
+            catch_up, records = sum(drafter.behind(r) for r in needy), [self._record(r, i) for r in needy]
+            ahead = spec.hasten(len(needy), len(decoding), catch_up, records, room)
+            drafts, levels = max(drafts, ahead.drafts), max(levels, ahead.levels)
+        self._only = {r.id for r in needy}
+        return Lookahead(drafts, levels)
+
+    def _record(self, request: Request, drafter: int) -> Record:
+        own = self._records.setdefault(request.id, [])
+        if not own:
+            own += [Record() for _ in self.drafters]
+        return own[drafter]
+
+    def draft(self, work: Sequence[Work], choosing: ChoosingOf, tokens: int, now: float) -> dict[str, Draft]:
+        """Draft trees by request id, for work that may have one; `tokens` known ones are in the step that began now."""
+        self._asked.clear()
+        able = [w for w in work if w.levels and (self._only is None or w.request.id in self._only)]
+        proposed = self._propose(able, choosing) if able else []
+        if not proposed:
+            return {}
+        for (w, i, c), mask in zip(proposed, self._select(proposed, tokens, now), strict=True):
+            if mask.any():
+                self._asked[w.request.id] = _Asked(i, c, mask, preorder(c, mask))
+        return {key: asked.draft for key, asked in self._asked.items()}
+
+    def _select(self, proposed: Sequence[tuple[Work, int, Candidates]], tokens: int, now: float) -> list[np.ndarray]:
+        limits, candidates = [w.drafts for w, _, _ in proposed], [c for _, _, c in proposed]
+        if self.policy is None or self.calibrate:
+            chances = [self.speculations[i].chances(c, self._record(w.request, i)) for w, i, c in proposed]
+            if self.policy is None:
+                probing = [self.speculations[i].probing for _, i, _ in proposed]
+                return choose_nodes(self.step, chances, limits, tokens, probing)
+            with np.errstate(divide="ignore"):  # empty places have no chance
+                candidates = [replace(c, logprob=np.log(p)) for c, p in zip(candidates, chances, strict=True)]
+        room = self.budget - tokens
+        seconds = self.step.of(tokens + max(0, room)) + sum(
+            s.times.round(len(proposed), len(proposed), s.levels, s.width) for s in self.speculations if s.levels
+        )
+        needs = [need(w.request, now, seconds) for w, _, _ in proposed]
+        masks = self.policy.select(candidates, limits, room, needs, tokens)
+        for (w, i, _), c, mask in zip(proposed, candidates, masks, strict=True):
+            if self.speculations[i].probing and not mask.any() and w.drafts:
+                mask[c.best(1)[0]] = True  # to learn something is worth a step
+        return masks
+
+    def _propose(self, works: Sequence[Work], choosing: ChoosingOf) -> list[tuple[Work, int, Candidates]]:
+        """(work, drafter, candidates), at least one of each; the drafters that cost least are asked first."""
+        wanted = {w.request.id: self._preferences(w.request, len(works)) for w in works}
+        found: list[tuple[Work, int, Candidates]] = []
+        order = sorted(
+            range(len(self.drafters)), key=lambda i: self.drafters[i].seconds(1, 0, 1, self.drafters[i].widths[0])
+        )
+        asked: set[int] = set()
+        for i in (*order, *order):  # once more, for those whom a dearer one had nothing for
+            spec = self.speculations[i]
+            mine = [w for w in works if wanted[w.request.id][:1] == [i]]
+            if not mine or i in asked:  # one round a step
+                continue
+            asked.add(i)
+            levels = min(spec.levels, max(w.levels for w in mine))
+            for w, c in zip(mine, self.drafters[i].propose(mine, choosing, levels, spec.width), strict=True):
+                if c is None or not len(c):
+                    wanted[w.request.id].remove(i)
+                    continue
+                found.append((w, i, _cut(c, w.levels)))
+                wanted[w.request.id].clear()
+        return found
+
+    def _preferences(self, request: Request, requests: int) -> list[int]:
+        """The drafters that draft at all in this step: those to be looked at again, then the fastest for this request
+        first, equals in the order given."""
+        active = [i for i, s in enumerate(self.speculations) if s.levels]
+        if len(active) < 2:
+            return active
+        speed = {i: self.speculations[i].speed(requests, self._record(request, i)) for i in active}
+        return sorted(active, key=lambda i: (not self.speculations[i].probing, -speed[i]))
+
+    def observe(self, request: Request, nodes: Sequence[int]) -> None:
+        """Of the request's draft tree the nodes `nodes` (in preorder, along the accepted path) were accepted."""
+        if asked := self._asked.get(request.id):
+            accepted = [int(asked.draft.source[n]) for n in nodes]
+            record = self._record(request, asked.drafter)
+            self.speculations[asked.drafter].observe(asked.candidates, asked.chosen, accepted, record)
+
+    def forget(self, request: Request) -> None:
+        self._records.pop(request.id, None)
+        for drafter in self.drafters:
+            drafter.forget(request)
+
+
+def _cut(candidates: Candidates, levels: int) -> Candidates:
+    """Candidates down to `levels` levels: a request may not be able to take more tokens."""
+    keep = np.asarray(candidates.depths()) <= levels
+    if keep.all():
+        return candidates
+    logprob = np.where(keep, candidates.logprob, -np.inf).astype(np.float32)
+    return replace(candidates, logprob=logprob)

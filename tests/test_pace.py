@@ -1,0 +1,111 @@
+"""Who decodes while some have a target for the time per output token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxspec.sched import pace
+from jaxspec.sched.config import SchedulerConfig
+from jaxspec.sched.cost import Linear
+from jaxspec.sched.pages import PagePool
+from jaxspec.sched.policy import PolicyConfig
+from jaxspec.sched.request import Request
+from jaxspec.sched.scheduler import Scheduler
+from jaxspec.sched.simulator import Simulation
+from jaxspec.sched.slo import Slo
+from jaxspec.sched.steptimes import StepTimes
+from jaxspec.sched.workload import Workload
+
+#: 10 ms and 2 ms a token.
+TIMES = {n: 1e-3 * (10 + 2 * n) for n in range(1, 257)}
+
+
+def decoding(number: int, tpot: float | None, output: int = 1, first: float = 0.0, limit: int = 50) -> Request:
+    tokens = [0] * (4 + output)
+    return Request(
+        str(number), 4, tokens, limit, 0.0, number=number, computed=len(tokens) - 1, slo=Slo(tpot), first_token=first
+    )
+
+
+def resting(kind: str, requests: list[Request], now: float = 0.0) -> list[str]:
+    chosen = pace.build(kind, StepTimes(TIMES))
+    assert chosen is not None
+    return sorted(chosen.choose(requests, None, now).resting)
+
+
+def test_a_step_is_kept_within_the_tightest_target():
+    """20 ms hold five tokens: the first five to come, or those nearest to missing theirs, those without target last."""
+    requests = [decoding(i, 0.2) for i in range(4)] + [decoding(4, None)] + [decoding(i, 0.02) for i in (5, 6, 7)]
+    assert resting("fcfs", requests) == ["4", "6", "7"]
+    assert resting("stta", requests) == ["2", "3", "4"]
+    assert resting("deadline", requests) == ["2", "3", "4"]
+    assert resting("deadline", [decoding(i, None) for i in range(40)]) == []
+    assert pace.build("none", None) is None
+    with pytest.raises(ValueError, match="pace: stta"):
+        pace.build("stta", None)
+
+
+def test_credit_is_spent():
+    """Whoever is ahead of the target leaves time for the others: 40 ms hold fifteen tokens."""
+    requests = [decoding(i, 0.0205, output=3) for i in range(3)] + [decoding(i, 0.5) for i in range(3, 20)]
+    assert len(resting("stta", requests, 0.02)) == 15
+    assert len(resting("deadline", requests, 0.02)) == 5
+
+
+def test_a_hopeless_request_is_no_reason_to_hurry():
+    """One second behind with nine tokens to go, at a target of 15 ms: it waits with those that have none."""
+    lost = decoding(0, 0.015, output=1, limit=10)
+    others = [decoding(i, 0.03, first=1.0) for i in range(1, 12)]
+    assert resting("deadline", [lost, *others], 1.0) == ["0", "11"]
+    assert "0" not in resting("stta", [lost, *others], 1.0)
+
+
+def test_nobody_rests_for_long():
+    chosen = pace.build("deadline", StepTimes(TIMES))
+    assert chosen is not None
+    requests = [decoding(0, None), *(decoding(i, 0.02) for i in range(1, 7))]
+    rested = [("0" in chosen.choose(requests, None, 0.0).resting) for _ in range(40)]
+    assert rested.count(False) == 2 and not rested[16] and not rested[33]
+
+
+def test_prompts_wait_for_those_in_a_hurry_but_not_for_long():
+    chosen = pace.build("deadline", StepTimes(TIMES))
+    assert chosen is not None
+    prompt = Request("p", 100, [0] * 100, 10, 0.0)
+    assert chosen.choose([decoding(i, 0.02) for i in range(5)], prompt, 0.0).prompt_tokens == 0
+    assert chosen.choose([decoding(i, 0.02) for i in range(3)], prompt, 0.0).prompt_tokens == 2
+    assert chosen.choose([decoding(i, 0.02, first=0.5) for i in range(5)], prompt, 0.5).prompt_tokens is None
+    urgent = Request("q", 100, [0] * 100, 10, 0.0, slo=Slo(ttft=0.3))
+    assert chosen.choose([decoding(i, 0.02) for i in range(5)], urgent, 0.05).prompt_tokens == 0
+    assert chosen.choose([decoding(i, 0.02) for i in range(5)], urgent, 0.1).prompt_tokens is None
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(0, 2**32), st.sampled_from(["none", "fcfs", "stta", "deadline"]), st.sampled_from(["mixed", "first"])
+)
+def test_every_request_ends(seed, kind, prefill):
+    """Whatever the targets, under memory pressure too; no page is lost."""
+    rng = np.random.default_rng(seed)
+    n = 25
+    policy = PolicyConfig(pace=kind, prefill=prefill)
+    pool = PagePool(24, 16, prefix_caching=False)
+    config = SchedulerConfig(8, 64, 200, None, 64, policy, times=StepTimes(TIMES))
+    scheduler = Scheduler(config, pool)
+    arrival = np.sort(rng.uniform(0, 2, n))
+    work = Workload(arrival, rng.integers(1, 90, n), rng.integers(1, 60, n), np.full(n, np.nan))
+    simulation = Simulation(scheduler, work, Linear(step=10e-3, token=2e-3))
+    made = simulation._request
+
+    def with_target(i, *args):
+        request = made(i, *args)
+        request.slo = Slo(*rng.choice([None, 0.012, 0.03, 0.2], 2))
+        return request
+
+    simulation._request = with_target
+    served = simulation.run()
+    assert np.isfinite(served.finished).all() and pool.num_free == 24
+    assert (served.jct < 60).all()
