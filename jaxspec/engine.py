@@ -40,7 +40,7 @@ from jaxspec.step.executor import Executor, Flight, silent
 from jaxspec.step.lattice import Progress, choices
 from jaxspec.step.packing import Tree
 from jaxspec.step.pool import pages_for
-from jaxspec.step.swap import host_pool, swap_costs
+from jaxspec.step.swap import host_pool, swap_costs, swap_pages
 
 log = logging.getLogger(__name__)
 
@@ -95,10 +95,11 @@ class Engine:
         self._host = host_pool(config, self._executor, runners(self._speculator), progress)
         self._executor.settled()
         self._pool = PagePool(pages, config.page_size, config.prefix_caching)
+        costs = swap_costs(config, self._executor, self._host)
         limits = SchedulerConfig(
             config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len, None, choices(config.max_num_seqs),
-            config.policy, self._host.num_pages, not self._host.quantized,
-            swap_costs(config, self._executor, self._host), self._times,
+            config.policy, self._host.num_pages, not self._host.quantized, costs, swap_pages(self._host, costs),
+            self._times,
         )  # fmt: skip
         self._scheduler = Scheduler(limits, self._pool)
         self._eos = frozenset(loaded.tokenizer.eos_token_ids)

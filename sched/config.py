@@ -31,6 +31,9 @@ class SchedulerConfig:
     exact_swap: bool = True
     #: What swapping and computing anew take; None: not known, then what fits the host is swapped.
     costs: SwapCosts | None = None
+    #: Pages that a plan moves ahead of need, each way, unless one request has more: what a step can bear beside its own
+    #: work. None: any number.
+    swap_pages: int | None = None
     #: What steps take; None: not known, then there is no pace.
     times: StepTimes | None = None
 

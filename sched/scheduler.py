@@ -271,7 +271,7 @@ class Scheduler:
         """Move KV to the host ahead of need, and in from there ahead of its request's turn (ALISE's Algorithm 2)."""
         coming, going = arrange(
             self.running, self.waiting, self._memory, self.order.key, self.runtime, self._seats(now),
-            self._aging_seconds, self.config.costs, now,
+            self._aging_seconds, self.config.costs, self.config.swap_pages, now,
         )  # fmt: skip
         spare = len(self.running)  # pages by which they may grow in this step
         for request in going:

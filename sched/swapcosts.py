@@ -30,6 +30,11 @@ class SwapCosts:
         """Of moving so many pages out and in again."""
         return pages * (self.offload_page + self.upload_page)
 
+    def beside(self, share: float) -> int:
+        """Pages, at least one, that go out and others in while a step takes no longer than by this share."""
+        page = self.swap(1)
+        return max(1, int(share * self.decode_step / page)) if page else 2**31
+
     def recompute(self, tokens: int) -> float:
         """Of computing the KV of so many tokens anew."""
         return tokens * self.prefill_token

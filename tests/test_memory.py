@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxspec.sched import PagePool, Plan, PolicyConfig, Scheduler, SchedulerConfig, State, SwapCosts
+from jaxspec.sched import PagePool, Plan, PolicyConfig, Request, Scheduler, SchedulerConfig, State, SwapCosts
 from jaxspec.sched.hostpages import HostPages
 from jaxspec.sched.memory import Defer, Memory, Swap
+from jaxspec.sched.memory.ewt import first_of
 from paged import Device, Job, Slice, crowd, jobs
 from steps import Steps
 from test_policies import Drive, policies
@@ -133,7 +134,7 @@ def swapping(draw: st.DrawFn, jobs: list[Job], seed: int, **fixed: Any) -> Swapp
     config = SchedulerConfig(
         seqs, seqs + draw(st.integers(0, 20)), longest, None, seqs + draw(st.integers(0, 8)), policy,
         host_pages=draw(st.sampled_from([0, 2, 5, 12, 100])), exact_swap=draw(st.booleans()),
-        costs=draw(st.sampled_from([None, CHEAP, DEAR])),
+        costs=draw(st.sampled_from([None, CHEAP, DEAR])), swap_pages=draw(st.sampled_from([None, 1, 4])),
     )  # fmt: skip
     pages = -(-longest // page_size) + draw(st.integers(0, 12))
     pool = PagePool(pages, page_size, draw(st.sampled_from([True, True, False])))
@@ -332,6 +333,16 @@ def test_host_pages_come_back_with_the_next_plan():
         HostPages(-1)
     with pytest.raises(AssertionError, match="books"):
         host.check([[0]])
+
+
+@pytest.mark.parametrize(("most", "moved"), [(None, 3), (1, 1), (4, 2), (5, 2), (6, 3)])
+def test_no_more_is_moved_ahead_of_need_than_a_step_can_bear(most: int | None, moved: int):
+    """Three requests of two pages each; one is moved in any case, or nothing ever would be."""
+    memory = Memory(PagePool(10, 4))
+    waiting = [Request(str(i), 5, [0] * 5, 5, 0.0, computed=5) for i in range(3)]
+    assert first_of(waiting, most, memory) == waiting[:moved]
+    assert CHEAP.beside(0.1) == max(1, int(0.1 * CHEAP.decode_step / CHEAP.swap(1)))
+    assert SwapCosts(0, 0, 0, 1).beside(0.1) > 1e9
 
 
 def test_costs_and_host_pages_are_checked():

@@ -103,7 +103,19 @@ def test_the_page_is_written(quick, tmp_path):
 @pytest.mark.slow
 def test_the_engine_fills_its_columns(quick, tmp_path):
     settings = [part for setting in SMALL if "kv_cache" not in setting for part in ("--set", setting)]
-    work = ["--engine", "--engine-jobs", "6", "--engine-scale", "0.3", "--engine-rate", "500", "--repeats", "2"]
+    work = [
+        "--engine",
+        "--engine-jobs",
+        "6",
+        "--engine-tokens",
+        "20",
+        "--engine-kv",
+        "128",
+        "--engine-rate",
+        "500",
+        "--repeats",
+        "2",
+    ]
     assert main([*command(tmp_path, 150), *work, *settings]) == 0
     kept = json.loads((tmp_path / "docs" / "alise.json").read_text())
     assert set(kept) == {"engine"}

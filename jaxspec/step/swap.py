@@ -37,6 +37,8 @@ GROUPS: tuple[int, ...] = (4, 1)
 USUAL = 8
 #: Largest share of the free memory that the host pool may take, whatever was asked for.
 SHARE = 0.5
+#: Share by which moving pages ahead of need may make a step slower, where that takes time from it.
+SLOWER = 0.1
 
 #: A page's rows of all pools.
 Rows = tuple[jax.Array, ...]
@@ -62,6 +64,11 @@ def swap_costs(config: EngineConfig, executor: Executor, pool: HostPool) -> Swap
     return SwapCosts(out, back, steps[largest] / largest, steps[usual])
 
 
+def swap_pages(pool: HostPool, costs: SwapCosts | None) -> int | None:
+    """How many may move beside a step, see `SchedulerConfig.swap_pages`."""
+    return None if pool.overlaps or costs is None else costs.beside(SLOWER)
+
+
 class Owner(Protocol):
     """Whose steps use a pool, and donate it: it is another after each."""
 
@@ -84,6 +91,8 @@ class HostPool:
         self._owners, self.quantized = list(owners), quantized
         device = next(iter(owners[0].pool.keys.devices()))
         kinds = {memory.kind for memory in device.addressable_memories()}
+        #: Whether pages move without the device's help. On a CPU they take time from the step that runs beside.
+        self.overlaps = device.platform != "cpu"
         pinned = device.platform != "cpu" and "pinned_host" in kinds
         self._near = SingleDeviceSharding(device)
         self._far = SingleDeviceSharding(device, memory_kind="pinned_host") if pinned else self._near

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import merge
+from itertools import accumulate
 from typing import Any
 
 from jaxspec.sched.memory.recompute import Memory
@@ -25,17 +27,27 @@ def arrange(
     seats: int,
     promoted_after: float | None,
     costs: SwapCosts | None,
+    most_pages: int | None,
     now: float,
 ) -> tuple[list[Request], list[Request]]:
     """Who should come in from the host, in this order, and who should go there to make room: see `choose`.
 
-    `key` is the order's, `seats` are the free ones. Looks ahead for some steps, and for as long as it would take to
-    move all that the device holds out and in again.
+    `key` is the order's, `seats` are the free ones, `most_pages` the configuration's `swap_pages`. Looks ahead for some
+    steps, and for as long as it would take to move all that the device holds out and in again.
     """
     soon = AHEAD * runtime.d + (costs.swap(memory.pool.num_pages) if costs else 0.0)
     place = lambda request: (key(request), request.number)  # noqa: E731
     jobs = by_wait(running, waiting, place, runtime.remaining, seats, promoted_after, now)
-    return choose(jobs, soon, waiting, memory, len(running))
+    coming, going = choose(jobs, soon, waiting, memory, len(running))
+    return first_of(coming, most_pages, memory), first_of(going, most_pages, memory)
+
+
+def first_of(moving: list[Request], most_pages: int | None, memory: Memory) -> list[Request]:
+    """Those that one step can move beside its own work, and at least one."""
+    if most_pages is None:
+        return moving
+    pages = list(accumulate(memory.pool.pages_for(request.computed) for request in moving))
+    return moving[: max(1, bisect_right(pages, most_pages))]
 
 
 def by_wait(

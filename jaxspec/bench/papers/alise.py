@@ -34,6 +34,7 @@ from jaxspec.bench.papers.alise_page import (
     sections,
 )
 from jaxspec.bench.papers.serve import PAGE_SIZE, engines, prompt_ids, turns
+from jaxspec.outputs import RequestMetrics
 from jaxspec.sched import arrivals
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.cost import OPT_V100, Machine
@@ -106,13 +107,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--sharegpt", required=True, metavar="CSV", help="input_tokens, output_tokens")
     data.add_argument("--minutes", type=options.positive, default=30.0, metavar="M", help="of arrivals (default: 30)")
     engine = parser.add_argument_group("of --engine")
-    engine.add_argument("--engine-jobs", type=options.count, default=64, metavar="N", help="default: 64")
-    engine.add_argument("--engine-scale", type=options.positive, default=0.2, metavar="X", help="of the lengths (0.2)")
+    engine.add_argument("--engine-jobs", type=options.count, default=100, metavar="N", help="default: 100")
+    tokens = "prompt and answer of a mean request; the data's lengths are scaled to it (70)"
+    engine.add_argument("--engine-tokens", type=options.count, default=70, metavar="N", help=tokens)
     engine.add_argument(
-        "--engine-rate", type=options.positive, default=12.0, metavar="R", help="requests a second (12)"
+        "--engine-rate", type=options.positive, default=18.0, metavar="R", help="requests a second (18)"
     )
-    kv = "KV positions as a multiple of the longest request (2)"
-    engine.add_argument("--engine-kv", type=options.positive, default=2.0, metavar="X", help=kv)
+    kv = "KV positions (480); requests of more than half of them are left out"
+    engine.add_argument("--engine-kv", type=options.count, default=480, metavar="N", help=kv)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -239,9 +241,8 @@ def on_engine(args: argparse.Namespace, tables: Mapping[str, Lengths]) -> dict[s
     results: dict[str, Any] = {}
     with options.progress("turns", len(DATA) * len(presets) * (repeats + 1)) as advance:
         for data in DATA:
-            table = scaled(tables[data], args.engine_scale)
-            room = int(args.engine_kv * (table.input + table.output).max())
-            limits = {"draft": [], "kv_cache_tokens": room, "prefix_caching": False}
+            table = scaled(tables[data], args.engine_tokens, args.engine_kv // 2)
+            limits = {"draft": [], "kv_cache_tokens": args.engine_kv, "prefix_caching": False}
             with engines({name: {**limits, **own, **more} for name, own in presets.items()}, args.model) as loaded:
                 vocabulary = next(iter(loaded.values())).engine.model_config.vocab_size
 
@@ -259,19 +260,39 @@ def on_engine(args: argparse.Namespace, tables: Mapping[str, Lengths]) -> dict[s
                     "normalised": [mean(m.e2e / m.output_tokens for m in turn if m.e2e) for turn in own],
                     "jct": [mean(m.e2e for m in turn if m.e2e) for turn in own],
                     "preemptions": swaps[name],
+                    "working_set": [working_set(turn) for turn in own],
                 }
                 for name, own in measured.items()
             }
     return {
-        "jobs": args.engine_jobs, "scale": args.engine_scale, "rate": args.engine_rate, "kv": args.engine_kv,
+        "jobs": args.engine_jobs, "tokens": args.engine_tokens, "rate": args.engine_rate, "kv": args.engine_kv,
         "systems": results,
     }  # fmt: skip
 
 
-def scaled(table: Lengths, scale: float) -> Lengths:
-    """Shorter requests of the same shape."""
+def scaled(table: Lengths, tokens: int, longest: int) -> Lengths:
+    """Requests of the same shape that are `tokens` long in the mean, without those longer than `longest`."""
+    scale = tokens / (table.input + table.output).mean()
     inputs, outputs = (np.maximum(1, np.round(scale * column)).astype(int) for column in (table.input, table.output))
-    return Lengths(inputs, outputs, table.predicted)
+    fits = inputs + outputs <= longest
+    return Lengths(inputs[fits], outputs[fits], table.predicted[fits])
+
+
+def working_set(metrics: Sequence[RequestMetrics]) -> float:
+    """The most KV positions of all requests that had come and not ended, those that waited included.
+
+    A request's tokens are taken to come evenly between its first and its last.
+    """
+    ended = [m for m in metrics if m.first_token is not None and m.finished is not None]
+    first, last = (np.array([getattr(m, name) for m in ended]) for name in ("first_token", "finished"))
+    arrival, prompt, output = (
+        np.array([getattr(m, name) for m in ended]) for name in ("arrival", "prompt_tokens", "output_tokens")
+    )
+    return max(
+        float((prompt + output * np.clip((t - first) / np.maximum(last - first, 1e-9), 0, 1))[here].sum())
+        for t in last
+        for here in [(arrival <= t) & (t <= last)]
+    )
 
 
 def mean(values: Any) -> float:

@@ -155,9 +155,10 @@ def engine_section(engine: Mapping[str, Any]) -> str:
             gains = [
                 spread(turns_gain(engine, data, name, what)) if name != VLLM else "–" for what in ("normalised", "jct")
             ]
-            rows.append([TITLES[data], name, *cells, *gains, str(found["preemptions"])])
+            working = np.median(found["working_set"]) / engine["kv"]
+            rows.append([TITLES[data], name, *cells, *gains, str(found["preemptions"]), f"{working:.1f}"])
     header = ["engine", "system", "normalised latency, ms a token", "mean latency, s", "reduction: normalised"]
-    return page.table([*header, "reduction: mean latency", "preemptions, all turns"], rows)
+    return page.table([*header, "reduction: mean latency", "preemptions, all turns", "working set, pools"], rows)
 
 
 def draw(out: Path, simulated: Mapping[str, Any]) -> None:
