@@ -303,8 +303,7 @@ class Engine:
         speculator = self._speculator
         if self._predictions:
             self._predictions.apply(self._scheduler.predicted, begun)
-        ahead = speculator.lookahead(self._scheduler.running, begun) if speculator else NO_DRAFTS
-        plan = self._scheduler.plan(begun, ahead)
+        plan = self._scheduler.plan(begun, speculator.lookahead if speculator else NO_DRAFTS)
         self._free_penalty_rows(plan)
         moving = self._clock()
         self._host.carry_out(plan)

@@ -137,6 +137,8 @@ class PolicyConfig(BaseModel):
     #: Who decodes in a step while some have a TPOT target. none: all. fcfs, stta: as many as keep a step within the
     #: tightest target, by arrival or those nearest to missing theirs. deadline: as stta, by what they have got ahead.
     pace: Literal["none", "fcfs", "stta", "deadline"] = "none"
+    #: With a pace: how long the prompts of requests without a TTFT target wait for those who decode.
+    prompt_patience_ms: float = Field(default=5000.0, ge=0)
     slo: SloSettings = SloSettings()
     #: A request that has waited so long goes before all that have not; unset: no aging.
     aging_ms: PositiveFloat | None = None

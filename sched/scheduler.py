@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -17,6 +17,8 @@ from jaxspec.sched.request import Request, State
 from jaxspec.sched.runtime import Runtime
 
 NO_DRAFTS = Lookahead()
+#: (the step's work, now) -> how far those of it that decode may draft.
+LookAhead = Callable[[Sequence[Work], float], Lookahead]
 NO_PACE = pace.Pacing()
 
 
@@ -53,7 +55,7 @@ class Scheduler:
             self.order = self._aging = order.Aging(self.order)
             self._aging_seconds = config.policy.aging_ms / 1000
         self._batching = batching.build(config.policy, config.max_num_seqs)
-        self._pace = pace.build(config.policy.pace, config.times)
+        self._pace = pace.build(config.policy, config.times)
         self._predictor = predict.build(config.policy)
         self._memory = memory.build(config, pool)
         self._learns = self._memory.swaps or config.policy.order == "alise"
@@ -152,6 +154,8 @@ class Scheduler:
             raise ValueError("not the plan in flight")
         if len(outcomes) != len(plan.work):
             raise ValueError(f"{len(outcomes)} outcomes for {len(plan.work)} pieces of work")
+        if self._pace:
+            self._pace.observe(plan, outcomes, seconds)
         if self._learns:
             self.runtime.observe(plan, outcomes, seconds)
         recomputed = sum(work.recomputes for work in plan.work)
@@ -170,10 +174,11 @@ class Scheduler:
 
     # -- what to run -----------------------------------------------------------------------------------------------
 
-    def plan(self, now: float, lookahead: Lookahead = NO_DRAFTS) -> Plan:
+    def plan(self, now: float, lookahead: Lookahead | LookAhead = NO_DRAFTS) -> Plan:
         """What to run next; if there is nothing to do now its `work` is empty, else `update` precedes the next plan.
 
-        Drafts get what is left of the step, never a page that would have to be taken from a request.
+        `lookahead` says how far to draft, or is asked that when it is known who decodes in this step. Drafts get what
+        is left of the step, never a page that would have to be taken from a request.
         """
         if self._in_flight is not None:
             raise RuntimeError("the last plan has not been answered by update()")
@@ -214,6 +219,8 @@ class Scheduler:
         if first and not work:
             self._fill(work, [r for r in service if r.decoding], budget, now, preempted)
 
+        if not isinstance(lookahead, Lookahead):
+            lookahead = lookahead(work, now)
         if lookahead.drafts and lookahead.levels:
             budget.allow_drafts(work, lookahead, self._memory)
         plan = Plan(tuple(work), (*ahead, *preempted), tuple(paused), *self._memory.transfers())

@@ -154,16 +154,16 @@ class Speculation:
             self._idle, self._patience = 0, min(2 * self._patience, 512)
         return Lookahead(min(self.most.drafts, self.levels * self.width), self.levels)
 
-    def hasten(self, needy: int, decoding: int, catch_up: int, records: Sequence[Record], room: int) -> Lookahead:
-        """How far to draft for `needy` of the `decoding` requests, so that those few get their tokens soonest.
+    def hasten(self, needy: int, tokens: int, catch_up: int, records: Sequence[Record], room: int) -> Lookahead:
+        """How far to draft for `needy` requests of a step of `tokens`, so that those get their tokens soonest.
 
         Not at all if drafts make a step longer than they are worth, even to them. At most `room` draft nodes.
         """
         factor = sum(r.factor for r in records) / max(len(records), 1)
-        best, self.levels, self.width, self.probing = needy / self.times.step.of(decoding) * (1 + _MARGIN), 0, 0, False
+        catch_up = min(catch_up, 2 * needy + catch_up // _SPREAD)
+        best, self.levels, self.width, self.probing = needy / self.times.step.of(tokens) * (1 + _MARGIN), 0, 0, False
         for width in self.widths:
-            speeds = self._speeds(needy, catch_up, width, factor, others=decoding - needy, own_only=True)
-            for level, speed in enumerate(speeds, 1):
+            for level, speed in enumerate(self._speeds(needy, catch_up, width, factor, others=tokens - needy), 1):
                 if speed > best and (level - 1) * needy < room:
                     best, self.levels, self.width = speed, level, width
         return Lookahead(min(self.most.drafts, self.levels * self.width), self.levels)
@@ -179,10 +179,9 @@ class Speculation:
         return choice
 
     def _speeds(
-        self, requests: int, catch_up: int, width: int, factor: float, at_least: float = 0.0, others: int = 0,
-        own_only: bool = False,
-    ) -> Iterator[float]:  # fmt: skip
-        """Expected tokens per second with 1, 2, … levels; `others` decode beside and are counted unless `own_only`."""
+        self, requests: int, catch_up: int, width: int, factor: float, at_least: float = 0.0, others: int = 0
+    ) -> Iterator[float]:
+        """Expected tokens per second of these requests with 1, 2, … levels; the step has `others` beside."""
         expected = reach = 1.0
         for level in range(1, self.most.levels + 1):
             chance = self._reach[width][level - 1].value * (factor if level == 1 else 1.0)
@@ -191,7 +190,7 @@ class Speculation:
             nodes = level if width == 1 else max(level, min(self._nodes[width], level * width))
             cost = self.times.round(requests, catch_up, level, width)
             cost += self.times.step.of(others + round(requests * (1 + nodes)))
-            yield (requests * expected + (0 if own_only else others)) / cost
+            yield requests * expected / cost
 
     def speed(self, requests: int, record: Record) -> float:
         """Expected tokens per second with the levels decided on, if all of so many requests were like this one."""

@@ -47,7 +47,7 @@ def requests(count: int) -> list[Request]:
 
 def round_of(speculator: Speculator, running: list[Request]) -> dict[str, int]:
     """Request id -> the drafter's first token, of those that are drafted for."""
-    ahead = speculator.lookahead(running, 0.0)
+    ahead = speculator.lookahead([Work(r, 3, 1) for r in running], 0.0)
     works = [Work(r, 3, 1, ahead.drafts, ahead.levels) for r in running]
     drafts = speculator.draft(works, lambda _: Choosing(), len(works), 0.0)
     return {id: int(draft.token[0]) for id, draft in drafts.items()}
@@ -64,7 +64,7 @@ def test_where_the_dearer_one_has_nothing_the_cheaper_one_is_asked() -> None:
     running = requests(1)
     for _ in range(12):
         speculator._record(running[0], 0).observe(2.0, 0)  # the cheap one is bad for it
-    assert speculator.lookahead(running, 0.0).levels
+    assert speculator.lookahead([Work(r, 3, 1) for r in running], 0.0).levels
     assert speculator._preferences(running[0], 1) == [1, 0]
     assert round_of(speculator, running) == {"0": 100}
 
