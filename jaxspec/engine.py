@@ -27,12 +27,14 @@ from jaxspec.penaltyrows import PenaltyRows
 from jaxspec.predict.build import build as build_predictions
 from jaxspec.predict.predictor import TextPredictor
 from jaxspec.sampling import InvalidRequest, SamplingParams, check_request
+from jaxspec.sched.admission import Promises, least
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.pages import PagePool
 from jaxspec.sched.plan import Outcome, Plan, Work
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import NO_DRAFTS, QueueFull, Scheduler
-from jaxspec.sched.slo import Slo
+from jaxspec.sched.slo import NONE, Slo
+from jaxspec.sched.speculator import DEPTH
 from jaxspec.sched.steptimes import StepTimes
 from jaxspec.sched.trees.candidates import Draft
 from jaxspec.session import Session
@@ -42,6 +44,7 @@ from jaxspec.step.lattice import Progress, choices
 from jaxspec.step.packing import Tree
 from jaxspec.step.pool import pages_for
 from jaxspec.step.swap import host_pool, swap_costs
+from jaxspec.targets import check_possible
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +105,9 @@ class Engine:
             swap_costs(config, self._executor, self._host), self._times,
         )  # fmt: skip
         self._scheduler = Scheduler(limits, self._pool)
+        self._promises = Promises(
+            self._times, strict=config.slo.admission == "strict", paced=config.pace != "none", seats=config.max_num_seqs
+        )
         self._eos = frozenset(loaded.tokenizer.eos_token_ids)
         self._random = np.random.default_rng(config.seed)
         self._sessions: dict[str, Session] = {}
@@ -166,16 +172,17 @@ class Engine:
         `params.n` is the caller's: submit n requests. `priority`: smaller goes first, where the order heeds it.
         `expected_tokens` is what an oracle predicts the request to write; max_tokens where it is not given, which is
         right for requests that ignore EOS. `slo`: latency targets, None for the configuration's. Raises
-        `InvalidRequest`, `QueueFull`, `EngineDead`, `EngineDraining`.
+        `InvalidRequest`, `QueueFull`, `SloRefused` (with strict admission), `EngineDead`, `EngineDraining`.
         """
-        max_tokens = self.check(prompt_ids, params)
+        slo = self.config.slo.slo if slo is None else slo
+        max_tokens = self.check(prompt_ids, params, slo)
         if expected_tokens is not None and expected_tokens < 1:
             raise InvalidRequest("expected_tokens", f"expected_tokens must be at least 1, not {expected_tokens}")
         request = Request(
             request_id or uuid4().hex, len(prompt_ids), [int(t) for t in prompt_ids], max_tokens,
             self._clock(), priority,
             reuse_prefix=params.prompt_logprobs is None, prompt_logprobs=params.prompt_logprobs is not None,
-            true_len=expected_tokens, slo=self.config.slo.slo if slo is None else slo,
+            true_len=expected_tokens, slo=slo,
         )  # fmt: skip
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         with self._lock:
@@ -189,6 +196,7 @@ class Engine:
                 raise InvalidRequest("request_id", f"request {request.id!r} is already running")
             seed = params.seed if params.seed is not None else int(self._random.integers(0, 2**63))
             session = Session(request, params, seed, self.tokenizer, stop_ids, on_output)
+            self._promise(request)
             self._sessions[request.id] = session
             self._inbox.append((session, False))
             self._queued += 1
@@ -203,13 +211,26 @@ class Engine:
                 self._inbox.append((session, True))
                 self._lock.notify()
 
-    def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> int:
-        """The most tokens the request may generate. Raises `InvalidRequest`."""
-        return check_request(prompt_ids, params, self.model_config.vocab_size, self.max_model_len)
+    def check(self, prompt_ids: Sequence[int], params: SamplingParams, slo: Slo = NONE) -> int:
+        """The most tokens the request may generate. Raises `InvalidRequest`, for impossible targets too."""
+        most = check_request(prompt_ids, params, self.model_config.vocab_size, self.max_model_len)
+        if slo:
+            spared = 0 if params.prompt_logprobs is not None else self._pool.cached(prompt_ids, len(prompt_ids) - 1)
+            levels = DEPTH if self._speculator else 0
+            check_possible(slo, least(self._times, levels, len(prompt_ids) - spared), self.config.slo.slo)
+        return most
+
+    def _promise(self, request: Request) -> None:
+        speculation = self._counters.speculation
+        spared = self._pool.cached(request.tokens, request.prompt_len - 1) if request.reuse_prefix else 0
+        others = (session.request for session in self._sessions.values())
+        self._promises.admit(
+            request, request.prompt_len - spared, others, speculation.mean_accepted_length, speculation.mean_proposed
+        )
 
     def stats(self) -> EngineStats:
         return snapshot(
-            self._counters, self._scheduler, self._executor, self._host, self._queued,
+            self._counters, self._scheduler, self._executor, self._host, self._queued, self._promises.refused,
             self._predictions.counts if self._predictions else None,
         )  # fmt: skip
 
@@ -391,6 +412,7 @@ class Engine:
         request_id = session.request.id
         with self._lock:
             self._sessions.pop(request_id, None)
+            self._promises.release(request_id)
         self._last_token.pop(request_id, None)
         if self._speculator:
             self._speculator.forget(session.request)

@@ -79,6 +79,8 @@ class EngineStats:
     verifications: int = 0
     accepted_by_level: tuple[int, ...] = ()
     predictions: PredictionCounts = field(default_factory=PredictionCounts)
+    #: Requests that strict admission has turned away, since the start.
+    slo_refused: int = 0
 
 
 def snapshot(
@@ -87,6 +89,7 @@ def snapshot(
     executor: Executor,
     host: HostPool,
     queued: int,
+    refused: int,
     predictions: PredictionCounts | None,
 ) -> EngineStats:
     """How an engine's parts stand now. `queued` requests have not come to the scheduler yet."""
@@ -121,6 +124,7 @@ def snapshot(
         verifications=c.speculation.verifications,
         accepted_by_level=tuple(c.speculation.by_level),
         predictions=replace(predictions) if predictions else PredictionCounts(),
+        slo_refused=refused,
     )
 
 
