@@ -23,24 +23,28 @@ from jaxspec.draft.build import build, room_for_draws, runners
 from jaxspec.errors import EngineDead, EngineDraining
 from jaxspec.models.load import LoadedModel, load_model
 from jaxspec.outputs import OutputDelta, RequestMetrics
+from jaxspec.penaltyrows import PenaltyRows
 from jaxspec.predict.build import build as build_predictions
 from jaxspec.predict.predictor import TextPredictor
 from jaxspec.sampling import InvalidRequest, SamplingParams, check_request
+from jaxspec.sched.admission import Promises, least
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.pages import PagePool
 from jaxspec.sched.plan import Outcome, Plan, Work
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import NO_DRAFTS, QueueFull, Scheduler
-from jaxspec.sched.slo import Slo
+from jaxspec.sched.slo import NONE, Slo
+from jaxspec.sched.speculator import DEPTH
 from jaxspec.sched.steptimes import StepTimes
 from jaxspec.sched.trees.candidates import Draft
 from jaxspec.session import Session
-from jaxspec.stats import Counters, EngineStats, PredictionCounts, peak_memory
+from jaxspec.stats import Counters, EngineStats, snapshot
 from jaxspec.step.executor import Executor, Flight, silent
 from jaxspec.step.lattice import Progress, choices
 from jaxspec.step.packing import Tree
 from jaxspec.step.pool import pages_for
 from jaxspec.step.swap import host_pool, swap_costs, swap_pages
+from jaxspec.targets import check_possible
 
 log = logging.getLogger(__name__)
 
@@ -102,10 +106,13 @@ class Engine:
             self._times,
         )  # fmt: skip
         self._scheduler = Scheduler(limits, self._pool)
+        self._promises = Promises(
+            self._times, strict=config.slo.admission == "strict", paced=config.pace != "none", seats=config.max_num_seqs
+        )
         self._eos = frozenset(loaded.tokenizer.eos_token_ids)
         self._random = np.random.default_rng(config.seed)
         self._sessions: dict[str, Session] = {}
-        self._penalty_rows = list(range(1, config.max_num_seqs + 1))  # row 0 is nobody's
+        self._penalty_rows = PenaltyRows(config.max_num_seqs)
         self._ready: list[Session] = []  # sessions with something to hand out
         self._counters = Counters()
         self._wake_at: float | None = None  # when there is a plan again, if nothing happens before
@@ -166,16 +173,17 @@ class Engine:
         `params.n` is the caller's: submit n requests. `priority`: smaller goes first, where the order heeds it.
         `expected_tokens` is what an oracle predicts the request to write; max_tokens where it is not given, which is
         right for requests that ignore EOS. `slo`: latency targets, None for the configuration's. Raises
-        `InvalidRequest`, `QueueFull`, `EngineDead`, `EngineDraining`.
+        `InvalidRequest`, `QueueFull`, `SloRefused` (with strict admission), `EngineDead`, `EngineDraining`.
         """
-        max_tokens = self.check(prompt_ids, params)
+        slo = self.config.slo.slo if slo is None else slo
+        max_tokens = self.check(prompt_ids, params, slo)
         if expected_tokens is not None and expected_tokens < 1:
             raise InvalidRequest("expected_tokens", f"expected_tokens must be at least 1, not {expected_tokens}")
         request = Request(
             request_id or uuid4().hex, len(prompt_ids), [int(t) for t in prompt_ids], max_tokens,
             self._clock(), priority,
             reuse_prefix=params.prompt_logprobs is None, prompt_logprobs=params.prompt_logprobs is not None,
-            true_len=expected_tokens, slo=self.config.slo.slo if slo is None else slo,
+            true_len=expected_tokens, slo=slo,
         )  # fmt: skip
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         with self._lock:
@@ -189,6 +197,7 @@ class Engine:
                 raise InvalidRequest("request_id", f"request {request.id!r} is already running")
             seed = params.seed if params.seed is not None else int(self._random.integers(0, 2**63))
             session = Session(request, params, seed, self.tokenizer, stop_ids, on_output)
+            self._promise(request)
             self._sessions[request.id] = session
             self._inbox.append((session, False))
             self._queued += 1
@@ -203,43 +212,28 @@ class Engine:
                 self._inbox.append((session, True))
                 self._lock.notify()
 
-    def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> int:
-        """The most tokens the request may generate. Raises `InvalidRequest`."""
-        return check_request(prompt_ids, params, self.model_config.vocab_size, self.max_model_len)
+    def check(self, prompt_ids: Sequence[int], params: SamplingParams, slo: Slo = NONE) -> int:
+        """The most tokens the request may generate. Raises `InvalidRequest`, for impossible targets too."""
+        most = check_request(prompt_ids, params, self.model_config.vocab_size, self.max_model_len)
+        if slo:
+            spared = 0 if params.prompt_logprobs is not None else self._pool.cached(prompt_ids, len(prompt_ids) - 1)
+            levels = DEPTH if self._speculator else 0
+            check_possible(slo, least(self._times, levels, len(prompt_ids) - spared), self.config.slo.slo)
+        return most
+
+    def _promise(self, request: Request) -> None:
+        speculation = self._counters.speculation
+        spared = self._pool.cached(request.tokens, request.prompt_len - 1) if request.reuse_prefix else 0
+        others = (session.request for session in self._sessions.values())
+        self._promises.admit(
+            request, request.prompt_len - spared, others, speculation.mean_accepted_length, speculation.mean_proposed
+        )
 
     def stats(self) -> EngineStats:
-        c, pool = self._counters, self._pool
-        return EngineStats(
-            running=self._scheduler.num_running,
-            waiting=self._scheduler.num_waiting + self._queued,
-            swapped=self._scheduler.num_swapped,
-            kv_usage=pool.usage,
-            prefix_queries=self._scheduler.prefix_queries,
-            prefix_hits=self._scheduler.prefix_hits,
-            preemptions=self._scheduler.num_preemptions,
-            swaps=self._scheduler.num_swaps,
-            switches=self._scheduler.num_switches,
-            recomputed_tokens=self._scheduler.recomputed_tokens,
-            recompute_seconds=self._scheduler.recompute_seconds,
-            host_usage=self._scheduler.host_usage,
-            host_pages=self._host.num_pages,
-            pages_swapped_out=self._host.offloaded,
-            pages_swapped_in=self._host.uploaded,
-            prompt_tokens=c.prompt_tokens,
-            generation_tokens=c.generation_tokens,
-            steps=c.steps,
-            compilations_after_warmup=self._executor.compilations_after_warmup,
-            padded_fraction=1 - c.used_positions / c.read_positions if c.read_positions else 0.0,
-            token_padded_fraction=1 - c.real_tokens / c.step_tokens if c.step_tokens else 0.0,
-            host_seconds=c.host_seconds,
-            step_seconds=c.step_seconds,
-            peak_memory_bytes=peak_memory(),
-            draft_tokens=c.speculation.proposed,
-            accepted_tokens=c.speculation.accepted,
-            verifications=c.speculation.verifications,
-            accepted_by_level=tuple(c.speculation.by_level),
-            predictions=replace(self._predictions.counts) if self._predictions else PredictionCounts(),
-        )
+        return snapshot(
+            self._counters, self._scheduler, self._executor, self._host, self._queued, self._promises.refused,
+            self._predictions.counts if self._predictions else None,
+        )  # fmt: skip
 
     def reset_stats(self) -> None:
         """Start the counters of steps, tokens, padding and time anew (benchmarks, after their warm-up)."""
@@ -281,7 +275,7 @@ class Engine:
             elif session.finish_reason is None:
                 self._scheduler.cancel(session.request.id, now)
                 session.finish_reason = "abort"
-                self._release_row(session)
+                self._penalty_rows.take(session)
                 self._ready.append(session)
         if stop_at is not None and (now >= stop_at or not self._scheduler.has_work):
             self._deliver()
@@ -304,7 +298,8 @@ class Engine:
         if self._predictions:
             self._predictions.apply(self._scheduler.predicted, begun)
         plan = self._scheduler.plan(begun, speculator.lookahead if speculator else NO_DRAFTS)
-        self._free_penalty_rows(plan)
+        for request in (*plan.preempted, *plan.paused):
+            self._penalty_rows.take(self._sessions[request.id])
         moving = self._clock()
         self._host.carry_out(plan)
         drafted = begun + self._clock() - moving  # when the host's part would have begun without the device's
@@ -314,7 +309,7 @@ class Engine:
             return
         self._wake_at = None
         sessions = [self._sessions[w.request.id] for w in plan.work]
-        self._give_penalty_rows(sessions)
+        self._penalty_rows.give(sessions)
         drafts: dict[str, Draft] = {}
         if speculator:
             begun_drafting = self._clock()
@@ -370,7 +365,7 @@ class Engine:
             if path is not None and draft is not None:
                 outcome = replace(outcome, proposed=len(draft), accepted=len(path) - 1)
             if outcome.finish_reason is not None:
-                self._release_row(session)  # now, not when it is closed: the next plan may admit another in its place
+                self._penalty_rows.take(session)  # not only when it is closed: the next plan may seat another
             if outcome.tokens:
                 self._counters.generation_tokens += len(outcome.tokens)
                 self._ready.append(session)
@@ -417,6 +412,7 @@ class Engine:
         request_id = session.request.id
         with self._lock:
             self._sessions.pop(request_id, None)
+            self._promises.release(request_id)
         self._last_token.pop(request_id, None)
         if self._speculator:
             self._speculator.forget(session.request)
@@ -437,22 +433,8 @@ class Engine:
         for session in sessions:
             if session.finish_reason is None:
                 session.finish_reason, session.error = reason, error
-                self._release_row(session)
+                self._penalty_rows.take(session)
                 if reason != "error":  # after a failure the scheduler may be in any state, and nothing will run again
                     self._scheduler.cancel(session.request.id, self._clock())
         self._ready = sessions
         self._deliver()
-
-    def _give_penalty_rows(self, sessions: list[Session]) -> None:
-        """There are as many rows as requests may run."""
-        for session in sessions:
-            if session.penalty_row is None and session.params.penalised:
-                session.penalty_row = self._penalty_rows.pop()
-
-    def _free_penalty_rows(self, plan: Plan) -> None:
-        for request in (*plan.preempted, *plan.paused):
-            self._release_row(self._sessions[request.id])
-
-    def _release_row(self, session: Session) -> None:
-        if (row := session.drop_penalty_row()) is not None:
-            self._penalty_rows.append(row)

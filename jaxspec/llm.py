@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxspec.config import EngineConfig
@@ -13,8 +13,12 @@ from jaxspec.outputs import CompletionOutput, OutputDelta, RequestMetrics, Reque
 from jaxspec.progress import bar
 from jaxspec.sampling import InvalidRequest, SamplingParams
 from jaxspec.sched.scheduler import QueueFull
+from jaxspec.sched.slo import Slo
+from jaxspec.targets import read, resolve
 
 Prompt = str | Sequence[int]
+#: As over HTTP: tpot_ms, ttft_ms, category.
+SloFields = Mapping[str, Any]
 
 
 class LLM:
@@ -58,29 +62,40 @@ class LLM:
         """Stop the engine; unfinished requests are aborted."""
         self.engine.shutdown()
 
-    def chat(self, messages: Sequence[Any], params: SamplingParams | None = None) -> list[RequestOutput]:
+    def chat(
+        self, messages: Sequence[Any], params: SamplingParams | None = None, *, slo: SloFields | None = None
+    ) -> list[RequestOutput]:
         """Generate for one conversation (a list of messages) or several, through the model's chat template."""
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts = [self.tokenizer.apply_chat_template(list(c)) for c in conversations]
-        return self.generate([self.tokenizer.encode(p, add_special_tokens=False) for p in prompts], params)
+        return self.generate([self.tokenizer.encode(p, add_special_tokens=False) for p in prompts], params, slo=slo)
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        slo: SloFields | Sequence[SloFields | None] | None = None,
     ) -> list[RequestOutput]:
         """Generate for every prompt (text, or token ids), in the order given.
 
-        `params` is one for all or one each; the default is greedy with 16 tokens. Raises `InvalidRequest` before
-        anything runs if one of them can't be served, RuntimeError if the engine fails meanwhile.
+        `params` is one for all or one each; the default is greedy with 16 tokens. `slo`, one for all or one each, are
+        latency targets: `{"tpot_ms": …, "ttft_ms": …, "category": …}`, the configuration's where nothing is named.
+
+        Raises `InvalidRequest` before anything runs if one of them can't be served, RuntimeError if the engine fails
+        meanwhile, and with `slo.admission: strict` `SloRefused`: then all that it was given is cancelled.
         """
         batch = [prompts] if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)) else list(prompts)
         each = list(params) if isinstance(params, Sequence) else [params or SamplingParams(temperature=0)] * len(batch)
         if len(each) != len(batch):
             raise InvalidRequest("params", f"{len(each)} params for {len(batch)} prompts")
+        named = list(slo) if isinstance(slo, Sequence) and not isinstance(slo, str) else [slo] * len(batch)
+        if len(named) != len(batch):
+            raise InvalidRequest("slo", f"{len(named)} slo for {len(batch)} prompts")
+        targets = [resolve(read(n), self.engine.config.slo) for n in named]
         ids = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in batch]  # type: ignore[arg-type]
-        for prompt, p in zip(ids, each, strict=True):
-            self.engine.check(prompt, p)
+        for prompt, p, target in zip(ids, each, targets, strict=True):
+            self.engine.check(prompt, p, target)
         gathered = _Gathered(sum(p.n for p in each))
         outputs = [
             RequestOutput(
@@ -91,8 +106,9 @@ class LLM:
         ]  # fmt: skip
         submitted: list[str] = []
         try:
-            for output, p in zip(outputs, each, strict=True):
-                submitted += [self._submit(gathered, output, choice, p) for choice in output.outputs]
+            for output, p, target in zip(outputs, each, targets, strict=True):
+                for choice in output.outputs:
+                    submitted.append(self._submit(gathered, output, choice, p, target))
             gathered.wait(self.engine)
         except BaseException:
             for request_id in submitted:
@@ -101,7 +117,7 @@ class LLM:
         return outputs
 
     def _submit(
-        self, gathered: _Gathered, output: RequestOutput, choice: CompletionOutput, params: SamplingParams
+        self, gathered: _Gathered, output: RequestOutput, choice: CompletionOutput, params: SamplingParams, slo: Slo
     ) -> str:
         def take(delta: OutputDelta) -> None:
             gathered.add(output, choice, delta)
@@ -110,7 +126,7 @@ class LLM:
             params = params.with_seed(params.seed + choice.index)
         while True:
             try:
-                return self.engine.submit(output.prompt_token_ids, params, take)
+                return self.engine.submit(output.prompt_token_ids, params, take, slo=slo)
             except QueueFull:
                 gathered.wait_for_room()
 

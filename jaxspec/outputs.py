@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from jaxspec.sched.slo import NONE, Slo
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
@@ -41,6 +43,11 @@ class SpeculationCounts:
             self.by_level[level] += count
 
     @property
+    def mean_proposed(self) -> float:
+        """Draft tokens of a verification."""
+        return self.proposed / self.verifications if self.verifications else 0.0
+
+    @property
     def mean_accepted_length(self) -> float:
         """Tokens a verification gave, the target's own included."""
         return 1 + self.accepted / self.verifications if self.verifications else 1.0
@@ -62,6 +69,8 @@ class RequestMetrics:
     predicted_tokens: float | None = None
     #: Some of its KV went through INT8: it may have written something else than it would have alone.
     kv_quantized: bool = False
+    #: The latency targets it had.
+    slo: Slo = NONE
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
     @property
@@ -80,6 +89,26 @@ class RequestMetrics:
         if self.first_token is None or self.finished is None or self.output_tokens < 2:
             return None
         return (self.finished - self.first_token) / (self.output_tokens - 1)
+
+    @property
+    def tpot_slack(self) -> float | None:
+        """Target minus measured: positive is good. None without a target, or where nothing could be measured."""
+        return None if self.slo.tpot is None or self.tpot is None else self.slo.tpot - self.tpot
+
+    @property
+    def ttft_slack(self) -> float | None:
+        return None if self.slo.ttft is None or self.ttft is None else self.slo.ttft - self.ttft
+
+    @property
+    def tpot_attained(self) -> bool | None:
+        """Whether it was at its target; None as with the slack, but an answer of one token is at any."""
+        if self.slo.tpot is not None and self.finished is not None and self.output_tokens == 1:
+            return True
+        return None if self.tpot_slack is None else self.tpot_slack >= 0
+
+    @property
+    def ttft_attained(self) -> bool | None:
+        return None if self.ttft_slack is None else self.ttft_slack >= 0
 
 
 @dataclass(frozen=True, slots=True)

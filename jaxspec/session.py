@@ -31,7 +31,7 @@ class Session:
         on_output: Callable[[OutputDelta], None],
     ):
         self.request, self.params, self.on_output = request, params, on_output
-        self.metrics = RequestMetrics(request.arrival, prompt_tokens=request.prompt_len)
+        self.metrics = RequestMetrics(request.arrival, prompt_tokens=request.prompt_len, slo=request.slo)
         self._seed = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
         self._stop_ids = stop_ids
         self._stream = TextStream(tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens)

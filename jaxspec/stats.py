@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from jaxspec.outputs import SpeculationCounts
@@ -10,7 +10,10 @@ from jaxspec.predict.counts import PredictionCounts
 
 if TYPE_CHECKING:
     from jaxspec.sched.plan import Plan
+    from jaxspec.sched.scheduler import Scheduler
+    from jaxspec.step.executor import Executor
     from jaxspec.step.packing import Packed
+    from jaxspec.step.swap import HostPool
 
 
 @dataclass(slots=True)
@@ -76,6 +79,53 @@ class EngineStats:
     verifications: int = 0
     accepted_by_level: tuple[int, ...] = ()
     predictions: PredictionCounts = field(default_factory=PredictionCounts)
+    #: Requests that strict admission has turned away, since the start.
+    slo_refused: int = 0
+
+
+def snapshot(
+    counters: Counters,
+    scheduler: Scheduler,
+    executor: Executor,
+    host: HostPool,
+    queued: int,
+    refused: int,
+    predictions: PredictionCounts | None,
+) -> EngineStats:
+    """How an engine's parts stand now. `queued` requests have not come to the scheduler yet."""
+    c = counters
+    return EngineStats(
+        running=scheduler.num_running,
+        waiting=scheduler.num_waiting + queued,
+        swapped=scheduler.num_swapped,
+        kv_usage=scheduler.pool.usage,
+        prefix_queries=scheduler.prefix_queries,
+        prefix_hits=scheduler.prefix_hits,
+        preemptions=scheduler.num_preemptions,
+        swaps=scheduler.num_swaps,
+        switches=scheduler.num_switches,
+        recomputed_tokens=scheduler.recomputed_tokens,
+        recompute_seconds=scheduler.recompute_seconds,
+        host_usage=scheduler.host_usage,
+        host_pages=host.num_pages,
+        pages_swapped_out=host.offloaded,
+        pages_swapped_in=host.uploaded,
+        prompt_tokens=c.prompt_tokens,
+        generation_tokens=c.generation_tokens,
+        steps=c.steps,
+        compilations_after_warmup=executor.compilations_after_warmup,
+        padded_fraction=1 - c.used_positions / c.read_positions if c.read_positions else 0.0,
+        token_padded_fraction=1 - c.real_tokens / c.step_tokens if c.step_tokens else 0.0,
+        host_seconds=c.host_seconds,
+        step_seconds=c.step_seconds,
+        peak_memory_bytes=peak_memory(),
+        draft_tokens=c.speculation.proposed,
+        accepted_tokens=c.speculation.accepted,
+        verifications=c.speculation.verifications,
+        accepted_by_level=tuple(c.speculation.by_level),
+        predictions=replace(predictions) if predictions else PredictionCounts(),
+        slo_refused=refused,
+    )
 
 
 def peak_memory() -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 
 from jaxspec.sched.prefix import PrefixIndex, extend_keys
@@ -84,18 +84,23 @@ class PagePool:
         `keys` are the chain keys of the leading pages of `tokens` known so far; it is extended in place.
         """
         pages: list[int] = []
-        if not self.prefix_caching:
-            return pages
-        keys = [] if keys is None else keys
-        for i in range(limit // self.page_size):
-            extend_keys(keys, tokens, self.page_size, i + 1)
-            page = self._prefixes.find(keys[i])
-            if page is None:
-                break
+        for page in self._cached(tokens, limit, [] if keys is None else keys):
             self._references[page] += 1
             self._idle.pop(page, None)
             pages.append(page)
         return pages
+
+    def cached(self, tokens: Sequence[int], limit: int) -> int:
+        """Tokens that `match` would spare just now. It takes nothing, so any thread may ask."""
+        return self.page_size * sum(1 for _ in self._cached(tokens, limit, []))
+
+    def _cached(self, tokens: Sequence[int], limit: int, keys: list[bytes]) -> Iterator[int]:
+        for i in range(limit // self.page_size if self.prefix_caching else 0):
+            extend_keys(keys, tokens, self.page_size, i + 1)
+            page = self._prefixes.find(keys[i])
+            if page is None:
+                return
+            yield page
 
     def register(
         self, tokens: Sequence[int], pages: Sequence[int], span: range, keys: list[bytes] | None = None

@@ -5,7 +5,7 @@ Times are in milliseconds here, because people write them; inside the scheduler 
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -75,13 +75,17 @@ class AliseSettings(Section):
     growth: float = Field(default=1.5, gt=1, le=100)
 
 
+#: A microsecond is less than any step takes, and far from where a division gives 0.
+Milliseconds = Annotated[float, Field(ge=0.001, allow_inf_nan=False)]
+
+
 class Targets(Section):
     """Latency targets of a request."""
 
     #: Mean time per output token after the first.
-    tpot_ms: PositiveFloat | None = None
+    tpot_ms: Milliseconds | None = None
     #: Time to first token.
-    ttft_ms: PositiveFloat | None = None
+    ttft_ms: Milliseconds | None = None
 
     @property
     def slo(self) -> Slo:

@@ -13,7 +13,10 @@ from jaxspec.detokenize import TextStream
 from jaxspec.errors import EngineDead, EngineDraining
 from jaxspec.outputs import OutputDelta, RequestMetrics, SpeculationCounts, TokenLogprob
 from jaxspec.sampling import InvalidRequest, SamplingParams
+from jaxspec.sched.admission import SloRefused
+from jaxspec.sched.policy import SloSettings
 from jaxspec.sched.scheduler import QueueFull
+from jaxspec.sched.slo import Slo
 from jaxspec.stats import EngineStats
 
 RECITED = "Die Eule sagt: fünf Bücher, 漢字 und 🦉 — "
@@ -80,12 +83,17 @@ class FakeEngine:
         draft: Sequence[str] = (),
         predicted: float | None = None,
         kv_quantized: bool = False,
+        slo: SloSettings | None = None,
     ) -> None:
         self.tokenizer = ByteTokenizer()
         self.model_name = "fake"
         self.model_config = SimpleNamespace(vocab_size=self.tokenizer.vocab_size)
         self.config = SimpleNamespace(
-            model="fake", max_waiting=max_waiting, max_num_seqs=max_num_seqs, draft=list(draft)
+            model="fake",
+            max_waiting=max_waiting,
+            max_num_seqs=max_num_seqs,
+            draft=list(draft),
+            slo=slo or SloSettings(),
         )
         self.max_model_len = max_model_len
         self.step = step
@@ -93,12 +101,15 @@ class FakeEngine:
         self.predicted = predicted
         #: What every answer says of its KV.
         self.kv_quantized = kv_quantized
+        #: Why requests with a target are refused, if they are.
+        self.refusal: str | None = None
         self.failure: str | None = None
         self.observers: list[Callable[[RequestMetrics, str], None]] = []
         self.token_observers: list[Callable[[float, int], None]] = []
         self.first_token_observers: list[Callable[[RequestMetrics], None]] = []
         #: All that was ever submitted, and the ids that were cancelled while they ran.
         self.submitted: list[SamplingParams] = []
+        self.targets: list[Slo] = []
         self.cancelled: list[str] = []
         self._text = RECITED.encode()
         self._state = "ok"
@@ -139,6 +150,7 @@ class FakeEngine:
         *,
         request_id: str | None = None,
         priority: int = 0,
+        slo: Slo | None = None,
     ) -> str:
         if not all(0 <= t < self.tokenizer.vocab_size for t in prompt_ids):
             raise InvalidRequest("prompt", "prompt token ids are outside the vocabulary")
@@ -152,10 +164,14 @@ class FakeEngine:
                 raise EngineDraining
             if len(self._requests) >= self.config.max_num_seqs + self.config.max_waiting:
                 raise QueueFull("too many requests are waiting")
+            slo = self.config.slo.slo if slo is None else slo
+            if slo and self.refusal:
+                raise SloRefused(self.refusal)
             id = request_id or str(len(self.submitted))
             metrics = RequestMetrics(time.monotonic(), prompt_tokens=len(prompt_ids), predicted_tokens=self.predicted)
-            metrics.kv_quantized = self.kv_quantized
+            metrics.kv_quantized, metrics.slo = self.kv_quantized, slo
             self.submitted.append(params)
+            self.targets.append(slo)
             recital = _Recital(
                 id, list(prompt_ids), params, params.max_tokens or 16, on_output, stream, metrics, params.seed or 0
             )

@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from fakes import RECITED, FakeEngine
+from jaxspec.sched.slo import Slo
 from jaxspec.serve.app import ServerOptions
 from serving import eventually, serving
 
@@ -227,6 +228,7 @@ def test_fields_reach_the_engine(http: httpx.Client, engine: FakeEngine) -> None
     assert (params.seed, list(params.stop), list(params.stop_token_ids)) == (11, ["zzz"], [3])
     assert params.ignore_eos
     assert not params.skip_special_tokens
+    assert engine.targets[-1] == Slo(tpot=0.0205, ttft=0.1)
 
 
 # -- other routes ------------------------------------------------------------------------------------------------------
@@ -335,7 +337,14 @@ BAD_COMPLETIONS = [
     (COMPLETION | {"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
     (COMPLETION | {"slo": {"ttft_ms": 0}}, "slo.ttft_ms"),
     (COMPLETION | {"slo": {"tpot_ms": "fast"}}, "slo.tpot_ms"),
+    (COMPLETION | {"slo": {"tpot_ms": -1}}, "slo.tpot_ms"),
+    (COMPLETION | {"slo": {"tpot_ms": True}}, "slo.tpot_ms"),
+    (COMPLETION | {"slo": {"tpot_ms": 1e-300}}, "slo.tpot_ms"),
+    (COMPLETION | {"slo": {"tpot": 20}}, "slo.tpot"),
+    (COMPLETION | {"slo": {"category": 3}}, "slo.category"),
+    (COMPLETION | {"slo": {"category": "chat"}}, "slo.category"),
     (COMPLETION | {"slo": 5}, "slo"),
+    (COMPLETION | {"slo": [{}]}, "slo"),
     (COMPLETION | {"priority": 1.5}, "priority"),
     (COMPLETION | {"response_format": {"type": "json_object"}}, "response_format"),
     (COMPLETION | {"tools": [{"type": "function"}]}, "tools"),
@@ -360,6 +369,8 @@ BAD_CHATS = [
     (MESSAGES | {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     (MESSAGES | {"logprobs": 3}, "logprobs"),
     (MESSAGES | {"tool_choice": "required"}, "tool_choice"),
+    (MESSAGES | {"slo": {"tpot_ms": "20"}}, "slo.tpot_ms"),
+    (MESSAGES | {"slo": {"category": "chat"}}, "slo.category"),
 ]
 BAD = [("/v1/completions", *b) for b in BAD_COMPLETIONS] + [("/v1/chat/completions", *b) for b in BAD_CHATS]
 

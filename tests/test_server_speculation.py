@@ -118,7 +118,7 @@ def metrics(url: str) -> dict[str, float]:
     """Values by name and labels, the model's left out."""
     lines = [line for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith("jaxspec:")]
     named = (line.removeprefix("jaxspec:").rsplit(" ", 1) for line in lines)
-    return {re.sub(r',?model_name="fake",?', "", name): float(value) for name, value in named}
+    return {re.sub(r'model_name="fake",|,?model_name="fake"(?=})', "", name): float(value) for name, value in named}
 
 
 NAMES = ("drafts", "draft_tokens", "accepted_tokens")

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from jaxspec.outputs import OutputDelta, SpeculationCounts, TokenLogprob
+from jaxspec.outputs import OutputDelta, RequestMetrics, SpeculationCounts, TokenLogprob
+from jaxspec.serve.attainment import attainment
 
 if TYPE_CHECKING:
     from jaxspec.models.load.tokenizer import Tokenizer
@@ -28,13 +29,16 @@ class Choice:
     logprobs: list[Json] = field(default_factory=list)
     opened: bool = False
     tokens: int = 0
-    cached: int = 0
     #: Where the next token's text begins, in characters.
     offset: int = 0
-    predicted: float | None = None
-    kv_quantized: bool = False
+    #: From its end on.
+    metrics: RequestMetrics | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+
+    @property
+    def kv_quantized(self) -> bool:
+        return self.metrics is not None and self.metrics.kv_quantized
 
 
 class Answer(ABC):
@@ -73,7 +77,7 @@ class Answer(ABC):
     def usage(self) -> Json:
         prompt = sum(len(c.prompt) for c in self.choices[:: self._n])
         completion = sum(c.tokens for c in self.choices)
-        cached = sum(c.cached for c in self.choices[:: self._n])
+        cached = sum(c.metrics.cached_tokens for c in self.choices[:: self._n] if c.metrics)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -84,6 +88,7 @@ class Answer(ABC):
     def _metrics(self) -> Json:
         """What only this engine tells, over all choices; OpenAI's clients pass on fields that they don't know."""
         metrics: Json = {}
+        own = [c.metrics for c in self.choices if c.metrics is not None]
         if (counts := self._speculation) is not None:
             metrics["speculative_decoding"] = {
                 "proposed": counts.proposed,
@@ -93,10 +98,12 @@ class Answer(ABC):
             }
         if self._predictions:
             # To be compared with the usage's completion_tokens; a part of it would mislead.
-            known = [c.predicted for c in self.choices if c.predicted is not None]
+            known = [m.predicted_tokens for m in own if m.predicted_tokens is not None]
             metrics["predicted_tokens"] = round(sum(known)) if len(known) == len(self.choices) else None
         if any(c.kv_quantized for c in self.choices):
             metrics["kv_quantized"] = True
+        if any(m.slo for m in own):
+            metrics["slo"] = attainment(own)
         return {"metrics": metrics} if metrics else {}
 
     def gather(self, index: int, delta: OutputDelta) -> None:
@@ -131,9 +138,7 @@ class Answer(ABC):
         if delta.finish_reason is not None:
             choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
             if delta.metrics is not None:
-                choice.cached = delta.metrics.cached_tokens
-                choice.predicted = delta.metrics.predicted_tokens
-                choice.kv_quantized = delta.metrics.kv_quantized
+                choice.metrics = delta.metrics
                 if self._speculation is not None:
                     self._speculation.merge(delta.metrics.speculation)
 

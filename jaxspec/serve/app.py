@@ -117,7 +117,7 @@ class Serving:
         self, id: str, body: GenerationRequest, prompts: list[list[int]], params: list[SamplingParams]
     ) -> Generation:
         generation = Generation(self.engine, self.hub, id)
-        generation.submit(prompts, params, body.priority or 0)
+        generation.submit(prompts, params, body.priority or 0, body.slo)
         return generation
 
 

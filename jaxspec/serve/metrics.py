@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from jaxspec.outputs import RequestMetrics
+from jaxspec.serve.attainment import AttainmentMetrics
 
 if TYPE_CHECKING:
     from jaxspec.engine import Engine
@@ -51,6 +52,7 @@ class ServerMetrics:
             ["model_name", "finished_reason"],
             registry=self._registry,
         )
+        self._attainment = AttainmentMetrics(self._registry, model_name)
         self._model_name = model_name
         for reason in ("stop", "length", "abort"):
             self._finished.labels(model_name, reason)
@@ -69,6 +71,7 @@ class ServerMetrics:
             self._queued.observe(metrics.first_scheduled - metrics.arrival)
         if metrics.e2e is not None and finish_reason in ("stop", "length"):
             self._e2e.observe(metrics.e2e)
+            self._attainment.observe(metrics)
             if metrics.predicted_tokens is not None and metrics.output_tokens:
                 error = abs(metrics.predicted_tokens - metrics.output_tokens)
                 self._off.observe(error)
@@ -150,4 +153,5 @@ def _counters(s: EngineStats) -> list[tuple[str, str, float]]:
         ("spec_decode_num_drafts", "Verifications: steps of a request in which it had a draft.", s.verifications),
         ("spec_decode_num_draft_tokens", "Draft tokens verified.", s.draft_tokens),
         ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", s.accepted_tokens),
+        ("slo_refused", "Requests refused because their latency target could not be kept.", s.slo_refused),
     ]

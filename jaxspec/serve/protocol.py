@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidato
 
 from jaxspec.sampling import MAX_LOGPROBS, InvalidRequest, SamplingParams
 from jaxspec.serve.errors import ApiError
+from jaxspec.targets import NamedTargets
 
 logger = logging.getLogger("jaxspec.serve")
 
@@ -59,13 +60,6 @@ class _Lenient(BaseModel):
         return self
 
 
-class Slo(_Lenient):
-    """The latency the client was promised, in milliseconds: to the first token, and mean per token after it."""
-
-    ttft_ms: Annotated[float, Field(gt=0)] | None = None
-    tpot_ms: Annotated[float, Field(gt=0)] | None = None
-
-
 class StreamOptions(_Lenient):
     include_usage: bool | None = None
 
@@ -96,7 +90,8 @@ class GenerationRequest(_Lenient):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
-    slo: Slo | None = None
+    #: Unlike elsewhere unknown fields in here are refused: a promise that was misspelt would not be kept.
+    slo: NamedTargets | None = None
     #: Whether the answer's `metrics` are to say how many tokens were predicted.
     return_predicted_tokens: bool | None = None
 

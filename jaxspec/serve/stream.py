@@ -13,8 +13,10 @@ from starlette.types import Receive
 from jaxspec.errors import EngineDead, EngineDraining
 from jaxspec.outputs import OutputDelta
 from jaxspec.sampling import InvalidRequest, SamplingParams
+from jaxspec.sched.admission import SloRefused
 from jaxspec.sched.scheduler import QueueFull
 from jaxspec.serve.errors import ApiError
+from jaxspec.targets import NamedTargets, resolve
 
 if TYPE_CHECKING:
     from jaxspec.engine import Engine
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 #: How long the loop lets outputs gather before it takes them, in seconds: the rest of a step's outputs follow the first
 #: within this, and one wake-up serves them all.
 GATHER = 0.001
-RETRY_AFTER = 1
+#: Seconds.
+_RETRY = {"Retry-After": "1"}
 
 
 class ClientGone(Exception):
@@ -77,27 +80,37 @@ class Generation:
         """Whether there is more to read."""
         return bool(self._open or self._inbox)
 
-    def submit(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], priority: int) -> None:
+    def submit(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        priority: int,
+        slo: NamedTargets | None,
+    ) -> None:
         """Submit sequence i as `prompts[i]` with `params[i]`: all of them, or none and an `ApiError`."""
         try:
             for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
-                self._submit(index, prompt, sampling, priority)
+                self._submit(index, prompt, sampling, priority, slo)
         except BaseException:
             self.close()
             raise
 
-    def _submit(self, index: int, prompt: Sequence[int], params: SamplingParams, priority: int) -> None:
+    def _submit(
+        self, index: int, prompt: Sequence[int], params: SamplingParams, priority: int, slo: NamedTargets | None
+    ) -> None:
         def on_output(delta: OutputDelta) -> None:
             self._hub.put(self, index, delta)
 
         request_id = f"{self.id}-{index}"
         try:
-            self._engine.submit(prompt, params, on_output, request_id=request_id, priority=priority)
+            targets = resolve(slo, self._engine.config.slo)
+            self._engine.submit(prompt, params, on_output, request_id=request_id, priority=priority, slo=targets)
         except InvalidRequest as e:
             raise ApiError(400, str(e), param=e.field, code="invalid_value") from e
         except QueueFull as e:
-            headers = {"Retry-After": str(RETRY_AFTER)}
-            raise ApiError(429, f"the server is busy: {e}", code="queue_full", headers=headers) from e
+            raise ApiError(429, f"the server is busy: {e}", code="queue_full", headers=_RETRY) from e
+        except SloRefused as e:
+            raise ApiError(429, str(e), param="slo", code="slo_unattainable", headers=_RETRY) from e
         except EngineDraining as e:
             raise ApiError(503, "the server is shutting down", code="draining") from e
         except EngineDead as e:
