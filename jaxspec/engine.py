@@ -216,18 +216,19 @@ class Engine:
         """The most tokens the request may generate. Raises `InvalidRequest`, for impossible targets too."""
         most = check_request(prompt_ids, params, self.model_config.vocab_size, self.max_model_len)
         if slo:
-            spared = 0 if params.prompt_logprobs is not None else self._pool.cached(prompt_ids, len(prompt_ids) - 1)
+            spared = 0
+            if slo.ttft is not None and params.prompt_logprobs is None:
+                spared = self._pool.cached(prompt_ids, len(prompt_ids) - 1)
             levels = DEPTH if self._speculator else 0
             check_possible(slo, least(self._times, levels, len(prompt_ids) - spared), self.config.slo.slo)
         return most
 
     def _promise(self, request: Request) -> None:
-        speculation = self._counters.speculation
-        spared = self._pool.cached(request.tokens, request.prompt_len - 1) if request.reuse_prefix else 0
+        spared = 0
+        if request.reuse_prefix:
+            spared = self._pool.cached(request.tokens, request.prompt_len - 1, request.page_keys)
         others = (session.request for session in self._sessions.values())
-        self._promises.admit(
-            request, request.prompt_len - spared, others, speculation.mean_accepted_length, speculation.mean_proposed
-        )
+        self._promises.admit(request, request.prompt_len - spared, others, self._counters.experience)
 
     def stats(self) -> EngineStats:
         return snapshot(
@@ -327,6 +328,7 @@ class Engine:
         decision = flight.read()
         read = self._clock()
         self._times.observe(packed.shape.tokens, read - launched)
+        self._counters.device_seconds += read - launched
         outcomes = self._take_in(plan, sessions, flight, drafts, decision, read)
         self._scheduler.update(plan, outcomes, read, read - begun)
         done = self._clock()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import ceil
 
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
 from jaxspec.sched.steptimes import StepTimes
 
-#: Share of a target that may be planned for. The rest is for what is not foreseen: prompts in the steps, drafting.
+#: Share of a target that may be planned for. The rest is for what is not foreseen, above all prompts in the steps.
 MARGIN = 0.9
 #: Measured times vary: only less than this share of them is called impossible.
 _POSSIBLE = 0.5
@@ -17,6 +18,16 @@ _POSSIBLE = 0.5
 
 class SloRefused(RuntimeError):
     """A target that could not be kept beside those promised already; try again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """Means over what an engine has done: tokens that a verification gave, its draft tokens, and the seconds of a step
+    beside the device's, drafting included."""
+
+    gain: float = 1.0
+    drafts: float = 0.0
+    overhead: float = 0.0
 
 
 def least(times: StepTimes, levels: int, prompt_tokens: int) -> Slo:
@@ -35,13 +46,13 @@ class Promises:
     steps of g·t seconds, request i is at its target if it is in a share t / t_i of them; where nobody ever rests
     (`paced` false), it is in all. So such a step holds n = Σ t / t_i requests, and they can be kept if it is so fast:
 
-        step(⌈n⌉) ≤ 0.9 t                      without drafts, or
-        step(⌈n (1 + drafts)⌉) ≤ 0.9 g t       with as many draft tokens a verification as gave g
+        overhead + step(⌈n⌉) ≤ 0.9 t                      without drafts, or
+        overhead + step(⌈n (1 + drafts)⌉) ≤ 0.9 g t       with as many draft tokens a verification as gave g
 
     Conservative: everyone is taken to decode from now on, although some only wait yet or are ahead of their targets,
-    and loads are rounded up. Not conservative: drafting itself takes time, g was measured under another load, long
-    prompts and requests without a target (which are let in always, and rest only where `paced`) take more of the steps
-    than the margin, and there may be no KV pages. So the promise is kept mostly, not always.
+    and loads are rounded up. Not conservative: all was measured under another load, long prompts and requests without a
+    target (which are let in always, and rest only where `paced`) take more of the steps than the margin, and there may
+    be no KV pages. So the promise is kept mostly, not always.
 
     A target for the first token (TTFT) is promised if a seat is free, and the step under way and then everything that
     is known and not computed (prompts ahead, one token of each that decodes, the new prompt) take at most 0.9 of it, at
@@ -63,56 +74,59 @@ class Promises:
         return len(self._tpot)
 
     def admit(
-        self, request: Request, prompt_tokens: int, others: Iterable[Request], gain: float = 1.0, drafts: float = 0.0
+        self, request: Request, prompt_tokens: int, others: Iterable[Request], seen: Experience = Experience()
     ) -> None:
         """Promise a new request its targets, until `release`. Raises `SloRefused`, and then nothing is promised.
 
-        `prompt_tokens`: those of its prompt to be computed; `others`: all that wait or run. `gain` and `drafts` are
-        the mean tokens that a verification gave, and its draft tokens.
+        `prompt_tokens`: those of its prompt to be computed; `others`: all that wait or run.
         """
         if not self._strict or not request.slo:
             return
-        reason = self._too_slow(request.slo.tpot, gain, drafts) or self._too_late(
-            request.slo.ttft, prompt_tokens, others
-        )
+        slo = request.slo
+        reason = self._too_slow(slo.tpot, seen) or self._too_late(slo.ttft, prompt_tokens, others, seen)
         if reason:
             self.refused += 1
             raise SloRefused(reason)
-        if request.slo.tpot is not None:
-            self._tpot[request.id] = request.slo.tpot
+        if slo.tpot is not None:
+            self._tpot[request.id] = slo.tpot
 
     def release(self, request_id: str) -> None:
         """The request has ended, in whatever way. Unknown ids are ignored."""
         self._tpot.pop(request_id, None)
 
-    def _too_slow(self, tpot: float | None, gain: float, drafts: float) -> str | None:
+    def _too_slow(self, tpot: float | None, seen: Experience) -> str | None:
         if tpot is None:
             return None
         targets = [*self._tpot.values(), tpot]
         tightest = min(targets)
         load = sum(tightest / t for t in targets) if self._paced else len(targets)
-        plain, drafted = (self._times.of(ceil(load * (1 + k) - 1e-9)) for k in (0.0, drafts))
-        if plain <= MARGIN * tightest or drafted <= MARGIN * tightest * gain:
+        plain, drafted = (self._step(ceil(load * (1 + k) - 1e-9), seen) for k in (0.0, seen.drafts))
+        if plain <= MARGIN * tightest or drafted <= MARGIN * tightest * seen.gain:
             return None
         return (
             f"slo.tpot_ms: {_ms(tpot)} cannot be kept beside {len(self)} requests with such a target: a step for "
             f"all takes about {_ms(plain)} ms, and may take {_ms(MARGIN * tightest)} ms"
         )
 
-    def _too_late(self, ttft: float | None, prompt_tokens: int, others: Iterable[Request]) -> str | None:
+    def _too_late(
+        self, ttft: float | None, prompt_tokens: int, others: Iterable[Request], seen: Experience
+    ) -> str | None:
         if ttft is None:
             return None
         others = list(others)
         if len(others) >= self._seats:
             return f"slo.ttft_ms: {_ms(ttft)} cannot be promised while all {self._seats} seats are taken"
         decoding, ahead = sum(r.decoding for r in others), sum(r.remaining_known for r in others)
-        seconds = (self._times.of(decoding) if decoding else 0.0) + self._times.of(ahead + prompt_tokens)
+        seconds = (self._step(decoding, seen) if decoding else 0.0) + self._step(ahead + prompt_tokens, seen)
         if seconds <= MARGIN * ttft:
             return None
         return (
             f"slo.ttft_ms: {_ms(ttft)} cannot be kept: {ahead} tokens are to be computed before the prompt's "
             f"{prompt_tokens}, which takes about {_ms(seconds)} ms, and may take {_ms(MARGIN * ttft)} ms"
         )
+
+    def _step(self, tokens: int, seen: Experience) -> float:
+        return seen.overhead + self._times.of(tokens)
 
 
 def _ms(seconds: float) -> str:

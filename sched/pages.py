@@ -90,9 +90,9 @@ class PagePool:
             pages.append(page)
         return pages
 
-    def cached(self, tokens: Sequence[int], limit: int) -> int:
+    def cached(self, tokens: Sequence[int], limit: int, keys: list[bytes] | None = None) -> int:
         """Tokens that `match` would spare just now. It takes nothing, so any thread may ask."""
-        return self.page_size * sum(1 for _ in self._cached(tokens, limit, []))
+        return self.page_size * sum(1 for _ in self._cached(tokens, limit, [] if keys is None else keys))
 
     def _cached(self, tokens: Sequence[int], limit: int, keys: list[bytes]) -> Iterator[int]:
         for i in range(limit // self.page_size if self.prefix_caching else 0):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxspec.sched.admission import MARGIN, Promises, SloRefused, least
+from jaxspec.sched.admission import MARGIN, Experience, Promises, SloRefused, least
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
 from jaxspec.sched.steptimes import StepTimes
@@ -29,12 +29,12 @@ def promises(paced: bool = True, seats: int = 8) -> Promises:
     return Promises(TIMES, strict=True, paced=paced, seats=seats)
 
 
-def fits(made: Promises, number: int, tpot: float, **speculation: float) -> int:
+def fits(made: Promises, number: int, tpot: float, **seen: float) -> int:
     """How many of so many requests with this target are let in."""
     count = 0
     for i in range(number):
         try:
-            made.admit(request(f"{tpot}-{i}", tpot), 4, [], **speculation)
+            made.admit(request(f"{tpot}-{i}", tpot), 4, [], Experience(**seen))
             count += 1
         except SloRefused:
             pass
@@ -61,6 +61,12 @@ def test_a_tight_target_is_refused_for_what_was_promised_before():
     with pytest.raises(SloRefused, match=r"slo\.tpot_ms: 20 cannot be kept beside 14 .* about 22 ms, and may take 18"):
         made.admit(request("x", 0.02), 4, [])
     made.admit(request("x", 0.04), 4, [])
+
+
+def test_what_a_step_takes_beside_the_device_is_counted():
+    assert fits(promises(), 20, 0.04, overhead=0.003) == 11
+    with pytest.raises(SloRefused, match=r"about 70 ms"):
+        promises().admit(request(ttft=0.075, prompt=20), 20, [], Experience(overhead=0.02))
 
 
 def test_speculation_is_counted_with_what_it_costs():
@@ -103,7 +109,10 @@ def test_nothing_is_refused_that_was_not_promised():
 
 
 events = st.lists(
-    st.tuples(st.integers(0, 12), st.floats(0.011, 1.0), st.floats(1.0, 4.0), st.floats(0.0, 8.0)), max_size=60
+    st.tuples(
+        st.integers(0, 12), st.floats(0.011, 1.0), st.floats(1.0, 4.0), st.floats(0.0, 8.0), st.floats(0.0, 0.02)
+    ),
+    max_size=60,
 )
 
 
@@ -112,7 +121,7 @@ events = st.lists(
 def test_a_step_for_all_is_never_longer_than_the_tightest_target(events, paced):
     """In any order of coming and going: an event is a request that comes, or goes if it is there."""
     made, kept = promises(paced), {}
-    for number, tpot, gain, drafts in events:
+    for number, tpot, gain, drafts, overhead in events:
         if number in kept:
             made.release(str(number))
             del kept[number]
@@ -121,12 +130,12 @@ def test_a_step_for_all_is_never_longer_than_the_tightest_target(events, paced):
         tightest = min(wanted.values())
         load = ceil(sum(tightest / t if paced else 1 for t in wanted.values()) - 1e-9)
         try:
-            made.admit(request(str(number), tpot), 4, [], gain, drafts)
+            made.admit(request(str(number), tpot), 4, [], Experience(gain, drafts, overhead))
         except SloRefused:
-            assert TIMES.of(load) > MARGIN * tightest
+            assert TIMES.of(load) + overhead > MARGIN * tightest
             assert len(made) == len(kept)
             continue
-        assert TIMES.of(load) <= MARGIN * tightest * gain
+        assert TIMES.of(load) + overhead <= MARGIN * tightest * gain
         kept = wanted
         assert len(made) == len(kept)
 
