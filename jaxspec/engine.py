@@ -327,8 +327,9 @@ class Engine:
         self._counters.count(plan, packed, self._executor.positions_read(packed))
         decision = flight.read()
         read = self._clock()
-        self._times.observe(packed.shape.tokens, read - launched)
-        self._counters.device_seconds += read - launched
+        # With the host's part, which no step is without, but for drafting and swapping.
+        self._times.observe(packed.shape.tokens, read - drafted)
+        self._counters.plain_seconds += read - drafted
         outcomes = self._take_in(plan, sessions, flight, drafts, decision, read)
         self._scheduler.update(plan, outcomes, read, read - begun)
         done = self._clock()

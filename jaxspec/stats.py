@@ -30,14 +30,14 @@ class Counters:
     real_tokens: int = 0
     host_seconds: float = 0.0
     step_seconds: float = 0.0
-    #: Of those, what the target's programs took, as far as the host waited for them.
-    device_seconds: float = 0.0
+    #: Of those, what steps take without drafting and swapping.
+    plain_seconds: float = 0.0
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
     @property
     def experience(self) -> Experience:
         """What the steps so far say of those to come."""
-        beside = (self.step_seconds - self.device_seconds) / self.steps if self.steps else 0.0
+        beside = (self.step_seconds - self.plain_seconds) / self.steps if self.steps else 0.0
         return Experience(self.speculation.mean_accepted_length, self.speculation.mean_proposed, max(0.0, beside))
 
     def count(self, plan: Plan, packed: Packed, read: int) -> None:

@@ -23,7 +23,7 @@ class SloRefused(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class Experience:
     """Means over what an engine has done: tokens that a verification gave, its draft tokens, and the seconds of a step
-    beside the device's, drafting included."""
+    for drafting and swapping."""
 
     gain: float = 1.0
     drafts: float = 0.0

@@ -9,8 +9,10 @@ import numpy as np
 from jaxspec.sched.drafter import ChoosingOf
 from jaxspec.sched.plan import Work
 from jaxspec.sched.request import Request
+from jaxspec.sched.slo import Slo
 from jaxspec.sched.speculator import Speculator
 from jaxspec.sched.steptimes import StepTimes
+from jaxspec.sched.trees import AdaServe
 from jaxspec.sched.trees.candidates import Candidates
 from jaxspec.step.packing import Choosing
 
@@ -85,3 +87,37 @@ def test_everyone_forgets_a_request_that_ends() -> None:
     one, two = Fake("a", 0, 0, []), Fake("b", 0, 0, [])
     Speculator([one, two], STEP).forget(requests(1)[0])
     assert one.forgotten == two.forgotten == ["0"]
+
+
+def promised(number: int, tpot: float | None, ahead: float = 0.0) -> Request:
+    """Four tokens after its first, which came so that it is `ahead` seconds of its target at time 0."""
+    request = Request(str(number), 3, [1] * 8, 100, 0.0, computed=7, slo=Slo(tpot))
+    request.first_token = ahead - 4 * (tpot or 0.0)
+    return request
+
+
+def drafted_for(running: list[Request]) -> list[str]:
+    drafter = Fake("only", 100, 1e-4, [r.id for r in running])
+    speculator = Speculator([drafter], STEP, AdaServe(16, STEP), adaptive=True, budget=32, calibrate=True)
+    works = [Work(r, 7, 1) for r in running]
+    ahead = speculator.lookahead(works, 0.0)
+    works = [Work(r, 7, 1, ahead.drafts, ahead.levels) for r in running]
+    return sorted(speculator.draft(works, lambda _: Choosing(), len(works), 0.0))
+
+
+def test_only_those_are_drafted_for_who_would_miss_their_targets() -> None:
+    """A plain step takes 11 ms: enough for 20 ms a token and not for 9, unless there is much in hand."""
+    assert drafted_for([promised(0, None), promised(1, None)]) == ["0", "1"]  # nobody is in a hurry: for speed
+    assert drafted_for([promised(0, None), promised(1, 0.02), promised(2, 0.009)]) == ["2"]
+    assert drafted_for([promised(0, None), promised(1, 0.02), promised(2, 0.009, ahead=1.0)]) == []
+    assert drafted_for([promised(1, 0.02, ahead=-2.0), promised(2, 0.02)]) == ["1"]
+
+
+def test_a_budget_that_is_used_up_leaves_nothing_to_draft() -> None:
+    running = [promised(i, 0.009) for i in range(8)]
+    speculator = Speculator([Fake("only", 100, 1e-4, list("01234567"))], STEP, AdaServe(16), budget=8, calibrate=True)
+    ahead = speculator.lookahead([Work(r, 7, 1) for r in running], 0.0)
+    assert ahead.levels == 0
+    works = [Work(r, 7, 1, 2, 2) for r in running]
+    assert speculator.draft(works, lambda _: Choosing(), 8, 0.0) == {}
+    assert speculator.lookahead([Work(r, 7, 1) for r in running[:2]], 0.0).levels == 4  # Eq. 8: ceil(8 / 2)
