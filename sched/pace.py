@@ -68,7 +68,8 @@ class _Turns:
         """Whether its prompt may not wait any more."""
         if request.slo.ttft is None:
             return now - request.arrival >= self._patience
-        return now + self._times.of(request.remaining_known) >= request.arrival + request.slo.ttft
+        # The step before may be as long: one of others' prompts.
+        return now + 2 * self._times.of(request.remaining_known) >= request.arrival + request.slo.ttft
 
 
 class SmallBatches:

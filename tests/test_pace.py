@@ -80,9 +80,9 @@ def test_prompts_wait_for_those_in_a_hurry_but_not_for_long():
     assert chosen.choose([decoding(i, 0.02) for i in range(5)], prompt, 0.0).prompt_tokens == 0
     assert chosen.choose([decoding(i, 0.02) for i in range(3)], prompt, 0.0).prompt_tokens == 2
     assert chosen.choose([decoding(i, 0.02, first=0.5) for i in range(5)], prompt, 0.5).prompt_tokens is None
-    urgent = Request("q", 100, [0] * 100, 10, 0.0, slo=Slo(ttft=0.3))
-    assert chosen.choose([decoding(i, 0.02) for i in range(5)], urgent, 0.05).prompt_tokens == 0
-    assert chosen.choose([decoding(i, 0.02) for i in range(5)], urgent, 0.1).prompt_tokens is None
+    urgent = Request("q", 100, [0] * 100, 10, 0.0, slo=Slo(ttft=0.6))
+    assert chosen.choose([decoding(i, 0.02) for i in range(5)], urgent, 0.1).prompt_tokens == 0
+    assert chosen.choose([decoding(i, 0.02) for i in range(5)], urgent, 0.2).prompt_tokens is None
 
 
 @settings(deadline=None, max_examples=40)
