@@ -12,8 +12,11 @@ from jaxspec.sched.steptimes import StepTimes
 
 #: Steps after which a request that was left out takes part again, whatever its target.
 _PATIENCE = 16
-#: Seconds for which prompts wait for those who decode, where no target says how long they may.
-_PROMPT_PATIENCE = 0.5
+#: Seconds for which prompts wait for those who decode, where no target says how long they may; and in every which step
+#: they go on then, where drafts can bring the others back to their targets in between.
+_PROMPT_PATIENCE, _PROMPT_STEPS = 0.5, 4
+#: A step that takes so much longer than the shortest is as short as that.
+_SAME = 1.05
 #: A request whose target asks for less than this share of the shortest step a token cannot be brought back to it.
 _FASTEST = 0.5
 
@@ -32,15 +35,17 @@ class Pace:
     A step may take as long as the tightest target (AdaServe §6.3, its baselines), or with `credit` as long as the most
     urgent request has got ahead of its own. As many requests decode as fit; the others keep their seats and pages and
     rest. `first` says who comes first; requests without a target come last, and nobody rests for long. Prompts are
-    computed in what time is left, and in any case before they have waited for longer than they may.
+    computed in what time is left, and in any case before they have waited for longer than they may. With `credit`, in
+    steps that draft, only time is left that the most urgent has got ahead by more than a shortest step.
     """
 
     def __init__(self, times: StepTimes, first: Callable[[Request, float], float], credit: bool) -> None:
         self._times, self._first, self._credit = times, first, credit
         self._rested: dict[str, int] = {}
+        self._since_prompts = 0  # steps
 
-    def choose(self, running: Sequence[Request], waiting: Request | None, now: float) -> Pacing:
-        """For a step that begins now; `waiting` is the next to be let in."""
+    def choose(self, running: Sequence[Request], waiting: Request | None, now: float, drafting: bool = False) -> Pacing:
+        """For a step that begins now; `waiting` is the next to be let in, `drafting` whether the step may draft."""
         decoding = [r for r in running if r.decoding]
         promised = [r for r in decoding if r.slo.tpot is not None and not (self._credit and self._lost(r, now))]
         if not promised:
@@ -49,25 +54,33 @@ class Pace:
         longest = min(r.slo.tpot or inf for r in promised)
         if self._credit:
             longest = max(longest, min(slack(r, now) for r in promised))
-        fill = self._times.within(longest)
+        # Where even the shortest step is too long, to rest shortens nothing as long as steps are no shorter for it.
+        fill = self._times.within(max(longest, _SAME * self._times.of(1)))
         kept = {r.id for r in promised}
         order = sorted(decoding, key=lambda r: (not self._tired(r), r.id not in kept, self._first(r, now), r.number))
         seats = max(1, fill)
         resting = frozenset(r.id for r in order[seats:])
         self._rested = {id: self._rested.get(id, 0) + 1 for id in resting}
         prompts = [r for r in running if not r.decoding] + ([waiting] if waiting else [])
-        if any(self._due(r, now) for r in prompts):
+        drafting = drafting and self._credit
+        self._since_prompts += 1
+        if any(self._due(r, now, drafting) for r in prompts):
+            self._since_prompts = 0
             return Pacing(resting)
+        if drafting:
+            # What prompts take of a step, drafts do not get, and those would bring the urgent ahead.
+            spare = min(slack(r, now) for r in promised) - self._times.of(1)
+            fill = self._times.within(spare)
         return Pacing(resting, max(0, fill - min(seats, len(order))))
 
     def _tired(self, request: Request) -> bool:
         return self._rested.get(request.id, 0) >= _PATIENCE
 
-    def _due(self, request: Request, now: float) -> bool:
+    def _due(self, request: Request, now: float, drafting: bool) -> bool:
         """Whether its prompt may not wait any more."""
-        if request.slo.ttft is None:
-            return now - request.arrival >= _PROMPT_PATIENCE
-        return now + self._times.of(request.remaining_known) >= request.arrival + request.slo.ttft
+        if request.slo.ttft is not None:
+            return now + self._times.of(request.remaining_known) >= request.arrival + request.slo.ttft
+        return now - request.arrival >= _PROMPT_PATIENCE and (not drafting or self._since_prompts >= _PROMPT_STEPS)
 
     def _lost(self, request: Request, now: float) -> bool:
         """Whether it will miss its target whatever is done, by its predicted length."""

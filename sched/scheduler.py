@@ -193,7 +193,9 @@ class Scheduler:
         if self._memory.swaps and (self.waiting.num_swapped or self.waiting.num_paused):
             self._swap(now, ahead, preempted)
 
-        pacing = self._pace.choose(self.running, self.waiting.first(), now) if self._pace else NO_PACE
+        pacing = (
+            self._pace.choose(self.running, self.waiting.first(), now, lookahead.levels > 0) if self._pace else NO_PACE
+        )
         budget.prompt_tokens = pacing.prompt_tokens
         first = self.config.policy.prefill == "first"
         service = [r for r in self._service() if r.id not in pacing.resting]
