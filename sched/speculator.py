@@ -123,6 +123,8 @@ class Speculator:
     def draft(self, work: Sequence[Work], choosing: ChoosingOf, tokens: int, now: float) -> dict[str, Draft]:
         """Draft trees by request id, for work that may have one; `tokens` known ones are in the step that began now."""
         self._asked.clear()
+        if self._budget is not None and tokens >= self._budget:
+            return {}  # nothing of what the drafters propose would be taken
         able = [w for w in work if w.levels and (self._only is None or w.request.id in self._only)]
         proposed = self._propose(able, choosing) if able else []
         if not proposed:

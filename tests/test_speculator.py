@@ -11,6 +11,7 @@ from jaxspec.sched.plan import Work
 from jaxspec.sched.request import Request
 from jaxspec.sched.speculator import Speculator
 from jaxspec.sched.steptimes import StepTimes
+from jaxspec.sched.trees import GlobalGreedy
 from jaxspec.sched.trees.candidates import Candidates
 from jaxspec.step.packing import Choosing
 
@@ -85,3 +86,17 @@ def test_everyone_forgets_a_request_that_ends() -> None:
     one, two = Fake("a", 0, 0, []), Fake("b", 0, 0, [])
     Speculator([one, two], STEP).forget(requests(1)[0])
     assert one.forgotten == two.forgotten == ["0"]
+
+
+def test_drafters_are_not_asked_where_a_step_has_no_room_for_what_they_say() -> None:
+    """Prompts fill the step: a round of drafting would be for nothing."""
+    drafter = Fake("a", 100, 1e-6, ["0", "1"])
+    speculator = Speculator([drafter], STEP, GlobalGreedy(), budget=16)
+    running = requests(2)
+    ahead = speculator.lookahead(running, 0.0)
+    works = [Work(r, 3, 1, ahead.drafts, ahead.levels) for r in running]
+    asked = []
+    propose = drafter.propose
+    drafter.propose = lambda *given: asked.append(1) or propose(*given)
+    assert speculator.draft(works, lambda _: Choosing(), 16, 0.0) == {} and not asked
+    assert speculator.draft(works, lambda _: Choosing(), 15, 0.0) and asked
