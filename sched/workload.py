@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,8 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`[requests]` each: arrival in seconds, ascending; lengths in tokens; NaN for no prediction.
+    """`[requests]` each: arrival in seconds, ascending; lengths in tokens; NaN for no prediction. `tpot`, if given, is
+    the latency target of each, in seconds per output token after the first; NaN for none.
 
     Raises `ValueError` naming the array that does not fit.
     """
@@ -39,11 +40,13 @@ class Workload:
     input: np.ndarray
     output: np.ndarray
     predicted: np.ndarray
+    tpot: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for name in ("input", "output", "predicted"):
-            if getattr(self, name).shape != self.arrival.shape:
-                raise ValueError(f"{name} has {getattr(self, name).size} rows for {self.arrival.size} arrivals")
+        for name in ("input", "output", "predicted", "tpot"):
+            column = getattr(self, name)
+            if column is not None and column.shape != self.arrival.shape:
+                raise ValueError(f"{name} has {column.size} rows for {self.arrival.size} arrivals")
         if self.arrival.size and (np.diff(self.arrival) < 0).any():
             raise ValueError("arrival must ascend")
         for name in ("input", "output"):
@@ -55,7 +58,7 @@ class Workload:
 
     def predict(self, predicted: np.ndarray) -> Workload:
         """The same requests with other predictions."""
-        return Workload(self.arrival, self.input, self.output, np.asarray(predicted, float))
+        return replace(self, predicted=np.asarray(predicted, float))
 
 
 def join(arrivals: Sequence[Arrival], lengths: Lengths | None, input_tokens: int, rng: np.random.Generator) -> Workload:
