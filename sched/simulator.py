@@ -15,7 +15,6 @@ from jaxspec.sched.link import Link
 from jaxspec.sched.plan import Lookahead, Outcome, Plan, Work
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import Scheduler
-from jaxspec.sched.slo import NONE, Slo
 from jaxspec.sched.workload import Workload
 
 
@@ -110,8 +109,7 @@ class Simulation:
         n = len(workload)
         # Lists where one number is read or written at a time: arrays would box each.
         self._left: list[int] = workload.output.tolist()
-        targets = None if workload.tpot is None else workload.tpot.tolist()
-        self._slos = None if targets is None else [NONE if isnan(seconds) else Slo(tpot=seconds) for seconds in targets]
+        self._slos = workload.slos
         self._max_tokens = workload.output.tolist()
         self._first_scheduled, self._first_token, self._finished = ([nan] * n for _ in range(3))
         self._preemptions, self._drafted, self._accepted, self._rounds = ([0] * n for _ in range(4))

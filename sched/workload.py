@@ -6,11 +6,13 @@ import csv
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import isnan
 from pathlib import Path
 
 import numpy as np
 
 from jaxspec.sched.arrivals import Arrival
+from jaxspec.sched.slo import NONE, Slo
 
 #: English text and code have about this many characters a token of a LLaMA-like vocabulary.
 CHARACTERS_PER_TOKEN = 4.0
@@ -55,6 +57,13 @@ class Workload:
 
     def __len__(self) -> int:
         return len(self.arrival)
+
+    @property
+    def slos(self) -> list[Slo] | None:
+        """The targets of each request; None: nobody has any."""
+        if self.tpot is None:
+            return None
+        return [NONE if isnan(seconds) else Slo(tpot=seconds) for seconds in self.tpot.tolist()]
 
     def predict(self, predicted: np.ndarray) -> Workload:
         """The same requests with other predictions."""
