@@ -298,7 +298,8 @@ class Engine:
         speculator = self._speculator
         if self._predictions:
             self._predictions.apply(self._scheduler.predicted, begun)
-        plan = self._scheduler.plan(begun, speculator.lookahead if speculator else NO_DRAFTS)
+        ahead = speculator.lookahead(self._scheduler.running, begun) if speculator else NO_DRAFTS
+        plan = self._scheduler.plan(begun, ahead)
         for request in (*plan.preempted, *plan.paused):
             self._penalty_rows.take(self._sessions[request.id])
         moving = self._clock()

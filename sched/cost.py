@@ -146,10 +146,34 @@ OPT_V100: Mapping[str, Machine] = {
     "opt-13b": opt_v100(12.85e9, 40, 5120),
 }
 
+#: AdaServe §6.1: A100 SXM of 80 GB, 2,039 GB/s and 312 TFLOPS of FP16 with tensor cores (data sheet). Taken as reached
+#: is half of the arithmetic, as above, and of the bandwidth what makes a step of eight requests, which have 32 tokens
+#: and write 128, take the 12.5 ms that the paper measured for Llama-2-7b (§6.1): 54 %. Arithmetic by bandwidth is then
+#: 140 tokens, where the paper's Table 1, from the data sheet, has 156.
+A100_ARITHMETIC = 0.5 * 312e12
+A100_BANDWIDTH = (2 * _LLAMA_7B + 8 * (32 + 128 / 2) * _LLAMA_7B_KV) / 12.5e-3
+
+
+def llama2_a100(parameters: float, kv_bytes: int, devices: int = 1) -> Machine:
+    """A Llama-2 model, FP16, on so many A100; what they tell each other is taken to cost nothing."""
+    bandwidth, arithmetic = devices * A100_BANDWIDTH, devices * A100_ARITHMETIC
+    cost = Roofline(2 * parameters / bandwidth, 2 * parameters / arithmetic, kv_bytes / bandwidth)
+    return Machine(cost, kv_bytes, devices * 0.9 * 80e9 - 2 * parameters - 1e9, 0.8 * 32e9)
+
+
+#: Parameters, layers and heads as in Touvron et al. 2023 (Llama 2); 70b has 8 key-value heads of 128. The paper has 4
+#: A100 and doesn't say which model ran on how many: 12.5 ms is what one takes for 7b.
+LLAMA2_A100: Mapping[str, Machine] = {
+    "llama-2-7b": llama2_a100(_LLAMA_7B, _LLAMA_7B_KV),
+    "llama-2-13b": llama2_a100(13.02e9, 2 * 40 * 5120 * 2),
+    "llama-2-70b": llama2_a100(68.98e9, 2 * 80 * 8 * 128 * 2, devices=4),
+}
+
 PAPER_SCALE: Mapping[str, Cost] = {
     "ssjf": SSJF,
     "llama-7b-l20": LLAMA_7B_L20,
     **{f"{model}-v100": machine.cost for model, machine in OPT_V100.items()},
+    **{f"{model}-a100": machine.cost for model, machine in LLAMA2_A100.items()},
     **{f"v100-{model}": v100(model) for model in V100_QUERY_MS},
 }
 

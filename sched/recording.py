@@ -188,11 +188,11 @@ class Replay(Simulation):
         self.recording = recording
         self.work: list[list[tuple[int, int, int]]] = []
 
-    def _lookahead(self) -> Lookahead:
+    def _lookahead(self, now: float) -> Lookahead:
         at = len(self.work)
         return Lookahead(*self.recording.steps[at].lookahead) if at < len(self.recording.steps) else NO_DRAFTS
 
-    def _time(self, plan: Plan) -> tuple[float, float]:
+    def _time(self, plan: Plan, now: float) -> tuple[float, float]:
         steps, at = self.recording.steps, len(self.work)
         self.work.append([(int(w.request.id), w.start, w.count) for w in plan.work])
         if at >= len(steps) or self.work[-1] != steps[at].work:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
@@ -17,8 +17,6 @@ from jaxspec.sched.request import Request, State
 from jaxspec.sched.runtime import Runtime
 
 NO_DRAFTS = Lookahead()
-#: (the step's work, now) -> how far those of it that decode may draft.
-LookAhead = Callable[[Sequence[Work], float], Lookahead]
 NO_PACE = pace.Pacing()
 
 
@@ -154,8 +152,6 @@ class Scheduler:
             raise ValueError("not the plan in flight")
         if len(outcomes) != len(plan.work):
             raise ValueError(f"{len(outcomes)} outcomes for {len(plan.work)} pieces of work")
-        if self._pace:
-            self._pace.observe(plan, outcomes, seconds)
         if self._learns:
             self.runtime.observe(plan, outcomes, seconds)
         recomputed = sum(work.recomputes for work in plan.work)
@@ -174,11 +170,10 @@ class Scheduler:
 
     # -- what to run -----------------------------------------------------------------------------------------------
 
-    def plan(self, now: float, lookahead: Lookahead | LookAhead = NO_DRAFTS) -> Plan:
+    def plan(self, now: float, lookahead: Lookahead = NO_DRAFTS) -> Plan:
         """What to run next; if there is nothing to do now its `work` is empty, else `update` precedes the next plan.
 
-        `lookahead` says how far to draft, or is asked that when it is known who decodes in this step. Drafts get what
-        is left of the step, never a page that would have to be taken from a request.
+        Drafts get what is left of the step, never a page that would have to be taken from a request.
         """
         if self._in_flight is not None:
             raise RuntimeError("the last plan has not been answered by update()")
@@ -198,7 +193,9 @@ class Scheduler:
         if self._memory.swaps and (self.waiting.num_swapped or self.waiting.num_paused):
             self._swap(now, ahead, preempted)
 
-        pacing = self._pace.choose(self.running, self.waiting.first(), now) if self._pace else NO_PACE
+        pacing = (
+            self._pace.choose(self.running, self.waiting.first(), now, lookahead.levels > 0) if self._pace else NO_PACE
+        )
         budget.prompt_tokens = pacing.prompt_tokens
         first = self.config.policy.prefill == "first"
         service = [r for r in self._service() if r.id not in pacing.resting]
@@ -218,9 +215,9 @@ class Scheduler:
                 work.append(share)
         if first and not work:
             self._fill(work, [r for r in service if r.decoding], budget, now, preempted)
+        if pacing.resting and not work:  # whoever was to run lost its pages
+            self._fill(work, self._service(), budget, now, preempted)
 
-        if not isinstance(lookahead, Lookahead):
-            lookahead = lookahead(work, now)
         if lookahead.drafts and lookahead.levels:
             budget.allow_drafts(work, lookahead, self._memory)
         plan = Plan(tuple(work), (*ahead, *preempted), tuple(paused), *self._memory.transfers())

@@ -12,7 +12,7 @@ import numpy as np
 from jaxspec.sched.acceptance import Acceptance
 from jaxspec.sched.cost import Cost, StepLoad
 from jaxspec.sched.link import Link
-from jaxspec.sched.plan import Lookahead, Outcome, Plan
+from jaxspec.sched.plan import Lookahead, Outcome, Plan, Work
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.workload import Workload
@@ -52,6 +52,19 @@ class Served:
     def jct(self) -> np.ndarray:
         """Job completion time, the end-to-end latency, in seconds."""
         return self.finished - self.workload.arrival
+
+    @property
+    def tpot(self) -> np.ndarray:
+        """Mean seconds per output token after the first; NaN of requests with one token."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean = (self.finished - self.first_token) / (self.workload.output - 1)
+        return np.where(self.workload.output > 1, mean, np.nan)
+
+    @property
+    def met(self) -> np.ndarray:
+        """Whether each request kept its target; true of those that have none, or one token."""
+        target = self.workload.tpot
+        return ~(self.tpot > target) if target is not None else np.ones(len(self.workload), bool)
 
     @property
     def duration(self) -> float:
@@ -96,6 +109,7 @@ class Simulation:
         n = len(workload)
         # Lists where one number is read or written at a time: arrays would box each.
         self._left: list[int] = workload.output.tolist()
+        self._slos = workload.slos
         self._max_tokens = workload.output.tolist()
         self._first_scheduled, self._first_token, self._finished = ([nan] * n for _ in range(3))
         self._preemptions, self._drafted, self._accepted, self._rounds = ([0] * n for _ in range(4))
@@ -117,7 +131,7 @@ class Simulation:
             while coming < n and arrival[coming] <= now:
                 scheduler.add(self._request(coming, input_len[coming], arrival[coming], predicted[coming]), now)
                 coming += 1
-            plan = scheduler.plan(now, self._lookahead())
+            plan = scheduler.plan(now, self._lookahead(now))
             if self._link is not None:
                 self._link.start(plan, now)
             if not plan.work:
@@ -126,7 +140,7 @@ class Simulation:
                 now = self._next_event(now, arrival[coming] if coming < n else None)
                 continue
             self._pauses += len(plan.paused)
-            seconds, service = self._time(plan)
+            seconds, service = self._time(plan, now)
             if self._link is not None:
                 begin = self._link.ready(plan, now)
                 self._stalled += begin - now
@@ -151,6 +165,8 @@ class Simulation:
         request.true_len = self._left[i]
         if self._acceptance is not None:
             request.true_acceptance = self._acceptance.share(i, self._draft_length)
+        if self._slos is not None:
+            request.slo = self._slos[i]
         if not isnan(predicted):  # else the scheduler's predictor has the word
             request.predicted_len = predicted
         return request
@@ -163,11 +179,11 @@ class Simulation:
             raise Stuck(f"{self.scheduler.num_waiting} requests wait at {now:.6f} s and nothing will happen")
         return min(times)
 
-    def _lookahead(self) -> Lookahead:
+    def _lookahead(self, now: float) -> Lookahead:
         return Lookahead(self._draft_length, self._draft_length)
 
-    def _time(self, plan: Plan) -> tuple[float, float]:
-        """Seconds until the next plan, and those of them that count as service: here all."""
+    def _time(self, plan: Plan, now: float) -> tuple[float, float]:
+        """Seconds from `now` until the next plan, and those of them that count as service: here all."""
         seconds = self.cost.seconds(self._load(plan))
         return seconds, seconds
 
@@ -203,10 +219,8 @@ class Simulation:
                 outcomes.append(self._outcome(0, 0, 0, False))
                 continue
             i = int(request.id)
-            drafted = accepted = 0
-            if work.levels:
-                assert self._acceptance is not None
-                drafted, accepted = self._acceptance.round(i, request.output_len, work.levels)
+            drafted, accepted = self._round(work)
+            if drafted:
                 self._drafted[i] += drafted
                 self._accepted[i] += accepted
                 self._rounds[i] += 1
@@ -223,9 +237,20 @@ class Simulation:
             i = int(request.id)
             assert request.first_scheduled is not None
             self._first_scheduled[i], self._preemptions[i] = request.first_scheduled, request.preemptions
-            if self._acceptance is not None:
-                self._acceptance.forget(i)
+            self._forget(request)
         return len(ended)
+
+    def _round(self, work: Work) -> tuple[int, int]:
+        """Draft tokens of this work that were verified, and accepted."""
+        if not work.levels:
+            return 0, 0
+        assert self._acceptance is not None
+        return self._acceptance.round(int(work.request.id), work.request.output_len, work.levels)
+
+    def _forget(self, request: Request) -> None:
+        """It has ended."""
+        if self._acceptance is not None:
+            self._acceptance.forget(int(request.id))
 
     def _outcome(self, tokens: int, drafted: int, accepted: int, ended: bool) -> Outcome:
         """Outcomes are constant and few: each is made once. Tokens are all 0, nobody reads them."""

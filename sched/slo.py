@@ -10,10 +10,6 @@ if TYPE_CHECKING:
     from jaxspec.sched.request import Request
 
 
-#: Most tokens ahead over which a request's credit is spread.
-_HORIZON = 64
-
-
 @dataclass(frozen=True, slots=True)
 class Slo:
     """Targets in seconds, None where nothing is promised. Raises `ValueError` naming the one that is not positive.
@@ -48,18 +44,6 @@ def need(request: Request, now: float, seconds: float) -> float:
     if request.slo.tpot is None or request.first_token is None:
         return -inf
     return (now - request.first_token + seconds) / request.slo.tpot - (request.output_len - 1)
-
-
-def allowance(request: Request, now: float) -> float:
-    """Seconds a token, from now on, with which a decoding request ends at its target; infinity without one.
-
-    What it is ahead or behind is spread over the tokens that it is expected to write yet, but not over more than
-    `_HORIZON` of them: lengths are guesses.
-    """
-    if request.slo.tpot is None or request.first_token is None:
-        return inf
-    left = min(max(1.0, request.expected_len - request.output_len), _HORIZON)
-    return request.slo.tpot + (slack(request, now) - request.slo.tpot) / left
 
 
 def slack(request: Request, now: float) -> float:

@@ -25,8 +25,10 @@ _EMPTY = -1e3
 _PRIOR, _MEMORY = 4.0, 1000.0
 #: The same of a level's correction, in accepted nodes.
 _LEVEL_PRIOR = 20.0
-#: The chance of a level before anything is known: enough to try.
-_HOPE = 0.6
+#: The chance of a level before anything is known: enough to try. And the share of a narrower beam's failures that a
+#: wider one is hoped to prevent, and how many observations that hope is worth: on a plateau the wider one costs next to
+#: nothing, and a few unlucky rounds must not be all that is ever seen of it.
+_HOPE, _WIDER, _WIDER_PRIOR = 0.6, 0.25, 20.0
 #: Rounds over which catching up with a prompt is reckoned: it is done once.
 _SPREAD = 8
 #: What a level's chance would be with a good drafter.
@@ -154,17 +156,18 @@ class Speculation:
             self._idle, self._patience = 0, min(2 * self._patience, 512)
         return Lookahead(min(self.most.drafts, self.levels * self.width), self.levels)
 
-    def hasten(self, needy: int, tokens: int, catch_up: int, records: Sequence[Record], room: int) -> Lookahead:
-        """How far to draft for `needy` requests of a step of `tokens`, so that those get their tokens soonest.
+    def hasten(self, needy: int, decoding: int, catch_up: int, records: Sequence[Record], room: int) -> Lookahead:
+        """How far to draft for `needy` of the `decoding` requests, so that those few get their tokens soonest.
 
         Not at all if drafts make a step longer than they are worth, even to them. At most `room` draft nodes.
         """
         factor = sum(r.factor for r in records) / max(len(records), 1)
         catch_up = min(catch_up, 2 * needy + catch_up // _SPREAD)
-        best, self.levels, self.width, self.probing = needy / self.times.step.of(tokens) * (1 + _MARGIN), 0, 0, False
+        best, self.levels, self.width, self.probing = needy / self.times.step.of(decoding) * (1 + _MARGIN), 0, 0, False
         for width in self.widths:
-            for level, speed in enumerate(self._speeds(needy, catch_up, width, factor, others=tokens - needy), 1):
-                if speed > best and (level - 1) * needy < room:
+            speeds = self._speeds(needy, catch_up, width, factor, others=decoding - needy, own_only=True)
+            for level, speed in enumerate(speeds, 1):
+                if speed >= best and (level - 1) * needy < room:
                     best, self.levels, self.width = speed, level, width
         return Lookahead(min(self.most.drafts, self.levels * self.width), self.levels)
 
@@ -174,23 +177,39 @@ class Speculation:
         best, choice = requests / self.times.step.of(requests) * (1 + _MARGIN), (0, 0)
         for width in self.widths:
             for level, speed in enumerate(self._speeds(requests, catch_up, width, factor, at_least), 1):
-                if speed > best:
+                if speed >= best:
                     best, choice = speed, (level, width)
         return choice
 
     def _speeds(
-        self, requests: int, catch_up: int, width: int, factor: float, at_least: float = 0.0, others: int = 0
-    ) -> Iterator[float]:
-        """Expected tokens per second of these requests with 1, 2, … levels; the step has `others` beside."""
+        self, requests: int, catch_up: int, width: int, factor: float, at_least: float = 0.0, others: int = 0,
+        own_only: bool = False,
+    ) -> Iterator[float]:  # fmt: skip
+        """Expected tokens per second with 1, 2, … levels; `others` decode beside and are counted unless `own_only`."""
         expected = reach = 1.0
         for level in range(1, self.most.levels + 1):
-            chance = self._reach[width][level - 1].value * (factor if level == 1 else 1.0)
+            chance = self._chance(width, level) * (factor if level == 1 else 1.0)
             reach *= min(1.0, max(at_least, chance))
             expected += reach
             nodes = level if width == 1 else max(level, min(self._nodes[width], level * width))
             cost = self.times.round(requests, catch_up, level, width)
             cost += self.times.step.of(others + round(requests * (1 + nodes)))
-            yield requests * expected / cost
+            yield (requests * expected + (0 if own_only else others)) / cost
+
+    def _chance(self, width: int, level: int) -> float:
+        """P(some node of the level is accepted | one of the level before was), as far as it is known.
+
+        A wider beam's is no less than that of a narrower one that has been seen more often: it has its nodes and more.
+        """
+        chance, seen = self._reach[self.widths[0]][level - 1].value, self._reach[self.widths[0]][level - 1].tried
+        for wider in self.widths[1:]:
+            if wider > width:
+                break
+            share, hoped = self._reach[wider][level - 1], chance + _WIDER * (1 - chance)
+            own = (share.held + _WIDER_PRIOR * hoped) / (share.tried + _WIDER_PRIOR)
+            chance = max(chance, own) if seen > share.tried else own
+            seen = max(seen, share.tried)
+        return chance
 
     def speed(self, requests: int, record: Record) -> float:
         """Expected tokens per second with the levels decided on, if all of so many requests were like this one."""

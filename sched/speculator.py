@@ -11,7 +11,7 @@ import numpy as np
 from jaxspec.sched.drafter import ChoosingOf, Drafter
 from jaxspec.sched.plan import Lookahead, Work
 from jaxspec.sched.request import Request
-from jaxspec.sched.slo import allowance, need
+from jaxspec.sched.slo import need
 from jaxspec.sched.speculation import Record, Speculation, Times, choose_nodes
 from jaxspec.sched.steptimes import StepTimes
 from jaxspec.sched.trees.adaserve import AdaServe
@@ -20,6 +20,8 @@ from jaxspec.sched.trees.policy import TreePolicy
 
 #: Most levels of a draft tree, and most nodes of one request in a step.
 DEPTH, MOST_NODES = 8, 32
+#: A request that needs more tokens than this from a step is drafted for, also where that costs others.
+_NEEDY = 1.0
 
 
 @dataclass(slots=True)
@@ -38,8 +40,7 @@ class Speculator:
     What is expected of each is learned by itself. A drafter that has nothing to propose leaves the request to the next
     best. A `policy` replaces the choice of nodes by expected speed, and unless it is `adaptive`, that of `levels` and
     width (up to `width`) too: then as deep and wide as AdaServe's Eq. 8 and 9 allow where `budget` tokens are a step's
-    fill. While somebody has a target for the time per output token, an adaptive `AdaServe` drafts for those alone who
-    would miss theirs without.
+    fill. An adaptive `AdaServe` drafts for those who are behind their targets even where that is slower for the others.
 
     With `calibrate`, policies see the chance that a node is accepted, as learned for each drafter (by what it said and
     the request's luck so far), instead of what the drafter says.
@@ -67,31 +68,30 @@ class Speculator:
         """Tokens that a step holds before it becomes slow, AdaServe's B."""
         return self.step.budget if self._budget is None else self._budget
 
-    def lookahead(self, work: Sequence[Work], now: float) -> Lookahead:
-        """How far a step that does this work, and begins now, may draft for the requests that decode."""
-        decoding = [w.request for w in work if w.request.decoding]
-        tokens = sum(w.count for w in work)
+    def lookahead(self, running: Sequence[Request], now: float) -> Lookahead:
+        """How far the next step, which begins now, may draft for the requests that decode."""
+        decoding = [r for r in running if r.decoding]
         self._only = None
         if not decoding:
             return Lookahead()
-        if self.adaptive and isinstance(self.policy, AdaServe) and any(r.slo.tpot is not None for r in decoding):
-            return self._hasten(decoding, tokens, now)
         drafts = levels = 0
         for i, (drafter, spec) in enumerate(zip(self.drafters, self.speculations, strict=True)):
             if self.adaptive:
                 catch_up = sum(drafter.behind(r) for r in decoding)
                 ahead = spec.decide(len(decoding), catch_up, [self._record(r, i) for r in decoding])
             else:
-                ahead = self._shape(spec, len(decoding), tokens)
+                ahead = self._shape(spec, len(decoding))
             drafts, levels = max(drafts, ahead.drafts), max(levels, ahead.levels)
+        if not levels and self.adaptive and isinstance(self.policy, AdaServe):
+            return self._hasten(decoding, now)
         return Lookahead(drafts, levels)
 
-    def _shape(self, spec: Speculation, requests: int, tokens: int) -> Lookahead:
+    def _shape(self, spec: Speculation, requests: int) -> Lookahead:
         """As far as the configuration says, or as far as is left of the budget for each (AdaServe's Eq. 8 and 9)."""
         spec.levels, spec.width, spec.probing = spec.most.levels, spec.widths[-1], False
         if not self._shaped:
             return spec.most
-        if self.budget <= tokens:
+        if self.budget <= requests:
             spec.levels = 0
             return Lookahead()
         spec.levels = max(1, min(spec.most.levels, ceil(self.budget / requests)))
@@ -99,20 +99,17 @@ class Speculator:
         spec.width = max((w for w in spec.widths if w <= wide), default=spec.widths[0])
         return Lookahead(spec.most.drafts, spec.levels)
 
-    def _hasten(self, decoding: Sequence[Request], tokens: int, now: float) -> Lookahead:
-        """Draft for those alone who will miss their targets at the pace of steps without drafts, if that helps them.
-
-        Others are better served by shorter steps, and drafts that fail would cost them what they are ahead.
-        """
-        room, plain = self.budget - tokens, self.step.of(tokens)
-        bears = sorted((allowance(r, now), i) for i, r in enumerate(decoding))
-        needy = [decoding[i] for seconds, i in bears if seconds < plain][: max(0, room)]
+    def _hasten(self, decoding: Sequence[Request], now: float) -> Lookahead:
+        """Draft for those alone who are behind their targets, as far as that helps them."""
+        room, seconds = self.budget - len(decoding), self.step.of(len(decoding))
+        needy = [r for r in decoding if need(r, now, seconds) > _NEEDY] if room > 0 else []
+        needy = sorted(needy, key=lambda r: -need(r, now, seconds))[:room]
         if not needy:
             return Lookahead()
         drafts = levels = 0
         for i, (drafter, spec) in enumerate(zip(self.drafters, self.speculations, strict=True)):
             catch_up, records = sum(drafter.behind(r) for r in needy), [self._record(r, i) for r in needy]
-            ahead = spec.hasten(len(needy), tokens, catch_up, records, room)
+            ahead = spec.hasten(len(needy), len(decoding), catch_up, records, room)
             drafts, levels = max(drafts, ahead.drafts), max(levels, ahead.levels)
         self._only = {r.id for r in needy}
         return Lookahead(drafts, levels)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isnan
 from pathlib import Path
 
 import numpy as np
 
 from jaxspec.sched.arrivals import Arrival
+from jaxspec.sched.slo import NONE, Slo
 
 #: English text and code have about this many characters a token of a LLaMA-like vocabulary.
 CHARACTERS_PER_TOKEN = 4.0
@@ -30,7 +32,8 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`[requests]` each: arrival in seconds, ascending; lengths in tokens; NaN for no prediction.
+    """`[requests]` each: arrival in seconds, ascending; lengths in tokens; NaN for no prediction. `tpot`, if given, is
+    the latency target of each, in seconds per output token after the first; NaN for none.
 
     Raises `ValueError` naming the array that does not fit.
     """
@@ -39,11 +42,13 @@ class Workload:
     input: np.ndarray
     output: np.ndarray
     predicted: np.ndarray
+    tpot: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for name in ("input", "output", "predicted"):
-            if getattr(self, name).shape != self.arrival.shape:
-                raise ValueError(f"{name} has {getattr(self, name).size} rows for {self.arrival.size} arrivals")
+        for name in ("input", "output", "predicted", "tpot"):
+            column = getattr(self, name)
+            if column is not None and column.shape != self.arrival.shape:
+                raise ValueError(f"{name} has {column.size} rows for {self.arrival.size} arrivals")
         if self.arrival.size and (np.diff(self.arrival) < 0).any():
             raise ValueError("arrival must ascend")
         for name in ("input", "output"):
@@ -53,9 +58,16 @@ class Workload:
     def __len__(self) -> int:
         return len(self.arrival)
 
+    @property
+    def slos(self) -> list[Slo] | None:
+        """The targets of each request; None: nobody has any."""
+        if self.tpot is None:
+            return None
+        return [NONE if isnan(seconds) else Slo(tpot=seconds) for seconds in self.tpot.tolist()]
+
     def predict(self, predicted: np.ndarray) -> Workload:
         """The same requests with other predictions."""
-        return Workload(self.arrival, self.input, self.output, np.asarray(predicted, float))
+        return replace(self, predicted=np.asarray(predicted, float))
 
 
 def join(arrivals: Sequence[Arrival], lengths: Lengths | None, input_tokens: int, rng: np.random.Generator) -> Workload:

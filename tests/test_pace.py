@@ -30,8 +30,8 @@ def decoding(number: int, tpot: float | None, output: int = 1, first: float = 0.
     )
 
 
-def made(kind: str, patience: float = 500.0) -> pace.Pace:
-    chosen = pace.build(PolicyConfig(pace=kind, prompt_patience_ms=patience), StepTimes(TIMES))
+def made(kind: str, times: StepTimes | None = None) -> pace.Pace:
+    chosen = pace.build(PolicyConfig(pace=kind, prompt_patience_ms=500), times or StepTimes(TIMES))
     assert chosen is not None
     return chosen
 
@@ -52,9 +52,32 @@ def test_a_step_is_kept_within_the_tightest_target():
         pace.build(PolicyConfig(pace="stta"), None)
 
 
+def test_nobody_rests_where_that_shortens_nothing():
+    """A step takes 10 ms up to 64 tokens: with a target of 8 ms to rest is of no use, unless there are more of them."""
+    plateau = StepTimes({n: 10e-3 if n <= 64 else 20e-3 for n in range(1, 257)})
+    requests = [decoding(i, 0.008) for i in range(70)]
+    for kind in ("fcfs", "stta", "deadline"):
+        assert len(made(kind, plateau).choose(requests, None, 0.0).resting) == 6
+
+
+def test_prompts_leave_steps_to_drafts_until_those_in_a_hurry_are_ahead():
+    """What is left of a step belongs to the drafts; prompts that have waited long get every fourth step."""
+    chosen = made("deadline")
+    prompt = Request("p", 100, [0] * 100, 10, 0.0)
+    urgent = [decoding(i, 0.03) for i in range(3)]
+    assert chosen.choose(urgent, prompt, 0.0).prompt_tokens == 7
+    assert chosen.choose(urgent, prompt, 0.0, drafting=True).prompt_tokens == 0
+    ahead = [decoding(i, 0.03, output=3) for i in range(3)]  # 90 ms, of which a shortest step is kept
+    assert chosen.choose(ahead, prompt, 0.0, drafting=True).prompt_tokens == 31
+    late = [decoding(i, 0.03, first=0.6) for i in range(3)]
+    given = [chosen.choose(late, prompt, 0.6, drafting=True).prompt_tokens for _ in range(9)]
+    assert given == [None if i % 4 == 0 else 0 for i in range(9)]
+    assert [chosen.choose(late, prompt, 0.6).prompt_tokens for _ in range(2)] == [None, None]
+
+
 def test_credit_is_spent():
-    """Who is ahead of the target with one token to go leaves time for the others: 40 ms hold fifteen tokens."""
-    requests = [decoding(i, 0.0205, output=3, limit=4) for i in range(3)] + [decoding(i, 0.5) for i in range(3, 20)]
+    """Whoever is ahead of the target leaves time for the others: 40 ms hold fifteen tokens."""
+    requests = [decoding(i, 0.0205, output=3) for i in range(3)] + [decoding(i, 0.5) for i in range(3, 20)]
     assert len(resting("stta", requests, 0.02)) == 15
     assert len(resting("deadline", requests, 0.02)) == 5
 
@@ -63,7 +86,7 @@ def test_a_hopeless_request_is_no_reason_to_hurry():
     """One second behind with nine tokens to go, at a target of 15 ms: it waits with those that have none."""
     lost = decoding(0, 0.015, output=1, limit=10)
     others = [decoding(i, 0.03, first=1.0) for i in range(1, 12)]
-    assert resting("deadline", [lost, *others], 1.0) == ["0"]
+    assert resting("deadline", [lost, *others], 1.0) == ["0", "11"]
     assert "0" not in resting("stta", [lost, *others], 1.0)
 
 

@@ -134,3 +134,16 @@ def test_a_request_whose_drafts_fail_gets_fewer() -> None:
     assert spec.chances(c, good).sum() > 1.5 * spec.chances(c, bad).sum()
     masks = select(spec, [c, c], [good, bad], [6, 6])
     assert masks[0].sum() > masks[1].sum()
+
+
+def test_a_wider_beam_is_tried_and_kept_as_long_as_it_does_better() -> None:
+    """What a chain has shown is no reason against a beam that was never drafted; what the beam has shown is."""
+    times = Times(StepTimes({1: 10.0, 64: 10.5}), lambda n, c, levels, w: (0.5 + 0.1 * w) * levels)
+    spec, record, rng = Speculation(times, Lookahead(32, 8), [1, 4]), Record(), np.random.default_rng(0)
+    for width, chosen in ((1, 4), (4, 1)):
+        for _ in range(200):
+            spec.width = width
+            accepted = int(rng.geometric(0.4)) - 1
+            spec.observe(chain(4, 0.6), np.ones(4, bool), range(min(accepted, 4)), record)
+        spec.decide(1, 1, [Record()])
+        assert spec.levels and spec.width == chosen

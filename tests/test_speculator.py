@@ -12,7 +12,7 @@ from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
 from jaxspec.sched.speculator import Speculator
 from jaxspec.sched.steptimes import StepTimes
-from jaxspec.sched.trees import AdaServe
+from jaxspec.sched.trees import AdaServe, GlobalGreedy
 from jaxspec.sched.trees.candidates import Candidates
 from jaxspec.step.packing import Choosing
 
@@ -49,7 +49,7 @@ def requests(count: int) -> list[Request]:
 
 def round_of(speculator: Speculator, running: list[Request]) -> dict[str, int]:
     """Request id -> the drafter's first token, of those that are drafted for."""
-    ahead = speculator.lookahead([Work(r, 3, 1) for r in running], 0.0)
+    ahead = speculator.lookahead(running, 0.0)
     works = [Work(r, 3, 1, ahead.drafts, ahead.levels) for r in running]
     drafts = speculator.draft(works, lambda _: Choosing(), len(works), 0.0)
     return {id: int(draft.token[0]) for id, draft in drafts.items()}
@@ -66,7 +66,7 @@ def test_where_the_dearer_one_has_nothing_the_cheaper_one_is_asked() -> None:
     running = requests(1)
     for _ in range(12):
         speculator._record(running[0], 0).observe(2.0, 0)  # the cheap one is bad for it
-    assert speculator.lookahead([Work(r, 3, 1) for r in running], 0.0).levels
+    assert speculator.lookahead(running, 0.0).levels
     assert speculator._preferences(running[0], 1) == [1, 0]
     assert round_of(speculator, running) == {"0": 100}
 
@@ -89,6 +89,20 @@ def test_everyone_forgets_a_request_that_ends() -> None:
     assert one.forgotten == two.forgotten == ["0"]
 
 
+def test_drafters_are_not_asked_where_a_step_has_no_room_for_what_they_say() -> None:
+    """Prompts fill the step: a round of drafting would be for nothing."""
+    drafter = Fake("a", 100, 1e-6, ["0", "1"])
+    speculator = Speculator([drafter], STEP, GlobalGreedy(), budget=16)
+    running = requests(2)
+    ahead = speculator.lookahead(running, 0.0)
+    works = [Work(r, 3, 1, ahead.drafts, ahead.levels) for r in running]
+    asked = []
+    propose = drafter.propose
+    drafter.propose = lambda *given: asked.append(1) or propose(*given)
+    assert speculator.draft(works, lambda _: Choosing(), 16, 0.0) == {} and not asked
+    assert speculator.draft(works, lambda _: Choosing(), 15, 0.0) and asked
+
+
 def promised(number: int, tpot: float | None, ahead: float = 0.0) -> Request:
     """Four tokens after its first, which came so that it is `ahead` seconds of its target at time 0."""
     request = Request(str(number), 3, [1] * 8, 100, 0.0, computed=7, slo=Slo(tpot))
@@ -96,28 +110,29 @@ def promised(number: int, tpot: float | None, ahead: float = 0.0) -> Request:
     return request
 
 
-def drafted_for(running: list[Request]) -> list[str]:
-    drafter = Fake("only", 100, 1e-4, [r.id for r in running])
+def drafted_for(running: list[Request], cost: float) -> list[str]:
+    """With a drafter of which three of four drafts are accepted."""
+    drafter = Fake("only", 100, cost, [r.id for r in running])
     speculator = Speculator([drafter], STEP, AdaServe(16, STEP), adaptive=True, budget=32, calibrate=True)
-    works = [Work(r, 7, 1) for r in running]
-    ahead = speculator.lookahead(works, 0.0)
+    ahead = speculator.lookahead(running, 0.0)
     works = [Work(r, 7, 1, ahead.drafts, ahead.levels) for r in running]
     return sorted(speculator.draft(works, lambda _: Choosing(), len(works), 0.0))
 
 
-def test_only_those_are_drafted_for_who_would_miss_their_targets() -> None:
-    """A plain step takes 11 ms: enough for 20 ms a token and not for 9, unless there is much in hand."""
-    assert drafted_for([promised(0, None), promised(1, None)]) == ["0", "1"]  # nobody is in a hurry: for speed
-    assert drafted_for([promised(0, None), promised(1, 0.02), promised(2, 0.009)]) == ["2"]
-    assert drafted_for([promised(0, None), promised(1, 0.02), promised(2, 0.009, ahead=1.0)]) == []
-    assert drafted_for([promised(1, 0.02, ahead=-2.0), promised(2, 0.02)]) == ["1"]
+def test_where_drafts_do_not_pay_only_those_behind_their_targets_get_some() -> None:
+    """Twelve requests: with drafts for all, a step would take more than twice as long."""
+    crowd = [promised(i, 0.1) for i in range(11)]
+    assert len(drafted_for([promised(0, None), promised(1, None)], 1e-4)) == 2  # where they pay, all do
+    assert drafted_for([*crowd, promised(15, 0.1)], 3e-3) == []
+    assert drafted_for([*crowd, promised(15, 0.009)], 3e-3) == ["15"]
+    assert drafted_for([*crowd, promised(15, 0.009, ahead=1.0)], 3e-3) == []
 
 
-def test_a_budget_that_is_used_up_leaves_nothing_to_draft() -> None:
+def test_the_shape_follows_the_budget() -> None:
+    """AdaServe's Eq. 8 and 9: ceil(B / n) levels, as wide as floor(B / n) allows; nothing where n fill the budget."""
     running = [promised(i, 0.009) for i in range(8)]
-    speculator = Speculator([Fake("only", 100, 1e-4, list("01234567"))], STEP, AdaServe(16), budget=8, calibrate=True)
-    ahead = speculator.lookahead([Work(r, 7, 1) for r in running], 0.0)
-    assert ahead.levels == 0
-    works = [Work(r, 7, 1, 2, 2) for r in running]
-    assert speculator.draft(works, lambda _: Choosing(), 8, 0.0) == {}
-    assert speculator.lookahead([Work(r, 7, 1) for r in running[:2]], 0.0).levels == 4  # Eq. 8: ceil(8 / 2)
+    drafter = Fake("only", 100, 1e-4, list("01234567"))
+    speculator = Speculator([drafter], STEP, AdaServe(16), budget=8, calibrate=True)
+    assert speculator.lookahead(running, 0.0).levels == 0
+    assert speculator.lookahead(running[:3], 0.0).levels == 3
+    assert speculator.lookahead(running[:1], 0.0).levels == 8

@@ -24,6 +24,7 @@ from jaxspec.sched import arrivals
 from jaxspec.sched.acceptance import fit
 from jaxspec.sched.cost import Profiled
 from jaxspec.sched.recording import Recorder, Recording
+from jaxspec.sched.slo import Slo
 
 if TYPE_CHECKING:
     from jaxspec.engine import Engine
@@ -103,10 +104,12 @@ def drive(
     advance: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
     expected: Sequence[int] | None = None,
+    slos: Sequence[Slo] | None = None,
 ) -> list[RequestMetrics]:
     """Submits each request at its time, in seconds from now; -> their metrics, in the same order, when all have ended.
 
     `expected`: output tokens of each, for an oracle; where it is not given oracles take the limit for the length.
+    `slos`: latency targets of each.
     Raises `BenchError` when the engine fails.
     """
     metrics: list[RequestMetrics | None] = [None] * len(ids)
@@ -125,7 +128,8 @@ def drive(
         for i, at in enumerate(times):
             if (wait := begin + at - clock()) > 0:
                 time.sleep(wait)
-            engine.submit(ids[i], params[i], listener(i), expected_tokens=expected[i] if expected else None)
+            length, slo = expected[i] if expected else None, slos[i] if slos else None
+            engine.submit(ids[i], params[i], listener(i), expected_tokens=length, slo=slo)
     except (ValueError, RuntimeError) as error:
         raise BenchError(str(error)) from None
     for _ in ids:

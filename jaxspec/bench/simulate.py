@@ -135,9 +135,7 @@ def build_scheduler(
 def summarise(served: Served, given: dict[str, Any], slo: Any) -> Report:
     """The numbers of a benchmark; every request is a row of arrays, so there may be millions."""
     work, jct = served.workload, served.jct
-    ttft = served.first_token - work.arrival
-    with np.errstate(divide="ignore", invalid="ignore"):
-        tpot = np.where(work.output > 1, (served.finished - served.first_token) / (work.output - 1), np.nan)
+    ttft, tpot = served.first_token - work.arrival, served.tpot
     per_second = 1 / served.duration if served.duration > 0 else 0.0
     tokens = int(work.output.sum())
     rows = np.unique(np.linspace(0, len(work) - 1, min(len(work), MOST_SAMPLES)).astype(int))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import jax.numpy as jnp
 
 from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.draft.choice import arrange, tree_policy
 from jaxspec.draft.drafter import ModelDrafter, NgramDrafter
 from jaxspec.draft.growth import Draws
 from jaxspec.draft.runner import BEAMS, DraftRunner, draft_lattice
@@ -15,7 +16,7 @@ from jaxspec.models.load.weights import Weights
 from jaxspec.sched.drafter import Drafter
 from jaxspec.sched.speculator import DEPTH, Speculator
 from jaxspec.sched.steptimes import StepTimes
-from jaxspec.sched.trees import AdaServe, Chain, Drawing, EqualGreedy, Fixed, GlobalGreedy, TreePolicy
+from jaxspec.sched.trees import Drawing, Fixed
 from jaxspec.step.executor import Executor
 from jaxspec.step.lattice import Progress, compile_all
 from jaxspec.step.rejection import Drawn
@@ -49,24 +50,8 @@ def build(
         compile_all(runner.jobs(), "compiling the drafter", progress)
         runner.warm_up()
         side_by_side.append(ModelDrafter(runner, clock, config.compilation_cache != ""))
-    levels = config.draft_levels or DEPTH
-    adaserve = config.adaserve
-    policies: dict[str, TreePolicy | None] = {
-        "auto": None,
-        "chain": Chain(levels),
-        "fixed": Fixed(),
-        "equal_greedy": EqualGreedy(config.draft_nodes),
-        "global_greedy": GlobalGreedy(config.draft_nodes),
-        "adaserve": AdaServe(adaserve.most_nodes, step if adaserve.economic else None),
-    }
-    policy = policies[config.tree] if drawing is None else Drawing(levels)
-    shaped = config.tree in ("equal_greedy", "global_greedy", "adaserve") and config.draft_nodes is None
-    speculator = Speculator(
-        side_by_side, step, policy, levels, 1 if config.tree == "chain" else None,
-        config.tree == "auto" or (config.tree == "adaserve" and adaserve.economic),
-        (config.draft_budget or step.budget) if shaped else None,
-        config.draft_calibration and config.tree in ("equal_greedy", "global_greedy", "adaserve"),
-    )  # fmt: skip
+    policy = tree_policy(config, step) if drawing is None else Drawing(config.draft_levels or DEPTH)
+    speculator = arrange(config, side_by_side, step, policy)
     executor.settled()
     return speculator
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 
-from jaxspec.bench.papers import alise, laps_sd, ssjf
+from jaxspec.bench.papers import adaserve, alise, laps_sd, ssjf
 
-PAPERS = {"ssjf": ssjf, "laps_sd": laps_sd, "alise": alise}
+PAPERS = {"ssjf": ssjf, "laps_sd": laps_sd, "alise": alise, "adaserve": adaserve}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 
 from jaxspec.bench import plot
 from jaxspec.bench.papers import page
-from jaxspec.bench.papers.ssjf_page import spread
 
 DATA = ("alpaca", "sharegpt")
 TITLES = {"alpaca": "Alpaca", "sharegpt": "ShareGPT"}
@@ -68,12 +67,12 @@ def sections(kept: Mapping[str, Any]) -> dict[str, str]:
         here = cells if data == "sharegpt" else ["–"] * 4
         rows.append(
             [f"mean response latency, reduction (Fig. 9), {TITLES[data]}", paper, *here]
-            + [spread(turns_gain(engine, data, name, "jct")) for name in (SWAP, KNOWN)]
+            + [page.spread(turns_gain(engine, data, name, "jct")) for name in (SWAP, KNOWN)]
         )
     for data in DATA:
         rows.append(
             [f"normalised latency, reduction, {TITLES[data]}", "–", *["–"] * 4]
-            + [spread(turns_gain(engine, data, name, "normalised")) for name in (SWAP, KNOWN)]
+            + [page.spread(turns_gain(engine, data, name, "normalised")) for name in (SWAP, KNOWN)]
         )
     header = ["against FCFS of vLLM's kind", "paper", *(f"simulated: {name}" for name in (FULL, ALISE, WORSE, KNOWN))]
     out = {"summary": page.table([*header, "engine: swap", "engine: Oracle"], rows)}
@@ -153,7 +152,8 @@ def engine_section(engine: Mapping[str, Any]) -> str:
         for name, found in systems.items():
             cells = [f"{1e3 * np.median(found['normalised']):.1f}", f"{np.median(found['jct']):.2f}"]
             gains = [
-                spread(turns_gain(engine, data, name, what)) if name != VLLM else "–" for what in ("normalised", "jct")
+                page.spread(turns_gain(engine, data, name, what)) if name != VLLM else "–"
+                for what in ("normalised", "jct")
             ]
             working = np.median(found["working_set"]) / engine["kv"]
             rows.append([TITLES[data], name, *cells, *gains, str(found["preemptions"]), f"{working:.1f}"])

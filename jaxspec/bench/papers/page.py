@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxspec.bench.errors import BenchError
 from jaxspec.bench.report import write_json
 
@@ -43,6 +45,13 @@ def keep(path: Path, kind: str, numbers: dict[str, Any], copy: str | None) -> di
     if copy:
         write_json(copy, kept)
     return kept
+
+
+def spread(turns: Sequence[float] | None, form: str = "{:.1f} %", ends: str = "{:.0f}") -> str:
+    """The median and the range of all turns."""
+    if not turns:
+        return "–"
+    return f"{form.format(np.median(turns))} ({ends.format(min(turns))} … {ends.format(max(turns))})"
 
 
 def percent(value: float | None) -> str:

@@ -18,7 +18,6 @@ from jaxspec.bench import options, prompts
 from jaxspec.bench.errors import BenchError
 from jaxspec.bench.papers import page
 from jaxspec.bench.papers.serve import engines, mean_jct
-from jaxspec.bench.papers.ssjf_page import spread
 from jaxspec.bench.record import drive
 from jaxspec.sampling import SamplingParams
 from jaxspec.sched import arrivals
@@ -161,7 +160,7 @@ def sections(found: Mapping[str, Any]) -> dict[str, str]:
     rows = []
     for mode, turns in found["reduction"].items():
         kept = [100 * a / b for a, b in zip(turns[TRAINED], turns[KNOWN], strict=True)]
-        rows.append([mode, spread(turns[TRAINED]), spread(turns[KNOWN]), spread(kept)])
+        rows.append([mode, page.spread(turns[TRAINED]), page.spread(turns[KNOWN]), page.spread(kept)])
     header = ["mean JCT, reduction against FCFS", TRAINED, KNOWN, "share of the gain that is kept"]
     latency, execution = found["latency_ms"], found["execution_ms"]["mean"]
     cost = [

@@ -68,18 +68,24 @@ def turns(
 ) -> dict[str, list[list[RequestMetrics]]]:
     """`repeats` measured turns of each contender after one that warms up, one after the other on the same requests.
 
-    `workload` gives each turn's requests and their prompts' token ids. Every request writes exactly its output length.
+    `workload` gives each turn's requests and their prompts' token ids. Every request writes exactly its output length,
+    and has the target that the workload says.
     """
     results: dict[str, list[list[RequestMetrics]]] = {name: [] for name in contenders}
     for repeat in range(repeats + 1):
         work, ids = workload(repeat)
-        params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in work.output.tolist()]
         for name, llm in contenders.items():
-            metrics = drive(llm.engine, work.arrival.tolist(), ids, params)
+            metrics = once(llm, work, ids)
             if repeat:
                 results[name].append(metrics)
             advance()
     return results
+
+
+def once(llm: LLM, work: Workload, ids: Sequence[Sequence[int]]) -> list[RequestMetrics]:
+    """What became of the workload's requests, whose prompts are `ids`."""
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in work.output.tolist()]
+    return drive(llm.engine, work.arrival.tolist(), ids, params, slos=work.slos)
 
 
 def mean_jct(metrics: Sequence[RequestMetrics]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,8 @@ def sections(kept: Mapping[str, Any]) -> dict[str, str]:
             turns = engine["reduction"][mode] if engine and load == "rate" else {}
             found = {order: page.percent(gains(figure, order)[0] if figure else None) for order in NAMES}
             paper = [page.percent(value) for value in PAPER_JCT[load][mode]]
-            cells = [paper[0], found[CLASSES], found[NOISY], spread(turns.get(NOISY))]
-            rows.append([f"{title}, {mode}", *cells, paper[1], found[KNOWN], spread(turns.get(KNOWN))])
+            cells = [paper[0], found[CLASSES], found[NOISY], page.spread(turns.get(NOISY))]
+            rows.append([f"{title}, {mode}", *cells, paper[1], found[KNOWN], page.spread(turns.get(KNOWN))])
     header = ["mean JCT, reduction", "SSJF: paper", "simulated, classes", "simulated, noisy", "engine, noisy"]
     out = {"JCT": page.table([*header, "lengths known: paper", "simulated", "engine"], rows)}
     return out | simulated_sections(simulated) if simulated else out
@@ -94,13 +94,6 @@ def simulated_sections(simulated: Mapping[str, Any]) -> dict[str, str]:
         rows.append([name, *(page.percent(gains(figure, o)[0] if o in here else None) for o in orders)])
     out["variations"] = page.table(["mean JCT, reduction", "classes", "noisy", "lengths known"], rows)
     return out
-
-
-def spread(turns: Sequence[float] | None) -> str:
-    """The median and the range of all turns."""
-    if not turns:
-        return "–"
-    return f"{np.median(turns):.1f} % ({min(turns):.0f} … {max(turns):.0f})"
 
 
 def draw(out: Path, simulated: Mapping[str, Any]) -> None:
