@@ -60,6 +60,18 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "perfect, by speed": (perfect, dict(draft="truncated:1")),
     "side by side": (conditioned, dict(draft=["ngram", "truncated:1"])),
     "conditioned, greedy tree": (conditioned, dict(draft="truncated:1", tree="global_greedy", draft_nodes=9)),
+    "adaserve": (conditioned, dict(draft="truncated:1", tree="adaserve", slo={"tpot_ms": 0.01}, pace="stta")),
+    "adaserve, all of the budget": (
+        perfect,
+        dict(
+            draft="truncated:1",
+            tree="adaserve",
+            adaserve={"economic": False, "most_nodes": 3},
+            draft_budget=24,
+            slo={"tpot_ms": 3.0},
+            pace="deadline",
+        ),
+    ),
 }
 
 
@@ -80,7 +92,7 @@ def plain() -> Iterator[LLM]:
 @pytest.fixture(scope="module")
 def engines() -> Iterator[dict[str, LLM]]:
     with ExitStack() as stack:
-        yield {kind: stack.enter_context(start(kind, **sizes)) for kind, sizes in zip(KINDS, [ROOMY, TIGHT] * 3)}  # noqa: B905
+        yield {kind: stack.enter_context(start(kind, **sizes)) for kind, sizes in zip(KINDS, [ROOMY, TIGHT] * 4)}  # noqa: B905
 
 
 @pytest.mark.slow
