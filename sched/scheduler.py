@@ -201,6 +201,8 @@ class Scheduler:
         service = [r for r in self._service() if r.id not in pacing.resting]
         if not first:
             self._fill(work, service, budget, now, preempted)
+            if preempted and not work:
+                self._fill_anyway(work, budget, now, preempted)
         else:
             self._fill(work, [r for r in service if not r.decoding], budget, now, preempted)
 
@@ -215,8 +217,8 @@ class Scheduler:
                 work.append(share)
         if first and not work:
             self._fill(work, [r for r in service if r.decoding], budget, now, preempted)
-        if pacing.resting and not work:  # whoever was to run lost its pages
-            self._fill(work, self._service(), budget, now, preempted)
+            if preempted and not work:
+                self._fill_anyway(work, budget, now, preempted)
 
         if lookahead.drafts and lookahead.levels:
             budget.allow_drafts(work, lookahead, self._memory)
@@ -231,6 +233,11 @@ class Scheduler:
         for request in service:
             if self._reserve(request, now, preempted) and (share := budget.take(request)):
                 work.append(share)
+
+    def _fill_anyway(self, work: list[Work], budget: Budget, now: float, preempted: list[Request]) -> None:
+        """Where all that were to run lost their pages, those run that were to rest or wait."""
+        budget.prompt_tokens = None
+        self._fill(work, self._service(), budget, now, preempted)
 
     def _service(self) -> list[Request]:
         """The running requests in the order in which a step is filled: decoding is never delayed by prefill."""

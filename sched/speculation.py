@@ -7,7 +7,7 @@ speculation is never knowingly slower than none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from jaxspec.sched.plan import Lookahead
 from jaxspec.sched.steptimes import StepTimes
 from jaxspec.sched.trees.candidates import Candidates
+from jaxspec.sched.trees.forest import Forest
 
 #: Bounds of the drafter's probabilities of a node given its parent, by which acceptance is counted.
 _EDGES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
@@ -74,6 +75,10 @@ class Calibration:
     def rates(self) -> np.ndarray:
         """`[bins]` between the bounds."""
         return np.asarray([s.value for s in self._shares])
+
+    def rate(self, slot: int, level: int) -> float:
+        """The rate between two bounds, at a level."""
+        return self._shares[slot].value * self.of_level(level)
 
     def of_level(self, level: int) -> float:
         """What the rates of level 1, 2, … are to be multiplied by."""
@@ -215,70 +220,71 @@ class Speculation:
         """Expected tokens per second with the levels decided on, if all of so many requests were like this one."""
         return list(self._speeds(requests, 0, self.width, record.factor))[self.levels - 1]
 
-    def chances(self, candidates: Candidates, record: Record) -> np.ndarray:
-        """P(accepted) of each candidate `[n]`: calibrated from node to node along its path; 0 for empty places."""
-        parents = candidates.parent.tolist()
-        path = np.maximum(candidates.logprob, _EMPTY)
-        own = path - np.where(candidates.parent < 0, 0, path[candidates.parent])
-        rate = self.calibration.rates()[np.searchsorted(_LOG_EDGES, own)].tolist()
-        empty = (path <= _EMPTY).tolist()
-        depths = candidates.depths()
-        correction = [self.calibration.of_level(level) for level in range(max(depths, default=0) + 1)]
-        out: list[float] = []
-        for i, above in enumerate(parents):
-            chance = out[above] if above >= 0 else min(1.0, record.factor)
-            out.append(0.0 if empty[i] else chance * min(1.0, rate[i] * correction[depths[i]]))
-        return np.asarray(out)
-
     def observe(self, candidates: Candidates, chosen: np.ndarray, accepted: Sequence[int], record: Record) -> None:
         """What became of one request's drafts: `accepted` are the candidates on the accepted path, in order."""
         if not chosen.any():
             return
         path = set(accepted)
-        parents, tried = candidates.parent.tolist(), np.flatnonzero(chosen).tolist()
-        chances = self.chances(candidates, record)
-        record.observe(float(chances[tried].sum()), len(path))
+        nodes = np.flatnonzero(chosen)
+        tried, above = nodes.tolist(), candidates.parent[nodes].tolist()
         depth = {-1: 0}
-        deepest = 0
-        for i in tried:
-            above = parents[i]
-            depth[i] = depth[above] + 1
-            deepest = max(deepest, depth[i])
-            if above < 0 or above in path:
-                before = 0.0 if above < 0 else float(candidates.logprob[above])
-                self.calibration.observe(float(candidates.logprob[i]) - before, i in path, depth[i])
+        for i, parent in zip(tried, above, strict=True):
+            depth[i] = depth[parent] + 1
+        record.observe(self._expected(candidates, nodes, above, depth, record), len(path))
+        said = {-1: 0.0} | dict(zip(tried, candidates.logprob[nodes].tolist(), strict=True))
+        for i, parent in zip(tried, above, strict=True):
+            if parent < 0 or parent in path:
+                self.calibration.observe(said[i] - said[parent], i in path, depth[i])
+        deepest = max(depth.values())
         if self.width in self._reach:
             reach = self._reach[self.width]
             for level in range(1, min(deepest, len(path) + 1) + 1):
                 reach[level - 1].observe(len(path) >= level)
-            nodes = self._nodes[self.width]
-            self._nodes[self.width] = nodes + 0.05 * (len(tried) - nodes)
+            usual = self._nodes[self.width]
+            self._nodes[self.width] = usual + 0.05 * (len(tried) - usual)
+
+    def _expected(
+        self, candidates: Candidates, nodes: np.ndarray, above: Sequence[int], depth: Mapping[int, int], record: Record
+    ) -> float:
+        """How many of these nodes, parents among them, are expected to be accepted: the sum of their `chances`."""
+        path = np.maximum(candidates.logprob, _EMPTY)
+        own = path[nodes] - np.where(candidates.parent[nodes] < 0, 0, path[above])
+        chance = {-1: min(1.0, record.factor)}
+        for i, parent, slot in zip(nodes.tolist(), above, np.searchsorted(_LOG_EDGES, own).tolist(), strict=True):
+            chance[i] = chance[parent] * min(1.0, self.calibration.rate(slot, depth[i]))
+        del chance[-1]
+        return float(np.asarray(list(chance.values())).sum())
+
+
+def chances(forest: Forest, speculations: Sequence[Speculation], records: Sequence[Record]) -> np.ndarray:
+    """P(accepted) of each candidate `[N]`: calibrated from node to node along its path; 0 for empty places.
+
+    Each tree was drafted by a drafter, `speculations`, for a request, `records`.
+    """
+    kinds = {id(s): s.calibration for s in speculations}
+    place = {key: i for i, key in enumerate(kinds)}
+    rates = np.stack([c.rates() for c in kinds.values()])
+    levels = np.asarray([[c.of_level(level) for level in range(forest.height + 1)] for c in kinds.values()])
+    kind = np.asarray([place[id(s)] for s in speculations])[forest.tree]
+    path = np.maximum(forest.logprob, _EMPTY)
+    own = path - np.append(path, path.dtype.type(0))[forest.parent]
+    chance = np.minimum(1.0, rates[kind, np.searchsorted(_LOG_EDGES, own)] * levels[kind, forest.depth])
+    chance[path <= _EMPTY] = 0.0
+    luck = np.asarray([min(1.0, record.factor) for record in records])[forest.tree]
+    return forest.down(np.where(forest.depth == 1, luck * chance, chance), 1.0, np.multiply)
 
 
 def choose_nodes(
-    times: StepTimes, chances: Sequence[np.ndarray], limits: Sequence[int], others: int, probing: Sequence[bool]
+    times: StepTimes, forest: Forest, chances: np.ndarray, limits: Sequence[int], others: int, probing: Sequence[bool]
 ) -> list[np.ndarray]:
     """The nodes that raise expected tokens per second most, over all requests: masks `[n]` bool, closed under parents.
 
-    `chances` are the candidates' (`Speculation.chances`), `others` counts the step's tokens that are no drafts. A
+    `chances [N]` are the candidates' (`chances`), `others` counts the step's tokens that are no drafts. A
     request that is `probing` gets a node in any case: to learn something is worth a step.
     """
     # Chances fall along a path, and a stable sort keeps parents before their children where they don't.
-    flat = [(-p, i, k) for i, row in enumerate(chances) for k, p in enumerate(row.tolist()) if p > 0]
-    flat.sort()
-    taken, kept = [0] * len(chances), []
-    for p, i, k in flat:
-        if taken[i] < limits[i]:
-            taken[i] += 1
-            kept.append((-p, i, k))
-    expected, best, count = float(others), others / times.of(others), 0
-    for m, (p, _, _) in enumerate(kept, 1):
-        expected += p
-        speed = expected / times.of(others + m)
-        if speed >= best:
-            best, count = speed, m
-    masks = [np.zeros(len(row), bool) for row in chances]
-    for m, (_, i, k) in enumerate(kept):
-        if m < count or (probing[i] and not masks[i].any()):
-            masks[i][k] = True
-    return masks
+    ranked = forest.ranked(chances, 0.0)
+    most = np.minimum(ranked.count, limits)
+    best = forest.best(ranked, most)
+    taken = np.bincount(forest.tree[best[: times.worth(ranked.value[best], others, others)]], minlength=len(forest))
+    return forest.take(ranked, np.maximum(taken, np.minimum(most, probing)))

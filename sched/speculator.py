@@ -12,11 +12,13 @@ from jaxspec.sched.drafter import ChoosingOf, Drafter
 from jaxspec.sched.plan import Lookahead, Work
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import need
-from jaxspec.sched.speculation import Record, Speculation, Times, choose_nodes
+from jaxspec.sched.speculation import Record, Speculation, Times, chances, choose_nodes
 from jaxspec.sched.steptimes import StepTimes
 from jaxspec.sched.trees.adaserve import AdaServe
-from jaxspec.sched.trees.candidates import Candidates, Draft, preorder
+from jaxspec.sched.trees.candidates import Candidates, Draft
+from jaxspec.sched.trees.forest import Forest
 from jaxspec.sched.trees.policy import TreePolicy
+from jaxspec.sched.trees.preorder import preorders
 
 #: Most levels of a draft tree, and most nodes of one request in a step.
 DEPTH, MOST_NODES = 8, 32
@@ -129,27 +131,32 @@ class Speculator:
         proposed = self._propose(able, choosing) if able else []
         if not proposed:
             return {}
-        for (w, i, c), mask in zip(proposed, self._select(proposed, tokens, now), strict=True):
-            if mask.any():
-                self._asked[w.request.id] = _Asked(i, c, mask, preorder(c, mask))
+        forest = Forest([c for _, _, c in proposed])
+        masks = self._select(proposed, forest, tokens, now)
+        for (w, i, c), mask, draft in zip(proposed, masks, preorders(forest, masks), strict=True):
+            if len(draft):
+                self._asked[w.request.id] = _Asked(i, c, mask, draft)
         return {key: asked.draft for key, asked in self._asked.items()}
 
-    def _select(self, proposed: Sequence[tuple[Work, int, Candidates]], tokens: int, now: float) -> list[np.ndarray]:
-        limits, candidates = [w.drafts for w, _, _ in proposed], [c for _, _, c in proposed]
+    def _select(
+        self, proposed: Sequence[tuple[Work, int, Candidates]], forest: Forest, tokens: int, now: float
+    ) -> list[np.ndarray]:
+        limits = [w.drafts for w, _, _ in proposed]
         if self.policy is None or self.calibrate:
-            chances = [self.speculations[i].chances(c, self._record(w.request, i)) for w, i, c in proposed]
+            records = [self._record(w.request, i) for w, i, _ in proposed]
+            learned = chances(forest, [self.speculations[i] for _, i, _ in proposed], records)
             if self.policy is None:
                 probing = [self.speculations[i].probing for _, i, _ in proposed]
-                return choose_nodes(self.step, chances, limits, tokens, probing)
+                return choose_nodes(self.step, forest, learned, limits, tokens, probing)
             with np.errstate(divide="ignore"):  # empty places have no chance
-                candidates = [replace(c, logprob=np.log(p)) for c, p in zip(candidates, chances, strict=True)]
+                forest = forest.likely(np.log(learned))
         room = self.budget - tokens
         seconds = self.step.of(tokens + max(0, room)) + sum(
             s.times.round(len(proposed), len(proposed), s.levels, s.width) for s in self.speculations if s.levels
         )
         needs = [need(w.request, now, seconds) for w, _, _ in proposed]
-        masks = self.policy.select(candidates, limits, room, needs, tokens)
-        for (w, i, _), c, mask in zip(proposed, candidates, masks, strict=True):
+        masks = self.policy.select(forest, limits, room, needs, tokens)
+        for (w, i, _), c, mask in zip(proposed, forest, masks, strict=True):
             if self.speculations[i].probing and not mask.any() and w.drafts:
                 mask[c.best(1)[0]] = True  # to learn something is worth a step
         return masks
@@ -173,7 +180,7 @@ class Speculator:
                 if c is None or not len(c):
                     wanted[w.request.id].remove(i)
                     continue
-                found.append((w, i, _cut(c, w.levels)))
+                found.append((w, i, _cut(c, w.levels) if w.levels < levels else c))
                 wanted[w.request.id].clear()
         return found
 

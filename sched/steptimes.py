@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 
+import numpy as np
+
 
 class StepTimes:
     """Seconds by a ladder of step sizes, to which steps are padded. Raises `ValueError` for an empty one."""
@@ -26,6 +28,21 @@ class StepTimes:
         if tokens > last:  # more than one step's: as many steps
             return self.scale * self._seconds[-1] * tokens / last
         return self.scale * self._seconds[bisect_left(self.sizes, tokens)]
+
+    def worth(self, chances: np.ndarray, expected: float, tokens: int) -> int:
+        """How many draft nodes with these falling `chances [n]` of being accepted to add to a step of `tokens` that is
+        expected to give so many: those that raise the expected tokens per second, of equals the most."""
+        expecting = np.cumsum(np.append(expected, chances))
+        sizes = tokens + np.arange(len(expecting))
+        sizes[0] = max(tokens, 1)
+        speeds = expecting / self._of_each(sizes)
+        return int(len(speeds) - 1 - speeds[::-1].argmax())
+
+    def _of_each(self, tokens: np.ndarray) -> np.ndarray:
+        """As `of`, `[n]` of `[n]`."""
+        last, seconds = self.sizes[-1], np.asarray(self._seconds)
+        within = seconds[np.searchsorted(self.sizes, np.minimum(tokens, last))]
+        return self.scale * np.where(tokens > last, within * tokens / last, within)
 
     def observe(self, tokens: int, seconds: float) -> None:
         """A step of so many took so long; outliers (a pause of the machine) count as twice the usual."""

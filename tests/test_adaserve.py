@@ -159,6 +159,18 @@ def test_the_budget_is_where_memory_and_arithmetic_meet():
     assert StepTimes({1: 1.0, 4: 0.5}).of(4) == 1.0
 
 
+@given(st.lists(st.floats(0, 1), max_size=30), st.floats(0, 9), st.integers(0, 9), st.integers(0, 2**32))
+def test_what_nodes_are_worth(chances, expected, tokens, seed):
+    rng = np.random.default_rng(seed)
+    times = StepTimes({int(n): float(rng.uniform(0.1, 2)) for n in rng.choice(np.arange(1, 30), 4, replace=False)})
+    times.observe(1, 0.7)
+    falling = sorted(chances, reverse=True)
+    speeds = [(expected + sum(falling[:m])) / times.of(max(tokens + m, 1)) for m in range(len(falling) + 1)]
+    found = times.worth(np.asarray(falling), expected, tokens)
+    assert speeds[found] == pytest.approx(max(speeds))
+    assert all(speed < speeds[found] * (1 + 1e-9) for speed in speeds[found + 1 :])
+
+
 def test_step_times_need_a_size():
     for bad in ({}, {0: 1.0}, {1: 0.0}):
         with pytest.raises(ValueError, match="step times"):

@@ -455,9 +455,12 @@ def test_plot(tmp_path):
 def test_what_decisions_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     preset, out = tmp_path / "short.yaml", tmp_path / "out.json"
     preset.write_text("order: las\nlas: {quantum_ms: 30}\n")
-    sizes = ["--waiting", "50", "--running", "4", "--iterations", "60", "--json", str(out)]
+    sizes = ["--waiting", "50", "--running", "4", "--iterations", "60", "--drafting", "3", "--json", str(out)]
     assert main(["scheduler", *sizes, str(preset), str(CONFIGS / "ssjf.yaml")]) == 0
     policies = json.loads(out.read_text())["policies"]
     assert list(policies) == ["short", "ssjf"] and policies["short"]["switches"] > 0 == policies["ssjf"]["switches"]
+    trees = json.loads(out.read_text())["trees"]
+    assert list(trees) == ["auto", "equal_greedy", "global_greedy", "adaserve"]
+    assert all(0 < row["median ms"] <= row["p99 ms"] and 3 < row["nodes"] <= 24 for row in trees.values())
     preset.write_text("order: lifo\n")
     assert main(["scheduler", *sizes, str(preset)]) == 2 and "order: " in capsys.readouterr().err

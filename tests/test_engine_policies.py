@@ -15,6 +15,7 @@ from jaxspec import LLM, InvalidRequest, SamplingParams
 from jaxspec.config import EngineConfig
 from jaxspec.outputs import OutputDelta
 from jaxspec.sched import Scheduler
+from jaxspec.sched.slo import Slo
 from test_engine import GREEDY, check_clean, tokens_of
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -31,7 +32,12 @@ TEXTS = [[5, 6 + i % 4, 7, 8] * 4 + [i] * 3 for i in range(8)]
 LENGTHS = [30, 28, 17, 30, 26, 28, 16, 29]
 
 
-PRESETS = ("fcfs", "ssjf", "sjf_oracle", "pairwise", "priority", "las", "lp_sjf", "laps_sd", "laps_sd_typical")
+PRESETS = (
+    "fcfs", "ssjf", "sjf_oracle", "pairwise", "priority", "las", "lp_sjf", "laps_sd", "laps_sd_typical", "adaserve",
+    "slo_fcfs", "stta", "incremental",
+)  # fmt: skip
+#: Targets of requests in turns: some that cannot be kept, some that ask for a hurry now and then, and none.
+SLOS = (Slo(tpot=1e-5), Slo(tpot=2e-3), Slo(), Slo(tpot=0.02, ttft=1e-3), Slo(tpot=1.0))
 #: In place of the trained predictors, of which there is none for the tiny model.
 NOISY = {"predictor": "noisy_oracle", "predictor_noise": 0.5}
 
@@ -45,8 +51,10 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.fixture(scope="module", params=PRESETS)
 def llm(request: pytest.FixtureRequest, compiled: dict[str, Any]) -> Iterator[LLM]:
     config = CONFIGS / f"{request.param}.yaml"
-    guesses = NOISY if EngineConfig.load(config).predictor == "proxy" else {}
-    with LLM(tiny.model(), config=str(config), **compiled, **guesses) as llm:
+    own = NOISY if EngineConfig.load(config).predictor == "proxy" else {}
+    if request.param == "adaserve":  # drafts in every step, as in the paper
+        own = {"tree": "adaserve", "adaserve": {"economic": False}, "draft_budget": 12}
+    with LLM(tiny.model(), config=str(config), **compiled | own) as llm:
         yield llm
 
 
@@ -59,8 +67,9 @@ def crowd(llm: LLM, each: list[SamplingParams]) -> list[list[int]]:
     def submit(several: range) -> None:
         for i in several:
             llm.engine.submit(
-                TEXTS[i], each[i], lambda delta, i=i: take(i, delta), priority=-i, expected_tokens=each[i].max_tokens
-            )
+                TEXTS[i], each[i], lambda delta, i=i: take(i, delta), priority=-i, expected_tokens=each[i].max_tokens,
+                slo=SLOS[i % len(SLOS)],
+            )  # fmt: skip
 
     def take(i: int, delta: OutputDelta) -> None:
         first = not out[i]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ MARGIN = 1e-3
 def test_logits_of_every_family(family: str) -> None:
     loaded, golden = load_model(str(GOLDEN / family)), np.load(GOLDEN / "logits.npz")
     decoder = Decoder(loaded.config, device_weights(loaded.config, loaded.weights, "float32"))
-    logits = np.asarray(forward(decoder, jnp.asarray(golden["tokens"])))
+    logits = np.asarray(jax.jit(forward)(decoder, jnp.asarray(golden["tokens"])))
     np.testing.assert_allclose(logits, golden[family], atol=1e-4)
 
 

@@ -15,7 +15,7 @@ from jaxspec.sched.memory import Defer, Memory, Swap
 from jaxspec.sched.memory.ewt import first_of
 from paged import Device, Job, Slice, crowd, jobs
 from steps import Steps
-from test_policies import Drive, policies
+from test_policies import TIMES, Drive, policies
 
 CHEAP, DEAR = SwapCosts(1e-6, 1e-6, 1.0, 1.0), SwapCosts(9.0, 9.0, 1e-6, 1.0)
 
@@ -134,7 +134,7 @@ def swapping(draw: st.DrawFn, jobs: list[Job], seed: int, **fixed: Any) -> Swapp
     config = SchedulerConfig(
         seqs, seqs + draw(st.integers(0, 20)), longest, None, seqs + draw(st.integers(0, 8)), policy,
         host_pages=draw(st.sampled_from([0, 2, 5, 12, 100])), exact_swap=draw(st.booleans()),
-        costs=draw(st.sampled_from([None, CHEAP, DEAR])), swap_pages=draw(st.sampled_from([None, 1, 4])),
+        costs=draw(st.sampled_from([None, CHEAP, DEAR])), swap_pages=draw(st.sampled_from([None, 1, 4])), times=TIMES,
     )  # fmt: skip
     pages = -(-longest // page_size) + draw(st.integers(0, 12))
     pool = PagePool(pages, page_size, draw(st.sampled_from([True, True, False])))
@@ -176,7 +176,7 @@ def test_without_a_host_auto_is_recompute(data: st.DataObject, jobs: list[Job], 
         c, pool = first.scheduler.config, first.scheduler.pool
         policy = c.policy.model_copy(update={"memory": memory})
         config = SchedulerConfig(
-            c.max_num_seqs, c.max_num_batched_tokens, c.max_model_len, None, c.max_logit_slots, policy
+            c.max_num_seqs, c.max_num_batched_tokens, c.max_model_len, None, c.max_logit_slots, policy, times=TIMES
         )
         scheduler = Scheduler(config, PagePool(pool.num_pages, pool.page_size, pool.prefix_caching))
         assert type(scheduler._memory) is Memory

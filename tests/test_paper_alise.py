@@ -91,7 +91,7 @@ def command(tmp_path: Path, longest: int) -> list[str]:
 
 def test_the_page_is_written(quick, tmp_path):
     out = tmp_path / "docs"
-    assert main([*command(tmp_path, 900), "--minutes", "2"]) == 0
+    assert main([*command(tmp_path, 900), "--minutes", "0.5"]) == 0
     text = (out / "alise.md").read_text()
     for expected in ("(Fig. 6), ShareGPT | 2.10×", "(Fig. 9), ShareGPT | 46.0 %", "Alpaca, 40/s", "p99"):
         assert expected in text

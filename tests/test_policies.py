@@ -13,10 +13,16 @@ from hypothesis import strategies as st
 
 from jaxspec.sched import PagePool, Plan, PolicyConfig, Request, Scheduler, SchedulerConfig, State
 from jaxspec.sched.plan import Lookahead
+from jaxspec.sched.slo import Slo
+from jaxspec.sched.steptimes import StepTimes
 from paged import Device, Job, crowd, jobs, solo
 
 ORDERS = ("fcfs", "sjf", "pairwise", "priority", "las", "laps_sd", "alise")
 PREEMPTIVE = ("priority", "las", "laps_sd", "alise")
+PACES = ("none", "fcfs", "stta", "deadline")
+#: A step takes a second with few tokens; targets are of a few steps, and some cannot be kept.
+TIMES = StepTimes({n: 0.7 + 0.1 * n for n in range(1, 33)})
+TARGETS = (Slo(), Slo(tpot=0.5), Slo(tpot=0.9), Slo(tpot=1.2, ttft=2.0), Slo(tpot=4.0), Slo(ttft=9.0))
 
 
 @st.composite
@@ -44,6 +50,8 @@ def policies(draw: st.DrawFn, **fixed: Any) -> PolicyConfig:
                 "unknown": draw(st.sampled_from(["fcfs", "typical"])),
             },
             "alise": {"queues": draw(st.integers(1, 6)), "first_threshold_ms": draw(few)},
+            "pace": draw(st.sampled_from(PACES)),
+            "prefill": draw(st.sampled_from(["mixed", "mixed", "first"])),
         }
         | fixed
     )
@@ -55,7 +63,7 @@ def schedulers(draw: st.DrawFn, longest: int, policy: PolicyConfig) -> Scheduler
     seqs, page_size = draw(st.integers(1, 6)), draw(st.integers(1, 5))
     tokens, slots = seqs + draw(st.integers(0, 20)), seqs + draw(st.integers(0, 8))
     pages = -(-longest // page_size) + draw(st.integers(0, 12))
-    config = SchedulerConfig(seqs, tokens, longest, None, slots, policy)
+    config = SchedulerConfig(seqs, tokens, longest, None, slots, policy, times=TIMES)
     return Scheduler(config, PagePool(pages, page_size, draw(st.sampled_from([True, True, False]))))
 
 
@@ -92,7 +100,8 @@ class Drive:
             if job.arrival == now:
                 request = self.requests[str(i)] = Request(
                     str(i), len(job.prompt), list(job.prompt), job.max_tokens, float(now), self.random.randint(-1, 1),
-                    reuse_prefix=not job.prompt_logprobs, prompt_logprobs=job.prompt_logprobs,
+                    slo=self.random.choice(TARGETS), reuse_prefix=not job.prompt_logprobs,
+                    prompt_logprobs=job.prompt_logprobs,
                 )  # fmt: skip
                 self.scheduler.add(request, float(now))
             if job.arrival + 3 == now and self.random.random() < 0.3:
@@ -130,8 +139,11 @@ class Drive:
         assert plan.num_tokens + drafts <= config.max_num_batched_tokens
         assert drafts + sum(work.logit_slots for work in plan.work) <= config.max_logit_slots
         assert scheduler.num_running <= scheduler._batching.size <= config.max_num_seqs
-        for request in scheduler.running:
-            assert request.id in planned or not request.decoding, "a decoding request was passed over"
+        came = {work.request.id for work in plan.work if work.request.id not in ran or not work.request.decoding}
+        prompts_first = config.policy.prefill == "first" and came
+        if config.policy.pace == "none" and not prompts_first:
+            for request in scheduler.running:
+                assert request.id in planned or not request.decoding, "a decoding request was passed over"
         self.check_aging(now, since, ran)
         self.check_writes(plan)
         return plan
@@ -203,6 +215,13 @@ def test_every_request_ends_and_says_what_it_says_alone(data: st.DataObject, job
 @given(st.data(), many, st.integers(0, 99))
 def test_preemption_loses_nothing(order: str, data: st.DataObject, jobs: list[Job], seed: int):
     drive(data, jobs, seed, order=order).run()
+
+
+@pytest.mark.parametrize("pace", PACES[1:])
+@settings(max_examples=100, deadline=None)
+@given(st.data(), many, st.integers(0, 99))
+def test_resting_loses_nothing(pace: str, data: st.DataObject, jobs: list[Job], seed: int):
+    drive(data, jobs, seed, pace=pace).run()
 
 
 @settings(max_examples=60, deadline=None)

@@ -60,6 +60,12 @@ def attention(kind: str) -> Any:
     return jax.jit(run)
 
 
+@jax.jit
+def read(pool: QuantizedPool, layer: jax.Array, pages: jax.Array) -> tuple[Any, Any]:
+    """Keys and values of these pages, and the steps of both."""
+    return pool.read(layer, pages), (pool.key_scale[layer, pages], pool.value_scale[layer, pages])
+
+
 class Requests:
     """Texts that grow step by step over a pool of their own, beside what was computed for them."""
 
@@ -105,11 +111,10 @@ class Requests:
     def check(self, roundings: int = 1) -> None:
         for key, pages in self.pages.items():
             for layer in range(CONFIG.num_layers):
-                at = jnp.int32(layer), jnp.asarray(pages)
-                read = [np.asarray(x) for x in self.pool.read(*at)]
+                filled = np.resize(pages, SHAPE.pages)  # one shape, however many there are
+                (keys, values), scales = jax.tree.map(np.asarray, read(self.pool, np.int32(layer), filled))
                 # [B, K, D, P] and [B, K, P, D] -> [positions, K, D]
-                found = read[0].transpose(0, 3, 1, 2), read[1].transpose(0, 2, 1, 3)
-                scales = self.pool.key_scale[at], self.pool.value_scale[at]
+                found = keys.transpose(0, 3, 1, 2), values.transpose(0, 2, 1, 3)
                 for x, exact, scale in zip(found, self.exact[key], scales, strict=True):
                     exact = exact[layer]
                     x = x.reshape(-1, *x.shape[2:])[: len(exact)]

@@ -109,10 +109,10 @@ def test_what_is_verified_does_not_depend_on_what_was_drawn() -> None:
         np.asarray([5, 1, 2, 0, 9], np.int32), np.asarray([-1, 0, 0, 0, 1], np.int32),
         np.asarray([-9, -10, -0.1, -np.inf, -11], np.float32),
     )  # fmt: skip
-    assert [m.tolist() for m in Drawing(8).select([tree] * 3, [9, 2, 0])] == [
+    assert [m.tolist() for m in Drawing(8).select([tree] * 3, [9, 2, 0], 99, [float("-inf")] * 3, 3)] == [
         [True, True, True, False, True], [True, True, False, False, False], [False] * 5,
     ]  # fmt: skip
-    assert Drawing(2).select([tree], [9])[0].tolist() == [True, True, True, False, False]
+    assert Drawing(2).select([tree], [9], 99, [float("-inf")], 1)[0].tolist() == [True, True, True, False, False]
 
 
 def test_trees_picked_by_what_was_drawn_are_refused() -> None:

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec.sched.plan import Lookahead
-from jaxspec.sched.speculation import Calibration, Record, Speculation, Times, choose_nodes
+from jaxspec.sched.speculation import _EDGES, Calibration, Record, Speculation, Times, chances, choose_nodes
 from jaxspec.sched.steptimes import StepTimes
 from jaxspec.sched.trees.candidates import Candidates
+from jaxspec.sched.trees.forest import Forest
 
 #: A plateau up to eight tokens, then a slope, as of a memory-bound device.
 STEP = {1: 10.0, 2: 10.0, 4: 10.5, 8: 11.0, 16: 15.0, 32: 25.0, 64: 45.0}
@@ -32,8 +33,9 @@ def chain(n: int, probability: float = 0.5) -> Candidates:
 def select(
     spec: Speculation, candidates: list[Candidates], records: list[Record], limits: list[int]
 ) -> list[np.ndarray]:
-    chances = [spec.chances(c, r) for c, r in zip(candidates, records, strict=True)]
-    return choose_nodes(spec.times.step, chances, limits, len(candidates), [spec.probing] * len(candidates))
+    forest = Forest(candidates)
+    expected = chances(forest, [spec] * len(candidates), records)
+    return choose_nodes(spec.times.step, forest, expected, limits, len(candidates), [spec.probing] * len(candidates))
 
 
 def play(spec: Speculation, rounds: int, hit: float, requests: int = 1, seed: int = 0) -> list[int]:
@@ -125,13 +127,40 @@ def test_calibration_tells_levels_apart() -> None:
     assert calibration.of_level(4) == 1.0
 
 
+def test_chances_are_multiplied_along_paths_each_drafters_own() -> None:
+    """Against the same said slowly; one place is empty."""
+    rng, kinds, records = np.random.default_rng(3), [speculation(), speculation()], [Record(), Record(), Record()]
+    for spec in kinds:
+        for _ in range(300):
+            spec.calibration.observe(np.log(rng.uniform()), rng.random() < rng.uniform(), int(rng.integers(1, 4)))
+    records[0].observe(2.0, 5)
+    records[1].observe(9.0, 1)
+    parent = np.asarray([-1, -1, 0, 1, 2, 2, 3], np.int32)
+    said = np.asarray([-0.1, -2.5, -0.4, -2.6, -0.5, -3.0, -np.inf], np.float32)
+    trees = [Candidates(np.arange(n, dtype=np.int32), parent[:n], said[:n]) for n in (7, 0, 5)]
+    own = [kinds[0], kinds[0], kinds[1]]
+    found = chances(Forest(trees), own, records)
+    expected: list[float] = []
+    for tree, spec, record in zip(trees, own, records, strict=True):
+        depth, chance = {-1: 0}, {-1: min(1.0, record.factor)}
+        for i, above in enumerate(tree.parent.tolist()):
+            depth[i] = depth[above] + 1
+            ratio = tree.logprob[i] - (tree.logprob[above] if above >= 0 else 0)
+            rate = spec.calibration.rates()[np.searchsorted(np.log(_EDGES), ratio)]
+            chance[i] = chance[above] * min(1.0, rate * spec.calibration.of_level(depth[i])) * np.isfinite(ratio)
+            expected.append(chance[i])
+    assert found == pytest.approx(expected)
+    assert found[6] == 0 and (found[:6] > 0).all()
+
+
 def test_a_request_whose_drafts_fail_gets_fewer() -> None:
     spec, good, bad = speculation(), Record(), Record()
     for _ in range(20):
         good.observe(1.0, 2)
         bad.observe(1.0, 0)
     c = chain(6, 0.7)
-    assert spec.chances(c, good).sum() > 1.5 * spec.chances(c, bad).sum()
+    expected = chances(Forest([c, c]), [spec, spec], [good, bad])
+    assert expected[:6].sum() > 1.5 * expected[6:].sum()
     masks = select(spec, [c, c], [good, bad], [6, 6])
     assert masks[0].sum() > masks[1].sum()
 

@@ -31,6 +31,7 @@ def test_no_drafter_changes_a_token() -> None:
         dict(draft="smollm2-eagle-small", tree="fixed"),
         dict(draft="smollm2-eagle", tree="chain"),
         dict(draft="smollm2-eagle-large", tree="equal_greedy"),
+        dict(draft="smollm2-eagle", tree="adaserve", pace="deadline", slo={"tpot_ms": 8.0}, max_num_seqs=4),
     ):
         tokens, accepted = answers(**settings)
         assert tokens == plain

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 import forests
 from jaxspec.sched.trees import Candidates, Chain, EqualGreedy, Fixed, GlobalGreedy, Off, TreePolicy, preorder
+from jaxspec.sched.trees.forest import Forest
+from jaxspec.sched.trees.preorder import preorders
 
 SEEDS = st.integers(0, 2**32)
 #: Few values, so that ties, certain tokens and empty places of a beam all happen.
@@ -205,6 +207,31 @@ def test_preorder(seed: int, size: int) -> None:
         assert array.dtype == np.int32 and array.shape == (chosen.sum(),)
 
 
+@settings(deadline=None, max_examples=50)
+@given(forest(12), SEEDS)
+def test_a_forest_is_its_trees(given_: tuple[list[Candidates], list[int]], seed: int) -> None:
+    trees, rng = given_[0], np.random.default_rng(seed)
+    woods = Forest(trees)
+    assert len(woods) == len(trees) and all(a is b for a, b in zip(woods, trees, strict=True))
+    assert woods.levels().tolist() == [t.levels for t in trees]
+    for found, tree in zip(woods.split(woods.falling()), trees, strict=True):
+        assert found.tolist() == tree.falling()
+    ranked = woods.ranked()
+    for tree, first, count in zip(trees, woods.first.tolist(), ranked.count.tolist(), strict=False):
+        nodes, values = tree.best(99)
+        assert (ranked.order[first : first + count] - first).tolist() == nodes
+        assert ranked.value[first : first + count].tolist() == values
+    masks = [tree.mask(tree.best(int(rng.integers(13)))[0]) for tree in trees]
+    for draft, tree, mask in zip(preorders(woods, masks), trees, masks, strict=True):
+        alone = preorder(tree, mask)
+        for field in ("token", "depth", "subtree", "parent", "source"):
+            np.testing.assert_array_equal(getattr(draft, field), getattr(alone, field))
+    other = woods.likely(np.log(rng.uniform(size=len(woods.tree))))
+    for tree, own, likely in zip(other, trees, woods.split(other.logprob), strict=True):
+        assert tree.token is own.token and tree.logprob.tolist() == likely.tolist()
+    assert Forest.of(woods) is woods
+
+
 def test_preorder_refuses_what_is_no_tree():
     tree = Candidates(np.asarray([3, 4, 4], np.int32), np.asarray([-1, 0, 0], np.int32), np.zeros(3, np.float32))
     assert preorder(tree, np.asarray([True, True, False])).token.tolist() == [3, 4]
@@ -214,6 +241,9 @@ def test_preorder_refuses_what_is_no_tree():
         preorder(tree, np.asarray([True, True, True]))
     with pytest.raises(ValueError, match="mask"):
         preorder(tree, np.asarray([0, 1]))
+    for parent in ([0, -1], [1, -1]):
+        with pytest.raises(ValueError, match="come before"):
+            preorder(Candidates(tree.token[:2], np.asarray(parent, np.int32), tree.logprob[:2]), np.ones(2, bool))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,13 @@ def positive(text: str) -> float:
     return value
 
 
+def finite(text: str) -> float:
+    value = positive(text)
+    if value == float("inf"):
+        raise argparse.ArgumentTypeError(f"must be finite, not {text}")
+    return value
+
+
 def count(text: str) -> int:
     value = int(text)
     if value < 1:

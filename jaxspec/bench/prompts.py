@@ -69,6 +69,14 @@ PROMPTS: tuple[str, ...] = (
     " praise, excuses what went wrong, and says that the maps return in the first week of May.",
 )
 
+#: English text has about this many words a token; where a length is asked for in tokens, prompts are cut by it.
+WORDS_PER_TOKEN = 0.75
+
+
+def words(tokens: int) -> int:
+    """About how many words make so many tokens."""
+    return max(1, round(tokens * WORDS_PER_TOKEN))
+
 
 def load(path: str | Path) -> list[str]:
     """First user texts of a JSONL file: each line an object with a list `turns`. Raises OSError or ValueError."""

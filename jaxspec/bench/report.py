@@ -31,6 +31,8 @@ class Sample:
     output_tokens: int = 0
     finish_reason: str | None = None
     error: str | None = None
+    #: What kind of request it was, where there are several.
+    category: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

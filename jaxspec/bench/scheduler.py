@@ -1,7 +1,7 @@
 """What the scheduler's decisions cost: CPU time of plan and update an iteration, with many requests waiting.
 
 Nothing is computed: every request writes at once what an imaginary device says. As many requests come as end, so that
-the number of waiting ones stays the same."""
+the number of waiting ones stays the same. Beside it, what deciding on drafts costs by `tree`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import fmean, quantiles
 
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.bench import options
+from jaxspec.bench import drafting, options
 from jaxspec.bench.errors import BenchError
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.sched import Outcome, PagePool, PolicyConfig, Request, Scheduler, SchedulerConfig, Work
@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--waiting", type=options.count, default=10_000, metavar="N", help="default: 10000")
     parser.add_argument("--running", type=options.count, default=64, metavar="N", help="default: 64")
     parser.add_argument("--iterations", type=options.count, default=2000, metavar="N", help="default: 2000")
+    parser.add_argument("--drafting", type=options.count, default=32, metavar="N", help="requests drafted for (32)")
     parser.add_argument(
         "--pages", type=options.count, metavar="N", help="of 32 tokens (default: 16 for each that runs)"
     )
@@ -40,19 +41,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     rows: dict[str, dict[str, float]] = {}
     policies = _policies(args.presets)
+    trees = drafting.measure(args.drafting, args.iterations, args.seed)
     with options.progress("policies", len(policies)) as advance:
         for name, policy in policies.items():
             rows[name] = measure(
                 policy, args.waiting, args.running, args.iterations, args.seed, args.pages, args.host_pages
             )
             advance()
-    table = Table("policy", *next(iter(rows.values())), title=f"{args.waiting} waiting, {args.running} running")
+    _print("policy", rows, f"{args.waiting} waiting, {args.running} running")
+    _print("tree", trees, f"{args.drafting} drafted for")
+    if args.json:
+        found = {"options": options.plain(args), "policies": rows, "trees": trees}
+        Path(args.json).write_text(json.dumps(found, indent=1))
+    return 0
+
+
+def _print(kind: str, rows: Mapping[str, Mapping[str, float]], title: str) -> None:
+    table = Table(kind, *next(iter(rows.values())), title=title)
     for name, row in rows.items():
         table.add_row(name, *(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
     Console().print(table)
-    if args.json:
-        Path(args.json).write_text(json.dumps({"options": options.plain(args), "policies": rows}, indent=1))
-    return 0
 
 
 def _policies(presets: list[str]) -> dict[str, PolicyConfig]:

@@ -10,21 +10,19 @@ import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
 import numpy as np
 
-from jaxspec.bench import options, prompts
+from jaxspec.bench import options, prompts, slo_mix
 from jaxspec.bench.client import PATHS, Target, ask, error_message
 from jaxspec.bench.errors import BenchError
 from jaxspec.bench.report import Report, Sample, summarise
 from jaxspec.bench.scrape import Scraper
+from jaxspec.bench.slo_mix import SloMix
 from jaxspec.sched import arrivals as arrival_times
-
-#: English text has about this many words a token; where a length is asked for in tokens, prompts are cut by it.
-WORDS_PER_TOKEN = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +32,8 @@ class Job:
     at: float
     prompt: str
     max_tokens: int
+    #: With `--slo-mix`, what kind of request it is.
+    category: str | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,15 +57,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--warmup", type=int, default=1, metavar="N", help="requests before the clock starts (default: 1)"
     )
     options.add_workload(parser)
+    slo_mix.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> Report:
     """Raises `BenchError` where nothing can be measured; failed requests are counted in the report instead."""
-    jobs = plan(args, np.random.default_rng(args.seed))
-    return asyncio.run(_run(args, jobs))
+    mix = SloMix.of(args)
+    jobs = plan(args, np.random.default_rng(args.seed), mix)
+    return asyncio.run(_run(args, jobs, mix))
 
 
-def plan(args: argparse.Namespace, rng: np.random.Generator) -> list[Job]:
+def plan(args: argparse.Namespace, rng: np.random.Generator, mix: SloMix | None = None) -> list[Job]:
     """What to send when. All randomness of a run is here."""
     try:
         texts = prompts.load(args.prompts) if args.prompts else list(prompts.PROMPTS)
@@ -77,18 +79,21 @@ def plan(args: argparse.Namespace, rng: np.random.Generator) -> list[Job]:
             arrivals = arrival_times.burst(args.num_prompts)
     except (OSError, ValueError) as error:
         raise BenchError(str(error)) from None
+    if mix:
+        asked = mix.requests(texts, len(arrivals), rng)
+        return [Job(a.time, text, args.max_tokens, name) for a, (name, text) in zip(arrivals, asked, strict=True)]
     jobs = []
     for text, arrival in zip(prompts.choose(texts, len(arrivals), rng), arrivals, strict=True):
         length = arrival.input_tokens
         if length is None and args.input_tokens:
             length = int(rng.integers(args.input_tokens[0], args.input_tokens[1] + 1))
         if length is not None:
-            text = prompts.of_words(texts, max(1, round(length * WORDS_PER_TOKEN)), int(rng.integers(len(texts))))
+            text = prompts.of_words(texts, prompts.words(length), int(rng.integers(len(texts))))
         jobs.append(Job(arrival.time, text, arrival.output_tokens or args.max_tokens))
     return jobs
 
 
-async def _run(args: argparse.Namespace, jobs: Sequence[Job]) -> Report:
+async def _run(args: argparse.Namespace, jobs: Sequence[Job], mix: SloMix | None) -> Report:
     url = args.base_url.rstrip("/").removesuffix("/v1")
     key = args.api_key or os.environ.get("OPENAI_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -96,21 +101,33 @@ async def _run(args: argparse.Namespace, jobs: Sequence[Job]) -> Report:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits) as http:
         fields = {"temperature": args.temperature, **({"ignore_eos": True} if args.ignore_eos else {}), **_extra(args)}
+        if mix and "slo" in fields:
+            raise BenchError("--extra-body: with --slo-mix, requests get their slo from that")
         target = Target(url, await find_model(http, url, args.model), args.endpoint, fields)
         for job in jobs[: args.warmup]:
             sample = await ask(http, target, job.prompt, min(job.max_tokens, 8))
             if sample.error:
                 raise BenchError(f"the warm-up request failed: {sample.error}")
+        goals = await mix.targets(http, target) if mix else {}
+
+        async def send(job: Job) -> Sample:
+            own = target
+            if job.category:
+                own = replace(target, fields={**fields, "slo": {"tpot_ms": goals[job.category]}})
+            sample = await ask(http, own, job.prompt, job.max_tokens)
+            sample.category = job.category
+            return sample
+
         scraper = Scraper(http, url)
         await scraper.begin()
         with options.progress("requests", len(jobs)) as advance:
-            samples, duration, lag = await drive(
-                jobs, lambda job: ask(http, target, job.prompt, job.max_tokens), args.concurrency, advance
-            )
+            samples, duration, lag = await drive(jobs, send, args.concurrency, advance)
         metrics = await scraper.end()
     report = summarise("serve", samples, duration, options=options.plain(args), slo=options.slo(args))
     report.extra = {"model": target.model, "generator_lag_ms": lag * 1e3, "server": metrics}
     add_server_numbers(report, metrics)
+    if mix:
+        mix.add_results(report, goals)
     return report
 
 

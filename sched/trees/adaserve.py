@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxspec.sched.steptimes import StepTimes
 from jaxspec.sched.trees.candidates import Candidates
+from jaxspec.sched.trees.forest import Forest, Ranked
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,33 +33,38 @@ class AdaServe:
     def select(
         self, candidates: Sequence[Candidates], limits: Sequence[int], budget: int, needs: Sequence[float], others: int
     ) -> list[np.ndarray]:
-        best = [c.best(min(limit, max(budget, 0))) for c, limit in zip(candidates, limits, strict=True)]
-        chances = [[exp(value) for value in values] for _, values in best]
-        taken, left = [0] * len(best), max(budget, 0)
-        for i in sorted(range(len(best)), key=lambda i: -needs[i]):
-            needed = min(needs[i], candidates[i].levels + 1)
-            expected, most = 1.0, min(len(chances[i]), self.most_nodes)
-            while expected < needed and taken[i] < most and left:
-                expected += chances[i][taken[i]]
-                taken[i] += 1
-                left -= 1
+        forest, left = Forest.of(candidates), max(budget, 0)
+        ranked = forest.ranked()
+        ranked = ranked._replace(value=np.exp(ranked.value))
+        most = np.clip(limits, 0, np.minimum(ranked.count, left))
+        taken, given = self._promised(forest, ranked, most, left, needs)
         promised = sum(taken)
-        rest = _likeliest(chances, taken, left)
-        expected = others + sum(sum(own[:k]) for own, k in zip(chances, taken, strict=True))
-        for _, i in rest[: self._worth([p for p, _ in rest], expected, others + promised)]:
-            taken[i] += 1
-        return [c.mask(nodes[:k]) for c, (nodes, _), k in zip(candidates, best, taken, strict=True)]
+        rest = forest.best(ranked, most, taken)[: left - promised]
+        worth = len(rest)
+        if self.times is not None:
+            worth = self.times.worth(ranked.value[rest], others + given, others + promised)
+        more = np.bincount(forest.tree[rest[:worth]], minlength=len(forest))
+        return forest.take(ranked, taken + more)
 
-    def _worth(self, chances: Sequence[float], expected: float, tokens: int) -> int:
-        """How many nodes with these falling chances to add to a step of `tokens` that is expected to give so many."""
-        if self.times is None:
-            return len(chances)
-        fastest, count = expected / self.times.of(max(tokens, 1)), 0
-        for m, p in enumerate(chances, 1):
-            expected += p
-            if (speed := expected / self.times.of(tokens + m)) >= fastest:
-                fastest, count = speed, m
-        return count
+    def _promised(
+        self, forest: Forest, ranked: Ranked, most: np.ndarray, left: int, needs: Sequence[float]
+    ) -> tuple[list[int], float]:
+        """How many nodes each request takes for its target, and how many accepted tokens are expected of them."""
+        taken, given = [0] * len(forest), 0.0
+        levels, at_most = forest.levels().tolist(), np.minimum(most, self.most_nodes).tolist()
+        for i in sorted(range(len(forest)), key=lambda i: -needs[i]):
+            needed, expected = min(needs[i], levels[i] + 1), 1.0
+            if expected >= needed:
+                continue
+            first = int(forest.first[i])
+            for p in ranked.value[first : first + min(at_most[i], left)].tolist():
+                if expected >= needed:
+                    break
+                expected += p
+                taken[i] += 1
+            left -= taken[i]
+            given += expected - 1.0  # the root's
+        return taken, given
 
 
 def optimal(candidates: Sequence[Candidates], budget: int, needs: Sequence[float]) -> list[np.ndarray] | None:

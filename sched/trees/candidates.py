@@ -88,35 +88,3 @@ class Draft:
 
     def __len__(self) -> int:
         return len(self.token)
-
-
-def preorder(candidates: Candidates, chosen: np.ndarray) -> Draft:
-    """The chosen candidates as a draft tree; siblings keep their order. `chosen` is an `[n]` bool mask.
-
-    ValueError if a chosen node's parent isn't chosen (or doesn't come before it), or if siblings hold the same token:
-    both would then be accepted, and a step could not tell the path.
-    """
-    parents, n = candidates.parent.tolist(), len(candidates)
-    if chosen.shape != (n,) or chosen.dtype != np.bool_:
-        raise ValueError(f"expected a bool mask of {n} candidates, got {chosen.dtype} {chosen.shape}")
-    nodes = np.flatnonzero(chosen).tolist()
-    # Plain lists: at these sizes each numpy call costs as much as the whole loop. Index -1, the last, is the root.
-    size = [0] * (n + 1)
-    for i in reversed(nodes):
-        size[i] += 1
-        size[parents[i]] += size[i]
-    place, level, free = [-1] * (n + 1), [0] * (n + 1), [-1] * n + [0]  # free: where the next child goes
-    source, depth, subtree, parent = ([0] * len(nodes) for _ in range(4))
-    for i in nodes:
-        above = parents[i]
-        at = free[above]
-        if at < 0:
-            raise ValueError(f"candidate {i} is chosen, but its parent {above} is not, or does not come before it")
-        free[above], free[i] = at + size[i], at + 1
-        place[i], level[i] = at, level[above] + 1
-        source[at], depth[at], subtree[at], parent[at] = i, level[i], size[i], place[above]
-    rows = np.array((depth, subtree, parent, source), np.int32)
-    token = candidates.token[rows[3]].astype(np.int32, copy=False)
-    if len(set(zip(parent, token.tolist(), strict=True))) < len(nodes):
-        raise ValueError("siblings hold the same token")
-    return Draft(token, *rows, drawn=None if candidates.drawn is None else candidates.drawn[rows[3]])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxspec.sched.trees.candidates import Candidates
+from jaxspec.sched.trees.forest import Forest
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class EqualGreedy:
         self, candidates: Sequence[Candidates], limits: Sequence[int], budget: int, needs: Sequence[float], others: int
     ) -> list[np.ndarray]:
         budget = max(budget, 0) if self.nodes is None else self.nodes
-        pairs = list(zip(candidates, limits, strict=True))
-        share = budget // max(sum(len(c) > 0 and limit > 0 for c, limit in pairs), 1)
-        return [c.mask(c.best(min(share, limit))[0]) for c, limit in pairs]
+        forest = Forest.of(candidates)
+        sharing = int(np.count_nonzero((np.diff(forest.first) > 0) & (np.asarray(limits) > 0)))
+        ranked = forest.ranked()
+        return forest.take(ranked, np.minimum(ranked.count, np.minimum(budget // max(sharing, 1), limits)))

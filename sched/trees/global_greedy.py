@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxspec.sched.trees.candidates import Candidates
+from jaxspec.sched.trees.forest import Forest
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,7 @@ class GlobalGreedy:
         self, candidates: Sequence[Candidates], limits: Sequence[int], budget: int, needs: Sequence[float], others: int
     ) -> list[np.ndarray]:
         budget = max(budget, 0) if self.nodes is None else self.nodes
-        best = [c.best(min(limit, budget)) for c, limit in zip(candidates, limits, strict=True)]
-        values = np.asarray([value for _, own in best for value in own])
-        # Stable, so that a request's nodes stay in their order and what is taken of each is its first few.
-        taken = np.argsort(-values, kind="stable")[:budget]
-        of = np.repeat(np.arange(len(best)), [len(nodes) for nodes, _ in best])
-        counts = np.bincount(of[taken], minlength=len(best)).tolist()
-        return [c.mask(nodes[:k]) for c, (nodes, _), k in zip(candidates, best, counts, strict=True)]
+        forest = Forest.of(candidates)
+        ranked = forest.ranked()
+        best = forest.best(ranked, np.minimum(ranked.count, limits))[:budget]
+        return forest.take(ranked, np.bincount(forest.tree[best], minlength=len(forest)))

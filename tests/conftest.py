@@ -1,0 +1,31 @@
+"""What all tests share: the programs that one of them, or an earlier run, has compiled."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from jaxspec.cache import cache_folder
+
+#: Seconds after which a compiled program is thrown away: code changes, and nobody asks for the old ones again.
+_KEPT = 7 * 24 * 3600
+
+
+def _share_programs() -> None:
+    """Give JAX a persistent cache, in this process and those that it starts (xdist's workers, servers).
+
+    Most of the suite's time would else go into compiling the same small programs in each module and each worker.
+    """
+    folder = cache_folder("compiled-tests")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in folder.iterdir():
+        if file.stat().st_mtime < time.time() - _KEPT:
+            file.unlink(missing_ok=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
+
+
+# When pytest reads this file JAX has not been imported, which is when it reads these variables.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _share_programs()
