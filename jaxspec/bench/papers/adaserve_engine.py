@@ -55,8 +55,8 @@ class Requests:
 
     def jobs(self, rate: float, shares: Sequence[float] = MIX, scale: float = 1.0) -> Jobs:
         """Each turn's requests, the strict ones with `scale` times their target."""
-        strict, *others = self.targets
-        categories = Categories((self.short, self.long, self.short), (scale * strict, *others))
+        strict, moderate, relaxed = self.targets
+        categories = Categories((self.short, self.long, self.short), (scale * strict, moderate, relaxed))
         at = arrivals.trace(self.trace, self.count, rate)
         most = int(np.median([len(ids) for ids in self.texts]))
 
