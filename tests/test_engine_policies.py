@@ -37,7 +37,7 @@ PRESETS = (
     "slo_fcfs", "stta", "incremental",
 )  # fmt: skip
 #: Targets of requests in turns: some that cannot be kept, some that ask for a hurry now and then, and none.
-SLOS = (Slo(tpot=1e-5), Slo(tpot=2e-3), Slo(), Slo(tpot=0.02, ttft=1e-3), Slo(tpot=1.0))
+SLOS = (Slo(tpot=2e-3), Slo(tpot=0.01), Slo(), Slo(tpot=0.02, ttft=0.1), Slo(tpot=1.0))
 #: In place of the trained predictors, of which there is none for the tiny model.
 NOISY = {"predictor": "noisy_oracle", "predictor_noise": 0.5}
 

@@ -22,7 +22,7 @@ from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.simulated_drafter import SimulatedDrafter, TreeProcess
 from jaxspec.sched.steptimes import StepTimes
 from jaxspec.sched.tree_simulation import TreeSimulation
-from jaxspec.sched.trees.candidates import preorder
+from jaxspec.sched.trees.preorder import preorder
 from jaxspec.sched.workload import Workload
 
 PROCESS = TreeProcess(Process(0.66, 0.1))
