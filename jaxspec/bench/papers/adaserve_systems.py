@@ -44,8 +44,8 @@ BASELINES = INCREMENTAL, SARATHI, SPECINFER
 
 #: The chance that the drafter's first choice is right. SpecInfer (Miao et al. 2024), Table 2: chains of 8 of LLaMA-68M
 #: give LLaMA-7B 2.73 tokens a verification on chat prompts, that is 0.64; the drafter here is larger, so a little more.
-#: Its §3 has the target's greedy choice among the small model's first five for up to 89 %: with the process's other
-#: constants the first four hold 86 %. How requests and places differ is assumed, and so is how sure the drafter is.
+#: With the process's other constants the first four choices hold 86 %. That, how requests and places differ, and how
+#: sure the drafter is, are assumed.
 DRAFTS = TreeProcess(Process(0.66, 0.1))
 #: Requests that run at once, at most, and positions of the model.
 SEATS, CONTEXT = 256, 4096
