@@ -207,7 +207,7 @@ def test_all_layers_make_the_target(text: Corpus) -> None:
     assert found["accepted_length"] == pytest.approx(1 + most, abs=0.05)
 
 
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("layers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_drafter_goes_on_from_another(finished: Trainer, text: Corpus, layers: int, tmp_path: Path) -> None:
     """Layers that the other one lacks change nothing at first, but learn."""
     finished.export(path := tmp_path / "d.safetensors")

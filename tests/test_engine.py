@@ -19,7 +19,7 @@ from jaxspec.errors import EngineDead
 from jaxspec.outputs import OutputDelta, RequestMetrics, RequestOutput
 from jaxspec.sched.scheduler import QueueFull
 
-COMMON: dict[str, Any] = dict(draft=[], page_size=16, max_num_seqs=6, token_buckets=[1, 4, 16], compilation_cache="")
+COMMON: dict[str, Any] = dict(draft=[], page_size=16, max_num_seqs=6, token_buckets=[1, 16], compilation_cache="")
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 

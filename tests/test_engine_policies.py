@@ -23,7 +23,7 @@ PREEMPTIVE = ("las", "laps_sd", "priority")
 #: A pool for little more than one long request, and service so short that turns are taken. What is lost is computed
 #: anew; test_engine_swap has the other way.
 TIGHT: dict[str, Any] = dict(
-    page_size=16, max_num_seqs=3, token_buckets=[1, 4, 16], kv_cache_tokens=80,
+    page_size=16, max_num_seqs=3, token_buckets=[1, 16], kv_cache_tokens=80,
     max_num_batched_tokens=12, max_model_len=72, memory="recompute", draft="ngram", tree="chain", draft_levels=3,
     las={"quantum_ms": 0.0}, laps_sd={"first_threshold_ms": 0.5, "window": 12, "queues": 8},
 )  # fmt: skip

@@ -64,7 +64,7 @@ def test_alise_beats_fcfs_and_the_oracle_everybody():
 
 def test_swapping_is_at_least_as_good_as_the_other_memories():
     found = {
-        name: alise.curve(system, table(), (4.5,), 120, 0)["4.5"] for name, system in alise.MEMORIES.items()
+        name: alise.curve(system, table(), (4.5,), 80, 0)["4.5"] for name, system in alise.MEMORIES.items()
     }  # fmt: skip
     normalised = {name: point["normalised"] for name, point in found.items()}
     assert normalised[SWAP] < normalised[AGAIN] and normalised[SWAP] < normalised[DEFER]

@@ -72,9 +72,11 @@ def test_many_texts_in_any_order(proxy: ProxyPredictor) -> None:
     assert proxy.predict([]).shape == (0,) and proxy.embed([]).shape == (0, 16)
 
 
-def test_nothing_compiles_after_warm_up() -> None:
+@pytest.mark.parametrize("longest", [32, pytest.param(48, marks=pytest.mark.slow)])
+def test_nothing_compiles_after_warm_up(longest: int) -> None:
+    """With rows of one length, and of two."""
     counter = compile_counter()
-    proxy = encoders.proxy(layers=1)
+    proxy = encoders.proxy(layers=1, max_positions=longest)
     proxy.warm_up()
     proxy.warm_up(embeddings=True)
     before = counter.count
@@ -87,7 +89,7 @@ def test_nothing_compiles_after_warm_up() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_saved_and_loaded(name: str, tmp_path: Path) -> None:
-    made = encoders.proxy(name)
+    made = encoders.proxy(name, layers=1)
     made.about["target"] = "tiny"
     path = tmp_path / "new" / "p.safetensors"
     made.save(path)

@@ -19,11 +19,13 @@ from jaxspec.draft.growth import Draws
 from jaxspec.models.llama import Decoder, device_weights, forward
 from jaxspec.models.load import LoadedModel
 from jaxspec.sched.trees import Candidates, Drawing
+from jaxspec.step import choose, rejection
 from jaxspec.step.batch import BatchShape, Blanks
-from jaxspec.step.choose import clocks, race
-from jaxspec.step.rejection import Drawn, verify
+from jaxspec.step.rejection import Drawn
 
 VOCAB, DRAWS = 12, 20_000
+verify, race = jax.jit(rejection.verify), jax.jit(choose.race)
+clocks = jax.jit(choose.clocks, static_argnums=2)
 
 
 def fits(counts: np.ndarray, chances: np.ndarray) -> float:
@@ -66,7 +68,7 @@ def test_the_rule_by_itself(children: int) -> None:
     levels = Draws((children,))
     position = jnp.full(DRAWS, 9)
     rows = jnp.broadcast_to(jnp.asarray(logits), (DRAWS, 1, 6))
-    level = levels.grow(rows, jnp.zeros((DRAWS, 1)), jnp.asarray(0), batch, position)
+    level = jax.jit(levels.grow)(rows, jnp.zeros((DRAWS, 1)), jnp.asarray(0), batch, position)
     q = np.exp(logits) / np.exp(logits).sum()
     first = np.asarray(level.column[:, 0])
     assert fits(np.bincount(first, minlength=6), q) > 1e-3

@@ -19,6 +19,7 @@ import tiny
 from jaxspec import LLM
 from jaxspec.config import ConfigError
 from jaxspec.draft import drafters
+from jaxspec.draft.growth import Beam
 from jaxspec.draft.runner import DraftRunner
 from jaxspec.kernels import cpu
 from jaxspec.models.draft import draft_forward
@@ -163,7 +164,7 @@ def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) ->
         for i, row in enumerate(feature[:-1]):  # the last token's is not known before the target has seen it
             pool[own[i // 16], i % 16] = row
     shared: Any = SimpleNamespace(features=jnp.asarray(pool), drawn=Drawn.none())
-    runner = DraftRunner("d", config, weights, shared, layers, [BatchShape(32, 2, 2, 4)], 8, 16, "float32")
+    runner = DraftRunner("d", config, weights, shared, layers, [BatchShape(32, 2, 2, 4)], 8, 16, "float32", [Beam(4)])
     for _, job in runner.jobs():
         job()
     runner.propose([Tree.chain(texts[0][:10], 0, pages[0], Choosing())], 0, 1)

@@ -65,8 +65,14 @@ def machine(kind: str, window: int | None) -> Machine:
     return Machine(kind, window)
 
 
-@pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("window", [None, 11])
+@pytest.mark.parametrize(
+    ("kind", "window"),
+    [
+        ("native", None),
+        ("xla", 11),
+        *(pytest.param(*p, marks=pytest.mark.slow) for p in (("xla", None), ("native", 11))),
+    ],
+)
 @settings(deadline=None, max_examples=25)
 @given(data=st.data())
 def test_forest_over_committed_kv(kind: str, window: int | None, data: Any) -> None:
