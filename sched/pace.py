@@ -37,8 +37,8 @@ class Pace:
     urgent request has got ahead of its own. As many requests decode as fit; the others keep their seats and pages and
     rest. `first` says who comes first; requests without a target come last, and nobody rests for long. Prompts are
     computed in what time is left, and in any case before they have waited for longer than they may: `patience` seconds
-    where no target says how long. With `credit`, in
-    steps that draft, only time is left that the most urgent has got ahead by more than a shortest step.
+    where no target says how long. With `credit`, in steps that draft, only time is left that the most urgent has got
+    ahead by more than a shortest step.
     """
 
     def __init__(
