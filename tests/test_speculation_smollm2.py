@@ -27,10 +27,10 @@ def test_no_drafter_changes_a_token() -> None:
     for settings in (
         dict(max_num_seqs=2),  # the default chooses: with sixteen at once, to draft next to nothing
         dict(draft="ngram", tree="chain"),
-        dict(draft="truncated:4", tree="global_greedy"),
+        dict(draft="truncated:4", tree="global_greedy", draft_nodes=16),
         dict(draft="smollm2-eagle-small", tree="fixed"),
         dict(draft="smollm2-eagle", tree="chain"),
-        dict(draft="smollm2-eagle-large", tree="equal_greedy"),
+        dict(draft="smollm2-eagle-large", tree="equal_greedy", draft_nodes=32),
         dict(draft="smollm2-eagle", tree="adaserve", pace="deadline", slo={"tpot_ms": 8.0}, max_num_seqs=4),
     ):
         tokens, accepted = answers(**settings)
