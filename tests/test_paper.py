@@ -122,6 +122,7 @@ def data(tmp_path: Path) -> tuple[list[str], list[str]]:
 
 @pytest.mark.slow
 def test_ssjf_simulated_and_then_on_the_engine(quick, tmp_path):
+    pytest.importorskip("matplotlib")
     out, (command, _) = tmp_path / "docs", data(tmp_path)
     common = [*command, "--out", str(out)]
     assert main(["paper", *common, "--repeats", "2"]) == 0
@@ -148,6 +149,7 @@ def test_ssjf_simulated_and_then_on_the_engine(quick, tmp_path):
 
 @pytest.mark.slow
 def test_laps_sd_simulated_and_then_on_the_engine(quick, tmp_path):
+    pytest.importorskip("matplotlib")
     out, (_, command) = tmp_path / "docs", data(tmp_path)
     common = [*command, "--out", str(out), "--repeats", "2", "--json", str(tmp_path / "all.json")]
     assert main(["paper", *common]) == 0
@@ -163,7 +165,7 @@ def test_laps_sd_simulated_and_then_on_the_engine(quick, tmp_path):
 
 
 def test_unreadable_data_is_named(tmp_path, capsys):
-    assert main(["paper", "ssjf", "--lengths", str(tmp_path / "none.csv"), "--out", str(tmp_path)]) == 2
+    assert main(["paper", "ssjf", "--lengths", str(tmp_path / "none.csv"), "--out", str(tmp_path), "--engine"]) == 2
     assert "none.csv" in capsys.readouterr().err
     (tmp_path / "ssjf.json").write_text("not json")
     with pytest.raises(page.BenchError, match=r"ssjf\.json"):

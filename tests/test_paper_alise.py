@@ -90,6 +90,7 @@ def command(tmp_path: Path, longest: int) -> list[str]:
 
 
 def test_the_page_is_written(quick, tmp_path):
+    pytest.importorskip("matplotlib")
     out = tmp_path / "docs"
     assert main([*command(tmp_path, 900), "--minutes", "0.5"]) == 0
     text = (out / "alise.md").read_text()
@@ -126,5 +127,8 @@ def test_the_engine_fills_its_columns(quick, tmp_path):
 
 
 def test_unreadable_data_is_named(tmp_path, capsys):
-    assert main(["paper", "alise", "--alpaca", "none.jsonl", "--sharegpt", "none.csv", "--out", str(tmp_path)]) == 2
+    assert (
+        main(["paper", "alise", "--alpaca", "none.jsonl", "--sharegpt", "none.csv", "--out", str(tmp_path), "--engine"])
+        == 2
+    )
     assert "none." in capsys.readouterr().err

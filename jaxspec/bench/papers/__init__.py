@@ -7,7 +7,9 @@ stands outside of them, the explanations, is left as it is. The engine's numbers
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 
+from jaxspec.bench.errors import BenchError
 from jaxspec.bench.papers import adaserve, alise, laps_sd, ssjf
 
 PAPERS = {"ssjf": ssjf, "laps_sd": laps_sd, "alise": alise, "adaserve": adaserve}
@@ -29,4 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Raises `BenchError` where nothing can be run."""
+    if not args.engine and find_spec("matplotlib") is None:
+        raise BenchError("the figures need matplotlib: pip install 'jaxspec[bench]'")
     return PAPERS[args.paper].run(args)
