@@ -170,7 +170,7 @@ class Speculation:
         catch_up = min(catch_up, 2 * needy + catch_up // _SPREAD)
         best, self.levels, self.width, self.probing = needy / self.times.step.of(decoding) * (1 + _MARGIN), 0, 0, False
         for width in self.widths:
-            speeds = self._speeds(needy, catch_up, width, factor, others=decoding - needy, own_only=True)
+            speeds = self._speeds(needy, catch_up, width, factor, others=decoding - needy)
             for level, speed in enumerate(speeds, 1):
                 if speed >= best and (level - 1) * needy < room:
                     best, self.levels, self.width = speed, level, width
@@ -187,10 +187,9 @@ class Speculation:
         return choice
 
     def _speeds(
-        self, requests: int, catch_up: int, width: int, factor: float, at_least: float = 0.0, others: int = 0,
-        own_only: bool = False,
-    ) -> Iterator[float]:  # fmt: skip
-        """Expected tokens per second with 1, 2, … levels; `others` decode beside and are counted unless `own_only`."""
+        self, requests: int, catch_up: int, width: int, factor: float, at_least: float = 0.0, others: int = 0
+    ) -> Iterator[float]:
+        """Expected tokens per second of these requests with 1, 2, … levels; `others` decode beside them."""
         expected = reach = 1.0
         for level in range(1, self.most.levels + 1):
             chance = self._chance(width, level) * (factor if level == 1 else 1.0)
@@ -199,7 +198,7 @@ class Speculation:
             nodes = level if width == 1 else max(level, min(self._nodes[width], level * width))
             cost = self.times.round(requests, catch_up, level, width)
             cost += self.times.step.of(others + round(requests * (1 + nodes)))
-            yield (requests * expected + (0 if own_only else others)) / cost
+            yield requests * expected / cost
 
     def _chance(self, width: int, level: int) -> float:
         """P(some node of the level is accepted | one of the level before was), as far as it is known.

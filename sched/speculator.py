@@ -76,17 +76,19 @@ class Speculator:
         self._only = None
         if not decoding:
             return Lookahead()
-        drafts = levels = 0
-        for i, (drafter, spec) in enumerate(zip(self.drafters, self.speculations, strict=True)):
-            if self.adaptive:
-                catch_up = sum(drafter.behind(r) for r in decoding)
-                ahead = spec.decide(len(decoding), catch_up, [self._record(r, i) for r in decoding])
-            else:
-                ahead = self._shape(spec, len(decoding))
-            drafts, levels = max(drafts, ahead.drafts), max(levels, ahead.levels)
-        if not levels and self.adaptive and isinstance(self.policy, AdaServe):
+        if not self.adaptive:
+            return _furthest([self._shape(spec, len(decoding)) for spec in self.speculations])
+        ahead = _furthest(
+            [spec.decide(len(decoding), *self._known(i, decoding)) for i, spec in enumerate(self.speculations)]
+        )
+        if not ahead.levels and isinstance(self.policy, AdaServe):
             return self._hasten(decoding, now)
-        return Lookahead(drafts, levels)
+        return ahead
+
+    def _known(self, drafter: int, requests: Sequence[Request]) -> tuple[int, list[Record]]:
+        """Tokens that a drafter has to catch up with for these requests, and what is known of its drafts for them."""
+        behind = self.drafters[drafter].behind
+        return sum(behind(r) for r in requests), [self._record(r, drafter) for r in requests]
 
     def _shape(self, spec: Speculation, requests: int) -> Lookahead:
         """As far as the configuration says, or as far as is left of the budget for each (AdaServe's Eq. 8 and 9)."""
@@ -103,18 +105,19 @@ class Speculator:
 
     def _hasten(self, decoding: Sequence[Request], now: float) -> Lookahead:
         """Draft for those alone who are behind their targets, as far as that helps them."""
-        room, seconds = self.budget - len(decoding), self.step.of(len(decoding))
-        needy = [r for r in decoding if need(r, now, seconds) > _NEEDY] if room > 0 else []
-        needy = sorted(needy, key=lambda r: -need(r, now, seconds))[:room]
+        room, seconds = max(0, self.budget - len(decoding)), self.step.of(len(decoding))
+        needs = {r.id: need(r, now, seconds) for r in decoding}
+        behind = [r for r in decoding if needs[r.id] > _NEEDY]
+        needy = sorted(behind, key=lambda r: -needs[r.id])[:room]
         if not needy:
             return Lookahead()
-        drafts = levels = 0
-        for i, (drafter, spec) in enumerate(zip(self.drafters, self.speculations, strict=True)):
-            catch_up, records = sum(drafter.behind(r) for r in needy), [self._record(r, i) for r in needy]
-            ahead = spec.hasten(len(needy), len(decoding), catch_up, records, room)
-            drafts, levels = max(drafts, ahead.drafts), max(levels, ahead.levels)
         self._only = {r.id for r in needy}
-        return Lookahead(drafts, levels)
+        return _furthest(
+            [
+                spec.hasten(len(needy), len(decoding), *self._known(i, needy), room)
+                for i, spec in enumerate(self.speculations)
+            ]
+        )
 
     def _record(self, request: Request, drafter: int) -> Record:
         own = self._records.setdefault(request.id, [])
@@ -204,6 +207,11 @@ class Speculator:
         self._records.pop(request.id, None)
         for drafter in self.drafters:
             drafter.forget(request)
+
+
+def _furthest(ahead: Sequence[Lookahead]) -> Lookahead:
+    """As far as any of them goes."""
+    return Lookahead(max((a.drafts for a in ahead), default=0), max((a.levels for a in ahead), default=0))
 
 
 def _cut(candidates: Candidates, levels: int) -> Candidates:

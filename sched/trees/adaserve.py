@@ -87,12 +87,7 @@ def optimal(candidates: Sequence[Candidates], budget: int, needs: Sequence[float
             expected += chances[i][taken[i]]
             taken[i] += 1
             left -= 1
-    for _, i in _likeliest(chances, taken, left):
+    rest = sorted((-p, i) for i, own in enumerate(chances) for p in own[taken[i] :])
+    for _, i in rest[:left]:  # equals go to the earlier request
         taken[i] += 1
     return [c.mask(nodes[:k]) for c, (nodes, _), k in zip(candidates, best, taken, strict=True)]
-
-
-def _likeliest(chances: Sequence[Sequence[float]], taken: Sequence[int], count: int) -> list[tuple[float, int]]:
-    """(chance, request) of the best nodes beyond those taken, falling; equals go to the earlier request."""
-    rest = sorted((-p, i) for i, own in enumerate(chances) for p in own[taken[i] :])
-    return [(-p, i) for p, i in rest[:count]]
