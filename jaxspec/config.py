@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, Field, PositiveInt, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationError, ValidationInfo, field_validator
 
-from jaxspec.sched.policy import PolicyConfig, Section
+from jaxspec.sched.policy import EpsilonGreedySettings, LbssSettings, PolicyConfig, Section
 
 
 class ConfigError(ValueError):
@@ -40,6 +40,19 @@ class EngineConfig(PolicyConfig):
     #: each request gets the one it should be fastest with. "auto": ngram, and the trained one that comes with the
     #: package for the model, if there is one. "none" or an empty list: no drafting.
     draft: list[str] = Field(default_factory=lambda: ["auto"])
+    #: Who drafts for a request. fastest: by expected speed, the next best where one has nothing; single: the first;
+    #: greedy: by its prompt's length, the small ones for short ones; epsilon_greedy: the one that did best for all so
+    #: far, or at random; lbss: what the bandit of SPIN §IV learns of the request.
+    draft_choice: Literal["fastest", "single", "greedy", "epsilon_greedy", "lbss"] = "fastest"
+    #: With a choice: requests that a drafter drafts for at once, by its name (SPIN's B_j); others take all.
+    draft_limits: dict[str, PositiveInt] = Field(default_factory=dict)
+    lbss: LbssSettings = LbssSettings()
+    epsilon_greedy: EpsilonGreedySettings = EpsilonGreedySettings()
+    #: Draft models that run on a device of their own, by name: its number among JAX's devices. The target has 0.
+    draft_devices: dict[str, NonNegativeInt] = Field(default_factory=dict)
+    #: Parts of a step, so that one is drafted while another is verified where `draft_devices` allows it; unset: as many
+    #: as pay by measured times (SPIN §V-B).
+    micro_batches: PositiveInt | None = Field(default=None, le=8)
     #: What of a drafter's candidates is verified; "auto": what raises the expected tokens per second.
     tree: Literal["auto", "chain", "fixed", "equal_greedy", "global_greedy", "adaserve"] = "auto"
     #: Most levels drafted: all of them with chain and fixed.

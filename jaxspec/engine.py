@@ -23,6 +23,7 @@ from jaxspec.draft.build import build, room_for_draws, runners
 from jaxspec.errors import EngineDead, EngineDraining
 from jaxspec.models.load import LoadedModel, load_model
 from jaxspec.outputs import OutputDelta, RequestMetrics
+from jaxspec.part import Part
 from jaxspec.penaltyrows import PenaltyRows
 from jaxspec.predict.build import build as build_predictions
 from jaxspec.predict.predictor import TextPredictor
@@ -30,7 +31,8 @@ from jaxspec.sampling import InvalidRequest, SamplingParams, check_request
 from jaxspec.sched.admission import Promises, least
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.pages import PagePool
-from jaxspec.sched.plan import Outcome, Plan, Work
+from jaxspec.sched.pipeline import split
+from jaxspec.sched.plan import Outcome, Work
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import NO_DRAFTS, QueueFull, Scheduler
 from jaxspec.sched.slo import NONE, Slo
@@ -39,9 +41,9 @@ from jaxspec.sched.steptimes import StepTimes
 from jaxspec.sched.trees.candidates import Draft
 from jaxspec.session import Session
 from jaxspec.stats import Counters, EngineStats, snapshot
-from jaxspec.step.executor import Executor, Flight, silent
+from jaxspec.step.executor import Executor, silent
 from jaxspec.step.lattice import Progress, choices
-from jaxspec.step.packing import Tree
+from jaxspec.step.packing import Choosing
 from jaxspec.step.pool import pages_for
 from jaxspec.step.swap import host_pool, swap_costs, swap_pages
 from jaxspec.targets import check_possible
@@ -310,78 +312,68 @@ class Engine:
             self._deliver()
             return
         self._wake_at = None
-        sessions = [self._sessions[w.request.id] for w in plan.work]
-        self._penalty_rows.give(sessions)
-        drafts: dict[str, Draft] = {}
+        self._penalty_rows.give([self._sessions[w.request.id] for w in plan.work])
+        parts: list[Part] = []
         if speculator:
-            begun_drafting = self._clock()
-            choosing = lambda request: self._sessions[request.id].choosing()  # noqa: E731
-            drafts = speculator.draft(plan.work, choosing, plan.num_tokens, begun)
-            drafted += self._clock() - begun_drafting
-        trees = [self._tree(s, w, drafts) for s, w in zip(sessions, plan.work, strict=True)]
-        packed = self._executor.pack(trees)
-        flight = self._executor.launch(packed)
+            speculator.stage(plan.work)
+        for work in self._micro_batches(plan.work):
+            sessions = [self._sessions[w.request.id] for w in work]
+            drafts: dict[str, Draft] = {}
+            if speculator:
+                begun_drafting = self._clock()
+                drafts = speculator.draft(work, self._choosing, sum(w.count for w in work), begun)
+                drafted += self._clock() - begun_drafting
+            parts.append(Part.launch(work, sessions, drafts, self._executor))
+        if speculator:
+            speculator.prepare(plan.work, self._choosing)
         launched = self._clock()
-        for session, work in zip(sessions, plan.work, strict=True):
-            session.metrics.first_scheduled = work.request.first_scheduled
+        for part in parts:
+            for session, work in zip(part.sessions, part.work, strict=True):
+                session.metrics.first_scheduled = work.request.first_scheduled
         self._deliver()
-        self._counters.count(plan, packed, self._executor.positions_read(packed))
-        decision = flight.read()
-        read = self._clock()
-        # With the host's part, which no step is without, but for drafting and swapping.
-        self._times.observe(packed.shape.tokens, read - drafted)
+        outcomes: dict[str, Outcome] = {}
+        since = drafted if len(parts) == 1 else launched  # with the host's part, which no step is without
+        for part in parts:
+            packed = part.flight.packed
+            self._counters.count(part.work, packed, self._executor.positions_read(packed))
+            decision = part.flight.read()
+            read = self._clock()
+            if part is parts[-1]:
+                self._times.observe(packed.shape.tokens, read - since)
+            since = read
+            outcomes |= self._take_in(part, decision, read)
         self._counters.plain_seconds += read - drafted
-        outcomes = self._take_in(plan, sessions, flight, drafts, decision, read)
-        self._scheduler.update(plan, outcomes, read, read - begun)
+        self._scheduler.update(plan, [outcomes[w.request.id] for w in plan.work], read, read - begun)
         done = self._clock()
         self._counters.host_seconds += (launched - drafted) + (done - read)
         self._counters.step_seconds += done - begun
 
-    def _tree(self, session: Session, work: Work, drafts: dict[str, Draft]) -> Tree:
-        draft = drafts.get(work.request.id)
-        return session.draft_tree(work, draft, self._executor) if draft else session.tree(work, self._executor)
+    def _choosing(self, request: Request) -> Choosing:
+        return self._sessions[request.id].choosing()
 
-    def _take_in(
-        self,
-        plan: Plan,
-        sessions: list[Session],
-        flight: Flight,
-        drafts: dict[str, Draft],
-        decision: np.ndarray,
-        now: float,
-    ) -> list[Outcome]:
-        packed = flight.packed
-        choice_of, accepted = decision[: packed.shape.choices], decision[packed.shape.choices :]
-        outcomes = []
-        for i, (work, session) in enumerate(zip(plan.work, sessions, strict=True)):
-            tokens: list[int] = []
-            path: list[int] | None = None
-            node, choice = packed.nodes[i], packed.choices[i]
-            if (draft := drafts.get(work.request.id)) is not None:
-                # Accepted nodes form one path from the root, in preorder; each node's choice is the token after it.
-                path = np.flatnonzero(accepted[node : node + len(draft) + 1]).tolist()
-                tokens = choice_of[choice : choice + len(draft) + 1][path].tolist()
-                self._observe_drafts(session, draft, path)
-            elif work.samples:
-                assert accepted[node]
-                tokens = [int(choice_of[choice + work.last_choice])]
-            outcome = session.absorb(work, tokens, flight.logprobs, choice, now, path)
+    def _micro_batches(self, work: Sequence[Work]) -> Sequence[Sequence[Work]]:
+        return split(work, self._speculator, self.config.micro_batches) if self._speculator else [work]
+
+    def _take_in(self, part: Part, decision: np.ndarray, now: float) -> dict[str, Outcome]:
+        """What became of the part's requests, by their ids."""
+        outcomes = {}
+        for result in part.results(decision):
+            session, draft, path = result.session, result.draft, result.path
+            if self._speculator and result.work.samples:
+                self._speculator.observe(session.request, [n - 1 for n in path[1:]] if path else ())
+            outcome = session.absorb(result.work, result.tokens, part.flight.logprobs, result.choice, now, path)
             if path is not None and draft is not None:
                 outcome = replace(outcome, proposed=len(draft), accepted=len(path) - 1)
+                for counts in (self._counters.speculation, session.metrics.speculation):
+                    counts.add(len(draft), len(path) - 1)
             if outcome.finish_reason is not None:
                 self._penalty_rows.take(session)  # not only when it is closed: the next plan may seat another
             if outcome.tokens:
                 self._counters.generation_tokens += len(outcome.tokens)
                 self._ready.append(session)
                 self._observe_tokens(session, len(outcome.tokens), now)
-            outcomes.append(outcome)
+            outcomes[session.request.id] = outcome
         return outcomes
-
-    def _observe_drafts(self, session: Session, draft: Draft, path: list[int]) -> None:
-        assert self._speculator is not None
-        self._speculator.observe(session.request, [n - 1 for n in path[1:]])
-        for counts in (self._counters.speculation, session.metrics.speculation):
-            counts.add(len(draft), len(path) - 1)
 
     def _observe_tokens(self, session: Session, count: int, now: float) -> None:
         last = self._last_token.get(session.request.id)

@@ -11,6 +11,8 @@ from jaxspec.sched.trees.candidates import Candidates
 
 #: How a request's tokens are chosen: only a drafter that draws its own in the same way looks at that.
 ChoosingOf = Callable[[Request], Any]
+#: Waits for the candidates of each request, None for those that the drafter does not get to in this round.
+Proposal = Callable[[], list[Candidates | None]]
 
 
 class Drafter(Protocol):
@@ -28,8 +30,21 @@ class Drafter(Protocol):
         """Tokens of the request that the drafter has not seen."""
         ...
 
-    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> list[Candidates | None]:
-        """Candidates for each request, None for those that it does not get to in this round."""
+    @property
+    def apart(self) -> bool:
+        """Whether it has a device of its own, which idles while the target's is busy."""
+        ...
+
+    def stage(self, works: Sequence[Work]) -> None:
+        """Before the target's step begins: fetch from its device what later rounds of the step need for these."""
+        ...
+
+    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
+        """Begin a round for these requests."""
+        ...
+
+    def prepare(self, works: Sequence[Work], choosing: ChoosingOf) -> None:
+        """Begin to catch up with these requests, which were staged, in the time in which the target verifies."""
         ...
 
     def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
@@ -37,3 +52,15 @@ class Drafter(Protocol):
         ...
 
     def forget(self, request: Request) -> None: ...
+
+
+class Beside:
+    """A drafter that takes turns with the target: there is nothing to bring over, and no time in which it idles."""
+
+    apart = False
+
+    def stage(self, works: Sequence[Work]) -> None:
+        pass
+
+    def prepare(self, works: Sequence[Work], choosing: ChoosingOf) -> None:
+        pass

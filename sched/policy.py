@@ -114,6 +114,30 @@ class RetrievalSettings(Section):
     path: str | None = None
 
 
+class EpsilonGreedySettings(Section):
+    #: Chance that a request explores in a slot (ε).
+    epsilon: float = Field(default=0.2, ge=0, le=1)
+
+
+class LbssSettings(Section):
+    """SPIN §IV-B; the paper's symbols in brackets."""
+
+    #: Slots of each epoch in which random drafters are tried (α), and how many in a row are one drafter's (β).
+    exploration: PositiveInt = 6
+    chunk: PositiveInt = 2
+    #: What a second spent on changing the drafter counts, in seconds of drafting (λ).
+    switch_weight: NonNegativeFloat = 1.0
+    #: Whether a request starts from what similar ones did on each drafter, and how many slots of its own that counts.
+    prior: bool = True
+    prior_slots: NonNegativeFloat = 4.0
+
+    @model_validator(mode="after")
+    def _a_chunk_is_part_of_an_exploration(self) -> Self:
+        if self.chunk > self.exploration:
+            raise ValueError(f"chunk ({self.chunk}) is longer than exploration ({self.exploration})")
+        return self
+
+
 class PolicyConfig(BaseModel):
     """One choice for each slot of the scheduler, with its parameters."""
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from jaxspec.sched.acceptance import Process
 from jaxspec.sched.draft_cost import DraftCost
-from jaxspec.sched.drafter import ChoosingOf
+from jaxspec.sched.drafter import Beside, ChoosingOf, Proposal
 from jaxspec.sched.plan import Work
 from jaxspec.sched.request import Request
 from jaxspec.sched.trees.candidates import Candidates, Draft
 
 #: Places beside the true text that each request's wrong guesses lead to.
 _ASTRAY = 64
+
+
+class Rates(Protocol):
+    """The rate of each of so many requests, as `jaxspec.sched.acceptance.Process` draws it."""
+
+    def rates(self, count: int, rng: np.random.Generator) -> np.ndarray: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,7 @@ class TreeProcess:
     sure of itself. Raises `ValueError` naming the parameter that is out of range.
     """
 
-    rates: Process
+    rates: Rates
     evenness: float = 2.0
     others: float = 0.8
     temperature: float = 0.7
@@ -56,7 +62,7 @@ class TreeProcess:
         return self.chances(first), self.chances(1 / (1 + np.exp(-logit / self.temperature)))
 
 
-class SimulatedDrafter:
+class SimulatedDrafter(Beside):
     """Proposes beams as the engine's draft models do: level by level, the likeliest `width` nodes by what it says.
 
     The true text is fixed beforehand, for each place of each of the requests with `outputs` tokens: which of the
@@ -64,15 +70,13 @@ class SimulatedDrafter:
     truth. Token ids of candidates are their ranks among their siblings.
     """
 
-    name = "simulated"
-
     def __init__(
         self, process: TreeProcess, outputs: Sequence[int], cost: DraftCost, rng: np.random.Generator,
-        widths: Sequence[int] = (1, 2, 4),
+        widths: Sequence[int] = (1, 2, 4), name: str = "simulated", apart: bool = False,
     ) -> None:  # fmt: skip
         if max(widths) > process.choices:
             raise ValueError(f"a beam of {max(widths)} needs as many choices, the process has {process.choices}")
-        self.widths, self.cost = tuple(widths), cost
+        self.widths, self.cost, self.name, self.apart = tuple(widths), cost, name, apart
         #: Seconds of the rounds since somebody set it to zero.
         self.spent = 0.0
         lengths = np.asarray(outputs, int) + _ASTRAY
@@ -102,10 +106,15 @@ class SimulatedDrafter:
         last = (here[:, 0] - first + 1 >= output)[:, None]
         return np.where(right & ~last, here + 1, astray), right
 
+    def prepare(self, works: Sequence[Work], choosing: ChoosingOf) -> None:
+        """Takes no time: what idles has enough of it."""
+        for work in works:
+            self._seen[work.request.id] = len(work.request.tokens)
+
     def behind(self, request: Request) -> int:
         return len(request.tokens) - self._seen.get(request.id, 0)
 
-    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> list[Candidates | None]:
+    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
         self.spent += self.seconds(len(works), sum(self.behind(w.request) for w in works), levels, width)
         token, parent, logprob, right = self._grow(
             np.array([self._first[int(w.request.id)] + w.request.output_len for w in works]), levels, width
@@ -116,7 +125,7 @@ class SimulatedDrafter:
             self._seen[request.id] = len(request.tokens)
             self._verdict[request.id] = right[i]
             found.append(Candidates(token[i], parent[i], logprob[i]))
-        return found
+        return lambda: found
 
     def _grow(
         self, roots: np.ndarray, levels: int, width: int

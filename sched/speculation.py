@@ -30,6 +30,8 @@ _LEVEL_PRIOR = 20.0
 #: wider one is hoped to prevent, and how many observations that hope is worth: on a plateau the wider one costs next to
 #: nothing, and a few unlucky rounds must not be all that is ever seen of it.
 _HOPE, _WIDER, _WIDER_PRIOR = 0.6, 0.25, 20.0
+#: Tokens that a drafter catches up with from one round to the next, as a rule.
+USUAL_CATCH_UP = 2
 #: Rounds over which catching up with a prompt is reckoned: it is done once.
 _SPREAD = 8
 #: What a level's chance would be with a good drafter.
@@ -136,24 +138,25 @@ class Speculation:
         self.levels = self.width = 0
         self.probing = False
 
-    def decide(self, requests: int, catch_up: int, records: Sequence[Record]) -> Lookahead:
-        """How far to draft for so many decoding requests, with `catch_up` tokens that the drafter has not seen."""
+    def decide(self, requests: int, catch_up: int, records: Sequence[Record], others: int = 0) -> Lookahead:
+        """How far to draft for so many decoding requests, with `catch_up` tokens that the drafter has not seen, beside
+        `others` that decode without it."""
         if self._rest and requests == self._resting_with:
             self._rest -= 1
             self._idle += 1
             self.levels = 0
             return Lookahead()
-        catch_up = min(catch_up, 2 * requests + catch_up // _SPREAD)
+        catch_up = min(catch_up, USUAL_CATCH_UP * requests + catch_up // _SPREAD)
         factor = sum(r.factor for r in records) / max(len(records), 1)
         self.probing = False
-        self.levels, self.width = self._best(requests, catch_up, factor)
+        self.levels, self.width = self._best(requests, catch_up, factor, others)
         if self.levels:
             self._patience = max(_PATIENCE, self._patience // 2)
         else:
             self._idle += 1
             # A look now and then whether drafts have become better, ever more seldom if they have not, and never where
             # even good ones would not pay.
-            if self._idle < self._patience or not self._best(requests, catch_up, factor, at_least=_GOOD)[0]:
+            if self._idle < self._patience or not self._best(requests, catch_up, factor, others, _GOOD)[0]:
                 # Nothing changes from one step to the next: spare the steps this very reckoning.
                 self._rest, self._resting_with = _REST, requests
                 return Lookahead()
@@ -161,44 +164,62 @@ class Speculation:
             self._idle, self._patience = 0, min(2 * self._patience, 512)
         return Lookahead(min(self.most.drafts, self.levels * self.width), self.levels)
 
+    @property
+    def usual_nodes(self) -> float:
+        """Draft nodes a request that are verified with the levels decided on."""
+        return max(self.levels, min(self._nodes.get(self.width, float(self.levels)), self.levels * self.width))
+
+    def usual_round(self, requests: int) -> float:
+        """Seconds of drafting for so many with the levels decided on, where the drafter has kept up with them."""
+        return self.times.round(requests, USUAL_CATCH_UP * requests, self.levels, self.width)
+
+    def rest(self) -> Lookahead:
+        """Nobody is to be drafted for."""
+        self.levels, self.probing = 0, False
+        return Lookahead()
+
     def hasten(self, needy: int, decoding: int, catch_up: int, records: Sequence[Record], room: int) -> Lookahead:
         """How far to draft for `needy` of the `decoding` requests, so that those few get their tokens soonest.
 
         Not at all if drafts make a step longer than they are worth, even to them. At most `room` draft nodes.
         """
         factor = sum(r.factor for r in records) / max(len(records), 1)
-        catch_up = min(catch_up, 2 * needy + catch_up // _SPREAD)
+        catch_up = min(catch_up, USUAL_CATCH_UP * needy + catch_up // _SPREAD)
         best, self.levels, self.width, self.probing = needy / self.times.step.of(decoding) * (1 + _MARGIN), 0, 0, False
         for width in self.widths:
-            speeds = self._speeds(needy, catch_up, width, factor, others=decoding - needy)
+            speeds = self._speeds(needy, catch_up, width, factor, decoding - needy)
             for level, speed in enumerate(speeds, 1):
                 if speed >= best and (level - 1) * needy < room:
                     best, self.levels, self.width = speed, level, width
         return Lookahead(min(self.most.drafts, self.levels * self.width), self.levels)
 
-    def _best(self, requests: int, catch_up: int, factor: float, at_least: float = 0.0) -> tuple[int, int]:
+    def _best(self, requests: int, catch_up: int, factor: float, others: int, at_least: float = 0.0) -> tuple[int, int]:
         """(levels, width) of most tokens per second, were each level reached with a chance of `at_least` or as learned;
         (0, 0) if nothing is faster than no drafts."""
-        best, choice = requests / self.times.step.of(requests) * (1 + _MARGIN), (0, 0)
+        all_of_them = requests + others
+        best, choice = all_of_them / self.times.step.of(all_of_them) * (1 + _MARGIN), (0, 0)
         for width in self.widths:
-            for level, speed in enumerate(self._speeds(requests, catch_up, width, factor, at_least), 1):
+            speeds = self._speeds(requests, catch_up, width, factor, others, others, at_least)
+            for level, speed in enumerate(speeds, 1):
                 if speed >= best:
                     best, choice = speed, (level, width)
         return choice
 
     def _speeds(
-        self, requests: int, catch_up: int, width: int, factor: float, at_least: float = 0.0, others: int = 0
-    ) -> Iterator[float]:
-        """Expected tokens per second of these requests with 1, 2, … levels; `others` decode beside them."""
+        self, requests: int, catch_up: int, width: int, factor: float, others: int = 0, counted: int = 0,
+        at_least: float = 0.0,
+    ) -> Iterator[float]:  # fmt: skip
+        """Expected tokens per second of these requests with 1, 2, … levels; `others` decode beside them, the tokens of
+        `counted` of which count too."""
         expected = reach = 1.0
         for level in range(1, self.most.levels + 1):
             chance = self._chance(width, level) * (factor if level == 1 else 1.0)
             reach *= min(1.0, max(at_least, chance))
             expected += reach
-            nodes = level if width == 1 else max(level, min(self._nodes[width], level * width))
+            nodes = max(level, min(self._nodes[width], level * width))
             cost = self.times.round(requests, catch_up, level, width)
             cost += self.times.step.of(others + round(requests * (1 + nodes)))
-            yield requests * expected / cost
+            yield (requests * expected + counted) / cost
 
     def _chance(self, width: int, level: int) -> float:
         """P(some node of the level is accepted | one of the level before was), as far as it is known.

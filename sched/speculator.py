@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
 
-from jaxspec.sched.drafter import ChoosingOf, Drafter
+from jaxspec.sched.draft_choice.choice import DraftChoice
+from jaxspec.sched.drafter import ChoosingOf, Drafter, Proposal
 from jaxspec.sched.plan import Lookahead, Work
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import need
-from jaxspec.sched.speculation import Record, Speculation, Times, chances, choose_nodes
+from jaxspec.sched.speculation import USUAL_CATCH_UP, Record, Speculation, Times, chances, choose_nodes
 from jaxspec.sched.steptimes import StepTimes
 from jaxspec.sched.trees.adaserve import AdaServe
 from jaxspec.sched.trees.candidates import Candidates, Draft
@@ -40,9 +42,11 @@ class Speculator:
     """Drafters at work, side by side: each step, a request is drafted for by the one it should be fastest with.
 
     What is expected of each is learned by itself. A drafter that has nothing to propose leaves the request to the next
-    best. A `policy` replaces the choice of nodes by expected speed, and unless it is `adaptive`, that of `levels` and
-    width (up to `width`) too: then as deep and wide as AdaServe's Eq. 8 and 9 allow where `budget` tokens are a step's
-    fill. An adaptive `AdaServe` drafts for those who are behind their targets even where that is slower for the others.
+    best. With a `choice` that is not so: it says who drafts for whom, and hears what became of it.
+
+    A `policy` replaces the choice of nodes by expected speed, and unless it is `adaptive`, that of `levels` and width
+    (up to `width`) too: then as deep and wide as AdaServe's Eq. 8 and 9 allow where `budget` tokens are a step's fill.
+    An adaptive `AdaServe` drafts for those who are behind their targets even where that is slower for the others.
 
     With `calibrate`, policies see the chance that a node is accepted, as learned for each drafter (by what it said and
     the request's luck so far), instead of what the drafter says.
@@ -51,9 +55,10 @@ class Speculator:
     def __init__(
         self, drafters: Sequence[Drafter], step: StepTimes, policy: TreePolicy | None = None, levels: int | None = None,
         width: int | None = None, adaptive: bool = False, budget: int | None = None, calibrate: bool = False,
+        choice: DraftChoice | None = None,
     ):  # fmt: skip
         self.drafters, self.policy, self.adaptive = list(drafters), policy, adaptive or policy is None
-        self.step, self.calibrate = step, calibrate
+        self.step, self.calibrate, self.choice = step, calibrate, choice
         self._budget = budget
         self._shaped = not self.adaptive and budget is not None
         most = Lookahead(MOST_NODES, min(levels or DEPTH, DEPTH))
@@ -64,6 +69,12 @@ class Speculator:
         self._records: dict[str, list[Record]] = {}
         self._asked: dict[str, _Asked] = {}
         self._only: set[str] | None = None  # who is drafted for in the step under way; None: all
+        #: By request id, with a choice: whose turn it is to draft, who drafted last, and seconds of the slot under way.
+        self._assigned: dict[str, int | None] = {}
+        self._last: dict[str, int] = {}
+        self._slots: dict[str, float] = {}
+        #: Changes of a request's drafter so far, and the seconds of computing its KV anew.
+        self.switches, self.switch_seconds = 0, 0.0
 
     @property
     def budget(self) -> int:
@@ -74,16 +85,39 @@ class Speculator:
         """How far the next step, which begins now, may draft for the requests that decode."""
         decoding = [r for r in running if r.decoding]
         self._only = None
+        self._asked.clear()
+        self._slots.clear()
+        if self.choice:
+            drafters = self.choice.assign(decoding, self._switch_cost)
+            self._assigned = {r.id: i for r, i in zip(decoding, drafters, strict=True)}
         if not decoding:
             return Lookahead()
         if not self.adaptive:
-            return _furthest([self._shape(spec, len(decoding)) for spec in self.speculations])
-        ahead = _furthest(
-            [spec.decide(len(decoding), *self._known(i, decoding)) for i, spec in enumerate(self.speculations)]
-        )
+            return _furthest(
+                [
+                    self._shape(spec, len(decoding)) if self._own(i, decoding) else spec.rest()
+                    for i, spec in enumerate(self.speculations)
+                ]
+            )
+        ahead = _furthest([self._decide(i, decoding) for i in range(len(self.drafters))])
         if not ahead.levels and isinstance(self.policy, AdaServe):
             return self._hasten(decoding, now)
         return ahead
+
+    def _own(self, drafter: int, requests: Sequence[Request]) -> Sequence[Request]:
+        """Those of the requests that it may draft for."""
+        return [r for r in requests if self._assigned.get(r.id) == drafter] if self.choice else requests
+
+    def _switch_cost(self, request: Request, drafter: int) -> float:
+        """Seconds in which it computes the KV that it lacks of the request."""
+        d = self.drafters[drafter]
+        return max(0.0, d.seconds(1, d.behind(request), 1, d.widths[0]) - d.seconds(1, USUAL_CATCH_UP, 1, d.widths[0]))
+
+    def _decide(self, drafter: int, decoding: Sequence[Request]) -> Lookahead:
+        spec, own = self.speculations[drafter], self._own(drafter, decoding)
+        if not own:
+            return spec.rest()
+        return spec.decide(len(own), *self._known(drafter, own), len(decoding) - len(own))
 
     def _known(self, drafter: int, requests: Sequence[Request]) -> tuple[int, list[Record]]:
         """Tokens that a drafter has to catch up with for these requests, and what is known of its drafts for them."""
@@ -112,10 +146,11 @@ class Speculator:
         if not needy:
             return Lookahead()
         self._only = {r.id for r in needy}
+        shares = [self._own(i, needy) for i in range(len(self.drafters))]
         return _furthest(
             [
-                spec.hasten(len(needy), len(decoding), *self._known(i, needy), room)
-                for i, spec in enumerate(self.speculations)
+                spec.hasten(len(own), len(decoding), *self._known(i, own), room) if own else spec.rest()
+                for i, (spec, own) in enumerate(zip(self.speculations, shares, strict=True))
             ]
         )
 
@@ -125,21 +160,61 @@ class Speculator:
             own += [Record() for _ in self.drafters]
         return own[drafter]
 
+    def stage(self, work: Sequence[Work]) -> None:
+        """Before any of a step's work is launched: see that drafters elsewhere have what they need of the target's."""
+        for i, drafter in enumerate(self.drafters):
+            if drafter.apart and (mine := [w for w in work if w.levels and i in self._about(w.request)]):
+                drafter.stage(mine)
+
+    def _about(self, request: Request) -> tuple[int | None, ...]:
+        """The drafters that may have to know the request in this step."""
+        if not self.choice:
+            return tuple(range(len(self.drafters)))
+        return self._assigned.get(request.id), self.choice.ahead(request)
+
+    def prepare(self, work: Sequence[Work], choosing: ChoosingOf) -> None:
+        """While the target verifies: those drafters that idle meanwhile catch up with requests that are likely to
+        change to them (SPIN §IV-C)."""
+        if not self.choice:
+            return
+        for i, drafter in enumerate(self.drafters):
+            if drafter.apart:
+                coming = [
+                    w
+                    for w in work
+                    if w.levels and self._assigned.get(w.request.id) != i == self.choice.ahead(w.request)
+                ]
+                if coming:
+                    drafter.prepare(coming, choosing)
+
     def draft(self, work: Sequence[Work], choosing: ChoosingOf, tokens: int, now: float) -> dict[str, Draft]:
         """Draft trees by request id, for work that may have one; `tokens` known ones are in the step that began now."""
-        self._asked.clear()
-        if self._budget is not None and tokens >= self._budget:
-            return {}  # nothing of what the drafters propose would be taken
         able = [w for w in work if w.levels and (self._only is None or w.request.id in self._only)]
+        if self._budget is not None and tokens >= self._budget:
+            able = []  # nothing of what the drafters propose would be taken
         proposed = self._propose(able, choosing) if able else []
-        if not proposed:
-            return {}
-        forest = Forest([c for _, _, c in proposed])
-        masks = self._select(proposed, forest, tokens, now)
-        for (w, i, c), mask, draft in zip(proposed, masks, preorders(forest, masks), strict=True):
-            if len(draft):
-                self._asked[w.request.id] = _Asked(i, c, mask, draft)
-        return {key: asked.draft for key, asked in self._asked.items()}
+        drafts: dict[str, Draft] = {}
+        if proposed:
+            forest = Forest([c for _, _, c in proposed])
+            masks = self._select(proposed, forest, tokens, now)
+            for (w, i, c), mask, draft in zip(proposed, masks, preorders(forest, masks), strict=True):
+                if len(draft):
+                    self._asked[w.request.id] = _Asked(i, c, mask, draft)
+                    drafts[w.request.id] = draft
+        if self.choice:
+            self._open_slots(work, proposed, tokens + sum(map(len, drafts.values())))
+        return drafts
+
+    def _open_slots(self, work: Sequence[Work], proposed: Sequence[tuple[Work, int, Candidates]], tokens: int) -> None:
+        """What the step takes each request: as profiled and kept up to date, so that a pause of the machine is nobody's
+        fault, and without computing KV that a change of drafter made necessary, which is the change's."""
+        drafted = {w.request.id: i for w, i, _ in proposed}
+        sizes = Counter(drafted.values())
+        rounds = {i: self.speculations[i].usual_round(n) for i, n in sizes.items()}
+        for w in work:
+            if w.request.id in self._assigned:
+                drafting = rounds[drafted[w.request.id]] if w.request.id in drafted else 0.0
+                self._slots[w.request.id] = drafting + self.step.of(tokens)
 
     def _select(
         self, proposed: Sequence[tuple[Work, int, Candidates]], forest: Forest, tokens: int, now: float
@@ -168,36 +243,72 @@ class Speculator:
         """(work, drafter, candidates), at least one of each; the drafters that cost least are asked first."""
         wanted = {w.request.id: self._preferences(w.request, len(works)) for w in works}
         found: list[tuple[Work, int, Candidates]] = []
-        order = sorted(
-            range(len(self.drafters)), key=lambda i: self.drafters[i].seconds(1, 0, 1, self.drafters[i].widths[0])
-        )
-        asked: set[int] = set()
-        for i in (*order, *order):  # once more, for those whom a dearer one had nothing for
-            spec = self.speculations[i]
-            mine = [w for w in works if wanted[w.request.id][:1] == [i]]
-            if not mine or i in asked:  # one round a step
-                continue
-            asked.add(i)
-            levels = min(spec.levels, max(w.levels for w in mine))
-            for w, c in zip(mine, self.drafters[i].propose(mine, choosing, levels, spec.width), strict=True):
+
+        def take(i: int, mine: Sequence[Work], levels: int, proposal: Proposal) -> None:
+            for w, c in zip(mine, proposal(), strict=True):
                 if c is None or not len(c):
                     wanted[w.request.id].remove(i)
                     continue
                 found.append((w, i, _cut(c, w.levels) if w.levels < levels else c))
                 wanted[w.request.id].clear()
+
+        order = sorted(
+            range(len(self.drafters)), key=lambda i: self.drafters[i].seconds(1, 0, 1, self.drafters[i].widths[0])
+        )
+        asked: dict[int, tuple[Sequence[Work], int, Proposal]] = {}
+        for i in (*order, *order):  # once more, for those whom a dearer one had nothing for
+            spec = self.speculations[i]
+            mine = [w for w in works if wanted[w.request.id][:1] == [i]]
+            if not mine or i in asked:  # one round a step
+                continue
+            levels = min(spec.levels, max(w.levels for w in mine))
+            if self.choice:
+                self._count_switches(i, mine)
+            asked[i] = mine, levels, self.drafters[i].propose(mine, choosing, levels, spec.width)
+            if not self._at_once(i):
+                take(i, *asked[i])
+        for i, proposal in asked.items():
+            if self._at_once(i):
+                take(i, *proposal)
         return found
+
+    def _at_once(self, drafter: int) -> bool:
+        """Whether others draft meanwhile: they have their own devices, and nobody waits for what it leaves over."""
+        return self.choice is not None and self.drafters[drafter].apart
+
+    def drafter_of(self, request: Request, requests: int) -> int | None:
+        """The drafter that is to draft for it in this step, one of so many requests; None: none."""
+        return next(iter(self._preferences(request, requests)), None)
+
+    def drafted_by(self, request: Request) -> int | None:
+        """The drafter of the tree that is verified for it in this step."""
+        asked = self._asked.get(request.id)
+        return None if asked is None else asked.drafter
+
+    def _count_switches(self, drafter: int, works: Sequence[Work]) -> None:
+        for w in works:
+            if self._last.setdefault(w.request.id, drafter) != drafter:
+                self.switches += 1
+                self.switch_seconds += self._switch_cost(w.request, drafter)
+            self._last[w.request.id] = drafter
 
     def _preferences(self, request: Request, requests: int) -> list[int]:
         """The drafters that draft at all in this step: those to be looked at again, then the fastest for this request
-        first, equals in the order given."""
+        first, equals in the order given; or the one that was chosen."""
         active = [i for i, s in enumerate(self.speculations) if s.levels]
+        if self.choice:
+            return [i for i in active if i == self._assigned.get(request.id)]
         if len(active) < 2:
             return active
         speed = {i: self.speculations[i].speed(requests, self._record(request, i)) for i in active}
         return sorted(active, key=lambda i: (not self.speculations[i].probing, -speed[i]))
 
     def observe(self, request: Request, nodes: Sequence[int]) -> None:
-        """Of the request's draft tree the nodes `nodes` (in preorder, along the accepted path) were accepted."""
+        """The request took part in the step; of its draft tree, if it had one, the nodes `nodes` (in preorder, along
+        the accepted path) were accepted."""
+        seconds = self._slots.pop(request.id, None)
+        if self.choice and seconds is not None:
+            self.choice.observe(request, self._assigned[request.id], 1 + len(nodes), seconds)
         if asked := self._asked.get(request.id):
             accepted = [int(asked.draft.source[n]) for n in nodes]
             record = self._record(request, asked.drafter)
@@ -205,6 +316,9 @@ class Speculator:
 
     def forget(self, request: Request) -> None:
         self._records.pop(request.id, None)
+        self._last.pop(request.id, None)
+        if self.choice:
+            self.choice.forget(request)
         for drafter in self.drafters:
             drafter.forget(request)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from jaxspec.sched.cost import Cost, StepLoad
+from jaxspec.sched.pipeline import Timeline, split
 from jaxspec.sched.plan import Lookahead, Plan, Work
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import NO_DRAFTS, Scheduler
@@ -14,20 +17,22 @@ from jaxspec.sched.workload import Workload
 
 
 class TreeSimulation(Simulation):
-    """Serves `workload` as the engine does with `speculator`, whose only drafter is `drafter`; None: without drafts.
+    """Serves `workload` as the engine does with `speculator`, whose drafters are `drafters`; None: without drafts.
 
-    Step times that the scheduler's configuration holds learn from each step, as on the engine. What a drafter has seen
-    it keeps, also of requests that lose their pages: memory should do for all.
+    With `padded`, verification pads all requests to the longest, in tokens and in KV. Step times that the scheduler's
+    configuration holds learn from each step, as on the engine. What a drafter has seen it keeps, also of requests that
+    lose their pages: memory should do for all.
     """
 
     def __init__(
         self, scheduler: Scheduler, workload: Workload, cost: Cost, speculator: Speculator | None = None,
-        drafter: SimulatedDrafter | None = None,
+        drafters: Sequence[SimulatedDrafter] = (), micro_batches: int | None = None, padded: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(scheduler, workload, cost)
-        if (speculator is None) != (drafter is None):
-            raise ValueError("a speculator needs its drafter, and a drafter somebody who asks it")
-        self.speculator, self.drafter = speculator, drafter
+        if [*drafters] != (speculator.drafters if speculator else []):
+            raise ValueError("a speculator needs its drafters, and drafters somebody who asks them")
+        self.speculator, self.drafters = speculator, drafters
+        self._micro_batches, self._padded = micro_batches, padded
         #: Seconds of all the rounds of drafting.
         self.drafting = 0.0
         self._drafts: dict[str, Draft] = {}
@@ -36,25 +41,42 @@ class TreeSimulation(Simulation):
         return self.speculator.lookahead(self.scheduler.running, now) if self.speculator else NO_DRAFTS
 
     def _time(self, plan: Plan, now: float) -> tuple[float, float]:
-        drafting = 0.0
-        if self.speculator and self.drafter:
-            self._drafts = self.speculator.draft(plan.work, lambda _: None, plan.num_tokens, now)
-            drafting, self.drafter.spent = self.drafter.spent, 0.0
-            self.drafting += drafting
-        tokens = plan.num_tokens + sum(len(draft) for draft in self._drafts.values())
-        starting = sum(w.start == 0 for w in plan.work)
-        seconds = self.cost.seconds(StepLoad(tokens, starting, sum(w.start for w in plan.work)))
-        if self.scheduler.config.times:
-            self.scheduler.config.times.observe(tokens, seconds)
-        return drafting + seconds, drafting + seconds
+        self._drafts = {}
+        line = Timeline()
+        parts = split(plan.work, self.speculator, self._micro_batches) if self.speculator else [plan.work]
+        for work in parts:
+            drafts: dict[str, Draft] = {}
+            if self.speculator:
+                drafts = self.speculator.draft(work, lambda _: None, sum(w.count for w in work), now)
+            self._drafts |= drafts
+            spent = [(d.apart, d.spent) for d in self.drafters]
+            for drafter in self.drafters:
+                drafter.spent = 0.0
+            self.drafting += sum(seconds for _, seconds in spent)
+            load = self._load(work, drafts)
+            seconds = self.cost.seconds(load)
+            line.add([s for apart, s in spent if apart], [s for apart, s in spent if not apart], seconds)
+            if self.scheduler.config.times:
+                self.scheduler.config.times.observe(load.tokens, seconds)
+        if self.speculator:
+            self.speculator.prepare(plan.work, lambda _: None)
+        return line.verified, line.verified
+
+    def _load(self, work: Sequence[Work], drafts: Mapping[str, Draft]) -> StepLoad:
+        sizes = [w.count + len(drafts.get(w.request.id, ())) for w in work]
+        starts = [w.start for w in work]
+        starting = sum(start == 0 for start in starts)
+        if self._padded:
+            return StepLoad(len(work) * max(sizes), starting, len(work) * max(starts))
+        return StepLoad(sum(sizes), starting, sum(starts))
 
     def _round(self, work: Work) -> tuple[int, int]:
-        draft = self._drafts.get(work.request.id)
-        if draft is None or not self.speculator or not self.drafter:
+        if not self.speculator:
             return 0, 0
-        nodes = self.drafter.accepted(work.request, draft)
+        draft, drafter = self._drafts.get(work.request.id), self.speculator.drafted_by(work.request)
+        nodes = self.drafters[drafter].accepted(work.request, draft) if draft and drafter is not None else []
         self.speculator.observe(work.request, nodes)
-        return len(draft), len(nodes)
+        return len(draft or ()), len(nodes)
 
     def _forget(self, request: Request) -> None:
         if self.speculator:

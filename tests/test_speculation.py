@@ -31,22 +31,12 @@ from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Choosing, Tree
 from jaxspec.step.rejection import Drawn
 from jaxspec.step.xla import XlaLayers
+from switching import conditioned
 from test_engine import GREEDY, check_clean, params, prompts, tokens_of
 
 COMMON: dict[str, Any] = dict(page_size=16, max_num_seqs=4, token_buckets=[1, 4, 16, 32], compilation_cache="")
 ROOMY: dict[str, Any] = dict(kv_cache_tokens=2048, max_num_batched_tokens=32, max_model_len=128)
 TIGHT: dict[str, Any] = dict(kv_cache_tokens=80, max_num_batched_tokens=12, max_model_len=72)
-
-
-def conditioned(target: LoadedModel, layers: int = 1) -> tuple[Any, dict[str, np.ndarray]]:
-    """A drafter that reads features, random where it is not the target's, over half of the vocabulary."""
-    config, weights = drafters.truncated(target, layers)
-    rng = np.random.default_rng(5)
-    h = config.hidden_size
-    weights["fuse"] = (rng.normal(size=(2 * h, h)) / np.sqrt(h)).astype(np.float32)
-    weights["vocab"] = np.sort(rng.permutation(config.vocab_size)[: config.vocab_size // 2]).astype(np.int32)
-    weights["head"] = np.ascontiguousarray(weights["head"][:, weights["vocab"]])
-    return config, weights
 
 
 def perfect(target: LoadedModel) -> tuple[Any, dict[str, np.ndarray]]:
@@ -167,9 +157,10 @@ def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) ->
     runner = DraftRunner("d", config, weights, shared, layers, [BatchShape(32, 2, 2, 4)], 8, 16, "float32", [Beam(4)])
     for _, job in runner.jobs():
         job()
-    runner.propose([Tree.chain(texts[0][:10], 0, pages[0], Choosing())], 0, 1)
+    runner.start([Tree.chain(texts[0][:10], 0, pages[0], Choosing())], 0, 1)
     chains = [Tree.chain(texts[0][10:], 10, pages[0], Choosing()), Tree.chain(texts[1], 0, pages[1], Choosing())]
-    for text, feature, got in zip(texts, truth, runner.propose(chains, 3, 4), strict=True):
+    read, _ = runner.start(chains, 3, 4)
+    for text, feature, got in zip(texts, truth, read(), strict=True):
         assert len(got) == 12 and (np.diff(got.logprob.reshape(3, 4)) <= 0).all()
         for node in range(12):
             path, above = [], node

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxspec.sched.drafter import ChoosingOf
+from jaxspec.sched.drafter import Beside, ChoosingOf, Proposal
 from jaxspec.sched.plan import Work
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
@@ -19,7 +19,7 @@ from jaxspec.step.packing import Choosing
 STEP = StepTimes({1: 10e-3, 4: 11e-3, 16: 12e-3, 64: 30e-3})
 
 
-class Fake:
+class Fake(Beside):
     """A chain of tokens of its own for the requests it `knows`."""
 
     widths = (1,)
@@ -31,10 +31,10 @@ class Fake:
     def behind(self, request: Request) -> int:
         return 1
 
-    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> list[Candidates | None]:
+    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
         ahead = np.arange(levels, dtype=np.int32)
         chain = Candidates(self.first + ahead, ahead - 1, ((ahead + 1) * np.log(0.9)).astype(np.float32))
-        return [chain if w.request.id in self.knows else None for w in works]
+        return lambda: [chain if w.request.id in self.knows else None for w in works]
 
     def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
         return self.cost * levels

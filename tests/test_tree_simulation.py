@@ -49,7 +49,7 @@ def simulation(
     if not config.draft:
         return TreeSimulation(scheduler, work, COST), pool
     own = drafter(work.output.tolist())
-    return TreeSimulation(scheduler, work, COST, arrange(config, [own], times, tree_policy(config, times)), own), pool
+    return TreeSimulation(scheduler, work, COST, arrange(config, [own], times, tree_policy(config, times)), [own]), pool
 
 
 def workload(count: int = 40, rate: float = 4.0, seed: int = 0, tpot: float = 12e-3) -> Workload:
@@ -69,12 +69,12 @@ def test_shares_come_out_as_the_process_says():
     rounds = 0
     for at in range(1, 1100, 9):
         works = [Work(decoding(i, at), 7 + at, 1, 32, 8) for i in range(40)]
-        for w, c in zip(works, own.propose(works, lambda _: None, 8, 1), strict=True):
+        for w, c in zip(works, own.propose(works, lambda _: None, 8, 1)(), strict=True):
             accepted = own.accepted(w.request, preorder(c, np.ones(len(c), bool)))
             assert accepted == list(range(len(accepted)))
             chain[: len(accepted) + 1] += 1
             rounds += 1
-        for w, c in zip(works, own.propose(works, lambda _: None, 1, 4), strict=True):
+        for w, c in zip(works, own.propose(works, lambda _: None, 1, 4)(), strict=True):
             wide += len(own.accepted(w.request, preorder(c, np.ones(len(c), bool))))
             one += np.exp(c.logprob[0]), np.exp(c.logprob).sum()
     shares = chain[1:] / chain[:-1]
@@ -87,7 +87,7 @@ def test_shares_come_out_as_the_process_says():
 def test_beams_are_trees_of_the_likeliest_nodes():
     own = drafter([300] * 3)
     works = [Work(decoding(i, 5 + i), 12 + i, 1, 32, 8) for i in range(3)]
-    for candidates in own.propose(works, lambda _: None, 5, 4):
+    for candidates in own.propose(works, lambda _: None, 5, 4)():
         assert candidates is not None and len(candidates) == 20
         assert candidates.depths() == sorted(candidates.depths()) and candidates.levels == 5
         pairs = list(zip(candidates.parent.tolist(), candidates.token.tolist(), strict=True))
@@ -107,14 +107,14 @@ def test_the_truth_does_not_depend_on_what_is_drafted():
     chains: list[int] = []
     for place in at:
         works = [Work(decoding(i, place), 7 + place, 1, 32, 8) for i in range(8)]
-        for w, c in zip(works, asked.propose(works, lambda _: None, 8, 1), strict=True):
+        for w, c in zip(works, asked.propose(works, lambda _: None, 8, 1)(), strict=True):
             chains.append(len(asked.accepted(w.request, preorder(c, np.ones(len(c), bool)))))
-        asked.propose(works, lambda _: None, 3, 2)
+        asked.propose(works, lambda _: None, 3, 2)()
     trees: list[int] = []
     for place in at:
         for i in range(8):
             work = Work(decoding(i, place), 7 + place, 1, 32, 8)
-            (c,) = fresh.propose([work], lambda _: None, 8, 4)
+            (c,) = fresh.propose([work], lambda _: None, 8, 4)()
             assert c is not None
             best = [i for i, (t, d) in enumerate(zip(c.token, c.depths(), strict=True)) if t == 0 and d == 1]
             while len(best) < 8:  # the path of first choices, where the beam has kept it
@@ -147,7 +147,7 @@ def test_without_a_speculator_it_is_the_plain_simulation():
     served = run.run()
     assert served.drafted.sum() == 0 and run.drafting == 0
     with pytest.raises(ValueError, match="drafter"):
-        TreeSimulation(run.scheduler, run.workload, COST, None, drafter([3]))
+        TreeSimulation(run.scheduler, run.workload, COST, None, [drafter([3])])
 
 
 def test_drafts_bring_tokens_sooner_and_targets_are_kept_by_more():

@@ -11,7 +11,7 @@ from statistics import median, quantiles
 
 import numpy as np
 
-from jaxspec.sched.drafter import ChoosingOf
+from jaxspec.sched.drafter import Beside, ChoosingOf, Proposal
 from jaxspec.sched.plan import Work
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
@@ -30,7 +30,7 @@ _TREES = 256
 _TARGETS = (Slo(), Slo(tpot=0.012), Slo(), Slo(tpot=0.05))
 
 
-class Drafter:
+class Drafter(Beside):
     """Beams that were made in advance."""
 
     name, widths = "ready", (WIDTH,)
@@ -42,14 +42,14 @@ class Drafter:
     def behind(self, request: Request) -> int:
         return 1
 
-    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> list[Candidates | None]:
+    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
         first, self._next = self._next, self._next + 1
         n = levels * WIDTH
         found: list[Candidates | None] = []
         for i in range(len(works)):
             beam = self._beams[(first * len(works) + i) % _TREES]
             found.append(Candidates(beam.token[:n], beam.parent[:n], beam.logprob[:n]))
-        return found
+        return lambda: found
 
     def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
         return 1e-6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import jax
 import jax.numpy as jnp
 
 from jaxspec.config import ConfigError, EngineConfig
@@ -36,6 +37,7 @@ def build(
 ) -> Speculator:
     """The speculator of these drafters, for an engine whose steps take `step`."""
     drawing = _drawing(config, models)
+    devices = _devices(config, models)
     largest = executor.shapes[-1]
     shapes = draft_lattice(largest.tokens, largest.trees, largest.pages)
     side_by_side: list[Drafter] = []
@@ -45,7 +47,7 @@ def build(
             continue
         runner = DraftRunner(
             name, *model, executor, executor.layers, shapes, num_pages, config.page_size, config.dtype,
-            BEAMS if drawing is None else [drawing],
+            BEAMS if drawing is None else [drawing], devices.get(name),
         )  # fmt: skip
         compile_all(runner.jobs(), "compiling the drafter", progress)
         runner.warm_up()
@@ -56,9 +58,24 @@ def build(
     return speculator
 
 
+def _devices(config: EngineConfig, models: Models) -> dict[str, jax.Device]:
+    """Where drafters run that don't run beside the target. Raises `ConfigError` naming what is not there."""
+    known = jax.devices()
+    for name, number in config.draft_devices.items():
+        if models.get(name) is None:
+            there = ", ".join(n for n, model in models.items() if model is not None) or "none"
+            raise ConfigError(f"draft_devices: no draft model {name!r} here (there is: {there})")
+        if number >= len(known):
+            raise ConfigError(f"draft_devices.{name}: no device {number}, there are {len(known)}")
+        if config.acceptance == "rejection" and number:
+            raise ConfigError("draft_devices: acceptance: rejection needs its drafter beside the target")
+    return {name: known[number] for name, number in config.draft_devices.items()}
+
+
 def runners(speculator: Speculator | None) -> list[DraftRunner]:
-    """Those of the drafters that are models: they have pools of their own."""
-    return [d.runner for d in speculator.drafters if isinstance(d, ModelDrafter)] if speculator else []
+    """Those of the drafters that are models beside the target: their pools are swapped along with its own."""
+    models = [d for d in speculator.drafters if isinstance(d, ModelDrafter)] if speculator else []
+    return [d.runner for d in models if not d.apart]
 
 
 def _drawing(config: EngineConfig, models: Models) -> Draws | None:

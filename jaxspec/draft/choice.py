@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxspec.config import EngineConfig
+import numpy as np
+
+from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.sched import draft_choice
 from jaxspec.sched.drafter import Drafter
 from jaxspec.sched.speculator import DEPTH, Speculator
 from jaxspec.sched.steptimes import StepTimes
@@ -32,11 +35,25 @@ def tree_policy(config: EngineConfig, step: StepTimes) -> TreePolicy | None:
 def arrange(
     config: EngineConfig, drafters: Sequence[Drafter], step: StepTimes, policy: TreePolicy | None
 ) -> Speculator:
-    """These drafters at work under `policy`, shaped and calibrated as the settings say."""
+    """These drafters at work under `policy`, shaped, calibrated and chosen from as the settings say.
+
+    Raises `ConfigError` for a limit on a drafter that is not there.
+    """
+    names = [d.name for d in drafters]
+    if unknown := sorted({*config.draft_limits} - {*names}):
+        raise ConfigError(f"draft_limits: no drafter {', '.join(unknown)} here (there are: {', '.join(names)})")
+    chosen = None
+    if config.draft_choice != "fastest":
+        limits = [config.draft_limits.get(name, config.max_num_seqs) for name in names]
+        sizes = [d.seconds(1, 1, 1, d.widths[0]) for d in drafters]
+        rng = np.random.default_rng(config.policy_seed)
+        chosen = draft_choice.build(
+            config.draft_choice, len(names), limits, sizes, rng, config.lbss, config.epsilon_greedy.epsilon
+        )
     budgeted = config.tree in ("equal_greedy", "global_greedy", "adaserve")
     shaped = budgeted and config.draft_nodes is None
     return Speculator(
         drafters, step, policy, config.draft_levels or DEPTH, 1 if config.tree == "chain" else None,
         config.tree == "auto" or (config.tree == "adaserve" and config.adaserve.economic),
-        (config.draft_budget or step.budget) if shaped else None, config.draft_calibration and budgeted,
+        (config.draft_budget or step.budget) if shaped else None, config.draft_calibration and budgeted, chosen,
     )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 
@@ -24,8 +25,18 @@ from jaxspec.step.pool import Pool
 from jaxspec.step.rejection import Drawn
 from jaxspec.step.tree import ancestors
 
-#: (weights, pool and drawn [donated], the target's features, buffer, levels) -> (pool, drawn, `[3, R, depth, W]` int32)
-Round = Callable[[tuple[jax.Array, ...], Pool, Drawn, jax.Array, jax.Array, jax.Array], tuple[Pool, Drawn, jax.Array]]
+
+class Staged(NamedTuple):
+    """The target's features where its pool is on another device."""
+
+    rows: jax.Array  # [S, hidden]
+    origin: jax.Array | np.ndarray  # [T] int32: the row with the feature before each node; S where there is none
+
+
+#: The target's feature pool `[pages, page_size, hidden]`, or what was brought over from it.
+Features = jax.Array | Staged
+#: (weights, pool and drawn [donated], features, buffer, levels) -> (pool, drawn, `[3, R, depth, W]` int32)
+Round = Callable[[tuple[jax.Array, ...], Pool, Drawn, Features, jax.Array, jax.Array], tuple[Pool, Drawn, jax.Array]]
 
 
 class _Tree(NamedTuple):
@@ -49,7 +60,7 @@ def make_round(
     """
 
     def one_round(
-        leaves: tuple[jax.Array, ...], pool: Pool, drawn: Drawn, features: jax.Array, buffer: jax.Array,
+        leaves: tuple[jax.Array, ...], pool: Pool, drawn: Drawn, features: Features, buffer: jax.Array,
         levels: jax.Array,
     ) -> tuple[Pool, Drawn, jax.Array]:  # fmt: skip
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
@@ -64,10 +75,12 @@ def make_round(
     return one_round
 
 
-def _features_before(model: DraftDecoder, features: jax.Array, batch: Batch, page_size: int) -> jax.Array:
+def _features_before(model: DraftDecoder, features: Features, batch: Batch, page_size: int) -> jax.Array:
     """The target's feature at the position before each node `[T, hidden]`; zeros at position 0."""
     if not model.conditioned:
         return jnp.zeros((batch.token.shape[0], model.config.hidden_size))
+    if isinstance(features, Staged):
+        return features.rows.at[features.origin].get(mode="fill", fill_value=0)
     before = jnp.maximum(batch.position - 1, 0)
     page = batch.table.at[batch.tree, before // page_size].get(mode="clip")
     found = features.at[page, before % page_size].get(mode="clip")

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.draft.growth import Beam, Growth
-from jaxspec.draft.round import make_round
+from jaxspec.draft.round import Staged, make_round
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.load.weights import Weights
 from jaxspec.sched.speculator import DEPTH
@@ -47,19 +47,34 @@ class Target(Protocol):
 
 
 class DraftRunner:
-    """Runs rounds of one drafter over the target's pages. Not thread-safe, like the executor it stands beside."""
+    """Runs rounds of one drafter over the target's pages. Not thread-safe, like the executor it stands beside.
+
+    On a `device` of its own it shares nothing with the target but the numbers of pages. The target's features are
+    brought over by `stage`, because its pool belongs to a step as long as one is under way.
+    """
 
     def __init__(
         self, name: str, config: DecoderConfig, weights: Weights, target: Target, layers: Layers,
         shapes: Sequence[BatchShape], num_pages: int, page_size: int, dtype: str, growths: Sequence[Growth] = BEAMS,
+        device: jax.Device | None = None,
     ):  # fmt: skip
         self.name, self.page_size, self.shapes = name, page_size, list(shapes)
         self._target, self._layers = target, layers
         self._growths = {g.width: g for g in growths}
         self._config = config
         model = layers.drafter(config, weights, dtype)
-        self._graph, self._treedef, self._leaves = split(model)
-        self.pool = Pool.zeros(config, num_pages, page_size, dtype)
+        self.conditioned = model.conditioned
+        self._graph, self._treedef, leaves = split(model)
+        pool = Pool.zeros(config, num_pages, page_size, dtype)
+        #: Whether it runs elsewhere than the target.
+        self.apart = device is not None and device not in target.features.devices()
+        self._device = device if self.apart else None
+        self._leaves, self.pool, self.drawn, self._rows = leaves, pool, Drawn.none(), jnp.zeros((0, 0))
+        if self.apart:
+            rows = jnp.zeros((self.most_tokens, target.features.shape[-1]), target.features.dtype)
+            self._leaves, self.pool, self.drawn, self._rows = jax.device_put(
+                (leaves, pool, self.drawn, rows), self._device
+            )
         self._blanks = Blanks(self.shapes)
         self._rounds: dict[tuple[BatchShape, int], Any] = {}
 
@@ -71,6 +86,11 @@ class DraftRunner:
         """Of the trees it can grow, ascending."""
         return sorted(self._growths)
 
+    @property
+    def most_tokens(self) -> int:
+        """Known tokens that a round takes in."""
+        return self.shapes[-1].tokens
+
     def jobs(self) -> list[tuple[str, Callable[[], None]]]:
         """What has to be compiled before `launch`, as (name, job)."""
 
@@ -79,11 +99,38 @@ class DraftRunner:
             buffer, levels = jax.ShapeDtypeStruct((shape.size,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
             with jax.default_matmul_precision("float32"):
                 lowered = jax.jit(fn, donate_argnums=(1, 2)).lower(
-                    self._leaves, self.pool, self._target.drawn, self._target.features, buffer, levels
+                    self._leaves, self.pool, self._shared.drawn, self._features(shape, ()), buffer, levels
                 )
             self._rounds[shape, width] = lowered.compile()
 
-        return [(f"{self.name} {s.trees}×{s.tokens}", partial(compile, s, w)) for s in self.shapes for w in self.widths]
+        jobs = [(f"{self.name} {s.trees}×{s.tokens}", partial(compile, s, w)) for s in self.shapes for w in self.widths]
+        return [*jobs, (f"{self.name} features", self._compile_fetch)] if self.apart else jobs
+
+    def _compile_fetch(self) -> None:
+        def fetch(features: jax.Array, slots: jax.Array) -> jax.Array:
+            return features.reshape(-1, features.shape[-1]).at[slots].get(mode="fill", fill_value=0)
+
+        slots = jax.ShapeDtypeStruct((self.most_tokens,), jnp.int32)
+        self._fetch = jax.jit(fetch).lower(self._target.features, slots).compile()
+
+    def stage(self, slots: np.ndarray) -> None:
+        """Bring over the features at these slots of the target's pool (page * page size + offset; negative: zeros)."""
+        padded = np.full(self.most_tokens, self._target.features.shape[0] * self.page_size, np.int32)
+        padded[: len(slots)] = np.where(slots < 0, padded[0], slots)
+        self._rows = jax.device_put(self._fetch(self._target.features, padded), self._device)
+
+    def _features(self, shape: BatchShape, staged: Sequence[range]) -> jax.Array | Staged:
+        if not self.apart:
+            return self._target.features
+        origin = np.full(shape.tokens, self.most_tokens, np.int32)
+        found = np.asarray([row for rows in staged for row in rows], np.int32)
+        origin[: len(found)] = found
+        return Staged(self._rows, origin)
+
+    @property
+    def _shared(self) -> DraftRunner | Target:
+        """Whose `drawn` rounds write."""
+        return self if self.apart else self._target
 
     def warm_up(self) -> None:
         """Run every program once on padding."""
@@ -114,32 +161,41 @@ class DraftRunner:
         packed = pack([], [shape], self._blanks, self.page_size)
         jax.block_until_ready(self._run(packed.buffer, shape, width, levels))
 
-    def _run(self, buffer: np.ndarray, shape: BatchShape, width: int, levels: int) -> jax.Array:
-        t = self._target
-        self.pool, t.drawn, out = self._rounds[shape, width](
-            self._leaves, self.pool, t.drawn, t.features, buffer, np.int32(levels)
+    def _run(
+        self, buffer: np.ndarray, shape: BatchShape, width: int, levels: int, staged: Sequence[range] = ()
+    ) -> jax.Array:
+        shared = self._shared
+        self.pool, shared.drawn, out = self._rounds[shape, width](
+            self._leaves, self.pool, shared.drawn, self._features(shape, staged), buffer, np.int32(levels)
         )
         return out
 
-    def propose(self, chains: Sequence[Tree], levels: int, width: int) -> list[Candidates]:
+    def start(
+        self, chains: Sequence[Tree], levels: int, width: int, staged: Sequence[range] = ()
+    ) -> tuple[Callable[[], list[Candidates]], Callable[[], bool]]:
         """Catch up along `chains` (known tokens from each request's watermark on), then grow trees from their ends.
+        Where the runner is apart and `conditioned`, `staged` are the rows that hold the features for each chain.
 
-        -> the candidates of each, `levels * width` nodes in order of their levels; none at all if `levels` is 0.
+        -> what waits for the candidates of each, `levels * width` nodes in order of their levels, none at all if
+        `levels` is 0; and what tells whether there is nothing to wait for.
         """
         width = next(w for w in self.widths if w >= min(width, self.widths[-1]))
         packed = pack(chains, self.shapes, self._blanks, self.page_size)
-        out = self._run(packed.buffer, packed.shape, width, levels)
+        out = self._run(packed.buffer, packed.shape, width, levels, staged)
+        return lambda: self._read(out, len(chains), levels, width), out.is_ready
+
+    def _read(self, out: jax.Array, count: int, levels: int, width: int) -> list[Candidates]:
         if levels == 0:
-            return [Candidates(*_NOTHING)] * len(chains)
-        token, parent, bits = np.asarray(out)[:, : len(chains), :levels]  # [R, levels, W] each
+            return [Candidates(*_NOTHING)] * count
+        token, parent, bits = np.asarray(out)[:, :count, :levels]  # [R, levels, W] each
         out_parent = parent
         parent = parent + (np.arange(levels, dtype=np.int32) * width - width)[:, None]
         parent[:, 0] = -1
         logprob = bits.view(np.float32)
-        drawn: list[np.ndarray | None] = [None] * len(chains)
+        drawn: list[np.ndarray | None] = [None] * count
         if self._growths[width].draws:
             # Rows of `drawn`: that of a node is its parent's place in the round's request and the node's level.
-            above = out_parent + width * (np.arange(levels)[:, None] + DEPTH * np.arange(len(chains))[:, None, None])
+            above = out_parent + width * (np.arange(levels)[:, None] + DEPTH * np.arange(count)[:, None, None])
             drawn = list(above.astype(np.int32))
         return [
             Candidates(token[i].ravel(), parent[i].ravel(), logprob[i].ravel(), None if d is None else d.ravel())

@@ -115,13 +115,13 @@ class Batch(NamedTuple):
 class Blanks:
     """Batches for the host to fill, each with every field at its padding value.
 
-    A shape has two, taken in turn: while the device reads one, the next step can be written to the other.
+    A shape has two or more, taken in turn: while the device reads one, the next step can be written to another.
     """
 
-    def __init__(self, shapes: Iterable[BatchShape]):
+    def __init__(self, shapes: Iterable[BatchShape], turns: int = 2):
         self._padding = {shape: _padding(shape) for shape in shapes}
         self._turns = {
-            shape: cycle([_views(blank.copy(), shape) for _ in range(2)]) for shape, blank in self._padding.items()
+            shape: cycle([_views(blank.copy(), shape) for _ in range(turns)]) for shape, blank in self._padding.items()
         }
 
     def take(self, shape: BatchShape) -> tuple[np.ndarray, Batch]:

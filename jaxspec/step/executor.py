@@ -17,6 +17,7 @@ from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.kernels import cpu
 from jaxspec.kernels.build import KernelsUnavailable
 from jaxspec.models.config import DecoderConfig
+from jaxspec.sched.pipeline import MOST_PARTS
 from jaxspec.step import penalties
 from jaxspec.step.batch import BatchShape, Blanks
 from jaxspec.step.choose import Logprobs
@@ -84,7 +85,8 @@ class Executor:
             config.max_num_batched_tokens, config.max_num_seqs, pages, config.token_buckets, self.drawn.logits.shape[2],
             partial(most_written, page_size=config.page_size) if self._opened else None,
         )  # fmt: skip
-        self._blanks = Blanks(self.shapes)
+        parts = config.micro_batches or (MOST_PARTS if config.draft_devices else 1)
+        self._blanks = Blanks(self.shapes, parts + 1)
         self.layers = pick_layers(config, model)
         self._graph, self._treedef, self._leaves = split(self.layers.decoder(model, weights, config.dtype))
         self.pool = self._new_pool(config, num_pages, features)

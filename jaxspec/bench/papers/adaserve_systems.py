@@ -75,5 +75,5 @@ def simulation(
         return TreeSimulation(scheduler, work, machine.cost)
     drafter = SimulatedDrafter(process, work.output.tolist(), LLAMA_160M_A100, np.random.default_rng([seed, 160]))
     return TreeSimulation(
-        scheduler, work, machine.cost, arrange(config, [drafter], times, tree_policy(config, times)), drafter
+        scheduler, work, machine.cost, arrange(config, [drafter], times, tree_policy(config, times)), [drafter]
     )

@@ -1,0 +1,40 @@
+"""What a policy for choosing drafters is asked and told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from jaxspec.sched.request import Request
+
+#: Seconds that a request's change to a drafter costs: those of computing the KV that the drafter lacks.
+SwitchCost = Callable[[Request, int], float]
+
+
+class DraftChoice(Protocol):
+    """Which drafter, by its index, drafts for which request (SPIN §IV).
+
+    A time slot of a request is a step in which it decodes: `assign` comes before it, `observe` after it. Between two
+    `observe` of a request `assign` may come several times, and answers the same as long as the same requests ask.
+    """
+
+    def assign(self, requests: Sequence[Request], cost: SwitchCost) -> list[int | None]:
+        """The drafter of each request in its next slot; None for one that no drafter has room for.
+
+        Never more of them than a drafter's batch limit B_j. Empty for no requests.
+        """
+        ...
+
+    def observe(self, request: Request, drafter: int | None, tokens: int, seconds: float) -> None:
+        """In its slot the request got so many tokens, the target's own among them, from drafting and verifying that
+        took so long, catching up left out; the drafter is the one that `assign` said."""
+        ...
+
+    def ahead(self, request: Request) -> int | None:
+        """The drafter that the request is likeliest to change to next, None if to none: its KV may be computed while
+        that one idles (§IV-C)."""
+        ...
+
+    def forget(self, request: Request) -> None:
+        """The request has ended."""
+        ...
