@@ -100,7 +100,7 @@ def main() -> None:
     one, both = {"perfect": 1}, {"conditioned": 1, "perfect": 1}
     tight = {"kv_cache_tokens": 160, "memory": "swap", "max_num_seqs": 3}
     for devices, parts, tree, more in (
-        (both, None, "chain", {}), (one, 3, "auto", {}), (both, 2, "chain", tight), ({}, 2, "auto", {}),
+        (both, None, "chain", {}), (one, 3, "auto", {"draft": ["perfect"]}), (both, 2, "chain", tight), ({}, 2, "auto", {}),
     ):  # fmt: skip
         with start(draft_devices=devices, micro_batches=parts, tree=tree, draft_choice="single", **more) as llm:
             choice = switch(llm, 2)

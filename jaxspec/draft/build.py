@@ -39,12 +39,13 @@ def build(
     drawing = _drawing(config, models)
     devices = _devices(config, models)
     largest = executor.shapes[-1]
-    shapes = draft_lattice(largest.tokens, largest.trees, largest.pages)
+    sizes = largest.tokens, largest.trees, largest.pages
     side_by_side: list[Drafter] = []
     for name, model in models.items():
         if model is None:
             side_by_side.append(NgramDrafter())
             continue
+        shapes = draft_lattice(*sizes, fine=name in devices)
         runner = DraftRunner(
             name, *model, executor, executor.layers, shapes, num_pages, config.page_size, config.dtype,
             BEAMS if drawing is None else [drawing], devices.get(name),

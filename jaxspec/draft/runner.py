@@ -28,10 +28,16 @@ from jaxspec.step.target import split
 BEAMS = Beam(1), Beam(4)
 
 
-def draft_lattice(max_tokens: int, max_requests: int, pages: int) -> list[BatchShape]:
-    """Shapes of rounds, by requests and then tokens: few tokens to catch up with, or those of prompts."""
+def draft_lattice(max_tokens: int, max_requests: int, pages: int, fine: bool = False) -> list[BatchShape]:
+    """Shapes of rounds, by requests and then tokens: few tokens to catch up with, or those of prompts.
+
+    `fine`: for halves and quarters of batches too, so that a part of the requests takes a part of the time.
+    """
+    sizes = [(1, 8), (1, 64), (4, 32), (16, 64), (64, 256), (256, 512), (1024, 2048)]
+    if fine:
+        sizes += [(requests, 2 * requests) for requests in (2, 4, 8, 16, 32, 64, 128)]
     shapes = set()
-    for requests, tokens in ((1, 8), (1, 64), (4, 32), (16, 64), (64, 256), (256, 512), (1024, 2048)):
+    for requests, tokens in sizes:
         r = min(requests, max_requests)
         shapes |= {BatchShape(min(tokens, max_tokens), r, r, pages), BatchShape(max_tokens, r, r, pages)}
     return sorted(shapes, key=lambda s: (s.trees, s.tokens))
@@ -104,7 +110,7 @@ class DraftRunner:
             self._rounds[shape, width] = lowered.compile()
 
         jobs = [(f"{self.name} {s.trees}×{s.tokens}", partial(compile, s, w)) for s in self.shapes for w in self.widths]
-        return [*jobs, (f"{self.name} features", self._compile_fetch)] if self.apart else jobs
+        return [*jobs, (f"{self.name} features", self._compile_fetch)] if self.apart and self.conditioned else jobs
 
     def _compile_fetch(self) -> None:
         def fetch(features: jax.Array, slots: jax.Array) -> jax.Array:

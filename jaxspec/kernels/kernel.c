@@ -62,19 +62,27 @@ static int failed(const XLA_FFI_Api *api, XLA_FFI_Error *error) {
   return 1;
 }
 
+/* What $JAXSPEC_THREADS allows a kernel, 0: as many as there are. */
+static int64_t allowed(void) {
+  const char *text = getenv("JAXSPEC_THREADS");
+  return text ? atoll(text) : 0;
+}
+
 void parallel_for(XLA_FFI_CallFrame *frame, int64_t units, Unit *unit, const void *work, size_t size) {
   const XLA_FFI_Api *api = frame->api;
   int64_t threads = 1;
   XLA_FFI_ThreadPool_NumThreads_Args count = {
       .struct_size = XLA_FFI_ThreadPool_NumThreads_Args_STRUCT_SIZE, .ctx = frame->ctx, .num_threads = &threads};
   Job *job = NULL;
-  if (units > 1 && !failed(api, api->XLA_FFI_ThreadPool_NumThreads(&count)) && threads > 1)
+  const int64_t most = allowed();
+  if (units > 1 && most != 1 && !failed(api, api->XLA_FFI_ThreadPool_NumThreads(&count)) && threads > 1)
     job = malloc(sizeof(Job) + size);
   if (!job) {
     for (int64_t u = 0; u < units; u++) unit(work, u);
     return;
   }
   if (threads > units) threads = units;
+  if (most > 0 && threads > most) threads = most;
   atomic_init(&job->next, 0);
   atomic_init(&job->done, 0);
   atomic_init(&job->holders, (int)threads);

@@ -64,7 +64,7 @@ def median_seconds(run: Callable[[], None], repeats: int = 5) -> float:
 
 
 def device() -> str:
-    """What the programs run on: the accelerator's kind, or the CPU's name and how many cores of it we may use."""
+    """What the programs run on: the accelerator's kind, or the CPU's name and how much of it we may use."""
     first = jax.devices()[0]
     if first.platform != "cpu":
         return first.device_kind
@@ -74,4 +74,5 @@ def device() -> str:
         lines = []
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{name or platform.processor() or platform.machine()} × {cores}"
+    limits = [os.environ.get(limit, "") for limit in ("JAXSPEC_THREADS", "XLA_FLAGS")]
+    return f"{name or platform.processor() or platform.machine()} × {cores} {' '.join(limits)}".rstrip()
