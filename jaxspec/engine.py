@@ -95,10 +95,9 @@ class Engine:
         if self._predictions:
             self._predictions.warm_up(progress)
         self._times = StepTimes(self._executor.profile())
-        self._speculator = (
-            build(config, self._executor, models, pages, self._times, progress, clock) if models else None
-        )
-        self._host = host_pool(config, self._executor, runners(self._speculator), progress)
+        #: Decides on drafts; between requests another may take its place (benchmarks do that).
+        self.speculator = build(config, self._executor, models, pages, self._times, progress, clock) if models else None
+        self._host = host_pool(config, self._executor, runners(self.speculator), progress)
         self._executor.settled()
         self._pool = PagePool(pages, config.page_size, config.prefix_caching)
         costs = swap_costs(config, self._executor, self._host)
@@ -221,7 +220,7 @@ class Engine:
             spared = 0
             if slo.ttft is not None and params.prompt_logprobs is None:
                 spared = self._pool.cached(prompt_ids, len(prompt_ids) - 1)
-            levels = DEPTH if self._speculator else 0
+            levels = DEPTH if self.speculator else 0
             check_possible(slo, least(self._times, levels, len(prompt_ids) - spared), self.config.slo.slo)
         return most
 
@@ -235,7 +234,7 @@ class Engine:
     def stats(self) -> EngineStats:
         return snapshot(
             self._counters, self._scheduler, self._executor, self._host, self._queued, self._promises.refused,
-            self._predictions.counts if self._predictions else None,
+            self._predictions.counts if self._predictions else None, self.speculator,
         )  # fmt: skip
 
     def reset_stats(self) -> None:
@@ -297,7 +296,7 @@ class Engine:
     def _step(self) -> None:
         """One turn: plan, launch, hand out the last step's tokens, read, take in."""
         begun = self._clock()
-        speculator = self._speculator
+        speculator = self.speculator
         if self._predictions:
             self._predictions.apply(self._scheduler.predicted, begun)
         ahead = speculator.lookahead(self._scheduler.running, begun) if speculator else NO_DRAFTS
@@ -352,15 +351,15 @@ class Engine:
         return self._sessions[request.id].choosing()
 
     def _micro_batches(self, work: Sequence[Work]) -> Sequence[Sequence[Work]]:
-        return split(work, self._speculator, self.config.micro_batches) if self._speculator else [work]
+        return split(work, self.speculator, self.config.micro_batches) if self.speculator else [work]
 
     def _take_in(self, part: Part, decision: np.ndarray, now: float) -> dict[str, Outcome]:
         """What became of the part's requests, by their ids."""
         outcomes = {}
         for result in part.results(decision):
             session, draft, path = result.session, result.draft, result.path
-            if self._speculator and result.work.samples:
-                self._speculator.observe(session.request, [n - 1 for n in path[1:]] if path else ())
+            if self.speculator and result.work.samples:
+                self.speculator.observe(session.request, [n - 1 for n in path[1:]] if path else ())
             outcome = session.absorb(result.work, result.tokens, part.flight.logprobs, result.choice, now, path)
             if path is not None and draft is not None:
                 outcome = replace(outcome, proposed=len(draft), accepted=len(path) - 1)
@@ -410,8 +409,8 @@ class Engine:
             self._sessions.pop(request_id, None)
             self._promises.release(request_id)
         self._last_token.pop(request_id, None)
-        if self._speculator:
-            self._speculator.forget(session.request)
+        if self.speculator:
+            self.speculator.forget(session.request)
         if self._predictions:
             self._predictions.ended(request_id, session.metrics.output_tokens, session.own_end(self._eos))
         for observe in self.observers:

@@ -13,6 +13,7 @@ from jaxspec.sched.admission import Experience
 if TYPE_CHECKING:
     from jaxspec.sched.plan import Work
     from jaxspec.sched.scheduler import Scheduler
+    from jaxspec.sched.speculator import Speculator
     from jaxspec.step.executor import Executor
     from jaxspec.step.packing import Packed
     from jaxspec.step.swap import HostPool
@@ -88,6 +89,9 @@ class EngineStats:
     accepted_tokens: int = 0
     verifications: int = 0
     accepted_by_level: tuple[int, ...] = ()
+    #: Requests' changes from one drafter to another (with a `draft_choice`), and seconds of computing their KV anew.
+    drafter_switches: int = 0
+    drafter_switch_seconds: float = 0.0
     predictions: PredictionCounts = field(default_factory=PredictionCounts)
     #: Requests that strict admission has turned away, since the start.
     slo_refused: int = 0
@@ -101,6 +105,7 @@ def snapshot(
     queued: int,
     refused: int,
     predictions: PredictionCounts | None,
+    speculator: Speculator | None,
 ) -> EngineStats:
     """How an engine's parts stand now. `queued` requests have not come to the scheduler yet."""
     c = counters
@@ -133,6 +138,8 @@ def snapshot(
         accepted_tokens=c.speculation.accepted,
         verifications=c.speculation.verifications,
         accepted_by_level=tuple(c.speculation.by_level),
+        drafter_switches=speculator.switches if speculator else 0,
+        drafter_switch_seconds=speculator.switch_seconds if speculator else 0.0,
         predictions=replace(predictions) if predictions else PredictionCounts(),
         slo_refused=refused,
     )

@@ -123,8 +123,8 @@ class LbssSettings(Section):
     """SPIN §IV-B; the paper's symbols in brackets."""
 
     #: Slots of each epoch in which random drafters are tried (α), and how many in a row are one drafter's (β).
-    exploration: PositiveInt = 6
-    chunk: PositiveInt = 2
+    exploration: PositiveInt = 2
+    chunk: PositiveInt = 1
     #: What a second spent on changing the drafter counts, in seconds of drafting (λ).
     switch_weight: NonNegativeFloat = 1.0
     #: Whether a request starts from what similar ones did on each drafter, and how many slots of its own that counts.

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxspec.sched.draft_choice.choice import DraftChoice
 from jaxspec.sched.drafter import ChoosingOf, Drafter, Proposal
 from jaxspec.sched.plan import Lookahead, Work
 from jaxspec.sched.request import Request
@@ -21,6 +21,9 @@ from jaxspec.sched.trees.candidates import Candidates, Draft
 from jaxspec.sched.trees.forest import Forest
 from jaxspec.sched.trees.policy import TreePolicy
 from jaxspec.sched.trees.preorder import preorders
+
+if TYPE_CHECKING:
+    from jaxspec.sched.draft_choice import DraftChoice
 
 #: Most levels of a draft tree, and most nodes of one request in a step.
 DEPTH, MOST_NODES = 8, 32

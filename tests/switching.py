@@ -77,7 +77,7 @@ class Switching:
 
 def switch(llm: LLM, slots: int = 1) -> Switching:
     """Let the requests of this engine change drafters so."""
-    speculator = llm.engine._speculator
+    speculator = llm.engine.speculator
     assert speculator is not None
     speculator.choice = choice = Switching(len(speculator.drafters), slots)
     return choice
@@ -100,8 +100,11 @@ def main() -> None:
     one, both = {"perfect": 1}, {"conditioned": 1, "perfect": 1}
     tight = {"kv_cache_tokens": 160, "memory": "swap", "max_num_seqs": 3}
     for devices, parts, tree, more in (
-        (both, None, "chain", {}), (one, 3, "auto", {"draft": ["perfect"]}), (both, 2, "chain", tight), ({}, 2, "auto", {}),
-    ):  # fmt: skip
+        (both, None, "chain", {}),
+        (one, 3, "auto", {"draft": ["perfect"]}),
+        (both, 2, "chain", tight),
+        ({}, 2, "auto", {}),
+    ):
         with start(draft_devices=devices, micro_batches=parts, tree=tree, draft_choice="single", **more) as llm:
             choice = switch(llm, 2)
             assert answers(llm) == answers(llm) == plain, (devices, parts, tree)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxspec.config import ConfigError, EngineConfig
-from jaxspec.sched import draft_choice
 from jaxspec.sched.drafter import Drafter
 from jaxspec.sched.speculator import DEPTH, Speculator
 from jaxspec.sched.steptimes import StepTimes
@@ -44,6 +43,8 @@ def arrange(
         raise ConfigError(f"draft_limits: no drafter {', '.join(unknown)} here (there are: {', '.join(names)})")
     chosen = None
     if config.draft_choice != "fastest":
+        from jaxspec.sched import draft_choice  # SciPy's solver takes half a second to import
+
         limits = [config.draft_limits.get(name, config.max_num_seqs) for name in names]
         sizes = [d.seconds(1, 1, 1, d.widths[0]) for d in drafters]
         rng = np.random.default_rng(config.policy_seed)

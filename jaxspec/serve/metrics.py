@@ -153,5 +153,7 @@ def _counters(s: EngineStats) -> list[tuple[str, str, float]]:
         ("spec_decode_num_drafts", "Verifications: steps of a request in which it had a draft.", s.verifications),
         ("spec_decode_num_draft_tokens", "Draft tokens verified.", s.draft_tokens),
         ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", s.accepted_tokens),
+        ("spec_decode_drafter_switches", "Changes of a request's drafter.", s.drafter_switches),
+        ("spec_decode_drafter_switch_seconds", "Time for computing their KV anew.", s.drafter_switch_seconds),
         ("slo_refused", "Requests refused because their latency target could not be kept.", s.slo_refused),
     ]

@@ -45,13 +45,13 @@ class Lbss:
     of the stage that it takes: `switch_weight` (λ) · goodput · seconds to switch / seconds the stage still lasts, in
     tokens per second too. It is more than the whole goodput where the stage is too short to pay for it.
 
-    With a `prior`, `prior_slots` mean slots of similar requests count as if they were each request's own, and once
-    they say something about every drafter, newcomers skip their first exploration.
+    With a `prior`, `prior_slots` mean slots of similar requests, from their explorations, count as if they were each
+    request's own, and once they say something about every drafter, newcomers skip their first exploration.
     """
 
     def __init__(self, limits: Sequence[int], rng: np.random.Generator, settings: LbssSettings) -> None:
         self._limits, self._rng, self._settings = list(limits), rng, settings
-        self._prior = Prior(len(limits), settings.prior_slots)
+        self._prior = Prior(len(limits), settings.prior_slots) if settings.prior else None
         self._learners: dict[str, _Learner] = {}
         #: Whom the matching was solved for; None: it is to be solved.
         self._matched: set[str] | None = None
@@ -71,7 +71,7 @@ class Lbss:
             slot = tokens, seconds, 1
             learner.seen[drafter] += slot
             learner.present = drafter
-            if learner.clock.exploring:
+            if self._prior is not None and learner.clock.exploring:
                 self._prior.observe(learner.kind, drafter, slot)
         if learner.clock.tick():
             learner.drafter = None
@@ -96,7 +96,7 @@ class Lbss:
     def _learner(self, request: Request) -> _Learner:
         learner = self._learners.get(request.id)
         if learner is None:
-            skips = self._settings.prior and self._prior.informed
+            skips = self._prior is not None and self._prior.informed
             clock = Clock(self._settings.exploration, self._settings.chunk, exploring=not skips)
             seen = np.zeros((len(self._limits), 3))
             learner = _Learner(clock, Prior.kind(request.prompt_len), seen, self._draw())
@@ -115,7 +115,7 @@ class Lbss:
             else:  # those that sat out a step may have lost their place
                 x.drafter = None
                 beginning.append(x)
-        self._rng.shuffle(beginning)  # pyright: ignore[reportArgumentType]
+        self._rng.shuffle(beginning)
         without = [x for x in beginning if not self._take(x, x.drawn, room)]
         for x in without:
             if free := [j for j, n in enumerate(room) if n]:
@@ -154,9 +154,9 @@ class Lbss:
     def _known(self, learners: Sequence[_Learner]) -> np.ndarray:
         """Tokens, seconds and slots, the prior's among them `[learners, drafters, 3]`."""
         seen = np.array([x.seen for x in learners])
-        if not self._settings.prior:
+        if (prior := self._prior) is None:
             return seen
-        means = {kind: self._prior.mean(kind) for kind in {x.kind for x in learners}}
+        means = {kind: prior.mean(kind) for kind in {x.kind for x in learners}}
         return seen + self._settings.prior_slots * np.array([means[x.kind] for x in learners])
 
 

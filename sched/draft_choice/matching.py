@@ -13,14 +13,16 @@ def match(gains: np.ndarray, limits: Sequence[int]) -> list[int | None]:
     greatest there is.
 
     Drafter j takes no more than `limits[j]` requests. As many as possible are matched, also where their gains are
-    negative. Raises `ValueError` for gains that are not numbers.
+    negative. Raises `ValueError` for gains that are not finite.
     """
     requests, drafters = gains.shape
     matched: list[int | None] = [None] * requests
     if not gains.size:
         return matched
+    if not np.isfinite(gains).all():
+        raise ValueError("gains are not finite")
     best = gains.argmax(1)
-    if np.isfinite(gains).all() and (np.bincount(best, minlength=drafters) <= limits).all():
+    if (np.bincount(best, minlength=drafters) <= limits).all():
         return best.tolist()
     # A replica of a drafter for each request it may take.
     replicas = np.repeat(np.arange(drafters), [min(b, requests) for b in limits])

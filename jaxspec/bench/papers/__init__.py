@@ -10,9 +10,9 @@ import argparse
 from importlib.util import find_spec
 
 from jaxspec.bench.errors import BenchError
-from jaxspec.bench.papers import adaserve, alise, laps_sd, ssjf
+from jaxspec.bench.papers import adaserve, alise, laps_sd, spin, ssjf
 
-PAPERS = {"ssjf": ssjf, "laps_sd": laps_sd, "alise": alise, "adaserve": adaserve}
+PAPERS = {"ssjf": ssjf, "laps_sd": laps_sd, "alise": alise, "adaserve": adaserve, "spin": spin}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -202,9 +202,9 @@ def shares_of_a_step(setting: Setting, name: str) -> dict[str, float]:
         np.zeros(CROWD), setting.short.input[rows], np.full(CROWD, WRITTEN), np.full(CROWD, np.nan), tpot
     )  # fmt: skip
     run = simulation(SYSTEMS[name], setting.machine, work, 0)
-    assert run.speculator is not None and run.drafter is not None
-    spent: dict[str, float] = {}
-    for owner, what in ((run.speculator, "lookahead"), (run.speculator, "draft"), (run.drafter, "propose")):
+    assert run.speculator is not None
+    (drafter,), spent = run.drafters, dict[str, float]()
+    for owner, what in ((run.speculator, "lookahead"), (run.speculator, "draft"), (drafter, "propose")):
         setattr(owner, what, timed(getattr(owner, what), what, spent))
     served = run.run()
     # What stands in for the drafter computes on the host too: that is not the selection's.

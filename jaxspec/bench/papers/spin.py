@@ -1,0 +1,43 @@
+"""SPIN (arXiv 2503.15921): heterogeneous drafters chosen for each request, verification without padding, a pipeline.
+
+Without --engine, --verification or --pipeline, its experiments at paper scale in the simulator. Writes a page of
+tables beside the paper's figures, plots, and the numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from jaxspec.bench.errors import BenchError
+from jaxspec.bench.papers import page, spin_engine, spin_options, spin_pipeline
+from jaxspec.bench.papers.spin_page import draw, sections
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--verification", action="store_true", help="packed steps beside padded ones (Fig. 12)")
+    kind.add_argument("--pipeline", action="store_true", help="micro-batches on the engine (Fig. 13)")
+    spin_options.add_data(parser)
+    spin_engine.add_arguments(parser)
+    spin_pipeline.add_arguments(parser)
+    spin_options.add_verification(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises `BenchError` where the data cannot be read or nothing can be run."""
+    out = Path(args.out)
+    if args.engine:
+        kind, numbers = "engine", spin_engine.on_engine(args)
+    elif args.pipeline:
+        kind, numbers = "pipeline", spin_pipeline.pipelined(args)
+    elif args.verification:
+        from jaxspec.bench.papers.spin_verification import verification
+
+        kind, numbers = "verification", verification(args)
+    else:
+        raise BenchError("one of --engine, --pipeline and --verification is needed")
+    kept = page.keep(out / "spin.json", kind, numbers, args.json)
+    page.write(out / "spin.md", "SPIN", sections(kept))
+    draw(out, kept)
+    return 0
