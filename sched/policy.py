@@ -124,12 +124,14 @@ class LbssSettings(Section):
 
     #: Slots of each epoch in which random drafters are tried (α), and how many in a row are one drafter's (β).
     exploration: PositiveInt = 2
-    chunk: PositiveInt = 1
+    chunk: PositiveInt = 2
     #: What a second spent on changing the drafter counts, in seconds of drafting (λ).
     switch_weight: NonNegativeFloat = 1.0
     #: Whether a request starts from what similar ones did on each drafter, and how many slots of its own that counts.
     prior: bool = True
-    prior_slots: NonNegativeFloat = 4.0
+    prior_slots: NonNegativeFloat = 16.0
+    #: Where that says something of every drafter, the epoch in whose exploitation requests begin.
+    prior_epoch: int = Field(default=4, ge=1, le=32)
 
     @model_validator(mode="after")
     def _a_chunk_is_part_of_an_exploration(self) -> Self:

@@ -210,14 +210,17 @@ class Speculator:
 
     def _open_slots(self, work: Sequence[Work], proposed: Sequence[tuple[Work, int, Candidates]], tokens: int) -> None:
         """What the step takes each request: as profiled and kept up to date, so that a pause of the machine is nobody's
-        fault, and without computing KV that a change of drafter made necessary, which is the change's."""
+        fault, and without computing KV that a change of drafter made necessary, which is the change's.
+
+        Rounds beside the target take time from all, those of a drafter apart from the requests that it drafts for.
+        """
         drafted = {w.request.id: i for w, i, _ in proposed}
-        sizes = Counter(drafted.values())
-        rounds = {i: self.speculations[i].usual_round(n) for i, n in sizes.items()}
+        rounds = {i: self.speculations[i].usual_round(n) for i, n in Counter(drafted.values()).items()}
+        common = self.step.of(tokens) + sum(s for i, s in rounds.items() if not self.drafters[i].apart)
         for w in work:
-            if w.request.id in self._assigned:
-                drafting = rounds[drafted[w.request.id]] if w.request.id in drafted else 0.0
-                self._slots[w.request.id] = drafting + self.step.of(tokens)
+            if (name := w.request.id) in self._assigned:
+                apart = name in drafted and self.drafters[drafted[name]].apart
+                self._slots[name] = common + (rounds[drafted[name]] if apart else 0.0)
 
     def _select(
         self, proposed: Sequence[tuple[Work, int, Candidates]], forest: Forest, tokens: int, now: float

@@ -125,7 +125,8 @@ class Drafter:
 
     def generate(self, prompts: list[list[int]], _: SamplingParams) -> list[Any]:
         self.asked += len(prompts)
-        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=list(prompt))]) for prompt in prompts]
+        metrics = SimpleNamespace(e2e=2.0)
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=list(p))], metrics=metrics) for p in prompts]
 
 
 def test_acceptance_is_counted_in_measured_turns():
@@ -136,6 +137,7 @@ def test_acceptance_is_counted_in_measured_turns():
     turns = alternate(contenders, SamplingParams(), 1, 3, lambda: advanced.append(1))
     assert len(advanced) == 8 and [len(own) for own in turns] == [3, 3]
     assert turns[0][0].counts == {"draft_tokens": 10, "accepted_tokens": 4, "verifications": 2}
+    assert turns[0][0].e2e == 2.0
     plain, draft = judge(contenders, turns, 1)
     assert (draft["draft_tokens"], draft["accepted_tokens"], draft["verifications"]) == (30, 12, 6)
     assert (draft["acceptance_rate"], draft["mean_accepted_length"]) == (0.4, 3.0)
@@ -151,7 +153,7 @@ def test_answers_agree_token_for_token_in_every_turn():
     )
 
     def turn(seconds: float, *answers: list[int]) -> Turn:
-        return Turn(seconds, list(answers), {"draft_tokens": 0, "accepted_tokens": 0, "verifications": 0})
+        return Turn(seconds, list(answers), {"draft_tokens": 0, "accepted_tokens": 0, "verifications": 0}, 2 * seconds)
 
     baseline = [turn(1.0, [1, 2], [3], [4]), turn(2.0, [1, 2], [3], [4])]
     other = [turn(0.5, [1, 2], [3], [4]), turn(1.0, [1, 2], [3, 3], [5])]
@@ -159,6 +161,7 @@ def test_answers_agree_token_for_token_in_every_turn():
     assert (a["tokens_per_s"], b["tokens_per_s"]) == ([4, 2], [8, 5])
     assert (a["agreeing_requests"], b["agreeing_requests"]) == (3, 1)
     assert (a["ratio"], b["ratio"]) == (1.0, pytest.approx(6.5 / 3))
+    assert (a["e2e_ratio"], b["e2e_ratio"], b["mean_e2e_s"]) == (1.0, 0.5, [1.0, 2.0])
     assert b["acceptance_rate"] is None and b["mean_accepted_length"] is None
 
 

@@ -294,6 +294,6 @@ def test_who_comes_while_little_is_known_of_one_drafter_explores():
 
 
 def test_a_request_unlike_the_others_finds_its_own_best():
-    policy = informed([UNLIMITED] * 3, (8.0, 2.0, 2.0))
+    policy = informed([UNLIMITED] * 3, (8.0, 2.0, 2.0), prior_slots=4, prior_epoch=2)
     drafters = history(policy, np.array([[2.0, 2.0, 8.0]]), 300)[:, 0]
     assert drafters[0] == 0 and (drafters[200:] == 2).mean() > 0.9

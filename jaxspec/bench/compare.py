@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,11 +46,13 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One pass over all prompts: wall time in seconds, each answer's token ids, growth of each of `COUNTERS`."""
+    """One pass over all prompts: wall time in seconds, each answer's token ids, growth of each of `COUNTERS`, and mean
+    completion time of the requests (E2E) in seconds."""
 
     seconds: float
     answers: list[list[int]]
     counts: dict[str, int]
+    e2e: float
 
     @property
     def speed(self) -> float:
@@ -71,7 +73,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument("--concurrency", type=options.count, nargs="+", metavar="N", help=at_once)
     work.add_argument("--num-prompts", type=options.count, default=32, metavar="N", help="default: 32")
     work.add_argument("--max-tokens", type=options.count, default=128, metavar="N", help="default: 128")
-    work.add_argument("--prompts", metavar="JSONL", help='a file of {"turns": [text, ...]} (default: built-in ones)')
+    work.add_argument(
+        "--prompts", nargs="+", metavar="JSONL",
+        help='files of {"turns": [text, ...]}, of several as many prompts each (default: built-in ones)',
+    )  # fmt: skip
     work.add_argument("--input-tokens", type=options.span, metavar="N|LOW:HIGH", help="prompts of this length")
     work.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0")
     work.add_argument("--ignore-eos", action="store_true", help="always write --max-tokens tokens")
@@ -87,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         overrides = parse_overrides(args.set)
-        texts = prompts.load(args.prompts) if args.prompts else list(prompts.PROMPTS)
+        texts = prompts.mixed([prompts.load(path) for path in args.prompts]) if args.prompts else list(prompts.PROMPTS)
         params = SamplingParams(
             temperature=args.temperature, max_tokens=args.max_tokens, ignore_eos=args.ignore_eos, seed=args.seed
         )
@@ -174,7 +179,8 @@ def take_turn(contender: Contender, params: SamplingParams, level: int) -> Turn:
     seconds = time.perf_counter() - begin
     after = llm.engine.stats()
     counts = {name: getattr(after, name, 0) - getattr(before, name, 0) for name in COUNTERS}
-    return Turn(seconds, [output.outputs[0].token_ids for output in outputs], counts)
+    e2e = [output.metrics.e2e or 0.0 for output in outputs]
+    return Turn(seconds, [output.outputs[0].token_ids for output in outputs], counts, fmean(e2e) if e2e else 0.0)
 
 
 def judge(contenders: Sequence[Contender], turns: Sequence[Sequence[Turn]], level: int) -> list[dict[str, Any]]:
@@ -196,6 +202,8 @@ def judge(contenders: Sequence[Contender], turns: Sequence[Sequence[Turn]], leve
                 "output_tokens": [sum(map(len, turn.answers)) for turn in own],
                 "median": median(speeds), "lowest": min(speeds), "highest": max(speeds),
                 "ratio": median(speeds) / (results[0]["median"] if results else median(speeds)),
+                "mean_e2e_s": [turn.e2e for turn in own],
+                "e2e_ratio": median(turn.e2e for turn in own) / median(turn.e2e for turn in turns[0]),
                 "draft_tokens": drafted, "accepted_tokens": accepted, "verifications": verified,
                 "acceptance_rate": accepted / drafted if drafted else None,
                 "mean_accepted_length": 1 + accepted / verified if verified else None,
@@ -209,7 +217,8 @@ def show(results: Sequence[Mapping[str, Any]], requests: int) -> None:
     """A row for each concurrency and preset; what comes of drafting only if something was drafted."""
     columns = {
         "median": ("median", "{:.1f}"), "lowest": ("lowest", "{:.1f}"), "highest": ("highest", "{:.1f}"),
-        "ratio": ("ratio", "{:.3f}"), "same\nanswers": ("agreeing_requests", f"{{}}/{requests}"),
+        "ratio": ("ratio", "{:.3f}"), "mean E2E\nratio": ("e2e_ratio", "{:.3f}"),
+        "same\nanswers": ("agreeing_requests", f"{{}}/{requests}"),
     }  # fmt: skip
     if any(r["draft_tokens"] for r in results):
         columns |= {"accepted": ("acceptance_rate", "{:.1%}"), "mean\nlength": ("mean_accepted_length", "{:.2f}")}

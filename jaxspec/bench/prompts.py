@@ -96,6 +96,11 @@ def load(path: str | Path) -> list[str]:
     return texts
 
 
+def mixed(kinds: Sequence[Sequence[str]]) -> list[str]:
+    """As many texts of each kind, as many as the smallest has, in turns."""
+    return [text for together in zip(*kinds, strict=False) for text in together]
+
+
 def choose(texts: Sequence[str], count: int, rng: np.random.Generator) -> list[str]:
     """`count` of `texts` in random order; each comes up once before any is repeated."""
     picked: list[str] = []

@@ -46,7 +46,8 @@ class Lbss:
     tokens per second too. It is more than the whole goodput where the stage is too short to pay for it.
 
     With a `prior`, `prior_slots` mean slots of similar requests, from their explorations, count as if they were each
-    request's own, and once they say something about every drafter, newcomers skip their first exploration.
+    request's own. Once they say something about every drafter, newcomers begin in the exploitation of epoch
+    `prior_epoch`: short answers are not spent on exploring.
     """
 
     def __init__(self, limits: Sequence[int], rng: np.random.Generator, settings: LbssSettings) -> None:
@@ -97,7 +98,9 @@ class Lbss:
         learner = self._learners.get(request.id)
         if learner is None:
             skips = self._prior is not None and self._prior.informed
-            clock = Clock(self._settings.exploration, self._settings.chunk, exploring=not skips)
+            clock = Clock(self._settings.exploration, self._settings.chunk)
+            if skips:
+                clock.exploring, clock.epoch = False, self._settings.prior_epoch
             seen = np.zeros((len(self._limits), 3))
             learner = _Learner(clock, Prior.kind(request.prompt_len), seen, self._draw())
             self._learners[request.id] = learner
