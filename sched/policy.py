@@ -148,11 +148,13 @@ class PolicyConfig(BaseModel):
     #: Who goes first.
     order: Literal["fcfs", "sjf", "pairwise", "priority", "las", "laps_sd", "alise"] = "fcfs"
     #: Who says how many tokens a request will write. The oracles need its true length, or else take its max_tokens;
-    #: proxy and retrieval read its prompt, and tell when it may be running already.
-    predictor: Literal["none", "oracle", "noisy_oracle", "proxy", "retrieval"] = "none"
+    #: proxy and retrieval read its prompt, and tell when it may be running already; auto: proxy, where one comes with
+    #: the package for the model or is named, else none.
+    predictor: Literal["none", "auto", "oracle", "noisy_oracle", "proxy", "retrieval"] = "none"
     #: noisy_oracle: σ of its log-normal error. 0.5: two of three predictions are within a factor of 1.65.
     predictor_noise: float = Field(default=0.5, ge=0)
-    #: proxy, retrieval: name or file of a trained predictor; unset: the one that comes with the package for the model.
+    #: proxy, retrieval, auto: name or file of a trained predictor; unset: the one that comes with the package for the
+    #: model.
     predictor_model: str | None = Field(default=None, min_length=1)
     retrieval: RetrievalSettings = RetrievalSettings()
     #: Seeds whatever a policy draws at random.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ import tiny
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.engine import Engine
 from jaxspec.outputs import OutputDelta, RequestMetrics
+from jaxspec.predict.build import build
 from jaxspec.sampling import SamplingParams
 from jaxspec.serve.metrics import ServerMetrics
 from predictors import FakePredictor
@@ -259,6 +261,19 @@ def test_a_predictor_that_is_not_there_is_named(compiled: str, settings: dict[st
     proxy = FakePredictor() if "retrieval" in settings else None
     with pytest.raises(ConfigError, match=says):
         Engine(config, model=tiny.model(), proxy=proxy)
+
+
+def test_auto_predicts_where_something_can(compiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig.load(None, **{**SETTINGS, "compilation_cache": compiled, "predictor": "auto"})
+    assert build(config, tiny.model(), time.monotonic) is None
+    assert build(config, tiny.model(), time.monotonic, FakePredictor()) is not None
+    named = config.model_copy(update={"predictor_model": "nowhere/x.safetensors"})
+    with pytest.raises(ConfigError, match="nowhere/x.safetensors"):
+        build(named, tiny.model(), time.monotonic)
+    loaded: list[str | None] = []
+    monkeypatch.setattr("jaxspec.predict.build.load_proxy", lambda name, model: loaded.append(model) or FakePredictor())
+    assert build(config, replace(tiny.model(), name="smollm2-135m"), time.monotonic) is not None
+    assert loaded == ["smollm2-135m"]
 
 
 @pytest.mark.slow

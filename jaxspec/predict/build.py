@@ -27,7 +27,9 @@ def build(
 
     `proxy` may be passed already loaded. Raises `ConfigError` naming the setting that does not work.
     """
-    if config.predictor not in ("proxy", "retrieval"):
+    if config.predictor not in ("auto", "proxy", "retrieval"):
+        return None
+    if config.predictor == "auto" and not (proxy or config.predictor_model or DEFAULT.get(model.name) in shipped()):
         return None
     predictor = proxy or load_proxy(config.predictor_model, model.name)
     if config.predictor == "retrieval":

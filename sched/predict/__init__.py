@@ -41,7 +41,7 @@ def corrected(predicted: float, request: Request) -> float:
 def build(policy: PolicyConfig) -> Predictor:
     """The predictor that the configuration names."""
     match policy.predictor:
-        case "none" | "proxy" | "retrieval":  # the last two read texts, which the scheduler does not know
+        case "none" | "auto" | "proxy" | "retrieval":  # the last three read texts, which the scheduler does not know
             return Nothing()
         case "oracle":
             return Oracle()
