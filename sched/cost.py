@@ -124,6 +124,10 @@ class Machine:
         return SwapCosts(page, page, self.cost.token, self.cost.weights)
 
 
+#: V100, data sheet (SXM2): see `opt_v100` for what is taken as reached of it.
+V100_BANDWIDTH, V100_ARITHMETIC = 0.8 * 900e9, 0.5 * 125e12
+
+
 def opt_v100(parameters: float, layers: int, width: int) -> Machine:
     """An OPT model on one V100 as in ALISE §4.1 and Fig. 2, FP16 weights, as a roofline.
 
@@ -132,10 +136,9 @@ def opt_v100(parameters: float, layers: int, width: int) -> Machine:
     and half of the arithmetic, as for `LLAMA_7B_L20`. Of the 34.1e9 bytes KV gets what the weights and 1e9 of
     activations leave of nine tenths, which is vLLM's rule.
     """
-    bandwidth, arithmetic, bus = 0.8 * 900e9, 0.5 * 125e12, 0.8 * 15.75e9
     kv = 2 * layers * width * 2
-    cost = Roofline(2 * parameters / bandwidth, 2 * parameters / arithmetic, kv / bandwidth)
-    return Machine(cost, kv, 0.9 * 34.1e9 - 2 * parameters - 1e9, bus)
+    cost = Roofline(2 * parameters / V100_BANDWIDTH, 2 * parameters / V100_ARITHMETIC, kv / V100_BANDWIDTH)
+    return Machine(cost, kv, 0.9 * 34.1e9 - 2 * parameters - 1e9, 0.8 * 15.75e9)
 
 
 #: ALISE's models; parameters, layers and width as in Zhang et al. 2022, Table 1 (ALISE's Table 1 gives 6.7B those of
@@ -144,6 +147,22 @@ OPT_V100: Mapping[str, Machine] = {
     "opt-2.7b": opt_v100(2.65e9, 32, 2560),
     "opt-6.7b": opt_v100(6.66e9, 32, 4096),
     "opt-13b": opt_v100(12.85e9, 40, 5120),
+}
+
+
+def llama_v100(parameters: float, layers: int, width: int, devices: int = 1) -> Machine:
+    """A LLaMA model, FP16, on so many V100 with tensor parallelism; what they tell each other is taken to cost
+    nothing."""
+    bandwidth, arithmetic, kv = devices * V100_BANDWIDTH, devices * V100_ARITHMETIC, 2 * layers * width * 2
+    cost = Roofline(2 * parameters / bandwidth, 2 * parameters / arithmetic, kv / bandwidth)
+    return Machine(cost, kv, devices * (0.9 * 34.1e9 - 1e9) - 2 * parameters, 0.8 * 15.75e9)
+
+
+#: Parameters, layers and widths as in Touvron et al. 2023 (LLaMA), Table 2; on as many V100 as in SPIN §VI-A.
+LLAMA_V100: Mapping[str, Machine] = {
+    "llama-7b": llama_v100(_LLAMA_7B, 32, 4096),
+    "llama-13b": llama_v100(13.02e9, 40, 5120, devices=2),
+    "llama-30b": llama_v100(32.53e9, 60, 6656, devices=4),
 }
 
 #: AdaServe §6.1: A100 SXM of 80 GB, 2,039 GB/s and 312 TFLOPS of FP16 with tensor cores (data sheet). Taken as reached
@@ -173,6 +192,7 @@ PAPER_SCALE: Mapping[str, Cost] = {
     "ssjf": SSJF,
     "llama-7b-l20": LLAMA_7B_L20,
     **{f"{model}-v100": machine.cost for model, machine in OPT_V100.items()},
+    **{f"{model}-v100": machine.cost for model, machine in LLAMA_V100.items()},
     **{f"{model}-a100": machine.cost for model, machine in LLAMA2_A100.items()},
     **{f"v100-{model}": v100(model) for model in V100_QUERY_MS},
 }

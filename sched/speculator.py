@@ -76,6 +76,7 @@ class Speculator:
         self._assigned: dict[str, int | None] = {}
         self._last: dict[str, int] = {}
         self._slots: dict[str, float] = {}
+        self._verifying = step.of(1)  # seconds of the last step
         #: Changes of a request's drafter so far, and the seconds of computing its KV anew.
         self.switches, self.switch_seconds = 0, 0.0
 
@@ -91,6 +92,8 @@ class Speculator:
         self._asked.clear()
         self._slots.clear()
         if self.choice:
+            if not any(drafter.apart for drafter in self.drafters):
+                self.choice.share(self._verifying, [spec.last_round for spec in self.speculations])
             drafters = self.choice.assign(decoding, self._switch_cost)
             self._assigned = {r.id: i for r, i in zip(decoding, drafters, strict=True)}
         if not decoding:
@@ -216,7 +219,8 @@ class Speculator:
         """
         drafted = {w.request.id: i for w, i, _ in proposed}
         rounds = {i: self.speculations[i].usual_round(n) for i, n in Counter(drafted.values()).items()}
-        common = self.step.of(tokens) + sum(s for i, s in rounds.items() if not self.drafters[i].apart)
+        self._verifying = self.step.of(tokens)
+        common = self._verifying + sum(s for i, s in rounds.items() if not self.drafters[i].apart)
         for w in work:
             if (name := w.request.id) in self._assigned:
                 apart = name in drafted and self.drafters[drafted[name]].apart

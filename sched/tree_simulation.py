@@ -42,7 +42,7 @@ class TreeSimulation(Simulation):
 
     def _time(self, plan: Plan, now: float) -> tuple[float, float]:
         self._drafts = {}
-        line = Timeline()
+        line = self._timeline()
         parts = split(plan.work, self.speculator, self._micro_batches) if self.speculator else [plan.work]
         for work in parts:
             drafts: dict[str, Draft] = {}
@@ -61,6 +61,10 @@ class TreeSimulation(Simulation):
         if self.speculator:
             self.speculator.prepare(plan.work, lambda _: None)
         return line.verified, line.verified
+
+    def _timeline(self) -> Timeline:
+        """When the step's micro-batches are drafted and verified."""
+        return Timeline()
 
     def _load(self, work: Sequence[Work], drafts: Mapping[str, Draft]) -> StepLoad:
         sizes = [w.count + len(drafts.get(w.request.id, ())) for w in work]

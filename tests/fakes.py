@@ -22,6 +22,12 @@ from jaxspec.stats import EngineStats
 RECITED = "Die Eule sagt: fünf Bücher, 漢字 und 🦉 — "
 
 
+def recited(tokens: int, start: int = 0) -> str:
+    """What the engine writes in so many tokens from a place on."""
+    text = RECITED.encode() * (start + tokens)
+    return text[start : start + tokens].decode("utf-8", "replace")
+
+
 class ByteTokenizer:
     """Ids 0 … 255 are the bytes, then come the tokens of `more`; the last one is special."""
 

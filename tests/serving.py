@@ -8,10 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import uvicorn
 
 from jaxspec.serve.app import ServerOptions, create_app
 from jaxspec.serve.run import bind, url_of
+
+CHAT = [{"role": "user", "content": "Hallo"}]
+COMPLETION = {"prompt": "x"}
 
 
 @contextmanager
@@ -36,3 +40,12 @@ def eventually(holds: Callable[[], bool], timeout: float = 10.0) -> None:
     while not holds():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.005)
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """What OpenAI's error object in the answer says."""
+    body = response.json()
+    assert body.keys() == {"error"}
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    return body["error"]

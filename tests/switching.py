@@ -19,7 +19,7 @@ import tiny
 from jaxspec import LLM, SamplingParams
 from jaxspec.draft import drafters
 from jaxspec.models.load import LoadedModel
-from jaxspec.sched.draft_choice import SwitchCost
+from jaxspec.sched.draft_choice import SwitchCost, Unlearned
 from jaxspec.sched.request import Request
 
 SIZES: Mapping[str, Any] = dict(
@@ -49,7 +49,7 @@ def start(**more: Any) -> LLM:
         return LLM(tiny.model(), **{**SIZES, "draft": ["ngram", "conditioned", "perfect"], **more})
 
 
-class Switching:
+class Switching(Unlearned):
     """Everyone changes the drafter in every slot; with `slots`, stays so many."""
 
     def __init__(self, drafters: int, slots: int = 1) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from bandit import best_by_trying, request
 from jaxspec.sched import Request
-from jaxspec.sched.draft_choice import DraftChoice, EpsilonGreedy, Greedy, Single, build, match
+from jaxspec.sched.draft_choice import DraftChoice, EpsilonGreedy, Greedy, Single, build, match, match_shared
 from jaxspec.sched.policy import LbssSettings
 
 UNLIMITED = 2**63
@@ -56,6 +57,40 @@ def test_matching_nobody_or_to_nothing():
 def test_gains_that_are_no_numbers_are_refused(value: float):
     with pytest.raises(ValueError, match="finite"):
         match(np.array([[1.0, value]]), [1, 1])
+
+
+@given(
+    st.integers(1, 4), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.sets(st.integers(0, 2)),
+    st.integers(0, 2**32 - 1),
+)  # fmt: skip
+@settings(deadline=None, max_examples=150)
+def test_on_one_device_the_best_of_all_assignments_by_what_a_step_takes(
+    requests: int, limits: list[int], busy: set[int], seed: int
+):
+    rng = np.random.default_rng(seed)
+    drafters = len(limits)
+    tokens, rounds = 1 + rng.exponential(1.0, (requests, drafters)), rng.exponential(0.5, drafters).tolist()
+    busy = {j for j in busy if j < drafters}
+
+    def speed(drafted: tuple[int | None, ...]) -> float:
+        used = busy | {j for j in drafted if j is not None}
+        given_ = sum(1.0 if j is None else tokens[i, j] for i, j in enumerate(drafted))
+        return given_ / (1.0 + sum(rounds[j] for j in used))
+
+    within = [
+        each
+        for each in product([None, *range(drafters)], repeat=requests)
+        if all(each.count(j) <= b for j, b in enumerate(limits))
+    ]
+    found = match_shared(tokens, limits, 1.0, rounds, busy)
+    assert tuple(found) in within
+    assert speed(tuple(found)) == pytest.approx(max(map(speed, within)))
+
+
+def test_a_drafter_that_is_used_anyway_costs_the_others_nothing():
+    tokens = np.array([[2.0, 2.5], [2.0, 1.0]])
+    assert match_shared(tokens, [2, 2], 1.0, [0.0, 0.5], set()) == [0, 0]
+    assert match_shared(tokens, [2, 2], 1.0, [0.0, 0.5], {1}) == [1, 0]
 
 
 # --- all policies ---

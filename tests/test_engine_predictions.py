@@ -268,7 +268,7 @@ def test_auto_predicts_where_something_can(compiled: str, monkeypatch: pytest.Mo
     assert build(config, tiny.model(), time.monotonic) is None
     assert build(config, tiny.model(), time.monotonic, FakePredictor()) is not None
     named = config.model_copy(update={"predictor_model": "nowhere/x.safetensors"})
-    with pytest.raises(ConfigError, match="nowhere/x.safetensors"):
+    with pytest.raises(ConfigError, match=r"nowhere/x\.safetensors"):
         build(named, tiny.model(), time.monotonic)
     loaded: list[str | None] = []
     monkeypatch.setattr("jaxspec.predict.build.load_proxy", lambda name, model: loaded.append(model) or FakePredictor())

@@ -297,3 +297,15 @@ def test_a_request_unlike_the_others_finds_its_own_best():
     policy = informed([UNLIMITED] * 3, (8.0, 2.0, 2.0), prior_slots=4, prior_epoch=2)
     drafters = history(policy, np.array([[2.0, 2.0, 8.0]]), 300)[:, 0]
     assert drafters[0] == 0 and (drafters[200:] == 2).mean() > 0.9
+
+
+def test_on_one_device_requests_share_a_drafter_unless_another_is_worth_its_round():
+    rates = np.array([[5.0, 3.0], [5.0, 3.0], [3.0, 5.0]])
+
+    def settled(rounds: list[float]) -> list[int]:
+        policy = lbss([UNLIMITED] * 2, exploration=20, chunk=1)
+        policy.share(1.0, rounds)
+        return history(policy, rates, 22)[-1].tolist()
+
+    assert settled([0.1, 0.1]) == [0, 0, 1]
+    assert settled([0.5, 0.5]) == [0, 0, 0]

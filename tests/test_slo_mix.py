@@ -19,7 +19,7 @@ from jaxspec.bench.__main__ import main
 from jaxspec.bench.errors import BenchError
 from jaxspec.bench.report import Sample
 from jaxspec.bench.slo_mix import SloMix, apportion, print_rows, rows, shares
-from test_bench import GAP_S, TOKENS, FakeServer, running
+from test_bench_serve import GAP_S, TOKENS, FakeServer, running
 
 TARGETS = {"strict": 10.0, "search": 24.0, "chat": 80.0}
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from jaxspec.sched.draft_choice import SwitchCost
+from jaxspec.sched.draft_choice import SwitchCost, Unlearned
 from jaxspec.sched.request import Request
 from jaxspec.sched.speculator import Speculator
 from jaxspec.sched.trees import Chain
@@ -15,7 +15,7 @@ from test_speculator import STEP, Fake, requests, round_of
 EVERYONE = list("0123")
 
 
-class Told:
+class Told(Unlearned):
     """Assigns what it was told, and remembers what it hears."""
 
     def __init__(self, drafters: dict[str, int | None], next_one: int | None = None) -> None:

@@ -217,11 +217,11 @@ def show(results: Sequence[Mapping[str, Any]], requests: int) -> None:
     """A row for each concurrency and preset; what comes of drafting only if something was drafted."""
     columns = {
         "median": ("median", "{:.1f}"), "lowest": ("lowest", "{:.1f}"), "highest": ("highest", "{:.1f}"),
-        "ratio": ("ratio", "{:.3f}"), "mean E2E\nratio": ("e2e_ratio", "{:.3f}"),
-        "same\nanswers": ("agreeing_requests", f"{{}}/{requests}"),
+        "ratio": ("ratio", "{:.3f}"), "E2E\nratio": ("e2e_ratio", "{:.3f}"),
+        "same": ("agreeing_requests", f"{{}}/{requests}"),
     }  # fmt: skip
     if any(r["draft_tokens"] for r in results):
-        columns |= {"accepted": ("acceptance_rate", "{:.1%}"), "mean\nlength": ("mean_accepted_length", "{:.2f}")}
+        columns |= {"accepted": ("acceptance_rate", "{:.1%}"), "mean\nlen.": ("mean_accepted_length", "{:.2f}")}
     # Without lines between its columns it fits into 80 characters.
     table = Table("at\nonce", title="output tokens/s", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("preset", overflow="fold")

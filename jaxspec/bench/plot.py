@@ -79,17 +79,34 @@ def turns(path: str | Path, panels: Mapping[str, Mapping[str, Sequence[float]]],
     """A dot a turn and a line at each median: a panel for every title, a column for every name. Raises `BenchError`."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(1 + 4 * len(panels), 4), layout="constrained")
+    most = max(map(len, panels.values()))
+    figure = Figure(figsize=(1 + max(4, 0.7 * most) * len(panels), 4), layout="constrained")
     for axes, (title, columns) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for i, values in enumerate(columns.values()):
             # From left to right as they were taken, so that a drift of the machine shows.
             axes.plot(i + np.linspace(-0.2, 0.2, len(values)), values, "o", alpha=0.7)
             axes.hlines(float(np.median(values)), i - 0.3, i + 0.3, colors=f"C{i}")
         axes.set(title=title, ylim=(0, None), xlim=(-0.5, len(columns) - 0.5))
-        axes.set_xticks(range(len(columns)), list(columns), rotation=15)
+        axes.set_xticks(range(len(columns)), list(columns), rotation=15 if most < 6 else 30, ha="right")
         axes.grid(alpha=0.3, axis="y")
     figure.supylabel(y_label)
     _save(figure, path)
+
+
+def bars(path: str | Path, panels: Mapping[str, Mapping[str, float]], y_label: str) -> None:
+    """A panel for every title, in it a bar for every name, the same in all. Raises `BenchError`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2 + 2.2 * len(panels), 3), layout="constrained")
+    for axes, (title, heights) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for i, (name, height) in enumerate(heights.items()):
+            axes.bar(i, height, label=name)
+        axes.set(title=title, xticks=[])
+        axes.grid(alpha=0.3, axis="y")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", fontsize="small")
+    figure.supylabel(y_label)
+    _save(figure, path, dpi=80)
 
 
 def _save(figure: Figure, path: str | Path, dpi: int = 120) -> None:

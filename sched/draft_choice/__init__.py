@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxspec.sched.draft_choice.choice import DraftChoice, SwitchCost
+from jaxspec.sched.draft_choice.choice import DraftChoice, SwitchCost, Unlearned
 from jaxspec.sched.draft_choice.epsilon_greedy import EpsilonGreedy
 from jaxspec.sched.draft_choice.greedy import Greedy
 from jaxspec.sched.draft_choice.lbss import Lbss
-from jaxspec.sched.draft_choice.matching import match
+from jaxspec.sched.draft_choice.matching import match, match_shared
 from jaxspec.sched.draft_choice.single import Single
 from jaxspec.sched.policy import LbssSettings
 
@@ -21,8 +21,10 @@ __all__ = [
     "Lbss",
     "Single",
     "SwitchCost",
+    "Unlearned",
     "build",
     "match",
+    "match_shared",
 ]
 
 

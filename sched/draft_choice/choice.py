@@ -25,6 +25,11 @@ class DraftChoice(Protocol):
         """
         ...
 
+    def share(self, step: float, rounds: Sequence[float]) -> None:
+        """Drafters and target take turns on one device: verifying takes so many seconds, and each drafter's round so
+        many from everybody. Comes before `assign`, where that is so."""
+        ...
+
     def observe(self, request: Request, drafter: int | None, tokens: int, seconds: float) -> None:
         """In its slot the request got so many tokens, the target's own among them, from drafting and verifying that
         took so long, catching up left out; the drafter is the one that `assign` said."""
@@ -38,3 +43,19 @@ class DraftChoice(Protocol):
     def forget(self, request: Request) -> None:
         """The request has ended."""
         ...
+
+
+class Unlearned:
+    """What a policy has that learns nothing: nothing is made of what is told, and nobody is expected to change."""
+
+    def share(self, step: float, rounds: Sequence[float]) -> None:
+        pass
+
+    def observe(self, request: Request, drafter: int | None, tokens: int, seconds: float) -> None:
+        pass
+
+    def ahead(self, request: Request) -> int | None:
+        return None
+
+    def forget(self, request: Request) -> None:
+        pass

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxspec.sched.draft_choice.choice import SwitchCost
+from jaxspec.sched.draft_choice.choice import SwitchCost, Unlearned
 from jaxspec.sched.request import Request
 
 
-class EpsilonGreedy:
+class EpsilonGreedy(Unlearned):
     """Each slot, each request explores with the chance ε, independently: any drafter that has room. Else it takes, of
     those that have, the one with the best mean goodput so far, tokens per second over all requests (§VI-B2).
 

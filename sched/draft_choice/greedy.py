@@ -6,11 +6,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from jaxspec.sched.draft_choice.choice import SwitchCost
+from jaxspec.sched.draft_choice.choice import SwitchCost, Unlearned
 from jaxspec.sched.request import Request
 
 
-class Greedy:
+class Greedy(Unlearned):
     """Requests with shorter prompts get smaller drafters (§VI-B2), and keep them to their end.
 
     The shortest fill the smallest drafter up to its limit, those after them the next. Where the limits leave room, the
@@ -31,12 +31,6 @@ class Greedy:
         if new := [r for r in requests if r.id not in self._held]:
             self._place(new)
         return [self._order[self._held[r.id][1]] if r.id in self._held else None for r in requests]
-
-    def observe(self, request: Request, drafter: int | None, tokens: int, seconds: float) -> None:
-        pass
-
-    def ahead(self, request: Request) -> int | None:
-        return None
 
     def forget(self, request: Request) -> None:
         self._held.pop(request.id, None)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxspec.sched.draft_choice.choice import SwitchCost
+from jaxspec.sched.draft_choice.choice import SwitchCost, Unlearned
 from jaxspec.sched.draft_choice.clock import Clock
-from jaxspec.sched.draft_choice.matching import match
+from jaxspec.sched.draft_choice.matching import match, match_shared
 from jaxspec.sched.draft_choice.prior import Prior
 from jaxspec.sched.policy import LbssSettings
 from jaxspec.sched.request import Request
@@ -31,7 +31,7 @@ class _Learner:
     present: int | None = None
 
 
-class Lbss:
+class Lbss(Unlearned):
     """Epochs of random exploration, in chunks, and of exploitation twice as long each time (Algorithms 1 and 2).
 
     The paper's N requests share their epochs; here each has its own, counted in its own slots, since a server's come
@@ -45,6 +45,10 @@ class Lbss:
     of the stage that it takes: `switch_weight` (λ) · goodput · seconds to switch / seconds the stage still lasts, in
     tokens per second too. It is more than the whole goodput where the stage is too short to pay for it.
 
+    The paper's drafters have devices of their own. Where they take turns with the target on one (`share`), each that
+    is used at all takes its round from everybody, and those who exploit are matched to the set of drafters with which
+    all together get most (`match_shared`).
+
     With a `prior`, `prior_slots` mean slots of similar requests, from their explorations, count as if they were each
     request's own. Once they say something about every drafter, newcomers begin in the exploitation of epoch
     `prior_epoch`: short answers are not spent on exploring.
@@ -56,6 +60,11 @@ class Lbss:
         self._learners: dict[str, _Learner] = {}
         #: Whom the matching was solved for; None: it is to be solved.
         self._matched: set[str] | None = None
+        #: Seconds of verifying, and of each drafter's round, where they take turns on one device.
+        self._shared: tuple[float, Sequence[float]] | None = None
+
+    def share(self, step: float, rounds: Sequence[float]) -> None:
+        self._shared = step, rounds
 
     def assign(self, requests: Sequence[Request], cost: SwitchCost) -> list[int | None]:
         learners = [self._learner(r) for r in requests]
@@ -150,8 +159,13 @@ class Lbss:
         known = self._known(learners)
         left = np.array([x.clock.left for x in learners])[:, None]
         lasts = left * _ratio(known[..., 1], known[..., 2])
-        gains = _goodput(known) * (1 - self._settings.switch_weight * _ratio(costs, lasts))
-        for x, drafter in zip(learners, match(gains, room), strict=True):
+        kept = 1 - self._settings.switch_weight * _ratio(costs, lasts)
+        if self._shared:
+            busy = {x.drafter for x in self._learners.values() if x.clock.exploring and x.drafter is not None}
+            found = match_shared(_ratio(known[..., 0], known[..., 2]) * kept, room, *self._shared, busy)
+        else:
+            found = match(_goodput(known) * kept, room)
+        for x, drafter in zip(learners, found, strict=True):
             x.drafter = drafter
 
     def _known(self, learners: Sequence[_Learner]) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from itertools import chain, combinations
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -29,3 +30,29 @@ def match(gains: np.ndarray, limits: Sequence[int]) -> list[int | None]:
     for i, column in zip(*linear_sum_assignment(gains[:, replicas], maximize=True), strict=True):
         matched[i] = int(replicas[column])
     return matched
+
+
+#: Most drafters of which all sets are tried.
+_TRIED = 6
+
+
+def match_shared(
+    tokens: np.ndarray, limits: Sequence[int], step: float, rounds: Sequence[float], busy: Set[int]
+) -> list[int | None]:
+    """The same where drafters take turns with the target: of all sets of drafters the one with which most tokens a
+    second come, all requests by the seconds of a step and of every used drafter's round.
+
+    `tokens [requests, drafters]` are expected in a slot; who gets no drafter has the target's own. The drafters in
+    `busy` are used by others in any case. With more than six drafters, all are used.
+    """
+    requests, drafters = tokens.shape
+    every = range(drafters)
+    sets = chain.from_iterable(combinations(every, n) for n in every) if drafters <= _TRIED else ()
+    best, found = -np.inf, [None] * requests
+    for used in (*sets, tuple(every)):
+        matched = match(tokens[:, used], [limits[j] for j in used])
+        expected = sum(1.0 if j is None else float(tokens[i, used[j]]) for i, j in enumerate(matched))
+        speed = expected / (step + sum(rounds[j] for j in busy.union(used)))
+        if speed > best:
+            best, found = speed, [None if j is None else used[j] for j in matched]
+    return found

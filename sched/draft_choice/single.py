@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxspec.sched.draft_choice.choice import SwitchCost
+from jaxspec.sched.draft_choice.choice import SwitchCost, Unlearned
 from jaxspec.sched.request import Request
 
 
-class Single:
+class Single(Unlearned):
     """The first drafter drafts for the first requests of a step, as many as it takes: SPIN's vanilla system."""
 
     def __init__(self, limits: Sequence[int]) -> None:
@@ -16,12 +16,3 @@ class Single:
 
     def assign(self, requests: Sequence[Request], cost: SwitchCost) -> list[int | None]:
         return [0 if i < self._limit else None for i in range(len(requests))]
-
-    def observe(self, request: Request, drafter: int | None, tokens: int, seconds: float) -> None:
-        pass
-
-    def ahead(self, request: Request) -> int | None:
-        return None
-
-    def forget(self, request: Request) -> None:
-        pass

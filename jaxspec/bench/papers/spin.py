@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
+from jaxspec.bench import options
 from jaxspec.bench.errors import BenchError
-from jaxspec.bench.papers import page, spin_engine, spin_options, spin_pipeline
+from jaxspec.bench.papers import page, spin_engine, spin_options, spin_pipeline, spin_simulation
 from jaxspec.bench.papers.spin_page import draw, sections
 
 
@@ -36,8 +38,20 @@ def run(args: argparse.Namespace) -> int:
 
         kind, numbers = "verification", verification(args)
     else:
-        raise BenchError("one of --engine, --pipeline and --verification is needed")
+        kind, numbers = "simulated", simulated(args)
     kept = page.keep(out / "spin.json", kind, numbers, args.json)
     page.write(out / "spin.md", "SPIN", sections(kept))
     draw(out, kept)
     return 0
+
+
+def simulated(args: argparse.Namespace) -> dict[str, Any]:
+    """Raises `BenchError` naming a file that is missing or cannot be read."""
+    for name in ("alpaca", "chat", "chat_answers", "chatbot"):
+        if not getattr(args, name):
+            raise BenchError(f"the simulation needs --{name.replace('_', '-')}")
+    try:
+        with options.progress("runs", spin_simulation.points()) as advance:
+            return spin_simulation.simulate(args, advance)
+    except (OSError, ValueError) as error:
+        raise BenchError(str(error)) from None

@@ -18,7 +18,7 @@ from jaxspec.config import ConfigError, EngineConfig, parse_overrides
 from jaxspec.draft.choice import arrange, tree_policy
 from jaxspec.outputs import SpeculationCounts
 from jaxspec.sampling import SamplingParams
-from jaxspec.sched.draft_choice import SwitchCost
+from jaxspec.sched.draft_choice import SwitchCost, Unlearned
 from jaxspec.sched.request import Request
 from jaxspec.sched.speculator import Speculator
 
@@ -36,7 +36,6 @@ CHAIN: Mapping[str, Any] = {"draft": "smollm2-eagle", "levels": 3}
 CHOICES: Mapping[str, Mapping[str, Any]] = {
     "greedy": {"draft_choice": "greedy"},
     "epsilon_greedy": {"draft_choice": "epsilon_greedy"},
-    "lbss, no prior": {"draft_choice": "lbss", "lbss": {"prior": False}},
     "lbss": {"draft_choice": "lbss"},
     "fastest": {"draft_choice": "fastest"},
 }
@@ -53,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-class Given:
+class Given(Unlearned):
     """Each request's drafter by what is known of its prompt: the oracle."""
 
     def __init__(self, best: Mapping[tuple[int, ...], int]) -> None:
@@ -61,15 +60,6 @@ class Given:
 
     def assign(self, requests: Sequence[Request], cost: SwitchCost) -> list[int | None]:
         return [self._best[tuple(r.tokens[: r.prompt_len])] for r in requests]
-
-    def observe(self, request: Request, drafter: int | None, tokens: int, seconds: float) -> None:
-        pass
-
-    def ahead(self, request: Request) -> int | None:
-        return None
-
-    def forget(self, request: Request) -> None:
-        pass
 
 
 @dataclass(slots=True)

@@ -13,9 +13,14 @@ UNKNOWN = 256
 
 def add_data(parser: argparse.ArgumentParser) -> None:
     data = parser.add_argument_group("data", 'Files of {"turns": [text, ...], "reference": text} a line.')
-    for name, what in (("alpaca", "Alpaca"), ("chat", "chat prompts; answers may be missing"), ("code", "code"),
-                       ("maths", "maths")):  # fmt: skip
+    for name, what in (
+        ("alpaca", "Alpaca"), ("chat", "ChatGPT prompts (CP); answers may be missing"),
+        ("chat-answers", "of the simulation: whose answers are as long as CP's"),
+        ("chatbot", "of the simulation: chatbot instruction prompts (CIP)"),
+        ("code", "of --engine: code"), ("maths", "of --engine: maths"),
+    ):  # fmt: skip
         data.add_argument(f"--{name}", metavar="JSONL", help=what)
+    data.add_argument("--jobs", type=options.count, default=96, metavar="N", help="simulated requests of a run (96)")
 
 
 def add_verification(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench import plot
-from jaxspec.bench.papers import page, spin_verification_page
+from jaxspec.bench.papers import page, spin_simulation_page, spin_verification_page
 from jaxspec.bench.papers.spin_engine import CHOICES, DRAFTERS, KINDS, NONE, ORACLE
 
 
@@ -22,6 +22,8 @@ def sections(kept: Mapping[str, Any]) -> dict[str, str]:
             out["batches"] = batches_section(engine["batches"])
     if pipeline := kept.get("pipeline"):
         out["pipeline"] = pipeline_section(pipeline)
+    if simulated := kept.get("simulated"):
+        out |= spin_simulation_page.sections(simulated)
     if verification := kept.get("verification"):
         out |= spin_verification_page.sections(verification)
     return out
@@ -130,3 +132,5 @@ def draw(out: Path, kept: Mapping[str, Any]) -> None:
         plot.curves(out / "spin_pipeline.png", {"": curves}, "micro-batches", "tokens/s")
     if verification := kept.get("verification"):
         spin_verification_page.draw(out, verification)
+    if simulated := kept.get("simulated"):
+        spin_simulation_page.draw(out, simulated)
