@@ -34,7 +34,7 @@ help:
 install: $(INSTALLED)
 
 serve: $(INSTALLED)
-	@$(PY) -m jaxspec.serve $(ARGS)
+	@$(PY) -m jaxspec.serve --config configs/default.yaml $(ARGS)
 
 test: $(INSTALLED)
 	$(PY) -m pytest -n 2 $(ARGS)
