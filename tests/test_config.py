@@ -87,7 +87,8 @@ def test_a_section_is_overridden_key_by_key(tmp_path: Path) -> None:
 POLICIES = {
     "fcfs": ("fcfs", "none"), "ssjf": ("sjf", "proxy"), "sjf_oracle": ("sjf", "oracle"),
     "pairwise": ("pairwise", "none"), "priority": ("priority", "none"), "las": ("las", "none"),
-    "default": ("sjf", "auto"), "lp_sjf": ("sjf", "proxy"), "laps_sd": ("laps_sd", "proxy"), "retrieval_sjf": ("sjf", "retrieval"),
+    "default": ("sjf", "auto"), "lp_sjf": ("sjf", "proxy"), "laps_sd": ("laps_sd", "proxy"),
+    "retrieval_sjf": ("sjf", "retrieval"),
 }  # fmt: skip
 
 
