@@ -159,8 +159,7 @@ def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) ->
         job()
     runner.start([Tree.chain(texts[0][:10], 0, pages[0], Choosing())], 0, 1)
     chains = [Tree.chain(texts[0][10:], 10, pages[0], Choosing()), Tree.chain(texts[1], 0, pages[1], Choosing())]
-    read, _ = runner.start(chains, 3, 4)
-    for text, feature, got in zip(texts, truth, read(), strict=True):
+    for text, feature, got in zip(texts, truth, runner.start(chains, 3, 4)(), strict=True):
         assert len(got) == 12 and (np.diff(got.logprob.reshape(3, 4)) <= 0).all()
         for node in range(12):
             path, above = [], node

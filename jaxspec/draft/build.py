@@ -11,7 +11,7 @@ from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.draft.choice import arrange, tree_policy
 from jaxspec.draft.drafter import ModelDrafter, NgramDrafter
 from jaxspec.draft.growth import Draws
-from jaxspec.draft.runner import BEAMS, DraftRunner, draft_lattice
+from jaxspec.draft.runner import BEAMS, Device, DraftRunner, draft_lattice
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.load.weights import Weights
 from jaxspec.sched.drafter import Drafter
@@ -59,7 +59,7 @@ def build(
     return speculator
 
 
-def _devices(config: EngineConfig, models: Models) -> dict[str, jax.Device]:
+def _devices(config: EngineConfig, models: Models) -> dict[str, Device]:
     """Where drafters run that don't run beside the target. Raises `ConfigError` naming what is not there."""
     known = jax.devices()
     for name, number in config.draft_devices.items():

@@ -15,6 +15,9 @@ from jaxspec.sched.request import Request
 from jaxspec.sched.trees.candidates import Candidates
 from jaxspec.step.packing import Tree
 
+#: Seconds in which candidates are read that are there already.
+_AT_ONCE = 2e-4
+
 
 class NgramDrafter(Beside):
     """Looks the end of a request's text up in the text itself (`jaxspec.draft.ngram`)."""
@@ -94,17 +97,18 @@ class ModelDrafter:
     def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
         begun = self._clock()
         chains, whose, staged = self._chains(works, choosing)
-        read, ready = self.runner.start(chains, levels, width, staged)
+        read = self.runner.start(chains, levels, width, staged)
         tokens = sum(len(c.token) for c in chains)
         expected = self._profile(len(chains), tokens, levels, width)
 
         def proposal() -> list[Candidates | None]:
-            done_before = ready()
+            asked = self._clock()
             out: list[Candidates | None] = [None] * len(works)
             for (i, complete), candidates in zip(whose, read(), strict=True):
                 out[i] = candidates if complete else None
-            took = (self._clock() - begun) / expected if expected else 1.0
-            if done_before:  # nobody saw when
+            now = self._clock()
+            took = (now - begun) / expected if expected else 1.0
+            if now - asked < _AT_ONCE:  # it was done before, nobody saw when
                 took = min(took, self._scale)
             self._scale += 0.05 * (min(took, 2 * self._scale) - self._scale)
             return out

@@ -24,6 +24,8 @@ from jaxspec.step.profiles import Profile, median_seconds, remembered
 from jaxspec.step.rejection import Drawn
 from jaxspec.step.target import split
 
+#: A `jax.Device`; that name is a variable to type checkers.
+Device = Any
 #: The beams that are compiled: a chain, and a tree.
 BEAMS = Beam(1), Beam(4)
 
@@ -62,7 +64,7 @@ class DraftRunner:
     def __init__(
         self, name: str, config: DecoderConfig, weights: Weights, target: Target, layers: Layers,
         shapes: Sequence[BatchShape], num_pages: int, page_size: int, dtype: str, growths: Sequence[Growth] = BEAMS,
-        device: jax.Device | None = None,
+        device: Device | None = None,
     ):  # fmt: skip
         self.name, self.page_size, self.shapes = name, page_size, list(shapes)
         self._target, self._layers = target, layers
@@ -178,17 +180,17 @@ class DraftRunner:
 
     def start(
         self, chains: Sequence[Tree], levels: int, width: int, staged: Sequence[range] = ()
-    ) -> tuple[Callable[[], list[Candidates]], Callable[[], bool]]:
+    ) -> Callable[[], list[Candidates]]:
         """Catch up along `chains` (known tokens from each request's watermark on), then grow trees from their ends.
         Where the runner is apart and `conditioned`, `staged` are the rows that hold the features for each chain.
 
         -> what waits for the candidates of each, `levels * width` nodes in order of their levels, none at all if
-        `levels` is 0; and what tells whether there is nothing to wait for.
+        `levels` is 0.
         """
         width = next(w for w in self.widths if w >= min(width, self.widths[-1]))
         packed = pack(chains, self.shapes, self._blanks, self.page_size)
         out = self._run(packed.buffer, packed.shape, width, levels, staged)
-        return lambda: self._read(out, len(chains), levels, width), out.is_ready
+        return lambda: self._read(out, len(chains), levels, width)
 
     def _read(self, out: jax.Array, count: int, levels: int, width: int) -> list[Candidates]:
         if levels == 0:

@@ -52,7 +52,7 @@ def match_shared(
     for used in (*sets, tuple(every)):
         matched = match(tokens[:, used], [limits[j] for j in used])
         expected = sum(1.0 if j is None else float(tokens[i, used[j]]) for i, j in enumerate(matched))
-        speed = expected / (step + sum(rounds[j] for j in busy.union(used)))
+        speed = expected / (step + sum(rounds[j] for j in {*busy, *used}))
         if speed > best:
             best, found = speed, [None if j is None else used[j] for j in matched]
     return found

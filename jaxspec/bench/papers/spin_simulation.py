@@ -235,7 +235,7 @@ def pipeline(bench: Bench, data: Dataset, seats: int) -> dict[str, dict[str, Poi
 
 def residual(bench: Bench, data: Dataset) -> dict[str, Point]:
     """The draft models, each for all, and chosen from; the oracle that counts the waiting too."""
-    return bench.each(VANILLA | {name: CHOICES[name] for name in (LEARNED, ORACLE, TOGETHER)}, data)
+    return bench.each({**VANILLA} | {name: CHOICES[name] for name in (LEARNED, ORACLE, TOGETHER)}, data)
 
 
 def settings(bench: Bench, data: Dataset) -> dict[str, Any]:
