@@ -60,6 +60,7 @@ def test_requests_are_of_the_categories_asked_for():
     assert (cut.input + cut.output <= 4096).all() and cut.input.tolist() == [3996, 9, 50]
 
 
+@pytest.mark.slow
 def test_drafts_keep_targets_that_continuous_batching_breaks(tmp_path):
     """Light load, and one at which targets have to decide: what the paper says, and more by ours."""
     own = setting(tmp_path / "t.csv")
@@ -70,6 +71,7 @@ def test_drafts_keep_targets_that_continuous_batching_breaks(tmp_path):
     assert heavy[OURS] == max(heavy.values())
 
 
+@pytest.mark.slow
 def test_adaserve_keeps_more_targets_than_its_selection_without_them(tmp_path):
     own = setting(tmp_path / "t.csv", minutes=1.0)
     rate, mix = 5.0, (0.4, 0.2, 0.4)

@@ -183,6 +183,7 @@ def test_goodput_counts_while_requests_wait_for_seats():
     assert found["tokens"] >= whole
 
 
+@pytest.mark.slow
 def test_choosing_pays_where_requests_differ():
     """Two kinds of requests, each with a small draft model that knows it and others that don't."""
     known = np.full((64, 5), 0.3)
@@ -234,6 +235,7 @@ def parsed(given: list[str]) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
+@pytest.mark.slow
 def test_all_experiments_make_a_page(quick, tmp_path):
     runs: list[int] = []
     found = spin_simulation.simulate(parsed([*options_for(tmp_path), "--jobs", "10"]), lambda: runs.append(1))

@@ -77,6 +77,7 @@ def verify(steps: Steps, trees: list[Tree], nodes: list[int]) -> tuple[np.ndarra
     return decision[real], logprobs.chosen[real], logprobs.top[real], accepted[real]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(
     lengths=st.lists(st.integers(1, 75), min_size=REQUESTS, max_size=REQUESTS),
@@ -223,6 +224,7 @@ def arguments(*words: str) -> argparse.Namespace:
     return argparse.Namespace(model=None, seed=0, repeats=2, **vars(parser.parse_args(words)))
 
 
+@pytest.mark.slow
 def test_it_measures_and_makes_a_page(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     alpaca = lines(tmp_path / "alpaca.jsonl", *({"turns": ["a" * n], "reference": "b" * n} for n in range(5, 60, 5)))
