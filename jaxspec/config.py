@@ -93,6 +93,9 @@ class EngineConfig(PolicyConfig):
     kernels: Literal["auto", "native", "xla"] = "auto"
     #: Seeds requests that name none.
     seed: int = 0
+    #: Serve as soon as a few step sizes are compiled, and compile the other ones, the drafters and the length predictor
+    #: in the background; false: compile and measure everything first, as benchmarks do.
+    compile_in_background: bool = True
     #: Folder of JAX's persistent compilation cache; "" switches it off, unset: beside the model cache.
     compilation_cache: str | None = None
 

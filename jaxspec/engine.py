@@ -17,35 +17,30 @@ from uuid import uuid4
 
 import numpy as np
 
-from jaxspec.config import ConfigError, EngineConfig
-from jaxspec.draft import drafters
-from jaxspec.draft.build import build, room_for_draws, runners
+from jaxspec.config import EngineConfig
+from jaxspec.draft.build import runners
 from jaxspec.errors import EngineDead, EngineDraining
-from jaxspec.models.load import LoadedModel, load_model
+from jaxspec.models.load import LoadedModel
 from jaxspec.outputs import OutputDelta, RequestMetrics
 from jaxspec.part import Part
 from jaxspec.penaltyrows import PenaltyRows
-from jaxspec.predict.build import build as build_predictions
 from jaxspec.predict.predictor import TextPredictor
 from jaxspec.sampling import InvalidRequest, SamplingParams, check_request
 from jaxspec.sched.admission import Promises, least
-from jaxspec.sched.config import SchedulerConfig
-from jaxspec.sched.pages import PagePool
 from jaxspec.sched.pipeline import split
 from jaxspec.sched.plan import Outcome, Work
 from jaxspec.sched.request import Request
-from jaxspec.sched.scheduler import NO_DRAFTS, QueueFull, Scheduler
+from jaxspec.sched.scheduler import NO_DRAFTS, QueueFull
 from jaxspec.sched.slo import NONE, Slo
 from jaxspec.sched.speculator import DEPTH
 from jaxspec.sched.steptimes import StepTimes
 from jaxspec.sched.trees.candidates import Draft
 from jaxspec.session import Session
+from jaxspec.startup import start_up
 from jaxspec.stats import Counters, EngineStats, snapshot
-from jaxspec.step.executor import Executor, silent
-from jaxspec.step.lattice import Progress, choices
 from jaxspec.step.packing import Choosing
-from jaxspec.step.pool import pages_for
-from jaxspec.step.swap import host_pool, swap_costs, swap_pages
+from jaxspec.step.profiles import Profile
+from jaxspec.step.warmup import Progress, silent
 from jaxspec.targets import check_possible
 
 log = logging.getLogger(__name__)
@@ -58,7 +53,7 @@ class Engine:
     """Serves one model. `submit` and `cancel` may be called from any thread; `on_output` is called from the engine's.
 
     `clock` gives seconds; it only has to be monotonic. `model` may be passed already loaded, and the `proxy` that
-    predicts lengths too (tests do).
+    predicts lengths too (tests do). `renew_profiles`: measure what programs take, also where earlier times are stored.
     """
 
     def __init__(
@@ -69,48 +64,23 @@ class Engine:
         proxy: TextPredictor | None = None,
         progress: Progress = silent,
         clock: Callable[[], float] = time.monotonic,
+        renew_profiles: bool = False,
     ):
-        if config.max_num_batched_tokens < config.max_num_seqs:
-            raise ConfigError(
-                f"max_num_batched_tokens ({config.max_num_batched_tokens}) must be at least max_num_seqs "
-                f"({config.max_num_seqs}): every running request decodes in every step"
-            )
         self.config, self._clock = config, clock
-        progress("loading weights", 0, 1)
-        loaded = model or load_model(config.model)
-        progress("loading weights", 1, 1)
-        self.tokenizer, self.model_config = loaded.tokenizer, loaded.config
-        self.model_name = config.served_model_name or loaded.name
-        self._predictions = build_predictions(config, loaded, clock, proxy)
-        pages = pages_for(config, loaded.config)
-        self.max_model_len = min(
-            config.max_model_len or loaded.config.max_position, loaded.config.max_position, pages * config.page_size
-        )
-        models = drafters.load_all(config.draft, loaded)
-        conditioned = any("fuse" in weights for _, weights in filter(None, models.values()))
-        self._executor = Executor(
-            config, loaded.config, dict(loaded.weights), pages, progress, conditioned,
-            room_for_draws(config, models),
-        )  # fmt: skip
-        if self._predictions:
-            self._predictions.warm_up(progress)
-        self._times = StepTimes(self._executor.profile())
+        parts = start_up(config, model, proxy, progress, clock, renew_profiles)
+        self.tokenizer, self.model_config = parts.model.tokenizer, parts.model.config
+        self.model_name = config.served_model_name or parts.model.name
+        self.max_model_len = parts.max_model_len
+        #: What is compiled, and what is still being compiled in the background.
+        self.warm_up = parts.warm_up
         #: Decides on drafts; between requests another may take its place (benchmarks do that).
-        self.speculator = build(config, self._executor, models, pages, self._times, progress, clock) if models else None
-        self._host = host_pool(config, self._executor, runners(self.speculator), progress)
-        self._executor.settled()
-        self._pool = PagePool(pages, config.page_size, config.prefix_caching)
-        costs = swap_costs(config, self._executor, self._host)
-        limits = SchedulerConfig(
-            config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len, None, choices(config.max_num_seqs),
-            config.policy, self._host.num_pages, not self._host.quantized, costs, swap_pages(self._host, costs),
-            self._times,
-        )  # fmt: skip
-        self._scheduler = Scheduler(limits, self._pool)
+        self.speculator = parts.speculator
+        self._executor, self._times, self._host = parts.executor, parts.executor.times, parts.host
+        self._pool, self._scheduler, self._predictions = parts.pool, parts.scheduler, parts.predictions
         self._promises = Promises(
             self._times, strict=config.slo.admission == "strict", paced=config.pace != "none", seats=config.max_num_seqs
         )
-        self._eos = frozenset(loaded.tokenizer.eos_token_ids)
+        self._eos = frozenset(self.tokenizer.eos_token_ids)
         self._random = np.random.default_rng(config.seed)
         self._sessions: dict[str, Session] = {}
         self._penalty_rows = PenaltyRows(config.max_num_seqs)
@@ -128,7 +98,6 @@ class Engine:
         self._state = "ok"
         self._stop_at: float | None = None  # when a drain gives up
         self.failure: str | None = None
-        self._thread: threading.Thread | None = None
 
     # -- any thread ------------------------------------------------------------------------------------------------
 
@@ -137,11 +106,26 @@ class Engine:
         """ok, draining or dead."""
         return self._state
 
+    @property
+    def step_times(self) -> StepTimes:
+        """What steps take, as profiled and corrected since."""
+        return self._times
+
+    @property
+    def profiled(self) -> list[Profile]:
+        """What programs take, as measured: of steps, and of the drafters' rounds."""
+        return [self._executor.profile, *(runner.profile for runner in runners(self.speculator))]
+
     def start(self) -> None:
         if self._predictions:
             self._predictions.start()
         self._thread = threading.Thread(target=self._run, name="jaxspec-engine", daemon=True)
         self._thread.start()
+        self.warm_up.start(busy=lambda: bool(self._scheduler.has_work or self._inbox), wake=self._notify)
+
+    def _notify(self) -> None:
+        with self._lock:
+            self._lock.notify()
 
     def shutdown(self, drain: bool = False, timeout: float = 30.0) -> None:
         """Stop the loop. With `drain`, what runs or waits has `timeout` seconds to end; the rest is aborted."""
@@ -150,6 +134,7 @@ class Engine:
                 self._state = "draining"
             self._stop_at = self._clock() + (timeout if drain else 0.0)
             self._lock.notify()
+        self.warm_up.stop()
         if self._thread is None:
             self._end_all("abort", None)
             self._state, self.failure = "dead", "the engine has been shut down"
@@ -157,6 +142,7 @@ class Engine:
             self._thread.join(timeout + 10 * IDLE)
             if self._thread.is_alive():
                 log.error("the engine's thread did not stop within %.0f s", timeout + 10 * IDLE)
+            self.warm_up.close()
 
     def submit(
         self,
@@ -234,7 +220,7 @@ class Engine:
     def stats(self) -> EngineStats:
         return snapshot(
             self._counters, self._scheduler, self._executor, self._host, self._queued, self._promises.refused,
-            self._predictions.counts if self._predictions else None, self.speculator,
+            self._predictions.counts if self._predictions else None, self.speculator, self.warm_up,
         )  # fmt: skip
 
     def reset_stats(self) -> None:
@@ -264,7 +250,13 @@ class Engine:
         """Take in what arrived; sleep while there is nothing to do. False when the loop should end."""
         with self._lock:
             while not (self._inbox or self._ready) and (seconds := self._idle()) > 0:
-                self._lock.wait(seconds)
+                self._lock.release()  # compiled programs are taken over, and measured, while nobody waits
+                try:
+                    seconds = min(seconds, self.warm_up.turn(busy=self._scheduler.has_work))
+                finally:
+                    self._lock.acquire()
+                if not self._inbox and seconds > 0:
+                    self._lock.wait(seconds)
             arrived, self._queued = list(self._inbox), 0
             self._inbox.clear()
             stop_at = self._stop_at
@@ -295,6 +287,7 @@ class Engine:
 
     def _step(self) -> None:
         """One turn: plan, launch, hand out the last step's tokens, read, take in."""
+        self.warm_up.turn(busy=True)
         begun = self._clock()
         speculator = self.speculator
         if self._predictions:

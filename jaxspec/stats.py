@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jaxspec.step.executor import Executor
     from jaxspec.step.packing import Packed
     from jaxspec.step.swap import HostPool
+    from jaxspec.step.warmup import WarmUp
 
 
 @dataclass(slots=True)
@@ -78,7 +79,11 @@ class EngineStats:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     steps: int = 0
+    #: Compilations that a request may have waited for; should stay 0.
     compilations_after_warmup: int = 0
+    #: Programs that are compiled, of those that are prepared in all.
+    programs_ready: int = 0
+    programs_total: int = 0
     padded_fraction: float = 0.0
     token_padded_fraction: float = 0.0
     host_seconds: float = 0.0
@@ -106,6 +111,7 @@ def snapshot(
     refused: int,
     predictions: PredictionCounts | None,
     speculator: Speculator | None,
+    warm_up: WarmUp,
 ) -> EngineStats:
     """How an engine's parts stand now. `queued` requests have not come to the scheduler yet."""
     c = counters
@@ -129,6 +135,8 @@ def snapshot(
         generation_tokens=c.generation_tokens,
         steps=c.steps,
         compilations_after_warmup=executor.compilations_after_warmup,
+        programs_ready=warm_up.ready,
+        programs_total=warm_up.total,
         padded_fraction=1 - c.used_positions / c.read_positions if c.read_positions else 0.0,
         token_padded_fraction=1 - c.real_tokens / c.step_tokens if c.step_tokens else 0.0,
         host_seconds=c.host_seconds,

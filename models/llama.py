@@ -7,7 +7,7 @@ forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -124,14 +124,14 @@ def head_of(config: DecoderConfig, weights: Mapping[str, np.ndarray]) -> np.ndar
 
 
 def stacked_weights(
-    config: DecoderConfig, weights: Mapping[str, np.ndarray], pack: Callable[[np.ndarray], np.ndarray]
+    config: DecoderConfig, weights: Mapping[str, np.ndarray], pack: Callable[[Sequence[np.ndarray]], np.ndarray]
 ) -> dict[str, jax.Array]:
-    """Put weights on the device stacked over layers, as `layers.<part>`; `pack` lays out stacks of matrices."""
+    """Put weights on the device stacked over layers, as `layers.<part>`; `pack` lays out one matrix a layer."""
     out = {name: jnp.asarray(weights[name], "float32") for name in ("embed", "norm")}
-    out["head"] = jnp.asarray(pack(np.asarray(head_of(config, weights), np.float32)[None]))
+    out["head"] = jax.device_put(pack([np.asarray(head_of(config, weights), np.float32)]))
     for part in sorted({name.rsplit(".", 1)[1] for name in weights if name.startswith("layers.")}):
-        stack = np.stack([np.asarray(weights[f"layers.{i}.{part}"], np.float32) for i in range(config.num_layers)])
-        out[f"layers.{part}"] = jnp.asarray(pack(stack) if stack.ndim == 3 else stack)
+        each = [np.asarray(weights[f"layers.{i}.{part}"], np.float32) for i in range(config.num_layers)]
+        out[f"layers.{part}"] = jax.device_put(pack(each) if each[0].ndim == 2 else np.stack(each))
     return out
 
 

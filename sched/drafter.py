@@ -26,6 +26,11 @@ class Drafter(Protocol):
         """Beams it can grow, ascending."""
         ...
 
+    @property
+    def ready(self) -> bool:
+        """Whether its programs are compiled; until then it must be asked for nothing but its name."""
+        ...
+
     def behind(self, request: Request) -> int:
         """Tokens of the request that the drafter has not seen."""
         ...
@@ -58,6 +63,7 @@ class Beside:
     """A drafter that takes turns with the target: there is nothing to bring over, and no time in which it idles."""
 
     apart = False
+    ready = True
 
     def stage(self, works: Sequence[Work]) -> None:
         pass

@@ -137,8 +137,7 @@ class Speculation:
         self._rest = self._resting_with = 0
         self.levels = self.width = 0
         self.probing = False
-        #: Seconds of the last round that anybody asked for, whatever the levels are now.
-        self.last_round = times.round(1, USUAL_CATCH_UP, 1, self.widths[0])
+        self._last_round: float | None = None
 
     def decide(self, requests: int, catch_up: int, records: Sequence[Record], others: int = 0) -> Lookahead:
         """How far to draft for so many decoding requests, with `catch_up` tokens that the drafter has not seen, beside
@@ -173,8 +172,13 @@ class Speculation:
 
     def usual_round(self, requests: int) -> float:
         """Seconds of drafting for so many with the levels decided on, where the drafter has kept up with them."""
-        self.last_round = self.times.round(requests, USUAL_CATCH_UP * requests, self.levels, self.width)
-        return self.last_round
+        self._last_round = self.times.round(requests, USUAL_CATCH_UP * requests, self.levels, self.width)
+        return self._last_round
+
+    @property
+    def last_round(self) -> float:
+        """Seconds of the last round that `usual_round` was asked for, whatever the levels are now."""
+        return self._last_round or self.times.round(1, USUAL_CATCH_UP, 1, self.widths[0])
 
     def rest(self) -> Lookahead:
         """Nobody is to be drafted for."""

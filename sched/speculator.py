@@ -48,7 +48,8 @@ class Speculator:
     best. With a `choice` that is not so: it says who drafts for whom, and hears what became of it.
 
     A `policy` replaces the choice of nodes by expected speed, and unless it is `adaptive`, that of `levels` and width
-    (up to `width`) too: then as deep and wide as AdaServe's Eq. 8 and 9 allow where `budget` tokens are a step's fill.
+    (up to `width`) too: with `budgeted`, as deep and wide as AdaServe's Eq. 8 and 9 allow where `budget` tokens (None:
+    as many as `step` says) are a step's fill.
     An adaptive `AdaServe` drafts for those who are behind their targets even where that is slower for the others.
 
     With `calibrate`, policies see the chance that a node is accepted, as learned for each drafter (by what it said and
@@ -57,13 +58,12 @@ class Speculator:
 
     def __init__(
         self, drafters: Sequence[Drafter], step: StepTimes, policy: TreePolicy | None = None, levels: int | None = None,
-        width: int | None = None, adaptive: bool = False, budget: int | None = None, calibrate: bool = False,
-        choice: DraftChoice | None = None,
+        width: int | None = None, adaptive: bool = False, budget: int | None = None, budgeted: bool = False,
+        calibrate: bool = False, choice: DraftChoice | None = None,
     ):  # fmt: skip
         self.drafters, self.policy, self.adaptive = list(drafters), policy, adaptive or policy is None
         self.step, self.calibrate, self.choice = step, calibrate, choice
-        self._budget = budget
-        self._shaped = not self.adaptive and budget is not None
+        self._budget, self._budgeted = budget, budgeted or budget is not None
         most = Lookahead(MOST_NODES, min(levels or DEPTH, DEPTH))
         self.speculations = [
             Speculation(Times(step, d.seconds), most, [w for w in d.widths if width is None or w <= width])
@@ -83,7 +83,7 @@ class Speculator:
     @property
     def budget(self) -> int:
         """Tokens that a step holds before it becomes slow, AdaServe's B."""
-        return self.step.budget if self._budget is None else self._budget
+        return self._budget or self.step.budget
 
     def lookahead(self, running: Sequence[Request], now: float) -> Lookahead:
         """How far the next step, which begins now, may draft for the requests that decode."""
@@ -112,6 +112,8 @@ class Speculator:
 
     def _own(self, drafter: int, requests: Sequence[Request]) -> Sequence[Request]:
         """Those of the requests that it may draft for."""
+        if not self.drafters[drafter].ready:
+            return []
         return [r for r in requests if self._assigned.get(r.id) == drafter] if self.choice else requests
 
     def _switch_cost(self, request: Request, drafter: int) -> float:
@@ -133,7 +135,7 @@ class Speculator:
     def _shape(self, spec: Speculation, requests: int) -> Lookahead:
         """As far as the configuration says, or as far as is left of the budget for each (AdaServe's Eq. 8 and 9)."""
         spec.levels, spec.width, spec.probing = spec.most.levels, spec.widths[-1], False
-        if not self._shaped:
+        if not self._budgeted:
             return spec.most
         if self.budget <= requests:
             spec.levels = 0
@@ -196,7 +198,7 @@ class Speculator:
     def draft(self, work: Sequence[Work], choosing: ChoosingOf, tokens: int, now: float) -> dict[str, Draft]:
         """Draft trees by request id, for work that may have one; `tokens` known ones are in the step that began now."""
         able = [w for w in work if w.levels and (self._only is None or w.request.id in self._only)]
-        if self._budget is not None and tokens >= self._budget:
+        if self._budgeted and tokens >= self.budget:
             able = []  # nothing of what the drafters propose would be taken
         proposed = self._propose(able, choosing) if able else []
         drafts: dict[str, Draft] = {}
@@ -263,7 +265,8 @@ class Speculator:
                 wanted[w.request.id].clear()
 
         order = sorted(
-            range(len(self.drafters)), key=lambda i: self.drafters[i].seconds(1, 0, 1, self.drafters[i].widths[0])
+            (i for i, drafter in enumerate(self.drafters) if drafter.ready),
+            key=lambda i: self.drafters[i].seconds(1, 0, 1, self.drafters[i].widths[0]),
         )
         asked: dict[int, tuple[Sequence[Work], int, Proposal]] = {}
         for i in (*order, *order):  # once more, for those whom a dearer one had nothing for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -32,6 +32,9 @@ class FakePredictor:
         self.asked: list[list[str]] = []
         self.warm = 0
         self.fail: Exception | None = None
+
+    def programs(self, embeddings: bool = False) -> list[tuple[str, Callable[[], None]]]:
+        return []
 
     def warm_up(self, embeddings: bool = False) -> None:
         self.warm += 1

@@ -46,7 +46,7 @@ def load(name: str, target: LoadedModel) -> tuple[Any, dict[str, np.ndarray]]:
 
 def start(**more: Any) -> LLM:
     with patch.object(drafters, "load", load):
-        return LLM(tiny.model(), **{**SIZES, "draft": ["ngram", "conditioned", "perfect"], **more})
+        return tiny.llm(**{**SIZES, "draft": ["ngram", "conditioned", "perfect"], **more})
 
 
 class Switching(Unlearned):
@@ -95,7 +95,7 @@ def main() -> None:
     def answers(llm: LLM) -> list[list[int]]:
         return [o.outputs[0].token_ids for o in llm.generate(texts, each)]
 
-    with LLM(tiny.model(), draft=[], **SIZES) as llm:
+    with tiny.llm(draft=[], **SIZES) as llm:
         plain = answers(llm)
     one, both = {"perfect": 1}, {"conditioned": 1, "perfect": 1}
     tight = {"kv_cache_tokens": 160, "memory": "swap", "max_num_seqs": 3}

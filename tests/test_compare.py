@@ -25,7 +25,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[LLM]:
     loaded: list[LLM] = []
 
     def load(**settings: Any) -> LLM:
-        loaded.append(LLM(tiny.model(), **settings | {"show_progress": False}))
+        loaded.append(tiny.llm(**settings | {"show_progress": False}))
         return loaded[-1]
 
     monkeypatch.setattr("jaxspec.llm.LLM", load)

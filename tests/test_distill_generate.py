@@ -46,7 +46,7 @@ class Lasting(LLM):
 def engine() -> Iterator[Lasting]:
     llm = Lasting(
         tiny.model(), page_size=16, kv_cache_tokens=1024, max_num_seqs=6, max_model_len=80, max_num_batched_tokens=16,
-        token_buckets=[16], compilation_cache="", prefix_caching=False,
+        token_buckets=[16], compilation_cache="", prefix_caching=False, compile_in_background=False,
     )  # fmt: skip
     yield llm
     llm.close()

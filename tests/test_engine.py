@@ -25,7 +25,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def roomy() -> Iterator[LLM]:
-    with LLM(tiny.model(), kv_cache_tokens=2048, max_num_batched_tokens=16, max_model_len=128, **COMMON) as llm:
+    with tiny.llm(kv_cache_tokens=2048, max_num_batched_tokens=16, max_model_len=128, **COMMON) as llm:
         yield llm
 
 
@@ -33,7 +33,7 @@ def roomy() -> Iterator[LLM]:
 def tight() -> Iterator[LLM]:
     """Room for little more than one long request; who has to go is computed anew."""
     sizes: dict[str, Any] = dict(kv_cache_tokens=80, max_num_batched_tokens=12, max_model_len=72, memory="recompute")
-    with LLM(tiny.model(), **sizes, **COMMON) as llm:
+    with tiny.llm(**sizes, **COMMON) as llm:
         yield llm
 
 
@@ -276,7 +276,7 @@ def test_sampling_params_name_what_is_wrong(bad: dict[str, Any]) -> None:
 
 
 def small(**changes: Any) -> LLM:
-    return LLM(tiny.model(), **{**COMMON, "kv_cache_tokens": 256, "max_num_batched_tokens": 16, **changes})
+    return tiny.llm(**{**COMMON, "kv_cache_tokens": 256, "max_num_batched_tokens": 16, **changes})
 
 
 def test_queue_is_bounded_and_a_failure_answers_everyone(monkeypatch: pytest.MonkeyPatch) -> None:

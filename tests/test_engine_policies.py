@@ -54,7 +54,7 @@ def llm(request: pytest.FixtureRequest, compiled: dict[str, Any]) -> Iterator[LL
     own = NOISY if EngineConfig.load(config).predictor == "proxy" else {}
     if request.param == "adaserve":  # drafts in every step, as in the paper
         own = {"tree": "adaserve", "adaserve": {"economic": False}, "draft_budget": 12}
-    with LLM(tiny.model(), config=str(config), **compiled | own) as llm:
+    with tiny.llm(config=str(config), **compiled | own) as llm:
         yield llm
 
 
@@ -145,7 +145,7 @@ def test_a_batch_waits_for_its_timeout_without_turning(
 
     monkeypatch.setattr(Scheduler, "plan", counted)
     settings = compiled | dict(batching="dynamic", max_batch_size=2, batch_wait_timeout_ms=300.0)
-    with LLM(tiny.model(), **settings) as llm:
+    with tiny.llm(**settings) as llm:
         params = replace(GREEDY, max_tokens=1)
         out = llm.generate([TEXTS[0]], params)[0]
         assert tokens_of(out) == tiny.greedy(TEXTS[0], 1)
@@ -161,7 +161,7 @@ def test_a_batch_waits_for_its_timeout_without_turning(
 
 def test_a_drain_ends_what_waits_for_a_batch(compiled: dict[str, Any]) -> None:
     settings = compiled | dict(batching="dynamic", max_batch_size=2, batch_wait_timeout_ms=200.0)
-    llm = LLM(tiny.model(), **settings)
+    llm = tiny.llm(**settings)
     reasons: list[str] = []
     take = lambda delta: reasons.append(delta.finish_reason) if delta.finish_reason else None  # noqa: E731
     llm.engine.submit(TEXTS[0], replace(GREEDY, max_tokens=2), take)

@@ -28,7 +28,7 @@ from serving import eventually
 
 SETTINGS: dict[str, Any] = dict(
     draft=[], page_size=16, max_num_seqs=1, token_buckets=[1, 16], kv_cache_tokens=1024, max_num_batched_tokens=16,
-    max_model_len=96, predictor="proxy", order="sjf",
+    max_model_len=96, predictor="proxy", order="sjf", compile_in_background=False,
 )  # fmt: skip
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 PROMPT = [5, 6, 7]

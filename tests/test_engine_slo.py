@@ -43,7 +43,7 @@ TIMES = Fixed()
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(tiny.model(), **SETTINGS) as llm:
+    with tiny.llm(**SETTINGS) as llm:
         yield llm
 
 
@@ -201,7 +201,7 @@ def test_whoever_has_no_target_is_let_in(slow: LLM, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("failing", [False, True])
 def test_promises_end_with_their_engine(failing: bool, monkeypatch: pytest.MonkeyPatch):
-    with LLM(tiny.model(), **SETTINGS | {"token_buckets": [16], "max_num_seqs": 1}) as llm:
+    with tiny.llm(**SETTINGS | {"token_buckets": [16], "max_num_seqs": 1}) as llm:
         made = llm.engine._promises = Promises(TIMES, strict=True, paced=True, seats=6)
         llm.engine._times = TIMES
         running = Running(llm)

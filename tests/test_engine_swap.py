@@ -48,12 +48,12 @@ def start(kind: str, **more: Any) -> LLM:
     with pytest.MonkeyPatch.context() as patch:
         if other is not None:
             patch.setattr(drafters, "load", lambda name, target: other(target))
-        return LLM(tiny.model(), **{**COMMON, **TIGHT, **chosen, **more})
+        return tiny.llm(**{**COMMON, **TIGHT, **chosen, **more})
 
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[LLM]:
-    with LLM(tiny.model(), **COMMON, **ROOMY) as llm:
+    with tiny.llm(**COMMON, **ROOMY) as llm:
         yield llm
 
 

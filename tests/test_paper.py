@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import tiny
-from jaxspec import LLM
 from jaxspec.bench.__main__ import main
 from jaxspec.bench.papers import laps_sd, page, ssjf
 from jaxspec.bench.papers.perception import estimation_error
@@ -106,7 +105,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ssjf, name, value)
     for name, value in (("COUNTS", (4, 6)), ("QUEUES", (2, 4)), ("SPREADS", (0.1, 0.2))):
         monkeypatch.setattr(laps_sd, name, value)
-    monkeypatch.setattr("jaxspec.llm.LLM", lambda **s: LLM(tiny.model(), **s | {"show_progress": False}))
+    monkeypatch.setattr("jaxspec.llm.LLM", lambda **s: tiny.llm(**s | {"show_progress": False}))
 
 
 def data(tmp_path: Path) -> tuple[list[str], list[str]]:

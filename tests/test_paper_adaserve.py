@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import tiny
-from jaxspec import LLM
 from jaxspec.bench.__main__ import main
 from jaxspec.bench.papers import adaserve, adaserve_engine
 from jaxspec.bench.papers.adaserve_mix import MIX, TARGETS, Categories, capped, strict_share
@@ -101,7 +100,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adaserve, "SCALES", (1.0, 0.8, 0.6))
     monkeypatch.setattr(adaserve, "WRITTEN", 16)
     monkeypatch.setattr(adaserve_engine, "TRIES", 3)
-    monkeypatch.setattr("jaxspec.llm.LLM", lambda **s: LLM(tiny.model(), **s | {"show_progress": False}))
+    monkeypatch.setattr("jaxspec.llm.LLM", lambda **s: tiny.llm(**s | {"show_progress": False}))
 
 
 def command(tmp_path: Path) -> list[str]:

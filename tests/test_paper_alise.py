@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import tiny
-from jaxspec import LLM
 from jaxspec.bench.__main__ import main
 from jaxspec.bench.papers import alise
 from jaxspec.bench.papers.alise_page import (
@@ -76,7 +75,7 @@ def test_swapping_is_at_least_as_good_as_the_other_memories():
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small experiments on the tiny model."""
     monkeypatch.setattr(alise, "RATES", {"alpaca": (10, 40), "sharegpt": (0.5, 1.5)})
-    monkeypatch.setattr("jaxspec.llm.LLM", lambda **s: LLM(tiny.model(), **s | {"show_progress": False}))
+    monkeypatch.setattr("jaxspec.llm.LLM", lambda **s: tiny.llm(**s | {"show_progress": False}))
 
 
 def command(tmp_path: Path, longest: int) -> list[str]:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import tiny
-from jaxspec import LLM
 from jaxspec.bench.__main__ import main
 from jaxspec.bench.papers import spin_engine, spin_page
 from jaxspec.bench.papers.spin_engine import CHOICES, NONE, ORACLE
@@ -25,7 +24,7 @@ DRAFTERS = ("ngram", "conditioned", "perfect")
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny model with drafters of its own."""
     quiet = {**SIZES, "show_progress": False}
-    monkeypatch.setattr("jaxspec.llm.LLM", lambda **given: LLM(tiny.model(), **{**given, **quiet}))
+    monkeypatch.setattr("jaxspec.llm.LLM", lambda **given: tiny.llm(**{**given, **quiet}))
     monkeypatch.setattr(drafters, "load", load)
     for module in (spin_engine, spin_page):
         monkeypatch.setattr(module, "DRAFTERS", DRAFTERS)

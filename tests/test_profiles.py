@@ -1,59 +1,150 @@
-"""Measured times are kept for the device and the programs they are of, and nothing else."""
+"""Measured times are believed if they repeat and fit each other, and kept for their programs and device."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterator
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxspec.step import profiles
-from jaxspec.step.profiles import Profile, median_seconds, remembered
+from jaxspec.step.profiles import KEPT, NOT_KEPT, SAMPLES, Profile, ProfileStore, implausible
+
+NAMES, ORDERED = ["1", "8"], [("1", "8")]
 
 
-class Measure:
-    def __init__(self, value: float = 0.5):
-        self.value, self.calls = value, 0
+class Machine:
+    """A clock that moves while programs run: `seconds` gives, by name, what the runs take one after another."""
 
-    def __call__(self) -> Profile:
-        self.calls += 1
-        return {"1": self.value, "8": 2 * self.value}
+    def __init__(self, **seconds: Iterator[float]) -> None:
+        self.now, self.seconds, self.runs = 0.0, seconds, 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def run(self, name: str) -> Callable[[], None]:
+        def once() -> None:
+            self.now += next(self.seconds[name])
+            self.runs += 1
+
+        return once
+
+    def measured(self, store: ProfileStore, key: object = "k") -> Profile:
+        """The profile after everything has been offered and measured."""
+        profile = store.open("step", key, NAMES, ORDERED)
+        profile._clock = self.clock
+        for name in profile.names:
+            profile.offer(name, self.run(f"p{name}"))
+        profile.measure()
+        return profile
+
+
+def steady(one: float = 0.5, eight: float = 1.0) -> Machine:
+    return Machine(p1=repeat(one), p8=repeat(eight))
 
 
 def test_once_for_a_key_and_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measure = Measure()
-    for _ in range(2):
-        assert remembered(("a", 1), ["1", "8"], measure, tmp_path) == {"1": 0.5, "8": 1.0}
-    assert measure.calls == 1
-    remembered(("a", 2), ["1", "8"], measure, tmp_path)
-    assert measure.calls == 2
+    store, machine = ProfileStore(tmp_path), steady()
+    first = machine.measured(store)
+    assert first.seconds == {"1": 0.5, "8": 1.0} and machine.runs == 2 * (SAMPLES + 1)
+    again = machine.measured(store)
+    assert again.seconds == first.seconds and machine.runs == 2 * (SAMPLES + 1), "it was measured again"
+    assert again.measured is not None and first.measured is not None
+    assert abs((again.measured - first.measured).total_seconds()) <= 1
+    machine.measured(store, key="another")
     monkeypatch.setattr(profiles, "device", lambda: "another")
-    remembered(("a", 1), ["1", "8"], measure, tmp_path)
-    assert measure.calls == 3
+    machine.measured(store)
+    assert len(list(tmp_path.iterdir())) == 3
 
 
-@pytest.mark.parametrize("content", ["", "[1]", "3", '{"1": 1.0}', '{"1": 1.0, "8": -1.0}', '{"1": "x", "8": 1.0}'])
-def test_a_file_of_something_else_is_replaced(tmp_path: Path, content: str) -> None:
-    remembered("k", ["1", "8"], Measure(), tmp_path)
+def test_the_order_of_the_names_does_not_matter(tmp_path: Path) -> None:
+    """Programs are compiled by threads and come in any order: a start must find what another one left."""
+    store = ProfileStore(tmp_path)
+    steady().measured(store)
+    assert store.open("step", "k", NAMES[::-1], ORDERED).seconds == {"1": 0.5, "8": 1.0}
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_nothing_is_kept_without_a_folder_and_nothing_read_with_renew(tmp_path: Path) -> None:
+    assert steady().measured(NOT_KEPT).seconds["8"] == 1.0
+    steady().measured(ProfileStore(tmp_path))
+    assert steady(2.0, 3.0).measured(ProfileStore(tmp_path, renew=True)).seconds == {"1": 2.0, "8": 3.0}
+    assert ProfileStore(tmp_path).open("step", "k", NAMES).seconds == {"1": 2.0, "8": 3.0}
+
+
+STORED = '{"what": "step", "measured": "2026-01-01T00:00:00+00:00", "seconds": %s}'
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[1]", "3", STORED % '{"1": 1.0}', STORED % '{"1": 1.0, "8": -1.0}', STORED % '{"1": "x", "8": 1.0}',
+     STORED % '{"1": 0.112, "8": 0.063}', '{"1": 0.1, "8": 0.2}'],
+)  # fmt: skip
+def test_a_file_that_cannot_be_right_is_replaced(tmp_path: Path, content: str) -> None:
+    """Also times of a busy machine, by which a step of 1 token takes longer than one of 8."""
+    store = ProfileStore(tmp_path)
+    steady().measured(store)
     (path,) = tmp_path.iterdir()
     path.write_text(content)
-    assert remembered("k", ["1", "8"], Measure(3.0), tmp_path) == json.loads(path.read_text()) == {"1": 3.0, "8": 6.0}
+    assert steady(3.0, 6.0).measured(store).seconds == {"1": 3.0, "8": 6.0}
+    assert json.loads(path.read_text())["seconds"] == {"1": 3.0, "8": 6.0}
 
 
 def test_after_a_week_it_is_measured_again(tmp_path: Path) -> None:
-    remembered("k", ["1", "8"], Measure(), tmp_path)
+    store = ProfileStore(tmp_path)
+    steady().measured(store)
     (path,) = tmp_path.iterdir()
-    os.utime(path, (0, path.stat().st_mtime - profiles.KEPT - 60))
-    assert remembered("k", ["1", "8"], Measure(3.0), tmp_path)["8"] == 6.0
+    os.utime(path, (0, path.stat().st_mtime - KEPT - 60))
+    assert steady(3.0, 6.0).measured(store).seconds["8"] == 6.0
 
 
 def test_a_folder_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert remembered("k", ["1", "8"], Measure(), tmp_path / "file")["8"] == 1.0
+    assert steady().measured(ProfileStore(tmp_path / "file")).seconds["8"] == 1.0
 
 
-def test_the_median_is_of_all_runs() -> None:
-    calls: list[int] = []
-    assert median_seconds(lambda: calls.append(1), 7) >= 0
-    assert len(calls) == 7
+def test_times_that_do_not_repeat_are_measured_again(tmp_path: Path) -> None:
+    """Something else runs through the first round and its guess, then the machine is quiet."""
+    busy = SAMPLES + 1
+    machine = Machine(p1=chain(repeat(0.5, busy - 2), repeat(2.0, 2), repeat(0.5)), p8=repeat(1.0))
+    assert machine.measured(ProfileStore(tmp_path)).seconds == {"1": 0.5, "8": 1.0}
+    assert machine.runs == 2 * (busy + SAMPLES)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_stays_implausible_is_used_but_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    profile = steady(2.0, 1.0).measured(ProfileStore(tmp_path))
+    assert profile.seconds == {"1": 2.0, "8": 1.0} and profile.measured is not None
+    assert not list(tmp_path.iterdir()) and "the machine seems busy" in caplog.text.lower()
+
+
+def test_a_first_guess_until_all_are_measured() -> None:
+    machine, told = steady(), []
+    profile = NOT_KEPT.open("step", "k", NAMES, ORDERED)
+    profile._clock = machine.clock
+    profile.on_measured.append(lambda: told.append(dict(profile.seconds)))
+    profile.offer("1", machine.run("p1"))
+    assert profile.seconds == {"1": 0.5} and not profile.pending
+    profile.offer("8", machine.run("p8"), guess=0.75)
+    assert profile.seconds == {"1": 0.5, "8": 0.75} and profile.pending and machine.runs == 1
+    profile.measure()
+    assert told == [{"1": 0.5, "8": 1.0}] and not profile.pending
+
+
+@given(st.lists(st.floats(3e-3, 10), min_size=2, max_size=8), st.data())
+def test_rising_times_are_plausible_and_a_much_faster_larger_one_is_not(
+    times: list[float], data: st.DataObject
+) -> None:
+    names = [str(i) for i in range(len(times))]
+    ordered = list(pairwise(names))
+    rising = dict(zip(names, sorted(times), strict=True))
+    assert implausible(rising, ordered) is None
+    at = data.draw(st.integers(1, len(times) - 1))
+    reason = implausible(rising | {names[at]: rising[names[at - 1]] / 4}, [(names[at - 1], names[at])])
+    # Below two milliseconds it may be jitter.
+    assert (reason is not None) == (rising[names[at - 1]] / 4 < 0.8 * rising[names[at - 1]] - 2e-3)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiny
-from jaxspec import LLM, SamplingParams
+from jaxspec import SamplingParams
 from jaxspec.kernels import cpu
 from jaxspec.step.attention import attend
 from jaxspec.step.batch import Batch, BatchShape, Blanks
@@ -189,10 +189,10 @@ def test_the_engine_on_int8(kernels: str) -> None:
     )  # fmt: skip
     texts = [list(range(i, i + 20)) for i in range(0, 80, 10)]
     scored = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
-    with LLM(tiny.model(), draft=[], **common) as exact:
+    with tiny.llm(draft=[], **common) as exact:
         expected = exact.generate(texts, scored)
-    with LLM(
-        tiny.model(), draft=["ngram"], kernels=kernels, kv_dtype="int8", memory="swap", order="las",
+    with tiny.llm(
+        draft=["ngram"], kernels=kernels, kv_dtype="int8", memory="swap", order="las",
         las={"quantum_ms": 1}, **common,
     ) as llm:  # fmt: skip
         for out, exact_out in zip(llm.generate(texts, scored), expected, strict=True):

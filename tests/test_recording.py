@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tiny
-from jaxspec import LLM, SamplingParams
+from jaxspec import SamplingParams
 from jaxspec.bench.record import drive, took
 from jaxspec.sched import PagePool, Scheduler
 from jaxspec.sched.cost import Profiled
@@ -25,7 +25,7 @@ def record(requests: int = 14, seed: int = 0, **settings: Any) -> tuple[Recordin
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(0, 250, int(n)).tolist() for n in rng.integers(3, 40, requests)]
     params = [SamplingParams(temperature=0, max_tokens=int(n), ignore_eos=True) for n in rng.integers(2, 40, requests)]
-    with LLM(tiny.model(), **SMALL | settings) as llm:
+    with tiny.llm(**SMALL | settings) as llm:
         scheduler = llm.engine._scheduler
         recorder = Recorder(scheduler)
         drive(llm.engine, np.sort(rng.uniform(0, 0.08, requests)).tolist(), prompts, params)

@@ -147,7 +147,9 @@ def test_in_the_engine(tree: str) -> None:
         page_size=16, max_num_seqs=32, token_buckets=[32, 128, 288], max_num_batched_tokens=288, max_model_len=32,
         kv_cache_tokens=1024, compilation_cache="", max_waiting=count,
     )  # fmt: skip
-    with LLM(target, draft="truncated:1", tree=tree, acceptance="rejection", **sizes) as llm:
+    with LLM(
+        target, draft="truncated:1", compile_in_background=False, tree=tree, acceptance="rejection", **sizes
+    ) as llm:
         params = [SamplingParams(temperature=temperature, max_tokens=4, ignore_eos=True, seed=s) for s in range(count)]
         out = llm.generate([prompt] * count, params)
         greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

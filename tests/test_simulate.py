@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import tiny
-from jaxspec import LLM
 from jaxspec.bench.__main__ import main
 from jaxspec.sched.acceptance import load_process
 from jaxspec.sched.cost import load_profile
@@ -114,7 +113,7 @@ def test_what_is_wrong_is_said_in_a_line(options, message, lengths, capsys):
 @pytest.fixture
 def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny model stands for any."""
-    monkeypatch.setattr("jaxspec.llm.LLM", lambda **s: LLM(tiny.model(), **s | {"show_progress": False}))
+    monkeypatch.setattr("jaxspec.llm.LLM", lambda **s: tiny.llm(**s | {"show_progress": False}))
 
 
 SMALL = (

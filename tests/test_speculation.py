@@ -30,6 +30,7 @@ from jaxspec.step.batch import BatchShape
 from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Choosing, Tree
 from jaxspec.step.rejection import Drawn
+from jaxspec.step.warmup import WarmUp
 from jaxspec.step.xla import XlaLayers
 from switching import conditioned
 from test_engine import GREEDY, check_clean, params, prompts, tokens_of
@@ -71,12 +72,12 @@ def start(kind: str, **sizes: Any) -> LLM:
     with pytest.MonkeyPatch.context() as patch:
         if other is not None:
             patch.setattr(drafters, "load", lambda name, target: other(target))
-        return LLM(tiny.model(), **COMMON, **sizes, **settings_)
+        return tiny.llm(**COMMON, **sizes, **settings_)
 
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[LLM]:
-    with LLM(tiny.model(), draft=[], **COMMON, **ROOMY) as llm:
+    with tiny.llm(draft=[], **COMMON, **ROOMY) as llm:
         yield llm
 
 
@@ -155,8 +156,8 @@ def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) ->
             pool[own[i // 16], i % 16] = row
     shared: Any = SimpleNamespace(features=jnp.asarray(pool), drawn=Drawn.none())
     runner = DraftRunner("d", config, weights, shared, layers, [BatchShape(32, 2, 2, 4)], 8, 16, "float32", [Beam(4)])
-    for _, job in runner.jobs():
-        job()
+    needed, more = runner.jobs()
+    WarmUp().first("", [*needed, *more])
     runner.start([Tree.chain(texts[0][:10], 0, pages[0], Choosing())], 0, 1)
     chains = [Tree.chain(texts[0][10:], 10, pages[0], Choosing()), Tree.chain(texts[1], 0, pages[1], Choosing())]
     for text, feature, got in zip(texts, truth, runner.start(chains, 3, 4)(), strict=True):
@@ -194,7 +195,7 @@ def test_auto_is_ngram_and_what_is_shipped_for_the_model(caplog: pytest.LogCaptu
 def test_rejection_wants_one_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafters, "load", lambda name, target: perfect(target))
     with pytest.raises(ConfigError, match="draft: acceptance: rejection works with one draft model"):
-        LLM(tiny.model(), draft=["one", "two"], acceptance="rejection", **COMMON, **ROOMY)
+        tiny.llm(draft=["one", "two"], acceptance="rejection", **COMMON, **ROOMY)
 
 
 def test_drafters_that_do_not_fit_are_refused() -> None:
@@ -204,4 +205,4 @@ def test_drafters_that_do_not_fit_are_refused() -> None:
         ("x.safetensors", "read"),
     ):
         with pytest.raises(ConfigError, match=f"draft: .*{reason}"):
-            LLM(tiny.model(), draft=draft, **COMMON)
+            tiny.llm(draft=draft, **COMMON)

@@ -15,7 +15,9 @@ SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=128, ignore_eos
 
 def answers(**settings: object) -> tuple[list[list[int]], int]:
     """Tokens for sixteen prompts, half of them greedy and half sampled, and how many drafts were accepted."""
-    settings = dict(max_num_seqs=16, max_num_batched_tokens=128, max_model_len=512) | settings
+    settings = (
+        dict(max_num_seqs=16, max_num_batched_tokens=128, max_model_len=512, compile_in_background=False) | settings
+    )
     with LLM(**settings) as llm:
         out = llm.generate(PROMPTS[:16], [GREEDY, SAMPLED] * 8)
         return [o.outputs[0].token_ids for o in out], llm.engine.stats().accepted_tokens

@@ -18,11 +18,12 @@ from jax.sharding import SingleDeviceSharding
 import tiny
 from jaxspec.config import EngineConfig
 from jaxspec.sched import Plan, Request, Transfer, Work
-from jaxspec.step.executor import Executor, silent
+from jaxspec.step.executor import Executor
 from jaxspec.step.packing import Choosing, Tree
 from jaxspec.step.pool import Pool
 from jaxspec.step.quantized import quantize
 from jaxspec.step.swap import GROUPS, HostPool
+from jaxspec.step.warmup import WarmUp
 
 PAGES, PAGE, HOST = 24, 16, 40
 
@@ -60,8 +61,8 @@ def host_pool(quantized: bool = False, pinned: bool = False) -> tuple[list[Owner
     owners = [
         Owner(Pool.zeros(target, PAGES, PAGE, "float32", True)), Owner(Pool.zeros(drafter, PAGES, PAGE, "float32"))
     ]  # fmt: skip
-    pool = HostPool(owners, 1e9, silent, quantized)
-    pool = HostPool(owners, HOST * pool.page_bytes, silent, quantized)
+    pool = HostPool(owners, 1e9, WarmUp(), quantized)
+    pool = HostPool(owners, HOST * pool.page_bytes, WarmUp(), quantized)
     if pinned:  # as on a GPU: another kind of memory, to which arrays must be copied and from which they must come back
         pool._far = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
     return owners, pool
@@ -128,9 +129,9 @@ def test_an_empty_host_page_is_refused() -> None:
 
 def test_no_space_no_pages() -> None:
     owners, pool = host_pool()
-    small = HostPool(owners, pool.page_bytes - 1, silent)
-    assert small.num_pages == 0 and HostPool(owners, 1e30, silent).num_pages > 0
-    out, back = pool.profile(keep=False)
+    small = HostPool(owners, pool.page_bytes - 1, WarmUp())
+    assert small.num_pages == 0 and HostPool(owners, 1e30, WarmUp()).num_pages > 0
+    out, back = pool.seconds
     assert out > 0 and back > 0
 
 
@@ -158,8 +159,8 @@ def test_a_request_goes_on_where_it_was() -> None:
         compilation_cache="", draft=[],
     )  # fmt: skip
     loaded = tiny.model()
-    executor = Executor(config, loaded.config, dict(loaded.weights), 12, silent)
-    pool = HostPool([executor], 1e8, silent)
+    executor = Executor(config, loaded.config, dict(loaded.weights), 12)
+    pool = HostPool([executor], 1e8, WarmUp())
     text = [int(t) for t in np.random.default_rng(4).integers(256, size=40)]
     expected = tiny.greedy(text, 20)  # compiles, too
     executor.settled()

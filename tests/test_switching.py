@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[LLM]:
-    with LLM(tiny.model(), draft=[], **SIZES) as llm:
+    with tiny.llm(draft=[], **SIZES) as llm:
         yield llm
 
 

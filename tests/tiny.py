@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fakes import ByteTokenizer
+from jaxspec.llm import LLM
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.llama import Decoder, device_weights, forward
 from jaxspec.models.load import LoadedModel
@@ -53,6 +54,11 @@ def weights(c: DecoderConfig, seed: int = 0) -> dict[str, np.ndarray]:
 def model(window: int | None = None) -> LoadedModel:
     c = config(sliding_window=window)
     return LoadedModel(c, weights(c), ByteTokenizer(), "tiny")  # type: ignore[arg-type]
+
+
+def llm(**settings: Any) -> LLM:
+    """An engine of `model()` that compiles all it needs before it serves."""
+    return LLM(model(), **{"compile_in_background": False} | settings)
 
 
 @lru_cache

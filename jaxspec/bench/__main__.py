@@ -23,6 +23,11 @@ COMMANDS = {
     "record": ("jaxspec.bench.record", "measure the engine for the simulator: step times, acceptance, events"),
     "paper": ("jaxspec.bench.papers", "a paper's experiments again, simulated and on the engine"),
     "predictor": ("jaxspec.bench.predictor", "length predictors beside each other: SSJF's ablation"),
+    "profile": (
+        "jaxspec.bench.profile",
+        "what the engine's programs take, as measured and kept, or measured again",
+    ),
+    "startup": ("jaxspec.bench.startup", "how long a start takes until the first token"),
     "kv": ("jaxspec.bench.kv", "what INT8 KV costs in quality, and what swapping costs beside a step"),
     "kernels": ("jaxspec.bench.kernels", "the CPU kernels beside XLA's own operations, alternated"),
     "peers": ("jaxspec.bench.peers", "jaxspec beside transformers on torch, taking turns in one run"),

@@ -142,7 +142,7 @@ def load(presets: Sequence[str], overrides: dict[str, Any], stack: ExitStack) ->
     engines = []
     for preset in presets:
         with naming(preset):
-            engines.append(stack.enter_context(LLM(config=preset, show_progress=True, **overrides)))
+            engines.append(stack.enter_context(LLM(config=preset, show_progress=True, **{**options.WARM, **overrides})))
     return engines
 
 

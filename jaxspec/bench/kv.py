@@ -82,7 +82,7 @@ def quality(model: LoadedModel, ids: list[int], args: argparse.Namespace) -> dic
         begun = time.perf_counter()
         with LLM(
             model, draft=[], kv_dtype=kind, max_num_seqs=1, max_num_batched_tokens=args.chunk, prefix_caching=False,
-            token_buckets=[args.chunk], max_model_len=args.context + 1, swap_space_gb=0,
+            token_buckets=[args.chunk], max_model_len=args.context + 1, swap_space_gb=0, **options.WARM,
         ) as llm, options.progress(f"KV {kind}", len(windows)) as advance:  # fmt: skip
             entries = []
             for window in windows:
@@ -125,14 +125,14 @@ def trees_of(config: EngineConfig, args: argparse.Namespace) -> tuple[list[Tree]
 
 def pools(model: LoadedModel, args: argparse.Namespace) -> dict[str, float]:
     """Milliseconds of a decoding step by kind of KV, in turns."""
-    from jaxspec.step.executor import Executor, silent
+    from jaxspec.step.executor import Executor
 
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     executors: dict[str, Executor] = {}
     for kind in KINDS:
         config = setting(args, kv_dtype=kind)
         trees, pages = trees_of(config, args)
-        executors[kind] = Executor(config, model.config, dict(model.weights), pages, silent)
+        executors[kind] = Executor(config, model.config, dict(model.weights), pages)
     with options.progress("steps by kind of KV", args.repeats) as advance:
         for i in range(args.repeats + 2):
             for kind, executor in executors.items():
@@ -151,14 +151,16 @@ def steps(model: LoadedModel, swap_dtype: str, args: argparse.Namespace) -> dict
 
     from jaxspec.sched.plan import Plan, Transfer
     from jaxspec.sched.request import Request
-    from jaxspec.step.executor import Executor, silent
+    from jaxspec.step.executor import Executor
+    from jaxspec.step.profiles import ProfileStore
     from jaxspec.step.swap import host_pool
+    from jaxspec.step.warmup import WarmUp
 
     most = max(args.pages)
     config = setting(args, swap_dtype=swap_dtype)
     trees, pages = trees_of(config, args)
-    executor = Executor(config, model.config, dict(model.weights), pages + 2 * most, silent)
-    pool = host_pool(config, executor, (), silent)
+    executor = Executor(config, model.config, dict(model.weights), pages + 2 * most)
+    pool = host_pool(config, executor, (), WarmUp(), ProfileStore())
     nobody = Request("swapped", 1, [0], 1, 0.0)
     out, back = range(pages, pages + most), range(pages + most, pages + 2 * most)
 
@@ -188,13 +190,14 @@ def steps(model: LoadedModel, swap_dtype: str, args: argparse.Namespace) -> dict
                     times[pages].append(seconds)
             if i >= 2:
                 advance()
-    out_seconds, in_seconds = pool.profile(keep=False)
+    out_seconds, in_seconds = pool.seconds
+    full = executor.shapes[-1].tokens
     return {
         "swap_dtype": swap_dtype,
         "page_bytes": pool.page_bytes,
         "out_ms": 1e3 * out_seconds,
         "in_ms": 1e3 * in_seconds,
-        "prefill_token_ms": 1e3 * max(executor.profile().values()) / max(executor.profile()),
+        "prefill_token_ms": 1e3 * executor.profile.seconds[str(full)] / full,
         "step_ms": {str(pages): 1e3 * float(np.median(t)) for pages, t in times.items()},
     }
 

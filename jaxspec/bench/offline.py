@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    engine = parser.add_argument_group("engine")
-    engine.add_argument("--model", help="a built-in name, a Hugging Face folder, a .gguf file or a hub id")
-    engine.add_argument("--draft", action="append", default=[], metavar="D", help="as of the server; none: no drafter")
-    engine.add_argument("--config", metavar="YAML", help="a preset, as configs/default.yaml")
-    engine.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="may be given again")
+    engine = options.add_engine(parser)
     engine.add_argument("--repeats", type=options.count, default=1, metavar="N", help="report the median run of N")
     options.add_workload(parser)
 
@@ -77,14 +73,13 @@ def run(args: argparse.Namespace) -> Report:
 
 def load_llm(args: argparse.Namespace) -> LLM:
     """The engine that the options ask for. Raises `BenchError`."""
-    from jaxspec.config import EngineConfig, parse_overrides
+    from jaxspec.config import EngineConfig
     from jaxspec.llm import LLM
 
     try:
-        chosen = {key: value for key, value in (("model", args.model), ("draft", args.draft)) if value}
-        overrides = {**parse_overrides(args.set), **chosen}
+        overrides = options.overrides(args)
         EngineConfig.load(args.config, **overrides)  # before `LLM`, which has parameters beside the settings
-        return LLM(config=args.config, show_progress=True, **overrides)
+        return LLM(config=args.config, show_progress=True, **{**options.WARM, **overrides})
     except (OSError, ValueError) as error:
         raise BenchError(str(error)) from None
 

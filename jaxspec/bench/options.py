@@ -8,6 +8,9 @@ from typing import Any
 from jaxspec.bench.report import Slo
 from jaxspec.progress import progress as progress
 
+#: Settings of an engine that is to be measured: nothing compiles beside it.
+WARM: dict[str, Any] = {"compile_in_background": False}
+
 
 def positive(text: str) -> float:
     value = float(text)
@@ -37,6 +40,24 @@ def span(text: str) -> tuple[int, int]:
     if not 1 <= ends[0] <= ends[1]:
         raise argparse.ArgumentTypeError(f"must be N or LOW:HIGH with 1 <= LOW <= HIGH, not {text}")
     return ends
+
+
+def add_engine(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Which engine."""
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--model", help="a built-in name, a Hugging Face folder, a .gguf file or a hub id")
+    engine.add_argument("--draft", action="append", default=[], metavar="D", help="as of the server; none: no drafter")
+    engine.add_argument("--config", metavar="YAML", help="a preset, as configs/default.yaml")
+    engine.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="may be given again")
+    return engine
+
+
+def overrides(args: argparse.Namespace) -> dict[str, Any]:
+    """Settings that the options of `add_engine` name. Raises `ConfigError`."""
+    from jaxspec.config import parse_overrides
+
+    chosen = {key: value for key, value in (("model", args.model), ("draft", args.draft)) if value}
+    return {**parse_overrides(args.set), **chosen}
 
 
 def add_workload(parser: argparse.ArgumentParser) -> None:

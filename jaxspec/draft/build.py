@@ -16,11 +16,11 @@ from jaxspec.models.config import DecoderConfig
 from jaxspec.models.load.weights import Weights
 from jaxspec.sched.drafter import Drafter
 from jaxspec.sched.speculator import DEPTH, Speculator
-from jaxspec.sched.steptimes import StepTimes
 from jaxspec.sched.trees import Drawing, Fixed
 from jaxspec.step.executor import Executor
-from jaxspec.step.lattice import Progress, compile_all
+from jaxspec.step.profiles import ProfileStore
 from jaxspec.step.rejection import Drawn
+from jaxspec.step.warmup import WarmUp
 
 #: Configuration and weights of each drafter by its name, None of n-gram lookup.
 Models = Mapping[str, tuple[DecoderConfig, Weights] | None]
@@ -31,11 +31,11 @@ def build(
     executor: Executor,
     models: Models,
     num_pages: int,
-    step: StepTimes,
-    progress: Progress,
+    warm_up: WarmUp,
+    store: ProfileStore,
     clock: Callable[[], float],
 ) -> Speculator:
-    """The speculator of these drafters, for an engine whose steps take `step`."""
+    """The speculator of these drafters, beside `executor`. Measured times are kept in `store`."""
     drawing = _drawing(config, models)
     devices = _devices(config, models)
     largest = executor.shapes[-1]
@@ -48,11 +48,19 @@ def build(
         shapes = draft_lattice(*sizes, fine=name in devices)
         runner = DraftRunner(
             name, *model, executor, executor.layers, shapes, num_pages, config.page_size, config.dtype,
-            BEAMS if drawing is None else [drawing], devices.get(name),
+            BEAMS if drawing is None else [drawing], devices.get(name), store,
         )  # fmt: skip
-        compile_all(runner.jobs(), "compiling the drafter", progress)
-        runner.warm_up()
-        side_by_side.append(ModelDrafter(runner, clock, config.compilation_cache != ""))
+        needed, more = runner.jobs()
+        # Who drafts for whom is chosen by what each drafter takes, and a device of its own is not idle work.
+        if config.draft_choice != "fastest" or devices:
+            warm_up.first("compiling the drafter", [*needed, *more])
+            runner.profile.measure()
+        else:
+            warm_up.later("compiling the drafter", needed, rank=1)
+            warm_up.later("compiling the drafter", more, rank=4)
+            warm_up.measure(runner.profile)
+        side_by_side.append(ModelDrafter(runner, clock))
+    step = executor.times
     policy = tree_policy(config, step) if drawing is None else Drawing(config.draft_levels or DEPTH)
     speculator = arrange(config, side_by_side, step, policy)
     executor.settled()

@@ -56,5 +56,5 @@ def arrange(
     return Speculator(
         drafters, step, policy, config.draft_levels or DEPTH, 1 if config.tree == "chain" else None,
         config.tree == "auto" or (config.tree == "adaserve" and config.adaserve.economic),
-        (config.draft_budget or step.budget) if shaped else None, config.draft_calibration and budgeted, chosen,
+        config.draft_budget if shaped else None, shaped, config.draft_calibration and budgeted, chosen,
     )  # fmt: skip

@@ -52,16 +52,19 @@ class NgramDrafter(Beside):
 class ModelDrafter:
     """A draft model on the device. Keeps each request's watermark: how many of its tokens the model has seen."""
 
-    def __init__(self, runner: DraftRunner, clock: Callable[[], float], keep_profile: bool = True):
+    def __init__(self, runner: DraftRunner, clock: Callable[[], float]):
         self.name, self.widths, self.runner, self._clock = runner.name, runner.widths, runner, clock
         self._seen: dict[str, tuple[int, int]] = {}  # id -> (losses of its KV at that time, tokens)
-        self._profile = runner.profile(keep_profile)
         self._staged: dict[str, range] = {}  # id -> where the features before its next tokens are
         self._scale = 1.0  # how much longer a round takes than its profile says: attention, the host's part
 
     @property
     def apart(self) -> bool:
         return self.runner.apart
+
+    @property
+    def ready(self) -> bool:
+        return self.runner.usable
 
     def _watermark(self, request: Request) -> int:
         lost, seen = self._seen.get(request.id, (0, 0))
@@ -99,7 +102,7 @@ class ModelDrafter:
         chains, whose, staged = self._chains(works, choosing)
         read = self.runner.start(chains, levels, width, staged)
         tokens = sum(len(c.token) for c in chains)
-        expected = self._profile(len(chains), tokens, levels, width)
+        expected = self.runner.seconds(len(chains), tokens, levels, width)
 
         def proposal() -> list[Candidates | None]:
             asked = self._clock()
@@ -146,7 +149,7 @@ class ModelDrafter:
         return chains, whose, staged[: len(chains)]
 
     def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
-        return self._scale * self._profile(requests, min(catch_up, self.runner.most_tokens), levels, width)
+        return self._scale * self.runner.seconds(requests, min(catch_up, self.runner.most_tokens), levels, width)
 
     def forget(self, request: Request) -> None:
         self._seen.pop(request.id, None)

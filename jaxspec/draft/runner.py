@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,14 +20,17 @@ from jaxspec.step.batch import BatchShape, Blanks
 from jaxspec.step.layers import Layers
 from jaxspec.step.packing import Tree, pack
 from jaxspec.step.pool import Pool
-from jaxspec.step.profiles import Profile, median_seconds, remembered
+from jaxspec.step.profiles import NOT_KEPT, Profile, ProfileStore
 from jaxspec.step.rejection import Drawn
 from jaxspec.step.target import split
+from jaxspec.step.warmup import Job
 
 #: A `jax.Device`; that name is a variable to type checkers.
 Device = Any
 #: The beams that are compiled: a chain, and a tree.
 BEAMS = Beam(1), Beam(4)
+#: Levels of the rounds that are measured; others lie on the line through them.
+_TIMED = (1, 3)
 
 
 def draft_lattice(max_tokens: int, max_requests: int, pages: int, fine: bool = False) -> list[BatchShape]:
@@ -64,8 +67,9 @@ class DraftRunner:
     def __init__(
         self, name: str, config: DecoderConfig, weights: Weights, target: Target, layers: Layers,
         shapes: Sequence[BatchShape], num_pages: int, page_size: int, dtype: str, growths: Sequence[Growth] = BEAMS,
-        device: Device | None = None,
+        device: Device | None = None, store: ProfileStore = NOT_KEPT,
     ):  # fmt: skip
+        """`store`: where measured times are kept."""
         self.name, self.page_size, self.shapes = name, page_size, list(shapes)
         self._target, self._layers = target, layers
         self._growths = {g.width: g for g in growths}
@@ -73,7 +77,7 @@ class DraftRunner:
         model = layers.drafter(config, weights, dtype)
         self.conditioned = model.conditioned
         self._graph, self._treedef, leaves = split(model)
-        pool = Pool.zeros(config, num_pages, page_size, dtype)
+        pool = Pool.zeros(config, num_pages, page_size, dtype, zeros=layers.zeros)
         #: Whether it runs elsewhere than the target.
         self.apart = device is not None and device not in target.features.devices()
         self._device = device if self.apart else None
@@ -85,6 +89,17 @@ class DraftRunner:
             )
         self._blanks = Blanks(self.shapes)
         self._rounds: dict[tuple[BatchShape, int], Any] = {}
+        #: Shapes that are compiled, in the order of `shapes`.
+        self.ready: list[BatchShape] = []
+        programs = [(s, w, n) for s in self.shapes for w in self.widths for n in _TIMED]
+        larger = [(a, b) for a in programs for b in programs if _no_longer(a, b)]
+        sizes = [leaf.shape for leaf in self._leaves]
+        key = (self._config, sizes, self.shapes, type(layers).__name__, str(self.pool.keys.dtype))
+        #: Seconds of rounds.
+        self.profile: Profile = store.open(
+            f"rounds of {name}", key, [_title(*p) for p in programs], [(_title(*a), _title(*b)) for a, b in larger]
+        )
+        self._abstract = jax.tree.map(_abstract, (self._leaves, self.pool, self._shared.drawn))
 
     def overwritten(self, pages: Sequence[int]) -> None:
         """Nothing is remembered of pages here; see `jaxspec.step.swap.Owner`."""
@@ -99,20 +114,48 @@ class DraftRunner:
         """Known tokens that a round takes in."""
         return self.shapes[-1].tokens
 
-    def jobs(self) -> list[tuple[str, Callable[[], None]]]:
-        """What has to be compiled before `launch`, as (name, job)."""
+    @property
+    def usable(self) -> bool:
+        """Whether any round can run: the largest shape holds all of them."""
+        return self.shapes[-1] in self.ready
 
-        def compile(shape: BatchShape, width: int) -> None:
+    def jobs(self) -> tuple[list[Job], list[Job]]:
+        """What to compile: what the runner has to have to be `usable`, and what makes it faster."""
+
+        def runs() -> bool:
+            return self.profile.measured is None
+
+        needed, more = [], []
+        if self.apart and self.conditioned:
+            needed.append(Job(f"{self.name} features", self._compile_fetch))
+        for shape in self.shapes:
+            name = f"{self.name} {shape.trees}×{shape.tokens}"
+            job = Job(name, partial(self._compile_round, shape), partial(self._adopt, shape), runs)
+            (needed if shape in (self.shapes[0], self.shapes[-1]) else more).append(job)
+        return needed, more
+
+    def _compile_round(self, shape: BatchShape) -> dict[int, Any]:
+        """The round of one shape, by its width."""
+        buffer, levels = jax.ShapeDtypeStruct((shape.size,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
+        leaves, pool, drawn = self._abstract
+        features = jax.tree.map(_abstract, self._features(shape, ()))
+        programs = {}
+        for width in self.widths:
             fn = make_round(self._graph, self._treedef, shape, self._layers, self._growths[width], DEPTH)
-            buffer, levels = jax.ShapeDtypeStruct((shape.size,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
             with jax.default_matmul_precision("float32"):
-                lowered = jax.jit(fn, donate_argnums=(1, 2)).lower(
-                    self._leaves, self.pool, self._shared.drawn, self._features(shape, ()), buffer, levels
-                )
-            self._rounds[shape, width] = lowered.compile()
+                lowered = jax.jit(fn, donate_argnums=(1, 2)).lower(leaves, pool, drawn, features, buffer, levels)
+            programs[width] = lowered.compile()
+        return programs
 
-        jobs = [(f"{self.name} {s.trees}×{s.tokens}", partial(compile, s, w)) for s in self.shapes for w in self.widths]
-        return [*jobs, (f"{self.name} features", self._compile_fetch)] if self.apart and self.conditioned else jobs
+    def _adopt(self, shape: BatchShape, programs: Mapping[int, Any]) -> None:
+        """The rounds of a shape are compiled: from now on they are used."""
+        for width, program in programs.items():
+            self._rounds[shape, width] = program
+            if jax.default_backend() != "cpu":
+                self._run_empty(shape, width, 2)  # so that the first request meets no lazy initialisation
+            for levels in _TIMED:
+                self.profile.offer(_title(shape, width, levels), partial(self._run_empty, shape, width, levels))
+        self.ready = [s for s in self.shapes if (s, self.widths[-1]) in self._rounds]
 
     def _compile_fetch(self) -> None:
         def fetch(features: jax.Array, slots: jax.Array) -> jax.Array:
@@ -140,30 +183,11 @@ class DraftRunner:
         """Whose `drawn` rounds write."""
         return self if self.apart else self._target
 
-    def warm_up(self) -> None:
-        """Run every program once on padding."""
-        for shape, width in self._rounds:
-            self._run_empty(shape, width, 2)
-
-    def profile(self, keep: bool = True) -> Callable[[int, int, int, int], float]:
-        """Seconds of a round by (requests, tokens to catch up with, levels, width): measured now, or with `keep` at an
-        earlier start."""
-        names = {(s, w, n): f"{s.trees}×{s.tokens} width {w} levels {n}" for s, w in self._rounds for n in (1, 3)}
-
-        def measure() -> Profile:
-            return {name: median_seconds(partial(self._run_empty, *program)) for program, name in names.items()}
-
-        sizes = [leaf.shape for leaf in self._leaves]
-        key = ("round", self._config, sizes, self.shapes, type(self._layers).__name__, self.pool.keys.dtype)
-        listed = list(names.values())
-        found = remembered(key, listed, measure) if keep else measure()
-
-        def lookup(requests: int, tokens: int, levels: int, width: int) -> float:
-            shape = next((s for s in self.shapes if s.trees >= requests and s.tokens >= tokens), self.shapes[-1])
-            first, third = (found[names[shape, width, n]] for n in (1, 3))
-            return first + max(third - first, 0.0) / 2 * (levels - 1)
-
-        return lookup
+    def seconds(self, requests: int, tokens: int, levels: int, width: int) -> float:
+        """What a round takes by its requests, the tokens to catch up with, its levels and width, as measured."""
+        shape = next((s for s in self.ready if s.trees >= requests and s.tokens >= tokens), self.ready[-1])
+        first, third = (self.profile.seconds[_title(shape, width, n)] for n in _TIMED)
+        return first + max(third - first, 0.0) / 2 * (levels - 1)
 
     def _run_empty(self, shape: BatchShape, width: int, levels: int) -> None:
         packed = pack([], [shape], self._blanks, self.page_size)
@@ -188,7 +212,7 @@ class DraftRunner:
         `levels` is 0.
         """
         width = next(w for w in self.widths if w >= min(width, self.widths[-1]))
-        packed = pack(chains, self.shapes, self._blanks, self.page_size)
+        packed = pack(chains, self.ready, self._blanks, self.page_size)
         out = self._run(packed.buffer, packed.shape, width, levels, staged)
         return lambda: self._read(out, len(chains), levels, width)
 
@@ -212,3 +236,21 @@ class DraftRunner:
 
 
 _NOTHING = np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)
+
+
+def _title(shape: BatchShape, width: int, levels: int) -> str:
+    """The name of a round in the profile."""
+    return f"{shape.trees}×{shape.tokens} width {width} levels {levels}"
+
+
+def _no_longer(a: tuple[BatchShape, int, int], b: tuple[BatchShape, int, int]) -> bool:
+    """Whether round `a` cannot take longer than `b`: all is the same but its levels, or its tokens."""
+    (s, width, levels), (t, *other) = a, b
+    if s == t:
+        return width == other[0] and levels < other[1]
+    return [width, levels] == other and s.trees == t.trees and s.tokens < t.tokens
+
+
+def _abstract(x: jax.Array | np.ndarray) -> jax.ShapeDtypeStruct:
+    """Shape, type and place of an array, which may be donated while programs that take its like are compiled."""
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ PANEL, LANES, MAX_ROWS, MAX_DIM, MAX_PAGE = 32, 16, 48, 256, 128
 def load() -> None:
     """Build the kernels if need be and make them known to XLA. Raises `KernelsUnavailable`."""
     library = ctypes.CDLL(str(build()))
-    for name in ("jaxspec_linear", "jaxspec_attention", "jaxspec_commit", "jaxspec_commit_quantized"):
+    for name in ("jaxspec_linear", "jaxspec_attention", "jaxspec_commit", "jaxspec_commit_quantized", "jaxspec_zeros"):
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
 
 
@@ -33,11 +34,31 @@ def supports(heads: int, kv_heads: int, head_dim: int, page_size: int) -> bool:
     return fits and head_dim % LANES == 0 and page_size % LANES == 0
 
 
-def panels(matrices: np.ndarray) -> np.ndarray:
-    """Weights `[layers, in, out]` as `linear` reads them: `[layers, ceil(out / 32), in, 32]`, padded with zeros."""
-    layers, depth, width = matrices.shape
-    padded = np.pad(matrices, ((0, 0), (0, 0), (0, -width % PANEL)))
-    return np.ascontiguousarray(padded.reshape(layers, depth, -1, PANEL).swapaxes(1, 2))
+def zeros(shape: Sequence[int], dtype: Any) -> jax.Array:
+    """As `jnp.zeros`, but memory is taken, and time, only where the array is written later (on Linux)."""
+    call = jax.ffi.ffi_call("jaxspec_zeros", jax.ShapeDtypeStruct(tuple(shape), dtype))
+    return jax.jit(call)(np.int32(jnp.dtype(dtype).itemsize))
+
+
+def panels(matrices: Sequence[np.ndarray]) -> np.ndarray:
+    """Weights `[in, out]` of each layer as `linear` reads them: `[layers, ceil(out / 32), in, 32]` float32, padded with
+    zeros. The array is aligned so that JAX takes it as it is: there are hundreds of megabytes of them."""
+    depth, width = matrices[0].shape
+    full, rest = divmod(width, PANEL)
+    out = _aligned((len(matrices), full + (rest > 0), depth, PANEL))
+    for to, matrix in zip(out, matrices, strict=True):
+        to[:full] = matrix[:, : full * PANEL].reshape(depth, full, PANEL).swapaxes(0, 1)
+        if rest:
+            to[full, :, :rest], to[full, :, rest:] = matrix[:, full * PANEL :], 0
+    return out
+
+
+def _aligned(shape: Sequence[int]) -> np.ndarray:
+    """An uninitialised float32 array that begins at a multiple of 64 bytes."""
+    size = 4 * int(np.prod(shape))
+    raw = np.empty(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size].view(np.float32).reshape(shape)
 
 
 def linear(x: jax.Array, weight: jax.Array, width: int, layer: jax.Array | None = None) -> jax.Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -17,6 +17,10 @@ class TextPredictor(Protocol):
     @property
     def digest(self) -> str:
         """Tells predictors of the same name apart."""
+        ...
+
+    def programs(self, embeddings: bool = False) -> list[tuple[str, Callable[[], None]]]:
+        """What `warm_up` compiles, one by one: (name, job for any thread). Without them `warm_up` compiles all."""
         ...
 
     def warm_up(self, embeddings: bool = False) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -83,14 +84,20 @@ class ProxyPredictor:
         both = self._run("read", texts, outputs + self.config.hidden)
         return self.formulation.lengths(both[:, :outputs]), both[:, outputs:]
 
-    def warm_up(self, embeddings: bool = False) -> None:
-        """Compile every shape of `predict`, or with `embeddings` of `embed` and `read`, and run each once: afterwards
-        these compile nothing."""
+    def programs(self, embeddings: bool = False) -> list[tuple[str, Callable[[], None]]]:
+        """Jobs (name, job) that compile every shape of `predict`, or with `embeddings` of `embed` and `read`."""
         job: Job = "read" if embeddings else "predict"
         shapes = [(batch, n) for n in self._lengths for batch in BATCHES if batch * n <= max(_TOKENS, n)]
+        return [(f"{self.name} {batch}×{n}", partial(self._compile, job, batch, n)) for batch, n in shapes]
+
+    def warm_up(self, embeddings: bool = False) -> None:
+        """Compile every shape of `predict`, or with `embeddings` of `embed` and `read`: afterwards these compile
+        nothing."""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda shape: self._compile(job, *shape), shapes))
-        for (_, batch, length), program in self._programs.items():
+            list(pool.map(lambda program: program[1](), self.programs(embeddings)))
+        if jax.default_backend() == "cpu":
+            return
+        for (_, batch, length), program in self._programs.items():  # the first run on an accelerator takes longer
             jax.block_until_ready(program(self._leaves, np.zeros((batch, length), np.int32), np.ones(batch, np.int32)))
 
     def _compile(self, job: Job, batch: int, length: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -47,6 +47,10 @@ class RetrievalPredictor:
     @property
     def digest(self) -> str:
         return self._proxy.digest
+
+    def programs(self, embeddings: bool = True) -> list[tuple[str, Callable[[], None]]]:
+        """Those of the encoder."""
+        return self._proxy.programs(embeddings=True)
 
     def warm_up(self, embeddings: bool = True) -> None:
         """Compile the encoder, and take in the file."""

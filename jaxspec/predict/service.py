@@ -59,15 +59,23 @@ class PredictionService:
         self._waiting: deque[_Ticket] = deque()
         self._ready: deque[_Ticket] = deque()
         self._learned: deque[tuple[_Ticket, int]] = deque(maxlen=most_waiting)
-        self._closing = False
+        self._warm, self._closing = True, False
         self._failed = False  # and said so
         self._thread = threading.Thread(target=self._run, name="jaxspec-predictions", daemon=True)
 
-    def warm_up(self, progress: Callable[[str, int, int], None] = lambda stage, done, total: None) -> None:
-        """Compile what the predictor runs, and load what it keeps."""
-        progress("compiling the length predictor", 0, 1)
+    def programs(self) -> list[tuple[str, Callable[[], None]]]:
+        """What to compile before `warm_up`, as (name, job)."""
+        return self._predictor.programs()
+
+    def warm_up(self) -> None:
+        """Load what the predictor keeps, and compile what is not compiled yet."""
         self._predictor.warm_up()
-        progress("compiling the length predictor", 1, 1)
+
+    def hold(self, held: bool) -> None:
+        """Hold back answers, for as long as `warm_up` is to come or under way, or begin with those held back."""
+        with self._changed:
+            self._warm = not held
+            self._changed.notify()
 
     def start(self) -> None:
         self._thread.start()
@@ -124,8 +132,10 @@ class PredictionService:
         flushed = self._clock()
         while True:
             with self._changed:
-                if not (self._waiting or self._learned or self._closing):
+                if not ((self._warm and self._waiting) or self._learned or self._closing):
                     self._changed.wait(self._flush_every)
+                if not (self._warm or self._closing):
+                    continue
                 batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
                 learned = [self._learned.popleft() for _ in range(min(BATCH, len(self._learned)))]
                 closing = self._closing and not learned

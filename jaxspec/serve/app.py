@@ -221,8 +221,10 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
 
 @_routes.get("/health")
 async def health(request: Request) -> Response:
-    _serving(request).check_health()
-    return JSONResponse({"status": "ok"})
+    serving = _serving(request)
+    serving.check_health()
+    stats = serving.engine.stats()
+    return JSONResponse({"status": "ok", "programs": {"ready": stats.programs_ready, "total": stats.programs_total}})
 
 
 @_routes.get("/metrics")

@@ -126,6 +126,8 @@ def _gauges(s: EngineStats) -> list[tuple[str, str, float]]:
         ("num_host_pages", "KV pages that the host has room for.", s.host_pages),
         ("kv_positions_padded_ratio", "Share of padding in the KV positions read.", s.padded_fraction),
         ("step_tokens_padded_ratio", "Share of padding in the tokens of the steps.", s.token_padded_fraction),
+        ("num_programs_ready", "Programs that are compiled; the others are being compiled.", s.programs_ready),
+        ("num_programs", "Programs that the engine uses when all are compiled.", s.programs_total),
         ("host_overhead_ratio", "Share of the step time in which the device waits for the host.", host),
     ]
 
@@ -144,7 +146,11 @@ def _counters(s: EngineStats) -> list[tuple[str, str, float]]:
         ("num_pages_swapped_in", "KV pages moved from the host to the device.", s.pages_swapped_in),
         ("prompt_tokens", "Prompt tokens computed.", s.prompt_tokens),
         ("generation_tokens", "Tokens generated.", s.generation_tokens),
-        ("compilations_after_warmup", "Programs compiled after the start; should stay 0.", s.compilations_after_warmup),
+        (
+            "compilations_after_warmup",
+            "Compilations in a request's way; should stay 0.",
+            s.compilations_after_warmup,
+        ),
         ("length_predictions", "Output lengths predicted from prompts.", s.predictions.made),
         ("length_predictions_late", "Those that came after their request had ended.", s.predictions.late),
         ("length_predictions_missing", "Requests that the predictor left without one.", s.predictions.without),

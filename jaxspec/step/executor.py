@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,26 +19,27 @@ from jaxspec.kernels import cpu
 from jaxspec.kernels.build import KernelsUnavailable
 from jaxspec.models.config import DecoderConfig
 from jaxspec.sched.pipeline import MOST_PARTS
+from jaxspec.sched.steptimes import StepTimes, between
 from jaxspec.step import penalties
 from jaxspec.step.batch import BatchShape, Blanks
 from jaxspec.step.choose import Logprobs
 from jaxspec.step.compiles import compile_counter
-from jaxspec.step.lattice import Progress, compile_all, lattice
+from jaxspec.step.lattice import lattice, needed_first
 from jaxspec.step.layers import Layers
 from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Packed, Tree, pack
 from jaxspec.step.pool import Pool
-from jaxspec.step.profiles import Profile, median_seconds, remembered
+from jaxspec.step.profiles import NOT_KEPT, ProfileStore
 from jaxspec.step.quantized_pool import AnyPool, OpenPages, QuantizedPool, most_written
 from jaxspec.step.rejection import Drawn
 from jaxspec.step.target import StepResult, make_step, split
+from jaxspec.step.warmup import Job, WarmUp
 from jaxspec.step.xla import XlaLayers
 
 log = logging.getLogger(__name__)
 
-
-def silent(stage: str, done: int, total: int) -> None:
-    """No progress report."""
+#: Tokens of the steps that requests need most, to decode and to verify drafts: they are compiled before larger ones.
+_SMALL = 32
 
 
 class Flight:
@@ -57,9 +59,10 @@ class Flight:
 
 
 class Executor:
-    """Runs packed steps of one model. All programs are compiled in `__init__`; afterwards nothing compiles.
+    """Runs packed steps of one model, each padded to the smallest shape that is compiled (`ready`).
 
-    Not thread-safe: one thread, the engine's loop, calls it.
+    Unless `warm_up` has a background, `__init__` compiles and measures all shapes. Not thread-safe: one thread, the
+    engine's loop, calls it, and adopts the programs that the background compiles.
     """
 
     def __init__(
@@ -68,12 +71,14 @@ class Executor:
         model: DecoderConfig,
         weights: dict[str, np.ndarray],
         num_pages: int,
-        progress: Progress = silent,
+        warm_up: WarmUp | None = None,
         features: bool = False,
         drawn: Drawn | None = None,
+        store: ProfileStore = NOT_KEPT,
     ):
-        self.page_size, self.model, self._dtype = config.page_size, model, config.dtype
-        self._keeps = config.compilation_cache != ""
+        """`store`: where measured times are kept."""
+        self.page_size, self.model = config.page_size, model
+        warm_up = warm_up or WarmUp()
         _use_cache(config)
         counter = compile_counter()
         longest = min(config.max_model_len or model.max_position, model.max_position)
@@ -91,10 +96,20 @@ class Executor:
         self._graph, self._treedef, self._leaves = split(self.layers.decoder(model, weights, config.dtype))
         self.pool = self._new_pool(config, num_pages, features)
         self._table = penalties.PenaltyTable.empty(config.max_num_seqs, model.vocab_size)
+        # What steps are compiled for: the arrays themselves may be donated while the background compiles.
+        arguments = self._leaves, self.pool, self._table, self.drawn
+        self._abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
         self._counter = counter
-        self._profile: Profile | None = None
-        self._compile(progress)
-        self._warm_up()
+        #: Compiled shapes, ascending.
+        self.ready: list[BatchShape] = []
+        self._steps: dict[BatchShape, Any] = {}
+        names = [str(shape.tokens) for shape in self.shapes]
+        key = (model, self.shapes, type(self.layers).__name__, config.dtype)
+        #: Seconds of a step by its number of tokens, without committed KV.
+        self.profile = store.open("step", key, names, list(itertools.pairwise(names)))
+        #: The same for the shapes that are ready, corrected by the steps that run.
+        self.times: StepTimes
+        self._compile(warm_up)
         self.settled()
 
     @property
@@ -112,26 +127,63 @@ class Executor:
 
     def _new_pool(self, config: EngineConfig, pages: int, features: bool) -> AnyPool:
         sizes = self.model, pages, config.page_size, config.dtype, features
-        return QuantizedPool.zeros(*sizes, config.max_num_seqs) if self._opened else Pool.zeros(*sizes)
+        zeros = self.layers.zeros
+        return QuantizedPool.zeros(*sizes, config.max_num_seqs, zeros) if self._opened else Pool.zeros(*sizes, zeros)
 
     def overwritten(self, pages: Sequence[int]) -> None:
         """Pages of the pool have come from elsewhere than a step."""
         if self._opened:
             self._opened.forget(pages)
 
-    def _compile(self, progress: Progress) -> None:
-        def step(shape: BatchShape) -> Any:
-            fn = make_step(self._graph, self._treedef, shape, self.layers)
-            buffer = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
-            # Full float32 products: GPUs would otherwise round to TF32 and break exactness.
-            with jax.default_matmul_precision("float32"):
-                lowered = jax.jit(fn, donate_argnums=1).lower(self._leaves, self.pool, self._table, self.drawn, buffer)
-            return lowered.compile()
+    def _compile(self, warm_up: WarmUp) -> None:
+        first = needed_first(self.shapes) if warm_up.background else self.shapes
+        self._first = len(first)
+        jobs = [
+            Job(f"step of {s.tokens}", partial(self._compile_step, s), partial(self._adopt, s)) for s in self.shapes
+        ]
+        both = Job("penalties", self._compile_penalties, self._adopt_penalties)
+        warm_up.first("compiling steps", [both, *(jobs[self.shapes.index(s)] for s in first)])
+        self.times = times = StepTimes(self._times())
+        self.profile.on_measured.append(lambda: times.learn(self._times()))
+        small, large = [], []
+        for shape, job in zip(self.shapes, jobs, strict=True):
+            if shape not in first:
+                (small if shape.tokens <= _SMALL else large).append(job)
+        warm_up.later("compiling steps", small, rank=0)
+        warm_up.later("compiling steps", large, rank=3)
+        warm_up.measure(self.profile)
 
-        jobs: list[tuple[str, Callable[[], Any]]] = [(f"step of {s.tokens}", partial(step, s)) for s in self.shapes]
-        jobs += [("penalty rows", self._compile_reset), ("penalties", self._compile_update)]
-        *steps, self._reset, self._update = compile_all(jobs, "compiling", progress)
-        self._steps = dict(zip(self.shapes, steps, strict=True))
+    def _compile_step(self, shape: BatchShape) -> Any:
+        fn = make_step(self._graph, self._treedef, shape, self.layers)
+        buffer = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
+        # Full float32 products: GPUs would otherwise round to TF32 and break exactness.
+        with jax.default_matmul_precision("float32"):
+            lowered = jax.jit(fn, donate_argnums=1).lower(*self._abstract, buffer)
+        return lowered.compile()
+
+    def _adopt(self, shape: BatchShape, program: Any) -> None:
+        """A step is compiled: from now on it is used."""
+        self._steps[shape] = program
+        self.ready = [s for s in self.shapes if s in self._steps]
+        run = partial(self._run_empty, shape)
+        if jax.default_backend() != "cpu":
+            run()  # so that the first request meets no lazy initialisation; on CPU there is none
+        # A first guess for shapes between others; the outermost are compiled, and timed, first.
+        known = {int(size): seconds for size, seconds in self.profile.seconds.items()}
+        within = known and min(known) < shape.tokens < max(known)
+        self.profile.offer(str(shape.tokens), run, between(known, shape.tokens) if within else None)
+        if len(self.ready) > self._first:
+            self.times.learn({shape.tokens: self.profile.seconds[str(shape.tokens)]})
+
+    def _times(self) -> dict[int, float]:
+        return {shape.tokens: self.profile.seconds[str(shape.tokens)] for shape in self.ready}
+
+    def _compile_penalties(self) -> tuple[Any, Any]:
+        return self._compile_reset(), self._compile_update()
+
+    def _adopt_penalties(self, programs: tuple[Any, Any]) -> None:
+        self._reset, self._update = programs
+        self.clear_penalties(0)
 
     def _compile_reset(self) -> Any:
         row = jax.ShapeDtypeStruct((), jnp.int32)
@@ -144,30 +196,11 @@ class Executor:
         lowered = jax.jit(penalties.update, donate_argnums=0).lower(self._table, ints, ints, ints, flags, floats)
         return lowered.compile()
 
-    def _warm_up(self) -> None:
-        """Run every program once on padding, so that first requests meet no lazy initialisation."""
-        for shape in self.shapes:
-            self._run_empty(shape)
-        self.clear_penalties(0)
-
-    def profile(self) -> dict[int, float]:
-        """Seconds of a step by its number of tokens, without committed KV: measured now, or at an earlier start."""
-        sizes = [str(shape.tokens) for shape in self.shapes]
-
-        def measure() -> Profile:
-            run = [partial(self._run_empty, shape) for shape in self.shapes]
-            return {size: median_seconds(r) for size, r in zip(sizes, run, strict=True)}
-
-        key = ("step", self.model, self.shapes, type(self.layers).__name__, self._dtype)
-        if self._profile is None:
-            self._profile = remembered(key, sizes, measure) if self._keeps else measure()
-        return {int(size): seconds for size, seconds in self._profile.items()}
-
     def _run_empty(self, shape: BatchShape) -> None:
         self.launch(pack([], [shape], self._blanks, self.page_size)).read()
 
     def pack(self, trees: Sequence[Tree]) -> Packed:
-        return pack(trees, self.shapes, self._blanks, self.page_size, self._opened)
+        return pack(trees, self.ready, self._blanks, self.page_size, self._opened)
 
     def positions_read(self, packed: Packed) -> int:
         """Committed positions that the step reads in each layer, padding included."""

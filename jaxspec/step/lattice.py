@@ -1,21 +1,15 @@
-"""The lattice of step shapes and their compilation ahead of time."""
+"""The lattice of step shapes."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import TypeVar
 
 from jaxspec.step.batch import BatchShape
 
-T = TypeVar("T")
-
-#: (stage, done, total)
-Progress = Callable[[str, int, int], None]
-
 #: Token counts a step may have. A finer ladder wastes fewer tokens, but each shape has to be compiled.
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+#: Tokens of a step in the middle of the ladder.
+_MIDDLE = 64
 
 
 def lattice(
@@ -39,14 +33,8 @@ def choices(max_requests: int) -> int:
     return max(max_requests, 64)
 
 
-def compile_all(jobs: Sequence[tuple[str, Callable[[], T]]], stage: str, progress: Progress) -> list[T]:
-    """Run compile jobs (name, job) in threads (XLA leaves the interpreter lock), each reported when it is done."""
-    progress(stage, 0, len(jobs))
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        futures = {pool.submit(job): (i, name) for i, (name, job) in enumerate(jobs)}
-        results: dict[int, T] = {}
-        for future in as_completed(futures):
-            i, name = futures[future]
-            results[i] = future.result()
-            progress(name, len(results), len(jobs))
-    return [results[i] for i in range(len(jobs))]
+def needed_first(shapes: Sequence[BatchShape]) -> list[BatchShape]:
+    """Of ascending shapes, those that serving can begin with: the largest holds every step, the smallest decodes one
+    request, and one between holds a short prompt or a few requests."""
+    between = [s for s in shapes if _MIDDLE / 2 < s.tokens <= _MIDDLE]
+    return [s for s in shapes if s in (shapes[0], *between[-1:], shapes[-1])]

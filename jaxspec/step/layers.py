@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -23,6 +23,10 @@ class Layers(Protocol):
     """One way to hold a model's weights, to run its layers and to commit what they computed. No state of its own."""
 
     name: str
+
+    def zeros(self, shape: Sequence[int], dtype: Any) -> jax.Array:
+        """An array of zeros, for pools."""
+        ...
 
     def decoder(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> Decoder:
         """The model with `weights` (as `load_model` gives them) on the device."""

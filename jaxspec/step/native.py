@@ -6,8 +6,9 @@ hundreds, and its program holds one layer: it compiles in a fraction of a second
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,9 @@ class NativeLayers:
     """See `jaxspec.step.layers.Layers`."""
 
     name = "native"
+
+    def zeros(self, shape: Sequence[int], dtype: Any) -> jax.Array:
+        return cpu.zeros(shape, dtype)
 
     def decoder(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> Decoder:
         return Decoder(config, stacked_weights(config, weights, cpu.panels), cpu.linear)

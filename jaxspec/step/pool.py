@@ -6,7 +6,8 @@ sums over rows of values, so both read whole vectors without turning anything.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ from jaxspec.config import EngineConfig
 from jaxspec.models.config import DecoderConfig
 from jaxspec.step.quantized import CHANNEL_BYTES
 
+#: (shape, dtype) -> array
+Zeros = Callable[[Sequence[int], Any], jax.Array]
 #: Which axis of a page's row counts positions, by the field of the pool.
 POSITIONS = {"keys": -1, "values": -2, "features": -2}
 
@@ -27,12 +30,16 @@ class Pool(NamedTuple):
     features: jax.Array  # [pages, page_size, hidden]
 
     @classmethod
-    def zeros(cls, config: DecoderConfig, pages: int, page_size: int, dtype: str, features: bool = False) -> Pool:
+    def zeros(
+        cls, config: DecoderConfig, pages: int, page_size: int, dtype: str, features: bool = False,
+        zeros: Zeros = jnp.zeros,
+    ) -> Pool:  # fmt: skip
+        """An empty pool; `zeros` makes its arrays."""
         shape, dim = (config.num_layers, pages, config.num_kv_heads), config.head_dim
         return cls(
-            jnp.zeros((*shape, dim, page_size), dtype),
-            jnp.zeros((*shape, page_size, dim), dtype),
-            jnp.zeros((pages if features else 0, page_size, config.hidden_size), dtype),
+            zeros((*shape, dim, page_size), dtype),
+            zeros((*shape, page_size, dim), dtype),
+            zeros((pages if features else 0, page_size, config.hidden_size), dtype),
         )
 
     @property

@@ -1,4 +1,8 @@
-"""Measured times, kept from one start to the next: the same programs on the same device take the same time."""
+"""Measured times of programs, kept from one start to the next: the same programs on the same device take the same time.
+
+A busy machine gives times that mislead every decision built on them. So times are only believed, and kept, if they
+repeat and if a larger program is not much faster than a smaller one.
+"""
 
 from __future__ import annotations
 
@@ -8,59 +12,176 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import jax
 
-from jaxspec.cache import cache_folder
 from jaxspec.kernels.build import sources
 from jaxspec.models.load.atomic import replacing
 
 log = logging.getLogger(__name__)
 
-#: For how many seconds.
+#: Seconds for which times are kept.
 KEPT = 7 * 24 * 3600
-#: Seconds by the name of a program.
-Profile = dict[str, float]
+#: Runs of each program that its time is the median of, and how often they are taken again where they are implausible.
+SAMPLES, ROUNDS = 5, 3
+#: Two medians of the same program may differ by this factor, and a larger program may seem faster by this share.
+_REPEATS, _NOISE = 1.3, 0.2
+#: Differences below this many seconds are never held against a measurement.
+_JITTER = 2e-3
 
 
-def remembered(key: Any, names: list[str], measure: Callable[[], Profile], folder: Path | None = None) -> Profile:
-    """What `measure` gave when it was last called for this device and `key` (whatever its `repr` tells apart).
+class Profile:
+    """Seconds by the name of a program. `seconds` has what is known so far.
 
-    Kept in `folder`, by default `profiles` in the cache, for a week: the machine may have been busy. A file that is not
-    of `names` is replaced, and one that cannot be written is done without.
+    A program is offered when it can be run. Unless its time was stored, that runs it once for a first guess; `sample`
+    then runs all of them in turns, until every time is measured. Not thread-safe.
     """
-    digest = hashlib.sha256(repr((key, names, device(), jax.__version__)).encode())
-    for source in sources():
-        digest.update(source.read_bytes())
-    path = (folder or cache_folder("profiles")) / f"{digest.hexdigest()[:16]}.json"
-    try:
-        old = time.time() - path.stat().st_mtime > KEPT
-        found = {} if old else json.loads(path.read_text())
-        if list(found) == names and all(isinstance(v, float) and v > 0 for v in found.values()):
-            return found
-    except (OSError, ValueError, TypeError):
-        pass
-    profile = measure()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:  # another process may be looking
-            file.write_text(json.dumps(profile))
-    except OSError as error:
-        log.warning("the measured times are not kept: %s", error)
-    return profile
+
+    def __init__(
+        self, what: str, names: Sequence[str], ordered: Sequence[tuple[str, str]] = (), path: Path | None = None,
+        renew: bool = False, clock: Callable[[], float] = time.perf_counter,
+    ) -> None:  # fmt: skip
+        """`what`: the programs, for messages. `ordered`: pairs of names of which the first takes no longer.
+        `path`: the file of an earlier start, None keeps nothing; with `renew` it is not read."""
+        self.what, self.names, self.ordered = what, list(names), list(ordered)
+        self._path, self._clock = path, clock
+        self.seconds: dict[str, float] = {}
+        #: When the times were measured, None while they are not.
+        self.measured: datetime | None = None
+        #: Called when all times have been measured.
+        self.on_measured: list[Callable[[], None]] = []
+        self._runs: dict[str, Callable[[], None]] = {}
+        self._samples: dict[str, list[float]] = {}
+        self._round = 1
+        if path is not None and not renew:
+            self._read(path)
+
+    def offer(self, name: str, run: Callable[[], None], guess: float | None = None) -> None:
+        """`run` runs the program once and waits for it; with a `guess` of its seconds that can wait."""
+        self._runs[name] = run
+        if self.measured is None:
+            self.seconds[name] = guess or self._time(name)
+
+    @property
+    def pending(self) -> bool:
+        """Whether `sample` has something to do."""
+        return self.measured is None and len(self._runs) == len(self.names)
+
+    def sample(self) -> None:
+        """Run one program once. All must have been offered."""
+        name = min(self.names, key=lambda name: len(self._samples.get(name, ())))
+        self._samples.setdefault(name, []).append(self._time(name))
+        if min(len(self._samples.get(name, ())) for name in self.names) >= SAMPLES:
+            self._conclude()
+
+    def measure(self) -> dict[str, float]:
+        """`sample` until all is measured, if it is not yet. -> `seconds`."""
+        while self.pending:
+            self.sample()
+        return self.seconds
+
+    def _time(self, name: str) -> float:
+        begun = self._clock()
+        self._runs[name]()
+        return max(self._clock() - begun, 1e-9)
+
+    def _conclude(self) -> None:
+        found = {name: median(self._samples[name]) for name in self.names}
+        reason = _unsteady(self._samples) or implausible(found, self.ordered)
+        if reason and self._round < ROUNDS:
+            log.info("%s: measuring again, times are implausible: %s", self.what, reason)
+            self._round += 1
+            self._samples.clear()
+            return
+        self.seconds, self.measured = found, datetime.now(UTC)
+        self._samples.clear()
+        if reason:
+            log.warning(
+                "%s: times stay implausible after %d tries (%s). The machine seems busy. They are corrected while "
+                "serving, and measured again at the next start.", self.what, ROUNDS, reason,
+            )  # fmt: skip
+        elif self._path is not None:
+            self._write(self._path)
+        for told in self.on_measured:
+            told()
+
+    def _read(self, path: Path) -> None:
+        try:
+            if time.time() - path.stat().st_mtime > KEPT:
+                return
+            found = json.loads(path.read_text())
+            seconds, measured = found["seconds"], datetime.fromisoformat(found["measured"])
+            if sorted(seconds) != sorted(self.names) or not all(isinstance(v, float) for v in seconds.values()):
+                raise ValueError("it is of other programs")
+        except OSError:
+            return
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            log.info("%s: the stored times in %s cannot be used: %s", self.what, path.name, error)
+            return
+        if reason := implausible(seconds, self.ordered):
+            log.warning("%s: the stored times are implausible (%s) and are measured again", self.what, reason)
+            return
+        self.seconds, self.measured = seconds, measured
+
+    def _write(self, path: Path) -> None:
+        assert self.measured is not None
+        told = {"what": self.what, "measured": self.measured.isoformat(timespec="seconds"), "seconds": self.seconds}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as file:  # another process may be looking
+                file.write_text(json.dumps(told, indent=1))
+        except OSError as error:
+            log.warning("%s: the measured times are not kept: %s", self.what, error)
 
 
-def median_seconds(run: Callable[[], None], repeats: int = 5) -> float:
-    """What `run` takes."""
-    taken = []
-    for _ in range(repeats):
-        begun = time.perf_counter()
-        run()
-        taken.append(time.perf_counter() - begun)
-    return sorted(taken)[repeats // 2]
+@dataclass(frozen=True)
+class ProfileStore:
+    """The folder of measured times; None keeps nothing. With `renew`, all are measured again."""
+
+    folder: Path | None = None
+    renew: bool = False
+
+    def open(self, what: str, key: Any, names: Sequence[str], ordered: Sequence[tuple[str, str]] = ()) -> Profile:
+        """The times of programs that `key` (whatever its `repr` tells apart) identifies, on this device.
+
+        Neither the order of `names` matters nor when this is called.
+        """
+        digest = hashlib.sha256(repr((what, key, sorted(names), device(), jax.__version__)).encode())
+        for source in sources():
+            digest.update(source.read_bytes())
+        path = self.folder / f"{digest.hexdigest()[:16]}.json" if self.folder else None
+        return Profile(what, names, ordered, path, self.renew)
+
+
+#: A store that keeps nothing.
+NOT_KEPT = ProfileStore()
+
+
+def implausible(seconds: Mapping[str, float], ordered: Sequence[tuple[str, str]]) -> str | None:
+    """Why these times cannot be right, None if they can."""
+    for name, taken in seconds.items():
+        if not 0 < taken < float("inf"):
+            return f"{name} takes {taken} s"
+    for smaller, larger in ordered:
+        if seconds[larger] < (1 - _NOISE) * seconds[smaller] - _JITTER:
+            return f"{larger} takes {1e3 * seconds[larger]:.3g} ms, {smaller} {1e3 * seconds[smaller]:.3g} ms"
+    return None
+
+
+def _unsteady(samples: Mapping[str, Sequence[float]]) -> str | None:
+    """Which program's time changed between the earlier and the later runs, None if all repeat."""
+    for name, taken in samples.items():
+        half = len(taken) // 2 + 1
+        low, high = sorted((median(taken[:half]), median(taken[-half:])))
+        if high > _REPEATS * low + _JITTER:
+            return f"{name} takes {1e3 * low:.3g} ms and then {1e3 * high:.3g} ms"
+    return None
 
 
 def device() -> str:

@@ -19,7 +19,7 @@ from jax import lax
 
 from jaxspec.models.config import DecoderConfig
 from jaxspec.step.batch import Batch
-from jaxspec.step.pool import POSITIONS, Pool, keep_features, paged_features
+from jaxspec.step.pool import POSITIONS, Pool, Zeros, keep_features, paged_features
 from jaxspec.step.quantized import Quantized, dequantize, quantize
 
 
@@ -38,20 +38,21 @@ class QuantizedPool(NamedTuple):
 
     @classmethod
     def zeros(
-        cls, config: DecoderConfig, pages: int, page_size: int, dtype: str, features: bool, slots: int
-    ) -> QuantizedPool:
+        cls, config: DecoderConfig, pages: int, page_size: int, dtype: str, features: bool, slots: int,
+        zeros: Zeros = jnp.zeros,
+    ) -> QuantizedPool:  # fmt: skip
         layers, heads, dim = config.num_layers, config.num_kv_heads, config.head_dim
         channels = (layers, pages, heads, dim)
         return cls(
-            keys=jnp.zeros((*channels, page_size), jnp.uint8),
-            values=jnp.zeros((layers, pages, heads, page_size, dim), jnp.uint8),
-            features=jnp.zeros((pages if features else 0, page_size, config.hidden_size), dtype),
-            key_scale=jnp.zeros(channels, jnp.bfloat16),
-            key_zero=jnp.zeros(channels, jnp.int16),
-            value_scale=jnp.zeros(channels, jnp.bfloat16),
-            value_zero=jnp.zeros(channels, jnp.int16),
-            open_keys=jnp.zeros((layers, slots, heads, dim, page_size), dtype),
-            open_values=jnp.zeros((layers, slots, heads, page_size, dim), dtype),
+            keys=zeros((*channels, page_size), jnp.uint8),
+            values=zeros((layers, pages, heads, page_size, dim), jnp.uint8),
+            features=zeros((pages if features else 0, page_size, config.hidden_size), dtype),
+            key_scale=zeros(channels, jnp.bfloat16),
+            key_zero=zeros(channels, jnp.int16),
+            value_scale=zeros(channels, jnp.bfloat16),
+            value_zero=zeros(channels, jnp.int16),
+            open_keys=zeros((layers, slots, heads, dim, page_size), dtype),
+            open_values=zeros((layers, slots, heads, page_size, dim), dtype),
         )
 
     @property

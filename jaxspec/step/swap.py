@@ -8,7 +8,7 @@ host's side is pinned memory; on CPU device memory is the host's already, and th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,13 +21,14 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxspec.config import EngineConfig
 from jaxspec.sched.plan import Plan
+from jaxspec.sched.steptimes import between
 from jaxspec.sched.swapcosts import SwapCosts
 from jaxspec.step.executor import Executor
-from jaxspec.step.lattice import Progress, compile_all
 from jaxspec.step.pool import POSITIONS
-from jaxspec.step.profiles import Profile, median_seconds, remembered
+from jaxspec.step.profiles import NOT_KEPT, ProfileStore
 from jaxspec.step.quantized import Quantized, dequantize, quantize
 from jaxspec.step.quantized_pool import AnyPool
+from jaxspec.step.warmup import Job, WarmUp
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +46,12 @@ Rows = tuple[jax.Array, ...]
 Pools = tuple[AnyPool, ...]
 
 
-def host_pool(config: EngineConfig, executor: Executor, drafters: Sequence[Owner], progress: Progress) -> HostPool:
+def host_pool(
+    config: EngineConfig, executor: Executor, drafters: Sequence[Owner], warm_up: WarmUp, store: ProfileStore
+) -> HostPool:
     """The host pool that the settings ask for; of no pages where the policy never swaps."""
     space = config.swap_space_gb * 2**30 if config.memory in ("auto", "swap") else 0.0
-    pool = HostPool([executor, *drafters], space, progress, config.swap_dtype == "int8")
+    pool = HostPool([executor, *drafters], space, warm_up, config.swap_dtype == "int8", store)
     if config.memory == "swap" and not pool.num_pages:
         log.warning("no page fits the host's memory: what has to leave the device is computed anew")
     return pool
@@ -58,10 +61,10 @@ def swap_costs(config: EngineConfig, executor: Executor, pool: HostPool) -> Swap
     """What moving and computing take here, where anything depends on it."""
     if not pool.num_pages and config.order != "alise":
         return None
-    out, back = pool.profile(config.compilation_cache != "")
-    steps = executor.profile()
-    largest, usual = max(steps), min(size for size in steps if size >= min(USUAL, config.max_num_seqs))
-    return SwapCosts(out, back, steps[largest] / largest, steps[usual])
+    out, back = pool.seconds
+    steps = {int(size): seconds for size, seconds in executor.profile.seconds.items()}
+    largest = max(steps)
+    return SwapCosts(out, back, steps[largest] / largest, between(steps, min(USUAL, config.max_num_seqs)))
 
 
 def swap_pages(pool: HostPool, costs: SwapCosts | None) -> int | None:
@@ -87,7 +90,10 @@ class HostPool:
     by channels (`jaxspec.step.quantized`), so that what comes back is no longer exact.
     """
 
-    def __init__(self, owners: Sequence[Owner], space: float, progress: Progress, quantized: bool = False):
+    def __init__(
+        self, owners: Sequence[Owner], space: float, warm_up: WarmUp, quantized: bool = False,
+        store: ProfileStore = NOT_KEPT,
+    ):  # fmt: skip
         self._owners, self.quantized = list(owners), quantized
         device = next(iter(owners[0].pool.keys.devices()))
         kinds = {memory.kind for memory in device.addressable_memories()}
@@ -103,18 +109,23 @@ class HostPool:
         self.num_pages = int(min(space, SHARE * psutil.virtual_memory().available) // self.page_bytes)
         self._kept: list[Rows | None] = [None] * self.num_pages
         self._landing: list[tuple[tuple[int, ...], tuple[Rows, ...]]] = []
+        #: Seconds to move a page out, and in.
+        self.seconds = 0.0, 0.0
         #: Pages moved so far, out and in.
         self.offloaded = self.uploaded = 0
         if not self.num_pages:
             return
-        jobs: list[tuple[str, Callable[[], Any]]] = []
-        for size in GROUPS:
-            jobs.append((f"offload of {size}", partial(self._compile_take, size)))
-            jobs.append((f"upload of {size}", partial(self._compile_put, size)))
-        programs = compile_all(jobs, "compiling the host pool", progress)
-        self._take = dict(zip(GROUPS, programs[::2], strict=True))
-        self._put = dict(zip(GROUPS, programs[1::2], strict=True))
+        self._take: dict[int, Any] = {}
+        self._put: dict[int, Any] = {}
+        jobs = [
+            Job(f"offload of {n}", partial(self._compile_take, n), partial(self._take.__setitem__, n)) for n in GROUPS
+        ]
+        jobs += [
+            Job(f"upload of {n}", partial(self._compile_put, n), partial(self._put.__setitem__, n)) for n in GROUPS
+        ]
+        warm_up.first("compiling the host pool", jobs)
         self._warm_up()
+        self._measure(store)
 
     @property
     def _pools(self) -> Pools:
@@ -151,24 +162,24 @@ class HostPool:
     def _bring(self, ids: np.ndarray, rows: tuple[Rows, ...]) -> None:
         self._pools = self._put[len(ids)](self._pools, ids, jax.device_put(rows, self._near))
 
-    def profile(self, keep: bool = True) -> tuple[float, float]:
-        """Seconds to move a page out, and in: measured now, or with `keep` at an earlier start."""
-        if not self.num_pages:
-            return 0.0, 0.0
+    def _measure(self, store: ProfileStore) -> None:
+        """Seconds to move a page out, and in."""
         ids = self._some(GROUPS[0])
+        rows = self._fetch(ids)
 
-        def measure() -> Profile:
-            rows = self._fetch(ids)
+        def out() -> None:
+            jax.block_until_ready(self._fetch(ids))
 
-            def back() -> None:
-                self._bring(ids, rows)
-                jax.block_until_ready(self._pools)
+        def back() -> None:
+            self._bring(ids, rows)
+            jax.block_until_ready(self._pools)
 
-            return {"out": median_seconds(lambda: jax.block_until_ready(self._fetch(ids))), "in": median_seconds(back)}
-
-        key = ("swap", GROUPS, [(x.shape, str(x.dtype)) for x in self._page], [p.keys.shape for p in self._pools])
-        found = remembered(key, ["out", "in"], measure) if keep else measure()
-        return found["out"] / len(ids), found["in"] / len(ids)
+        key = (GROUPS, [(x.shape, str(x.dtype)) for x in self._page], [p.keys.shape for p in self._pools])
+        profile = store.open("swap", key, ["out", "in"])
+        profile.offer("out", out)
+        profile.offer("in", back)
+        found = profile.measure()
+        self.seconds = found["out"] / len(ids), found["in"] / len(ids)
 
     def carry_out(self, plan: Plan) -> None:
         """Start what `plan` moves. Call it for every plan, before its drafts and its step.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,9 @@ class XlaLayers:
     """See `jaxspec.step.layers.Layers`."""
 
     name = "xla"
+
+    def zeros(self, shape: Sequence[int], dtype: Any) -> jax.Array:
+        return jnp.zeros(shape, dtype)
 
     def decoder(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> Decoder:
         return Decoder(config, device_weights(config, weights, dtype))

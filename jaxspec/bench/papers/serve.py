@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxspec.bench import options
 from jaxspec.bench.errors import BenchError
 from jaxspec.bench.record import drive
 from jaxspec.outputs import RequestMetrics
@@ -54,7 +55,7 @@ def engines(presets: Mapping[str, Mapping[str, Any]], model: str | None) -> Iter
         for name, settings in presets.items():
             chosen = {"model": model, **settings} if model else dict(settings)
             try:
-                loaded[name] = stack.enter_context(LLM(show_progress=True, **chosen))
+                loaded[name] = stack.enter_context(LLM(show_progress=True, **{**options.WARM, **chosen}))
             except (OSError, ValueError, RuntimeError) as error:
                 raise BenchError(f"{name}: {error}") from None
         yield loaded

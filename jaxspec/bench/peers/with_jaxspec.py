@@ -15,13 +15,13 @@ def make(settings: dict[str, Any]) -> Answer:
     Prefix caching is off, for the same prompts come again and the others compute them again.
     """
     pin(settings["threads"])
+    from jaxspec.bench.options import WARM
     from jaxspec.llm import LLM
     from jaxspec.models.load.tokenizer import chat_ids
     from jaxspec.sampling import SamplingParams
 
-    llm = LLM(
-        model=settings["model"], show_progress=True, **{"prefix_caching": False, "draft": [], **settings["overrides"]}
-    )
+    chosen = {**WARM, "prefix_caching": False, "draft": [], **settings["overrides"]}
+    llm = LLM(model=settings["model"], show_progress=True, **chosen)
 
     def answer(turn: dict[str, Any]) -> dict[str, Any]:
         if texts := turn.get("encode"):

@@ -1,0 +1,135 @@
+"""How long a start takes: seconds, and CPU seconds of all threads, from the process's begin to its first token.
+
+Each start is a process of its own. The first one is cold with `--cold`: it has an empty cache, so it fetches the model
+and compiles everything it needs. Later ones find that in the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from jaxspec.bench import options
+from jaxspec.bench.errors import BenchError
+from jaxspec.bench.report import machine, write_json
+
+#: Seconds after which a start has failed.
+_LONGEST = 900.0
+#: What a process that uses `LLM` does, told the settings as JSON.
+_LLM = """
+import json, sys
+from jaxspec import LLM, SamplingParams
+with LLM(config=sys.argv[1] or None, **json.loads(sys.argv[2])) as llm:
+    print("ready", flush=True)
+    llm.generate("Hello there, my", SamplingParams(temperature=0, max_tokens=1))
+    print("token", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_engine(parser)
+    parser.add_argument("--kind", choices=("server", "llm"), default="server", help="default: %(default)s")
+    parser.add_argument("--repeats", type=options.count, default=3, metavar="N", help="starts (default: 3)")
+    parser.add_argument("--cold", action="store_true", help="begin with an empty cache")
+    parser.add_argument("--json", metavar="FILE", help="write the times")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises `BenchError` where a process fails."""
+    begin = _server if args.kind == "server" else _llm
+    starts: list[dict[str, Any]] = []
+    with ExitStack() as stack, options.progress("starts", args.repeats) as advance:
+        environment = dict(os.environ)
+        if args.cold:
+            environment["JAXSPEC_CACHE"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxspec-cold-"))
+        for i in range(args.repeats):
+            starts.append({"cache": "empty" if args.cold and i == 0 else "filled", **begin(args, environment)})
+            advance()
+    table = Table("cache", "ready s", "CPU s", "first token s", "CPU s", "resident GiB")
+    for start in starts:
+        numbers = [start[key] for key in ("ready_s", "ready_cpu_s", "first_token_s", "first_token_cpu_s")]
+        table.add_row(start["cache"], *(f"{n:.1f}" for n in numbers), f"{start['resident_bytes'] / 2**30:.2f}")
+    Console().print(table)
+    if args.json:
+        write_json(args.json, {"machine": machine(), "kind": args.kind, "starts": starts})
+    return 0
+
+
+def _server(args: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        ready = os.path.join(folder, "log")
+        command = [sys.executable, "-m", "jaxspec.serve", "--port", "0"]
+        for name, value in (("--config", args.config), ("--model", args.model)):
+            command += [name, value] if value else []
+        for name, values in (("--draft", args.draft), ("--set", args.set)):
+            command += [part for value in values for part in (name, value)]
+        with open(ready, "w+") as log, _Watched(command, environment, log) as process:
+            url = process.wait_for("serves ", log).split(" at ", 1)[1].split()[0]
+            at_ready = process.used("ready")
+            body = {"prompt": "Hello there, my", "max_tokens": 1, "temperature": 0}
+            httpx.post(f"{url}/v1/completions", json=body, timeout=_LONGEST).raise_for_status()
+            return at_ready | process.used("first_token")
+
+
+def _llm(args: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, Any]:
+    with tempfile.TemporaryFile("w+") as log:
+        command = [sys.executable, "-c", _LLM, args.config or "", json.dumps(options.overrides(args))]
+        with _Watched(command, environment, log) as process:
+            process.wait_for("ready", log)
+            at_ready = process.used("ready")
+            process.wait_for("token", log)
+            return at_ready | process.used("first_token")
+
+
+class _Watched:
+    """A process whose output goes to a file, and what it has used so far."""
+
+    def __init__(self, command: list[str], environment: Mapping[str, str], log: Any) -> None:
+        self._begun = time.perf_counter()
+        self._process = subprocess.Popen(
+            command, env=dict(environment), stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, text=True
+        )
+        self._usage = psutil.Process(self._process.pid)
+
+    def __enter__(self) -> _Watched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+    def wait_for(self, text: str, log: Any) -> str:
+        """The first line with `text`. Raises `BenchError`."""
+        while time.perf_counter() - self._begun < _LONGEST:
+            log.seek(0)
+            lines = log.read().splitlines()
+            if found := next((line for line in lines if text in line), None):
+                return found
+            if self._process.poll() is not None:
+                raise BenchError(f"the start failed: {lines[-1] if lines else self._process.returncode}")
+            time.sleep(0.02)
+        raise BenchError(f"not ready after {_LONGEST:g} s")
+
+    def used(self, moment: str) -> dict[str, Any]:
+        """Seconds and CPU seconds, of its children too, up to now."""
+        cpu, seconds = self._usage.cpu_times(), time.perf_counter() - self._begun
+        total = cpu.user + cpu.system + cpu.children_user + cpu.children_system
+        resident = self._usage.memory_info().rss
+        return {f"{moment}_s": seconds, f"{moment}_cpu_s": total, "resident_bytes": resident}

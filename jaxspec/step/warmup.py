@@ -1,0 +1,199 @@
+"""Compiling ahead of time: what the first request needs before serving starts, the rest beside it.
+
+No request ever waits for a compilation. A step, or a round of drafting, uses the smallest compiled shape that holds
+it, so an engine can serve as soon as a few shapes are there. A thread compiles the others one by one. The engine's
+thread takes them over and, while it has nothing else to do, measures them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any
+
+from jaxspec.step.compiles import planned
+from jaxspec.step.profiles import Profile
+
+log = logging.getLogger(__name__)
+
+#: (stage, done, total)
+Progress = Callable[[str, int, int], None]
+#: While requests run, the background thread pauses this many times as long as its last job took.
+_PAUSES = 4.0
+#: Seconds between two looks whether requests run.
+_LOOK = 0.05
+#: Seconds without requests after which the engine's thread begins to measure.
+_QUIET = 0.5
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """No progress report."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One program: `compile` may run in any thread, `adopt` takes its result in the engine's thread."""
+
+    name: str
+    compile: Callable[[], Any]
+    adopt: Callable[[Any], None] = lambda program: None
+    #: Whether `adopt` runs the program, which must not delay requests.
+    runs: Callable[[], bool] = lambda: False
+
+
+@dataclass(order=True)
+class _Entry:
+    rank: int
+    number: int
+    job: Job = field(compare=False)
+
+
+class WarmUp:
+    """Compiles jobs, those of `first` at once, those of `later` in a background thread if `background` is set.
+
+    `turn` and `first` are for the engine's thread (or the one that builds the engine). After a job failed in the
+    background, the engine serves without its program.
+    """
+
+    def __init__(
+        self, background: bool = False, progress: Progress = silent, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.background, self._progress, self._clock = background, progress, clock
+        #: Programs compiled so far, and in all.
+        self.ready = self.total = 0
+        self._waiting: list[_Entry] = []
+        self._compiled: deque[tuple[Job, Any]] = deque()
+        self._profiles: list[Profile] = []
+        self._busy: Callable[[], bool] = lambda: False
+        self._wake: Callable[[], None] = lambda: None
+        self._closing = threading.Event()
+        self._warm = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._quiet_since: float | None = None
+        self._open = 0  # jobs of the background that are not adopted yet
+
+    def first(self, stage: str, jobs: Sequence[Job]) -> None:
+        """Compile and adopt these now, several at once: XLA compiles without the interpreter lock."""
+        self.total += len(jobs)
+        self._progress(stage, 0, len(jobs))
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            futures = {pool.submit(_compile, job): job for job in jobs}
+            for done, future in enumerate(as_completed(futures), 1):
+                future.result()
+                self._progress(futures[future].name, done, len(jobs))
+        for future, job in futures.items():
+            job.adopt(future.result())
+            self.ready += 1
+
+    def later(self, stage: str, jobs: Sequence[Job], rank: int = 0) -> None:
+        """Compile these in the background, lower ranks first; without a background, now."""
+        if not self.background:
+            return self.first(stage, jobs)
+        for job in jobs:
+            heappush(self._waiting, _Entry(rank, self.total, job))
+            self.total += 1
+            self._open += 1
+
+    def measure(self, profile: Profile) -> None:
+        """See that the programs of `profile`, whose jobs have been given, are measured."""
+        if self.background:
+            self._profiles.append(profile)
+        else:
+            profile.measure()
+
+    def start(self, busy: Callable[[], bool], wake: Callable[[], None]) -> None:
+        """Begin with the background jobs. `busy`: whether requests run or wait. `wake` is called when there is
+        something for `turn`."""
+        self._busy, self._wake = busy, wake
+        if not self._open:
+            self._check_warm()
+            return
+        log.info("%d more programs are prepared in the background", self._open)
+        self._thread = threading.Thread(target=self._run, name="jaxspec-warm-up", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Begin no further job."""
+        self._closing.set()
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Stop, and wait for the job under way: a thread that compiles must not outlive the interpreter."""
+        self.stop()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until all is compiled, adopted and measured. -> whether it is."""
+        return self._warm.wait(timeout)
+
+    # -- the engine's thread ---------------------------------------------------------------------------------------
+
+    def turn(self, busy: bool) -> float:
+        """Adopt what was compiled; if the engine is idle, measure one program once. -> seconds until `turn` has
+        something to do if nothing else happens, infinity if it has not."""
+        if self._warm.is_set():
+            return float("inf")
+        now = self._clock()
+        if busy or self._quiet_since is None:
+            self._quiet_since = None if busy else now
+        left = float("inf") if self._quiet_since is None else self._quiet_since + _QUIET - now
+        for entry in tuple(self._compiled):
+            job, program = entry
+            if (runs := job.runs()) and left > 0:
+                continue
+            self._compiled.remove(entry)
+            self._adopt(job, program)
+            if runs:
+                return 0.0  # look for requests first
+        pending = next((p for p in self._profiles if p.pending), None)
+        if pending is not None and left <= 0:
+            pending.sample()
+            left = 0.0
+        self._check_warm()
+        return left if self._compiled or pending is not None else float("inf")
+
+    def _adopt(self, job: Job, program: Any) -> None:
+        self._open -= 1
+        if program is None:
+            return
+        job.adopt(program)
+        self.ready += 1
+
+    def _check_warm(self) -> None:
+        if not self._open and not any(p.pending for p in self._profiles) and not self._warm.is_set():
+            if self._thread is not None:
+                log.info("all %d programs are ready", self.ready)
+            self._warm.set()
+
+    # -- the background thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        took = 0.0
+        while self._waiting and not self._closing.is_set():
+            paused = 0.0
+            while self._busy() and paused < _PAUSES * took and not self._closing.wait(_LOOK):
+                paused += _LOOK
+            if self._closing.is_set():
+                return
+            job, begun = heappop(self._waiting).job, time.perf_counter()
+            program = None
+            try:
+                program = _compile(job)
+                program = True if program is None else program
+            except Exception:
+                log.exception("%s could not be compiled; the engine serves without it", job.name)
+            took = time.perf_counter() - begun
+            self._compiled.append((job, program))
+            self._wake()
+
+
+def _compile(job: Job) -> Any:
+    with planned():
+        return job.compile()
