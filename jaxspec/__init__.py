@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from jaxspec.engine import Engine
     from jaxspec.llm import LLM
 
-__all__ = ["LLM", "Engine", "EngineConfig", "InvalidRequest", "SamplingParams"]
+__all__ = ["LLM", "Engine", "EngineConfig", "InvalidRequest", "SamplingParams", "__version__"]
+
+#: pyproject.toml reads it from here, so that it is the same in a checkout that is not installed.
+__version__ = "0.1.0"
 
 _LAZY = {"LLM": "jaxspec.llm", "Engine": "jaxspec.engine", "EngineConfig": "jaxspec.config"}
 

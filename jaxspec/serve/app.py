@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -18,6 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from jaxspec import __version__
 from jaxspec.sampling import SamplingParams
 from jaxspec.serve.answer import ChatAnswer, CompletionAnswer
 from jaxspec.serve.errors import ApiError, install_handlers
@@ -58,7 +58,7 @@ def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
         app.state.serving = Serving(engine, metrics, OutputHub(asyncio.get_running_loop()))
         yield
 
-    app = FastAPI(title="jaxspec", version=version("jaxspec"), lifespan=lifespan, redirect_slashes=False)
+    app = FastAPI(title="jaxspec", version=__version__, lifespan=lifespan, redirect_slashes=False)
     app.include_router(_routes)
     install_handlers(app)
     app.add_middleware(BodyLimit, limit=options.max_body)
