@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from jaxspec.sampling import InvalidRequest, SamplingParams
+from jaxspec.version import __version__
 
 if TYPE_CHECKING:
     from jaxspec.config import EngineConfig
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from jaxspec.llm import LLM
 
 __all__ = ["LLM", "Engine", "EngineConfig", "InvalidRequest", "SamplingParams", "__version__"]
-
-#: pyproject.toml reads it from here, so that it is the same in a checkout that is not installed.
-__version__ = "0.1.0"
 
 _LAZY = {"LLM": "jaxspec.llm", "Engine": "jaxspec.engine", "EngineConfig": "jaxspec.config"}
 

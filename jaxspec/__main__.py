@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
-from jaxspec import __version__
+from jaxspec.version import __version__
 
 
 class Command(NamedTuple):

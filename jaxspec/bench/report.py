@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec import __version__
+from jaxspec.version import __version__
 
 
 @dataclass(slots=True)

@@ -17,7 +17,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from jaxspec import __version__
 from jaxspec.sampling import SamplingParams
 from jaxspec.serve.answer import ChatAnswer, CompletionAnswer
 from jaxspec.serve.errors import ApiError, install_handlers
@@ -33,6 +32,7 @@ from jaxspec.serve.protocol import (
 )
 from jaxspec.serve.reply import Reply
 from jaxspec.serve.stream import Generation, OutputHub
+from jaxspec.version import __version__
 
 if TYPE_CHECKING:
     from jaxspec.engine import Engine
