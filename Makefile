@@ -1,4 +1,4 @@
-# The engine and its tests are installed into .venv, what `make lint` needs into .venv-lint; `make` alone lists the targets.
+# The engine and its tests go into .venv, the linters into .venv-lint; `make` alone lists the targets.
 #   make serve ARGS="--port 9000"     make test ARGS="-k bench"     make serve PYTHON=python3.12
 
 PYTHON    ?= python3
@@ -9,7 +9,7 @@ EXTRAS    ?=
 # Which JAX for NVIDIA cards: auto asks nvidia-smi, none leaves it out, cuda12 and cuda13 decide.
 CUDA      ?= auto
 ARGS      ?=
-# The suite runs on the CPU, which its numbers are for and where workers share the memory; `make gpu-check` takes the card.
+# The suite runs on the CPU, whose numbers it expects and where workers share memory; `make gpu-check` takes the card.
 ON_CPU  := JAX_PLATFORMS="$${JAX_PLATFORMS:-cpu}"
 # XLA compiles small programs in half the time so, and `make test` runs the same tests on what it makes of them else.
 QUICKLY := XLA_FLAGS="$$XLA_FLAGS --xla_backend_optimization_level=0"
