@@ -6,6 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from jaxspec.extras import install_hint
+
 
 def parse(prog: str, about: str | None, presets: str, argv: Sequence[str] | None) -> argparse.Namespace:
     """`config`, and `set`, a list of KEY=VALUE. `presets`: where there are examples of the former."""
@@ -19,7 +21,7 @@ def lacking(error: ModuleNotFoundError) -> str:
     """That the extra `train` is missing. Raises `error` if it is about something else."""
     if (error.name or "").partition(".")[0] not in ("optax", "orbax"):
         raise error
-    return f"{error.name} is missing, which training needs: pip install 'jaxspec[train]'"
+    return f"{error.name} is missing, which training needs: {install_hint('train')}"
 
 
 def fail(prog: str, why: str) -> int:

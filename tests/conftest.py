@@ -1,9 +1,11 @@
-"""What all tests share: the programs that one of them, or an earlier run, has compiled."""
+"""What all tests share: the programs that one of them, or an earlier run, has compiled, and no deadlines."""
 
 from __future__ import annotations
 
 import os
 import time
+
+from hypothesis import settings
 
 from jaxspec.cache import cache_folder
 
@@ -29,3 +31,7 @@ def _share_programs() -> None:
 # When pytest reads this file JAX has not been imported, which is when it reads these variables.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _share_programs()
+
+# On a busy machine any example may take longer than hypothesis's 200 ms, once.
+settings.register_profile("no deadline", parent=settings.default, deadline=None)
+settings.load_profile("no deadline")

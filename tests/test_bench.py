@@ -221,7 +221,6 @@ def test_wrong_options_are_refused(capsys, arguments):
 
 
 def test_plot(tmp_path):
-    pytest.importorskip("matplotlib")
     from jaxspec.bench.plot import draw
 
     samples = [Sample(0.0, ttft=0.01 * i, tpot=0.001 * i, e2e=1.0, output_tokens=9) for i in range(1, 9)]

@@ -22,7 +22,6 @@ from jaxspec.train_predictor.data import TEST, TRAIN, Corpus
 def test_the_ablation_trains_measures_and_writes_its_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("matplotlib")
     monkeypatch.setattr("jaxspec.train_predictor.prepare.load_bert", lambda source, layers: texts.encoder())
     rows, preset, out = tmp_path / "rows.jsonl", tmp_path / "tiny.yaml", tmp_path / "results"
     rows.write_text("".join(json.dumps(row) + "\n" for row in texts.rows(160)))
@@ -45,7 +44,6 @@ def test_the_ablation_trains_measures_and_writes_its_page(
     assert (out / "predictor.png").read_bytes().startswith(b"\x89PNG")
     assert "| regression (L1) | 0.615 |" in trained(out / "predictor.json")["table 2, trained here"]
 
-    pytest.importorskip("faiss")
     monkeypatch.setattr(alise_predictors, "SERVED", 40)
     monkeypatch.setattr(alise_predictors, "ASKED", 20)
     monkeypatch.setattr(alise_predictors, "PROMPTS", 5)

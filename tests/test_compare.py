@@ -166,7 +166,6 @@ def test_answers_agree_token_for_token_in_every_turn():
 
 
 def test_turns_are_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
     from jaxspec.bench import plot
 
     path = tmp_path / "turns.png"

@@ -121,7 +121,6 @@ def data(tmp_path: Path) -> tuple[list[str], list[str]]:
 
 @pytest.mark.slow
 def test_ssjf_simulated_and_then_on_the_engine(quick, tmp_path):
-    pytest.importorskip("matplotlib")
     out, (command, _) = tmp_path / "docs", data(tmp_path)
     common = [*command, "--out", str(out)]
     assert main(["paper", *common, "--repeats", "2"]) == 0
@@ -148,7 +147,6 @@ def test_ssjf_simulated_and_then_on_the_engine(quick, tmp_path):
 
 @pytest.mark.slow
 def test_laps_sd_simulated_and_then_on_the_engine(quick, tmp_path):
-    pytest.importorskip("matplotlib")
     out, (_, command) = tmp_path / "docs", data(tmp_path)
     common = [*command, "--out", str(out), "--repeats", "2", "--json", str(tmp_path / "all.json")]
     assert main(["paper", *common]) == 0

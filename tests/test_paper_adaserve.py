@@ -114,7 +114,6 @@ def command(tmp_path: Path) -> list[str]:
 
 
 def test_the_page_is_written(quick, tmp_path):
-    pytest.importorskip("matplotlib")
     out = tmp_path / "docs"
     assert main([*command(tmp_path), "--minutes", "0.1"]) == 0
     text = (out / "adaserve.md").read_text()

@@ -89,7 +89,6 @@ def command(tmp_path: Path, longest: int) -> list[str]:
 
 
 def test_the_page_is_written(quick, tmp_path):
-    pytest.importorskip("matplotlib")
     out = tmp_path / "docs"
     assert main([*command(tmp_path, 900), "--minutes", "0.5"]) == 0
     text = (out / "alise.md").read_text()

@@ -244,7 +244,6 @@ def test_all_experiments_make_a_page(quick, tmp_path):
     text = "\n".join(spin_simulation_page.sections(kept).values())
     for expected in ("(Fig. 10) | 2.34×", "| 40 % |", "LBSS", "heuristic", "32.21"):
         assert expected in text
-    pytest.importorskip("matplotlib")
     spin_simulation_page.draw(tmp_path, kept)
     assert {p.name for p in tmp_path.glob("*.png")} == {
         "spin_goodput.png",

@@ -33,7 +33,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_contenders_take_turns_on_one_engine(small: None, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     (tmp_path / "code.jsonl").write_text('{"turns": ["def owl():"]}\n{"turns": ["x = y + y"]}\n')
     (tmp_path / "sums.jsonl").write_text('{"turns": ["1 + 2 = 3, 2 + 2 ="]}\n')
     data = ["--code", str(tmp_path / "code.jsonl"), "--maths", str(tmp_path / "sums.jsonl")]

@@ -226,7 +226,6 @@ def arguments(*words: str) -> argparse.Namespace:
 
 @pytest.mark.slow
 def test_it_measures_and_makes_a_page(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     alpaca = lines(tmp_path / "alpaca.jsonl", *({"turns": ["a" * n], "reference": "b" * n} for n in range(5, 60, 5)))
     chat = lines(tmp_path / "chat.jsonl", *({"turns": ["a" * n]} for n in range(40, 50)))
     args = arguments(

@@ -12,6 +12,7 @@ from types import ModuleType
 
 from jaxspec.bench.errors import BenchError
 from jaxspec.bench.report import Report, print_table, write_json
+from jaxspec.extras import install_hint
 
 #: name → (module, help); a module offers `add_arguments(parser)` and `run(args)`.
 COMMANDS = {
@@ -61,7 +62,7 @@ def check_outputs(args: argparse.Namespace) -> None:
         Path(args.json).parent.mkdir(parents=True, exist_ok=True)
         Path(args.json).touch()
     if getattr(args, "plot", None) and find_spec("matplotlib") is None:
-        raise BenchError("--plot needs matplotlib: pip install 'jaxspec[bench]'")
+        raise BenchError(f"--plot needs matplotlib: {install_hint('bench')}")
 
 
 def finish(report: Report, args: argparse.Namespace) -> int:

@@ -26,6 +26,7 @@ from jaxspec.bench import options, prompts
 from jaxspec.bench.errors import BenchError
 from jaxspec.bench.offline import tokenise
 from jaxspec.bench.report import machine, write_json
+from jaxspec.extras import install_hint
 from jaxspec.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument("--seed", type=int, default=0, help="of prompts, lengths and sampling")
     results = parser.add_argument_group("results")
     results.add_argument("--json", metavar="FILE", help="write everything measured, each turn included")
-    results.add_argument("--plot", metavar="PNG", help="draw the turns (needs the extra: pip install 'jaxspec[bench]')")
+    results.add_argument("--plot", metavar="PNG", help=f"draw the turns; needs matplotlib: {install_hint('bench')}")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from jaxspec.bench.report import Slo
+from jaxspec.extras import install_hint
 from jaxspec.progress import progress as progress
 
 #: Settings of an engine that is to be measured: nothing compiles beside it.
@@ -83,9 +84,7 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
 def add_outputs(parser: argparse.ArgumentParser) -> None:
     results = parser.add_argument_group("results")
     results.add_argument("--json", metavar="FILE", help="write everything measured, each request included")
-    results.add_argument(
-        "--plot", metavar="PNG", help="draw the latencies (needs the extra: pip install 'jaxspec[bench]')"
-    )
+    results.add_argument("--plot", metavar="PNG", help=f"draw the latencies; needs matplotlib: {install_hint('bench')}")
 
 
 def slo(args: argparse.Namespace) -> Slo | None:

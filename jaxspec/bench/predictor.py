@@ -23,6 +23,7 @@ import numpy as np
 from jaxspec.bench import options
 from jaxspec.bench.errors import BenchError
 from jaxspec.bench.papers import alise_predictors, page, predictor_page, predictor_serving, ssjf, ssjf_page
+from jaxspec.extras import install_hint
 from jaxspec.sched import arrivals
 from jaxspec.sched.workload import Lengths
 
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         extra = {"optax": "train", "orbax": "train", "faiss": "retrieval"}.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
-        raise BenchError(f"{error.name} is missing: pip install 'jaxspec[{extra}]'") from None
+        raise BenchError(f"{error.name} is missing: {install_hint(extra)}") from None
     kept = page.keep(out / "predictor.json", kind, numbers, args.json)
     page.write(out / "predictor.md", "Length predictors", predictor_page.sections(kept))
     if kind == "ablation":

@@ -9,13 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+
+from jaxspec.version import __version__
 
 
 @dataclass(slots=True)
@@ -110,7 +111,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values, with the version and the machine that gave them."""
         return {
-            "jaxspec": _version(),
+            "jaxspec": __version__,
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "machine": machine(),
             **asdict(self),
@@ -204,13 +205,6 @@ def _rows(report: Report) -> Iterable[tuple[str, str]]:
     for name, value, form in optional:
         if value is not None:
             yield name, form.format(value)
-
-
-def _version() -> str:
-    try:
-        return version("jaxspec")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _processor() -> str:

@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypedDict
 
+from jaxspec.extras import install_hint
+
 
 class Evaluation(TypedDict):
     """What one look at the held-out rows found.
@@ -52,4 +54,4 @@ def draw(evaluations: Sequence[Evaluation], path: Path, title: str) -> None:
 
 @cache
 def _say_undrawn() -> None:
-    print("curve.png is not drawn, as matplotlib is missing: pip install 'jaxspec[bench]'", flush=True)
+    print(f"curve.png is not drawn, as matplotlib is missing: {install_hint('bench')}", flush=True)

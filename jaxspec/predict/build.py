@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jaxspec.cache import cache_folder
 from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.extras import install_hint
 from jaxspec.models.load import LoadedModel, ModelLoadError
 from jaxspec.predict import shipped
 from jaxspec.predict.index import LengthIndex
@@ -76,6 +77,6 @@ def _retrieval(config: EngineConfig, proxy: TextPredictor, model: str) -> Retrie
         index = LengthIndex(settings.k, settings.threshold, settings.capacity)
     except ImportError as error:
         raise ConfigError(
-            f"predictor: retrieval needs FAISS, which is not here ({error}): pip install 'jaxspec[retrieval]'"
+            f"predictor: retrieval needs FAISS, which is not installed ({error}): {install_hint('retrieval')}"
         ) from None
     return RetrievalPredictor(proxy, index, model, path)

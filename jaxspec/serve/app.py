@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -33,6 +32,7 @@ from jaxspec.serve.protocol import (
 )
 from jaxspec.serve.reply import Reply
 from jaxspec.serve.stream import Generation, OutputHub
+from jaxspec.version import __version__
 
 if TYPE_CHECKING:
     from jaxspec.engine import Engine
@@ -58,7 +58,7 @@ def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
         app.state.serving = Serving(engine, metrics, OutputHub(asyncio.get_running_loop()))
         yield
 
-    app = FastAPI(title="jaxspec", version=version("jaxspec"), lifespan=lifespan, redirect_slashes=False)
+    app = FastAPI(title="jaxspec", version=__version__, lifespan=lifespan, redirect_slashes=False)
     app.include_router(_routes)
     install_handlers(app)
     app.add_middleware(BodyLimit, limit=options.max_body)

@@ -1,4 +1,4 @@
-"""Reading a Hugging Face model folder: config.json, safetensors (whole or in shards), tokenizer.json."""
+"""Reading a Hugging Face model folder: config.json, safetensors (whole or in shards), the tokenizer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import tokenizers
 from safetensors import SafetensorError, safe_open
 
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.load.errors import ModelLoadError
 from jaxspec.models.load.hf_config import decoder_config
+from jaxspec.models.load.hf_tokenizer import SPECIAL, read_backend
 from jaxspec.models.load.loaded import LoadedModel
 from jaxspec.models.load.tokenizer import Tokenizer, end_token_ids
 from jaxspec.models.load.weights import HF_NAMES, assemble, check_tensors
@@ -85,22 +85,15 @@ def load_folder(folder: Path, name: str) -> LoadedModel:
 
 
 def load_tokenizer(folder: Path, eos_token_ids: Sequence[int | None] = ()) -> Tokenizer:
-    """tokenizer.json with what its neighbours say. `eos_token_ids`: the end tokens that the model declares."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ModelLoadError(
-            f"{folder} has no tokenizer.json; "
-            "make one with transformers: AutoTokenizer.from_pretrained(…).save_pretrained(…)"
-        )
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as e:  # what the Rust side raises is a bare Exception
-        raise ModelLoadError(f"{path}: not a readable tokenizer ({e})") from e
+    """The folder's tokenizer with what its neighbours say. `eos_token_ids`: the end tokens that the model declares.
+
+    Raises `ModelLoadError`.
+    """
+    backend, named = read_backend(folder)
     backend.no_padding()
     backend.no_truncation()
     settings = _optional_json(folder / "special_tokens_map.json") | _optional_json(folder / "tokenizer_config.json")
-    named = {}
-    for key in ("bos_token", "eos_token", "unk_token", "pad_token"):
+    for key in SPECIAL:
         value = settings.get(key)
         text = value.get("content") if isinstance(value, dict) else value
         if isinstance(text, str):

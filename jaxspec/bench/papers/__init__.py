@@ -11,6 +11,7 @@ from importlib.util import find_spec
 
 from jaxspec.bench.errors import BenchError
 from jaxspec.bench.papers import adaserve, alise, laps_sd, spin, ssjf
+from jaxspec.extras import install_hint
 
 PAPERS = {"ssjf": ssjf, "laps_sd": laps_sd, "alise": alise, "adaserve": adaserve, "spin": spin}
 
@@ -32,5 +33,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Raises `BenchError` where nothing can be run."""
     if not args.engine and find_spec("matplotlib") is None:
-        raise BenchError("the figures need matplotlib: pip install 'jaxspec[bench]'")
+        raise BenchError(f"the figures need matplotlib: {install_hint('bench')}")
     return PAPERS[args.paper].run(args)
