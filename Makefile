@@ -51,7 +51,7 @@ NAMED := $(subst $(comma), ,$(EXTRAS))
 GPU   := $(filter cuda12 cuda13,$(NAMED) $(CUDA))
 ifneq ($(filter install serve,$(MAKECMDGOALS)),)
 ifeq ($(GPU)$(CUDA),auto)
-GPU   := $(shell sh scripts/cuda_extra.sh)
+GPU   := $(shell sh .ci/cuda_extra.sh)
 endif
 endif
 # The CPU kernels need a C compiler. make has a CC of its own, so only one that the user set counts.
@@ -94,12 +94,12 @@ format: $(LINT_VENV)/.installed
 # Nothing is installed where a Python here has all it takes.
 gpu-check:
 	@for python in $(wildcard $(PY)) $(PYTHON); do \
-	    if $$python scripts/gpu_ready.py; then exec $(MAKE) --no-print-directory gpu-run GPU_PYTHON="$$python"; fi; \
+	    if $$python .ci/gpu_ready.py; then exec $(MAKE) --no-print-directory gpu-run GPU_PYTHON="$$python"; fi; \
 	done; \
 	if ! { command -v nvidia-smi > /dev/null && nvidia-smi -L; }; then \
 	    echo "gpu-check: no NVIDIA GPU found on this machine"; exit 1; \
 	fi; \
-	$(MAKE) --no-print-directory install EXTRAS="$(EXTRAS),test" && $(PY) scripts/gpu_ready.py && \
+	$(MAKE) --no-print-directory install EXTRAS="$(EXTRAS),test" && $(PY) .ci/gpu_ready.py && \
 	$(MAKE) --no-print-directory gpu-run GPU_PYTHON=$(PY)
 
 # From the source tree: jaxspec/sched and jaxspec/models are links, so PYTHONPATH is all it takes.

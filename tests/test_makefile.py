@@ -186,7 +186,7 @@ def python(machine: Machine, ready: bool) -> None:
     """A python3 that says whether it is ready for the check, and prints what it is asked to run."""
     machine.program(
         "python3",
-        f'case "$1" in scripts/gpu_ready.py) exit {0 if ready else 1};; *) echo "ran $* from $PYTHONPATH";; esac',
+        f'case "$1" in .ci/gpu_ready.py) exit {0 if ready else 1};; *) echo "ran $* from $PYTHONPATH";; esac',
     )
 
 
@@ -209,10 +209,10 @@ def test_gpu_check_installs_else(usual: Machine) -> None:
 
 def test_gpu_check_says_what_is_missing() -> None:
     """This Python has all packages; one without any has none."""
-    argv = [sys.executable, "scripts/gpu_ready.py"]
+    argv = [sys.executable, ".ci/gpu_ready.py"]
     here = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, env=os.environ | CPU)
     assert here.returncode == 1 and "JAX sees no GPU, only the cpu" in here.stdout
-    argv = [sys.executable, "-S", "-E", "scripts/gpu_ready.py"]
+    argv = [sys.executable, "-S", "-E", ".ci/gpu_ready.py"]
     bare = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert bare.returncode == 1
     assert "missing: jax, flax, numpy" in bare.stdout and "pytest-xdist" in bare.stdout
