@@ -28,11 +28,11 @@ from jaxspec.bench.papers.adaserve_systems import (
     PAPER,
     SYSTEMS,
     UNCALIBRATED,
-    profile,
     simulation,
 )
 from jaxspec.sched import arrivals
 from jaxspec.sched.cost import LLAMA2_A100, Machine, StepLoad
+from jaxspec.sched.laddertimes import step_times
 from jaxspec.sched.simulator import Served
 from jaxspec.sched.workload import Lengths, Workload, read_lengths
 
@@ -188,7 +188,7 @@ def simulated(args: argparse.Namespace, short: Lengths, long: Lengths) -> dict[s
         "lengths": {name: [float(t.input.mean()), float(t.output.mean())] for name, t in
                     (("alpaca", own.short), ("arxiv", own.long))},
         "baseline_ms": {model: 1e3 * own.baseline for model, own in settings.items()},
-        "budget": {model: profile(own.machine.cost, CONTEXT).budget for model, own in settings.items()},
+        "budget": {model: step_times(own.machine.cost, CONTEXT).budget for model, own in settings.items()},
         "by_rate": by_rate, "by_share": by_share, "stricter": {"rate": STRICTER_RATE, "systems": stricter},
         "breakdown": breakdown,
     }  # fmt: skip
