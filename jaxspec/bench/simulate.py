@@ -1,7 +1,7 @@
 """Requests served on a virtual clock: the scheduler itself, with a cost model in place of the device.
 
 Lengths come from the trace, from a table, or from a synthetic distribution (log-normal); times are the cost model's, so
-compare policies with them, not machines. What a preset needs and simulated requests lack has a stand-in; a line says so.
+compare policies with them, not machines. What a preset needs and simulated requests lack is named with its stand-in.
 """
 
 from __future__ import annotations
