@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.draft import DraftDecoder
 from jaxspec.models.llama import head_of
+from jaxspec.models.load.atomic import replacing
 from jaxspec.models.load.errors import ModelLoadError
 from jaxspec.models.load.int8 import quantized
 from jaxspec.models.load.weights import Weights
@@ -44,9 +45,8 @@ def save_drafter(model: DraftDecoder, target: str, path: Path) -> None:
         "sizes": json.dumps({"layers": c.num_layers, "hidden": c.hidden_size, "vocabulary": c.vocab_size}),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")  # a file that is there is whole, also while training goes on
-    save_file(small, partial, metadata)
-    partial.replace(path)
+    with replacing(path) as new:  # a file that is there is whole, also while training goes on
+        save_file(small, new, metadata)
 
 
 def load_drafter(path: Path, target: DecoderConfig, weights: Weights) -> tuple[DecoderConfig, Weights]:
