@@ -139,6 +139,11 @@ def read_lengths(path: str | Path, prediction: str | None = None) -> Lengths:
     return Lengths(np.array(columns["input_tokens"], int)[kept], output[kept], predicted[kept])
 
 
+def no_turns(error: Exception) -> str:
+    """What is wrong with a line of which no first text could be taken."""
+    return f"not JSON ({error.msg})" if isinstance(error, json.JSONDecodeError) else 'has no "turns", a list of texts'
+
+
 def read_jsonl(path: str | Path) -> Lengths:
     """Lengths of texts, at four characters a token: each line an object with a list `turns`, whose first is the prompt,
     and a text `reference`, the answer; lines without an answer are left out. Raises OSError or ValueError."""
@@ -150,7 +155,7 @@ def read_jsonl(path: str | Path) -> Lengths:
             row = json.loads(line)
             prompt, answer = row["turns"][0], row.get("reference")
         except (json.JSONDecodeError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}, line {number}: not an object with a list of texts 'turns' ({error!r})") from None
+            raise ValueError(f"{path}, line {number}: {no_turns(error)}") from None
         if isinstance(prompt, str) and isinstance(answer, str) and answer:
             inputs.append(max(1, round(len(prompt) / CHARACTERS_PER_TOKEN)))
             outputs.append(max(1, round(len(answer) / CHARACTERS_PER_TOKEN)))

@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxspec.sched import arrivals
@@ -141,6 +141,7 @@ def test_llama_on_l20_is_bound_by_its_weights_and_switches_as_fig_2_says():
     assert switches * 2 * 250 * cost.swap / alone == pytest.approx(0.1421, abs=0.02)
 
 
+@settings(deadline=None)  # the first example also loads LAPACK
 @given(st.integers(0, 10**6))
 def test_profiles_are_fitted_from_steps(seed):
     random = rng(seed)
@@ -200,6 +201,7 @@ def recordings(draw: st.DrawFn) -> tuple[list[StepLoad], list[float], list[int]]
     return loads, seconds, sizes
 
 
+@settings(deadline=None)
 @given(recordings())
 def test_fitted_times_are_plausible_whatever_was_recorded(recorded):
     loads, seconds, sizes = recorded

@@ -59,7 +59,8 @@ def load_drafter(path: Path, target: DecoderConfig, weights: Weights) -> tuple[D
             metadata = file.metadata() or {}
             own: Weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise ModelLoadError(f"cannot read drafter {path}: {error}") from None
+        why = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
+        raise ModelLoadError(f"cannot read drafter {path}: {why}") from None
     if metadata.get("format") != _FORMAT:
         raise ModelLoadError(f"{path} is not a drafter trained by this version of jaxspec.distill")
     unscaled = [name for name, value in own.items() if value.dtype == np.int8 and f"{name}.scale" not in own]

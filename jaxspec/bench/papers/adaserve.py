@@ -30,6 +30,7 @@ from jaxspec.bench.papers.adaserve_systems import (
     UNCALIBRATED,
     simulation,
 )
+from jaxspec.errors import explained
 from jaxspec.sched import arrivals
 from jaxspec.sched.cost import LLAMA2_A100, Machine, StepLoad
 from jaxspec.sched.laddertimes import step_times
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         tables = read_lengths(args.alpaca), read_lengths(args.arxiv)
         arrivals.trace(args.trace, 2)
     except (OSError, ValueError) as error:
-        raise BenchError(str(error)) from None
+        raise BenchError(explained(error)) from None
     if args.engine:
         from jaxspec.bench.papers.adaserve_engine import on_engine
 
