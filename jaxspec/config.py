@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationError, ValidationInfo, field_validator
 
+from jaxspec.errors import reason
 from jaxspec.sched.policy import EpsilonGreedySettings, LbssSettings, PolicyConfig, Section
 
 
@@ -145,6 +147,9 @@ class EngineConfig(PolicyConfig):
         return load_settings(cls, path, overrides)
 
 
+#: Settings of a section that are listed where one of them was misspelt.
+MOST_LISTED = 12
+
 S = TypeVar("S", bound=BaseModel)
 
 
@@ -155,7 +160,7 @@ def load_settings(kind: type[S], path: str | Path | None, overrides: Mapping[str
         try:
             settings = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
         except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read config {path}: {error}") from None
+            raise ConfigError(f"cannot read config {path}: {reason(error)}") from None
         if not isinstance(settings, dict):
             raise ConfigError(f"config {path} must be a mapping of settings, got {type(settings).__name__}")
     try:
@@ -179,7 +184,7 @@ def _explain(error: Any, kind: type[BaseModel]) -> str:
     name = ".".join(str(part) for part in error["loc"])
     match error["type"]:
         case "extra_forbidden":
-            return f"unknown setting {name!r}; valid settings: {', '.join(_names(kind, error['loc'][:-1]))}"
+            return _unknown(name, _names(kind, error["loc"][:-1]))
         case "missing":
             return f"{name}: this setting is needed"
         case "model_type":
@@ -188,6 +193,16 @@ def _explain(error: Any, kind: type[BaseModel]) -> str:
             return f"{name}: {error['ctx']['error']}".removeprefix(": ")
         case _:
             return f"{name}: {error['msg'].removeprefix('Value error, ')} (got {error['input']!r})"
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    """What was probably meant; without a guess, and where the list is short, all that there is."""
+    by_case = {n.lower(): n for n in known}
+    near = [by_case[n] for n in get_close_matches(name.lower(), by_case, n=3, cutoff=0.75)]
+    guess = f"did you mean {' or '.join(near)}?" if near else ""
+    if near and len(known) > MOST_LISTED:
+        return f"unknown setting {name!r}; {guess}"
+    return f"unknown setting {name!r}; valid settings: {', '.join(known)}" + (f" ({guess})" if guess else "")
 
 
 def _names(kind: type[BaseModel], path: Sequence[Any]) -> list[str]:

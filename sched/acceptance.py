@@ -190,9 +190,9 @@ def load_process(text: str) -> Process:
     wrong."""
     try:
         return Process(float(text))
-    except ValueError as error:
+    except ValueError:
         if not Path(text).exists():
-            raise ValueError(f"acceptance {text!r} is neither a rate between 0 and 1 nor a file ({error})") from None
+            raise ValueError(f"acceptance {text!r} is neither a rate between 0 and 1 nor a file") from None
     try:
         content = json.loads(Path(text).read_text(encoding="utf-8"))
         known = {f.name for f in fields(Process)}

@@ -6,11 +6,13 @@ import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from jaxspec.sched.stepfit import fit_steps
 from jaxspec.sched.swapcosts import SwapCosts
 
 
@@ -198,6 +200,10 @@ PAPER_SCALE: Mapping[str, Cost] = {
 }
 
 
+#: No step takes less, and no larger step less than this share of a smaller one's: a profile that says so is damaged.
+LEAST_SECONDS, FASTER = 1e-6, 0.4
+
+
 @dataclass(frozen=True, slots=True)
 class Profiled:
     """Seconds measured on an engine: of a step by the compiled size that holds its tokens, and what else it does.
@@ -215,8 +221,20 @@ class Profiled:
     def __post_init__(self) -> None:
         if not self.buckets or list(self.buckets) != sorted(set(self.buckets)) or self.buckets[0] < 1:
             raise ValueError("buckets must be ascending numbers of tokens")
-        if len(self.step) != len(self.buckets) or min(self.step) <= 0:
+        if len(self.step) != len(self.buckets) or not all(0 < s < inf for s in self.step):
             raise ValueError("step must give positive seconds for each of the buckets")
+        if not all(0 <= s < inf for s in (self.position, self.draft_level)):
+            raise ValueError("position and draft_level must be seconds, not negative")
+        largest = 0.0
+        for size, seconds in zip(self.buckets, self.step, strict=True):
+            # Noise makes a larger step a little faster than a smaller one; times like these were never measured.
+            if seconds < LEAST_SECONDS or seconds < FASTER * largest:
+                said = ", ".join(f"{n}: {1e3 * s:.3g}" for n, s in zip(self.buckets, self.step, strict=True))
+                raise ValueError(
+                    f"a step of {size} tokens cannot take {1e3 * seconds:.3g} ms (milliseconds by tokens: {said}); "
+                    "record the profile again"
+                )
+            largest = max(largest, seconds)
 
     def seconds(self, load: StepLoad) -> float:
         i = bisect_left(self.buckets, load.tokens)
@@ -228,7 +246,7 @@ class Profiled:
 
     @classmethod
     def fit(cls, loads: Sequence[StepLoad], seconds: Sequence[float], buckets: Sequence[int], about: str) -> Profiled:
-        """Least squares over measured steps, those that a pause of the machine spoiled left out.
+        """Bounded least squares over measured steps (`stepfit`), those that a pause of the machine spoiled left out.
 
         Sizes that no step had are interpolated, or continued in proportion to their tokens. Raises `ValueError` when
         there is nothing to fit.
@@ -237,20 +255,15 @@ class Profiled:
             raise ValueError(f"{len(seconds)} times for {len(loads)} steps")
         took, sizes = np.asarray(seconds, float), np.asarray(sorted(buckets))
         place = np.minimum(np.searchsorted(sizes, [load.tokens for load in loads]), len(sizes) - 1)
-        seen = np.unique(place)
         extra = np.array([[load.context, load.levels] for load in loads], float)
-        columns = np.concatenate([(place[:, None] == seen).astype(float), extra], axis=1)
-        usual = np.array([np.median(took[place == p]) for p in seen])
-        kept = took <= 4 * usual[np.searchsorted(seen, place)]
-        for _ in range(2):
-            solution = np.linalg.lstsq(columns[kept], took[kept], rcond=None)[0]
-            error = np.abs(took - columns @ solution)
-            kept = error <= 5 * np.median(error) + 1e-9
-        steps = np.interp(sizes, sizes[seen], np.maximum(solution[: len(seen)], 1e-9))
-        beyond = sizes > sizes[seen[-1]]
-        steps[beyond] = steps[seen[-1]] * sizes[beyond] / sizes[seen[-1]]
-        position, level = np.maximum(solution[len(seen) :], 0.0).tolist()
-        return cls(tuple(sizes.tolist()), tuple(steps.tolist()), position, level, about)
+        timed = np.isfinite(took) & (took >= LEAST_SECONDS)  # a clock that was set back, or is too coarse
+        if not timed.any():
+            raise ValueError("no step took any time: nothing was measured")
+        seen, fitted, (position, level) = fit_steps(sizes[place[timed]], extra[timed], took[timed])
+        steps = np.maximum(np.interp(sizes, seen, fitted), LEAST_SECONDS)
+        beyond = sizes > seen[-1]
+        steps[beyond] = fitted[-1] * sizes[beyond] / seen[-1]
+        return cls(tuple(sizes.tolist()), tuple(steps.tolist()), float(position), float(level), about)
 
     def save(self, path: str | Path) -> None:
         """Raises OSError."""

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxspec.sched.cost import A100_ARITHMETIC, A100_BANDWIDTH, V100_ARITHMETIC, V100_BANDWIDTH
+from jaxspec.sched.cost import (
+    A100_ARITHMETIC,
+    A100_BANDWIDTH,
+    LLAMA2_A100,
+    LLAMA_V100,
+    V100_ARITHMETIC,
+    V100_BANDWIDTH,
+    Cost,
+    Linear,
+    Profiled,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +35,9 @@ class DraftCost:
         first = max(self.floor, self.token * catch_up)
         return first + (levels - 1) * beam + levels * self.request * requests
 
+
+#: A drafter whose time nobody knows, or that takes next to none.
+FREE = DraftCost(0.0, 0.0)
 
 #: AdaServe §6.1: Llama-160M-Chat, 12 layers of width 768, 1.62e8 parameters, FP16, on one A100. Its weights are read in
 #: 0.3 ms, but each of its some 150 kernels takes a few microseconds however little it computes: assumed 0.6 ms a run
@@ -57,3 +70,18 @@ SPIN_SSMS: Mapping[str, DraftModel] = {
 SPIN_SSM_V100: Mapping[str, DraftCost] = {
     name: model.cost(50e-6, V100_BANDWIDTH, V100_ARITHMETIC) for name, model in SPIN_SSMS.items()
 }
+
+
+def draft_cost(cost: Cost) -> DraftCost:
+    """What a draft model takes beside a target of this cost model: as its profile or constants say, or the paper's
+    smallest draft model on the same machine; nothing where neither is known."""
+    match cost:
+        case Profiled():
+            return DraftCost(cost.draft_level, 0.0)
+        case Linear():
+            return DraftCost(cost.draft_level, 0.0, cost.draft_token)
+    if cost in [machine.cost for machine in LLAMA2_A100.values()]:
+        return LLAMA_160M_A100
+    if cost in [machine.cost for machine in LLAMA_V100.values()]:
+        return SPIN_SSM_V100["68M"]
+    return FREE

@@ -100,6 +100,8 @@ def build(policy: PolicyConfig, times: StepTimes | None) -> Pace | None:
     if policy.pace == "none":
         return None
     if times is None:
-        raise ValueError(f"pace: {policy.pace} needs to know what steps take")
+        raise ValueError(
+            f"pace: {policy.pace} needs to know what steps take: give SchedulerConfig its `times`, or choose pace: none"
+        )
     first = slack if policy.pace != "fcfs" else lambda request, now: request.number
     return Pace(times, policy.prompt_patience_ms / 1000, first, credit=policy.pace == "deadline")

@@ -98,7 +98,8 @@ class Recording:
                 requests.append(Seen(rounds=rounds, **row))
             return cls(requests, steps)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-            raise ValueError(f"{path} is no recording: {error!r}") from None
+            why = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+            raise ValueError(f"{path} is no recording: {why}") from None
 
 
 class Recorder:

@@ -15,6 +15,7 @@ from jaxspec.sched.link import Link
 from jaxspec.sched.plan import Lookahead, Outcome, Plan, Work
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import Scheduler
+from jaxspec.sched.slo import NONE, Slo
 from jaxspec.sched.workload import Workload
 
 
@@ -88,6 +89,9 @@ class Served:
 class Simulation:
     """Serves `workload` with `scheduler`, which must be empty.
 
+    Step times that the scheduler's configuration holds learn from each step, as on the engine. Requests of a workload
+    without targets of its own have those of `slo`.
+
     Each decoding request drafts a chain of `draft_length` tokens a round, `acceptance` says how many are right; 0: no
     drafting. Requests ask for just as many tokens as they will write. What a preempted one computes again shows in its
     later work, and what is moved to the host takes the time that the scheduler's costs say, beside the steps. Where the
@@ -101,6 +105,7 @@ class Simulation:
         cost: Cost,
         acceptance: Acceptance | None = None,
         draft_length: int = 0,
+        slo: Slo = NONE,
     ) -> None:
         if draft_length and acceptance is None:
             raise ValueError("draft_length needs an acceptance model")
@@ -109,7 +114,7 @@ class Simulation:
         n = len(workload)
         # Lists where one number is read or written at a time: arrays would box each.
         self._left: list[int] = workload.output.tolist()
-        self._slos = workload.slos
+        self._slos, self._slo = workload.slos, slo
         self._max_tokens = workload.output.tolist()
         self._first_scheduled, self._first_token, self._finished = ([nan] * n for _ in range(3))
         self._preemptions, self._drafted, self._accepted, self._rounds = ([0] * n for _ in range(4))
@@ -165,8 +170,7 @@ class Simulation:
         request.true_len = self._left[i]
         if self._acceptance is not None:
             request.true_acceptance = self._acceptance.share(i, self._draft_length)
-        if self._slos is not None:
-            request.slo = self._slos[i]
+        request.slo = self._slo if self._slos is None else self._slos[i]
         if not isnan(predicted):  # else the scheduler's predictor has the word
             request.predicted_len = predicted
         return request
@@ -184,15 +188,15 @@ class Simulation:
 
     def _time(self, plan: Plan, now: float) -> tuple[float, float]:
         """Seconds from `now` until the next plan, and those of them that count as service: here all."""
-        seconds = self.cost.seconds(self._load(plan))
+        load = self._load(plan)
+        seconds = self.cost.seconds(load)
+        if (times := self.scheduler.config.times) is not None:
+            plain = replace(load, drafting=0, levels=0, swapped=0) if load.levels or load.swapped else load
+            times.observe(load.tokens, self.cost.seconds(plain))
         return seconds, seconds
 
     def _load(self, plan: Plan) -> StepLoad:
-        tokens = starting = context = drafting = levels = swapped = 0
-        away = self._away
-        for request in plan.paused:
-            away.add(request.id)
-            swapped += request.computed
+        tokens = starting = context = drafting = levels = 0
         for work in plan.work:
             tokens += work.count
             context += work.start
@@ -203,10 +207,20 @@ class Simulation:
                 tokens += work.levels
                 if work.levels > levels:
                     levels = work.levels
-            if away and work.request.id in away:
-                away.discard(work.request.id)
-                swapped += work.start
-        return StepLoad(tokens, starting, context, drafting, levels, swapped)
+        return StepLoad(tokens, starting, context, drafting, levels, self._swapped(plan))
+
+    def _swapped(self, plan: Plan) -> int:
+        """KV positions moved because requests were paused, and go on."""
+        away, swapped = self._away, 0
+        for request in plan.paused:
+            away.add(request.id)
+            swapped += request.computed
+        if away:
+            for work in plan.work:
+                if work.request.id in away:
+                    away.discard(work.request.id)
+                    swapped += work.start
+        return swapped
 
     def _answer(self, plan: Plan, now: float, service: float) -> int:
         """Tell the scheduler what the step gave; -> how many requests it ended."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from jaxspec.sched.cost import Cost, StepLoad
 from jaxspec.sched.pipeline import Timeline, split
@@ -11,6 +12,7 @@ from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import NO_DRAFTS, Scheduler
 from jaxspec.sched.simulated_drafter import SimulatedDrafter
 from jaxspec.sched.simulator import Simulation
+from jaxspec.sched.slo import NONE, Slo
 from jaxspec.sched.speculator import Speculator
 from jaxspec.sched.trees.candidates import Draft
 from jaxspec.sched.workload import Workload
@@ -19,16 +21,16 @@ from jaxspec.sched.workload import Workload
 class TreeSimulation(Simulation):
     """Serves `workload` as the engine does with `speculator`, whose drafters are `drafters`; None: without drafts.
 
-    With `padded`, verification pads all requests to the longest, in tokens and in KV. Step times that the scheduler's
-    configuration holds learn from each step, as on the engine. What a drafter has seen it keeps, also of requests that
-    lose their pages: memory should do for all.
+    With `padded`, verification pads all requests to the longest, in tokens and in KV. What a drafter has seen it
+    keeps, also of requests that lose their pages: memory should do for all.
     """
 
     def __init__(
         self, scheduler: Scheduler, workload: Workload, cost: Cost, speculator: Speculator | None = None,
         drafters: Sequence[SimulatedDrafter] = (), micro_batches: int | None = None, padded: bool = False,
+        slo: Slo = NONE,
     ) -> None:  # fmt: skip
-        super().__init__(scheduler, workload, cost)
+        super().__init__(scheduler, workload, cost, slo=slo)
         if [*drafters] != (speculator.drafters if speculator else []):
             raise ValueError("a speculator needs its drafters, and drafters somebody who asks them")
         self.speculator, self.drafters = speculator, drafters
@@ -44,6 +46,7 @@ class TreeSimulation(Simulation):
         self._drafts = {}
         line = self._timeline()
         parts = split(plan.work, self.speculator, self._micro_batches) if self.speculator else [plan.work]
+        swapped = self._swapped(plan)  # by the first part: it is done once
         for work in parts:
             drafts: dict[str, Draft] = {}
             if self.speculator:
@@ -54,10 +57,11 @@ class TreeSimulation(Simulation):
                 drafter.spent = 0.0
             self.drafting += sum(seconds for _, seconds in spent)
             load = self._load(work, drafts)
-            seconds = self.cost.seconds(load)
+            seconds = self.cost.seconds(replace(load, swapped=swapped) if swapped else load)
             line.add([s for apart, s in spent if apart], [s for apart, s in spent if not apart], seconds)
             if self.scheduler.config.times:
-                self.scheduler.config.times.observe(load.tokens, seconds)
+                self.scheduler.config.times.observe(load.tokens, self.cost.seconds(load) if swapped else seconds)
+            swapped = 0
         if self.speculator:
             self.speculator.prepare(plan.work, lambda _: None)
         return line.verified, line.verified

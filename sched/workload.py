@@ -70,6 +70,25 @@ class Workload:
         return replace(self, predicted=np.asarray(predicted, float))
 
 
+@dataclass(frozen=True, slots=True)
+class Synthetic:
+    """Lengths of answers where nobody has any: log-normal with this median and standard deviation of the logarithm, at
+    most `most` tokens.
+
+    The defaults give 190 tokens in the mean, near a public trace of conversations (Azure 2023: median 120, mean 205).
+    """
+
+    median: float = 128.0
+    sigma: float = 0.9
+    most: int = 1024
+
+    def draw(self, arrivals: Sequence[Arrival], rng: np.random.Generator) -> list[Arrival]:
+        """The arrivals with an answer's length each."""
+        drawn = self.median * np.exp(self.sigma * rng.standard_normal(len(arrivals)))
+        lengths = np.clip(np.rint(drawn), 1, self.most).astype(int).tolist()
+        return [replace(a, output_tokens=n) for a, n in zip(arrivals, lengths, strict=True)]
+
+
 def join(arrivals: Sequence[Arrival], lengths: Lengths | None, input_tokens: int, rng: np.random.Generator) -> Workload:
     """A request for each arrival. Lengths are drawn from `lengths`, whole rows with replacement; without it, and where
     the table leaves out its input (0), they are the arrivals' own and `input_tokens`. Raises ValueError."""
@@ -79,7 +98,7 @@ def join(arrivals: Sequence[Arrival], lengths: Lengths | None, input_tokens: int
         asked = lengths.input[rows]
         return Workload(times, np.where(asked > 0, asked, input_tokens), lengths.output[rows], lengths.predicted[rows])
     if any(a.output_tokens is None for a in arrivals):
-        raise ValueError("the arrivals name no output_tokens: give a table of lengths")
+        raise ValueError("not every arrival names its output_tokens: fill the column, or give a table of lengths")
     # Traces hold requests that were answered with nothing; a request here gives at least one token.
     inputs = np.array([a.input_tokens or input_tokens for a in arrivals])
     outputs = np.array([max(1, a.output_tokens or 1) for a in arrivals])
@@ -120,6 +139,11 @@ def read_lengths(path: str | Path, prediction: str | None = None) -> Lengths:
     return Lengths(np.array(columns["input_tokens"], int)[kept], output[kept], predicted[kept])
 
 
+def no_turns(error: Exception) -> str:
+    """What is wrong with a line of which no first text could be taken."""
+    return f"not JSON ({error.msg})" if isinstance(error, json.JSONDecodeError) else 'has no "turns", a list of texts'
+
+
 def read_jsonl(path: str | Path) -> Lengths:
     """Lengths of texts, at four characters a token: each line an object with a list `turns`, whose first is the prompt,
     and a text `reference`, the answer; lines without an answer are left out. Raises OSError or ValueError."""
@@ -131,7 +155,7 @@ def read_jsonl(path: str | Path) -> Lengths:
             row = json.loads(line)
             prompt, answer = row["turns"][0], row.get("reference")
         except (json.JSONDecodeError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}, line {number}: not an object with a list of texts 'turns' ({error!r})") from None
+            raise ValueError(f"{path}, line {number}: {no_turns(error)}") from None
         if isinstance(prompt, str) and isinstance(answer, str) and answer:
             inputs.append(max(1, round(len(prompt) / CHARACTERS_PER_TOKEN)))
             outputs.append(max(1, round(len(answer) / CHARACTERS_PER_TOKEN)))

@@ -81,12 +81,28 @@ def test_prompts_of_a_length():
     assert prompts.of_tokens([[1, 2], [3, 4, 5]], 7, start=1) == [3, 4, 5, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("line", ["no json", "[1]", '{"turns": []}', '{"turns": [3]}', '{"turns": [""]}'])
-def test_prompt_file_errors_name_the_line(tmp_path, line):
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("no json", r"not JSON \(Expecting value\)"),
+        ("[1]", 'has no "turns", a list of texts'),
+        ("{}", 'has no "turns", a list of texts'),
+        ('{"turns": []}', 'has no "turns", a list of texts'),
+        ('{"turns": [3]}', "not a text"),
+        ('{"turns": [""]}', "not a text"),
+    ],
+)
+def test_prompt_file_errors_name_the_line(tmp_path, line, said):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"turns": ["hello"]}\n' + line + "\n")
-    with pytest.raises(ValueError, match="line 2"):
+    with pytest.raises(ValueError, match=f"line 2: .*{said}$"):
         prompts.load(path)
+
+
+@pytest.mark.parametrize("command", ["offline", "record", "serve"])
+def test_a_file_that_is_not_there_is_named_once(command, capsys):
+    assert main([command, "--prompts", "/no/such.jsonl"]) == 2
+    assert capsys.readouterr().err == "jaxspec.bench: /no/such.jsonl: No such file or directory\n"
 
 
 # --- report -----------------------------------------------------------------------------------------------------------

@@ -46,6 +46,9 @@ def test_none_switches_a_presets_drafter_off(tmp_path: Path) -> None:
         ({"tree": "oak"}, "^tree: .*global_greedy"),
         ({"path": "x"}, "^unknown setting 'path'; valid settings: model, "),
         ({"self": "x"}, "^unknown setting 'self'"),
+        ({"max_num_seq": 3}, r"^unknown setting 'max_num_seq'; did you mean max_num_seqs\?$"),
+        ({"Temprature": 3, "dratf": "ngram"}, r"'Temprature'; valid settings: .*'dratf'; did you mean draft\?$"),
+        ({"adaserve": {"econmic": 1}}, r"'adaserve.econmic'; valid settings: .* \(did you mean adaserve.economic\?\)$"),
         ({"order": "lifo"}, "^order: .*'laps_sd'"),
         ({"predictor": "crystal_ball"}, "^predictor: .*'noisy_oracle'"),
         ({"predictor_model": ""}, "^predictor_model: "),
@@ -102,3 +105,9 @@ def test_the_presets_of_policies() -> None:
 
 def test_the_preset_without_speculation() -> None:
     assert EngineConfig.load(CONFIGS / "no_speculation.yaml") == EngineConfig(draft=[])
+
+
+def test_a_preset_that_is_not_there_is_named_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.load("/no/such.yaml")
+    assert str(caught.value) == "cannot read config /no/such.yaml: No such file or directory"

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 from safetensors import safe_open
@@ -155,6 +156,10 @@ def test_features_are_the_targets_and_are_kept(work: Path, text: Corpus, monkeyp
         ("nonsense\n", "line 1"),
         ('{"prompt_ids": [1, 2], "output_ids": [3, 999]}\n', "vocabulary"),
         ('{"prompt_ids": [1, 2], "output_ids": [3, 4]}\n', "too few"),
+        (
+            '{"prompt_ids": [1, 2], "output_ids": [3, 4], "model": "rand"}\n',
+            "answers of rand, not of tiny: set",
+        ),
     ],
 )
 def test_data_of_no_use_are_named(content: str | None, word: str, tmp_path: Path) -> None:
@@ -303,9 +308,30 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(finished: Trainer, text:
     assert [e["tokens"] for e in resumed.evaluations] == [e["tokens"] for e in finished.evaluations]
     assert resumed.evaluations[0] == stopped.evaluations[0]
 
-    for change in ({"layers": 2}, {"conditioned": False}):
-        with pytest.raises(ConfigError, match="work"):
+    for change, said in (
+        ({"layers": 2}, "layers: 1 there, 2 here"),
+        ({"conditioned": False}, "conditioned: True there, False here"),
+        ({"vocabulary": 32}, "vocabulary: 64 there, 32 here"),
+        ({"steps": 16}, "steps: 8 there, 16 here"),
+    ):
+        with pytest.raises(ConfigError, match=f"work: .*checkpoints of a run with other settings.*{said}.*remove"):
             Trainer(settings(**change), TARGET, text).run(tmp_path)
+    Trainer(settings(every=2), TARGET, text).run(tmp_path)  # how often to look changes nothing
+    other = replace(TARGET, name="rand", weights={**TARGET.weights, "norm": TARGET.weights["norm"] * 2})
+    with pytest.raises(ConfigError, match=r"target: tiny \(\w+\) there, rand \(\w+\) here"):
+        Trainer(settings(), other, text).run(tmp_path)
+
+
+def test_checkpoints_that_do_not_say_of_which_run_are_refused(text: Corpus, tmp_path: Path) -> None:
+    """As earlier versions wrote them; their arrays may be of any shape."""
+    kinds = ocp.args.Composite(
+        state=ocp.args.StandardSave({"a": np.zeros(3)}), log=ocp.args.JsonSave({"tokens": 1, "curve": []})
+    )
+    with ocp.CheckpointManager(tmp_path / "checkpoints") as manager:
+        manager.save(4, args=kinds)
+    with pytest.raises(ConfigError, match=r"work: .*checkpoints of an earlier version.*remove that folder") as caught:
+        Trainer(settings(), TARGET, text).run(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 # The learning curve
@@ -429,16 +455,26 @@ def test_the_command_trains_with_the_whole_vocabulary(
     assert weights["vocab"].tolist() == list(range(VOCAB))
     assert (work / "preset" / "curve.json").exists()
 
-    assert command.main(["--config", str(preset), *changes, "--set=data=[/no/such.jsonl]"]) == 2
-    line = capsys.readouterr().err
-    assert line.startswith("jaxspec.distill: data: ") and "/no/such.jsonl" in line and line.count("\n") == 1
+
+def test_files_that_are_not_there_are_named_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("jaxspec.models.load.load_model", lambda name: pytest.fail("loaded"))
+    (here := tmp_path / "a.jsonl").touch()
+    (preset := tmp_path / "p.yaml").write_text(f"data: [{here}]\nout: o.safetensors\nwork: {tmp_path}\n")
+    for setting, change in (("data", f"data=[{here}, /no/such.jsonl]"), ("begin", "begin=/no/such.safetensors")):
+        assert command.main(["--config", str(preset), f"--set={change}"]) == 2
+        line = capsys.readouterr().err
+        assert line.startswith(f"jaxspec.distill: {setting}: cannot read /no/such.")
+        assert line.endswith(": No such file or directory\n") and line.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["optax", "orbax.checkpoint"])
 def test_without_the_extra_one_line_says_so(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, "jaxspec.distill.train")
+    for module in ("jaxspec.distill.train", "jaxspec.checkpoints"):
+        monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, name, None)
     assert command.main(["--config", "unread.yaml"]) == 2
     line = capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import tiny
 from jaxspec.distill import generate
 from jaxspec.distill.data import read_rows
 from jaxspec.distill.lines import mend, read_lines
+from jaxspec.distill.origin import OtherModel, check, origin
 from jaxspec.llm import LLM
+from jaxspec.models.load import LoadedModel
 
 
 def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -56,7 +59,8 @@ def test_answers_are_written_and_taken_up_again(
     engine: Lasting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     opened: list[str] = []
-    monkeypatch.setattr(generate, "LLM", lambda model, **_: opened.append(model) or engine)
+    monkeypatch.setattr(generate, "load_model", lambda name: opened.append(name) or tiny.model())
+    monkeypatch.setattr(generate, "LLM", lambda model, **_: engine)
     monkeypatch.setattr(generate, "BATCH", 3)
     texts = ["one", "two", "a prompt that is too long: " + 40 * "x", "three", "four"]
     prompts = write_lines(tmp_path / "p.jsonl", [{"id": t[:5], "turns": [t, "more"]} for t in texts[:3]])
@@ -74,7 +78,10 @@ def test_answers_are_written_and_taken_up_again(
         (id, t) for id in ("one", "two", "q-0", "q-1") for t in (0.0, 0.8)
     }
     for row in rows:
-        assert row.keys() == {"id", "temperature", "prompt_ids", "output_ids", "finished"}
+        assert row.keys() == {
+            "id", "temperature", "prompt_ids", "output_ids", "finished", "model", "model_digest"
+        }  # fmt: skip
+        assert (row["model"], row["model_digest"]) == origin(tiny.model())
         assert 0 < len(row["output_ids"]) <= 6
         assert row["finished"] == (row["output_ids"][-1] in tiny.model().config.eos_token_ids)
     one = next(r for r in rows if r["id"] == "one" and r["temperature"] == 0)
@@ -85,13 +92,49 @@ def test_answers_are_written_and_taken_up_again(
     cut.write_bytes(kept[: sum(map(len, kept.splitlines(True)[:3])) + 30])
     assert run(cut) == 0
     assert cut.read_bytes() == kept, "as if it had not been interrupted"
-    assert len(read_rows([str(cut)], 64)) == 8
+    assert len(read_rows([str(cut)], 64, origin(tiny.model()))) == 8
     assert opened == ["tiny", "tiny"]
     del texts[2]
     write_lines(prompts, [{"id": t, "turns": [t]} for t in texts[:2]])
     capsys.readouterr()
     assert run(cut, "--limit", "8") == 0
     assert "answered before" in capsys.readouterr().out and len(opened) == 2
+
+
+def other(name: str) -> LoadedModel:
+    """A model of the same sizes and other weights."""
+    model = tiny.model()
+    return replace(model, name=name, weights={**model.weights, "norm": model.weights["norm"] + 1})
+
+
+def test_a_file_of_another_model_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(generate, "load_model", lambda name: tiny.model())
+    prompts = write_lines(tmp_path / "p.jsonl", [{"id": str(i), "turns": ["x"]} for i in range(2)])
+    row = {"id": "0", "temperature": 0.0, "prompt_ids": [1], "output_ids": [2], **origin(other("rand")).fields}
+    before = write_lines(out := tmp_path / "out.jsonl", [row]).read_bytes()
+    assert generate.main(["--prompts", str(prompts), "--out", str(out)]) == 2
+    line = capsys.readouterr().err
+    assert f"--model: {out} holds answers of rand, not of tiny; name another --out\n" in line
+    assert out.read_bytes() == before
+
+
+def test_the_digest_says_whose_answers_these_are(caplog: pytest.LogCaptureFixture) -> None:
+    own = origin(tiny.model())
+    check([own.fields, {"model": "tiny"}, {**own.fields, "model": "as/a/folder"}], own, "f")
+    assert not caplog.records
+    for row, said in (
+        ({"model": "rand"}, "answers of rand, not of tiny"),
+        (origin(other("rand")).fields, "answers of rand, not of tiny"),
+        (origin(other("tiny")).fields, "another model that is called tiny too"),
+    ):
+        with pytest.raises(OtherModel, match=f"f holds .*{said}"):
+            check([own.fields, row], own, "f")
+    check([{"id": 1}, {"id": 2}], own, "f")
+    assert [r.getMessage() for r in caplog.records] == [
+        "f: 2 answers name no model, as an earlier version wrote them; they are taken to be of tiny"
+    ]
 
 
 @pytest.mark.parametrize("content", [None, '{"id": 1}\n', '{"turns": []}\n', "{\n"])

@@ -90,18 +90,25 @@ PROGRAM = """
 from fakes import FakeEngine
 from jaxspec.serve.app import ServerOptions
 from jaxspec.serve.run import bind, serve
-engine = FakeEngine(step=0.01, max_model_len=100_000)
+engine = FakeEngine(step=%g, max_model_len=100_000)
 engine.start()
-serve(engine, bind("127.0.0.1", 0), ServerOptions(), drain_timeout=%g)
+try:
+    code = serve(engine, bind("127.0.0.1", 0), ServerOptions(), drain_timeout=%g)
+finally:
+    engine.shutdown()
+raise SystemExit(code)
 """
 
 
 @pytest.fixture
 def started(request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server process with the fake engine, and its URL. The parameter is its drain timeout."""
+    """A server process with the fake engine, and its URL. The parameter is its drain timeout, or (seconds of a step,
+    drain timeout)."""
+    step, drain = request.param if isinstance(request.param, tuple) else (0.01, request.param)
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM % request.param], cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-c", PROGRAM % (step, drain)], cwd=Path(__file__).parent, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
     assert process.stdout is not None
     greeting = process.stdout.readline()
     assert "fake at http://127.0.0.1:" in greeting
@@ -138,13 +145,42 @@ def test_draining_has_an_end(started: tuple[subprocess.Popen[str], str]) -> None
     assert process.wait(timeout=10) == 0
 
 
+def cut(url: str) -> bool:
+    """Asks for more than is ever written; -> whether the connection was closed before the answer's end."""
+    body = {"prompt": "x", "max_tokens": 50_000, "stream": True}
+    try:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+            return not any(line == "data: [DONE]" for line in response.iter_lines())
+    except httpx.TransportError:
+        return True
+
+
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("started", [60], indirect=True)
-def test_the_second_signal_does_not_wait(started: tuple[subprocess.Popen[str], str]) -> None:
+def test_the_second_signal_ends_all_at_once(started: tuple[subprocess.Popen[str], str], sig: signal.Signals) -> None:
     process, url = started
-    with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 50_000, "stream": True}) as r:
-        events = r.iter_lines()  # kept: the connection ends with it
-        next(events)
+    with ThreadPoolExecutor(9) as pool:
+        streams = [pool.submit(cut, url) for _ in range(9)]
+        eventually(lambda: 'num_requests_running{model_name="fake"} 9.0' in httpx.get(f"{url}/metrics").text)
+        process.send_signal(sig)
+        eventually(lambda: httpx.get(f"{url}/health").status_code == 503)
+        process.send_signal(sig)
+        said = process.communicate(timeout=10)[1]
+        assert process.returncode == 128 + sig
+        assert all(stream.result() for stream in streams)
+    again = "Ctrl-C again" if sig == signal.SIGINT else "a second signal"
+    assert said == f"shutting down: 9 requests may finish (up to 60 s); {again} ends at once\n"
+
+
+@pytest.mark.parametrize("started", [(600, 60)], indirect=True)
+def test_the_second_signal_does_not_wait_for_a_long_step(started: tuple[subprocess.Popen[str], str]) -> None:
+    process, url = started
+    with ThreadPoolExecutor() as pool:
+        stream = pool.submit(cut, url)
+        eventually(lambda: 'num_requests_running{model_name="fake"} 1.0' in httpx.get(f"{url}/metrics").text)
         process.send_signal(signal.SIGINT)
         eventually(lambda: httpx.get(f"{url}/health").status_code == 503)
         process.send_signal(signal.SIGINT)
-        process.wait(timeout=10)
+        said = process.communicate(timeout=30)[1]
+        assert (process.returncode, said.count("\n")) == (130, 1)
+        assert stream.result()

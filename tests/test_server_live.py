@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -22,11 +23,11 @@ CHAT: list = [{"role": "user", "content": "What is the capital of France? Answer
 SETTINGS = ("max_num_batched_tokens=64", "token_buckets=[1,16,64]", "max_model_len=1024", "kv_cache_tokens=16384")
 
 
-def start() -> tuple[subprocess.Popen[str], str]:
+def start(stderr: int | None = None) -> tuple[subprocess.Popen[str], str]:
     """-> the server's process, and its URL once it answers."""
     sets = [word for setting in SETTINGS for word in ("--set", setting)]
     command = [sys.executable, "-m", "jaxspec.serve", "--port", "0", *sets]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     assert process.stdout is not None
     greeting = process.stdout.readline()
     url = re.search(r"http://\S+", greeting)
@@ -177,3 +178,27 @@ def test_sigterm_drains() -> None:
     assert '"finish_reason":"length"' in rest[-2]
     assert rest[-1] == "data: [DONE]"
     assert process.wait(timeout=60) == 0
+
+
+def test_a_second_ctrl_c_ends_running_streams_without_noise() -> None:
+    process, url = start(stderr=subprocess.PIPE)
+    body = {"prompt": "The", "max_tokens": 900, "ignore_eos": True, "stream": True}
+
+    def cut() -> bool:
+        try:
+            with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as stream:
+                return not any(line == "data: [DONE]" for line in stream.iter_lines())
+        except httpx.TransportError:
+            return True
+
+    with ThreadPoolExecutor(6) as pool:
+        streams = [pool.submit(cut) for _ in range(6)]
+        eventually(lambda: metrics(url)["num_requests_running"] == 6)
+        process.send_signal(signal.SIGINT)
+        eventually(lambda: httpx.get(f"{url}/health").status_code == 503)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=20)[1]
+        assert all(stream.result() for stream in streams)
+    assert process.returncode == 130
+    assert "Traceback" not in said and "ERROR" not in said
+    assert "6 requests may finish (up to 30 s); Ctrl-C again ends at once" in said

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import prompts_with_lengths as texts
+from jaxspec.checkpoints import digest
 from jaxspec.config import ConfigError
 from jaxspec.train_predictor import __main__ as command
 from jaxspec.train_predictor import train
-from jaxspec.train_predictor.checkpoints import digest
 from jaxspec.train_predictor.config import PredictorConfig
 from jaxspec.train_predictor.data import TEST, TRAIN, Corpus
 from jaxspec.train_predictor.metrics import rounded
@@ -250,9 +250,20 @@ def test_without_the_extra_one_line_says_so(
 ) -> None:
     import sys
 
-    for module in ("train", "checkpoints"):
-        monkeypatch.delitem(sys.modules, f"jaxspec.train_predictor.{module}", raising=False)
+    for module in ("jaxspec.train_predictor.train", "jaxspec.checkpoints"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, name, None)
     assert command.main(["--config", "unread.yaml"]) == 2
     line = capsys.readouterr().err
     assert '".[train]"' in line and line.count("\n") == 1
+
+
+def test_a_missing_file_is_named_before_anything_is_loaded(monkeypatch, capsys, tmp_path):
+    """An encoder, and for rows of token ids the target, may have to be downloaded."""
+    for loader in ("load_bert", "load_model"):
+        monkeypatch.setattr(f"jaxspec.train_predictor.prepare.{loader}", lambda *_: pytest.fail("loaded"))
+    (ids := tmp_path / "ids.jsonl").write_text('{"prompt_ids": [1], "output_ids": [2]}\n')
+    (preset := tmp_path / "p.yaml").write_text("data: [unread]\nout: o.safetensors\n")
+    assert command.main(["--config", str(preset), f"--set=data=[{ids}, nope.jsonl]"]) == 2
+    said = capsys.readouterr().err
+    assert said == "jaxspec.train_predictor: data: cannot read nope.jsonl: No such file or directory\n"

@@ -13,7 +13,7 @@ from jaxspec.config import EngineConfig
 from jaxspec.draft.choice import arrange, tree_policy
 from jaxspec.sched.acceptance import Process
 from jaxspec.sched.config import SchedulerConfig
-from jaxspec.sched.cost import LLAMA2_A100, Roofline, StepLoad
+from jaxspec.sched.cost import LLAMA2_A100, Linear, Roofline, StepLoad
 from jaxspec.sched.draft_cost import LLAMA_160M_A100, DraftCost
 from jaxspec.sched.pages import PagePool
 from jaxspec.sched.plan import Work
@@ -187,3 +187,17 @@ def test_parameters_are_checked(wrong, named):
         TreeProcess(Process(0.5), **wrong)
     with pytest.raises(ValueError, match="choices"):
         SimulatedDrafter(TreeProcess(Process(0.5), choices=2), [5], LLAMA_160M_A100, np.random.default_rng(0))
+
+
+def test_switching_costs_what_the_model_says_with_drafts_too():
+    """Requests that an order pauses have their KV moved out and in again, where the cost model has a price for it."""
+
+    def switched(swap: float) -> tuple[float, int]:
+        run, _ = simulation(workload(count=12, rate=50.0), seats=2, order="las", las={"quantum_ms": 5}, tree="chain")
+        run.cost = Linear(step=10e-3, token=1e-5, swap=swap)
+        served = run.run()
+        return served.busy, served.pauses
+
+    (free, pauses), (priced, _) = switched(0.0), switched(1e-4)
+    assert pauses > 5
+    assert priced > free + 1e-4 * pauses

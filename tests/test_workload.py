@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxspec.sched import arrivals
@@ -140,6 +141,7 @@ def test_llama_on_l20_is_bound_by_its_weights_and_switches_as_fig_2_says():
     assert switches * 2 * 250 * cost.swap / alone == pytest.approx(0.1421, abs=0.02)
 
 
+@settings(deadline=None)  # the first example also loads LAPACK
 @given(st.integers(0, 10**6))
 def test_profiles_are_fitted_from_steps(seed):
     random = rng(seed)
@@ -166,6 +168,66 @@ def test_sizes_never_seen_are_continued():
         Profiled.fit([], [], [8], "")
 
 
+#: What `record` saw once: of a size there are three steps, one of them slow, and hundreds of a small size.
+SHORT = [(8, 0.0012 * (1 + 0.001 * (i % 9 - 4))) for i in range(60)]
+SHORT += [(24, 0.00232), (24, 0.00461), (24, 0.00212), (32, 0.0037)]
+
+
+def test_a_size_with_few_steps_is_not_free():
+    loads = [StepLoad(n, context=i % 60 + 100) for i, (n, _) in enumerate(SHORT)]
+    found = Profiled.fit(loads, [s for _, s in SHORT], [8, 16, 24, 32], "")
+    assert found.step[0] == pytest.approx(0.0012, rel=0.05)
+    assert 0.0019 < found.step[2] < 0.0032  # the median is 2.32 ms
+    assert found.step[0] <= found.step[1] <= found.step[2] <= found.step[3]
+
+
+@st.composite
+def recordings(draw: st.DrawFn) -> tuple[list[StepLoad], list[float], list[int]]:
+    """Steps of a machine whose times rise with the size, spoiled in every way: noise, pauses, few steps, extras that go
+    along with the size."""
+    sizes = draw(st.lists(st.sampled_from([1, 2, 4, 8, 16, 24, 32, 64, 128, 256]), min_size=1, max_size=8, unique=True))
+    random = rng(draw(st.integers(0, 10**6)))
+    slope, noise = draw(st.floats(0, 1e-3)), draw(st.floats(0, 0.5))
+    loads, seconds = [], []
+    for size in sorted(sizes):
+        for _ in range(draw(st.integers(0, 12))):
+            context = int(random.integers(0, 2000)) + 100 * size * draw(st.booleans())
+            pause = draw(st.sampled_from([0.0] * 9 + [0.02, 3.0]))
+            took = 1e-3 + slope * size + 1e-6 * context
+            loads.append(StepLoad(size, context=context, levels=int(random.integers(0, 5))))
+            seconds.append(took * float(random.uniform(1 - noise, 1 + noise)) + pause)
+    if not loads:
+        loads, seconds = [StepLoad(sizes[0])], [1e-3]
+    return loads, seconds, sizes
+
+
+@settings(deadline=None)
+@given(recordings())
+def test_fitted_times_are_plausible_whatever_was_recorded(recorded):
+    loads, seconds, sizes = recorded
+    found = Profiled.fit(loads, seconds, sizes, "")
+    assert list(found.buckets) == sorted(sizes)
+    assert all(a <= b for a, b in itertools.pairwise(found.step))
+    assert min(found.position, found.draft_level) >= 0
+    for size, step in zip(found.buckets, found.step, strict=True):
+        seen = any(load.tokens == size for load in loads)  # others are interpolated
+        above = [s for load, s in zip(loads, seconds, strict=True) if load.tokens >= size]
+        assert step >= (0.2 * min(above) if seen else 1e-6)
+        assert step <= 1.01 * max(seconds) * max(1, size / max(load.tokens for load in loads))
+
+
+def test_a_pause_in_the_only_step_of_a_size_spoils_no_other():
+    loads = [StepLoad(1), *(StepLoad(n) for n in (8, 16) for _ in range(5))]
+    found = Profiled.fit(loads, [3.0] + 5 * [0.01] + 5 * [0.02], [1, 8, 16], "")
+    assert found.step == pytest.approx((0.01, 0.01, 0.02))
+
+
+def test_a_fit_needs_steps_that_took_time():
+    assert Profiled.fit([StepLoad(4), StepLoad(4)], [0.0, 0.01], [4], "").step == pytest.approx((0.01,))
+    with pytest.raises(ValueError, match="nothing was measured"):
+        Profiled.fit([StepLoad(4)], [0.0], [4], "")
+
+
 def test_profiles_survive_a_file(tmp_path):
     profile = Profiled((1, 8), (0.01, 0.02), 1e-6, 0.001, "here")
     profile.save(tmp_path / "p.json")
@@ -179,6 +241,12 @@ def test_profiles_survive_a_file(tmp_path):
         ("[]", "needs the fields"), ("no", "Expecting"), ('{"buckets": [1]}', "needs the fields"),
         ('{"buckets": [8, 1], "step": [1, 1]}', "ascending"), ('{"buckets": [1], "step": [0]}', "positive"),
         ('{"buckets": [1], "step": [1], "colour": 2}', "may have"),
+        ('{"buckets": [1, 8], "step": [0.002, 1e-9]}', "8 tokens cannot take 1e-06 ms .*1: 2, 8: 1e-06.*again"),
+        ('{"buckets": [1, 8], "step": [0.01, 0.003]}', "8 tokens cannot take 3 ms"),
+        ('{"buckets": [1], "step": [NaN]}', "positive seconds"),
+        ('{"buckets": [1], "step": [Infinity]}', "positive seconds"),
+        ('{"buckets": [1], "step": [1], "position": -1}', "not negative"),
+        ('{"buckets": [1], "step": [1], "draft_level": NaN}', "not negative"),
     ],
 )  # fmt: skip
 def test_bad_profiles_are_named(tmp_path, text, message):

@@ -12,6 +12,7 @@ from types import ModuleType
 
 from jaxspec.bench.errors import BenchError
 from jaxspec.bench.report import Report, print_table, write_json
+from jaxspec.errors import explained
 from jaxspec.extras import install_hint
 
 #: name → (module, help); a module offers `add_arguments(parser)` and `run(args)`.
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report = modules[args.command].run(args)
         return finish(report, args) if isinstance(report, Report) else report
     except (BenchError, OSError) as error:
-        print(f"jaxspec.bench: {error}", file=sys.stderr)
+        print(f"jaxspec.bench: {explained(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("jaxspec.bench: interrupted, nothing reported", file=sys.stderr)

@@ -26,6 +26,7 @@ from jaxspec.bench import options, prompts
 from jaxspec.bench.errors import BenchError
 from jaxspec.bench.offline import tokenise
 from jaxspec.bench.report import machine, write_json
+from jaxspec.errors import explained
 from jaxspec.extras import install_hint
 from jaxspec.sampling import SamplingParams
 
@@ -98,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
             temperature=args.temperature, max_tokens=args.max_tokens, ignore_eos=args.ignore_eos, seed=args.seed
         )
     except (OSError, ValueError) as error:
-        raise BenchError(str(error)) from None
+        raise BenchError(explained(error)) from None
     presets = [args.baseline, *args.others]
     levels = list(dict.fromkeys(args.concurrency or [args.num_prompts]))
     results: list[dict[str, Any]] = []
@@ -153,7 +154,8 @@ def naming(preset: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:
-        raise BenchError(f"{preset}: {error}") from None
+        said = explained(error)
+        raise BenchError(said if preset in said else f"{preset}: {said}") from None
 
 
 def alternate(

@@ -18,6 +18,7 @@ from rich.table import Table
 from jaxspec.bench import options
 from jaxspec.bench.errors import BenchError
 from jaxspec.bench.report import machine, write_json
+from jaxspec.errors import explained
 
 if TYPE_CHECKING:
     from jaxspec.config import EngineConfig
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         model = load_model(args.model)
         ids = model.tokenizer.encode(Path(args.text).read_text(encoding="utf-8")) if args.text else []
     except (ModelLoadError, OSError, UnicodeDecodeError) as error:
-        raise BenchError(str(error)) from None
+        raise BenchError(explained(error)) from None
     if args.text and len(ids) < args.tokens:
         raise BenchError(f"{args.text} has {len(ids)} tokens, {args.tokens} are asked for")
     found: dict[str, Any] = {"machine": machine(), "options": options.plain(args)}

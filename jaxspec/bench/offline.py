@@ -11,6 +11,7 @@ import numpy as np
 from jaxspec.bench import options, prompts
 from jaxspec.bench.errors import BenchError
 from jaxspec.bench.report import Distribution, Report, Sample, summarise
+from jaxspec.errors import explained
 from jaxspec.outputs import RequestOutput
 from jaxspec.sampling import SamplingParams
 from jaxspec.stats import EngineStats
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> Report:
             temperature=args.temperature, max_tokens=args.max_tokens, ignore_eos=args.ignore_eos, seed=args.seed
         )
     except (OSError, ValueError) as error:
-        raise BenchError(str(error)) from None
+        raise BenchError(explained(error)) from None
 
     begin = time.perf_counter()
     llm = load_llm(args)
@@ -81,7 +82,7 @@ def load_llm(args: argparse.Namespace) -> LLM:
         EngineConfig.load(args.config, **overrides)  # before `LLM`, which has parameters beside the settings
         return LLM(config=args.config, show_progress=True, **{**options.WARM, **overrides})
     except (OSError, ValueError) as error:
-        raise BenchError(str(error)) from None
+        raise BenchError(explained(error)) from None
 
 
 def tokenise(

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxspec.sched.workload import no_turns
+
 PROMPTS: tuple[str, ...] = (
     # Questions with short answers.
     "What is the capital of Portugal?",
@@ -87,7 +89,7 @@ def load(path: str | Path) -> list[str]:
         try:
             text = json.loads(line)["turns"][0]
         except (json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
-            raise ValueError(f"{path}, line {number}: not an object with a list of texts 'turns' ({error!r})") from None
+            raise ValueError(f"{path}, line {number}: {no_turns(error)}") from None
         if not isinstance(text, str) or not text:
             raise ValueError(f"{path}, line {number}: the first of 'turns' is not a text")
         texts.append(text)

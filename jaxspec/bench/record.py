@@ -18,6 +18,7 @@ from jaxspec.bench import options, prompts
 from jaxspec.bench.errors import BenchError
 from jaxspec.bench.offline import load_llm, tokenise
 from jaxspec.bench.report import machine
+from jaxspec.errors import explained
 from jaxspec.outputs import OutputDelta, RequestMetrics
 from jaxspec.sampling import SamplingParams
 from jaxspec.sched import arrivals
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
             temperature=args.temperature, max_tokens=args.max_tokens, ignore_eos=args.ignore_eos, seed=args.seed
         )
     except (OSError, ValueError) as error:
-        raise BenchError(str(error)) from None
+        raise BenchError(explained(error)) from None
     with load_llm(args) as llm:
         engine = llm.engine
         ids = tokenise(engine.tokenizer, texts, args, rng)

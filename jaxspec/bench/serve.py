@@ -22,6 +22,7 @@ from jaxspec.bench.errors import BenchError
 from jaxspec.bench.report import Report, Sample, summarise
 from jaxspec.bench.scrape import Scraper
 from jaxspec.bench.slo_mix import SloMix
+from jaxspec.errors import explained
 from jaxspec.sched import arrivals as arrival_times
 
 
@@ -78,7 +79,7 @@ def plan(args: argparse.Namespace, rng: np.random.Generator, mix: SloMix | None 
         else:
             arrivals = arrival_times.burst(args.num_prompts)
     except (OSError, ValueError) as error:
-        raise BenchError(str(error)) from None
+        raise BenchError(explained(error)) from None
     if mix:
         asked = mix.requests(texts, len(arrivals), rng)
         return [Job(a.time, text, args.max_tokens, name) for a, (name, text) in zip(arrivals, asked, strict=True)]

@@ -1,7 +1,7 @@
 """Requests served on a virtual clock: the scheduler itself, with a cost model in place of the device.
 
-Lengths come from the trace or from a table of lengths; times are the cost model's, so compare policies with them, not
-machines.
+Lengths come from the trace, from a table, or from a synthetic distribution (log-normal); times are the cost model's, so
+compare policies with them, not machines. What a preset needs and simulated requests lack is named with its stand-in.
 """
 
 from __future__ import annotations
@@ -14,18 +14,23 @@ import numpy as np
 
 from jaxspec.bench import options
 from jaxspec.bench.errors import BenchError
-from jaxspec.bench.report import Distribution, Report, Sample
+from jaxspec.bench.report import Distribution, Report, Sample, Slo
+from jaxspec.bench.standins import drafters_of, speculator_of, stand_in
 from jaxspec.config import ConfigError, EngineConfig, parse_overrides
+from jaxspec.errors import explained
 from jaxspec.sched import arrivals
 from jaxspec.sched.acceptance import Sampled, load_process
 from jaxspec.sched.config import SchedulerConfig
-from jaxspec.sched.cost import Cost, StepLoad, load_cost
+from jaxspec.sched.cost import PAPER_SCALE, Cost, StepLoad, load_cost
+from jaxspec.sched.laddertimes import step_times
 from jaxspec.sched.pages import PagePool
 from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.simulator import Served, Simulation, Stuck
 from jaxspec.sched.swapcosts import SwapCosts
-from jaxspec.sched.workload import Workload, join, read_lengths
+from jaxspec.sched.tree_simulation import TreeSimulation
+from jaxspec.sched.workload import Synthetic, Workload, join, read_lengths
 
+SYNTHETIC = f"{Synthetic().median:g}:{Synthetic().sigma:g}"
 #: As of the engine (`jaxspec.step.lattice.choices`), whose module imports JAX.
 MIN_LOGIT_SLOTS = 64
 #: Prompt tokens of the step that says what a prompt token costs.
@@ -36,11 +41,15 @@ MOST_SAMPLES = 10_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     system = parser.add_argument_group("system")
-    system.add_argument("--config", metavar="YAML", help="a preset: its limits and policies (default: the engine's)")
+    plain = (
+        "a preset: its limits, policies and drafts (default: the engine's limits, first come first served, no drafts)"
+    )
+    system.add_argument("--config", metavar="YAML", help=plain)
     system.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="may be given again")
-    scales = "ssjf, llama-7b-l20, v100-MODEL of SSJF's Table 1, opt-{2.7b,6.7b,13b}-v100"
-    system.add_argument("--cost", default="ssjf", metavar="NAME|JSON", help=f"{scales}, or a profile (default: ssjf)")
-    system.add_argument("--draft-length", type=int, default=0, metavar="N", help="tokens drafted a round (default: 0)")
+    scales = f"the file of a profile (jaxspec.bench record), or one of {', '.join(PAPER_SCALE)} (default: ssjf)"
+    system.add_argument("--cost", default="ssjf", metavar="NAME|JSON", help=scales)
+    chain = "draft a chain of N tokens a round; 0: none (default: what the preset drafts, by its tree and drafters)"
+    system.add_argument("--draft-length", type=int, metavar="N", help=chain)
     drafts = "of each draft token: a rate, or a process fitted by jaxspec.bench record (default: 0.6)"
     system.add_argument("--acceptance", default="0.6", metavar="RATE|JSON", help=drafts)
     system.add_argument("--host-pages", type=options.count, default=0, metavar="N", help="to swap to (default: none)")
@@ -56,8 +65,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work = parser.add_argument_group("workload")
     work.add_argument("--num-requests", type=options.count, metavar="N", help="default: all of a trace, else 1000")
     work.add_argument("--lengths", metavar="CSV|JSONL", help="output_tokens[, input_tokens], or prompts with answers")
+    made_up = (
+        "where neither --lengths nor the trace says: answers are log-normal with this median and standard deviation of "
+        f"the logarithm, at most {Synthetic().most} tokens (default: {SYNTHETIC}, in the mean 190)"
+    )
+    work.add_argument("--output-tokens", type=_synthetic, default=SYNTHETIC, metavar="MEDIAN[:SIGMA]", help=made_up)
     work.add_argument("--predictions", metavar="COLUMN", help="of --lengths: predicted output tokens, or classes")
-    work.add_argument("--input-tokens", type=options.count, default=64, metavar="N", help="where nothing says (64)")
+    work.add_argument(
+        "--input-tokens", type=options.count, default=64, metavar="N", help="of a prompt, where nothing says (64)"
+    )
     work.add_argument("--seed", type=int, default=0, help="of arrivals, lengths and acceptance")
     goals = parser.add_argument_group("service level")
     goals.add_argument("--slo-ttft-ms", type=options.positive, metavar="MS", help="time to first token")
@@ -70,23 +86,79 @@ def run(args: argparse.Namespace) -> Report:
     # Streams of their own: another acceptance or another trace leaves the lengths what they were.
     for_arrivals, for_lengths, for_drafts = np.random.default_rng(args.seed).spawn(3)
     try:
-        config = EngineConfig.load(args.config, **parse_overrides(args.set))
+        config = _settings(args)
         cost, process = load_cost(args.cost), load_process(args.acceptance)
-        lengths = read_lengths(args.lengths, args.predictions) if args.lengths else None
-        workload = join(when(args, for_arrivals), lengths, args.input_tokens, for_lengths)
-        _need_predictions(config, workload)
-        if args.draft_length < 0:
-            raise ValueError(f"--draft-length must not be negative, got {args.draft_length}")
-        scheduler = build_scheduler(config, workload, args.host_pages, swap_costs(cost, args.swap_page_ms / 1000))
-        acceptance = Sampled(process, len(workload), for_drafts) if args.draft_length else None
+        workload, notes = _workload(args, for_arrivals, for_lengths)
+        drafting = bool(config.draft) if args.draft_length is None else args.draft_length > 0
+        found = stand_in(config, workload, args.host_pages, drafting)
+        notes += found.notes
+        costs = swap_costs(cost, args.swap_page_ms / 1000)
+        scheduler = build_scheduler(found.config, workload, cost, args.host_pages, costs)
+        if args.draft_length is None and config.draft:
+            times = scheduler.config.times
+            assert times is not None
+            drafters, assumed = drafters_of(found.config, workload, process, cost, for_drafts)
+            notes.append(assumed)
+            simulation: Simulation = TreeSimulation(
+                scheduler, workload, cost, speculator_of(found.config, drafters, times), drafters,
+                found.config.micro_batches, slo=found.slo,
+            )  # fmt: skip
+        else:
+            length = args.draft_length or 0
+            acceptance = Sampled(process, len(workload), for_drafts) if length else None
+            simulation = Simulation(scheduler, workload, cost, acceptance, length, found.slo)
+        for note in notes:
+            print(note, flush=True)
         begin = time.perf_counter()
         with options.progress("percent of requests", 100) as advance:
-            served = Simulation(scheduler, workload, cost, acceptance, args.draft_length).run(advance)
+            served = simulation.run(advance)
     except (OSError, ValueError, Stuck) as error:
-        raise BenchError(str(error)) from None
-    report = summarise(served, options.plain(args), options.slo(args))
+        raise BenchError(explained(error)) from None
+    targets = config.slo
+    report = summarise(served, options.plain(args), options.slo(args) or Slo(targets.ttft_ms, targets.tpot_ms) or None)
     report.extra["simulated_in_s"] = time.perf_counter() - begin
+    report.extra["notes"] = notes
     return report
+
+
+def _settings(args: argparse.Namespace) -> EngineConfig:
+    """Raises `ConfigError`, or ValueError naming an option."""
+    if args.draft_length is not None and args.draft_length < 0:
+        raise ValueError(f"--draft-length must not be negative, got {args.draft_length}")
+    # Without a preset nobody asked for drafts: a plain baseline.
+    plain = {} if args.config else {"draft": []}
+    return EngineConfig.load(args.config, **{**plain, **parse_overrides(args.set)})
+
+
+def _workload(
+    args: argparse.Namespace, for_arrivals: np.random.Generator, for_lengths: np.random.Generator
+) -> tuple[Workload, list[str]]:
+    """The requests, and a line if their lengths are made up. Raises OSError or ValueError."""
+    lengths = read_lengths(args.lengths, args.predictions) if args.lengths else None
+    if args.predictions and lengths is None:
+        raise ValueError("--predictions names a column of --lengths, which is not given")
+    coming = when(args, for_arrivals)
+    if lengths is None and all(a.output_tokens is None for a in coming):
+        made_up = args.output_tokens
+        coming = made_up.draw(coming, for_lengths)
+        note = (
+            f"lengths: synthetic answers, log-normal: median {made_up.median:g} tokens, σ {made_up.sigma:g}, at most "
+            f"{made_up.most} (--output-tokens MEDIAN:SIGMA; --lengths FILE for real ones)"
+        )
+        return join(coming, None, args.input_tokens, for_lengths), [note]
+    return join(coming, lengths, args.input_tokens, for_lengths), []
+
+
+def _synthetic(text: str) -> Synthetic:
+    """`MEDIAN` or `MEDIAN:SIGMA`."""
+    median, _, sigma = text.partition(":")
+    try:
+        found = Synthetic(float(median), float(sigma) if sigma else Synthetic().sigma)
+    except ValueError:
+        found = Synthetic(median=0)
+    if not (1 <= found.median <= found.most and 0 <= found.sigma < 10):
+        raise argparse.ArgumentTypeError(f"must be MEDIAN[:SIGMA], a median from 1 to {found.most} tokens, not {text}")
+    return found
 
 
 def when(args: argparse.Namespace, rng: np.random.Generator) -> list[arrivals.Arrival]:
@@ -101,15 +173,6 @@ def when(args: argparse.Namespace, rng: np.random.Generator) -> list[arrivals.Ar
     return arrivals.gamma(count, args.request_rate, args.burstiness, rng)
 
 
-def _need_predictions(config: EngineConfig, workload: Workload) -> None:
-    """A simulated request has a length and no text. Raises `ConfigError` if the predictor would have to read one."""
-    if config.predictor in ("proxy", "retrieval") and np.isnan(workload.predicted).any():
-        raise ConfigError(
-            f"predictor: {config.predictor} reads prompts, and simulated requests have none: give its predictions as a "
-            "column of --lengths with --predictions, or choose --set predictor=noisy_oracle, oracle or none"
-        )
-
-
 def swap_costs(cost: Cost, page: float) -> SwapCosts:
     """What a scheduler knows of a cost model beforehand, with the seconds to move a page each way."""
     load = StepLoad(FULL_STEP, starting=1)
@@ -117,7 +180,7 @@ def swap_costs(cost: Cost, page: float) -> SwapCosts:
 
 
 def build_scheduler(
-    config: EngineConfig, workload: Workload, host_pages: int = 0, costs: SwapCosts | None = None
+    config: EngineConfig, workload: Workload, cost: Cost, host_pages: int = 0, costs: SwapCosts | None = None
 ) -> Scheduler:
     """The scheduler of a preset, with pages for its KV pool, or where it names none, for as many of the longest request
     as may run; nobody is refused, and prefixes are not cached. Raises ValueError, `ConfigError`."""
@@ -128,6 +191,7 @@ def build_scheduler(
     limits = SchedulerConfig(
         config.max_num_seqs, config.max_num_batched_tokens, max(longest, config.max_model_len or 0), None,
         max(config.max_num_seqs, MIN_LOGIT_SLOTS), config.policy, host_pages, costs=costs,
+        times=step_times(cost, config.max_num_batched_tokens),
     )  # fmt: skip
     return Scheduler(limits, PagePool(pages, config.page_size, prefix_caching=False))
 

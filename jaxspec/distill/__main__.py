@@ -9,6 +9,7 @@ from pathlib import Path
 from jaxspec import training
 from jaxspec.config import ConfigError, parse_overrides
 from jaxspec.distill.config import DistillConfig
+from jaxspec.errors import explained
 
 PROG = "jaxspec.distill"
 
@@ -17,12 +18,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = training.parse(PROG, __doc__, "configs/distill/*.yaml", argv)
     try:  # the optional extra `train`
         from jaxspec.distill.data import corpus
+        from jaxspec.distill.lines import check_readable
         from jaxspec.distill.train import Trainer
         from jaxspec.models.load import ModelLoadError, load_model
     except ModuleNotFoundError as error:
         return training.fail(PROG, training.lacking(error))
     try:
         config = DistillConfig.load(args.config, **parse_overrides(args.set))
+        begin = [config.begin] if config.begin.endswith(".safetensors") else []
+        for setting, paths in (("data", config.data), ("begin", begin)):
+            try:
+                check_readable(paths)
+            except OSError as error:
+                raise ConfigError(f"{setting}: cannot read {explained(error)}") from None
         target = load_model(config.target)
         work, name = Path(config.work), Path(args.config).stem
         data = corpus(config.data, target, config.longest, work)

@@ -14,6 +14,8 @@ import numpy as np
 
 from jaxspec.config import ConfigError
 from jaxspec.distill.lines import read_lines
+from jaxspec.distill.origin import Origin, OtherModel, check, origin
+from jaxspec.errors import reason
 from jaxspec.models.llama import Decoder, device_weights, forward_features
 from jaxspec.models.load import LoadedModel
 from jaxspec.progress import progress
@@ -48,28 +50,40 @@ class Corpus:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def digest(self) -> str:
+        """Tells one corpus from another."""
+        of = hashlib.sha256()
+        for part in (self.tokens, self.start, self.length, self.held_out):
+            of.update(part.tobytes())
+        return of.hexdigest()[:16]
+
     @property
     def answer_tokens(self) -> int:
         return int((self.length - self.start).sum())
 
 
-def read_rows(paths: Sequence[str], longest: int) -> list[Row]:
+def read_rows(paths: Sequence[str], longest: int, target: Origin | None = None) -> list[Row]:
     """Every line of the files, the answer cut so that both fit `longest`; rows without room for one are left out.
 
-    Raises `ConfigError` naming the field `data`.
+    Raises `ConfigError` naming the field `data`, also where a line says that its answer is not of `target`.
     """
     rows = []
     for path in paths:
         try:
-            for line in read_lines(Path(path)):
+            lines = list(read_lines(Path(path)))
+            if target is not None:
+                check(lines, target, path)
+            for line in lines:
                 prompt, answer = line["prompt_ids"], line["output_ids"]
                 if len(prompt) < longest - ROOM and len(answer) > 1:
                     key = hashlib.sha256(np.asarray(prompt, np.int32).tobytes()).hexdigest()
                     rows.append(Row(key, prompt, answer[: longest - len(prompt)]))
         except KeyError as error:
             raise ConfigError(f"data: {path} has a line without {error}") from None
+        except OtherModel as error:
+            raise ConfigError(f"data: {error}: set another `target`, or generate answers of this one") from None
         except (OSError, ValueError, TypeError) as error:
-            raise ConfigError(f"data: cannot read {path}: {error}") from None
+            raise ConfigError(f"data: cannot read {path}: {reason(error)}") from None
     if not rows:
         raise ConfigError(f"data: no answers to prompts under {longest - ROOM} tokens in {', '.join(paths)}")
     return rows
@@ -80,7 +94,7 @@ def corpus(paths: Sequence[str], target: LoadedModel, longest: int, folder: Path
 
     Raises `ConfigError` naming the field `data` if they are no training text for this target.
     """
-    rows = read_rows(paths, longest)
+    rows = read_rows(paths, longest, origin(target))
     tokens = np.zeros((len(rows), longest), np.int32)
     start, length = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.int32)
     for i, row in enumerate(rows):

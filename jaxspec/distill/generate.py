@@ -1,7 +1,8 @@
 """The target's own answers to prompts, as training text: `python -m jaxspec.distill.generate --prompts A --out B`.
 
-A line of the output: {"id", "temperature", "prompt_ids", "output_ids", "finished"}. A prompt file holds one JSON object
-a line with "turns" (the first is asked) and, as a rule, an "id". Run again, it goes on where it stopped.
+A line of the output: {"id", "temperature", "prompt_ids", "output_ids", "finished", "model", "model_digest"}. A prompt
+file holds one JSON object a line with "turns" (the first is asked) and, as a rule, an "id". Run again, it goes on where
+it stopped, with the same model.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from typing import Any, NamedTuple
 
 from jaxspec import training
 from jaxspec.distill.lines import mend, read_lines
+from jaxspec.distill.origin import OtherModel, check, origin
+from jaxspec.errors import explained
 from jaxspec.llm import LLM
+from jaxspec.models.load import load_model
 from jaxspec.models.load.tokenizer import chat_ids
 from jaxspec.progress import progress
 from jaxspec.sampling import SamplingParams
@@ -65,14 +69,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not left:
             print(f"{out}: all {len(asked)} questions were answered before")
             return 0
-        llm = LLM(model=args.model, draft=(), prefix_caching=False, max_num_seqs=64)
+        model = load_model(args.model)
+        own = origin(model)
+        if done:
+            check(done.values(), own, str(out))
+        llm = LLM(model, draft=(), prefix_caching=False, max_num_seqs=64)
+    except OtherModel as error:
+        return training.fail("jaxspec.distill.generate", f"--model: {error}; name another --out")
     except (OSError, ValueError) as error:
-        return training.fail("jaxspec.distill.generate", str(error))
+        return training.fail("jaxspec.distill.generate", explained(error))
     with llm, out.open("a") as file, progress("answers", len(asked), len(asked) - len(left)) as advance:
         for start in range(0, len(left), BATCH):
             part = left[start : start + BATCH]
             for row in answers(llm, part, args.max_prompt_tokens, args.max_tokens):
-                file.write(json.dumps(row, separators=(",", ":")) + "\n")
+                file.write(json.dumps(row | own.fields, separators=(",", ":")) + "\n")
             file.flush()
             for _ in part:
                 advance()
@@ -98,13 +108,16 @@ def read_prompts(path: Path) -> Iterator[tuple[str, str]]:
                 raise ValueError(f'{path}: prompt {id} has no "turns", a list of texts')
 
 
-def answered(out: Path) -> set[tuple[str, float]]:
-    """(id, temperature) of the answers in a file, whose cut-off last line is removed."""
+def answered(out: Path) -> dict[tuple[str, float], dict[str, Any]]:
+    """The answers in a file by (id, temperature), without their tokens; its last line, if cut off, is removed."""
     if not out.exists():
-        return set()
+        return {}
     mend(out)
     try:
-        return {(row["id"], row["temperature"]) for row in read_lines(out)}
+        return {
+            (row["id"], row["temperature"]): {k: v for k, v in row.items() if not k.endswith("_ids")}
+            for row in read_lines(out)
+        }
     except KeyError as error:
         raise ValueError(f"{out}: a line has no {error}, so it was not written by this command") from None
 

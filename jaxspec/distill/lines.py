@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,13 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             if not isinstance(row, dict):
                 raise ValueError(f"{path}, line {number}: not a JSON object")
             yield row
+
+
+def check_readable(paths: Sequence[str]) -> None:
+    """Better to hear of a file that is not there before a model is loaded for it. Raises `OSError`."""
+    for path in paths:
+        with Path(path).open("rb"):
+            pass
 
 
 def mend(path: Path) -> None:

@@ -20,13 +20,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 from flax import nnx
 
+from jaxspec.checkpoints import Checkpoints
 from jaxspec.config import ConfigError
 from jaxspec.distill import curve
 from jaxspec.distill.config import DistillConfig
 from jaxspec.distill.data import Corpus, padded
+from jaxspec.distill.origin import origin
 from jaxspec.models.draft import DraftDecoder, draft_forward
 from jaxspec.models.llama import head_of
 from jaxspec.models.load import LoadedModel, ModelLoadError
@@ -214,11 +215,10 @@ class Trainer:
     def run(self, folder: Path) -> None:
         """Train to the configured number of steps, with checkpoints, the drafter and the learning curve in `folder`.
 
-        Raises `ConfigError` if the checkpoints there are of another kind of drafter.
+        Raises `ConfigError` if the checkpoints there are of another run, or damaged.
         """
-        options = ocp.CheckpointManagerOptions(max_to_keep=2)
-        with ocp.CheckpointManager(folder.resolve() / "checkpoints", options=options) as manager:
-            self._restore(manager)
+        with Checkpoints(folder, self._identity()) as checkpoints:
+            self._restore(checkpoints)
             groups = islice(self.groups(), self.step, None)  # a run taken up again does not begin its epoch anew
             begun = time.monotonic()
             with progress("training steps", self.config.steps, self.step) as advance:
@@ -232,30 +232,25 @@ class Trainer:
                         line = {"step": self.step, "seconds": round(time.monotonic() - begun), **self.evaluations[-1]}
                         line |= {"train_hits": [round(float(h), 3) for h in hits], "loss": round(float(losses[0]), 3)}
                         print(json.dumps(line), flush=True)
-                        self._keep(manager, folder)
+                        self._keep(checkpoints, folder)
         curve.write(self.evaluations, folder, folder.name)  # again, for a folder that was finished without one
 
-    def _restore(self, manager: ocp.CheckpointManager) -> None:
-        """Go back to the last checkpoint, if there is one."""
-        if (latest := manager.latest_step()) is None:
-            return
-        kinds = ocp.args.Composite(state=ocp.args.StandardRestore(self.state), log=ocp.args.JsonRestore())
-        try:
-            restored = manager.restore(latest, args=kinds)
-        except (ValueError, KeyError) as error:
-            raise ConfigError(
-                f"{manager.directory} holds checkpoints of another kind of drafter; set another `work`, or remove it "
-                f"({str(error).splitlines()[0]})"
-            ) from error
-        self.state, self.step = restored["state"], latest
-        self.tokens, self.evaluations = restored["log"]["tokens"], restored["log"]["curve"]
+    def _identity(self) -> dict[str, Any]:
+        """What a run must have in common with the checkpoints that it goes on from. The learning rate follows from all
+        the steps that are to come, so their number belongs to it."""
+        settings = self.config.model_dump(exclude={"data", "target", "work", "out", "every"})
+        return {"target": str(origin(self.target)), "answers": self.data.digest(), **settings}
 
-    def _keep(self, manager: ocp.CheckpointManager, folder: Path) -> None:
+    def _restore(self, checkpoints: Checkpoints) -> None:
+        """Go back to the last checkpoint, if there is one."""
+        if (log := checkpoints.log()) is None:
+            return
+        self.state = checkpoints.restore(self.state)
+        self.step, self.tokens, self.evaluations = log["step"], log["tokens"], log["curve"]
+
+    def _keep(self, checkpoints: Checkpoints, folder: Path) -> None:
         """A checkpoint, and beside it what can be looked at or used already."""
-        log = {"tokens": self.tokens, "curve": self.evaluations}
-        kinds = ocp.args.Composite(state=ocp.args.StandardSave(self.state), log=ocp.args.JsonSave(log))
-        manager.save(self.step, args=kinds)
-        manager.wait_until_finished()  # the next step donates the state
+        checkpoints.save(self.step, self.state, {"step": self.step, "tokens": self.tokens, "curve": self.evaluations})
         self.export(folder / "drafter.safetensors")
         curve.write(self.evaluations, folder, folder.name)
 

@@ -71,7 +71,8 @@ def read(path: Path) -> Predictor:
             metadata: dict[str, str] = file.metadata() or {}
             stored: Weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise ModelLoadError(f"cannot read predictor {path}: {error}") from None
+        why = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
+        raise ModelLoadError(f"cannot read predictor {path}: {why}") from None
     kind, _, version = metadata.get("format", "").rpartition("-")
     if kind != _KIND:
         raise ModelLoadError(f"{path} is not a length predictor trained by jaxspec.train_predictor")

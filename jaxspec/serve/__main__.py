@@ -56,12 +56,11 @@ def _run(args: argparse.Namespace, config: EngineConfig) -> int:
     options = ServerOptions(args.api_key, int(args.max_body_mb * MEGABYTE))
     engine.start()
     try:
-        serve(engine, sock, options, args.drain_timeout, args.log_level)
+        return serve(engine, sock, options, args.drain_timeout, args.log_level)
     except OSError as e:
         _fail(f"can't serve on {args.host} port {args.port}: {e.strerror or e}")
     finally:
         engine.shutdown()
-    return 0
 
 
 class _Parser(argparse.ArgumentParser):
@@ -111,7 +110,8 @@ def _parser() -> argparse.ArgumentParser:
         type=_seconds,
         default=30.0,
         metavar="SECONDS",
-        help="how long running requests may go on after SIGTERM (default: %(default)g)",
+        help="how long running requests may go on after SIGTERM or Ctrl-C; a second one ends at once (default: "
+        "%(default)g)",
     )
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser

@@ -24,6 +24,7 @@ from jaxspec import training
 from jaxspec.distill.generate import count
 from jaxspec.distill.lines import mend, read_lines
 from jaxspec.engine import Engine
+from jaxspec.errors import explained
 from jaxspec.llm import LLM
 from jaxspec.models.load.tokenizer import Tokenizer
 from jaxspec.outputs import OutputDelta
@@ -137,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         llm = LLM(model=args.model, draft=(), max_num_seqs=64)
     except (OSError, ValueError) as error:
-        return training.fail(PROG, str(error))
+        return training.fail(PROG, explained(error))
     before = sum(key in done for c in wanted for key in c.keys)
     try:
         with llm, out.open("a") as file, progress("answers", total, before) as advance:

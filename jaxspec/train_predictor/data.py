@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from jaxspec.config import ConfigError
-from jaxspec.distill.lines import read_lines
+from jaxspec.distill.lines import check_readable, read_lines
+from jaxspec.errors import explained, reason
 from jaxspec.progress import progress
 
 #: Parts of the data, as numbers in `Corpus.part`.
@@ -79,6 +80,10 @@ def read_rows(
 
     Raises `ConfigError` naming the field and the file.
     """
+    try:
+        check_readable(paths)  # before the model is loaded whose tokens one of them holds
+    except OSError as error:
+        raise ConfigError(f"data: cannot read {explained(error)}") from None
     rows: list[Row] = []
     loaded: Tokenizer | None = None
     for path in paths:
@@ -94,7 +99,7 @@ def read_rows(
         except (OSError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
-            raise ConfigError(f"data: cannot read {path}: {error}") from None
+            raise ConfigError(f"data: cannot read {path}: {reason(error)}") from None
     if not rows:
         raise ConfigError(f"data: no rows in {', '.join(paths)}")
     return rows

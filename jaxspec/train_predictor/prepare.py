@@ -12,10 +12,11 @@ from jaxspec.train_predictor.data import Corpus, corpus, read_rows
 
 def prepare(config: PredictorConfig) -> tuple[LoadedEncoder, Corpus]:
     """Raises `ConfigError` naming the setting, and `ModelLoadError`."""
+    # First what is here, then what may have to be downloaded.
+    rows = read_rows(config.data, lambda: load_model(config.target).tokenizer, config.cap, config.limit)
     loaded = load_bert(config.encoder, config.layers)
     if config.longest > loaded.config.max_positions:
         raise ConfigError(f"longest: {config.encoder} reads {loaded.config.max_positions} tokens, not {config.longest}")
-    rows = read_rows(config.data, lambda: load_model(config.target).tokenizer, config.cap, config.limit)
     return loaded, corpus(
         rows, lambda text: clip(loaded.tokenizer, text, config.longest), config.validation, config.test
     )

@@ -20,6 +20,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from jaxspec.checkpoints import Checkpoints
 from jaxspec.config import ConfigError
 from jaxspec.models.length_head import LengthHead
 from jaxspec.models.load.bert import LoadedEncoder
@@ -27,7 +28,6 @@ from jaxspec.predict.formulation import Formulation, class_bounds
 from jaxspec.predict.proxy import ProxyPredictor
 from jaxspec.progress import progress
 from jaxspec.train_predictor import curve
-from jaxspec.train_predictor.checkpoints import Checkpoints
 from jaxspec.train_predictor.config import PredictorConfig
 from jaxspec.train_predictor.data import TEST, TRAIN, VALIDATION, Corpus, batches
 from jaxspec.train_predictor.metrics import Metrics, evaluate, rounded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +13,17 @@ from pathlib import Path
 def replacing(path: Path) -> Iterator[Path]:
     """An empty file beside `path` to write to; it takes the place of `path` if the block ends without an error.
 
-    Whoever reads `path` meanwhile sees the old file or the new one, whole. Raises `OSError`.
+    Whoever reads `path` meanwhile sees the old file or the new one, whole. Others may read it as far as the umask lets
+    them, whatever wrote it. Raises `OSError`.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
-    os.close(handle)
+    new = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    # Created as any file is, so that the system applies the umask: to ask for the umask is to set it, for all threads.
+    handle = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_CLOEXEC", 0), 0o666)
     try:
-        yield Path(name)
-        os.chmod(name, 0o644)  # mkstemp's files are their owner's alone
-        os.replace(name, path)
+        mode = os.fstat(handle).st_mode & 0o777
+        os.close(handle)
+        yield new
+        os.chmod(new, mode)  # safetensors puts a file of its owner's alone in its place
+        os.replace(new, path)
     finally:
-        Path(name).unlink(missing_ok=True)
+        new.unlink(missing_ok=True)

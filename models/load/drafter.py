@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.draft import DraftDecoder
 from jaxspec.models.llama import head_of
+from jaxspec.models.load.atomic import replacing
 from jaxspec.models.load.errors import ModelLoadError
 from jaxspec.models.load.int8 import quantized
 from jaxspec.models.load.weights import Weights
@@ -44,9 +45,8 @@ def save_drafter(model: DraftDecoder, target: str, path: Path) -> None:
         "sizes": json.dumps({"layers": c.num_layers, "hidden": c.hidden_size, "vocabulary": c.vocab_size}),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")  # a file that is there is whole, also while training goes on
-    save_file(small, partial, metadata)
-    partial.replace(path)
+    with replacing(path) as new:  # a file that is there is whole, also while training goes on
+        save_file(small, new, metadata)
 
 
 def load_drafter(path: Path, target: DecoderConfig, weights: Weights) -> tuple[DecoderConfig, Weights]:
@@ -59,7 +59,8 @@ def load_drafter(path: Path, target: DecoderConfig, weights: Weights) -> tuple[D
             metadata = file.metadata() or {}
             own: Weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise ModelLoadError(f"cannot read drafter {path}: {error}") from None
+        why = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
+        raise ModelLoadError(f"cannot read drafter {path}: {why}") from None
     if metadata.get("format") != _FORMAT:
         raise ModelLoadError(f"{path} is not a drafter trained by this version of jaxspec.distill")
     unscaled = [name for name, value in own.items() if value.dtype == np.int8 and f"{name}.scale" not in own]

@@ -82,7 +82,8 @@ def _config(file: GGUFFile) -> DecoderConfig:
     fields, where = file.fields, str(file.path)
     arch = fields.get("general.architecture")
     if arch not in ARCHITECTURES:
-        raise ModelLoadError(f"{where}: architecture {arch!r} is not supported; {', '.join(ARCHITECTURES)} are")
+        what = f"architecture {arch!r}" if arch else "a file that names no general.architecture"
+        raise ModelLoadError(f"{where}: {what} is not supported; {', '.join(ARCHITECTURES)} are")
     if fields.get("split.count", 1) > 1:
         raise ModelLoadError(f"{where}: one part of a split model; join the parts with llama.cpp's llama-gguf-split")
 

@@ -112,7 +112,8 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
-        raise ModelLoadError(f"{path}: not readable as JSON ({e})") from e
+        why = e.strerror if isinstance(e, OSError) and e.strerror else e  # the path is named already
+        raise ModelLoadError(f"{path}: not readable as JSON ({why})") from e
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path}: expected a JSON object")
     return value

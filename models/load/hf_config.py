@@ -21,6 +21,9 @@ _WINDOWED = "sliding_attention"
 def decoder_config(raw: Mapping[str, Any], where: str) -> DecoderConfig:
     """Translate all but the special token ids. Raises `ModelLoadError` naming what isn't supported."""
     family = raw.get("model_type")
+    if family is None and not raw.get("architectures"):
+        named = ", ".join(FAMILIES)
+        raise ModelLoadError(f"{where} names no model_type: a model without one is not supported; {named} are")
     if family not in FAMILIES:
         asked = (raw.get("architectures") or [family])[0]
         raise ModelLoadError(f"{where}: architecture {asked!r} is not supported; {', '.join(FAMILIES)} are")

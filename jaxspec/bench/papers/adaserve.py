@@ -28,11 +28,12 @@ from jaxspec.bench.papers.adaserve_systems import (
     PAPER,
     SYSTEMS,
     UNCALIBRATED,
-    profile,
     simulation,
 )
+from jaxspec.errors import explained
 from jaxspec.sched import arrivals
 from jaxspec.sched.cost import LLAMA2_A100, Machine, StepLoad
+from jaxspec.sched.laddertimes import step_times
 from jaxspec.sched.simulator import Served
 from jaxspec.sched.workload import Lengths, Workload, read_lengths
 
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         tables = read_lengths(args.alpaca), read_lengths(args.arxiv)
         arrivals.trace(args.trace, 2)
     except (OSError, ValueError) as error:
-        raise BenchError(str(error)) from None
+        raise BenchError(explained(error)) from None
     if args.engine:
         from jaxspec.bench.papers.adaserve_engine import on_engine
 
@@ -188,7 +189,7 @@ def simulated(args: argparse.Namespace, short: Lengths, long: Lengths) -> dict[s
         "lengths": {name: [float(t.input.mean()), float(t.output.mean())] for name, t in
                     (("alpaca", own.short), ("arxiv", own.long))},
         "baseline_ms": {model: 1e3 * own.baseline for model, own in settings.items()},
-        "budget": {model: profile(own.machine.cost, CONTEXT).budget for model, own in settings.items()},
+        "budget": {model: step_times(own.machine.cost, CONTEXT).budget for model, own in settings.items()},
         "by_rate": by_rate, "by_share": by_share, "stricter": {"rate": STRICTER_RATE, "systems": stricter},
         "breakdown": breakdown,
     }  # fmt: skip

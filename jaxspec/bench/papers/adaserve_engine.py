@@ -15,6 +15,7 @@ from jaxspec.bench.papers.adaserve_mix import MIX, Categories, capped
 from jaxspec.bench.papers.adaserve_systems import INCREMENTAL, SARATHI, SYSTEMS
 from jaxspec.bench.papers.serve import engines, once, turns
 from jaxspec.bench.record import drive
+from jaxspec.errors import explained
 from jaxspec.outputs import RequestMetrics
 from jaxspec.sampling import SamplingParams
 from jaxspec.sched import arrivals
@@ -83,7 +84,7 @@ def on_engine(args: argparse.Namespace, short: Lengths, long: Lengths) -> dict[s
         more = parse_overrides(args.set)
         texts = prompts.load(args.prompts) if args.prompts else list(prompts.PROMPTS)
     except (ConfigError, OSError, ValueError) as error:
-        raise BenchError(str(error)) from None
+        raise BenchError(explained(error)) from None
     names = args.engine_systems or list(SYSTEMS)
     if unknown := sorted({*names} - {*SYSTEMS}):
         raise BenchError(f"--engine-systems: no system {', '.join(unknown)}; there are {', '.join(SYSTEMS)}")

@@ -12,12 +12,12 @@ from jaxspec.config import EngineConfig
 from jaxspec.draft.choice import arrange, tree_policy
 from jaxspec.sched.acceptance import Process
 from jaxspec.sched.config import SchedulerConfig
-from jaxspec.sched.cost import Cost, Machine, StepLoad
+from jaxspec.sched.cost import Machine
 from jaxspec.sched.draft_cost import LLAMA_160M_A100
+from jaxspec.sched.laddertimes import step_times
 from jaxspec.sched.pages import PagePool
 from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.simulated_drafter import SimulatedDrafter, TreeProcess
-from jaxspec.sched.steptimes import StepTimes
 from jaxspec.sched.tree_simulation import TreeSimulation
 from jaxspec.sched.workload import Workload
 
@@ -54,19 +54,13 @@ SEATS, CONTEXT = 256, 4096
 CHUNK, PROMPTS = 512, 2048
 
 
-def profile(cost: Cost, largest: int) -> StepTimes:
-    """What steps take by their tokens, as an engine would have measured it beforehand: with no context."""
-    sizes = {1, *range(8, 256, 8), *range(256, largest, 64), largest}
-    return StepTimes({n: cost.seconds(StepLoad(n)) for n in sizes if n <= largest})
-
-
 def simulation(
     settings: Mapping[str, Any], machine: Machine, work: Workload, seed: int, process: TreeProcess = DRAFTS
 ) -> TreeSimulation:
     """Ready to run. The same seed gives every system the same drafts and the same truth."""
     first = settings.get("prefill") == "first"
     config = EngineConfig.load(None, **{"max_num_batched_tokens": PROMPTS if first else CHUNK, **settings})
-    times = profile(machine.cost, CONTEXT)
+    times = step_times(machine.cost, CONTEXT)
     limits = SchedulerConfig(
         SEATS, config.max_num_batched_tokens, CONTEXT, None, config.max_num_batched_tokens, config.policy, times=times
     )

@@ -34,6 +34,7 @@ from jaxspec.bench.papers.alise_page import (
     sections,
 )
 from jaxspec.bench.papers.serve import PAGE_SIZE, engines, prompt_ids, turns
+from jaxspec.errors import explained
 from jaxspec.outputs import RequestMetrics
 from jaxspec.sched import arrivals
 from jaxspec.sched.config import SchedulerConfig
@@ -123,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         tables = {name: fitting(read_lengths(getattr(args, name))) for name in DATA}
     except (OSError, ValueError) as error:
-        raise BenchError(str(error)) from None
+        raise BenchError(explained(error)) from None
     if args.engine:
         kind, numbers = "engine", on_engine(args, tables)
     else:

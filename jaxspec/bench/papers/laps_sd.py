@@ -19,6 +19,7 @@ from jaxspec.bench.errors import BenchError
 from jaxspec.bench.papers import page
 from jaxspec.bench.papers.perception import estimation_error
 from jaxspec.bench.papers.serve import engines, mean_jct, simulate, turns
+from jaxspec.errors import explained
 from jaxspec.sched import arrivals
 from jaxspec.sched.acceptance import Process, Sampled
 from jaxspec.sched.cost import LLAMA_7B_L20, Linear, StepLoad
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         tables = {name: read_lengths(getattr(args, name)) for name in PROCESSES}
         texts = {name: prompts.load(getattr(args, name)) for name in PROCESSES}
     except (OSError, ValueError) as error:
-        raise BenchError(str(error)) from None
+        raise BenchError(explained(error)) from None
     if args.engine:
         kind, numbers = "engine", on_engine(args, tables, texts)
     else:

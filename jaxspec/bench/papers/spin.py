@@ -14,6 +14,7 @@ from jaxspec.bench import options
 from jaxspec.bench.errors import BenchError
 from jaxspec.bench.papers import page, spin_engine, spin_options, spin_pipeline, spin_simulation
 from jaxspec.bench.papers.spin_page import draw, sections
+from jaxspec.errors import explained
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,4 +55,4 @@ def simulated(args: argparse.Namespace) -> dict[str, Any]:
         with options.progress("runs", spin_simulation.points()) as advance:
             return spin_simulation.simulate(args, advance)
     except (OSError, ValueError) as error:
-        raise BenchError(str(error)) from None
+        raise BenchError(explained(error)) from None

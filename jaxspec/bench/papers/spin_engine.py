@@ -16,6 +16,7 @@ from jaxspec.bench.errors import BenchError
 from jaxspec.bench.papers.serve import engines
 from jaxspec.config import ConfigError, EngineConfig, parse_overrides
 from jaxspec.draft.choice import arrange, tree_policy
+from jaxspec.errors import explained
 from jaxspec.outputs import SpeculationCounts
 from jaxspec.sampling import SamplingParams
 from jaxspec.sched.draft_choice import SwitchCost, Unlearned
@@ -178,7 +179,7 @@ def on_engine(args: argparse.Namespace) -> dict[str, Any]:
         texts = read(args, rng)
         more = parse_overrides(args.set)
     except (ConfigError, OSError, ValueError) as error:
-        raise BenchError(str(error)) from None
+        raise BenchError(explained(error)) from None
     sizes, repeats = args.engine_batches, args.repeats or 3
     common = {"draft": list(DRAFTERS), "prefix_caching": False, "max_model_len": 2048, **more}
     presets = {"choices": {**common, "max_num_seqs": args.engine_seats}}

@@ -11,6 +11,7 @@ from jaxspec.bench import options, prompts
 from jaxspec.bench.errors import BenchError
 from jaxspec.bench.papers.serve import engines
 from jaxspec.config import ConfigError, parse_overrides
+from jaxspec.errors import explained
 from jaxspec.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def pipelined(args: argparse.Namespace) -> dict[str, Any]:
         texts = prompts.load(args.alpaca) if args.alpaca else list(prompts.PROMPTS)
         more = parse_overrides(args.set)
     except (ConfigError, OSError, ValueError) as error:
-        raise BenchError(str(error)) from None
+        raise BenchError(explained(error)) from None
     common = {
         "draft": [args.pipeline_draft], "tree": "chain", "draft_levels": args.pipeline_levels,
         "max_num_seqs": args.pipeline_seats, "max_model_len": 1024, **more,

@@ -16,6 +16,7 @@ import numpy as np
 from jaxspec.bench import prompts
 from jaxspec.bench.papers.spin_options import UNKNOWN
 from jaxspec.models.load.tokenizer import Tokenizer
+from jaxspec.sched.workload import no_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def read(
         try:
             found += _conversations(json.loads(line))
         except (json.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}, line {number}: not an object with a list of texts 'turns' ({error!r})") from None
+            raise ValueError(f"{path}, line {number}: {no_turns(error)}") from None
     lengths = _lengths(found, tokenizer, answers, rng)
     kept = lengths.prompt + lengths.answer <= context
     if not kept.any():

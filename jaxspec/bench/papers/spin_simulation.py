@@ -31,7 +31,7 @@ from jaxspec.bench.papers.spin_systems import (
     simulation,
 )
 from jaxspec.sched.cost import LLAMA_V100, Cost, StepLoad
-from jaxspec.sched.workload import CHARACTERS_PER_TOKEN, Lengths, read_lengths
+from jaxspec.sched.workload import CHARACTERS_PER_TOKEN, Lengths, no_turns, read_lengths
 
 LLM = "llama-7b"
 #: Of Fig. 10, by calibration, and of Fig. 11.
@@ -87,7 +87,7 @@ def prompts(path: str | Path) -> np.ndarray:
         texts = [json.loads(line)["turns"][0] for line in Path(path).read_text(encoding="utf-8").splitlines()]
         return np.array([max(1, round(len(text) / CHARACTERS_PER_TOKEN)) for text in texts])
     except (json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"{path}: not a list of texts 'turns' in each line ({error!r})") from None
+        raise ValueError(f"{path}: {no_turns(error)}") from None
 
 
 def capped(table: Lengths) -> Lengths:

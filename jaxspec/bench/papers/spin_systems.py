@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.bench.papers.adaserve_systems import profile
 from jaxspec.bench.papers.serve import PAGE_SIZE
 from jaxspec.bench.papers.spin_costs import Costs
 from jaxspec.bench.papers.spin_difficulty import SSMS, WINDOW, Requests
@@ -17,6 +16,7 @@ from jaxspec.bench.papers.spin_oracle import Oracle, Together
 from jaxspec.config import EngineConfig
 from jaxspec.draft.choice import arrange, tree_policy
 from jaxspec.sched.config import SchedulerConfig
+from jaxspec.sched.laddertimes import step_times
 from jaxspec.sched.pages import PagePool
 from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.simulated_drafter import SimulatedDrafter, TreeProcess
@@ -87,7 +87,7 @@ def simulation(
     config = EngineConfig.load(None, **settings)
     work, cost = requests.work, costs.targets[llm]
     longest = int((work.input + work.output).max())
-    times = profile(cost, PROMPTS)
+    times = step_times(cost, PROMPTS)
     limits = SchedulerConfig(seats, PROMPTS, longest, None, PROMPTS, config.policy, times=times)
     pool = PagePool(seats * -(-longest // PAGE_SIZE), PAGE_SIZE, prefix_caching=False)
     scheduler = Scheduler(limits, pool)

@@ -22,6 +22,7 @@ from jaxspec.bench.papers.spin_options import KV_PADDED, PACKED, PADDED
 from jaxspec.bench.papers.spin_requests import Batch, Requests
 from jaxspec.bench.papers.spin_steps import Shared, Steps, Way, chain, different_pages, filled
 from jaxspec.config import EngineConfig
+from jaxspec.errors import explained
 from jaxspec.kernels import cpu
 from jaxspec.models.load import LoadedModel, ModelLoadError, load_model
 from jaxspec.sched.workload import read_lengths
@@ -45,7 +46,7 @@ def verification(args: argparse.Namespace, model: LoadedModel | None = None) -> 
         model = model or load_model(args.model or config.model)
         kinds = requests(args, model, rng)
     except (ModelLoadError, OSError, ValueError) as error:
-        raise BenchError(str(error)) from None
+        raise BenchError(explained(error)) from None
     layers = pick_layers(config, model.config)
     if not isinstance(layers, NativeLayers) or model.config.sliding_window is not None:
         raise BenchError("the padded reference needs the CPU kernels, and a model without a sliding window")

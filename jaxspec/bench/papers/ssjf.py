@@ -22,6 +22,7 @@ from jaxspec.bench.papers import page
 from jaxspec.bench.papers.predictor_page import ssjf_table_2
 from jaxspec.bench.papers.serve import engines, mean_jct, prompt_ids, simulate, turns
 from jaxspec.bench.papers.ssjf_page import CLASSES, FCFS, KNOWN, MODES, NOISY, Curve, draw, sections
+from jaxspec.errors import explained
 from jaxspec.sched import arrivals
 from jaxspec.sched.cost import SSJF
 from jaxspec.sched.policy import PolicyConfig
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         lengths = {name: read_lengths(args.lengths, name) for name in ("pred_class5", "pred_class3")}
     except (OSError, ValueError) as error:
-        raise BenchError(str(error)) from None
+        raise BenchError(explained(error)) from None
     if args.engine:
         kind, numbers = "engine", on_engine(args, lengths["pred_class5"])
     else:

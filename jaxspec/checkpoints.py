@@ -41,9 +41,14 @@ class Checkpoints:
             return None
         try:
             log = self._manager.restore(step, args=ocp.args.Composite(log=ocp.args.JsonRestore()))["log"]
-            identity = dict(log["identity"])
+            identity = dict(log.get("identity", {}))
         except Exception as error:
             raise self._damaged(step, error) from error
+        if not identity:
+            raise ConfigError(
+                f"work: {self.folder} holds checkpoints of an earlier version, which do not say of which run; set "
+                "another `work`, or remove that folder"
+            )
         other = [
             f"{name}: {identity.get(name)} there, {self.identity.get(name)} here"
             for name in {**identity, **self.identity}
