@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
-from math import log
+from math import log1p
 
 import numpy as np
 
@@ -85,9 +85,9 @@ class StepTimes:
         if i == len(sizes) or seconds <= 0:
             return
         expected = self._profiled[sizes[i]] * float(np.exp(self._own[i] + self._all))
-        error = log(min(seconds / expected, _OUTLIER))
-        self._all += _ALL * error
-        self._own[i] += _OWN * error
+        error = min(seconds / expected, _OUTLIER) - 1  # not its logarithm: it is the mean time that counts
+        self._all += log1p(_ALL * error)
+        self._own[i] += log1p(_OWN * error)
         self._weight *= 1 - _FADE
         self._weight[i] += _FADE
         common = float(self._weight @ self._own / self._weight.sum())
