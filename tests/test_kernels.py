@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import json
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -18,6 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiny
+from jaxspec.bench import kernels
+from jaxspec.bench.errors import BenchError
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.kernels import build, cpu
 from jaxspec.step import executor
@@ -234,3 +239,18 @@ def test_every_compiler_there_is_builds_them_without_a_warning(tmp_path: Any, mo
         run = jax.jit(lambda x: cpu.linear(x, panels, 40)).lower(x)
     assert f"@{name}jaxspec_linear" in run.as_text()
     np.testing.assert_allclose(run.compile()(x), x @ w[0], atol=1e-4)
+
+
+def test_the_benchmark_compares_compilers(tmp_path: Path, monkeypatch: Any) -> None:
+    for name, small in (("LAYERS", 2), ("VOCAB", 64)):
+        monkeypatch.setattr(kernels, name, small)
+    parser = argparse.ArgumentParser()
+    kernels.add_arguments(parser)
+    compiler = shlex.join(build.compilers()[0])
+    options = ["--compilers", compiler, f"{compiler} -DANY", "--tokens", "3", "--contexts", "32", "--repeats", "4"]
+    assert kernels.run(parser.parse_args([*options, "--cpu-time", "--json", str(tmp_path / "x.json")])) == 0
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert list(found["products_ms"]["3"]) == ["XLA", compiler, f"{compiler} -DANY"]
+    assert {len(times) for times in found["attention_ms"]["32"].values()} == {4}
+    with pytest.raises(BenchError, match=r"nonsense: .*apt install gcc"):
+        kernels.run(parser.parse_args(["--compilers", "nonsense"]))

@@ -7,15 +7,19 @@
 
 #define PANEL 32
 
-/* A tile's sums and what is multiplied fill the registers: 32 of them, or 16 with AVX2. */
+/* A tile's sums and what is multiplied fill the registers: 32 of them, or 16 with AVX2. AHEAD rows of a panel are
+   fetched ahead where FETCHES says so: for a single row the hardware does better alone. */
 #if WIDTH == 16
 #define ROWS 14
 #define WIDE_ROWS 14
+#define AHEAD 16
+#define FETCHES(M) 1
 #else
 #define ROWS 6
 #define WIDE_ROWS 3
+#define AHEAD 64
+#define FETCHES(M) (M > 1)
 #endif
-#define AHEAD 32 /* rows of a panel that are fetched ahead: 4 KiB */
 
 /* M rows by B * LANES columns of y over the whole depth: each number is summed in the order of the depth, so that it
    does not depend on the tile. y's rows are `stride` floats apart. */
@@ -24,7 +28,7 @@
     vec sum[M][B * VECTORS];                                                                                          \
     TILE_OF(M, B * VECTORS) sum[m][c] = (vec){0};                                                                     \
     for (int64_t d = 0; d < depth; d++) {                                                                             \
-      UNROLL for (int c = 0; c < B; c++) __builtin_prefetch(w + (d + AHEAD) * PANEL + c * LANES);                     \
+      UNROLL for (int c = 0; FETCHES(M) && c < B; c++) __builtin_prefetch(w + (d + AHEAD) * PANEL + c * LANES);       \
       TILE_OF(M, B * VECTORS) sum[m][c] += *(const vec *)(w + d * PANEL + c * WIDTH) * x[m * depth + d];              \
     }                                                                                                                 \
     TILE_OF(M, B * VECTORS) *(vec *)(y + m * stride + c * WIDTH) = sum[m][c];                                         \
