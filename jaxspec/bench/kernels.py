@@ -1,12 +1,14 @@
 """The CPU kernels beside XLA's own operations, with SmolLM2-135M's sizes: all matrix products of a step, and attention
-of a decode step over committed KV. Everything takes turns in one run; medians."""
+of a decode step over committed KV. Everything takes turns in one run; medians.
+
+Several compilers' kernels can be compared in the same way: `--compilers cc zig`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxspec.bench import options
+from jaxspec.bench.errors import BenchError
 from jaxspec.bench.plot import lines
 from jaxspec.kernels import cpu
+from jaxspec.kernels.build import KernelsUnavailable
 
 LAYERS, HIDDEN, INNER, VOCAB, KV_HEADS, GROUPS, DIM, PAGE = 30, 576, 1536, 49152, 3, 3, 64, 32
 WIDTHS = (HIDDEN + 2 * KV_HEADS * DIM, HIDDEN, 2 * INNER, HIDDEN)
@@ -31,26 +35,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--contexts", type=options.count, nargs="+", default=[128, 512])
     parser.add_argument("--requests", type=options.count, default=16)
     parser.add_argument("--repeats", type=options.count, default=15)
+    parser.add_argument(
+        "--compilers", nargs="+", metavar="COMMAND",
+        help="compare the kernels that these make: commands, or zig for the ziglang package (default: as when serving)",
+    )  # fmt: skip
+    parser.add_argument("--no-xla", action="store_true", help="leave XLA's own operations out")
+    parser.add_argument(
+        "--cpu-time", action="store_true",
+        help="processor time of all threads rather than time: for busy machines, with JAXSPEC_THREADS=1",
+    )  # fmt: skip
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--plot", metavar="FILE", help="a PNG of the products' times")
 
 
+#: Each contender's milliseconds, round by round.
+Times = dict[str, list[float]]
+#: A name's function and its two arguments.
+Cases = dict[str, tuple[Callable[..., Any], Any, Any]]
+
+
 def run(args: argparse.Namespace) -> int:
-    cpu.load()
+    try:
+        for compiler in args.compilers or [""]:
+            cpu.load(compiler)
+    except KernelsUnavailable as error:
+        raise BenchError(str(error)) from None
     rng = np.random.default_rng(0)
-    products: dict[int, dict[str, float]] = {}
+    products: dict[int, Times] = {}
     with options.progress("products", len(args.tokens)) as advance:
         matrices = [
             rng.normal(size=(LAYERS, d, w)).astype(np.float32) * 0.02 for d, w in zip(DEPTHS, WIDTHS, strict=True)
         ]
         head = rng.normal(size=(1, HIDDEN, VOCAB)).astype(np.float32) * 0.02
         panels = [jnp.asarray(cpu.panels(m)) for m in [*matrices, head]]
-        plain = [[jnp.asarray(m[i]) for m in matrices] for i in range(LAYERS)], jnp.asarray(head[0])
+        plain = None
+        if not args.no_xla:
+            plain = [[jnp.asarray(m[i]) for m in matrices] for i in range(LAYERS)], jnp.asarray(head[0])
         for t in args.tokens:
             x = jnp.asarray(rng.normal(size=(t, HIDDEN)), jnp.float32)
-            products[t] = _medians({"XLA": (_xla_products, x, plain), "kernel": (_kernel_products, x, panels)}, args)
+            cases = {} if args.no_xla else {"XLA": (_xla_products, x, plain)}
+            products[t] = _take_turns({**cases, **_kernels(_kernel_products, x, panels, args)}, args)
             advance()
-    attention: dict[int, dict[str, float]] = {}
+    attention: dict[int, Times] = {}
     with options.progress("attention", len(args.contexts)) as advance:
         for context in args.contexts:
             attention[context] = _attention(args.requests, context, rng, args)
@@ -58,24 +84,37 @@ def run(args: argparse.Namespace) -> int:
     _show("matrix products of a step, ms", "tokens", products)
     _show(f"attention of {args.requests} requests over committed KV, {LAYERS} layers, ms", "positions", attention)
     if args.json:
-        Path(args.json).write_text(json.dumps({"products_ms": products, "attention_ms": attention}, indent=1) + "\n")
+        Path(args.json).write_text(json.dumps({"products_ms": products, "attention_ms": attention}) + "\n")
     if args.plot:
-        series = {name: [(t, row[name]) for t, row in products.items()] for name in ("XLA", "kernel")}
+        names = next(iter(products.values()))
+        series = {name: [(t, float(np.median(row[name]))) for t, row in products.items()] for name in names}
         lines(args.plot, series, "tokens in the step", "matrix products, ms", "SmolLM2-135M, float32")
     return 0
 
 
-def _medians(cases: Mapping[str, tuple[Callable[..., Any], Any, Any]], args: argparse.Namespace) -> dict[str, float]:
-    """Milliseconds of each case's (function, argument, argument), in turns."""
+def _kernels(function: Callable[..., Any], a: Any, b: Any, args: argparse.Namespace) -> Cases:
+    def by(compiler: str) -> Callable[..., Any]:  # a function of its own, because JAX keeps what it traced
+        def built(a: Any, b: Any) -> Any:
+            with cpu.built_by(compiler):
+                return function(a, b)
+
+        return built
+
+    return {compiler or "kernel": (by(compiler), a, b) for compiler in args.compilers or [""]}
+
+
+def _take_turns(cases: Cases, args: argparse.Namespace) -> Times:
+    """Each round begins with another one."""
     compiled = {name: jax.jit(f).lower(a, b).compile() for name, (f, a, b) in cases.items()}
-    times: dict[str, list[float]] = {name: [] for name in cases}
+    times: Times = {name: [] for name in cases}
+    names, clock = list(cases), time.process_time if args.cpu_time else time.perf_counter
     for i in range(args.repeats + 2):
-        for name, (_, a, b) in cases.items():
-            begin = time.perf_counter()
-            jax.block_until_ready(compiled[name](a, b))
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            begin = clock()
+            jax.block_until_ready(compiled[name](*cases[name][1:]))
             if i >= 2:
-                times[name].append(time.perf_counter() - begin)
-    return {name: float(np.median(t)) * 1e3 for name, t in times.items()}
+                times[name].append((clock() - begin) * 1e3)
+    return times
 
 
 def _xla_products(x: jax.Array, weights: tuple[list[list[jax.Array]], jax.Array]) -> jax.Array:
@@ -96,7 +135,7 @@ def _kernel_products(x: jax.Array, weights: list[jax.Array]) -> jax.Array:
     return cpu.linear(lax.scan(layer, x, jnp.arange(LAYERS))[0], head, VOCAB)
 
 
-def _attention(requests: int, context: int, rng: np.random.Generator, args: argparse.Namespace) -> dict[str, float]:
+def _attention(requests: int, context: int, rng: np.random.Generator, args: argparse.Namespace) -> Times:
     """One query token a request, every page full but perhaps the last."""
     each = -(-context // PAGE)
     pages = requests * each
@@ -135,21 +174,21 @@ def _attention(requests: int, context: int, rng: np.random.Generator, args: argp
         weights = jax.nn.softmax(jnp.einsum("nkgd,nkdp->nkgp", rows, k))
         return jnp.einsum("nkgp,nkpd->nkgd", weights, v).reshape(requests, each, KV_HEADS, GROUPS, DIM).sum(1)
 
-    layers = [(keys[i], values[i]) for i in range(LAYERS)]
-    return _medians(
-        {
-            "XLA, gathered": (per_layer(gathered), q, layers),
-            "XLA, in place": (per_layer(in_place), q, layers),
-            "kernel": (kernel, q, (keys, values)),
-        },
-        args,
-    )
+    layers = [] if args.no_xla else [(keys[i], values[i]) for i in range(LAYERS)]
+    xla = {"XLA, gathered": (per_layer(gathered), q, layers), "XLA, in place": (per_layer(in_place), q, layers)}
+    return _take_turns({**({} if args.no_xla else xla), **_kernels(kernel, q, (keys, values), args)}, args)
 
 
-def _show(title: str, first: str, rows: dict[int, dict[str, float]]) -> None:
-    names = list(next(iter(rows.values())))
-    table = Table(first, *names, "ratio", title=title)
+def _show(title: str, first: str, rows: dict[int, Times]) -> None:
+    """Medians, and what they are to the last one's: the ratio, and quartiles of the rounds' ratios."""
+    *others, last = next(iter(rows.values()))
+    table = Table(first, *others, last, title=title, caption=f"in brackets: times that of {last}")
     for key, row in rows.items():
-        best = min(row[n] for n in names[:-1])
-        table.add_row(str(key), *(f"{row[n]:.1f}" for n in names), f"{best / row[names[-1]]:.2f}")
+        base = np.asarray(row[last])
+        cells = []
+        for name in others:
+            low, high = np.percentile(np.asarray(row[name]) / base, (25, 75))
+            ratio = np.median(row[name]) / np.median(base)
+            cells.append(f"{np.median(row[name]):.1f} ({ratio:.2f}; {low:.2f}–{high:.2f})")
+        table.add_row(str(key), *cells, f"{np.median(base):.1f}")
     Console().print(table)

@@ -11,10 +11,10 @@
 #define MAX_ROWS 48  /* query rows of a piece of work */
 #define CHUNK 32     /* nodes of the tree itself are read in pages of this many */
 #define NEVER -1e30f
-#ifdef __AVX512F__
+#if WIDTH == 16
 #define ROWS 6
 #else
-#define ROWS 2
+#define ROWS 3 /* with 32 numbers each, 12 of 16 registers */
 #endif
 
 typedef struct {
@@ -28,74 +28,66 @@ typedef struct {
   const int16_t *key_zero, *value_zero;
 } Attention;
 
-/* Scores [M, LANES * V] of M query rows against 16 V positions; keys lie [dim, page]. `ahead` is read soon. */
-#define SCORES(M, V)                                                                                           \
-  static void scores##M##x##V(const float *q, const float *keys, float *s, int64_t dim, int64_t page,          \
-                              const float *ahead) {                                                            \
-    v16 sum[M][V];                                                                                             \
-    UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < V; c++) sum[m][c] = (v16){0};                \
-    for (int64_t d = 0; d < dim; d++) {                                                                        \
-      v16 key[V];                                                                                              \
-      UNROLL for (int c = 0; c < V; c++) {                                                                     \
-        key[c] = *(const v16 *)(keys + d * page + c * LANES);                                                  \
-        __builtin_prefetch(ahead + (d * V + c) * LANES);                                                       \
-      }                                                                                                        \
-      UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < V; c++) sum[m][c] += key[c] * q[m * MAX_DIM + d]; \
-    }                                                                                                          \
-    UNROLL for (int m = 0; m < M; m++)                                                                         \
-      UNROLL for (int c = 0; c < V; c++) *(v16 *)(s + m * MAX_PAGE + c * LANES) = sum[m][c];                   \
+/* Scores of M query rows against B * LANES positions; keys lie [dim, page]. `ahead` is read soon. */
+#define SCORES(M, B)                                                                                                  \
+  static void scores##M##x##B(const float *q, const float *keys, float *s, int64_t dim, int64_t page,                 \
+                              const float *ahead) {                                                                   \
+    vec sum[M][B * VECTORS];                                                                                          \
+    TILE_OF(M, B * VECTORS) sum[m][c] = (vec){0};                                                                     \
+    for (int64_t d = 0; d < dim; d++) {                                                                               \
+      UNROLL for (int c = 0; c < B; c++) __builtin_prefetch(ahead + (d * B + c) * LANES);                             \
+      TILE_OF(M, B * VECTORS)                                                                                         \
+        sum[m][c] += *(const vec *)(keys + d * page + c * WIDTH) * q[m * MAX_DIM + d];                                \
+    }                                                                                                                 \
+    TILE_OF(M, B * VECTORS) *(vec *)(s + m * MAX_PAGE + c * WIDTH) = sum[m][c];                                       \
   }
 
-/* out[M, 0 … LANES*4) = out * scale + weights[M, low … high) values, values' rows `stride` apart. */
-#define MIX(M)                                                                                          \
-  static void mix##M(const float *s, const float *values, float *out, const float *scale, int low, int high, \
-                     int64_t stride, int vectors) {                                                     \
-    v16 sum[M][4];                                                                                      \
-    UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < 4; c++)                               \
-      sum[m][c] = c < vectors ? *(v16 *)(out + m * MAX_DIM + c * LANES) * scale[m] : (v16){0};          \
-    for (int p = low; p < high; p++) {                                                                  \
-      v16 value[4];                                                                                     \
-      UNROLL for (int c = 0; c < 4; c++)                                                                \
-        value[c] = c < vectors ? *(const v16 *)(values + p * stride + c * LANES) : (v16){0};            \
-      UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < 4; c++)                             \
-        sum[m][c] += value[c] * s[m * MAX_PAGE + p];                                                    \
-    }                                                                                                   \
-    UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < 4; c++)                               \
-      if (c < vectors) *(v16 *)(out + m * MAX_DIM + c * LANES) = sum[m][c];                             \
+/* out[M, B * LANES] = out * scale + weights[M, low … high) values, values' rows `stride` apart. */
+#define MIX(M, B)                                                                                                     \
+  static void mix##M##x##B(const float *s, const float *values, float *out, const float *scale, int low,              \
+                           int high, int64_t stride) {                                                                \
+    vec sum[M][B * VECTORS];                                                                                          \
+    TILE_OF(M, B * VECTORS)                                                                                           \
+      sum[m][c] = *(const vec *)(out + m * MAX_DIM + c * WIDTH) * scale[m];                                           \
+    for (int p = low; p < high; p++)                                                                                  \
+      TILE_OF(M, B * VECTORS)                                                                                         \
+        sum[m][c] += *(const vec *)(values + p * stride + c * WIDTH) * s[m * MAX_PAGE + p];                           \
+    TILE_OF(M, B * VECTORS) *(vec *)(out + m * MAX_DIM + c * WIDTH) = sum[m][c];                                      \
   }
 
 typedef void Scores(const float *, const float *, float *, int64_t, int64_t, const float *);
-typedef void Mix(const float *, const float *, float *, const float *, int, int, int64_t, int);
+typedef void Mix(const float *, const float *, float *, const float *, int, int, int64_t);
 
-SCORES(1, 1) SCORES(2, 1) SCORES(1, 2) SCORES(2, 2) MIX(1) MIX(2)
-#if ROWS > 2
-SCORES(3, 1) SCORES(4, 1) SCORES(5, 1) SCORES(6, 1) SCORES(3, 2) SCORES(4, 2) SCORES(5, 2) SCORES(6, 2)
-MIX(3) MIX(4) MIX(5) MIX(6)
+#define BOTH(M) SCORES(M, 1) SCORES(M, 2) MIX(M, 1) MIX(M, 2)
+BOTH(1) BOTH(2) BOTH(3)
+#if ROWS == 6
+BOTH(4) BOTH(5) BOTH(6)
 static Scores *const scores[2][7] = {{NULL, scores1x1, scores2x1, scores3x1, scores4x1, scores5x1, scores6x1},
                                      {NULL, scores1x2, scores2x2, scores3x2, scores4x2, scores5x2, scores6x2}};
-static Mix *const mix[] = {NULL, mix1, mix2, mix3, mix4, mix5, mix6};
+static Mix *const mix[2][7] = {{NULL, mix1x1, mix2x1, mix3x1, mix4x1, mix5x1, mix6x1},
+                               {NULL, mix1x2, mix2x2, mix3x2, mix4x2, mix5x2, mix6x2}};
 #else
-static Scores *const scores[2][3] = {{NULL, scores1x1, scores2x1}, {NULL, scores1x2, scores2x2}};
-static Mix *const mix[] = {NULL, mix1, mix2};
+static Scores *const scores[2][4] = {{NULL, scores1x1, scores2x1, scores3x1}, {NULL, scores1x2, scores2x2, scores3x2}};
+static Mix *const mix[2][4] = {{NULL, mix1x1, mix2x1, mix3x1}, {NULL, mix1x2, mix2x2, mix3x2}};
 #endif
 
-static v16 pick(i16 mask, v16 yes, v16 no) { return (v16)(((i16)yes & mask) | ((i16)no & ~mask)); }
+static vec pick(ints mask, vec yes, vec no) { return (vec)(((ints)yes & mask) | ((ints)no & ~mask)); }
 
 /* e^x for x ≤ 0, relative error under 2e-7: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes' expf). */
-static v16 exponential(v16 x) {
-  v16 floor = (v16){0} - 87.0f;
+static vec exponential(vec x) {
+  vec floor = (vec){0} - 87.0f;
   x = pick(x < floor, floor, x);
-  i16 n = __builtin_convertvector(x * 1.44269504f - 0.5f, i16); /* rounds to nearest: x is negative */
-  v16 whole = __builtin_convertvector(n, v16);
+  ints n = __builtin_convertvector(x * 1.44269504f - 0.5f, ints); /* rounds to nearest: x is negative */
+  vec whole = __builtin_convertvector(n, vec);
   x = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-  v16 y = (v16){0} + 1.9875691500e-4f;
+  vec y = (vec){0} + 1.9875691500e-4f;
   y = y * x + 1.3981999507e-3f;
   y = y * x + 8.3334519073e-3f;
   y = y * x + 4.1665795894e-2f;
   y = y * x + 1.6666665459e-1f;
   y = y * x + 5.0000001201e-1f;
   y = y * x * x + x + 1.0f;
-  return y * (v16)((n + 127) << 23);
+  return y * (vec)((n + 127) << 23);
 }
 
 typedef struct {
@@ -107,11 +99,11 @@ typedef struct {
 
 /* Scores of all rows against positions 0 … width (rounded up to LANES) of a page, whose values lie from `values` on. */
 static void score(Scratch *x, int rows, const float *keys, const float *values, int width, int64_t dim, int64_t page) {
-  for (int p = 0, vectors; p < width; p += vectors * LANES) {
-    vectors = width - p > LANES && page - p >= 2 * LANES ? 2 : 1;
+  for (int p = 0, blocks; p < width; p += blocks * LANES) {
+    blocks = width - p > LANES && page - p >= 2 * LANES ? 2 : 1;
     for (int r = 0; r < rows; r += ROWS) {
       int some = rows - r < ROWS ? rows - r : ROWS;
-      scores[vectors - 1][some](x->q + r * MAX_DIM, keys + p, x->s + r * MAX_PAGE + p, dim, page, values + p * dim);
+      scores[blocks - 1][some](x->q + r * MAX_DIM, keys + p, x->s + r * MAX_PAGE + p, dim, page, values + p * dim);
     }
   }
 }
@@ -120,29 +112,29 @@ static void score(Scratch *x, int rows, const float *keys, const float *values, 
 static void absorb(Scratch *x, int rows, const float *values, int low, int high, int64_t dim, int64_t stride) {
   for (int r = 0; r < rows; r++) {
     float *s = x->s + r * MAX_PAGE, top = x->peak[r], sum = 0;
-    v16 best = (v16){0} + top, sums = {0};
-    for (int p = low / LANES * LANES; p < high; p += LANES) {
-      v16 part = *(v16 *)(s + p);
+    vec best = (vec){0} + top, sums = {0};
+    for (int p = low / WIDTH * WIDTH; p < high; p += WIDTH) {
+      vec part = *(vec *)(s + p);
       best = pick(part > best, part, best);
     }
-    for (int i = 0; i < LANES; i++) top = best[i] > top ? best[i] : top;
-    v16 none = {0};
-    for (int p = low / LANES * LANES; p < high; p += LANES) {
-      v16 part = *(v16 *)(s + p);
+    for (int i = 0; i < WIDTH; i++) top = best[i] > top ? best[i] : top;
+    vec none = {0};
+    for (int p = low / WIDTH * WIDTH; p < high; p += WIDTH) {
+      vec part = *(vec *)(s + p);
       part = pick(part > NEVER / 2, exponential(part - top), none); /* exactly nothing where nothing may be seen */
-      *(v16 *)(s + p) = part;
+      *(vec *)(s + p) = part;
       sums += part;
     }
-    for (int i = 0; i < LANES; i++) sum += sums[i];
-    x->scale[r] = x->peak[r] > NEVER / 2 ? exponential((v16){0} + (x->peak[r] - top))[0] : 0.0f;
+    for (int i = 0; i < WIDTH; i++) sum += sums[i];
+    x->scale[r] = x->peak[r] > NEVER / 2 ? exponential((vec){0} + (x->peak[r] - top))[0] : 0.0f;
     x->total[r] = x->total[r] * x->scale[r] + sum;
     x->peak[r] = top;
   }
   for (int r = 0; r < rows; r += ROWS) {
     int some = rows - r < ROWS ? rows - r : ROWS;
-    for (int64_t d = 0; d < dim; d += 4 * LANES) {
-      int vectors = dim - d < 4 * LANES ? (int)(dim - d) / LANES : 4;
-      mix[some](x->s + r * MAX_PAGE, values + d, x->out + r * MAX_DIM + d, x->scale + r, low, high, stride, vectors);
+    for (int64_t d = 0, blocks; d < dim; d += blocks * LANES) {
+      blocks = dim - d < 2 * LANES ? 1 : 2;
+      mix[blocks - 1][some](x->s + r * MAX_PAGE, values + d, x->out + r * MAX_DIM + d, x->scale + r, low, high, stride);
     }
   }
 }

@@ -6,7 +6,9 @@ All numbers are float32, beside pools that are INT8 by channels (`jaxspec.step.q
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -14,18 +16,38 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.kernels.build import build
+from jaxspec.kernels.build import SYMBOLS, build
 
-#: Columns of a weight panel, positions a vector holds, and the limits of attention.c.
+#: Columns of a weight panel, what heads and pages are multiples of, and the limits of attention.c.
 PANEL, LANES, MAX_ROWS, MAX_DIM, MAX_PAGE = 32, 16, 48, 256, 128
 
 
+_prefix: ContextVar[str] = ContextVar("prefix", default="")
+
+
 @cache
-def load() -> None:
-    """Build the kernels if need be and make them known to XLA. Raises `KernelsUnavailable`."""
-    library = ctypes.CDLL(str(build()))
-    for name in ("jaxspec_linear", "jaxspec_attention", "jaxspec_commit", "jaxspec_commit_quantized", "jaxspec_zeros"):
-        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
+def load(compiler: str = "") -> None:
+    """Build the kernels if need be and make them known to XLA. Raises `KernelsUnavailable`.
+
+    `compiler`: see `build`; what it made is only called by what is traced within `built_by(compiler)`.
+    """
+    library = ctypes.CDLL(str(build(compiler or None)))
+    for name in SYMBOLS:
+        jax.ffi.register_ffi_target(compiler + name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
+
+
+@contextmanager
+def built_by(compiler: str) -> Iterator[None]:
+    """To compare compilers: what is traced within calls the kernels that `load(compiler)` made known."""
+    token = _prefix.set(compiler)
+    try:
+        yield
+    finally:
+        _prefix.reset(token)
+
+
+def _call(name: str, results: Any, **more: Any) -> Any:
+    return jax.ffi.ffi_call(_prefix.get() + name, results, **more)
 
 
 def supports(heads: int, kv_heads: int, head_dim: int, page_size: int) -> bool:
@@ -36,7 +58,7 @@ def supports(heads: int, kv_heads: int, head_dim: int, page_size: int) -> bool:
 
 def zeros(shape: Sequence[int], dtype: Any) -> jax.Array:
     """As `jnp.zeros`, but memory is taken, and time, only where the array is written later (on Linux)."""
-    call = jax.ffi.ffi_call("jaxspec_zeros", jax.ShapeDtypeStruct(tuple(shape), dtype))
+    call = _call("jaxspec_zeros", jax.ShapeDtypeStruct(tuple(shape), dtype))
     return jax.jit(call)(np.int32(jnp.dtype(dtype).itemsize))
 
 
@@ -67,7 +89,7 @@ def linear(x: jax.Array, weight: jax.Array, width: int, layer: jax.Array | None 
         raise ValueError(f"linear: x {x.shape} does not fit weights {weight.shape} of width {width}")
     _check(x, weight)
     index = jnp.int32(0) if layer is None else layer.astype(jnp.int32)
-    return jax.ffi.ffi_call("jaxspec_linear", jax.ShapeDtypeStruct((x.shape[0], width), jnp.float32))(x, weight, index)
+    return _call("jaxspec_linear", jax.ShapeDtypeStruct((x.shape[0], width), jnp.float32))(x, weight, index)
 
 
 def attention(
@@ -89,7 +111,7 @@ def attention(
     _check_pool(keys, values, channels)
     integers = (layer, window, position, subtree, first, nodes, committed, table)
     results = (jax.ShapeDtypeStruct(q.shape, jnp.float32), jax.ShapeDtypeStruct(q.shape[:2], jnp.float32))
-    out, lse = jax.ffi.ffi_call("jaxspec_attention", results)(
+    out, lse = _call("jaxspec_attention", results)(
         q, k, v, keys, values, *(x.astype(jnp.int32) for x in integers), *channels
     )
     return out, lse
@@ -105,7 +127,7 @@ def commit(
     """
     _check(keys, values, k, v)
     pool = (jax.ShapeDtypeStruct(keys.shape, jnp.float32), jax.ShapeDtypeStruct(values.shape, jnp.float32))
-    call = jax.ffi.ffi_call("jaxspec_commit", pool, input_output_aliases={0: 0, 1: 1})
+    call = _call("jaxspec_commit", pool, input_output_aliases={0: 0, 1: 1})
     keys, values = call(keys, values, k, v, slot.astype(jnp.int32), accepted, after)
     return keys, values
 
@@ -123,7 +145,7 @@ def commit_quantized(
     _check(k, v, open_keys, open_values)
     _check_pool(keys, values, channels)
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in pool]
-    call = jax.ffi.ffi_call("jaxspec_commit_quantized", results, input_output_aliases={i: i for i in range(len(pool))})
+    call = _call("jaxspec_commit_quantized", results, input_output_aliases={i: i for i in range(len(pool))})
     return call(*pool, k, v, *(x.astype(jnp.int32) for x in integers), accepted, after)
 
 

@@ -1,4 +1,4 @@
-/* What the kernels share: reading XLA's call frames, a parallel loop on XLA's own threads, vectors of 16 floats.
+/* What the kernels share: reading XLA's call frames, a parallel loop on XLA's own threads, vectors of a register.
 
    Every kernel is a handler of XLA's foreign function interface (jax.ffi). Shapes are checked where the Python wrapper
    builds the call (cpu.py), not here. */
@@ -10,21 +10,34 @@
 
 #include "xla/ffi/api/c_api.h"
 
-/* One AVX-512 register, two of AVX2, four of NEON. */
-typedef float v16 __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t i16 __attribute__((vector_size(64), aligned(4), may_alias));
+/* Floats of a register. Compilers take wider vectors too, but gcc then keeps sums in memory. */
+#if defined(__AVX512F__)
+#define WIDTH 16
+#elif defined(__AVX__)
+#define WIDTH 8
+#else
+#define WIDTH 4
+#endif
+typedef float vec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef int32_t ints __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef uint8_t bytes __attribute__((vector_size(WIDTH), aligned(1), may_alias));
 
-typedef uint8_t b16 __attribute__((vector_size(16), aligned(1), may_alias));
-
-#define LANES 16
+#define LANES 16 /* floats of a cache line: what sizes are multiples of, whatever the registers */
+#define VECTORS (LANES / WIDTH)
 #define MAX_DIM 256  /* of a head */
 #define MAX_PAGE 128 /* positions of a page */
 
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
-#define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL _Pragma("GCC unroll 32")
 #endif
+
+/* Runs what follows for m < M and c < N. The shorter side varies fastest: its operands stay in registers, those of the
+   longer one are loaded one after the other. */
+#define TILE_OF(M, N)                                                                                                 \
+  UNROLL for (int i = 0, m, c;                                                                                         \
+              m = (M) < (N) ? i % (M) : i / (N), c = (M) < (N) ? i / (M) : i % (N), i < (M) * (N); i++)
 
 static inline XLA_FFI_Buffer *argument(XLA_FFI_CallFrame *frame, int i) { return (XLA_FFI_Buffer *)frame->args.args[i]; }
 static inline void *input(XLA_FFI_CallFrame *frame, int i) { return argument(frame, i)->data; }

@@ -7,42 +7,44 @@
 
 #define PANEL 32
 
-#ifdef __AVX512F__
-#define ROWS 14 /* 28 accumulators and two vectors of weights fill 32 registers */
-#define COLUMNS 32
+/* A tile's sums and what is multiplied fill the registers: 32 of them, or 16 with AVX2. AHEAD rows of a panel are
+   fetched ahead where FETCHES says so: for a single row the hardware does better alone. */
+#if WIDTH == 16
+#define ROWS 14
+#define WIDE_ROWS 14
+#define AHEAD 16
+#define FETCHES(M) 1
 #else
 #define ROWS 6
-#define COLUMNS 16
+#define WIDE_ROWS 3
+#define AHEAD 64
+#define FETCHES(M) (M > 1)
 #endif
-#define VECTORS (COLUMNS / LANES)
 
-/* Rows M × COLUMNS of y over the whole depth. y's rows are `stride` floats apart. */
-#define TILE(M)                                                                                            \
-  static void tile##M(const float *x, const float *w, float *y, int64_t depth, int64_t stride) {           \
-    v16 sum[M][VECTORS];                                                                                   \
-    UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < VECTORS; c++) sum[m][c] = (v16){0};      \
-    for (int64_t d = 0; d < depth; d++) {                                                                  \
-      v16 part[VECTORS];                                                                                   \
-      UNROLL for (int c = 0; c < VECTORS; c++) {                                                           \
-        part[c] = *(const v16 *)(w + d * PANEL + c * LANES);                                               \
-        __builtin_prefetch(w + (d + 16) * PANEL + c * LANES);                                              \
-      }                                                                                                    \
-      UNROLL for (int m = 0; m < M; m++)                                                                   \
-        UNROLL for (int c = 0; c < VECTORS; c++) sum[m][c] += part[c] * x[m * depth + d];                  \
-    }                                                                                                      \
-    UNROLL for (int m = 0; m < M; m++)                                                                     \
-      UNROLL for (int c = 0; c < VECTORS; c++) *(v16 *)(y + m * stride + c * LANES) = sum[m][c];           \
+/* M rows by B * LANES columns of y over the whole depth: each number is summed in the order of the depth, so that it
+   does not depend on the tile. y's rows are `stride` floats apart. */
+#define TILE(M, B)                                                                                                    \
+  static void tile##M##x##B(const float *x, const float *w, float *y, int64_t depth, int64_t stride) {                \
+    vec sum[M][B * VECTORS];                                                                                          \
+    TILE_OF(M, B * VECTORS) sum[m][c] = (vec){0};                                                                     \
+    for (int64_t d = 0; d < depth; d++) {                                                                             \
+      UNROLL for (int c = 0; FETCHES(M) && c < B; c++) __builtin_prefetch(w + (d + AHEAD) * PANEL + c * LANES);       \
+      TILE_OF(M, B * VECTORS) sum[m][c] += *(const vec *)(w + d * PANEL + c * WIDTH) * x[m * depth + d];              \
+    }                                                                                                                 \
+    TILE_OF(M, B * VECTORS) *(vec *)(y + m * stride + c * WIDTH) = sum[m][c];                                         \
   }
 
 typedef void Tile(const float *x, const float *w, float *y, int64_t depth, int64_t stride);
 
-TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6)
-#if ROWS > 6
-TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12) TILE(13) TILE(14)
-static Tile *const tiles[] = {NULL,  tile1, tile2, tile3,  tile4,  tile5,  tile6, tile7,
-                              tile8, tile9, tile10, tile11, tile12, tile13, tile14};
+TILE(1, 2) TILE(2, 2) TILE(3, 2)
+#if ROWS == 14
+TILE(4, 2) TILE(5, 2) TILE(6, 2) TILE(7, 2) TILE(8, 2) TILE(9, 2) TILE(10, 2) TILE(11, 2) TILE(12, 2) TILE(13, 2)
+TILE(14, 2)
+static Tile *const tiles[] = {NULL,    tile1x2, tile2x2, tile3x2,  tile4x2,  tile5x2,  tile6x2, tile7x2,
+                              tile8x2, tile9x2, tile10x2, tile11x2, tile12x2, tile13x2, tile14x2};
 #else
-static Tile *const tiles[] = {NULL, tile1, tile2, tile3, tile4, tile5, tile6};
+TILE(4, 1) TILE(5, 1) TILE(6, 1)
+static Tile *const tiles[] = {NULL, tile1x2, tile2x2, tile3x2, tile4x1, tile5x1, tile6x1};
 #endif
 
 typedef struct {
@@ -58,15 +60,16 @@ static void panel(const void *work, int64_t p) {
   for (int64_t g = 0; g < groups; g++) {
     int64_t first = l->rows * g / groups, rows = l->rows * (g + 1) / groups - first;
     const float *x = l->x + first * l->depth, *w = l->w + p * l->depth * PANEL;
-    for (int c = 0; c < PANEL; c += COLUMNS) {
+    int columns = rows > WIDE_ROWS ? LANES : PANEL;
+    for (int c = 0; c < PANEL; c += columns) {
       float *y = l->y + first * l->width + p * PANEL + c;
       int64_t left = l->width - (p * PANEL + c);
-      if (left >= COLUMNS) {
+      if (left >= columns) {
         tiles[rows](x, w + c, y, l->depth, l->width);
       } else if (left > 0) { /* the last panel is padded with zeros, y is not */
-        float edge[ROWS * COLUMNS];
-        tiles[rows](x, w + c, edge, l->depth, COLUMNS);
-        for (int64_t m = 0; m < rows; m++) memcpy(y + m * l->width, edge + m * COLUMNS, left * sizeof(float));
+        float edge[ROWS * PANEL];
+        tiles[rows](x, w + c, edge, l->depth, PANEL);
+        for (int64_t m = 0; m < rows; m++) memcpy(y + m * l->width, edge + m * PANEL, left * sizeof(float));
       }
     }
   }

@@ -3,19 +3,30 @@
    The page that a request is filling is also kept as it was computed, in an open page, and written anew from there with
    every step (jaxspec/step/quantized_pool.py): so numbers are rounded once. */
 #include <string.h>
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
 
 #include "kernel.h"
 
 #define FARTHEST 32000.0f
 #define TINY 1e-30f
 
+/* By the instruction's name, because gcc converts vectors of bytes one number at a time. */
+static vec widen(const uint8_t *codes) {
+#if defined(__AVX512F__)
+  return (vec)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)codes)));
+#elif defined(__AVX2__)
+  return (vec)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)codes)));
+#else
+  return __builtin_convertvector(*(const bytes *)codes, vec);
+#endif
+}
+
 void read_keys(float *to, const uint8_t *codes, const uint16_t *scale, const int16_t *zero, int64_t dim, int64_t page) {
   for (int64_t d = 0; d < dim; d++) {
     float step = from_bfloat16(scale[d]), origin = zero[d];
-    for (int64_t p = 0; p < page; p += LANES) {
-      v16 code = __builtin_convertvector(*(const b16 *)(codes + d * page + p), v16);
-      *(v16 *)(to + d * page + p) = (code - origin) * step;
-    }
+    for (int64_t p = d * page; p < (d + 1) * page; p += WIDTH) *(vec *)(to + p) = (widen(codes + p) - origin) * step;
   }
 }
 
@@ -23,10 +34,8 @@ void read_values(float *to, const uint8_t *codes, const uint16_t *scale, const i
   float step[MAX_DIM], origin[MAX_DIM];
   for (int64_t d = 0; d < dim; d++) step[d] = from_bfloat16(scale[d]), origin[d] = zero[d];
   for (int64_t p = 0; p < page; p++)
-    for (int64_t d = 0; d < dim; d += LANES) {
-      v16 code = __builtin_convertvector(*(const b16 *)(codes + p * dim + d), v16);
-      *(v16 *)(to + p * dim + d) = (code - *(v16 *)(origin + d)) * *(v16 *)(step + d);
-    }
+    for (int64_t d = 0; d < dim; d += WIDTH)
+      *(vec *)(to + p * dim + d) = (widen(codes + p * dim + d) - *(vec *)(origin + d)) * *(vec *)(step + d);
 }
 
 /* λ (as bfloat16, rounded up) and z of a channel between low and high. */
@@ -43,8 +52,8 @@ static void measure(float low, float high, uint16_t *scale, int16_t *zero, float
   *zero = (int16_t)__builtin_rintf(-low / *step);
 }
 
-static uint8_t code(float x, float step, int16_t zero) {
-  float q = __builtin_rintf(x / step + zero);
+static uint8_t code(float x, float step, float origin) {
+  float q = __builtin_rintf(x / step + origin);
   return (uint8_t)(q < 0 ? 0 : q > 255 ? 255 : q);
 }
 
@@ -56,7 +65,9 @@ static void write_keys(const float *from, uint8_t *codes, uint16_t *scale, int16
     float low = x[0], high = x[0], step;
     for (int64_t p = 1; p < there; p++) low = x[p] < low ? x[p] : low, high = x[p] > high ? x[p] : high;
     measure(low, high, scale + d, zero + d, &step);
-    for (int64_t p = 0; p < there; p++) codes[d * page + p] = code(x[p], step, zero[d]);
+    uint8_t *restrict to = codes + d * page;
+    float origin = zero[d]; /* a copy: for all the compiler knows, a byte written might change the original */
+    for (int64_t p = 0; p < there; p++) to[p] = code(x[p], step, origin);
   }
 }
 
