@@ -94,7 +94,7 @@ class DraftRunner:
         programs = [(s, w, n) for s in self.shapes for w in self.widths for n in _TIMED]
         larger = [(a, b) for a in programs for b in programs if _no_longer(a, b)]
         sizes = [leaf.shape for leaf in self._leaves]
-        key = (self._config, sizes, self.shapes, type(layers).__name__, str(self.pool.keys.dtype))
+        key = (self._config, sizes, self.shapes, layers.version, str(self.pool.keys.dtype))
         #: Seconds of rounds.
         self.profile: Profile = store.open(
             f"rounds of {name}", key, [_title(*p) for p in programs], [(_title(*a), _title(*b)) for a, b in larger]

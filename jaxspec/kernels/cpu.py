@@ -26,14 +26,17 @@ _prefix: ContextVar[str] = ContextVar("prefix", default="")
 
 
 @cache
-def load(compiler: str = "") -> None:
-    """Build the kernels if need be and make them known to XLA. Raises `KernelsUnavailable`.
+def load(compiler: str = "") -> str:
+    """Build the kernels if need be and make them known to XLA. -> the library's name, another one for other code,
+    another compiler or another CPU. Raises `KernelsUnavailable`.
 
     `compiler`: see `build`; what it made is only called by what is traced within `built_by(compiler)`.
     """
-    library = ctypes.CDLL(str(build(compiler or None)))
+    path = build(compiler or None)
+    library = ctypes.CDLL(str(path))
     for name in SYMBOLS:
         jax.ffi.register_ffi_target(compiler + name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
+    return path.stem
 
 
 @contextmanager

@@ -104,7 +104,7 @@ class Executor:
         self.ready: list[BatchShape] = []
         self._steps: dict[BatchShape, Any] = {}
         names = [str(shape.tokens) for shape in self.shapes]
-        key = (model, self.shapes, type(self.layers).__name__, config.dtype)
+        key = (model, self.shapes, self.layers.version, config.dtype)
         #: Seconds of a step by its number of tokens, without committed KV.
         self.profile = store.open("step", key, names, list(itertools.pairwise(names)))
         #: The same for the shapes that are ready, corrected by the steps that run.

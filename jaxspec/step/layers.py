@@ -24,6 +24,11 @@ class Layers(Protocol):
 
     name: str
 
+    @property
+    def version(self) -> str:
+        """Another one where the same programs may take another time."""
+        ...
+
     def zeros(self, shape: Sequence[int], dtype: Any) -> jax.Array:
         """An array of zeros, for pools."""
         ...

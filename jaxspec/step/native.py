@@ -30,6 +30,10 @@ class NativeLayers:
 
     name = "native"
 
+    @property
+    def version(self) -> str:
+        return cpu.load()
+
     def zeros(self, shape: Sequence[int], dtype: Any) -> jax.Array:
         return cpu.zeros(shape, dtype)
 

@@ -24,7 +24,7 @@ from jaxspec.step.quantized_pool import AnyPool, P, QuantizedPool
 class XlaLayers:
     """See `jaxspec.step.layers.Layers`."""
 
-    name = "xla"
+    name = version = "xla"
 
     def zeros(self, shape: Sequence[int], dtype: Any) -> jax.Array:
         return jnp.zeros(shape, dtype)
