@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxspec import training
+from jaxspec.config import parse_overrides
 from jaxspec.distill.lines import mend, read_lines
 from jaxspec.distill.origin import OtherModel, check, origin
 from jaxspec.errors import explained
@@ -50,6 +51,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prompts", nargs="+", required=True, metavar="JSONL")
     parser.add_argument("--out", required=True, metavar="JSONL", help="is appended to")
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the engine")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.8], help="one answer for each")
     parser.add_argument("--max-tokens", type=count, default=256)
     parser.add_argument("--max-prompt-tokens", type=count, default=512, help="longer prompts are left out")
@@ -73,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         own = origin(model)
         if done:
             check(done.values(), own, str(out))
-        llm = LLM(model, draft=(), prefix_caching=False, max_num_seqs=64)
+        settings = {"draft": (), "prefix_caching": False, "max_num_seqs": 64, **parse_overrides(args.set)}
+        llm = LLM(**settings | {"model": model})
     except OtherModel as error:
         return training.fail("jaxspec.distill.generate", f"--model: {error}; name another --out")
     except (OSError, ValueError) as error:

@@ -21,6 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TextIO
 
 from jaxspec import training
+from jaxspec.config import parse_overrides
 from jaxspec.distill.generate import count
 from jaxspec.distill.lines import mend, read_lines
 from jaxspec.engine import Engine
@@ -112,6 +113,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prompts", nargs="+", required=True, metavar="JSONL")
     parser.add_argument("--out", required=True, metavar="JSONL", help="is appended to")
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the engine")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0], help="one answer for each (default: 0)")
     parser.add_argument("--max-tokens", type=count, default=1024, help="the cap of an answer (default: 1024)")
     parser.add_argument("--max-prompt-tokens", type=count, default=2048, help="longer prompts are left out")
@@ -136,7 +138,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not missing:
             print(f"{out}: all {total} turns were answered before")
             return 0
-        llm = LLM(model=args.model, draft=(), max_num_seqs=64)
+        settings = {"draft": (), "max_num_seqs": 64, **parse_overrides(args.set)}
+        llm = LLM(**settings | {"model": args.model})
     except (OSError, ValueError) as error:
         return training.fail(PROG, explained(error))
     before = sum(key in done for c in wanted for key in c.keys)

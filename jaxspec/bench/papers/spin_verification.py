@@ -92,7 +92,9 @@ class Comparison:
         longest, held = max(int(own.max()) for own in pages), max(int(own.sum()) for own in pages)
         tokens = {bucket(batch) for batch in batches}
         packed = Steps(self._shared, self._layers, tokens, size, longest, held)
-        padded = Steps(self._shared, PaddedLayers(), tokens | {b.width * size for b in batches}, size, longest)
+        # Whoever verifies fewest is padded to the width of its batch, perhaps over the end of a page.
+        widest = max(-(-int(b.committed.max() + b.width) // page) for b in batches)
+        padded = Steps(self._shared, PaddedLayers(), tokens | {b.width * size for b in batches}, size, widest)
         found = []
         for batch in batches:
             ways = self._ways(batch, packed, padded)
