@@ -20,6 +20,9 @@ PROGRAMS = frozenset({"python", "python3", "jaxspec", "make", "curl", "pip", "pr
 SHELL = frozenset({"sh", "bash", "shell", "console"})
 OTHER = frozenset({"mermaid", "json", "yaml", "text", "c"})
 
+#: Code spans that name something and start nothing useful.
+_NAMES = frozenset({"jaxspec", ".venv/bin/jaxspec", "python3"})
+_VENV = re.compile(r"^\.venv(-lint)?/bin/")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _FENCE = re.compile(r"```(\w*)\s*$")
 _SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
@@ -79,7 +82,7 @@ class Command:
     def arguments(self) -> list[str]:
         """The program and what it is given; `.venv/bin/` is left out, for the tests have a Python of their own."""
         program, *rest = self.words[self._begin :]
-        return [program.removeprefix(".venv/bin/"), *rest]
+        return [_VENV.sub("", program), *rest]
 
     @property
     def called(self) -> str:
@@ -122,6 +125,8 @@ def spans(page: Path) -> Iterator[Block]:
 def commands_of(block: Block) -> list[Command] | None:
     """Its commands; None if it holds something else."""
     if block.language in OTHER or not (block.language in SHELL or _program(block.text) in PROGRAMS):
+        return None
+    if block.text in _NAMES:
         return None
     return [Command(block.page, block.line + at, text) for at, text in _entries(block.text.splitlines())]
 
@@ -204,4 +209,4 @@ def _program(text: str) -> str:
     except ValueError:
         words = text.split()
     named = next((word for word in words if not _ASSIGNMENT.fullmatch(word)), "")
-    return named.removeprefix(".venv/bin/")
+    return _VENV.sub("", named)

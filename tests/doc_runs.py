@@ -37,8 +37,6 @@ def run(command: Command, folder: Path, patch: pytest.MonkeyPatch, url: str = ""
     """Run it in `folder`, where `doc_data.write` has been, with what makes it small; it must go well."""
     size = size_of(command)
     assert size, command.place
-    for needed in size.needs:
-        pytest.importorskip(needed)
     for name, value in size.constants.items():
         patch.setattr(name, value, raising="_page." not in name)  # a page's module has only some of its experiment's
     patch.chdir(folder)

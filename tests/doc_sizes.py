@@ -63,8 +63,6 @@ class Run:
     with_: tuple[str, ...] = ()
     #: The grids of the papers' experiments have no options: constants by their full names, and their values here.
     constants: Mapping[str, Any] = field(default_factory=dict)
-    #: Packages of the extras that it needs.
-    needs: tuple[str, ...] = ()
     #: Needs more than a second or two, or the real model.
     slow: bool = True
 
@@ -79,11 +77,12 @@ RUNS = (
     Run("jaxspec.bench offline", _TINY + _FEW),
     Run("jaxspec.bench compare", _ENGINE + " --set model={model} --repeats 1 --concurrency 2" + _FEW),
     Run("jaxspec.bench record", " --model {model}" + _FEWER + _RECORDED),
-    Run("jaxspec.bench kernels", " --tokens 1 --contexts 32 --requests 1 --repeats 1", needs=("matplotlib",)),
+    Run("jaxspec.bench kernels", " --tokens 1 --contexts 32 --requests 1 --repeats 1"),
     Run(
         "jaxspec.bench kv",
         " --model {model} --tokens 60 --context 30 --chunk 10 --requests 2 --committed 40 --pages 1 --repeats 1",
     ),
+    Run("jaxspec.bench profile", _TINY),
     Run("jaxspec.bench scheduler", " --waiting 20 --iterations 20 --drafting 4", slow=False),
     Run("jaxspec.bench simulate", " --num-requests 20", with_=("--config",), slow=False),
     Run("jaxspec.bench simulate", " --trace FILE.csv", slow=False),
@@ -91,18 +90,18 @@ RUNS = (
     Run("jaxspec.bench predictor", _TRAIN + _SERVED + " --engine smollm2-length", with_=("--engine", "--modes"),
         constants={"jaxspec.llm.LLM": _small}),  # its `--set` is about the training
     Run("jaxspec.bench predictor", _TRAIN + _SERVED, with_=("--engine",), constants={"jaxspec.llm.LLM": _small}),
-    Run("jaxspec.bench predictor", _TRAIN + " --set target=smollm2-135m", with_=("--retrieval",), needs=("faiss",),
+    Run("jaxspec.bench predictor", _TRAIN + " --set target=smollm2-135m", with_=("--retrieval",),
         constants=_constants("alise_predictors", {"SERVED": 20, "ASKED": 30, "PROMPTS": 20})),
-    Run("jaxspec.bench predictor", _TRAIN + " --formulations reg_l1 --repeats 1", needs=("matplotlib",)),
-    Run("jaxspec.bench paper ssjf", " --repeats 1", needs=("matplotlib",), constants=_constants("ssjf", _ONE_LOAD)),
-    Run("jaxspec.bench paper laps_sd", " --repeats 1", needs=("matplotlib",), constants=_constants(
+    Run("jaxspec.bench predictor", _TRAIN + " --formulations reg_l1 --repeats 1"),
+    Run("jaxspec.bench paper ssjf", " --repeats 1", constants=_constants("ssjf", _ONE_LOAD)),
+    Run("jaxspec.bench paper laps_sd", " --repeats 1", constants=_constants(
         "laps_sd", {"COUNTS": (4, 6), "QUEUES": (2, 4), "SPREADS": (0.1, 0.2)})),
     Run(
         "jaxspec.bench paper alise",
         _TINY + " --engine-jobs 4 --engine-tokens 20 --engine-kv 256 --engine-rate 500 --repeats 1",
         with_=("--engine",),
     ),
-    Run("jaxspec.bench paper alise", " --minutes 0.05", needs=("matplotlib",), constants=_constants(
+    Run("jaxspec.bench paper alise", " --minutes 0.05", constants=_constants(
         "alise", {"RATES": {"alpaca": (10, 40), "sharegpt": (0.5, 1.5)}})),
     Run(
         "jaxspec.bench paper adaserve",
@@ -110,16 +109,16 @@ RUNS = (
         with_=("--engine",),
         constants=_constants("adaserve", {"WRITTEN": 16}),
     ),
-    Run("jaxspec.bench paper adaserve", " --minutes 0.05", needs=("matplotlib",), constants=_constants("adaserve", {
+    Run("jaxspec.bench paper adaserve", " --minutes 0.05", constants=_constants("adaserve", {
         "RATES": {"llama-2-7b": (2, 8), "llama-2-70b": (1,)}, "SHARES": (0.0, 1.0), "SCALES": (1.0, 0.8, 0.6)})),
     # The drafters of the package, which take turns there, fit the real model only.
-    Run("jaxspec.bench paper spin", " --model {model}" + _FEWER + _TURN, with_=("--engine",), needs=("matplotlib",),
+    Run("jaxspec.bench paper spin", " --model {model}" + _FEWER + _TURN, with_=("--engine",),
         constants=_constants("spin_engine spin_page", {"DRAFTERS": ("ngram", "truncated:1", "truncated:15")})),
     Run("jaxspec.bench paper spin", " --model {model} --batches 2 --drafts 2 --rows 1 --runs 1 --repeats 1",
-        with_=("--verification",), needs=("matplotlib",)),
+        with_=("--verification",)),
     Run("jaxspec.bench paper spin", " --model {model}" + _FEWER + _PIPELINE,
-        with_=("--pipeline",), needs=("matplotlib",)),
-    Run("jaxspec.bench paper spin", " --jobs 4", needs=("matplotlib",),
+        with_=("--pipeline",)),
+    Run("jaxspec.bench paper spin", " --jobs 4",
         constants=_constants("spin_simulation spin_simulation_page", _ONE_SPIN)),
     Run("jaxspec.distill.generate", _TINY + " --max-tokens 8"),
     Run("jaxspec.distill", " --set target={model} --set steps=2 --set every=2 --set longest=64 --set batch=2"),
@@ -136,7 +135,8 @@ CHECKED = {
     "make serve": "it installs, perhaps another Python or CUDA; what it starts then is run with the other commands",
     "make test": "it is what runs these tests",
     "make test-fast": "the same",
-    "make lint": "it builds a wheel and checks the whole checkout; .ci/run does it",
+    "make lint": "it installs the linters and checks the whole checkout; .ci/run does it",
+    "make install": "it changes what the tests run in",
     "make format": "it rewrites the checkout",
     "make gpu-check": "it needs an NVIDIA GPU",
     "make bench-peers": "it downloads torch, several hundred megabytes",

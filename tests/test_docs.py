@@ -63,7 +63,8 @@ def test_make_knows_the_target_and_its_variables(command: Command) -> None:
     assert re.search(rf"^\.PHONY:.*\b{target}\b", makefile, re.MULTILINE), f"{command.place}: no target {target}"
     for name, _, _ in (word.partition("=") for word in rest):
         assert re.search(rf"^{name}\s*\?=", makefile, re.MULTILINE), f"{command.place}: make has no variable {name}"
-    dry(command)
+    if target != "gpu-check":  # it looks for a GPU with --dry-run too; tests/test_makefile.py has one made up
+        dry(command)
 
 
 @pytest.mark.parametrize("command", [c for c in MAKE if c.begins("make bench-peers")], ids=lambda c: c.place)
