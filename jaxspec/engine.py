@@ -250,7 +250,7 @@ class Engine:
         """Take in what arrived; sleep while there is nothing to do. False when the loop should end."""
         with self._lock:
             while not (self._inbox or self._ready) and (seconds := self._idle()) > 0:
-                self._lock.release()  # compiled programs are taken over, and measured, while nobody waits
+                self._lock.release()  # compiled programs are taken over, and measured, while no request waits
                 try:
                     seconds = min(seconds, self.warm_up.turn(busy=self._scheduler.has_work))
                 finally:

@@ -36,7 +36,7 @@ class DraftCost:
         return first + (levels - 1) * beam + levels * self.request * requests
 
 
-#: A drafter whose time nobody knows, or that takes next to none.
+#: A drafter whose time is not known, or that takes next to none.
 FREE = DraftCost(0.0, 0.0)
 
 #: AdaServe §6.1: Llama-160M-Chat, 12 layers of width 768, 1.62e8 parameters, FP16, on one A100. Its weights are read in

@@ -72,7 +72,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """Lengths of answers where nobody has any: log-normal with this median and standard deviation of the logarithm, at
+    """Lengths of answers where none are given: log-normal with this median and standard deviation of the logarithm, at
     most `most` tokens.
 
     The defaults give 190 tokens in the mean, near a public trace of conversations (Azure 2023: median 120, mean 205).

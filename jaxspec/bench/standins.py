@@ -62,9 +62,9 @@ def stand_in(config: EngineConfig, workload: Workload, host_pages: int, drafting
         what = f"pace: {config.pace}" if config.pace != "none" else "tree: adaserve"
         notes.append(f"{what}: no request has a latency target to heed (--set slo.tpot_ms=MS gives all of them one)")
     if config.slo.admission == "strict":
-        notes.append("slo.admission: strict: nobody is refused here")
+        notes.append("slo.admission: strict: no request is refused here")
     if config.memory == "swap" and not host_pages:
-        notes.append("memory: swap: there is no host memory to swap to, KV is computed anew instead (--host-pages N)")
+        notes.append("memory: swap: there is no host memory to swap to, KV is recomputed instead (--host-pages N)")
     return StandIns(config, slo, notes)
 
 

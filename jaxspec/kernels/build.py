@@ -107,7 +107,7 @@ def _command(compiler: str) -> list[str]:
 
 
 def _identity(command: list[str]) -> tuple[object, ...]:
-    """What differs between compilers and their versions, as far as it can be told without running them."""
+    """What differs between compilers and their versions, without running them."""
     path = shutil.which(command[0])
     if command == _command("zig"):
         spec = importlib.util.find_spec("ziglang")

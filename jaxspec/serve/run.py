@@ -87,7 +87,7 @@ class Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             if (transport := connection.transport) is not None:
                 transport.abort()
-        for name in ("uvicorn.error", "asyncio"):  # nobody is left to whom a failure matters
+        for name in ("uvicorn.error", "asyncio"):  # no client is left to hear of a failure
             logging.getLogger(name).disabled = True
         threading.Thread(target=self._engine.shutdown, daemon=True).start()
 

@@ -13,8 +13,8 @@ from pathlib import Path
 def replacing(path: Path) -> Iterator[Path]:
     """An empty file beside `path` to write to; it takes the place of `path` if the block ends without an error.
 
-    Whoever reads `path` meanwhile sees the old file or the new one, whole. Others may read it as far as the umask lets
-    them, whatever wrote it. Raises `OSError`.
+    A process that reads `path` meanwhile sees the old file or the new one, whole. The file gets the mode that the umask
+    gives new files, whatever wrote it. Raises `OSError`.
     """
     new = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     # Created as any file is, so that the system applies the umask: to ask for the umask is to set it, for all threads.
