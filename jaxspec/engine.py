@@ -98,6 +98,7 @@ class Engine:
         self._state = "ok"
         self._stop_at: float | None = None  # when a drain gives up
         self.failure: str | None = None
+        self._thread: threading.Thread | None = None
 
     # -- any thread ------------------------------------------------------------------------------------------------
 

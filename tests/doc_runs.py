@@ -6,6 +6,7 @@ import importlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,6 +42,7 @@ def run(command: Command, folder: Path, patch: pytest.MonkeyPatch, url: str = ""
         patch.setattr(name, value, raising="_page." not in name)  # a page's module has only some of its experiment's
     patch.chdir(folder)
     models = {"model": "path/to/folder", "encoder": str(GOLDEN / "encoder"), "url": url}
+    models["compiler"] = next((name for name in ("cc", "clang", "gcc") if shutil.which(name)), "zig")
     module, *given = shlex.split(command.called)
     argv = [word for name in given for word in _PRESETS.get(name, [name])]
     argv += re.sub(r"\{(\w+)\}", lambda name: models[name[1]], size.more).split()

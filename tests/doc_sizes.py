@@ -77,6 +77,8 @@ RUNS = (
     Run("jaxspec.bench offline", _TINY + _FEW),
     Run("jaxspec.bench compare", _ENGINE + " --set model={model} --repeats 1 --concurrency 2" + _FEW),
     Run("jaxspec.bench record", " --model {model}" + _FEWER + _RECORDED),
+    Run("jaxspec.bench kernels", " --compilers {compiler} --tokens 1 --contexts 32 --requests 1 --repeats 1",
+        with_=("--compilers",)),  # those of the page need not be here
     Run("jaxspec.bench kernels", " --tokens 1 --contexts 32 --requests 1 --repeats 1"),
     Run(
         "jaxspec.bench kv",

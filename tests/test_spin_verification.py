@@ -206,7 +206,12 @@ def test_requests_of_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("row", "message"),
-    [({"turns": []}, "line 1"), ({"turns": [3]}, "not all"), ([1], "line 1"), ({"turns": ["z" * 99]}, "at most 50")],
+    [
+        ({"turns": []}, "line 1"),
+        ({"turns": [3]}, "a list of texts"),
+        ([1], "line 1"),
+        ({"turns": ["z" * 99]}, "at most 50"),
+    ],
 )
 def test_files_that_are_not_of_requests(row: Any, message: str, tmp_path: Path) -> None:
     path = lines(tmp_path / "some.jsonl", row)
