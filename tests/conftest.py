@@ -28,9 +28,17 @@ def _share_programs() -> None:
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 
 
+def _measure_once() -> None:
+    """Tests need no exact step times, and with two workers on two cores none would repeat."""
+    from jaxspec.step import profiles
+
+    profiles.SAMPLES, profiles.ROUNDS = 1, 1
+
+
 # When pytest reads this file JAX has not been imported, which is when it reads these variables.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _share_programs()
+_measure_once()
 
 # On a busy machine any example may take longer than hypothesis's 200 ms, once.
 settings.register_profile("no deadline", parent=settings.default, deadline=None)

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds for which times are kept.
 KEPT = 7 * 24 * 3600
-#: Runs of each program that its time is the median of, and how often they are taken again where they are implausible.
+#: Runs of each program that its time is the median of, and how often at most they are taken where it is implausible.
 SAMPLES, ROUNDS = 5, 3
 #: Two medians of the same program may differ by this factor, and a larger program may seem faster by this share.
 _REPEATS, _NOISE = 1.3, 0.2
@@ -57,7 +57,7 @@ class Profile:
         self.on_measured: list[Callable[[], None]] = []
         self._runs: dict[str, Callable[[], None]] = {}
         self._samples: dict[str, list[float]] = {}
-        self._round = 1
+        self._rounds = dict.fromkeys(names, 1)
         if path is not None and not renew:
             self._read(path)
 
@@ -92,18 +92,19 @@ class Profile:
 
     def _conclude(self) -> None:
         found = {name: median(self._samples[name]) for name in self.names}
-        reason = _unsteady(self._samples) or implausible(found, self.ordered)
-        if reason and self._round < ROUNDS:
-            log.info("%s: measuring again, times are implausible: %s", self.what, reason)
-            self._round += 1
-            self._samples.clear()
+        doubts = {**_unsteady(self._samples), **_disordered(found, self.ordered)}
+        if again := [name for name in doubts if self._rounds[name] < ROUNDS]:
+            log.info("%s: %d programs are measured again: %s", self.what, len(again), doubts[again[0]])
+            for name in again:
+                self._rounds[name] += 1
+                del self._samples[name]
             return
         self.seconds, self.measured = found, datetime.now(UTC)
         self._samples.clear()
-        if reason:
+        if doubts:
             log.warning(
                 "%s: times stay implausible after %d tries (%s). The machine seems busy. They are corrected while "
-                "serving, and measured again at the next start.", self.what, ROUNDS, reason,
+                "serving, and measured again at the next start.", self.what, ROUNDS, next(iter(doubts.values())),
             )  # fmt: skip
         elif self._path is not None:
             self._write(self._path)
@@ -165,20 +166,28 @@ def implausible(seconds: Mapping[str, float], ordered: Sequence[tuple[str, str]]
     for name, taken in seconds.items():
         if not 0 < taken < float("inf"):
             return f"{name} takes {taken} s"
+    return next(iter(_disordered(seconds, ordered).values()), None)
+
+
+def _disordered(seconds: Mapping[str, float], ordered: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Programs whose times do not fit each other, each with what is wrong."""
+    found = {}
     for smaller, larger in ordered:
         if seconds[larger] < (1 - _NOISE) * seconds[smaller] - _JITTER:
-            return f"{larger} takes {1e3 * seconds[larger]:.3g} ms, {smaller} {1e3 * seconds[smaller]:.3g} ms"
-    return None
+            reason = f"{larger} takes {1e3 * seconds[larger]:.3g} ms, {smaller} {1e3 * seconds[smaller]:.3g} ms"
+            found[smaller] = found[larger] = reason
+    return found
 
 
-def _unsteady(samples: Mapping[str, Sequence[float]]) -> str | None:
-    """Which program's time changed between the earlier and the later runs, None if all repeat."""
+def _unsteady(samples: Mapping[str, Sequence[float]]) -> dict[str, str]:
+    """Programs whose time changed between the earlier and the later runs, each with how."""
+    found = {}
     for name, taken in samples.items():
         half = len(taken) // 2 + 1
-        low, high = sorted((median(taken[:half]), median(taken[-half:])))
-        if high > _REPEATS * low + _JITTER:
-            return f"{name} takes {1e3 * low:.3g} ms and then {1e3 * high:.3g} ms"
-    return None
+        early, late = median(taken[:half]), median(taken[-half:])
+        if max(early, late) > _REPEATS * min(early, late) + _JITTER:
+            found[name] = f"{name} takes {1e3 * early:.3g} ms and then {1e3 * late:.3g} ms"
+    return found
 
 
 def device() -> str:
