@@ -203,7 +203,7 @@ class Engine:
     def check(self, prompt_ids: Sequence[int], params: SamplingParams, slo: Slo = NONE) -> int:
         """The most tokens the request may generate. Raises `InvalidRequest`, for impossible targets too."""
         most = check_request(prompt_ids, params, self.model_config.vocab_size, self.max_model_len)
-        if slo:
+        if slo and self.warm_up.wait(0):  # before, steps are larger than they need be
             spared = 0
             if slo.ttft is not None and params.prompt_logprobs is None:
                 spared = self._pool.cached(prompt_ids, len(prompt_ids) - 1)
@@ -244,6 +244,7 @@ class Engine:
             with self._lock:
                 if self._state != "dead":
                     self._state, self.failure = "dead", "the engine has been shut down"
+            self.warm_up.stop()
             if self._predictions:
                 self._predictions.close()
 
@@ -256,6 +257,7 @@ class Engine:
                     seconds = min(seconds, self.warm_up.turn(busy=self._scheduler.has_work))
                 finally:
                     self._lock.acquire()
+                seconds = min(seconds, self._idle())  # what was told meanwhile counts
                 if not self._inbox and seconds > 0:
                     self._lock.wait(seconds)
             arrived, self._queued = list(self._inbox), 0

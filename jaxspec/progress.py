@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-#: (stage, done, total): `jaxspec.step.executor.Progress`, said again since that module imports JAX.
+#: (stage, done, total): `jaxspec.step.warmup.Progress`, said again since that module imports JAX.
 Report = Callable[[str, int, int], None]
 
 

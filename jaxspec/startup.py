@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from jaxspec.cache import cache_folder
 from jaxspec.config import ConfigError, EngineConfig
@@ -80,7 +81,10 @@ def start_up(
         predictions.hold(True)
         stage = "compiling the length predictor"
         warm_up.later(stage, [Job(name, job) for name, job in predictions.programs()], rank=2)
-        warm_up.later(stage, [Job("length predictor", predictions.warm_up, lambda _: predictions.hold(False))], rank=2)
+        # After a failure too: a request meets it again, and it is reported.
+        answer = partial(predictions.hold, False)
+        last = Job("length predictor", predictions.warm_up, lambda _: answer(), failed=answer)
+        warm_up.later(stage, [last], rank=2)
     executor.settled()
     if executor.profile.measured:
         log.info("step times were measured %s", executor.profile.measured.strftime("%Y-%m-%d %H:%M UTC"))

@@ -9,7 +9,7 @@ from math import log1p
 import numpy as np
 
 #: Share of an observed deviation that moves the time of all sizes, and of the observed size alone.
-_ALL, _OWN = 0.04, 0.01
+_ALL, _OWN = 0.03, 0.02
 #: An outlier (a pause of the machine) counts as a step that took this many times longer than expected.
 _OUTLIER = 2.0
 #: How fast a size that no longer occurs is forgotten, and the weight below which it counts as not seen of late.
@@ -27,7 +27,8 @@ class StepTimes:
         #: Ascending sizes and their seconds `[sizes]`; replaced as one, since other threads read it.
         self._ladder: tuple[list[int], np.ndarray] = [], np.zeros(0)
         self._own = self._weight = np.zeros(0)
-        self._all = 0.0  # logarithm of what all sizes have in common
+        #: Logarithm of the deviation from the profile that all sizes have in common.
+        self._all = 0.0
         self.learn(seconds)
 
     def learn(self, seconds: Mapping[int, float]) -> None:
@@ -36,6 +37,8 @@ class StepTimes:
         if not profiled or min(profiled) < 1 or min(profiled.values()) <= 0:
             raise ValueError("step times need at least one size, and positive seconds")
         kept = {n: (self._own[i], self._weight[i]) for i, n in enumerate(self.sizes) if n not in seconds}
+        if not kept:  # all of it is new, so what corrected the old is void
+            self._all = 0.0
         self._profiled, sizes = profiled, sorted(profiled)
         #: Logarithm of each size's own deviation from the profile, and how often it was seen of late `[sizes]`.
         self._own, self._weight = (np.asarray([kept.get(n, (0.0, 0.0))[k] for n in sizes]) for k in (0, 1))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 
 from jaxspec.cache import cache_folder
@@ -28,17 +30,20 @@ def _share_programs() -> None:
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 
 
-def _measure_once() -> None:
-    """Tests need no exact step times, and with two workers on two cores none would repeat."""
-    from jaxspec.step import profiles
-
-    profiles.SAMPLES, profiles.ROUNDS = 1, 1
+@pytest.fixture(scope="session", autouse=True)
+def _own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests need no exact step times: with two workers on two cores none would repeat. No server should find them."""
+    folder = tmp_path_factory.mktemp("profiles")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxspec.step.profiles.SAMPLES", 1)
+        patch.setattr("jaxspec.step.profiles.ROUNDS", 1)
+        patch.setattr("jaxspec.startup.cache_folder", lambda kind: folder / kind)
+        yield
 
 
 # When pytest reads this file JAX has not been imported, which is when it reads these variables.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _share_programs()
-_measure_once()
 
 # On a busy machine any example may take longer than hypothesis's 200 ms, once.
 settings.register_profile("no deadline", parent=settings.default, deadline=None)

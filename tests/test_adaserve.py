@@ -171,6 +171,21 @@ def test_what_nodes_are_worth(chances, expected, tokens, seed):
     assert all(speed < speeds[found] * (1 + 1e-9) for speed in speeds[found + 1 :])
 
 
+def test_a_profile_measured_again_is_not_corrected_for_the_old_one():
+    times = StepTimes({1: 2.0, 8: 4.0})
+    for _ in range(300):
+        times.observe(1, 1.0)
+    assert times.of(8) == pytest.approx(2.0, rel=0.05)
+    times.learn({1: 1.0, 8: 2.0})
+    assert (times.of(1), times.of(8)) == (1.0, 2.0)
+    for _ in range(300):
+        times.observe(1, 1.5)
+        times.observe(8, 2.0)
+    assert (times.of(1), times.of(8)) == pytest.approx((1.5, 2.0), rel=0.05), "each size has its own correction"
+    times.learn({4: 1.2})
+    assert (times.of(1), times.of(8)) == pytest.approx((1.5, 2.0), rel=0.05), "a new size leaves them as they are"
+
+
 def test_step_times_need_a_size():
     for bad in ({}, {0: 1.0}, {1: 0.0}):
         with pytest.raises(ValueError, match="step times"):

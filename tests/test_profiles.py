@@ -137,6 +137,8 @@ def test_a_first_guess_until_all_are_measured() -> None:
     profile._clock = machine.clock
     profile.on_measured.append(lambda: told.append(dict(profile.seconds)))
     profile.offer("1", machine.run("p1"))
+    assert profile.unknown == ["1"] and not profile.seconds
+    profile.guess()
     assert profile.seconds == {"1": 0.5} and not profile.pending
     profile.offer("8", machine.run("p8"), guess=0.75)
     assert profile.seconds == {"1": 0.5, "8": 0.75} and profile.pending and machine.runs == 1

@@ -158,6 +158,7 @@ def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) ->
     runner = DraftRunner("d", config, weights, shared, layers, [BatchShape(32, 2, 2, 4)], 8, 16, "float32", [Beam(4)])
     needed, more = runner.jobs()
     WarmUp().first("", [*needed, *more])
+    runner.profile.guess()
     runner.start([Tree.chain(texts[0][:10], 0, pages[0], Choosing())], 0, 1)
     chains = [Tree.chain(texts[0][10:], 10, pages[0], Choosing()), Tree.chain(texts[1], 0, pages[1], Choosing())]
     for text, feature, got in zip(texts, truth, runner.start(chains, 3, 4)(), strict=True):

@@ -99,6 +99,7 @@ class DraftRunner:
         self.profile: Profile = store.open(
             f"rounds of {name}", key, [_title(*p) for p in programs], [(_title(*a), _title(*b)) for a, b in larger]
         )
+        self.profile.on_guess.append(self._use)
         self._abstract = jax.tree.map(_abstract, (self._leaves, self.pool, self._shared.drawn))
 
     def overwritten(self, pages: Sequence[int]) -> None:
@@ -122,15 +123,12 @@ class DraftRunner:
     def jobs(self) -> tuple[list[Job], list[Job]]:
         """What to compile: what the runner has to have to be `usable`, and what makes it faster."""
 
-        def runs() -> bool:
-            return self.profile.measured is None
-
         needed, more = [], []
         if self.apart and self.conditioned:
             needed.append(Job(f"{self.name} features", self._compile_fetch))
         for shape in self.shapes:
             name = f"{self.name} {shape.trees}×{shape.tokens}"
-            job = Job(name, partial(self._compile_round, shape), partial(self._adopt, shape), runs)
+            job = Job(name, partial(self._compile_round, shape), partial(self._adopt, shape))
             (needed if shape in (self.shapes[0], self.shapes[-1]) else more).append(job)
         return needed, more
 
@@ -148,14 +146,20 @@ class DraftRunner:
         return programs
 
     def _adopt(self, shape: BatchShape, programs: Mapping[int, Any]) -> None:
-        """The rounds of a shape are compiled: from now on they are used."""
+        """The rounds of a shape are compiled. They are used once there are times for all of them."""
         for width, program in programs.items():
             self._rounds[shape, width] = program
-            if jax.default_backend() != "cpu":
-                self._run_empty(shape, width, 2)  # so that the first request meets no lazy initialisation
             for levels in _TIMED:
                 self.profile.offer(_title(shape, width, levels), partial(self._run_empty, shape, width, levels))
-        self.ready = [s for s in self.shapes if (s, self.widths[-1]) in self._rounds]
+        self._use()
+
+    def _use(self, _: str = "") -> None:
+        self.ready = [
+            s
+            for s in self.shapes
+            if (s, self.widths[-1]) in self._rounds
+            and all(_title(s, w, n) in self.profile.seconds for w in self.widths for n in _TIMED)
+        ]
 
     def _compile_fetch(self) -> None:
         def fetch(features: jax.Array, slots: jax.Array) -> jax.Array:

@@ -132,10 +132,13 @@ class PredictionService:
         flushed = self._clock()
         while True:
             with self._changed:
-                if not ((self._warm and self._waiting) or self._learned or self._closing):
+                if not self._warm:
+                    if self._closing:
+                        return  # nothing was loaded, so nothing is to be kept
                     self._changed.wait(self._flush_every)
-                if not (self._warm or self._closing):
                     continue
+                if not (self._waiting or self._learned or self._closing):
+                    self._changed.wait(self._flush_every)
                 batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
                 learned = [self._learned.popleft() for _ in range(min(BATCH, len(self._learned)))]
                 closing = self._closing and not learned

@@ -126,7 +126,11 @@ def _gauges(s: EngineStats) -> list[tuple[str, str, float]]:
         ("num_host_pages", "KV pages that the host has room for.", s.host_pages),
         ("kv_positions_padded_ratio", "Share of padding in the KV positions read.", s.padded_fraction),
         ("step_tokens_padded_ratio", "Share of padding in the tokens of the steps.", s.token_padded_fraction),
-        ("num_programs_ready", "Programs that are compiled; the others are being compiled.", s.programs_ready),
+        (
+            "num_programs_ready",
+            "Programs that are compiled; the others are to come, or failed.",
+            s.programs_ready,
+        ),
         ("num_programs", "Programs that the engine uses when all are compiled.", s.programs_total),
         ("host_overhead_ratio", "Share of the step time in which the device waits for the host.", host),
     ]

@@ -62,7 +62,7 @@ class Executor:
     """Runs packed steps of one model, each padded to the smallest shape that is compiled (`ready`).
 
     Unless `warm_up` has a background, `__init__` compiles and measures all shapes. Not thread-safe: one thread, the
-    engine's loop, calls it, and adopts the programs that the background compiles.
+    engine's loop, calls it, also to adopt the programs that the background compiles.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Executor:
         return self._counter.count - self.compiled
 
     def settled(self) -> None:
-        """Everything is compiled: from here on, compilations count as after warm-up."""
+        """From here on, compilations other than planned ones count as in a request's way."""
         self.compiled = self._counter.count
 
     @property
@@ -137,13 +137,16 @@ class Executor:
 
     def _compile(self, warm_up: WarmUp) -> None:
         first = needed_first(self.shapes) if warm_up.background else self.shapes
-        self._first = len(first)
+        self._begun = False
+        self.profile.on_guess.append(self._use)
         jobs = [
             Job(f"step of {s.tokens}", partial(self._compile_step, s), partial(self._adopt, s)) for s in self.shapes
         ]
         both = Job("penalties", self._compile_penalties, self._adopt_penalties)
         warm_up.first("compiling steps", [both, *(jobs[self.shapes.index(s)] for s in first)])
+        self.profile.guess()
         self.times = times = StepTimes(self._times())
+        self._begun = True
         self.profile.on_measured.append(lambda: times.learn(self._times()))
         small, large = [], []
         for shape, job in zip(self.shapes, jobs, strict=True):
@@ -162,18 +165,23 @@ class Executor:
         return lowered.compile()
 
     def _adopt(self, shape: BatchShape, program: Any) -> None:
-        """A step is compiled: from now on it is used."""
+        """A step is compiled. It is used once there is a time for it."""
         self._steps[shape] = program
-        self.ready = [s for s in self.shapes if s in self._steps]
-        run = partial(self._run_empty, shape)
-        if jax.default_backend() != "cpu":
-            run()  # so that the first request meets no lazy initialisation; on CPU there is none
-        # A first guess for shapes between others; the outermost are compiled, and timed, first.
         known = {int(size): seconds for size, seconds in self.profile.seconds.items()}
-        within = known and min(known) < shape.tokens < max(known)
-        self.profile.offer(str(shape.tokens), run, between(known, shape.tokens) if within else None)
-        if len(self.ready) > self._first:
-            self.times.learn({shape.tokens: self.profile.seconds[str(shape.tokens)]})
+        guess = None
+        # On an accelerator it has to run once before requests use it: the first run initialises. On CPU it need not,
+        # and the time of a shape between others can be guessed; the outermost are compiled first.
+        if jax.default_backend() == "cpu" and known and min(known) < shape.tokens < max(known):
+            guess = between(known, shape.tokens)
+        self.profile.offer(str(shape.tokens), partial(self._run_empty, shape), guess)
+        if str(shape.tokens) in self.profile.seconds:
+            self._use(str(shape.tokens))
+
+    def _use(self, size: str) -> None:
+        """A step is compiled, and has a time."""
+        self.ready = [s for s in self.shapes if s in self._steps and str(s.tokens) in self.profile.seconds]
+        if self._begun:
+            self.times.learn({int(size): self.profile.seconds[size]})
 
     def _times(self) -> dict[int, float]:
         return {shape.tokens: self.profile.seconds[str(shape.tokens)] for shape in self.ready}

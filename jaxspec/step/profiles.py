@@ -38,8 +38,8 @@ _JITTER = 2e-3
 class Profile:
     """Seconds by the name of a program. `seconds` has what is known so far.
 
-    A program is offered when it can be run. Unless its time was stored, that runs it once for a first guess; `sample`
-    then runs all of them in turns, until every time is measured. Not thread-safe.
+    A program is offered when it can be run. Unless its time was stored, `sample` runs it: once soon, for a first guess,
+    and then all of them in turns, until every time is measured. Not thread-safe.
     """
 
     def __init__(
@@ -55,6 +55,8 @@ class Profile:
         self.measured: datetime | None = None
         #: Called when all times have been measured.
         self.on_measured: list[Callable[[], None]] = []
+        #: Called with each program whose first run is over.
+        self.on_guess: list[Callable[[str], None]] = []
         self._runs: dict[str, Callable[[], None]] = {}
         self._samples: dict[str, list[float]] = {}
         self._rounds = dict.fromkeys(names, 1)
@@ -64,20 +66,35 @@ class Profile:
     def offer(self, name: str, run: Callable[[], None], guess: float | None = None) -> None:
         """`run` runs the program once and waits for it; with a `guess` of its seconds that can wait."""
         self._runs[name] = run
-        if self.measured is None:
-            self.seconds[name] = guess or self._time(name)
+        if self.measured is None and guess is not None:
+            self.seconds[name] = guess
+
+    @property
+    def unknown(self) -> list[str]:
+        """Programs that were offered, of whose time there is not even a guess."""
+        return [name for name in self._runs if name not in self.seconds]
 
     @property
     def pending(self) -> bool:
         """Whether `sample` has something to do."""
-        return self.measured is None and len(self._runs) == len(self.names)
+        return self.measured is None and (len(self._runs) == len(self.names) or bool(self.unknown))
 
     def sample(self) -> None:
-        """Run one program once. All must have been offered."""
+        """Run one program once, one without even a guess first."""
+        if unknown := self.unknown:
+            self.seconds[unknown[0]] = self._time(unknown[0])
+            for told in self.on_guess:
+                told(unknown[0])
+            return
         name = min(self.names, key=lambda name: len(self._samples.get(name, ())))
         self._samples.setdefault(name, []).append(self._time(name))
         if min(len(self._samples.get(name, ())) for name in self.names) >= SAMPLES:
             self._conclude()
+
+    def guess(self) -> None:
+        """Run what was offered and has no time yet."""
+        while self.unknown:
+            self.sample()
 
     def measure(self) -> dict[str, float]:
         """`sample` until all is measured, if it is not yet. -> `seconds`."""
@@ -103,8 +120,8 @@ class Profile:
         self._samples.clear()
         if doubts:
             log.warning(
-                "%s: times stay implausible after %d tries (%s). The machine seems busy. They are corrected while "
-                "serving, and measured again at the next start.", self.what, ROUNDS, next(iter(doubts.values())),
+                "%s: times stay implausible after %d tries (%s). The machine seems busy. They are measured again "
+                "at the next start.", self.what, ROUNDS, next(iter(doubts.values())),
             )  # fmt: skip
         elif self._path is not None:
             self._write(self._path)

@@ -106,7 +106,10 @@ class HostPool:
         self._page: tuple[jax.ShapeDtypeStruct, ...] = page
         #: Bytes of a page on the host.
         self.page_bytes = sum(x.size * x.dtype.itemsize for x in page)
-        self.num_pages = int(min(space, SHARE * psutil.virtual_memory().available) // self.page_bytes)
+        # The pools' own memory may be promised and not taken yet.
+        promised = sum(x.nbytes for x in jax.tree.leaves(self._pools)) if device.platform == "cpu" else 0
+        free = max(0, psutil.virtual_memory().available - promised)
+        self.num_pages = int(min(space, SHARE * free) // self.page_bytes)
         self._kept: list[Rows | None] = [None] * self.num_pages
         self._landing: list[tuple[tuple[int, ...], tuple[Rows, ...]]] = []
         #: Seconds to move a page out, and in.

@@ -31,21 +31,23 @@ _PAUSES = 4.0
 _LOOK = 0.05
 #: Seconds without requests after which the engine's thread begins to measure.
 _QUIET = 0.5
+#: While requests run, a program that was never run is run once; then for this many times as long none is.
+_RARELY = 20.0
 
 
 def silent(stage: str, done: int, total: int) -> None:
     """No progress report."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
-    """One program: `compile` may run in any thread, `adopt` takes its result in the engine's thread."""
+    """One program: `compile` may run in any thread, `adopt` takes its result in the engine's thread and runs nothing.
+    `failed` is called there instead where it could not be compiled."""
 
     name: str
     compile: Callable[[], Any]
     adopt: Callable[[Any], None] = lambda program: None
-    #: Whether `adopt` runs the program, which must not delay requests.
-    runs: Callable[[], bool] = lambda: False
+    failed: Callable[[], None] = lambda: None
 
 
 @dataclass(order=True)
@@ -77,6 +79,7 @@ class WarmUp:
         self._warm = threading.Event()
         self._thread: threading.Thread | None = None
         self._quiet_since: float | None = None
+        self._not_before = 0.0  # when a program may be run beside requests again
         self._open = 0  # jobs of the background that are not adopted yet
 
     def first(self, stage: str, jobs: Sequence[Job]) -> None:
@@ -130,38 +133,41 @@ class WarmUp:
             self._thread.join(timeout)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until all is compiled, adopted and measured. -> whether it is."""
+        """Wait until all that can be compiled is, and is measured. -> whether that is so."""
         return self._warm.wait(timeout)
 
     # -- the engine's thread ---------------------------------------------------------------------------------------
 
     def turn(self, busy: bool) -> float:
-        """Adopt what was compiled; if the engine is idle, measure one program once. -> seconds until `turn` has
-        something to do if nothing else happens, infinity if it has not."""
+        """Adopt what was compiled, and run at most one program to measure it: any, if the engine has been idle for a
+        while; one without any time yet, now and then, if it is `busy`. -> seconds until `turn` has something to do if
+        nothing else happens, infinity if it has not."""
         if self._warm.is_set():
             return float("inf")
+        while self._compiled:
+            self._adopt(*self._compiled.popleft())
         now = self._clock()
         if busy or self._quiet_since is None:
             self._quiet_since = None if busy else now
-        left = float("inf") if self._quiet_since is None else self._quiet_since + _QUIET - now
-        for entry in tuple(self._compiled):
-            job, program = entry
-            if (runs := job.runs()) and left > 0:
-                continue
-            self._compiled.remove(entry)
-            self._adopt(job, program)
-            if runs:
-                return 0.0  # look for requests first
-        pending = next((p for p in self._profiles if p.pending), None)
-        if pending is not None and left <= 0:
-            pending.sample()
-            left = 0.0
+        wait = float("inf")
+        if busy:
+            unknown = next((p for p in self._profiles if p.unknown), None)
+            if unknown is not None and now >= self._not_before:
+                unknown.sample()
+                ended = self._clock()
+                self._not_before = ended + _RARELY * (ended - now)
+        elif (pending := next((p for p in self._profiles if p.pending), None)) is not None:
+            assert self._quiet_since is not None
+            wait = max(0.0, self._quiet_since + _QUIET - now)
+            if not wait:
+                pending.sample()
         self._check_warm()
-        return left if self._compiled or pending is not None else float("inf")
+        return wait
 
     def _adopt(self, job: Job, program: Any) -> None:
         self._open -= 1
         if program is None:
+            job.failed()
             return
         job.adopt(program)
         self.ready += 1
