@@ -84,6 +84,8 @@ class EngineStats:
     #: Programs that are compiled, of those that are prepared in all.
     programs_ready: int = 0
     programs_total: int = 0
+    #: Whether all of them are, and what they take is measured.
+    programs_measured: bool = False
     padded_fraction: float = 0.0
     token_padded_fraction: float = 0.0
     host_seconds: float = 0.0
@@ -137,6 +139,7 @@ def snapshot(
         compilations_after_warmup=executor.compilations_after_warmup,
         programs_ready=warm_up.ready,
         programs_total=warm_up.total,
+        programs_measured=warm_up.wait(0),
         padded_fraction=1 - c.used_positions / c.read_positions if c.read_positions else 0.0,
         token_padded_fraction=1 - c.real_tokens / c.step_tokens if c.step_tokens else 0.0,
         host_seconds=c.host_seconds,

@@ -131,6 +131,22 @@ def test_what_stays_implausible_is_used_but_not_kept(tmp_path: Path, caplog: pyt
     assert not list(tmp_path.iterdir()) and "the machine seems busy" in caplog.text.lower()
 
 
+def test_guesses_are_kept_until_there_is_better(tmp_path: Path) -> None:
+    """A process that ends soon leaves them to the next, which measures in their place."""
+    store, machine = ProfileStore(tmp_path), steady()
+    first = store.open("step", "k", NAMES, ORDERED)
+    first._clock = machine.clock
+    first.offer("8", machine.run("p8"))
+    first.guess()
+    second = store.open("step", "k", NAMES, ORDERED)
+    assert second.seconds == {"8": 1.0} and second.measured is None
+    second.offer("8", machine.run("p8"))
+    assert not second.unknown and not second.pending
+    assert steady(3.0, 6.0).measured(store).seconds == {"1": 3.0, "8": 6.0}
+    assert store.open("step", "k", NAMES, ORDERED).measured is not None
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_a_first_guess_until_all_are_measured() -> None:
     machine, told = steady(), []
     profile = NOT_KEPT.open("step", "k", NAMES, ORDERED)

@@ -40,7 +40,9 @@ def plain() -> list[list[int]]:
         dict(draft="smollm2-eagle-small", tree="fixed"),
         dict(draft="smollm2-eagle", tree="chain"),
         dict(draft="smollm2-eagle-large", tree="equal_greedy", draft_nodes=32),
-        dict(draft="smollm2-eagle", tree="adaserve", adaserve={"economic": False}, pace="deadline", slo={"tpot_ms": 40}),
+        dict(
+            draft="smollm2-eagle", tree="adaserve", adaserve={"economic": False}, pace="deadline", slo={"tpot_ms": 40.0}
+        ),
     ],
     ids=lambda settings: settings.get("tree", "default"),
 )

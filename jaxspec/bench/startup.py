@@ -1,7 +1,7 @@
 """How long a start takes: seconds, and CPU seconds of all threads, from the process's begin to its first token.
 
 Each start is a process of its own. The first one is cold with `--cold`: it has an empty cache, so it fetches the model
-and compiles everything it needs. Later ones find that in the cache.
+and compiles everything it needs. It goes on until all is compiled and measured, so later ones find that in the cache.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ with LLM(config=sys.argv[1] or None, **json.loads(sys.argv[2])) as llm:
     print("ready", flush=True)
     llm.generate("Hello there, my", SamplingParams(temperature=0, max_tokens=1))
     print("token", flush=True)
-    sys.stdin.readline()
+    if sys.stdin.readline():
+        llm.engine.warm_up.wait(900)
+        print("warm", flush=True)
+        sys.stdin.readline()
 """
 
 
@@ -57,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         if args.cold:
             environment["JAXSPEC_CACHE"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxspec-cold-"))
         for i in range(args.repeats):
-            starts.append({"cache": "empty" if args.cold and i == 0 else "filled", **begin(args, environment)})
+            starts.append({"cache": "empty" if args.cold and i == 0 else "filled", **begin(args, environment, i == 0)})
             advance()
     table = Table("cache", "ready s", "CPU s", "first token s", "CPU s", "resident GiB")
     for start in starts:
@@ -69,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _server(args: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, Any]:
+def _server(args: argparse.Namespace, environment: Mapping[str, str], to_the_end: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         ready = os.path.join(folder, "log")
         command = [sys.executable, "-m", "jaxspec.serve", "--port", "0"]
@@ -82,17 +85,24 @@ def _server(args: argparse.Namespace, environment: Mapping[str, str]) -> dict[st
             at_ready = process.used("ready")
             body = {"prompt": "Hello there, my", "max_tokens": 1, "temperature": 0}
             httpx.post(f"{url}/v1/completions", json=body, timeout=_LONGEST).raise_for_status()
-            return at_ready | process.used("first_token")
+            found = at_ready | process.used("first_token")
+            while to_the_end and not httpx.get(f"{url}/health").json()["programs"]["measured"]:
+                time.sleep(0.2)
+            return found
 
 
-def _llm(args: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, Any]:
+def _llm(args: argparse.Namespace, environment: Mapping[str, str], to_the_end: bool) -> dict[str, Any]:
     with tempfile.TemporaryFile("w+") as log:
         command = [sys.executable, "-c", _LLM, args.config or "", json.dumps(options.overrides(args))]
         with _Watched(command, environment, log) as process:
             process.wait_for("ready", log)
             at_ready = process.used("ready")
             process.wait_for("token", log)
-            return at_ready | process.used("first_token")
+            found = at_ready | process.used("first_token")
+            if to_the_end:
+                process.tell("go on")
+                process.wait_for("warm", log)
+            return found
 
 
 class _Watched:
@@ -126,6 +136,12 @@ class _Watched:
                 raise BenchError(f"the start failed: {lines[-1] if lines else self._process.returncode}")
             time.sleep(0.02)
         raise BenchError(f"not ready after {_LONGEST:g} s")
+
+    def tell(self, line: str) -> None:
+        """Write a line to its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
 
     def used(self, moment: str) -> dict[str, Any]:
         """Seconds and CPU seconds, of its children too, up to now."""

@@ -224,7 +224,8 @@ async def health(request: Request) -> Response:
     serving = _serving(request)
     serving.check_health()
     stats = serving.engine.stats()
-    return JSONResponse({"status": "ok", "programs": {"ready": stats.programs_ready, "total": stats.programs_total}})
+    programs = {"ready": stats.programs_ready, "total": stats.programs_total, "measured": stats.programs_measured}
+    return JSONResponse({"status": "ok", "programs": programs})
 
 
 @_routes.get("/metrics")

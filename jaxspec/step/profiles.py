@@ -92,9 +92,14 @@ class Profile:
             self._conclude()
 
     def guess(self) -> None:
-        """Run what was offered and has no time yet."""
+        """Run what was offered and has no time yet. The guesses are kept too: a process may end before all is measured,
+        and the next one need not guess again."""
+        if not self.unknown:
+            return
         while self.unknown:
             self.sample()
+        if self._path is not None and self.measured is None:
+            self._write(self._path)
 
     def measure(self) -> dict[str, float]:
         """`sample` until all is measured, if it is not yet. -> `seconds`."""
@@ -133,8 +138,10 @@ class Profile:
             if time.time() - path.stat().st_mtime > KEPT:
                 return
             found = json.loads(path.read_text())
-            seconds, measured = found["seconds"], datetime.fromisoformat(found["measured"])
-            if sorted(seconds) != sorted(self.names) or not all(isinstance(v, float) for v in seconds.values()):
+            seconds, when = found["seconds"], found["measured"]
+            measured = None if when is None else datetime.fromisoformat(when)
+            known = set(seconds) == set(self.names) if measured else set(seconds) <= set(self.names)
+            if not known or not all(isinstance(v, float) for v in seconds.values()):
                 raise ValueError("it is of other programs")
         except OSError:
             return
@@ -147,8 +154,8 @@ class Profile:
         self.seconds, self.measured = seconds, measured
 
     def _write(self, path: Path) -> None:
-        assert self.measured is not None
-        told = {"what": self.what, "measured": self.measured.isoformat(timespec="seconds"), "seconds": self.seconds}
+        when = self.measured and self.measured.isoformat(timespec="seconds")
+        told = {"what": self.what, "measured": when, "seconds": self.seconds}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:  # another process may be looking
@@ -190,6 +197,8 @@ def _disordered(seconds: Mapping[str, float], ordered: Sequence[tuple[str, str]]
     """Programs whose times do not fit each other, each with what is wrong."""
     found = {}
     for smaller, larger in ordered:
+        if smaller not in seconds or larger not in seconds:
+            continue
         if seconds[larger] < (1 - _NOISE) * seconds[smaller] - _JITTER:
             reason = f"{larger} takes {1e3 * seconds[larger]:.3g} ms, {smaller} {1e3 * seconds[smaller]:.3g} ms"
             found[smaller] = found[larger] = reason
