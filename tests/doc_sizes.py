@@ -85,6 +85,7 @@ RUNS = (
         " --model {model} --tokens 60 --context 30 --chunk 10 --requests 2 --committed 40 --pages 1 --repeats 1",
     ),
     Run("jaxspec.bench profile", _TINY),
+    Run("jaxspec.bench startup", _TINY + " --repeats 1"),
     Run("jaxspec.bench scheduler", " --waiting 20 --iterations 20 --drafting 4", slow=False),
     Run("jaxspec.bench simulate", " --num-requests 20", with_=("--config",), slow=False),
     Run("jaxspec.bench simulate", " --trace FILE.csv", slow=False),
