@@ -75,8 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         own = origin(model)
         if done:
             check(done.values(), own, str(out))
-        settings = {"draft": (), "prefix_caching": False, "max_num_seqs": 64, **parse_overrides(args.set)}
-        llm = LLM(**settings | {"model": model})
+        settings: dict[str, Any] = {"draft": (), "prefix_caching": False, "max_num_seqs": 64}
+        settings |= parse_overrides(args.set)
+        if "model" in settings:
+            raise ValueError("--set model: name the model with --model")
+        llm = LLM(model, **settings)
     except OtherModel as error:
         return training.fail("jaxspec.distill.generate", f"--model: {error}; name another --out")
     except (OSError, ValueError) as error:

@@ -65,7 +65,7 @@ def zeros(shape: Sequence[int], dtype: Any) -> jax.Array:
     return jax.jit(call)(np.int32(jnp.dtype(dtype).itemsize))
 
 
-def panels(matrices: Sequence[np.ndarray]) -> np.ndarray:
+def panels(matrices: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
     """Weights `[in, out]` of each layer as `linear` reads them: `[layers, ceil(out / 32), in, 32]` float32, padded with
     zeros. The array is aligned so that JAX takes it as it is: there are hundreds of megabytes of them."""
     depth, width = matrices[0].shape
