@@ -52,6 +52,7 @@ def plain() -> list[list[int]]:
     return [tiny.greedy(prompt, 24) for prompt in PROMPTS]
 
 
+@pytest.mark.slow
 def test_it_serves_before_all_is_compiled_and_drafts_after(held: threading.Event) -> None:
     """Same tokens with three step sizes and no drafter, while programs arrive, and with all of them."""
     with tiny.llm(compile_in_background=True, **SETTINGS) as llm:
