@@ -8,7 +8,7 @@
 #endif
 
 int is_query(XLA_FFI_CallFrame *frame) {
-  XLA_FFI_Extension_Base *extension = frame->extension_start;
+  __typeof__(frame->extension_start) extension = frame->extension_start; /* its type's name depends on the XLA */
   if (!extension || extension->type != XLA_FFI_Extension_Metadata) return 0;
   XLA_FFI_Metadata *metadata = ((XLA_FFI_Metadata_Extension *)extension)->metadata;
   metadata->api_version.major_version = XLA_FFI_API_MAJOR;
