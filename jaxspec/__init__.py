@@ -8,17 +8,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jaxspec.sampling import InvalidRequest, SamplingParams
+from jaxspec.sampling_params import InvalidRequest, SamplingParams
 from jaxspec.version import __version__
 
 if TYPE_CHECKING:
     from jaxspec.config import EngineConfig
-    from jaxspec.engine import Engine
+    from jaxspec.engine.engine import Engine
     from jaxspec.llm import LLM
 
 __all__ = ["LLM", "Engine", "EngineConfig", "InvalidRequest", "SamplingParams", "__version__"]
 
-_LAZY = {"LLM": "jaxspec.llm", "Engine": "jaxspec.engine", "EngineConfig": "jaxspec.config"}
+_LAZY = {"LLM": "jaxspec.llm", "Engine": "jaxspec.engine.engine", "EngineConfig": "jaxspec.config"}
 
 
 def __getattr__(name: str) -> Any:

@@ -27,9 +27,9 @@ COMMANDS = {
         {"collect": "jaxspec.train_predictor.collect"},
     ),
     "distill": Command(
-        "jaxspec.distill.__main__",
+        "jaxspec.draft.distill.__main__",
         "train a drafter; `distill generate` writes the answers to train on",
-        {"generate": "jaxspec.distill.generate"},
+        {"generate": "jaxspec.draft.distill.generate"},
     ),
 }
 

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationError, ValidationInfo, field_validator
 
 from jaxspec.errors import reason
-from jaxspec.sched.policy import EpsilonGreedySettings, LbssSettings, PolicyConfig, Section
+from jaxspec.sched.config import EpsilonGreedySettings, LbssSettings, PolicyConfig, Section
 
 
 class ConfigError(ValueError):

@@ -1,4 +1,4 @@
-"""Errors that a client can meet while its request is good."""
+"""Errors that callers can catch, and their messages."""
 
 
 class EngineDead(RuntimeError):
@@ -7,6 +7,10 @@ class EngineDead(RuntimeError):
 
 class EngineDraining(RuntimeError):
     """The engine is shutting down and takes no new requests."""
+
+
+class ModelLoadError(ValueError):
+    """A model that can't be loaded; the message names the file or tensor and says what to do."""
 
 
 def reason(error: BaseException) -> str:

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxspec.config import EngineConfig
-from jaxspec.engine import Engine
+from jaxspec.engine.engine import Engine
 from jaxspec.models.load import LoadedModel
 from jaxspec.outputs import CompletionOutput, OutputDelta, RequestMetrics, RequestOutput
 from jaxspec.progress import bar
-from jaxspec.sampling import InvalidRequest, SamplingParams
+from jaxspec.sampling_params import InvalidRequest, SamplingParams
 from jaxspec.sched.scheduler import QueueFull
 from jaxspec.sched.slo import Slo
-from jaxspec.targets import read, resolve
+from jaxspec.slo import read, resolve
 
 Prompt = str | Sequence[int]
 #: As over HTTP: tpot_ms, ttft_ms, category.

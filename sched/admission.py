@@ -8,7 +8,7 @@ from math import ceil
 
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
-from jaxspec.sched.steptimes import StepTimes
+from jaxspec.sched.timing import StepTimes
 
 #: Share of a target that may be planned for. The rest is for what is not foreseen, above all prompts in the steps.
 MARGIN = 0.9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from jaxspec.sched.policy import PolicyConfig
+from jaxspec.sched.config import PolicyConfig
 
 
 class Batching(Protocol):

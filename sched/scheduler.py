@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from jaxspec.sched import batching, memory, order, pace, predict
-from jaxspec.sched.budget import Budget
+from jaxspec.sched import batching, order
+from jaxspec.sched import kv as memory
+from jaxspec.sched import length as predict
+from jaxspec.sched import pacing as pace
 from jaxspec.sched.config import SchedulerConfig
-from jaxspec.sched.memory.ewt import arrange
-from jaxspec.sched.pages import PagePool
+from jaxspec.sched.kv.page_pool import PagePool
+from jaxspec.sched.kv.wait_time import arrange
 from jaxspec.sched.plan import Lookahead, Outcome, Plan, Work
-from jaxspec.sched.queue import Queue
 from jaxspec.sched.request import Request, State
-from jaxspec.sched.runtime import Runtime
+from jaxspec.sched.timing import Runtime
+from jaxspec.sched.token_budget import Budget
+from jaxspec.sched.waiting_queue import Queue
 
 NO_DRAFTS = Lookahead()
 NO_PACE = pace.Pacing()

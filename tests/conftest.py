@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from jaxspec.cache import cache_folder
+from jaxspec.paths import cache_folder
 
 #: Seconds after which a compiled program is thrown away: code changes, and nobody asks for the old ones again.
 _KEPT = 7 * 24 * 3600
@@ -37,7 +37,7 @@ def _own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jaxspec.step.profiles.SAMPLES", 1)
         patch.setattr("jaxspec.step.profiles.ROUNDS", 1)
-        patch.setattr("jaxspec.startup.cache_folder", lambda kind: folder / kind)
+        patch.setattr("jaxspec.engine.startup.cache_folder", lambda kind: folder / kind)
         yield
 
 

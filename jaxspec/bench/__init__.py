@@ -1,1 +1,5 @@
-"""Measuring: `python -m jaxspec.bench offline|serve|peers`, each with a table on screen and a JSON file on request."""
+"""Benchmarks of the engine, the server and the simulator."""
+
+
+class BenchError(Exception):
+    """Its message is all that the user sees; the exit code is 2."""

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from jaxspec.bench.errors import BenchError
+from jaxspec.bench import BenchError
 from jaxspec.bench.report import Report, print_table, write_json
 from jaxspec.errors import explained
 from jaxspec.extras import install_hint
@@ -24,7 +24,7 @@ COMMANDS = {
     "simulate": ("jaxspec.bench.simulate", "serve a trace or a synthetic load on a virtual clock"),
     "record": ("jaxspec.bench.record", "measure the engine for the simulator: step times, acceptance, events"),
     "paper": ("jaxspec.bench.papers", "a paper's experiments again, simulated and on the engine"),
-    "predictor": ("jaxspec.bench.predictor", "length predictors beside each other: SSJF's ablation"),
+    "predictor": ("jaxspec.bench.papers.ssjf.predictor", "length predictors beside each other: SSJF's ablation"),
     "profile": (
         "jaxspec.bench.profile",
         "what the engine's programs take, as measured and kept, or measured again",

@@ -22,13 +22,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from jaxspec.bench import options, prompts
-from jaxspec.bench.errors import BenchError
+from jaxspec.bench import BenchError, options, prompts
 from jaxspec.bench.offline import tokenise
 from jaxspec.bench.report import machine, write_json
 from jaxspec.errors import explained
 from jaxspec.extras import install_hint
-from jaxspec.sampling import SamplingParams
+from jaxspec.progress import progress
+from jaxspec.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jaxspec.llm import LLM
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
             for name, llm in zip(names(presets), load(presets, overrides, stack), strict=True)
         ]
         settings = {c.name: c.llm.engine.config.model_dump() for c in contenders}
-        with options.progress("turns", len(levels) * len(presets) * (args.repeats + 1)) as advance:
+        with progress("turns", len(levels) * len(presets) * (args.repeats + 1)) as advance:
             for level in levels:
                 results += judge(contenders, alternate(contenders, params, level, args.repeats, advance), level)
     show(results, args.num_prompts)

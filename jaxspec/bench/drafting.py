@@ -11,13 +11,13 @@ from statistics import median, quantiles
 
 import numpy as np
 
-from jaxspec.sched.drafter import Beside, ChoosingOf, Proposal
 from jaxspec.sched.plan import Work
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
-from jaxspec.sched.speculator import DEPTH, Speculator
-from jaxspec.sched.steptimes import StepTimes
-from jaxspec.sched.trees import AdaServe, Candidates, EqualGreedy, GlobalGreedy, TreePolicy
+from jaxspec.sched.spec.drafter import Beside, ChoosingOf, Proposal
+from jaxspec.sched.spec.speculator import DEPTH, Speculator
+from jaxspec.sched.spec.trees import AdaServe, Candidates, EqualGreedy, GlobalGreedy, TreePolicy
+from jaxspec.sched.timing import StepTimes
 
 #: Nodes of a level.
 WIDTH = 4

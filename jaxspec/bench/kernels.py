@@ -19,11 +19,11 @@ from jax import lax
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.bench import options
-from jaxspec.bench.errors import BenchError
+from jaxspec.bench import BenchError, options
 from jaxspec.bench.plot import lines
 from jaxspec.kernels import cpu
 from jaxspec.kernels.build import KernelsUnavailable
+from jaxspec.progress import progress
 
 LAYERS, HIDDEN, INNER, VOCAB, KV_HEADS, GROUPS, DIM, PAGE = 30, 576, 1536, 49152, 3, 3, 64, 32
 WIDTHS = (HIDDEN + 2 * KV_HEADS * DIM, HIDDEN, 2 * INNER, HIDDEN)
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         raise BenchError(str(error)) from None
     rng = np.random.default_rng(0)
     products: dict[int, Times] = {}
-    with options.progress("products", len(args.tokens)) as advance:
+    with progress("products", len(args.tokens)) as advance:
         matrices = [
             rng.normal(size=(LAYERS, d, w)).astype(np.float32) * 0.02 for d, w in zip(DEPTHS, WIDTHS, strict=True)
         ]
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
             products[t] = _take_turns({**cases, **_kernels(_kernel_products, x, panels, args)}, args)
             advance()
     attention: dict[int, Times] = {}
-    with options.progress("attention", len(args.contexts)) as advance:
+    with progress("attention", len(args.contexts)) as advance:
         for context in args.contexts:
             attention[context] = _attention(args.requests, context, rng, args)
             advance()

@@ -15,10 +15,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.bench import options
-from jaxspec.bench.errors import BenchError
+from jaxspec.bench import BenchError, options
 from jaxspec.bench.report import machine, write_json
 from jaxspec.errors import explained
+from jaxspec.progress import progress
 
 if TYPE_CHECKING:
     from jaxspec.config import EngineConfig
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 def quality(model: LoadedModel, ids: list[int], args: argparse.Namespace) -> dict[str, Any]:
     """Perplexity by kind of KV, and how often INT8 changes the likeliest token."""
     from jaxspec.llm import LLM
-    from jaxspec.sampling import SamplingParams
+    from jaxspec.sampling_params import SamplingParams
 
     windows = [ids[i : i + args.context] for i in range(0, len(ids), args.context)]
     windows = [w for w in windows if len(w) > 1]
@@ -84,7 +84,7 @@ def quality(model: LoadedModel, ids: list[int], args: argparse.Namespace) -> dic
         with LLM(
             model, draft=[], kv_dtype=kind, max_num_seqs=1, max_num_batched_tokens=args.chunk, prefix_caching=False,
             token_buckets=[args.chunk], max_model_len=args.context + 1, swap_space_gb=0, **options.WARM,
-        ) as llm, options.progress(f"KV {kind}", len(windows)) as advance:  # fmt: skip
+        ) as llm, progress(f"KV {kind}", len(windows)) as advance:  # fmt: skip
             entries = []
             for window in windows:
                 result = llm.generate([window], SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1))[0]
@@ -126,7 +126,7 @@ def trees_of(config: EngineConfig, args: argparse.Namespace) -> tuple[list[Tree]
 
 def pools(model: LoadedModel, args: argparse.Namespace) -> dict[str, float]:
     """Milliseconds of a decoding step by kind of KV, in turns."""
-    from jaxspec.step.executor import Executor
+    from jaxspec.step.runner import Executor
 
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     executors: dict[str, Executor] = {}
@@ -134,7 +134,7 @@ def pools(model: LoadedModel, args: argparse.Namespace) -> dict[str, float]:
         config = setting(args, kv_dtype=kind)
         trees, pages = trees_of(config, args)
         executors[kind] = Executor(config, model.config, dict(model.weights), pages)
-    with options.progress("steps by kind of KV", args.repeats) as advance:
+    with progress("steps by kind of KV", args.repeats) as advance:
         for i in range(args.repeats + 2):
             for kind, executor in executors.items():
                 begun = time.perf_counter()
@@ -152,9 +152,9 @@ def steps(model: LoadedModel, swap_dtype: str, args: argparse.Namespace) -> dict
 
     from jaxspec.sched.plan import Plan, Transfer
     from jaxspec.sched.request import Request
-    from jaxspec.step.executor import Executor
+    from jaxspec.step.kv_host import host_pool
     from jaxspec.step.profiles import ProfileStore
-    from jaxspec.step.swap import host_pool
+    from jaxspec.step.runner import Executor
     from jaxspec.step.warmup import WarmUp
 
     most = max(args.pages)
@@ -183,7 +183,7 @@ def steps(model: LoadedModel, swap_dtype: str, args: argparse.Namespace) -> dict
         return time.perf_counter() - begun
 
     times: dict[int, list[float]] = {pages: [] for pages in (0, *args.pages)}
-    with options.progress(f"steps, swapped as {swap_dtype}", args.repeats) as advance:
+    with progress(f"steps, swapped as {swap_dtype}", args.repeats) as advance:
         for i in range(args.repeats + 2):
             for pages in times:
                 seconds = step(pages)

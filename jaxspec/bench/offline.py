@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxspec.bench import options, prompts
-from jaxspec.bench.errors import BenchError
+from jaxspec.bench import BenchError, options, prompts
 from jaxspec.bench.report import Distribution, Report, Sample, summarise
+from jaxspec.engine.metrics import EngineStats
 from jaxspec.errors import explained
 from jaxspec.outputs import RequestOutput
-from jaxspec.sampling import SamplingParams
-from jaxspec.stats import EngineStats
+from jaxspec.progress import progress
+from jaxspec.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jaxspec.llm import LLM
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> Report:
     llm.engine.token_observers.append(lambda seconds, _: gaps.append(seconds))
 
     reports = []
-    with options.progress("runs", args.repeats) as advance:
+    with progress("runs", args.repeats) as advance:
         for _ in range(args.repeats):
             gaps.clear()
             llm.engine.reset_stats()

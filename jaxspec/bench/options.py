@@ -7,7 +7,6 @@ from typing import Any
 
 from jaxspec.bench.report import Slo
 from jaxspec.extras import install_hint
-from jaxspec.progress import progress as progress
 
 #: Settings of an engine that is to be measured: nothing compiles beside it.
 WARM: dict[str, Any] = {"compile_in_background": False}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxspec.bench.errors import BenchError
+from jaxspec.bench import BenchError
 from jaxspec.bench.report import Report, Slo
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.bench import options
-from jaxspec.bench.errors import BenchError
+from jaxspec.bench import BenchError, options
 from jaxspec.bench.report import machine, write_json
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Raises `BenchError` where no engine can be made."""
     from jaxspec.config import EngineConfig
-    from jaxspec.engine import Engine
+    from jaxspec.engine.engine import Engine
     from jaxspec.progress import bar
 
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxspec.sched.workload import no_turns
+from jaxspec.sched.sim.workload import no_turns
 
 PROMPTS: tuple[str, ...] = (
     # Questions with short answers.

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.console import Console
 
-from jaxspec.bench import options, prompts
-from jaxspec.bench.errors import BenchError
+from jaxspec.bench import BenchError, options, prompts
 from jaxspec.bench.offline import load_llm, tokenise
 from jaxspec.bench.report import machine
 from jaxspec.errors import explained
 from jaxspec.outputs import OutputDelta, RequestMetrics
-from jaxspec.sampling import SamplingParams
-from jaxspec.sched import arrivals
-from jaxspec.sched.acceptance import fit
-from jaxspec.sched.cost import Profiled
-from jaxspec.sched.recording import Recorder, Recording
+from jaxspec.progress import progress
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.sched.sim import arrivals
+from jaxspec.sched.sim.acceptance import fit
+from jaxspec.sched.sim.cost import Profiled
+from jaxspec.sched.sim.recording import Recorder, Recording
 from jaxspec.sched.slo import Slo
 
 if TYPE_CHECKING:
-    from jaxspec.engine import Engine
+    from jaxspec.engine.engine import Engine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         ids = tokenise(engine.tokenizer, texts, args, rng)
         times = arrivals.gamma(len(ids), args.request_rate, 1.0, rng) if args.request_rate else arrivals.burst(len(ids))
         recorder = Recorder(engine._scheduler)  # the only one who looks in: a benchmark is no reason for an interface
-        with options.progress("requests", len(ids)) as advance:
+        with progress("requests", len(ids)) as advance:
             drive(engine, [a.time for a in times], ids, [params] * len(ids), advance)
         recording = recorder.stop()
         about = f"{engine.model_name} on {machine()['processor']}, {machine()['cores']} cores"

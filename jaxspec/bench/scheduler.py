@@ -16,9 +16,9 @@ from statistics import fmean, quantiles
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.bench import drafting, options
-from jaxspec.bench.errors import BenchError
+from jaxspec.bench import BenchError, drafting, options
 from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.progress import progress
 from jaxspec.sched import Outcome, PagePool, PolicyConfig, Request, Scheduler, SchedulerConfig, Work
 
 ORDERS = ("fcfs", "sjf", "pairwise", "priority", "las", "laps_sd", "alise")
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     rows: dict[str, dict[str, float]] = {}
     policies = _policies(args.presets)
     trees = drafting.measure(args.drafting, args.iterations, args.seed)
-    with options.progress("policies", len(policies)) as advance:
+    with progress("policies", len(policies)) as advance:
         for name, policy in policies.items():
             rows[name] = measure(
                 policy, args.waiting, args.running, args.iterations, args.seed, args.pages, args.host_pages

@@ -16,14 +16,14 @@ from typing import Any
 import httpx
 import numpy as np
 
-from jaxspec.bench import options, prompts, slo_mix
+from jaxspec.bench import BenchError, options, prompts, slo_mix
 from jaxspec.bench.client import PATHS, Target, ask, error_message
-from jaxspec.bench.errors import BenchError
 from jaxspec.bench.report import Report, Sample, summarise
 from jaxspec.bench.scrape import Scraper
 from jaxspec.bench.slo_mix import SloMix
 from jaxspec.errors import explained
-from jaxspec.sched import arrivals as arrival_times
+from jaxspec.progress import progress
+from jaxspec.sched.sim import arrivals as arrival_times
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ async def _run(args: argparse.Namespace, jobs: Sequence[Job], mix: SloMix | None
 
         scraper = Scraper(http, url)
         await scraper.begin()
-        with options.progress("requests", len(jobs)) as advance:
+        with progress("requests", len(jobs)) as advance:
             samples, duration, lag = await drive(jobs, send, args.concurrency, advance)
         metrics = await scraper.end()
     report = summarise("serve", samples, duration, options=options.plain(args), slo=options.slo(args))

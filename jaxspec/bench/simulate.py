@@ -12,26 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.bench import options
-from jaxspec.bench.errors import BenchError
+from jaxspec.bench import BenchError, options
 from jaxspec.bench.report import Distribution, Report, Sample, Slo
 from jaxspec.bench.standins import drafters_of, speculator_of, stand_in
 from jaxspec.config import ConfigError, EngineConfig, parse_overrides
 from jaxspec.errors import explained
-from jaxspec.sched import arrivals
-from jaxspec.sched.acceptance import Sampled, load_process
+from jaxspec.progress import progress
 from jaxspec.sched.config import SchedulerConfig
-from jaxspec.sched.cost import PAPER_SCALE, Cost, StepLoad, load_cost
-from jaxspec.sched.laddertimes import step_times
-from jaxspec.sched.pages import PagePool
+from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.scheduler import Scheduler
-from jaxspec.sched.simulator import Served, Simulation, Stuck
-from jaxspec.sched.swapcosts import SwapCosts
-from jaxspec.sched.tree_simulation import TreeSimulation
-from jaxspec.sched.workload import Synthetic, Workload, join, read_lengths
+from jaxspec.sched.sim import arrivals
+from jaxspec.sched.sim.acceptance import Sampled, load_process
+from jaxspec.sched.sim.cost import PAPER_SCALE, Cost, StepLoad, load_cost, step_times
+from jaxspec.sched.sim.simulator import Served, Simulation, Stuck
+from jaxspec.sched.sim.tree_simulator import TreeSimulation
+from jaxspec.sched.sim.workload import Synthetic, Workload, join, read_lengths
+from jaxspec.sched.timing import SwapCosts
 
 SYNTHETIC = f"{Synthetic().median:g}:{Synthetic().sigma:g}"
-#: As of the engine (`jaxspec.step.lattice.choices`), whose module imports JAX.
+#: As of the engine (`jaxspec.step.buckets.choices`), whose module imports JAX.
 MIN_LOGIT_SLOTS = 64
 #: Prompt tokens of the step that says what a prompt token costs.
 FULL_STEP = 256
@@ -110,7 +109,7 @@ def run(args: argparse.Namespace) -> Report:
         for note in notes:
             print(note, flush=True)
         begin = time.perf_counter()
-        with options.progress("percent of requests", 100) as advance:
+        with progress("percent of requests", 100) as advance:
             served = simulation.run(advance)
     except (OSError, ValueError, Stuck) as error:
         raise BenchError(explained(error)) from None

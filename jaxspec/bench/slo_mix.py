@@ -17,9 +17,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.bench import options, prompts
+from jaxspec.bench import BenchError, options, prompts
 from jaxspec.bench.client import Target, ask
-from jaxspec.bench.errors import BenchError
 from jaxspec.bench.report import Distribution, Report, Sample, Slo
 
 #: Category -> its target as a multiple of the baseline.

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxspec.bench.errors import BenchError
+from jaxspec.bench import BenchError
 from jaxspec.config import EngineConfig
-from jaxspec.draft.choice import arrange, tree_policy
-from jaxspec.sched.acceptance import Process
-from jaxspec.sched.cost import Cost
-from jaxspec.sched.draft_cost import FREE, draft_cost
-from jaxspec.sched.simulated_drafter import SimulatedDrafter, TreeProcess
+from jaxspec.draft.policies import arrange, tree_policy
+from jaxspec.sched.sim.acceptance import Process
+from jaxspec.sched.sim.cost import Cost
+from jaxspec.sched.sim.draft_cost import FREE, draft_cost
+from jaxspec.sched.sim.drafter import SimulatedDrafter, TreeProcess
+from jaxspec.sched.sim.workload import Workload
 from jaxspec.sched.slo import Slo
-from jaxspec.sched.speculator import Speculator
-from jaxspec.sched.steptimes import StepTimes
-from jaxspec.sched.workload import Workload
+from jaxspec.sched.spec.speculator import Speculator
+from jaxspec.sched.timing import StepTimes
 
 #: Predictors that read the text of a prompt; `auto` is `proxy` wherever one is there.
 READS_TEXT = ("auto", "proxy", "retrieval")

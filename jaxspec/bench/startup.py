@@ -22,9 +22,9 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.bench import options
-from jaxspec.bench.errors import BenchError
+from jaxspec.bench import BenchError, options
 from jaxspec.bench.report import machine, write_json
+from jaxspec.progress import progress
 
 #: Seconds after which a start has failed.
 _LONGEST = 900.0
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """Raises `BenchError` where a process fails."""
     begin = _server if args.kind == "server" else _llm
     starts: list[dict[str, Any]] = []
-    with ExitStack() as stack, options.progress("starts", args.repeats) as advance:
+    with ExitStack() as stack, progress("starts", args.repeats) as advance:
         environment = dict(os.environ)
         if args.cold:
             environment["JAXSPEC_CACHE"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxspec-cold-"))

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.sampling import GREEDY_BELOW
+from jaxspec.sampling_params import GREEDY_BELOW
 from jaxspec.step.batch import Batch
-from jaxspec.step.choose import argmax, clocks
+from jaxspec.step.sampler import argmax, clocks
 
 
 class Level(NamedTuple):

@@ -17,11 +17,11 @@ from flax import nnx
 from jax import lax
 
 from jaxspec.draft.growth import Growth, Level, tempered
-from jaxspec.models.draft import DraftDecoder
+from jaxspec.models.drafter import DraftDecoder
 from jaxspec.step.attention import Earlier
 from jaxspec.step.batch import Batch, BatchShape
+from jaxspec.step.kv_cache import Pool
 from jaxspec.step.layers import Layers
-from jaxspec.step.pool import Pool
 from jaxspec.step.rejection import Drawn
 from jaxspec.step.tree import ancestors
 

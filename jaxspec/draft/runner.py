@@ -14,15 +14,15 @@ from jaxspec.draft.growth import Beam, Growth
 from jaxspec.draft.round import Staged, make_round
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.load.weights import Weights
-from jaxspec.sched.speculator import DEPTH
-from jaxspec.sched.trees.candidates import Candidates
+from jaxspec.sched.spec.speculator import DEPTH
+from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.step.batch import BatchShape, Blanks
+from jaxspec.step.kv_cache import Pool
 from jaxspec.step.layers import Layers
 from jaxspec.step.packing import Tree, pack
-from jaxspec.step.pool import Pool
 from jaxspec.step.profiles import NOT_KEPT, Profile, ProfileStore
 from jaxspec.step.rejection import Drawn
-from jaxspec.step.target import split
+from jaxspec.step.step import split
 from jaxspec.step.warmup import Job
 
 #: A `jax.Device`; that name is a variable to type checkers.
@@ -103,7 +103,7 @@ class DraftRunner:
         self._abstract = jax.tree.map(_abstract, (self._leaves, self.pool, self._shared.drawn))
 
     def overwritten(self, pages: Sequence[int]) -> None:
-        """Nothing is remembered of pages here; see `jaxspec.step.swap.Owner`."""
+        """Nothing is remembered of pages here; see `jaxspec.step.kv_host.Owner`."""
 
     @property
     def widths(self) -> list[int]:

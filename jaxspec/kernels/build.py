@@ -21,7 +21,7 @@ from pathlib import Path
 
 import jax
 
-from jaxspec.cache import cache_folder
+from jaxspec.paths import cache_folder
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """The CPU kernels as JAX functions, to be used inside jit; `load` must have succeeded before.
 
-All numbers are float32, beside pools that are INT8 by channels (`jaxspec.step.quantized_pool`).
+All numbers are float32, beside pools that are INT8 by channels (`jaxspec.step.kv_int8`).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def attention(
 
     -> `[T, heads, dim]` and the logarithm of each softmax's sum `[T, heads]`, to merge it with other parts.
 
-    q `[T, heads, dim]`, k and v `[T, kv_heads, dim]`; keys, values: `jaxspec.step.pool.Pool`; layer, window (0: none)
+    q `[T, heads, dim]`, k and v `[T, kv_heads, dim]`; keys, values of a `kv_cache.Pool`; layer, window (0: none)
     `[]` int32; the rest are fields of `jaxspec.step.batch.Batch`, of which first, nodes, committed and table must be
     in bounds: they are not checked. `channels`: of a quantised pool, scale and zero point of keys, then of values.
     """

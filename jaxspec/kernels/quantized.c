@@ -1,7 +1,7 @@
-/* INT8 by channels of a page (jaxspec/step/quantized.py): reading it, and storing accepted tokens in such a pool.
+/* INT8 by channels of a page (jaxspec/step/kv_int8.py): reading it, and storing accepted tokens in such a pool.
 
    The page that a request is filling is also kept as it was computed, in an open page, and written anew from there with
-   every step (jaxspec/step/quantized_pool.py): so numbers are rounded once. */
+   every step (jaxspec/step/kv_int8.py): so numbers are rounded once. */
 #include <string.h>
 #ifdef __AVX2__
 #include <immintrin.h>

@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxspec.cache import cache_folder
 from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.errors import ModelLoadError
 from jaxspec.extras import install_hint
-from jaxspec.models.load import LoadedModel, ModelLoadError
+from jaxspec.models.load import LoadedModel
+from jaxspec.paths import cache_folder
 from jaxspec.predict import shipped
 from jaxspec.predict.index import LengthIndex
 from jaxspec.predict.predictor import TextPredictor
@@ -43,7 +44,7 @@ def load_proxy(name: str | None, model: str) -> TextPredictor:
 
     Raises `ConfigError`.
     """
-    from jaxspec.predict.proxy import ProxyPredictor  # Flax and the encoder: only where a configuration asks for them
+    from jaxspec.predict.proxy import ProxyPredictor
 
     own = shipped()
     if name is None and (name := DEFAULT.get(model)) not in own:

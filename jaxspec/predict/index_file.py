@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save
 
-from jaxspec.models.load.atomic import replacing
+from jaxspec.models.load.files import replacing
 from jaxspec.predict.index import Rows
 
 FORMAT = "jaxspec-lengths-1"

@@ -1,4 +1,4 @@
-"""What the engine asks of a length predictor."""
+"""What a length predictor is, and the text that it reads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+from tokenizers import Tokenizer
+
+#: Tokens of BERT's input, its two marks included.
+MOST = 512
+
+
+def clip(tokenizer: Tokenizer, text: str, most: int = MOST) -> list[int]:
+    """Ids of `[CLS] … [SEP]`, at most `most`; of a longer text the last tokens stay (SSJF, §3.1: of a conversation in
+    rounds, the latest). Lone surrogates become question marks."""
+    body = tokenizer.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False).ids
+    first, last = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
+    assert first is not None and last is not None, "a BERT tokenizer has both"
+    return [first, *body[max(0, len(body) - (most - 2)) :], last]
 
 
 class TextPredictor(Protocol):

@@ -18,9 +18,9 @@ from tokenizers import Tokenizer
 
 from jaxspec.models.bert import BertEncoder, mean_pool
 from jaxspec.models.length_head import LengthHead, LengthModel
-from jaxspec.predict import file
+from jaxspec.predict import predictor_file as file
 from jaxspec.predict.formulation import Formulation
-from jaxspec.predict.text import MOST, clip
+from jaxspec.predict.predictor import MOST, clip
 
 #: Tokens of a compiled program's rows: a text takes the least that holds it.
 LENGTHS = (32, 64, 128, 256, MOST)

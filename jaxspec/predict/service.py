@@ -1,7 +1,4 @@
-"""Predictions beside the engine: a thread of its own that is asked for them and hands them over between two steps.
-
-A request may run before its prediction is there, and if the predictor fails or hangs, all of them do.
-"""
+"""The length predictor beside the engine: a thread that predicts, and its counters."""
 
 from __future__ import annotations
 
@@ -14,8 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxspec.predict.counts import PredictionCounts
 from jaxspec.predict.predictor import Learner, TextPredictor
+
+
+@dataclass(slots=True)
+class PredictionCounts:
+    """`made` predictions of lengths, `late` ones whose request had ended by then, requests that went `without` because
+    too many waited or the predictor failed, and the seconds that the predictor took, learning included."""
+
+    made: int = 0
+    late: int = 0
+    without: int = 0
+    seconds: float = 0.0
+
 
 log = logging.getLogger(__name__)
 

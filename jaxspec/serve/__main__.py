@@ -44,7 +44,7 @@ def _run(args: argparse.Namespace, config: EngineConfig) -> int:
         _fail(f"can't listen on {args.host} port {args.port}: {e.strerror or e}")
 
     # Imported late: JAX takes a second, and what is wrong with the command line should show at once.
-    from jaxspec.engine import Engine
+    from jaxspec.engine.engine import Engine
     from jaxspec.models.load import ModelLoadError
     from jaxspec.progress import bar
 

@@ -17,25 +17,19 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from jaxspec.sampling import SamplingParams
+from jaxspec.sampling_params import SamplingParams
 from jaxspec.serve.answer import ChatAnswer, CompletionAnswer
 from jaxspec.serve.errors import ApiError, install_handlers
 from jaxspec.serve.guard import BearerAuth, BodyLimit
 from jaxspec.serve.metrics import ServerMetrics
 from jaxspec.serve.prompts import encode, encode_chat, encode_prompts, room
-from jaxspec.serve.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    GenerationRequest,
-    TokenizeRequest,
-)
+from jaxspec.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, GenerationRequest, TokenizeRequest
 from jaxspec.serve.reply import Reply
 from jaxspec.serve.stream import Generation, OutputHub
 from jaxspec.version import __version__
 
 if TYPE_CHECKING:
-    from jaxspec.engine import Engine
+    from jaxspec.engine.engine import Engine
 
 MEGABYTE = 2**20
 

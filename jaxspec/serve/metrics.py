@@ -14,8 +14,8 @@ from jaxspec.outputs import RequestMetrics
 from jaxspec.serve.attainment import AttainmentMetrics
 
 if TYPE_CHECKING:
-    from jaxspec.engine import Engine
-    from jaxspec.stats import EngineStats
+    from jaxspec.engine.engine import Engine
+    from jaxspec.engine.metrics import EngineStats
 
 # Upper bounds in seconds.
 _TO_FIRST = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)

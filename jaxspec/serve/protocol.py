@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator, field_validator, model_validator
 
-from jaxspec.sampling import MAX_LOGPROBS, InvalidRequest, SamplingParams
+from jaxspec.sampling_params import MAX_LOGPROBS, InvalidRequest, SamplingParams
 from jaxspec.serve.errors import ApiError
-from jaxspec.targets import NamedTargets
+from jaxspec.slo import NamedTargets
 
 logger = logging.getLogger("jaxspec.serve")
 

@@ -18,7 +18,7 @@ import uvicorn
 from jaxspec.serve.app import ServerOptions, create_app
 
 if TYPE_CHECKING:
-    from jaxspec.engine import Engine
+    from jaxspec.engine.engine import Engine
 
 #: Seconds that the last bytes of finished answers get to leave.
 _FLUSH = 5

@@ -12,14 +12,14 @@ from starlette.types import Receive
 
 from jaxspec.errors import EngineDead, EngineDraining
 from jaxspec.outputs import OutputDelta
-from jaxspec.sampling import InvalidRequest, SamplingParams
+from jaxspec.sampling_params import InvalidRequest, SamplingParams
 from jaxspec.sched.admission import SloRefused
 from jaxspec.sched.scheduler import QueueFull
 from jaxspec.serve.errors import ApiError
-from jaxspec.targets import NamedTargets, resolve
+from jaxspec.slo import NamedTargets, resolve
 
 if TYPE_CHECKING:
-    from jaxspec.engine import Engine
+    from jaxspec.engine.engine import Engine
 
 #: How long the loop lets outputs gather before it takes them, in seconds: the rest of a step's outputs follow the first
 #: within this, and one wake-up serves them all.

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxspec.step.batch import Batch
-from jaxspec.step.quantized_pool import AnyPool
+from jaxspec.step.kv_int8 import AnyPool
 
 #: Stands for minus infinity, but keeps exp(m - m) finite where nothing was attended to.
 NEVER = -1e30

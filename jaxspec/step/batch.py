@@ -96,7 +96,7 @@ class Batch(NamedTuple):
     written_tree: Any  # [W] whose they are
     written_base: Any  # [W] the position of their first slot
     place: Any  # [T] which of them the node's slot lies in, W: none
-    opened: Any  # [R] the open page (`jaxspec.step.quantized_pool`) that the request is filling
+    opened: Any  # [R] the open page (`jaxspec.step.kv_int8`) that the request is filling
     reread: Any  # [R] 1: it must be read from the pool first
     children: Any  # [C, K] tokens of the draft nodes below it, in the order in which they were drawn; -1: no more
     drawn_from: Any  # [C] row of `Drawn` that they were drawn from, -1: none ([0] if K is 0)

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 from jaxspec.models.config import DecoderConfig
-from jaxspec.models.draft import DraftDecoder
+from jaxspec.models.drafter import DraftDecoder
 from jaxspec.models.llama import Decoder
 from jaxspec.step.attention import Earlier
 from jaxspec.step.batch import Batch
-from jaxspec.step.quantized_pool import AnyPool, P
+from jaxspec.step.kv_int8 import AnyPool, P
 
 #: Keys and values of the step's own tokens, each `[layers, T, kv_heads, head_dim]`.
 NewKV = tuple[jax.Array, jax.Array]
@@ -38,7 +38,7 @@ class Layers(Protocol):
         ...
 
     def drafter(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> DraftDecoder:
-        """The same for a drafter (`jaxspec.models.draft`)."""
+        """The same for a drafter (`jaxspec.models.drafter`)."""
         ...
 
     def run(

@@ -17,12 +17,12 @@ from jax import lax
 
 from jaxspec.kernels import cpu
 from jaxspec.models.config import DecoderConfig
-from jaxspec.models.draft import DraftDecoder
+from jaxspec.models.drafter import DraftDecoder
 from jaxspec.models.llama import Decoder, stacked_weights, window_of
 from jaxspec.step.attention import Earlier, Partial, merge, over_earlier
 from jaxspec.step.batch import Batch
+from jaxspec.step.kv_int8 import AnyPool, P, QuantizedPool
 from jaxspec.step.layers import NewKV
-from jaxspec.step.quantized_pool import AnyPool, P, QuantizedPool
 
 
 class NativeLayers:

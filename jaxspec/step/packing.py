@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxspec.sampling import GREEDY_BELOW
+from jaxspec.sampling_params import GREEDY_BELOW
 from jaxspec.step.batch import Batch, BatchShape, Blanks
-from jaxspec.step.quantized_pool import OpenPages
+from jaxspec.step.kv_int8 import OpenPages
 
 _ZERO, _ONE = np.zeros(1, np.int32), np.ones(1, np.int32)
 

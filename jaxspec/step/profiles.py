@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 
-from jaxspec.models.load.atomic import replacing
+from jaxspec.models.load.files import replacing
 
 log = logging.getLogger(__name__)
 

@@ -1,9 +1,4 @@
-"""Compiling ahead of time: what the first request needs before serving starts, the rest beside it.
-
-No request ever waits for a compilation. A step, or a round of drafting, uses the smallest compiled shape that holds
-it, so an engine can serve as soon as a few shapes are there. A thread compiles the others one by one. The engine's
-thread takes them over and, while it has nothing else to do, measures them.
-"""
+"""Compiling programs ahead of time, in the background too, and counting compilations."""
 
 from __future__ import annotations
 
@@ -12,14 +7,49 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from heapq import heappop, heappush
 from typing import Any
 
-from jaxspec.step.compiles import planned
+import jax.monitoring
+
 from jaxspec.step.profiles import Profile
+
+_here = threading.local()
+
+
+class CompileCounter:
+    """`count` are the compilations so far, without those of `planned` blocks."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, event: str, duration_secs: float, **_: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration" and not getattr(_here, "planned", False):
+            self.count += 1
+
+
+@contextmanager
+def planned() -> Iterator[None]:
+    """Compilations of this thread in the block are ahead of time: no request waits for them."""
+    before, _here.planned = getattr(_here, "planned", False), True
+    try:
+        yield
+    finally:
+        _here.planned = before
+
+
+@lru_cache(maxsize=1)
+def compile_counter() -> CompileCounter:
+    """The process's counter. JAX's listeners are per process and stay registered, so there is one."""
+    counter = CompileCounter()
+    jax.monitoring.register_event_duration_secs_listener(counter)
+    return counter
+
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ import numpy as np
 from flax import nnx
 
 from jaxspec.models.config import DecoderConfig
-from jaxspec.models.draft import DraftDecoder
+from jaxspec.models.drafter import DraftDecoder
 from jaxspec.models.llama import Decoder, Rope, device_weights, window_of
 from jaxspec.step.attention import Earlier, block_pages
 from jaxspec.step.attention import attend as attend_parts
 from jaxspec.step.batch import Batch
+from jaxspec.step.kv_int8 import AnyPool, P, QuantizedPool
 from jaxspec.step.layers import NewKV
-from jaxspec.step.quantized_pool import AnyPool, P, QuantizedPool
 
 
 class XlaLayers:

@@ -22,9 +22,9 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError
 
-from jaxspec.models.load.errors import ModelLoadError
+from jaxspec.errors import ModelLoadError
 from jaxspec.models.load.loaded import LoadedModel, load_converted, save_converted
-from jaxspec.models.load.table import DEFAULT_MODEL, TABLE, Entry, fetch, verify
+from jaxspec.models.load.registry import DEFAULT_MODEL, TABLE, Entry, fetch, verify
 from jaxspec.models.load.tokenizer import Tokenizer
 
 __all__ = ["DEFAULT_MODEL", "TABLE", "LoadedModel", "ModelLoadError", "Tokenizer", "load_model"]
@@ -58,8 +58,7 @@ def _load(name_or_path: str) -> LoadedModel:
             raise ModelLoadError(f"{path}: only .gguf files load alone; give the folder of a Hugging Face model")
         return _load_gguf(path, path.stem)
     if _HUB_ID.match(name_or_path) and path.suffix != ".gguf":
-        from jaxspec.models.load.hf import load_folder
-        from jaxspec.models.load.hub import download
+        from jaxspec.models.load.hf import download, load_folder
 
         return load_folder(download(name_or_path), name_or_path)
     raise ModelLoadError(
@@ -69,7 +68,7 @@ def _load(name_or_path: str) -> LoadedModel:
 
 
 def _load_gguf(path: Path, name: str) -> LoadedModel:
-    from jaxspec.models.load.gguf_file import GGUFFile  # imported late: most starts don't need it
+    from jaxspec.models.load.gguf import GGUFFile
 
     file = GGUFFile(path)
     tokenizer, weights = file.tokenizer(), file.weights()

@@ -16,11 +16,11 @@ from tokenizers import Tokenizer
 from tokenizers.implementations import BertWordPieceTokenizer  # pyright: ignore[reportPrivateImportUsage]
 from tokenizers.models import WordPiece
 
+from jaxspec.errors import ModelLoadError
 from jaxspec.models.bert import ACTIVATIONS, BertConfig, BertEncoder
-from jaxspec.models.load.errors import ModelLoadError
+from jaxspec.models.load.files import filled, shapes_of
 from jaxspec.models.load.hf import SafetensorsFolder, read_json
-from jaxspec.models.load.module import filled, shapes_of
-from jaxspec.models.load.table import ENCODERS, fetch_all
+from jaxspec.models.load.registry import ENCODERS, fetch_all
 from jaxspec.models.load.weights import Weights
 
 #: Our weight, less its layer -> the checkpoint's tensors, less "bert." and "encoder.layer.N."; several are joined.

@@ -9,7 +9,7 @@ from gguf import TokenType
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from jaxspec.models.load.errors import ModelLoadError
+from jaxspec.errors import ModelLoadError
 from jaxspec.models.load.tokenizer import Tokenizer, end_token_ids
 
 _KEY = "tokenizer.ggml."

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jaxspec.errors import ModelLoadError
 from jaxspec.models.config import DecoderConfig, RopeScaling
-from jaxspec.models.load.errors import ModelLoadError
 
 #: `model_type` -> what transformers assumes when config.json leaves a key out.
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -10,8 +10,8 @@ from typing import Any
 
 import tokenizers
 
+from jaxspec.errors import ModelLoadError
 from jaxspec.extras import install_hint
-from jaxspec.models.load.errors import ModelLoadError
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 #: A tokenizer that fits its vocabulary gives this text back.

@@ -1,4 +1,4 @@
-"""A loaded model, and its form on disk that loads without any converting."""
+"""A loaded model, and its converted copy in the cache folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from jaxspec.models.config import DecoderConfig, RopeScaling
-from jaxspec.models.load.atomic import replacing
+from jaxspec.models.load.files import replacing
 from jaxspec.models.load.tokenizer import Tokenizer
 from jaxspec.models.load.weights import Weights
 

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
+from jaxspec.errors import ModelLoadError
 from jaxspec.models.config import DecoderConfig
-from jaxspec.models.load.errors import ModelLoadError
 
 Weights = dict[str, np.ndarray]
 

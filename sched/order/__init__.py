@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxspec.sched.config import PolicyConfig
 from jaxspec.sched.order.aging import Aging
 from jaxspec.sched.order.alise import Alise
 from jaxspec.sched.order.fcfs import Fcfs
@@ -11,8 +12,7 @@ from jaxspec.sched.order.order import Order
 from jaxspec.sched.order.pairwise import OracleComparator, Pairwise
 from jaxspec.sched.order.priority import Priority
 from jaxspec.sched.order.sjf import Sjf
-from jaxspec.sched.policy import PolicyConfig
-from jaxspec.sched.runtime import Runtime
+from jaxspec.sched.timing import Runtime
 
 __all__ = [
     "Aging",

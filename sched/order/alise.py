@@ -6,10 +6,10 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
+from jaxspec.sched.config import AliseSettings
 from jaxspec.sched.order.order import Order
-from jaxspec.sched.policy import AliseSettings
 from jaxspec.sched.request import Request
-from jaxspec.sched.runtime import Runtime
+from jaxspec.sched.timing import Runtime
 
 
 @dataclass(slots=True)

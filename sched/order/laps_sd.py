@@ -7,11 +7,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from jaxspec.sched.config import LapsSdSettings
 from jaxspec.sched.order.order import Order
 from jaxspec.sched.plan import Outcome
-from jaxspec.sched.policy import LapsSdSettings
 from jaxspec.sched.request import Request
-from jaxspec.sched.rounds import RoundCost
+from jaxspec.sched.timing import RoundCost
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
+from jaxspec.sched.length import true_len
 from jaxspec.sched.order.order import Order
-from jaxspec.sched.predict.oracle import true_len
 from jaxspec.sched.request import Request
 
 #: Whether the first of two requests is the shorter one. Asked O(log n) times for each of n that wait.

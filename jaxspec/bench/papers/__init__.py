@@ -9,8 +9,12 @@ from __future__ import annotations
 import argparse
 from importlib.util import find_spec
 
-from jaxspec.bench.errors import BenchError
-from jaxspec.bench.papers import adaserve, alise, laps_sd, spin, ssjf
+from jaxspec.bench import BenchError
+from jaxspec.bench.papers.adaserve import experiment as adaserve
+from jaxspec.bench.papers.alise import experiment as alise
+from jaxspec.bench.papers.laps_sd import experiment as laps_sd
+from jaxspec.bench.papers.spin import experiment as spin
+from jaxspec.bench.papers.ssjf import experiment as ssjf
 from jaxspec.extras import install_hint
 
 PAPERS = {"ssjf": ssjf, "laps_sd": laps_sd, "alise": alise, "adaserve": adaserve, "spin": spin}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.bench.errors import BenchError
+from jaxspec.bench import BenchError
 from jaxspec.bench.report import write_json
 
 

@@ -16,10 +16,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.bench import options, prompts
-from jaxspec.bench.errors import BenchError
+from jaxspec.bench import BenchError, options, prompts
 from jaxspec.bench.peers.worker import Worker
 from jaxspec.bench.report import machine, write_json
+from jaxspec.progress import progress
 
 HERE = Path(__file__).parent
 #: Cores that others may keep busy in a turn before its time is worth little.
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     """Prints and writes the comparison. Raises `BenchError` when an engine doesn't start or dies."""
     from jaxspec.config import parse_overrides
     from jaxspec.models.load import DEFAULT_MODEL, ModelLoadError
-    from jaxspec.models.load.table import TABLE, fetch
+    from jaxspec.models.load.registry import TABLE, fetch
 
     model = args.model or DEFAULT_MODEL
     try:
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             f"{args.batch} prompts × {args.max_tokens} tokens": [ids[i % len(ids)] for i in range(args.batch)],
         }
         results = {}
-        with options.progress("turns", 2 * len(scenarios) * (args.repeats + 1)) as advance:
+        with progress("turns", 2 * len(scenarios) * (args.repeats + 1)) as advance:
             for name, given in scenarios.items():
                 turn = {"prompts": given, "max_tokens": args.max_tokens}
                 results[name] = alternate((ours, theirs), turn, args.repeats, advance)

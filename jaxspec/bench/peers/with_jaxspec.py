@@ -18,7 +18,7 @@ def make(settings: dict[str, Any]) -> Answer:
     from jaxspec.bench.options import WARM
     from jaxspec.llm import LLM
     from jaxspec.models.load.tokenizer import chat_ids
-    from jaxspec.sampling import SamplingParams
+    from jaxspec.sampling_params import SamplingParams
 
     chosen = {**WARM, "prefix_caching": False, "draft": [], **settings["overrides"]}
     llm = LLM(model=settings["model"], show_progress=True, **chosen)

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from jaxspec.bench.errors import BenchError
+from jaxspec.bench import BenchError
 
 
 class Worker:

@@ -1,0 +1,332 @@
+"""LAPS-SD (Li et al. 2025): requests under speculative decoding by attained service, then by perceived execution time.
+
+LLaMA-7B with LLaMA-68M on an L20, one request at a time (§3, §5.1), N requests at once, chains of 8 drafts as in
+SpecInfer, whose setup the paper follows. Lengths are those of the prompt files' answers, at four characters a token.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxspec.bench import BenchError, options, plot, prompts
+from jaxspec.bench.papers import page
+from jaxspec.bench.papers.laps_sd.perception import estimation_error
+from jaxspec.bench.papers.serving import engines, mean_jct, simulate, turns
+from jaxspec.errors import explained
+from jaxspec.progress import progress
+from jaxspec.sched.config import PolicyConfig
+from jaxspec.sched.sim import arrivals
+from jaxspec.sched.sim.acceptance import Process, Sampled
+from jaxspec.sched.sim.cost import LLAMA_7B_L20, Linear, StepLoad
+from jaxspec.sched.sim.workload import Lengths, Workload, join, read_lengths
+
+COUNTS = (10, 20, 30, 40, 50)
+QUEUES = (2, 3, 4, 5, 6, 8, 10)
+SPREADS = (0.0, 0.1, 0.2, 0.3, 0.4)
+#: γ and δ, which the paper does not give. The first serves best of those tried; with the last, requests become stable
+#: as late as in the paper's Fig. 3, and the estimates are as good as in its Fig. 7: see docs/results/laps_sd.md.
+STABILITY = ((3, 0.1), (5, 0.05), (10, 0.02))
+#: SpecInfer's requests end after so many tokens.
+CAP = 128
+REPEATS, DRAFTS = 40, 8
+LP_SJF, LAS, LAPS_SD, LATE, KNOWN = "LP-SJF", "LAS", "LAPS-SD", "LAPS-SD, stable late", "execution time known"
+FCFS, TYPICAL, MIXED = "FCFS", "LAPS-SD, unknown as typical", "mixed"
+#: Chance that a draft token is right after the one before. SpecInfer (Miao et al. 2024), Table 2: chains of 8 of
+#: LLaMA-68M give LLaMA-7B 2.73 tokens a verification on Chatbot Instruction Prompts, that is 0.64. LAPS-SD §5.2 says
+#: that MBPP's requests have higher rates (assumed: 0.75) and nothing of MiniThinky (taken as the first). How they
+#: differ between requests and settle, the paper shows for three requests and gives no numbers: the spread, and
+#: wandering that has died down after some 150 tokens as in its Fig. 3, are assumptions.
+PROCESSES = {
+    "chat": Process(0.64, 0.15, wander=1.0, settle=50), "code": Process(0.75, 0.12, wander=1.0, settle=50),
+    "math": Process(0.64, 0.15, wander=1.0, settle=50),
+}  # fmt: skip
+TITLES = {"chat": "Chatbot Instruction Prompts", "code": "MBPP", "math": "MiniThinky"}
+#: §5.2: LP-SJF is 1.47 times slower, LAPS-SD reduces the mean latency of LAS by 31 %; Fig. 7: mean errors in per cent.
+PAPER_LP_SJF, PAPER_LAS = 100 * (1 - 1 / 1.47), 31.0
+PAPER_ERROR = {"chat": 7.63, "code": 11.21, "math": 8.51}
+#: A switch every 80 ms of service makes the switching of LAS what Fig. 2 shows (see `sched/sim/cost.py`).
+QUANTUM_MS = 80.0
+
+Curves = dict[str, dict[str, float]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    data = parser.add_argument_group("data", 'JSONL of {"turns": [text], "reference": text}')
+    data.add_argument("--chat", required=True, metavar="JSONL", help="for Chatbot Instruction Prompts (alpaca_gpt4)")
+    data.add_argument("--code", required=True, metavar="JSONL", help="MBPP")
+    data.add_argument("--math", required=True, metavar="JSONL", help="for MiniThinky (math500)")
+    scale = "of --engine: of the answers' lengths (0.5)"
+    data.add_argument("--engine-scale", type=options.positive, default=0.5, metavar="X", help=scale)
+    data.add_argument("--engine-draft", default="ngram", metavar="D", help="of --engine: the drafter (ngram)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises `BenchError` where the data cannot be read or nothing can be run."""
+    out = Path(args.out)
+    try:
+        tables = {name: read_lengths(getattr(args, name)) for name in PROCESSES}
+        texts = {name: prompts.load(getattr(args, name)) for name in PROCESSES}
+    except (OSError, ValueError) as error:
+        raise BenchError(explained(error)) from None
+    if args.engine:
+        kind, numbers = "engine", on_engine(args, tables, texts)
+    else:
+        kind, numbers = "simulated", simulated(args, tables)
+    kept = page.keep(out / "laps_sd.json", kind, numbers, args.json)
+    page.write(out / "laps_sd.md", "LAPS-SD", sections(kept))
+    if kind == "simulated":
+        draw(out, kept["simulated"])
+    return 0
+
+
+# --- simulated --------------------------------------------------------------------------------------------------------
+
+
+def orders(
+    queues: int = 4, stability: tuple[int, float] = STABILITY[0], cost: Linear = LLAMA_7B_L20
+) -> dict[str, PolicyConfig]:
+    """The policies of Fig. 5, lengths known to all who ask; and what knowing the execution time would give."""
+    verify = cost.seconds(StepLoad(1 + DRAFTS))
+    laps = {
+        "queues": queues, "draft_tokens": DRAFTS, "draft_token_ms": 1e3 * cost.draft_level, "verify_ms": 1e3 * verify,
+        **stable_at(stability),
+    }  # fmt: skip
+    settings: dict[str, dict[str, Any]] = {
+        LP_SJF: {"order": "sjf", "predictor": "oracle"},
+        LAS: {"order": "las", "las": {"quantum_ms": QUANTUM_MS}},
+        LAPS_SD: {"order": "laps_sd", "predictor": "oracle", "laps_sd": laps},
+        LATE: {"order": "laps_sd", "predictor": "oracle", "laps_sd": {**laps, **stable_at(STABILITY[-1])}},
+        KNOWN: {"order": "laps_sd", "predictor": "oracle", "laps_sd": {**laps, "acceptance": "oracle"}},
+        TYPICAL: {"order": "laps_sd", "predictor": "oracle", "laps_sd": {**laps, "unknown": "typical"}},
+    }
+    return {name: PolicyConfig.model_validate(given) for name, given in settings.items()}
+
+
+def stable_at(stability: tuple[int, float]) -> dict[str, Any]:
+    """γ and δ as settings."""
+    return {"window": stability[0], "tolerance": stability[1]}
+
+
+def simulated(args: argparse.Namespace, tables: Mapping[str, Lengths]) -> dict[str, Any]:
+    """Mean latencies in seconds."""
+    repeats, seed = args.repeats or REPEATS, args.seed
+    free = replace(LLAMA_7B_L20, swap=0.0)
+    chat, chats = tables["chat"], PROCESSES["chat"]
+    equal = Lengths(chat.input, np.full(len(chat), CAP), chat.predicted)
+    total = len(tables) * (len(COUNTS) + 3 * len(QUEUES) + len(STABILITY)) + 2 * len(SPREADS) + len(STABILITY) + 2
+    with progress("experiments", total) as advance:
+
+        def point(
+            table: Lengths,
+            process: Process,
+            count: int,
+            policies: Mapping[str, PolicyConfig] | None = None,
+            **more: Any,
+        ) -> dict[str, float]:
+            advance()
+            return mean_latency(table, process, count, policies or orders(), repeats=repeats, seed=seed, **more)
+
+        by_count = {name: {str(n): point(tables[name], PROCESSES[name], n) for n in COUNTS} for name in tables}
+        by_queues: dict[str, dict[str, dict[str, float]]] = {}
+        errors: dict[str, dict[str, dict[str, float | None]]] = {}
+        for name, table in tables.items():
+            process = PROCESSES[name]
+            by_queues[name] = {
+                str(n): {str(k): point(table, process, n, {LATE: orders(k)[LATE]})[LATE] for k in QUEUES}
+                for n in (10, 30, 50)
+            }
+            errors[name] = {}
+            for given in STABILITY:
+                settings = orders(stability=given)[LAPS_SD].laps_sd
+                found = estimation_error(table, process, LLAMA_7B_L20, settings, 40 * repeats, seed)
+                errors[name][str(given[1])] = found
+                advance()
+        by_spread = {
+            "lengths of the answers": {str(s): point(chat, replace(chats, spread=s), 30) for s in SPREADS},
+            f"{CAP} tokens each": {str(s): point(equal, replace(chats, spread=s), 30) for s in SPREADS},
+        }
+        variations = {
+            f"γ = {given[0]}, δ = {given[1]}": point(chat, chats, 30, orders(stability=given)) for given in STABILITY
+        } | {
+            "switching costs nothing": point(chat, chats, 30, cost=free),
+            "LP-SJF's lengths wrong by σ = 0.5": point(chat, chats, 30, noise=0.5),
+        }
+    return {
+        "repeats": repeats, "by_count": by_count, "by_queues": by_queues, "by_spread": by_spread, "errors": errors,
+        "variations": variations,
+    }  # fmt: skip
+
+
+def mean_latency(
+    table: Lengths, process: Process, count: int, policies: Mapping[str, PolicyConfig], repeats: int, seed: int,
+    cost: Linear = LLAMA_7B_L20, noise: float = 0.0,
+) -> dict[str, float]:  # fmt: skip
+    """Mean over `repeats` under each policy, of the same requests with the same rounds.
+
+    With `noise`, LP-SJF sees lengths with a log-normal error of that size.
+    """
+    found: dict[str, list[float]] = {name: [] for name in policies}
+    for repeat in range(repeats):
+        for name, policy in policies.items():
+            rng = np.random.default_rng([seed, count, repeat])
+            work = join(arrivals.burst(count), table, 32, rng)
+            drafts = Sampled(process, count, rng)
+            if noise and name == LP_SJF:
+                policy = policy.model_copy(update={"predictor": "noisy_oracle", "predictor_noise": noise})
+            found[name].append(float(simulate(policy, 1, work, cost, drafts, DRAFTS).jct.mean()))
+    return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+def reduction(latencies: Mapping[str, float], baseline: str, order: str = LAPS_SD) -> float:
+    """Of the mean latency against `baseline`, in per cent."""
+    return 100 * (1 - latencies[order] / latencies[baseline])
+
+
+# --- on the engine ----------------------------------------------------------------------------------------------------
+
+
+def on_engine(
+    args: argparse.Namespace, tables: Mapping[str, Lengths], texts: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    """Mean latencies in seconds, `{data: {order: [turns]}}`: real prompts, 32 of all three kinds and 20 of each.
+
+    Answers have the files' answers' lengths, scaled; the oracles know them: requests ask for just so many tokens.
+    """
+    from jaxspec.config import ConfigError, parse_overrides
+    from jaxspec.models.load.tokenizer import chat_ids
+
+    try:
+        more = parse_overrides(args.set)
+    except ConfigError as error:
+        raise BenchError(str(error)) from None
+    repeats = args.repeats or 5
+    counts = {MIXED: 32, **dict.fromkeys(tables, 20)}
+    limits = {"max_num_seqs": 1, "draft": [args.engine_draft], "tree": "chain", "draft_levels": DRAFTS}
+    presets = {
+        FCFS: {"order": "fcfs"},
+        LP_SJF: {"order": "sjf", "predictor": "oracle"},
+        LAS: {"order": "las"},
+        LAPS_SD: {"order": "laps_sd", "predictor": "oracle", "laps_sd": stable_at(STABILITY[0])},
+        TYPICAL: {
+            "order": "laps_sd",
+            "predictor": "oracle",
+            "laps_sd": {**stable_at(STABILITY[0]), "unknown": "typical"},
+        },
+    }
+    results: dict[str, Any] = {}
+    with (
+        progress("turns", len(counts) * len(presets) * (repeats + 1)) as advance,
+        engines({name: {**limits, **order, **more} for name, order in presets.items()}, args.model) as loaded,
+    ):
+        tokenizer = next(iter(loaded.values())).tokenizer
+        for name, count in counts.items():
+
+            def workload(repeat: int, kind: str = name, count: int = count) -> tuple[Workload, list[list[int]]]:
+                rng = np.random.default_rng([args.seed, repeat])
+                kinds = list(tables) if kind == MIXED else [kind]
+                drawn = [kinds[i % len(kinds)] for i in range(count)]
+                rng.shuffle(drawn)
+                ids = [chat_ids(tokenizer, prompts.choose(texts[k], 1, rng)[0]) for k in drawn]
+                short = np.array([args.engine_scale * rng.choice(tables[k].output) for k in drawn])
+                lengths = np.maximum(1, np.round(short)).astype(int)
+                return Workload(np.zeros(count), np.array([len(i) for i in ids]), lengths, np.full(count, np.nan)), ids
+
+            measured = turns(loaded, workload, repeats, advance)
+            results[name] = {order: [mean_jct(turn) for turn in own] for order, own in measured.items()}
+    return {"requests": counts, "scale": args.engine_scale, "draft": args.engine_draft, "latency": results}
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def sections(kept: Mapping[str, Any]) -> dict[str, str]:
+    """The page's tables, of what has been run."""
+    simulated, engine = kept.get("simulated"), kept.get("engine")
+    rows = []
+    for name, title in TITLES.items():
+        for base, paper in ((LP_SJF, PAPER_LP_SJF), (LAS, PAPER_LAS)):
+            cells = [f"{title}, against {base}", page.percent(paper)]
+            if simulated:
+                points = simulated["by_count"][name].values()
+                found = [[reduction(p, base, order) for p in points] for order in (LAPS_SD, LATE, TYPICAL, KNOWN)]
+                cells += [f"{np.mean(v):.1f} % ({min(v):.0f} … {max(v):.0f})" for v in found]
+            else:
+                cells += ["–"] * 4
+            cells.append(gain(engine["latency"][name], base, LAPS_SD) if engine else "–")
+            rows.append(cells)
+    kinds = [f"γ = {window}, δ = {tolerance}" for window, tolerance in (STABILITY[0], STABILITY[-1])]
+    header = ["mean latency, reduction (Fig. 5)", "paper", *(f"simulated, {kind}" for kind in kinds)]
+    header += ["simulated, unknown as typical", "simulated, execution time known", "engine"]
+    out = {"latency": page.table(header, rows)}
+    if engine:
+        titles = {MIXED: "all three kinds, mixed", **TITLES}
+        rows = [
+            [f"{titles[name]}, {engine['requests'][name]} requests", order, f"{np.median(found[order]):.2f}"]
+            + [gain(found, base, order) if base != order else "–" for base in (FCFS, LP_SJF, LAS)]
+            for name, found in engine["latency"].items()
+            for order in found
+        ]
+        header = ["engine", "order", "mean latency, s", "against FCFS", "against LP-SJF", "against LAS"]
+        out["engine"] = page.table(header, rows)
+    return out | simulated_sections(simulated) if simulated else out
+
+
+def gain(latencies: Mapping[str, Sequence[float]], base: str, order: str) -> str:
+    """Median over the turns of an order's reduction of the mean latency, in per cent, and the range."""
+    turns = [100 * (1 - own / other) for own, other in zip(latencies[order], latencies[base], strict=True)]
+    return f"{np.median(turns):.1f} % ({min(turns):.0f} … {max(turns):.0f})"
+
+
+def simulated_sections(simulated: Mapping[str, Any]) -> dict[str, str]:
+    out: dict[str, str] = {}
+    rows = []
+    for name, title in TITLES.items():
+        for n, latencies in simulated["by_queues"][name].items():
+            best = min(latencies, key=lambda k: latencies[k])
+            rows.append([f"{title}, {n} requests", *(f"{latencies[str(k)]:.1f}" for k in QUEUES), best])
+    out["queues"] = page.table(["mean latency, s, by queues (Fig. 6)", *map(str, QUEUES), "best"], rows)
+    rows = []
+    for name, title in TITLES.items():
+        for (window, _), (tolerance, found) in zip(STABILITY, simulated["errors"][name].items(), strict=True):
+            shares = [page.percent(100 * found[key]) for key in ("perceived", "stable_after")]
+            what = f"{title}, γ = {window}, δ = {tolerance}"
+            rows.append([what, page.percent(PAPER_ERROR[name]), page.percent(found["mean"]), *shares])
+    header = ["error of the estimated execution time (Fig. 7)", "paper", "simulated", "requests that become stable"]
+    out["errors"] = page.table([*header, "after, of their rounds"], rows)
+    rows = []
+    for lengths, points in simulated["by_spread"].items():
+        for base, order in ((LP_SJF, LAPS_SD), (LP_SJF, TYPICAL), (LP_SJF, KNOWN), (LAS, LAPS_SD)):
+            found = [page.percent(reduction(points[str(s)], base, order)) for s in SPREADS]
+            rows.append([f"{lengths}: {order} against {base}", *found])
+    out["spread"] = page.table(["reduction, by the spread of acceptance", *map(str, SPREADS)], rows)
+    rows = [
+        [name, *(page.percent(reduction(point, base)) for base in (LP_SJF, LAS))]
+        for name, point in simulated["variations"].items()
+    ]
+    out["variations"] = page.table(["Chatbot Instruction Prompts, 30 requests", "against LP-SJF", "against LAS"], rows)
+    return out
+
+
+def draw(out: Path, simulated: Mapping[str, Any]) -> None:
+    """Figures 5 and 6 as PNG files beside the page."""
+    panels = {
+        TITLES[name]: {
+            order: [(float(n), point[order]) for n, point in points.items()]
+            for order in (LP_SJF, LAS, LAPS_SD, LATE, TYPICAL)
+        }
+        for name, points in simulated["by_count"].items()
+    }
+    plot.curves(out / "laps_sd_latency.png", panels, "requests", "mean latency, s")
+    panels = {
+        TITLES[name]: {
+            f"{n} requests": [(float(k), s) for k, s in latencies.items()] for n, latencies in by_count.items()
+        }
+        for name, by_count in simulated["by_queues"].items()
+    }
+    plot.curves(out / "laps_sd_queues.png", panels, "queues", "mean latency, s")

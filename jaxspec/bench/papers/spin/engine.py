@@ -1,0 +1,209 @@
+"""SPIN's choice of drafters on the engine: real prompts of several kinds, the drafters beside one another."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxspec.bench import BenchError, options, prompts
+from jaxspec.bench.papers.serving import engines
+from jaxspec.config import ConfigError, EngineConfig, parse_overrides
+from jaxspec.draft.policies import arrange, tree_policy
+from jaxspec.errors import explained
+from jaxspec.outputs import SpeculationCounts
+from jaxspec.progress import progress
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.sched.request import Request
+from jaxspec.sched.spec.draft_choice import SwitchCost, Unlearned
+from jaxspec.sched.spec.speculator import Speculator
+
+if TYPE_CHECKING:
+    from jaxspec.llm import LLM
+
+#: The drafters of the package, the smallest first.
+DRAFTERS = ("ngram", "smollm2-eagle-small", "smollm2-eagle", "smollm2-eagle-large")
+NONE, ORACLE = "no drafts", "oracle"
+#: Kinds of prompts, and the options that name their files.
+KINDS = {"chat": "alpaca", "code": "code", "maths": "maths"}
+#: Fig. 4's: what drafts for all batch sizes, and how many levels where the shape is the same for all.
+CHAIN: Mapping[str, Any] = {"draft": "smollm2-eagle", "levels": 3}
+#: Names of the policies beside each drafter alone, and their settings.
+CHOICES: Mapping[str, Mapping[str, Any]] = {
+    "greedy": {"draft_choice": "greedy"},
+    "epsilon_greedy": {"draft_choice": "epsilon_greedy"},
+    "lbss": {"draft_choice": "lbss"},
+    "fastest": {"draft_choice": "fastest"},
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    engine = parser.add_argument_group("of --engine")
+    engine.add_argument("--engine-prompts", type=options.count, default=12, metavar="N", help="of each kind (12)")
+    engine.add_argument("--engine-seats", type=options.count, default=4, metavar="N", help="requests at once (4)")
+    engine.add_argument("--engine-tokens", type=options.count, default=96, metavar="N", help="of an answer (96)")
+    engine.add_argument(
+        "--engine-batches", type=options.count, nargs="*", default=(1, 2, 4, 8, 16, 32), metavar="N",
+        help="batch sizes of Fig. 4 (1 2 4 8 16 32; none: left out)",
+    )  # fmt: skip
+
+
+class Given(Unlearned):
+    """Each request's drafter by what is known of its prompt: the oracle."""
+
+    def __init__(self, best: Mapping[tuple[int, ...], int]) -> None:
+        self._best = best
+
+    def assign(self, requests: Sequence[Request], cost: SwitchCost) -> list[int | None]:
+        return [self._best[tuple(r.tokens[: r.prompt_len])] for r in requests]
+
+
+@dataclass(slots=True)
+class Bench:
+    """An engine on which contenders take turns, each with what it has learned in its own."""
+
+    llm: LLM
+    ids: Sequence[Sequence[int]]
+    kinds: Sequence[str]
+    params: SamplingParams
+    contenders: dict[str, Speculator | None] = field(default_factory=dict)
+    #: By drafter alone, each request's output tokens a second while decoding `[turns, requests]`.
+    alone: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    best: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+    @property
+    def drafters(self) -> list[str]:
+        return [name for name in self.contenders if name in DRAFTERS]
+
+    def contender(self, names: Sequence[str], **settings: Any) -> Speculator:
+        """Those of the engine's drafters, under these settings."""
+        config, speculator = self.llm.engine.config, self.llm.engine.speculator
+        assert speculator is not None
+        asked = EngineConfig.load(None, **settings)
+        config = config.model_copy(update={name: getattr(asked, name) for name in settings})
+        there = {d.name: d for d in speculator.drafters}
+        step = speculator.step
+        return arrange(config, [there[name] for name in names], step, tree_policy(config, step))
+
+    def choices(self) -> None:
+        """No drafts, each drafter alone, each policy, and the oracle."""
+        oracle = self.contender(DRAFTERS)
+        oracle.choice = Given(self.best)
+        self.contenders = {
+            NONE: None, **{name: self.contender([name]) for name in DRAFTERS},
+            **{name: self.contender(DRAFTERS, **settings) for name, settings in CHOICES.items()}, ORACLE: oracle,
+        }  # fmt: skip
+
+    def turn(self, name: str, ids: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
+        """All requests served by one contender, or those of `ids`."""
+        speculator = self.contenders[name]
+        if name == ORACLE:
+            rates = np.array([np.median(self.alone[d], axis=0) for d in self.drafters])
+            self.best.update(zip(map(tuple, self.ids), rates.argmax(0).tolist(), strict=True))
+        self.llm.engine.speculator = speculator
+        switched = (speculator.switches, speculator.switch_seconds) if speculator else (0, 0.0)
+        begun = time.perf_counter()
+        outputs = self.llm.generate(ids or self.ids, self.params)
+        seconds = time.perf_counter() - begun
+        tokens = sum(len(o.outputs[0].token_ids) for o in outputs)
+        rates = np.array([1 / o.metrics.tpot if o.metrics.tpot else np.nan for o in outputs])
+        counts = SpeculationCounts()
+        for output in outputs:
+            counts.merge(output.metrics.speculation)
+        found = {
+            "goodput": tokens / seconds, "accepted": counts.mean_accepted_length,
+            "drafted": counts.verifications / tokens, "seconds": seconds,
+            "switches": speculator.switches - switched[0] if speculator else 0,
+            "switch_seconds": speculator.switch_seconds - switched[1] if speculator else 0.0,
+        }  # fmt: skip
+        if ids:
+            return found
+        if name in DRAFTERS:
+            self.alone.setdefault(name, []).append(np.nan_to_num(rates))
+        kinds = np.array(self.kinds)
+        return found | {kind: float(np.nanmean(rates[kinds == kind])) for kind in sorted({*self.kinds})}
+
+    def compare(self, repeats: int, advance: Callable[[], None]) -> dict[str, Any]:
+        """By contender, what each of the interleaved turns gave after one that warms up."""
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in self.contenders}
+        for repeat in range(repeats + 1):
+            for name, turns in found.items():
+                one = self.turn(name)
+                turns += [one] if repeat else []
+                advance()
+        return columns(found)
+
+    def batches(self, sizes: Sequence[int], repeats: int, advance: Callable[[], None]) -> dict[str, Any]:
+        """By batch size and contender, requests coming in batches that run to their end (Fig. 4)."""
+        found = {}
+        for size in sizes:
+            own: dict[str, list[dict[str, Any]]] = {name: [] for name in self.contenders}
+            for repeat in range(repeats + 1):
+                first = repeat * size % len(self.ids)
+                ids = [self.ids[(first + i) % len(self.ids)] for i in range(size)]
+                for name, turns in own.items():
+                    one = self.turn(name, ids)
+                    turns += [one] if repeat else []
+                    advance()
+            found[str(size)] = columns(own)
+        return found
+
+
+def columns(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    return {name: {key: [turn[key] for turn in turns] for key in turns[0]} for name, turns in found.items()}
+
+
+def read(args: argparse.Namespace, rng: np.random.Generator) -> list[tuple[str, str]]:
+    """(kind, prompt) of every request. Raises OSError or ValueError."""
+    files = {kind: path for kind, option in KINDS.items() if (path := getattr(args, option))}
+    if not files:
+        return [("built-in", text) for text in prompts.choose(prompts.PROMPTS, 3 * args.engine_prompts, rng)]
+    return [
+        (kind, text)
+        for kind, path in files.items()
+        for text in prompts.choose(prompts.load(path), args.engine_prompts, rng)
+    ]
+
+
+def on_engine(args: argparse.Namespace) -> dict[str, Any]:
+    """Goodput (accepted tokens, the target's own among them, per second) of each contender by turn, and Fig. 4's."""
+    from jaxspec.models.load.tokenizer import chat_ids
+
+    rng = np.random.default_rng(args.seed)
+    try:
+        texts = read(args, rng)
+        more = parse_overrides(args.set)
+    except (ConfigError, OSError, ValueError) as error:
+        raise BenchError(explained(error)) from None
+    sizes, repeats = args.engine_batches, args.repeats or 3
+    common = {"draft": list(DRAFTERS), "prefix_caching": False, "max_model_len": 2048, **more}
+    presets = {"choices": {**common, "max_num_seqs": args.engine_seats}}
+    if sizes:
+        presets["batches"] = {**common, "draft": [CHAIN["draft"]], "max_num_seqs": max(sizes)}
+    with engines(presets, args.model) as loaded:
+        order = rng.permutation(len(texts)).tolist()
+        ids = [chat_ids(loaded["choices"].tokenizer, texts[i][1]) for i in order]
+        params = SamplingParams(temperature=0, max_tokens=args.engine_tokens)
+        bench = {name: Bench(llm, ids, [texts[i][0] for i in order], params) for name, llm in loaded.items()}
+        choices = bench["choices"]
+        choices.choices()
+        with progress("turns", (repeats + 1) * (len(choices.contenders) + 3 * len(sizes))) as advance:
+            found = choices.compare(repeats, advance)
+            by_size = {}
+            if sizes:
+                own = bench["batches"]
+                own.contenders = {
+                    NONE: None, "chain": own.contender([CHAIN["draft"]], tree="chain", draft_levels=CHAIN["levels"]),
+                    "auto": own.contender([CHAIN["draft"]]),
+                }  # fmt: skip
+                by_size = own.batches(sizes, repeats, advance)
+        picked = Counter(choices.drafters[i] for i in choices.best.values())
+    return {
+        "prompts": len(ids), "seats": args.engine_seats, "tokens": args.engine_tokens, "systems": found,
+        "best": dict(picked), "batches": by_size,
+    }  # fmt: skip

@@ -1,0 +1,66 @@
+"""Draft models chosen by what is not known: how well each one guesses for each request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxspec.bench.papers.spin.difficulty import accepted
+from jaxspec.sched.request import Request
+from jaxspec.sched.spec.draft_choice import DraftChoice, SwitchCost, Unlearned, match
+
+
+class Oracle(Unlearned):
+    """SPIN's Eq. 3 to 5 solved with true goodputs: each request's tokens by its own draft model's round and a step."""
+
+    def __init__(
+        self, rates: np.ndarray, rounds: Sequence[float], step: Callable[[], float], limits: Sequence[int]
+    ) -> None:
+        self._tokens, self._rounds = 1 + accepted(rates), np.asarray(rounds)
+        self._step, self._limits = step, limits
+
+    def assign(self, requests: Sequence[Request], cost: SwitchCost) -> list[int | None]:
+        return match(self._tokens[[int(r.id) for r in requests]] / (self._rounds + self._step()), self._limits)
+
+
+class Together(Unlearned):
+    """The same where a step waits for all drafts: of the draft models that are no slower than one of them, each request
+    has the one that guesses best; that one is the best for the sum."""
+
+    def __init__(self, rates: np.ndarray, rounds: Sequence[float], step: Callable[[], float]) -> None:
+        self._accepted, self._step = accepted(rates), step
+        self._order = np.argsort(rounds)
+        self._rounds = np.asarray(rounds)[self._order]
+
+    def assign(self, requests: Sequence[Request], cost: SwitchCost) -> list[int | None]:
+        if not requests:
+            return []
+        known = self._accepted[[int(r.id) for r in requests]][:, self._order]
+        speeds = (1 + np.maximum.accumulate(known, axis=1)).sum(0) / (self._rounds + self._step())
+        return self._order[known[:, : int(speeds.argmax()) + 1].argmax(1)].tolist()
+
+
+class Heard:
+    """A choice, and what was told to it: goodput as the paper's bandit counts it, each slot as long as its own drafting
+    and the verification, whoever else is waited for."""
+
+    def __init__(self, choice: DraftChoice) -> None:
+        self._choice = choice
+        self.tokens, self.seconds = 0, 0.0
+
+    def assign(self, requests: Sequence[Request], cost: SwitchCost) -> list[int | None]:
+        return self._choice.assign(requests, cost)
+
+    def share(self, step: float, rounds: Sequence[float]) -> None:
+        self._choice.share(step, rounds)
+
+    def observe(self, request: Request, drafter: int | None, tokens: int, seconds: float) -> None:
+        self.tokens, self.seconds = self.tokens + tokens, self.seconds + seconds
+        self._choice.observe(request, drafter, tokens, seconds)
+
+    def ahead(self, request: Request) -> int | None:
+        return self._choice.ahead(request)
+
+    def forget(self, request: Request) -> None:
+        self._choice.forget(request)

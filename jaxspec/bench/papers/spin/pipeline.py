@@ -1,0 +1,87 @@
+"""SPIN's pipeline on the engine (Fig. 13): a drafter on a device of its own, and steps in micro-batches."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from jaxspec.bench import BenchError, options, prompts
+from jaxspec.bench.papers.serving import engines
+from jaxspec.config import ConfigError, parse_overrides
+from jaxspec.errors import explained
+from jaxspec.progress import progress
+from jaxspec.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxspec.llm import LLM
+
+#: How often a step is cut, by name; None: as the heuristic has it.
+PARTS: Mapping[str, int | None] = {"1": 1, "2": 2, "3": 3, "4": 4, "5": 5, "6": 6, "heuristic": None}
+APART, BESIDE = "device of its own", "the target's device"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    pipeline = parser.add_argument_group(
+        "of --pipeline",
+        "The drafter gets a device of its own. On a CPU: XLA_FLAGS='--xla_force_host_platform_device_count=2"
+        " --xla_cpu_multi_thread_eigen=false' JAXSPEC_THREADS=1, so that each has one core.",
+    )
+    pipeline.add_argument(
+        "--pipeline-draft", default="truncated:15", metavar="D", help="a draft model (truncated:15, half of the target)"
+    )
+    pipeline.add_argument("--pipeline-levels", type=options.count, default=4, metavar="N", help="of its chains (4)")
+    pipeline.add_argument("--pipeline-seats", type=options.count, default=16, metavar="N", help="requests at once (16)")
+    pipeline.add_argument("--pipeline-tokens", type=options.count, default=32, metavar="N", help="of an answer (32)")
+
+
+def pipelined(args: argparse.Namespace) -> dict[str, Any]:
+    """By where the drafter is and by the number of micro-batches, output tokens a second of each interleaved turn and
+    the target's steps. Raises `BenchError` with one device only."""
+    import jax
+
+    from jaxspec.models.load.tokenizer import chat_ids
+
+    if len(jax.devices()) < 2:
+        raise BenchError("--pipeline needs two devices; for a CPU see --help")
+    try:
+        texts = prompts.load(args.alpaca) if args.alpaca else list(prompts.PROMPTS)
+        more = parse_overrides(args.set)
+    except (ConfigError, OSError, ValueError) as error:
+        raise BenchError(explained(error)) from None
+    common = {
+        "draft": [args.pipeline_draft], "tree": "chain", "draft_levels": args.pipeline_levels,
+        "max_num_seqs": args.pipeline_seats, "max_model_len": 1024, **more,
+    }  # fmt: skip
+    presets = {APART: {**common, "draft_devices": {args.pipeline_draft: 1}}, BESIDE: common}
+    repeats = args.repeats or 3
+    with engines(presets, args.model) as loaded:
+        own = loaded[APART]
+        ids = [chat_ids(own.tokenizer, text) for text in texts[: args.pipeline_seats]]
+        params = SamplingParams(temperature=0, max_tokens=args.pipeline_tokens, ignore_eos=True)
+        turns = [(APART, name) for name in PARTS] + [(BESIDE, "1"), (BESIDE, "heuristic")]
+        found: dict[str, dict[str, list[dict[str, float]]]] = {APART: {}, BESIDE: {}}
+        with progress("turns", (repeats + 1) * len(turns)) as advance:
+            for repeat in range(repeats + 1):
+                for place, name in turns:
+                    one = turn(loaded[place], ids, params, PARTS[name])
+                    if repeat:
+                        found[place].setdefault(name, []).append(one)
+                    advance()
+    return {
+        "draft": args.pipeline_draft, "levels": args.pipeline_levels, "seats": args.pipeline_seats,
+        "tokens": args.pipeline_tokens, "places": found,
+    }  # fmt: skip
+
+
+def turn(llm: LLM, ids: list[list[int]], params: SamplingParams, parts: int | None) -> dict[str, float]:
+    engine = llm.engine
+    engine.config = engine.config.model_copy(update={"micro_batches": parts})
+    engine.reset_stats()
+    begun = time.perf_counter()
+    outputs = llm.generate(ids, params)
+    seconds = time.perf_counter() - begun
+    return {
+        "tokens_per_s": sum(len(o.outputs[0].token_ids) for o in outputs) / seconds, "steps": engine.stats().steps,
+    }  # fmt: skip

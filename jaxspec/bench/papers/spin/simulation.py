@@ -1,0 +1,251 @@
+"""SPIN's experiments in the simulator: goodput (Fig. 10), selection (Fig. 11), verification (Fig. 4 and 12), pipeline
+(Fig. 13), and what they hang on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxspec.bench.papers.spin.costs import AS_MEASURED, CALIBRATIONS, Costs
+from jaxspec.bench.papers.spin.difficulty import EASE, SSMS, WINDOW, Dataset, accepted
+from jaxspec.bench.papers.spin.oracle import Heard
+from jaxspec.bench.papers.spin.systems import (
+    CHOICES,
+    LBSS,
+    LEARNED,
+    NONE,
+    ORACLE,
+    SEATS,
+    SPIN,
+    SYSTEMS,
+    TOGETHER,
+    VANILLA,
+    System,
+    goodput,
+    simulation,
+)
+from jaxspec.sched.sim.cost import LLAMA_V100, Cost, StepLoad
+from jaxspec.sched.sim.workload import CHARACTERS_PER_TOKEN, Lengths, no_turns, read_lengths
+
+LLM = "llama-7b"
+#: Of Fig. 10, by calibration, and of Fig. 11.
+LLMS: Mapping[str, Sequence[str]] = {"as measured": tuple(LLAMA_V100), "roofline": (LLM,)}
+CHOSEN_FOR = (LLM, "llama-30b")
+#: Longest answer, in tokens.
+LONGEST = 512
+#: Fig. 4 and 12: requests at once.
+BATCHES = (1, 2, 4, 8, 16, 32)
+PADDING = {"padded": True, "packed": False}
+#: Fig. 13: micro-batches, None: as many as the heuristic finds; and requests at once. Nine micro-batches take nine
+#: requests on one draft model, so the paper's batch was not the 8 of Fig. 10.
+PARTS, CROWDS = (1, 2, 3, 4, 5, 7, 9, None), (8, 32)
+#: What a request's rates differ by beside its ease, in logits.
+RESIDUALS = (0.0, 0.3, 0.6, 1.0, 1.5, 2.5)
+#: Tokens of an answer, and LBSS with other settings than its defaults.
+ANSWERS = (50, 150, 500)
+LBSS_SETTINGS: Sequence[Mapping[str, Any]] = (
+    {"exploration": 2, "chunk": 2},
+    {"exploration": 2, "chunk": 2, "prior_epoch": 1},
+    {"exploration": 2, "chunk": 2, "prior": False},
+    {"exploration": 12, "chunk": 4},
+    {"exploration": 6, "chunk": 2},
+    {"exploration": 6, "chunk": 2, "prior": False},
+    {"exploration": 2, "chunk": 1},
+    {"exploration": 2, "chunk": 1, "prior": False},
+    {"exploration": 1, "chunk": 1},
+    {"exploration": 1, "chunk": 1, "prior": False},
+    {"exploration": 1, "chunk": 1, "prior_slots": 1.0},
+    {"exploration": 1, "chunk": 1, "prior_slots": 16.0},
+)
+
+Point = dict[str, float]
+Advance = Callable[[], None]
+
+
+def read_datasets(args: argparse.Namespace) -> dict[str, Dataset]:
+    """Raises OSError or ValueError."""
+    alpaca, chatbot, answers = (
+        capped(read_lengths(path)) for path in (args.alpaca, args.chatbot, args.chat_answers)
+    )  # fmt: skip
+    cp = replace(answers, input=np.resize(prompts(args.chat), len(answers)))
+    one = {"alpaca": alpaca, "cp": cp, "cip": chatbot}
+    return {
+        **{name: Dataset([lengths], [EASE[name]]) for name, lengths in one.items()},
+        "mix": Dataset([*one.values()], [EASE[name] for name in one]),
+    }
+
+
+def prompts(path: str | Path) -> np.ndarray:
+    """Tokens of each line's first text `[rows]`. Raises OSError, or ValueError where a line has none."""
+    try:
+        texts = [json.loads(line)["turns"][0] for line in Path(path).read_text(encoding="utf-8").splitlines()]
+        return np.array([max(1, round(len(text) / CHARACTERS_PER_TOKEN)) for text in texts])
+    except (json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"{path}: {no_turns(error)}") from None
+
+
+def capped(table: Lengths) -> Lengths:
+    return replace(table, output=np.minimum(table.output, LONGEST))
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Runs of the same requests, one after the other."""
+
+    jobs: int
+    seeds: Sequence[int]
+    advance: Advance
+
+    def point(
+        self, system: System, data: Dataset, costs: Costs = AS_MEASURED, llm: str = LLM, seats: int = SEATS
+    ) -> Point:  # fmt: skip
+        """What a system makes of it: means over the seeds."""
+        found = []
+        for seed in self.seeds:
+            requests = data.requests(max(self.jobs, 6 * seats), seed)
+            run = simulation(system, costs, llm, requests, seed, seats)
+            heard = None
+            if run.speculator is not None and run.speculator.choice is not None:
+                heard = run.speculator.choice = Heard(run.speculator.choice)
+            served = run.run()
+            own = {"own": seats * heard.tokens / heard.seconds} if heard else {}
+            rounds = max(1, int(served.rounds.sum()))
+            found.append({**goodput(served), "round": float(served.accepted.sum()) / rounds, **own})
+        self.advance()
+        return {key: float(np.mean([one[key] for one in found])) for key in found[0]}
+
+    def each(self, systems: Mapping[str, System], data: Dataset, *where: Any) -> dict[str, Point]:
+        return {name: self.point(system, data, *where) for name, system in systems.items()}
+
+
+def simulate(args: argparse.Namespace, advance: Advance = lambda: None) -> dict[str, Any]:
+    """All experiments' numbers; `advance` is called after each of `points()`. Raises OSError or ValueError where the
+    data cannot be read."""
+    data = read_datasets(args)
+    bench = Bench(args.jobs, range(args.seed, args.seed + (args.repeats or 1)), advance)
+    return {
+        "jobs": args.jobs, "repeats": len(bench.seeds), "window": WINDOW,
+        "lengths": {name: [float(np.mean([t.input.mean() for t in own.lengths])),
+                           float(np.mean([t.output.mean() for t in own.lengths]))] for name, own in data.items()},
+        "facts": {name: facts(own) for name, own in data.items()},
+        "goodput": {kind: {llm: {name: bench.each(SYSTEMS, own, CALIBRATIONS[kind], llm) for name, own in data.items()}
+                           for llm in llms} for kind, llms in LLMS.items()},
+        "selection": {llm: {name: bench.each(CHOICES, own, AS_MEASURED, llm) for name, own in data.items()}
+                      for llm in CHOSEN_FOR},
+        "verification": {name: verification(bench, own, AS_MEASURED) for name, own in data.items()},
+        "speedup": {kind: speedup(bench, data["alpaca"], costs) for kind, costs in CALIBRATIONS.items()},
+        "pipeline": {str(seats): {name: pipeline(bench, data[name], seats) for name in ("alpaca", "cp")}
+                     for seats in CROWDS},
+        "residual": {str(s): residual(bench, data["alpaca"].differing(s)) for s in RESIDUALS},
+        "settings": {str(n): settings(bench, data["alpaca"].writing(n)) for n in ANSWERS},
+    }  # fmt: skip
+
+
+def facts(data: Dataset) -> dict[str, Any]:
+    """Shares of requests that each draft model serves with the least latency (Fig. 2), in a batch as in Fig. 10."""
+    drawn = data.requests(20_000, 0).rates
+    step = usual_step(AS_MEASURED.targets[LLM])
+    seconds = np.array([step + AS_MEASURED.drafts[name].seconds(SEATS, 2 * SEATS, WINDOW, 1) for name in SSMS])
+    best = ((1 + accepted(drawn)) / seconds).argmax(1)
+    return {
+        "best": (np.bincount(best, minlength=len(SSMS)) / len(best)).tolist(), "rates": drawn.mean(0).tolist(),
+    }  # fmt: skip
+
+
+def usual_step(cost: Cost) -> float:
+    """Of verifying a batch of Alpaca's, padded."""
+    return cost.seconds(StepLoad(SEATS * (1 + WINDOW), 0, 189 * SEATS))
+
+
+# --- Fig. 4 and 12 ----------------------------------------------------------------------------------------------------
+
+
+class Log:
+    """A cost model that keeps what it was asked."""
+
+    def __init__(self, cost: Cost) -> None:
+        self._cost = cost
+        self.loads: list[StepLoad] = []
+
+    def seconds(self, load: StepLoad) -> float:
+        self.loads.append(load)
+        return self._cost.seconds(load)
+
+    def verifying(self) -> list[StepLoad]:
+        """Steps without prompts while requests waited for seats; not what was asked for a profile, without KV."""
+        last = max(i for i, load in enumerate(self.loads) if load.starting)
+        return [load for load in self.loads[:last] if load.context and not load.starting]
+
+
+def verification(bench: Bench, data: Dataset, costs: Costs) -> dict[str, dict[str, Point]]:
+    """By batch, padded and packed: milliseconds of a verification after 68M's drafts, its tokens and positions of KV,
+    and the most gigabytes of KV."""
+    found: dict[str, dict[str, Point]] = {}
+    for name, padded in PADDING.items():
+        for seats in BATCHES:
+            log = Log(costs.targets[LLM])
+            bench.point(replace(VANILLA["68M"], padded=padded), data, replace(costs, targets={LLM: log}), LLM, seats)
+            loads = log.verifying()
+            found.setdefault(name, {})[str(seats)] = {
+                "ms": 1e3 * float(np.mean([costs.targets[LLM].seconds(load) for load in loads])),
+                "tokens": float(np.mean([load.tokens for load in loads])),
+                "positions": float(np.mean([load.context for load in loads])),
+                "gigabytes": max(load.context for load in loads) * LLAMA_V100[LLM].kv_bytes / 1e9,
+            }
+    return found
+
+
+def speedup(bench: Bench, data: Dataset, costs: Costs) -> dict[str, dict[str, Point]]:
+    """All tokens a second by batch, padded and packed, without drafts and with two draft models."""
+    systems = {"none": NONE, **{name: VANILLA[name] for name in ("68M", "1.1B")}}
+    return {
+        name: {
+            str(seats): {
+                key: bench.point(replace(own, padded=padded), data, costs, LLM, seats)["tokens"]
+                for key, own in systems.items()
+            }
+            for seats in BATCHES
+        }
+        for name, padded in PADDING.items()
+    }
+
+
+# --- Fig. 13, and what the gains hang on ------------------------------------------------------------------------------
+
+
+def pipeline(bench: Bench, data: Dataset, seats: int) -> dict[str, dict[str, Point]]:
+    """Packed, by micro-batches: where all wait for one another at a step's end, as in the engine, and where they flow
+    on."""
+
+    def point(parts: int | None, flowing: bool) -> Point:
+        system = replace(SYSTEMS[SPIN], micro_batches=parts, flowing=flowing)
+        return bench.point(system, data, AS_MEASURED, LLM, seats)
+
+    return {
+        name: {str(parts): point(parts, flowing) for parts in PARTS}
+        for name, flowing in (("steps", False), ("flowing", True))
+    }
+
+
+def residual(bench: Bench, data: Dataset) -> dict[str, Point]:
+    """The draft models, each for all, and chosen from; the oracle that counts the waiting too."""
+    return bench.each({**VANILLA} | {name: CHOICES[name] for name in (LEARNED, ORACLE, TOGETHER)}, data)
+
+
+def settings(bench: Bench, data: Dataset) -> dict[str, Any]:
+    systems = {str(i): System({**LBSS, "lbss": own}) for i, own in enumerate(LBSS_SETTINGS)}
+    found = bench.each({**systems, **{name: CHOICES[name] for name in (ORACLE, TOGETHER)}, **VANILLA}, data)
+    return {"settings": [found.pop(name) for name in systems], **found}
+
+
+def points() -> int:
+    """How many runs `simulate` makes."""
+    runs = 4 * sum(map(len, LLMS.values())) * len(SYSTEMS) + 4 * len(CHOSEN_FOR) * len(CHOICES)
+    runs += (4 + 3 * len(CALIBRATIONS)) * len(PADDING) * len(BATCHES) + 4 * len(CROWDS) * len(PARTS)
+    return runs + len(RESIDUALS) * (len(SSMS) + 3) + len(ANSWERS) * (len(LBSS_SETTINGS) + 2 + len(SSMS))

@@ -1,0 +1,124 @@
+"""What SPIN's experiments compare, and serving a workload with one of them in the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jaxspec.bench.papers.serving import PAGE_SIZE
+from jaxspec.bench.papers.spin.costs import Costs
+from jaxspec.bench.papers.spin.difficulty import SSMS, WINDOW, Requests
+from jaxspec.bench.papers.spin.flow import Flowing
+from jaxspec.bench.papers.spin.oracle import Oracle, Together
+from jaxspec.config import EngineConfig
+from jaxspec.draft.policies import arrange, tree_policy
+from jaxspec.sched.config import SchedulerConfig
+from jaxspec.sched.kv.page_pool import PagePool
+from jaxspec.sched.scheduler import Scheduler
+from jaxspec.sched.sim.cost import step_times
+from jaxspec.sched.sim.drafter import SimulatedDrafter, TreeProcess
+from jaxspec.sched.sim.simulator import Served
+from jaxspec.sched.sim.tree_simulator import TreeSimulation
+
+#: §VI-B1: requests that run at once. Tokens of a step that computes prompts.
+SEATS, PROMPTS = 8, 2048
+#: Whom it draws for a request in a step is in the paper the best with the chance of 0.2 (§VI-B2).
+AS_WRITTEN = {"epsilon": 0.8}
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """How requests are served: the engine's settings, draft models, and how verification runs. `knowing`: a choice by
+    what is not known, "each" or "together"."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    ssms: Sequence[str] = SSMS
+    padded: bool = True
+    micro_batches: int | None = 1
+    flowing: bool = False
+    knowing: str | None = None
+
+
+LBSS = {"draft_choice": "lbss"}
+NONE = System(ssms=())
+VANILLA: Mapping[str, System] = {name: System({"draft_choice": "single"}, (name,)) for name in SSMS}
+UNPACKED, UNPIPED, SPIN, OURS = "SPIN w/o bat. & pipe.", "SPIN w/o pipe.", "SPIN", "jaxspec"
+#: Fig. 10. `jaxspec` chooses by expected speed, and drafts only as far as that pays.
+SYSTEMS: Mapping[str, System] = {
+    **VANILLA,
+    UNPACKED: System(LBSS),
+    UNPIPED: System(LBSS, padded=False),
+    SPIN: System(LBSS, padded=False, micro_batches=None),
+    OURS: System({"tree": "auto", "draft_levels": None}, padded=False, micro_batches=None),
+}
+#: Fig. 11: padded and without pipeline.
+GREEDY, EPSILON, EPSILON_WRITTEN, FASTEST = "greedy", "ε-greedy", "ε-greedy as written", "fastest"
+LEARNED, LEARNED_4, ORACLE, TOGETHER = "LBSS", "LBSS, B_j = 4", "oracle", "oracle, waiting counted"
+CHOICES: Mapping[str, System] = {
+    GREEDY: System({"draft_choice": "greedy"}),
+    EPSILON: System({"draft_choice": "epsilon_greedy"}),
+    EPSILON_WRITTEN: System({"draft_choice": "epsilon_greedy", "epsilon_greedy": AS_WRITTEN}),
+    FASTEST: System(),
+    LEARNED: System(LBSS),
+    LEARNED_4: System({**LBSS, "draft_limits": dict.fromkeys(SSMS, 4)}),
+    ORACLE: System({"draft_choice": "single"}, knowing="each"),
+    TOGETHER: System({"draft_choice": "single"}, knowing="together"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """Rates that have been drawn already."""
+
+    each: np.ndarray
+
+    def rates(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        return self.each
+
+
+def simulation(
+    system: System, costs: Costs, llm: str, requests: Requests, seed: int, seats: int = SEATS
+) -> TreeSimulation:
+    """Ready to run. The same seed gives every system the same drafts and the same truth."""
+    settings = {"tree": "chain", "draft_levels": WINDOW, "prefill": "first", "policy_seed": seed, **system.settings}
+    config = EngineConfig.load(None, **settings)
+    work, cost = requests.work, costs.targets[llm]
+    longest = int((work.input + work.output).max())
+    times = step_times(cost, PROMPTS)
+    limits = SchedulerConfig(seats, PROMPTS, longest, None, PROMPTS, config.policy, times=times)
+    pool = PagePool(seats * -(-longest // PAGE_SIZE), PAGE_SIZE, prefix_caching=False)
+    scheduler = Scheduler(limits, pool)
+    if not system.ssms:
+        return TreeSimulation(scheduler, work, cost, padded=system.padded)
+    widths = (1, 2, 4) if config.tree == "auto" else (1,)
+    drafters = [
+        SimulatedDrafter(
+            TreeProcess(_Given(requests.rates[:, SSMS.index(name)])), work.output.tolist(), costs.drafts[name],
+            np.random.default_rng([seed, SSMS.index(name)]), widths, name, apart=True,
+        )
+        for name in system.ssms
+    ]  # fmt: skip
+    speculator = arrange(config, drafters, times, tree_policy(config, times))
+    rounds = [d.seconds(seats, 2 * seats, WINDOW, 1) for d in drafters]
+    step = lambda: times.of(seats * (1 + WINDOW))  # noqa: E731
+    if system.knowing == "each":
+        speculator.choice = Oracle(requests.rates, rounds, step, [seats] * len(drafters))
+    elif system.knowing == "together":
+        speculator.choice = Together(requests.rates, rounds, step)
+    kind = Flowing if system.flowing else TreeSimulation
+    return kind(scheduler, work, cost, speculator, drafters, system.micro_batches, system.padded)
+
+
+def goodput(served: Served) -> dict[str, float]:
+    """Draft tokens accepted, SPIN's goodput (§IV-A), and all tokens, a second, as long as requests waited for seats.
+
+    Those still running then count by the share of their time."""
+    end = float(served.first_scheduled.max())
+    share = np.clip((end - served.first_scheduled) / (served.finished - served.first_scheduled), 0, 1)
+    return {
+        "accepted": float((served.accepted * share).sum()) / end,
+        "tokens": float((served.workload.output * share).sum()) / end,
+    }

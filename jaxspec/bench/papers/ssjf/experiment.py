@@ -1,0 +1,233 @@
+"""SSJF (Qiu et al. 2024): shortest predicted job first against FCFS with no, dynamic and continuous batching.
+
+The figures' loads are those of the paper's published experiments (github.com/James-QiuHaoran/
+LLM-serving-with-proxy-models, model-serving/auto_eval*.py, util.py): 50 jobs, 20 repetitions, Poisson arrivals at 1, 3,
+5, 7 and 9 a second, or Gamma gaps of mean 1/0.03 s whose coefficient of variation is 1 to 5; improvements are of the
+means over a figure's loads; throughput is counted until a quarter of the jobs are done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxspec.bench import BenchError, options
+from jaxspec.bench.papers import page
+from jaxspec.bench.papers.serving import engines, mean_jct, prompt_ids, simulate, turns
+from jaxspec.bench.papers.ssjf.predictor_report import ssjf_table_2
+from jaxspec.bench.papers.ssjf.report import CLASSES, FCFS, KNOWN, MODES, NOISY, Curve, draw, sections
+from jaxspec.errors import explained
+from jaxspec.progress import progress
+from jaxspec.sched.config import PolicyConfig
+from jaxspec.sched.sim import arrivals
+from jaxspec.sched.sim.cost import SSJF
+from jaxspec.sched.sim.simulator import Served
+from jaxspec.sched.sim.workload import Lengths, Workload, class_accuracy, join, noise_of_accuracy, noisy, read_lengths
+
+JOBS, MORE_JOBS, REPEATS, SEATS = 50, 200, 20, 4
+RATES: Sequence[float] = (1, 3, 5, 7, 9)
+CVS: Sequence[float] = (1, 2, 3, 4, 5)
+CV_RATE = 0.03
+SIZES = (2, 4, 6, 8, 10)
+#: Bounds of the five length classes in the published code (single round), and §4.3's accuracy of the paper's predictor.
+BOUNDS, ACCURACY = (58, 147, 280, 499), 0.615
+#: Milliseconds that a batch waits to fill. The paper names none; in the published code SJF never waits, and FCFS up to
+#: 10 s. Here all wait alike.
+SHORT_WAIT, LONG_WAIT = 50.0, 10_000.0
+ORDERS: Mapping[str, Mapping[str, Any]] = {
+    FCFS: {"order": "fcfs"},
+    CLASSES: {"order": "sjf"},
+    NOISY: {"order": "sjf"},
+    KNOWN: {"order": "sjf", "predictor": "oracle"},
+}
+Arrive = Callable[[float, np.random.Generator], list[arrivals.Arrival]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    data = parser.add_argument_group("data")
+    data.add_argument("--lengths", required=True, metavar="CSV", help="output_tokens, pred_class3, pred_class5")
+    data.add_argument("--engine-jobs", type=options.count, default=24, metavar="N", help="of --engine (default: 24)")
+    data.add_argument(
+        "--engine-scale", type=options.positive, default=0.2, metavar="X", help="of --engine: of the lengths (0.2)"
+    )
+    data.add_argument(
+        "--engine-rate", type=options.positive, default=20.0, metavar="R", help="of --engine: requests a second (20)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises `BenchError` where the data cannot be read or nothing can be run."""
+    out = Path(args.out)
+    try:
+        lengths = {name: read_lengths(args.lengths, name) for name in ("pred_class5", "pred_class3")}
+    except (OSError, ValueError) as error:
+        raise BenchError(explained(error)) from None
+    if args.engine:
+        kind, numbers = "engine", on_engine(args, lengths["pred_class5"])
+    else:
+        kind, numbers = "simulated", simulated(args, lengths)
+    kept = page.keep(out / "ssjf.json", kind, numbers, args.json)
+    page.write(out / "ssjf.md", "SSJF", sections(kept) | trained(out / "predictor.json"))
+    if kind == "simulated":
+        draw(out, kept["simulated"])
+    return 0
+
+
+def trained(path: Path) -> dict[str, str]:
+    """Table 2 of the project's own predictors, where `bench predictor` has kept its numbers. Raises `BenchError`."""
+    if not path.exists():
+        return {}
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BenchError(f"{path} does not hold the numbers of `bench predictor`: {error}") from None
+    return {"table 2, trained here": ssjf_table_2(kept)}
+
+
+# --- simulated --------------------------------------------------------------------------------------------------------
+
+
+def simulated(args: argparse.Namespace, lengths: Mapping[str, Lengths]) -> dict[str, Any]:
+    repeats, tables = args.repeats or REPEATS, predictors(lengths, np.random.default_rng(args.seed))
+    loads: dict[str, tuple[Arrive, Sequence[float]]] = {
+        "rate": (lambda rate, rng: arrivals.poisson(JOBS, rate, rng), RATES),
+        "rate, more jobs": (lambda rate, rng: arrivals.poisson(MORE_JOBS, rate, rng), RATES),
+        "cv": (sorted_gaps, CVS),
+        "cv, in random order": (lambda cv, rng: arrivals.gamma(JOBS, CV_RATE, cv, rng), CVS),
+    }
+    more = [("rate, more jobs", "continuous"), *(("cv, in random order", mode) for mode in MODES)]
+    wanted = [(load, mode) for load in ("rate", "cv") for mode in MODES] + more
+    names = list(ORDERS)
+    with progress("experiments", len(wanted) + 2 * len(SIZES) + 4) as advance:
+
+        def figure(
+            load: str, mode: str, seats: int = SEATS, orders: Sequence[str] = names, **more: Any
+        ) -> dict[str, Curve]:
+            arrive, xs = loads[load]
+            seats = 1 if mode == "none" else seats
+            found = {
+                order: curve({**ORDERS[order], **more}, arrive, xs, mode, seats, tables[order], repeats, args.seed)
+                for order in orders
+            }
+            advance()
+            return found
+
+        figures: dict[str, dict[str, dict[str, Curve]]] = {}
+        for load, mode in wanted:
+            figures.setdefault(load, {})[mode] = figure(load, mode)
+        sizes = {
+            mode: {str(n): figure("rate", mode, n, (FCFS, CLASSES)) for n in SIZES}
+            for mode in ("dynamic", "continuous")
+        }
+        patient = {load: figure(load, "dynamic", batch_wait_timeout_ms=LONG_WAIT) for load in ("rate", "cv")}
+        extra = {}
+        for name, policy, table in (
+            ("binary classes", ORDERS[CLASSES], lengths["pred_class3"]),
+            ("aging", {**ORDERS[CLASSES], "aging_ms": 100_000.0}, tables[CLASSES]),
+        ):
+            extra[name] = curve(policy, *loads["rate"], "none", 1, table, repeats, args.seed)
+            advance()
+    accuracy = {order: class_accuracy(t.predicted, t.output, BOUNDS) for order, t in tables.items() if "SSJF" in order}
+    return {
+        "jobs": (JOBS, MORE_JOBS), "repeats": repeats, "figures": figures, "sizes": sizes, "patient": patient,
+        "extra": extra, "accuracy": accuracy,
+    }  # fmt: skip
+
+
+def sorted_gaps(cv: float, rng: np.random.Generator) -> list[arrivals.Arrival]:
+    """Gamma gaps from the shortest to the longest, as the published code has them: nearly all come at once."""
+    times = [a.time for a in arrivals.gamma(JOBS + 1, CV_RATE, cv, rng)]
+    return [arrivals.Arrival(float(t)) for t in np.cumsum(np.sort(np.diff(times)))]
+
+
+def curve(
+    order: Mapping[str, Any],
+    arrive: Arrive,
+    xs: Sequence[float],
+    mode: str,
+    seats: int,
+    table: Lengths,
+    repeats: int,
+    seed: int,
+) -> Curve:
+    """Mean over `repeats` for each load; every order and mode gets the same jobs at the same times."""
+    policy = PolicyConfig.model_validate(
+        {"batching": mode, "max_batch_size": seats, "batch_wait_timeout_ms": SHORT_WAIT, **order}
+    )
+    points: Curve = {}
+    for at, x in enumerate(xs):
+        found = []
+        for repeat in range(repeats):
+            rng = np.random.default_rng([seed, at, repeat])
+            served = simulate(policy, seats, join(arrive(x, rng), table, 32, rng), SSJF)
+            if mode == "dynamic":
+                served = returned_together(served)
+            found.append((float(served.jct.mean()), served.throughput_at(0.25)))
+        jct, throughput = np.mean(found, axis=0).tolist()
+        points[str(x)] = (jct, throughput)
+    return points
+
+
+def returned_together(served: Served) -> Served:
+    """A batch's answers leave when its last one is done (the paper's Fig. 3): those that began together end so."""
+    _, batch = np.unique(served.first_scheduled, return_inverse=True)
+    ends = np.zeros(batch.max() + 1)
+    np.maximum.at(ends, batch, served.finished)
+    return served.ending(ends[batch])
+
+
+def predictors(lengths: Mapping[str, Lengths], rng: np.random.Generator) -> dict[str, Lengths]:
+    """The lengths with each order's predictions. Those of the paper's regression are not published: in their place are
+    lengths with a log-normal error, of such a size that as many fall into the right one of the five classes."""
+    five = lengths["pred_class5"]
+    sigma = noise_of_accuracy(five.output, ACCURACY, BOUNDS, rng)
+    unknown = np.full(five.output.shape, np.nan)
+    tables = {FCFS: unknown, CLASSES: five.predicted, NOISY: noisy(five.output, sigma, rng), KNOWN: unknown}
+    return {order: Lengths(five.input, five.output, predicted) for order, predicted in tables.items()}
+
+
+# --- on the engine ----------------------------------------------------------------------------------------------------
+
+
+def on_engine(args: argparse.Namespace, lengths: Lengths) -> dict[str, Any]:
+    """JCT reductions of each turn in per cent, `{mode: {order: [turns]}}`: fewer and shorter jobs, all else alike.
+
+    The engine's predictions are its noisy oracle's, at the noise at which they are as accurate as the paper's.
+    """
+    from jaxspec.config import ConfigError, parse_overrides
+
+    try:
+        more = parse_overrides(args.set)
+    except ConfigError as error:
+        raise BenchError(str(error)) from None
+    repeats, jobs = args.repeats or 5, args.engine_jobs
+    sigma = noise_of_accuracy(lengths.output, ACCURACY, BOUNDS, np.random.default_rng(args.seed))
+    short = np.maximum(1, np.round(args.engine_scale * lengths.output)).astype(int)
+    table = Lengths(np.full(short.shape, 32), short, np.full(short.shape, np.nan))
+    results: dict[str, Any] = {}
+    with progress("turns", len(MODES) * len(ORDERS) * (repeats + 1)) as advance:
+        for mode in MODES:
+            seats = 1 if mode == "none" else SEATS
+            limits = {"batching": mode, "max_num_seqs": seats, "max_batch_size": seats, "draft": []}
+            noise = {"predictor": "noisy_oracle", "predictor_noise": sigma}
+            orders = {FCFS: ORDERS[FCFS], NOISY: {**ORDERS[NOISY], **noise}, KNOWN: ORDERS[KNOWN]}
+            with engines({name: {**limits, **order, **more} for name, order in orders.items()}, args.model) as loaded:
+                vocabulary = next(iter(loaded.values())).engine.model_config.vocab_size
+
+                def workload(repeat: int, size: int = vocabulary) -> tuple[Workload, list[list[int]]]:
+                    rng = np.random.default_rng([args.seed, repeat])
+                    work = join(arrivals.poisson(jobs, args.engine_rate, rng), table, 32, rng)
+                    return work, prompt_ids(size, work.input.tolist(), rng)
+
+                measured = turns(loaded, workload, repeats, advance)
+            jct = {name: [mean_jct(turn) for turn in own] for name, own in measured.items()}
+            results[mode] = {
+                name: [100 * (1 - own / base) for own, base in zip(jct[name], jct[FCFS], strict=True)]
+                for name in (NOISY, KNOWN)
+            }
+    return {"jobs": jobs, "scale": args.engine_scale, "rate": args.engine_rate, "reduction": results}

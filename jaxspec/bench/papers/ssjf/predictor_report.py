@@ -1,0 +1,102 @@
+"""The tables of the length predictors' page, beside SSJF's Table 2 and ALISE's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxspec.bench import plot
+from jaxspec.bench.papers import page
+from jaxspec.bench.papers.ssjf import predictor_serving
+
+#: SSJF, Table 2, in its order: (accuracy, F1, JCT reduction in per cent, throughput). It has no pairwise one; §3.1 says
+#: that one gains about 3 % of JCT.
+SSJF_TABLE_2: Mapping[str, tuple[str, Sequence[float | None]]] = {
+    "binary": ("binary classes", (None, None, 30.8, 1.59)),
+    "ord_mse": ("ordinal classes (MSE)", (0.477, 0.450, 38.0, 2.15)),
+    "ord_l1": ("ordinal classes (L1)", (0.580, 0.576, 35.6, 1.99)),
+    "cls": ("classes", (0.592, 0.590, 35.8, 1.98)),
+    "reg_mse": ("regression (MSE)", (0.601, 0.602, 38.6, 2.19)),
+    "reg_l1": ("regression (L1)", (0.615, 0.615, 39.1, 2.21)),
+    "pairwise": ("pairwise", (None, None, 3.0, None)),
+}
+#: ALISE, Table 2, for OPT-2.7B, 6.7B and 13B: (proxy, retrieval).
+ALISE_TABLE_2: Mapping[str, tuple[str, Sequence[tuple[float, float]]]] = {
+    "accuracy": ("accuracy", ((0.781, 0.821), (0.712, 0.856), (0.634, 0.744))),
+    "error_ratio": ("prediction error", ((0.122, 0.057), (0.145, 0.096), (0.178, 0.123))),
+    "latency_ms": ("mean prediction latency, ms", ((12.2, 3.92), (11.7, 4.74), (14.8, 4.49))),
+    "latency_max_ms": ("longest, ms", ()),
+}
+#: Requests that ALISE's comparison is made on here.
+WORKLOADS = ("new prompts", "repeating prompts")
+
+
+def sections(kept: Mapping[str, Any]) -> dict[str, str]:
+    """The page's tables, of what has been run; ALISE's has its place before it has."""
+    out = {"SSJF table 2": ssjf_table_2(kept)}
+    if ablation := kept.get("ablation"):
+        out["predictions"] = predictions(ablation)
+    if engine := kept.get("engine"):
+        out |= predictor_serving.sections(engine)
+    return out | {"ALISE table 2": alise_table_2(kept.get("retrieval") or {})}
+
+
+def ssjf_table_2(kept: Mapping[str, Any]) -> str:
+    """Of all that `bench predictor` has kept."""
+    found = (kept.get("ablation") or {}).get("formulations", {})
+    rows = []
+    for name, (title, paper) in SSJF_TABLE_2.items():
+        here = found.get(name, {})
+        # Two classes have no place in the accuracy over five.
+        shares = ("accuracy", "macro_f1") if name != "binary" else ("", "")
+        own = [*(number(here.get(key)) for key in shares), page.percent(here.get("jct_reduction"))]
+        own.append(page.times(here.get("throughput")))
+        said = [number(paper[0]), number(paper[1]), page.percent(paper[2]), page.times(paper[3])]
+        rows.append([title, *(cell for pair in zip(said, own, strict=True) for cell in pair)])
+    columns = ("accuracy", "F1", "JCT reduction", "throughput")
+    return page.table(["SSJF, Table 2", *(cell for c in columns for cell in (f"{c}: paper", "here"))], rows)
+
+
+def predictions(ablation: Mapping[str, Any]) -> str:
+    """Of all formulations, after what predicts without reading."""
+    rows = []
+    for title, one in ablation["baselines"].items():
+        rows.append([title, *_quality(one), "–", "–", "–"])
+    for name, one in ablation["formulations"].items():
+        taken = [number(one["latency_ms"][key], 1) for key in ("p50", "p99")]
+        rows.append([SSJF_TABLE_2[name][0], *_quality(one), *taken, str(one["steps"])])
+    header = ["test part", "rows", "MAE, tokens", "error ratio", "accuracy", "Kendall's τ", "capped rows reached"]
+    return page.table([*header, "one prediction, ms: median", "p99", "steps"], rows)
+
+
+def _quality(one: Mapping[str, Any]) -> list[str]:
+    shares = [number(one[key]) for key in ("error_ratio", "accuracy", "tau", "capped_reached")]
+    return [str(one["rows"]), number(one["mae"], 1), *shares]
+
+
+def alise_table_2(found: Mapping[str, Any]) -> str:
+    """`found`: by workload, {"proxy": {"accuracy", "error_ratio", "latency_ms"}, "retrieval": the same}."""
+    rows = []
+    for key, (title, paper) in ALISE_TABLE_2.items():
+        cells = [" / ".join(f"{pair[i]:g}" for pair in paper) or "–" for i in (0, 1)]
+        for workload in WORKLOADS:
+            here = found.get(workload, {})
+            cells += [number(here.get(kind, {}).get(key)) for kind in ("proxy", "retrieval")]
+        rows.append([title, *cells])
+    header = ["ALISE, Table 2", "proxy: paper, OPT-2.7B / 6.7B / 13B", "retrieval: paper"]
+    return page.table([*header, *(f"{kind}: {w}" for w in WORKLOADS for kind in ("proxy", "retrieval"))], rows)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    return "–" if value is None or value != value else f"{value:.{digits}f}"
+
+
+def draw(path: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
+    """How well each formulation orders the validation part's prompts while it is trained."""
+    panels = {
+        "all weights, then the head": {
+            name: [(e["step"], e["tau"]) for e in one["curve"] if e["tau"] is not None] for name, one in found.items()
+        }
+    }
+    plot.curves(path, panels, "steps", "Kendall's τ, validation part")

@@ -1,0 +1,175 @@
+"""What a trained predictor is worth on the engine: SSJF with it, between FCFS and shortest first with lengths known.
+
+Real prompts of the test part, answered to their end token or a cap. How long each answer is, is found by serving all
+prompts once beforehand; that is what the oracle is told. Prompts, arrivals and answers of a turn are alike for all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from jaxspec.bench import BenchError, prompts
+from jaxspec.bench.papers import page
+from jaxspec.bench.papers.serving import engines, mean_jct
+from jaxspec.bench.record import drive
+from jaxspec.progress import progress
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.sched.sim import arrivals
+
+if TYPE_CHECKING:
+    from jaxspec.llm import LLM
+    from jaxspec.outputs import RequestMetrics
+    from jaxspec.train_predictor.config import PredictorConfig
+
+T = TypeVar("T")
+
+SEATS = 4
+ORDERS = FCFS, TRAINED, KNOWN = "FCFS", "SSJF, trained predictor", "SJF, lengths known"
+#: Each batching mode, and how many requests it runs at once.
+MODES: Mapping[str, int] = {"none": 1, "dynamic": SEATS, "continuous": SEATS}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`jobs` a turn at `rate` a second, with prompts of `files`, answered to their end or `cap` tokens."""
+
+    files: Sequence[str]
+    jobs: int
+    cap: int
+    rate: float
+    turns: int
+
+
+def measure(
+    config: PredictorConfig, predictor: str | None, work: Workload, modes: Sequence[str], seed: int
+) -> dict[str, Any]:
+    """JCT reductions of each turn in per cent, `{mode: {order: [turns]}}`, and what predictions took.
+
+    `predictor`: name or file; None: the one that comes with the package for the model. Raises `BenchError`.
+    """
+    choice = {"order": "sjf", "predictor": "proxy", "predictor_model": predictor}
+    jobs = work.jobs
+    orders = {FCFS: {"order": "fcfs"}, TRAINED: choice, KNOWN: {"order": "sjf", "predictor": "oracle"}}
+    presets = {
+        f"{mode}, {name}": {
+            "batching": mode,
+            "max_num_seqs": MODES[mode],
+            "max_batch_size": MODES[mode],
+            "draft": [],
+            "prefix_caching": False,  # all prompts are served beforehand, but not to all
+            **order,
+        }
+        for mode in modes
+        for name, order in orders.items()
+    }
+    reduction: dict[str, dict[str, list[float]]] = {mode: {TRAINED: [], KNOWN: []} for mode in modes}
+    overhead, executed = [], []
+    with (
+        engines(presets, config.target) as loaded,
+        progress("turns", 1 + len(presets) * work.turns) as advance,
+    ):
+        first = next(iter(loaded.values()))
+        ids = held_out(work.files, first, config)
+        params = SamplingParams(temperature=0, max_tokens=work.cap)
+        drawn = np.random.default_rng(seed).permutation(len(ids))[: jobs * work.turns]
+        if len(drawn) < jobs:
+            raise BenchError(f"--prompts: {len(ids)} prompts of the test part are too few for --jobs {jobs}")
+        asked = [ids[i] for i in drawn]
+        length: list[int] = []
+        for at in range(0, len(asked), jobs):
+            part = asked[at : at + jobs]
+            length += [m.output_tokens for m in drive(first.engine, [0.0] * len(part), part, [params] * len(part))]
+        advance()
+        for repeat in range(work.turns):
+            rng = np.random.default_rng([seed, repeat])
+            rows = [i % len(asked) for i in range(repeat * jobs, (repeat + 1) * jobs)]
+            at = [a.time for a in arrivals.poisson(jobs, work.rate, rng)]
+            for mode in modes:
+                jct = {}
+                for name in ORDERS:
+                    engine = loaded[f"{mode}, {name}"].engine
+                    engine.reset_stats()
+                    before = engine.stats().predictions
+                    found = drive(
+                        engine, at, [asked[i] for i in rows], [params] * jobs, expected=[length[i] for i in rows]
+                    )
+                    jct[name] = mean_jct(found)
+                    if name == TRAINED:
+                        after = engine.stats()
+                        overhead.append((after.predictions.seconds - before.seconds) / after.step_seconds)
+                        executed += [own for m in found if (own := execution(m)) is not None]
+                    advance()
+                for name in (TRAINED, KNOWN):
+                    reduction[mode][name].append(100 * (1 - jct[name] / jct[FCFS]))
+        latency = one_at_a_time(first, asked[:100], predictor)
+    return {
+        "jobs": jobs, "cap": work.cap, "rate": work.rate, "reduction": reduction, "overhead": overhead,
+        "latency_ms": latency, "execution_ms": {"mean": 1e3 * float(np.mean(executed)), "min": 1e3 * min(executed)},
+    }  # fmt: skip
+
+
+def held_out(files: Sequence[str], llm: LLM, config: PredictorConfig) -> list[list[int]]:
+    """Token ids of the files' first turns, of those prompts that `config` puts into the test part."""
+    from jaxspec.models.load.tokenizer import chat_ids
+    from jaxspec.train_predictor.data import TEST, group_of, part_of
+
+    try:
+        texts = [text for path in files for text in prompts.load(Path(path))]
+    except (OSError, ValueError) as error:
+        raise BenchError(f"--prompts: {error}") from None
+    tokenizer = llm.tokenizer
+    every = [chat_ids(tokenizer, text) for text in dict.fromkeys(texts)]
+    return [ids for ids in every if part_of(group_of(tokenizer.decode(ids)), config.validation, config.test) == TEST]
+
+
+def execution(metrics: RequestMetrics) -> float | None:
+    """Seconds from a request's first step to its end."""
+    if metrics.e2e is None or metrics.first_scheduled is None:
+        return None
+    return metrics.e2e - (metrics.first_scheduled - metrics.arrival)
+
+
+def one_at_a_time(llm: LLM, asked: Sequence[Sequence[int]], predictor: str | None) -> dict[str, float]:
+    """Milliseconds of a prediction, decoding and tokenising included, while nothing else is served."""
+    from jaxspec.predict.build import load_proxy
+
+    proxy = load_proxy(predictor, llm.engine.model_name)
+    proxy.warm_up()
+    taken = milliseconds(lambda ids: proxy.predict([llm.tokenizer.decode(ids, skip_special_tokens=True)]), asked)
+    return {"mean": float(np.mean(taken)), "max": max(taken)}
+
+
+def milliseconds(ask: Callable[[T], object], items: Iterable[T]) -> list[float]:
+    """What asking for each of `items` takes, one after the other."""
+    taken = []
+    for item in items:
+        begun = time.perf_counter()
+        ask(item)
+        taken.append(1e3 * (time.perf_counter() - begun))
+    return taken
+
+
+def sections(found: Mapping[str, Any]) -> dict[str, str]:
+    """The tables of `measure`'s numbers."""
+    rows = []
+    for mode, turns in found["reduction"].items():
+        kept = [100 * a / b for a, b in zip(turns[TRAINED], turns[KNOWN], strict=True)]
+        rows.append([mode, page.spread(turns[TRAINED]), page.spread(turns[KNOWN]), page.spread(kept)])
+    header = ["mean JCT, reduction against FCFS", TRAINED, KNOWN, "share of the gain that is kept"]
+    latency, execution = found["latency_ms"], found["execution_ms"]["mean"]
+    cost = [
+        ["one prediction, mean", f"{latency['mean']:.1f} ms", f"{100 * latency['mean'] / execution:.2f} %"],
+        ["one prediction, longest", f"{latency['max']:.1f} ms", f"{100 * latency['max'] / execution:.2f} %"],
+        ["a request's execution, mean", f"{execution:.0f} ms", "100 %"],
+        ["predictor's share of the time of all steps", "–", f"{100 * float(np.median(found['overhead'])):.2f} %"],
+    ]
+    return {
+        "on the engine": page.table(header, rows),
+        "latency": page.table(["prediction latency", "time", "of a request's execution"], cost),
+    }

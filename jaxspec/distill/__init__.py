@@ -1,1 +1,0 @@
-"""Training draft models on the target's own text: `python -m jaxspec.distill --config configs/distill/X.yaml`."""

@@ -1,0 +1,147 @@
+"""Training text: the target's answers, as padded rows of tokens, with the target's features computed once and kept."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.config import ConfigError
+from jaxspec.draft.distill.lines import read_lines
+from jaxspec.draft.distill.origin import Origin, OtherModel, check, origin
+from jaxspec.errors import reason
+from jaxspec.models.llama import Decoder, device_weights, forward_features
+from jaxspec.models.load import LoadedModel
+from jaxspec.progress import progress
+
+#: One prompt in so many is held out, with all answers to it.
+HELD_OUT = 25
+#: Room for an answer that a prompt must leave, in tokens.
+ROOM = 8
+#: Rows whose features are computed at once, and the multiple that rows are padded to (each length compiles once).
+ROWS, MULTIPLE = 8, 64
+
+
+class Row(NamedTuple):
+    """An answer with its prompt; `key` is the same for all answers to a prompt, whatever file they are in."""
+
+    key: str
+    prompt: list[int]
+    answer: list[int]
+
+
+@dataclass
+class Corpus:
+    """tokens `[N, L]` int32, features `[N, L, hidden]` float16: the target's final hidden states; start `[N]` int32:
+    where the answer begins; length `[N]` int32: where it ends, and padding of zeros begins; held_out `[N]` bool."""
+
+    tokens: np.ndarray
+    features: np.ndarray
+    start: np.ndarray
+    length: np.ndarray
+    held_out: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def digest(self) -> str:
+        """Tells one corpus from another."""
+        of = hashlib.sha256()
+        for part in (self.tokens, self.start, self.length, self.held_out):
+            of.update(part.tobytes())
+        return of.hexdigest()[:16]
+
+    @property
+    def answer_tokens(self) -> int:
+        return int((self.length - self.start).sum())
+
+
+def read_rows(paths: Sequence[str], longest: int, target: Origin | None = None) -> list[Row]:
+    """Every line of the files, the answer cut so that both fit `longest`; rows without room for one are left out.
+
+    Raises `ConfigError` naming the field `data`, also where a line says that its answer is not of `target`.
+    """
+    rows = []
+    for path in paths:
+        try:
+            lines = list(read_lines(Path(path)))
+            if target is not None:
+                check(lines, target, path)
+            for line in lines:
+                prompt, answer = line["prompt_ids"], line["output_ids"]
+                if len(prompt) < longest - ROOM and len(answer) > 1:
+                    key = hashlib.sha256(np.asarray(prompt, np.int32).tobytes()).hexdigest()
+                    rows.append(Row(key, prompt, answer[: longest - len(prompt)]))
+        except KeyError as error:
+            raise ConfigError(f"data: {path} has a line without {error}") from None
+        except OtherModel as error:
+            raise ConfigError(f"data: {error}: set another `target`, or generate answers of this one") from None
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(f"data: cannot read {path}: {reason(error)}") from None
+    if not rows:
+        raise ConfigError(f"data: no answers to prompts under {longest - ROOM} tokens in {', '.join(paths)}")
+    return rows
+
+
+def corpus(paths: Sequence[str], target: LoadedModel, longest: int, folder: Path) -> Corpus:
+    """Rows of `paths` with the target's features, from `folder` if it has them already.
+
+    Raises `ConfigError` naming the field `data` if they are no training text for this target.
+    """
+    rows = read_rows(paths, longest, origin(target))
+    tokens = np.zeros((len(rows), longest), np.int32)
+    start, length = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.int32)
+    for i, row in enumerate(rows):
+        start[i], length[i] = len(row.prompt), len(row.prompt) + len(row.answer)
+        tokens[i, : length[i]] = row.prompt + row.answer
+    if tokens.min() < 0 or tokens.max() >= target.config.vocab_size:
+        raise ConfigError(f"data: holds tokens outside the vocabulary of {target.name}")
+    held_out = np.asarray([int(row.key[:8], 16) % HELD_OUT == 0 for row in rows])
+    if held_out.all() or not held_out.any():
+        raise ConfigError(
+            f"data: {len({row.key for row in rows})} prompts are too few: one in {HELD_OUT} is held out by chance, "
+            "and neither part may be empty"
+        )
+    return Corpus(tokens, _features(tokens, length, target, folder), start, length, held_out)
+
+
+def _features(tokens: np.ndarray, length: np.ndarray, target: LoadedModel, folder: Path) -> np.ndarray:
+    """`[N, L, hidden]` float16, mapped from a file whose name tells rows and target."""
+    digest = hashlib.sha256(repr((target.name, tokens.shape)).encode())
+    for part in (tokens, length, target.weights["norm"]):  # the norm: two models may go by one name
+        digest.update(part.tobytes())
+    path = folder / f"features-{digest.hexdigest()[:16]}.npy"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial.npy")  # never taken for the whole if this is interrupted
+        features = np.lib.format.open_memmap(partial, "w+", np.float16, (*tokens.shape, target.config.hidden_size))
+        _fill(features, tokens, length, target)
+        features.flush()
+        partial.rename(path)
+    return np.load(path, mmap_mode="r")
+
+
+def _fill(features: np.ndarray, tokens: np.ndarray, length: np.ndarray, target: LoadedModel) -> None:
+    """Compute what `_features` keeps, rows in batches of like length; padding stays zero."""
+    model = Decoder(target.config, device_weights(target.config, target.weights, "float32"))
+    run: Callable[[jax.Array], jax.Array] = jax.jit(jax.vmap(lambda t: forward_features(model, t)))
+    order = np.argsort(length)
+    with progress("target's features, rows", len(order)) as advance:
+        for i in range(0, len(order), ROWS):
+            rows = np.resize(order[i : i + ROWS], ROWS)
+            out = np.asarray(run(jnp.asarray(tokens[rows, : padded(int(length[rows].max()))])))
+            for row, value in zip(rows, out, strict=True):
+                features[row, : length[row]] = value[: length[row]]
+            for _ in order[i : i + ROWS]:
+                advance()
+
+
+def padded(length: int) -> int:
+    """The length that a batch of rows up to `length` tokens gets."""
+    return -(-length // MULTIPLE) * MULTIPLE

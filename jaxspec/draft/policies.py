@@ -1,0 +1,60 @@
+"""From settings to tree policy, draft choice and speculator. Free of JAX, so that the simulator builds the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.sched.spec.drafter import Drafter
+from jaxspec.sched.spec.speculator import DEPTH, Speculator
+from jaxspec.sched.spec.trees import AdaServe, Chain, EqualGreedy, Fixed, GlobalGreedy, TreePolicy
+from jaxspec.sched.timing import StepTimes
+
+
+def tree_policy(config: EngineConfig, step: StepTimes) -> TreePolicy | None:
+    """The policy that `tree` names; None: what raises the expected tokens per second."""
+    adaserve = config.adaserve
+    match config.tree:
+        case "chain":
+            return Chain(config.draft_levels or DEPTH)
+        case "fixed":
+            return Fixed()
+        case "equal_greedy":
+            return EqualGreedy(config.draft_nodes)
+        case "global_greedy":
+            return GlobalGreedy(config.draft_nodes)
+        case "adaserve":
+            return AdaServe(adaserve.most_nodes, step if adaserve.economic else None)
+        case _:
+            return None
+
+
+def arrange(
+    config: EngineConfig, drafters: Sequence[Drafter], step: StepTimes, policy: TreePolicy | None
+) -> Speculator:
+    """These drafters at work under `policy`, shaped, calibrated and chosen from as the settings say.
+
+    Raises `ConfigError` for a limit on a drafter that is not there.
+    """
+    names = [d.name for d in drafters]
+    if unknown := sorted({*config.draft_limits} - {*names}):
+        raise ConfigError(f"draft_limits: no drafter {', '.join(unknown)} here (there are: {', '.join(names)})")
+    chosen = None
+    if config.draft_choice != "fastest":
+        from jaxspec.sched.spec import draft_choice
+
+        limits = [config.draft_limits.get(name, config.max_num_seqs) for name in names]
+        sizes = [d.seconds(1, 1, 1, d.widths[0]) for d in drafters]
+        rng = np.random.default_rng(config.policy_seed)
+        chosen = draft_choice.build(
+            config.draft_choice, len(names), limits, sizes, rng, config.lbss, config.epsilon_greedy.epsilon
+        )
+    budgeted = config.tree in ("equal_greedy", "global_greedy", "adaserve")
+    shaped = budgeted and config.draft_nodes is None
+    return Speculator(
+        drafters, step, policy, config.draft_levels or DEPTH, 1 if config.tree == "chain" else None,
+        config.tree == "auto" or (config.tree == "adaserve" and config.adaserve.economic),
+        config.draft_budget if shaped else None, shaped, config.draft_calibration and budgeted, chosen,
+    )  # fmt: skip

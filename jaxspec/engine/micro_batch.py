@@ -1,0 +1,65 @@
+"""Some of a step's work on its way through the device: all of it, or a micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxspec.engine.request_state import Session
+from jaxspec.sched.plan import Work
+from jaxspec.sched.spec.trees.candidates import Draft
+from jaxspec.step.runner import Executor, Flight
+
+
+class Result(NamedTuple):
+    """What became of one request's work."""
+
+    work: Work
+    session: Session
+    #: New tokens, none where the work does not reach the end of what is known.
+    tokens: list[int]
+    #: Where its choices begin in the decision vector.
+    choice: int
+    #: Of a draft tree: the tree, and its accepted nodes with the root, in preorder: one path.
+    draft: Draft | None
+    path: list[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Packed and launched work."""
+
+    work: Sequence[Work]
+    sessions: Sequence[Session]
+    drafts: Mapping[str, Draft]
+    flight: Flight
+
+    @classmethod
+    def launch(
+        cls, work: Sequence[Work], sessions: Sequence[Session], drafts: Mapping[str, Draft], executor: Executor
+    ) -> Part:
+        trees = [
+            session.draft_tree(w, draft, executor) if (draft := drafts.get(w.request.id)) else session.tree(w, executor)
+            for session, w in zip(sessions, work, strict=True)
+        ]
+        return cls(work, sessions, drafts, executor.launch(executor.pack(trees)))
+
+    def results(self, decision: np.ndarray) -> Iterator[Result]:
+        """By the flight's decision vector, in the order of the work."""
+        packed = self.flight.packed
+        choice_of, accepted = decision[: packed.shape.choices], decision[packed.shape.choices :]
+        for i, (work, session) in enumerate(zip(self.work, self.sessions, strict=True)):
+            tokens: list[int] = []
+            path: list[int] | None = None
+            node, choice = packed.nodes[i], packed.choices[i]
+            if (draft := self.drafts.get(work.request.id)) is not None:
+                # Each accepted node's choice is the token after it.
+                path = np.flatnonzero(accepted[node : node + len(draft) + 1]).tolist()
+                tokens = choice_of[choice : choice + len(draft) + 1][path].tolist()
+            elif work.samples:
+                assert accepted[node]
+                tokens = [int(choice_of[choice + work.last_choice])]
+            yield Result(work, session, tokens, choice, draft, path)

@@ -1,0 +1,98 @@
+"""From a configuration to the parts of an engine: loaded, and compiled as far as the first request needs it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.draft import registry as drafters
+from jaxspec.draft.registry import build, room_for_draws, runners
+from jaxspec.models.load import LoadedModel, load_model
+from jaxspec.paths import cache_folder
+from jaxspec.predict.build import build as build_predictions
+from jaxspec.predict.predictor import TextPredictor
+from jaxspec.predict.service import PredictionService
+from jaxspec.sched.config import SchedulerConfig
+from jaxspec.sched.kv.page_pool import PagePool
+from jaxspec.sched.scheduler import Scheduler
+from jaxspec.sched.spec.speculator import Speculator
+from jaxspec.step.buckets import choices
+from jaxspec.step.kv_cache import pages_for
+from jaxspec.step.kv_host import HostPool, host_pool, swap_costs, swap_pages
+from jaxspec.step.profiles import ProfileStore
+from jaxspec.step.runner import Executor
+from jaxspec.step.warmup import Job, Progress, WarmUp
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What `start_up` makes."""
+
+    model: LoadedModel
+    max_model_len: int
+    warm_up: WarmUp
+    executor: Executor
+    speculator: Speculator | None
+    host: HostPool
+    pool: PagePool
+    scheduler: Scheduler
+    predictions: PredictionService | None
+
+
+def start_up(
+    config: EngineConfig,
+    model: LoadedModel | None,
+    proxy: TextPredictor | None,
+    progress: Progress,
+    clock: Callable[[], float],
+    renew_profiles: bool = False,
+) -> Parts:
+    """Load, compile and measure; with `compile_in_background` only what the first request needs.
+
+    Raises `ConfigError` and `ModelLoadError`.
+    """
+    if config.max_num_batched_tokens < config.max_num_seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens ({config.max_num_batched_tokens}) must be at least max_num_seqs "
+            f"({config.max_num_seqs}): every running request decodes in every step"
+        )
+    progress("loading weights", 0, 1)
+    loaded = model or load_model(config.model)
+    progress("loading weights", 1, 1)
+    predictions = build_predictions(config, loaded, clock, proxy)
+    pages = pages_for(config, loaded.config)
+    longest = loaded.config.max_position
+    max_model_len = min(config.max_model_len or longest, longest, pages * config.page_size)
+    models = drafters.load_all(config.draft, loaded)
+    conditioned = any("fuse" in weights for _, weights in filter(None, models.values()))
+    warm_up = WarmUp(config.compile_in_background, progress, clock)
+    store = ProfileStore(cache_folder("profiles") if config.compilation_cache != "" else None, renew_profiles)
+    executor = Executor(
+        config, loaded.config, dict(loaded.weights), pages, warm_up, conditioned, room_for_draws(config, models), store
+    )
+    speculator = build(config, executor, models, pages, warm_up, store, clock) if models else None
+    host = host_pool(config, executor, runners(speculator), warm_up, store)
+    if predictions:
+        predictions.hold(True)
+        stage = "compiling the length predictor"
+        warm_up.later(stage, [Job(name, job) for name, job in predictions.programs()], rank=2)
+        # After a failure too: a request meets it again, and it is reported.
+        answer = partial(predictions.hold, False)
+        last = Job("length predictor", predictions.warm_up, lambda _: answer(), failed=answer)
+        warm_up.later(stage, [last], rank=2)
+    executor.settled()
+    if executor.profile.measured:
+        log.info("step times were measured %s", executor.profile.measured.strftime("%Y-%m-%d %H:%M UTC"))
+    pool = PagePool(pages, config.page_size, config.prefix_caching)
+    costs = swap_costs(config, executor, host)
+    limits = SchedulerConfig(
+        config.max_num_seqs, config.max_num_batched_tokens, max_model_len, None, choices(config.max_num_seqs),
+        config.policy, host.num_pages, not host.quantized, costs, swap_pages(host, costs), executor.times,
+    )  # fmt: skip
+    scheduler = Scheduler(limits, pool)
+    return Parts(loaded, max_model_len, warm_up, executor, speculator, host, pool, scheduler, predictions)

@@ -1,0 +1,117 @@
+"""A trained predictor as one safetensors file: INT8 matrices, tokenizer, configuration, and a digest of it all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flax import nnx
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+
+from jaxspec.errors import ModelLoadError
+from jaxspec.models.bert import BertConfig, BertEncoder
+from jaxspec.models.length_head import LengthHead, LengthModel
+from jaxspec.models.load.files import filled, quantized, replacing, restored, weights_of
+from jaxspec.models.load.weights import Weights
+from jaxspec.predict.formulation import Formulation
+
+_KIND = "jaxspec-length"
+_VERSION = "1"
+_TOKENIZER = "tokenizer"
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """What a file holds. `about`: whatever else it should tell, such as the target model or figures."""
+
+    model: LengthModel
+    formulation: Formulation
+    tokenizer: Tokenizer
+    name: str
+    about: dict[str, str]
+    #: Most tokens of a text that it was trained to read.
+    longest: int
+    digest: str = ""
+
+
+def write(predictor: Predictor, path: Path) -> None:
+    """At once or not at all. The head, which is small, stays float32."""
+    small: Weights = {_TOKENIZER: np.frombuffer(predictor.tokenizer.to_str().encode(), np.uint8)}
+    for name, value in weights_of(predictor.model).items():
+        if value.ndim == 2 and name.startswith("encoder."):
+            small |= quantized(name, value, rows=name.endswith("embedding"))
+        else:
+            small[name] = value
+    metadata = {
+        "format": f"{_KIND}-{_VERSION}",
+        "name": predictor.name,
+        "longest": str(predictor.longest),
+        "encoder": json.dumps(asdict(predictor.model.encoder.config)),
+        "formulation": json.dumps(predictor.formulation.to_dict()),
+        "about": json.dumps(predictor.about),
+    }
+    metadata["digest"] = _digest(small, metadata)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as new:
+        save_file(small, new, metadata)
+
+
+def read(path: Path) -> Predictor:
+    """What `write` wrote. Raises `ModelLoadError` with the reason if the file is damaged or something else."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata: dict[str, str] = file.metadata() or {}
+            stored: Weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        why = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
+        raise ModelLoadError(f"cannot read predictor {path}: {why}") from None
+    kind, _, version = metadata.get("format", "").rpartition("-")
+    if kind != _KIND:
+        raise ModelLoadError(f"{path} is not a length predictor trained by jaxspec.train_predictor")
+    if version != _VERSION:
+        raise ModelLoadError(f"predictor {path} has format {version}, this version of jaxspec reads {_VERSION}")
+    digest = metadata.pop("digest", "")
+    if digest != _digest(stored, metadata):
+        raise ModelLoadError(f"predictor {path} is damaged: its content does not match its digest")
+    try:
+        return _predictor(stored, metadata, digest, f"predictor {path}")
+    except ModelLoadError:
+        raise
+    except KeyError as error:
+        raise ModelLoadError(f"predictor {path}: {error.args[0]} is missing") from None
+    except (ValueError, TypeError) as error:
+        raise ModelLoadError(f"predictor {path}: {error}") from None
+
+
+def _predictor(stored: Weights, metadata: dict[str, str], digest: str, where: str) -> Predictor:
+    config = BertConfig(**json.loads(metadata["encoder"]))
+    formulation = Formulation.from_dict(json.loads(metadata["formulation"]))
+    try:
+        tokenizer = Tokenizer.from_str(stored.pop(_TOKENIZER).tobytes().decode())
+    except Exception as error:  # what the Rust side raises is a bare Exception
+        raise ModelLoadError(f"{where}: its tokenizer is not readable ({error})") from None
+    weights = restored(stored)
+    width = weights["head.inner.bias"].size
+
+    def make() -> LengthModel:
+        rngs = nnx.Rngs(0)
+        return LengthModel(BertEncoder(config, rngs), LengthHead(config.hidden, width, formulation.outputs, rngs))
+
+    model = filled(make, weights, where)
+    about, longest = json.loads(metadata["about"]), int(metadata["longest"])
+    return Predictor(model, formulation, tokenizer, metadata["name"], about, longest, digest)
+
+
+def _digest(tensors: Weights, metadata: dict[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        digest.update(f"{name} {value.dtype.str} {value.shape}".encode())
+        digest.update(np.ascontiguousarray(value).data)
+    return digest.hexdigest()

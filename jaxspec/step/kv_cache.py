@@ -1,0 +1,93 @@
+"""The KV pool: pages of all layers in two arrays, keys and values.
+
+Keys lie `[dim, page_size]` within a page and values `[page_size, dim]`: scores are sums over rows of keys and outputs
+sums over rows of values, so both read whole vectors without turning anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import psutil
+
+from jaxspec.config import EngineConfig
+from jaxspec.models.config import DecoderConfig
+from jaxspec.step.quantization import CHANNEL_BYTES
+
+#: (shape, dtype) -> array
+Zeros = Callable[[Sequence[int], Any], jax.Array]
+#: Which axis of a page's row counts positions, by the field of the pool.
+POSITIONS = {"keys": -1, "values": -2, "features": -2}
+
+
+class Pool(NamedTuple):
+    keys: jax.Array  # [layers, pages, kv_heads, head_dim, page_size]
+    values: jax.Array  # [layers, pages, kv_heads, page_size, head_dim]
+    #: The model's final hidden state of each committed position, which conditioned drafters read; pages is 0 without.
+    features: jax.Array  # [pages, page_size, hidden]
+
+    @classmethod
+    def zeros(
+        cls, config: DecoderConfig, pages: int, page_size: int, dtype: str, features: bool = False,
+        zeros: Zeros = jnp.zeros,
+    ) -> Pool:  # fmt: skip
+        """An empty pool; `zeros` makes its arrays."""
+        shape, dim = (config.num_layers, pages, config.num_kv_heads), config.head_dim
+        return cls(
+            zeros((*shape, dim, page_size), dtype),
+            zeros((*shape, page_size, dim), dtype),
+            zeros((pages if features else 0, page_size, config.hidden_size), dtype),
+        )
+
+    @property
+    def paged(self) -> list[tuple[str, int]]:
+        """Fields that hold something, and which of their axes counts pages."""
+        return [("keys", 1), ("values", 1), *paged_features(self.features)]
+
+    @property
+    def channels(self) -> tuple[jax.Array, ...]:
+        """Scales and zero points: none."""
+        return ()
+
+    def read(self, layer: jax.Array, page: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Keys `[B, kv_heads, head_dim, page_size]` and values of pages `[B]`."""
+        return self.keys[layer, page], self.values[layer, page]
+
+    def keep(self, features: jax.Array, slot: jax.Array, accepted: jax.Array) -> Pool:
+        """With `features [T, hidden]` of accepted nodes at their slots (`[T]`, -1: none)."""
+        return self._replace(features=keep_features(self.features, features, slot, accepted))
+
+
+def keep_features(kept: jax.Array, features: jax.Array, slot: jax.Array, accepted: jax.Array) -> jax.Array:
+    """The pool's features with those of a step, see `Pool.keep`."""
+    pages, page_size, _ = kept.shape
+    if not pages:
+        return kept
+    page = jnp.where(accepted & (slot >= 0), slot // page_size, pages)  # beyond the pool: dropped
+    return kept.at[page, slot % page_size].set(features, mode="drop")
+
+
+def paged_features(features: jax.Array) -> list[tuple[str, int]]:
+    """Features among the fields that have pages, if they are kept."""
+    return [("features", 0)] if features.shape[0] else []
+
+
+def page_bytes(config: DecoderConfig, page_size: int, dtype: str) -> int:
+    """Bytes of one page in all layers, keys and values; `dtype` "int8" has a scale and a zero point a channel."""
+    channel = page_size + CHANNEL_BYTES if dtype == "int8" else page_size * jnp.dtype(dtype).itemsize
+    return 2 * config.num_layers * config.kv_size * channel
+
+
+def pages_for(config: EngineConfig, model: DecoderConfig) -> int:
+    """Pages of the KV pool: as configured, else for 64 half-kilotoken requests within 40 % of free memory."""
+    size = config.page_size
+    if config.kv_cache_tokens is not None:
+        return max(1, -(-config.kv_cache_tokens // size))
+    longest = min(config.max_model_len or model.max_position, model.max_position)
+    wanted = min(64 * 512, config.max_num_seqs * longest) // size
+    stored = config.dtype if config.kv_dtype == "auto" else config.kv_dtype
+    affordable = int(0.4 * psutil.virtual_memory().available) // page_bytes(model, size, stored)
+    return max(1, min(max(wanted, -(-longest // size)), affordable))

@@ -1,0 +1,187 @@
+"""The KV pool as INT8 by channels of a page (`kv_dtype: int8`).
+
+A page fills up token by token, and its channels' ranges grow. So the pages being filled are also kept as they were
+computed, one for each running request, and with each step written to the pool anew from there: whatever the pool holds
+has been rounded once. Which request's page is kept where is the host's business (`OpenPages`); if it is kept no longer,
+because more requests have been at it since, what the pool holds takes its place and is rounded a second time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Self, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxspec.models.config import DecoderConfig
+from jaxspec.step.batch import Batch
+from jaxspec.step.kv_cache import POSITIONS, Pool, Zeros, keep_features, paged_features
+from jaxspec.step.quantization import Quantized, dequantize, quantize
+
+
+class QuantizedPool(NamedTuple):
+    """As `jaxspec.step.kv_cache.Pool`; scales and zero points `[layers, pages, kv_heads, head_dim]`, S open pages."""
+
+    keys: jax.Array  # [layers, pages, kv_heads, head_dim, page_size] uint8
+    values: jax.Array  # [layers, pages, kv_heads, page_size, head_dim] uint8
+    features: jax.Array
+    key_scale: jax.Array  # bfloat16
+    key_zero: jax.Array  # int16
+    value_scale: jax.Array
+    value_zero: jax.Array
+    open_keys: jax.Array  # [layers, S, kv_heads, head_dim, page_size], exact
+    open_values: jax.Array  # [layers, S, kv_heads, page_size, head_dim], exact
+
+    @classmethod
+    def zeros(
+        cls, config: DecoderConfig, pages: int, page_size: int, dtype: str, features: bool, slots: int,
+        zeros: Zeros = jnp.zeros,
+    ) -> QuantizedPool:  # fmt: skip
+        layers, heads, dim = config.num_layers, config.num_kv_heads, config.head_dim
+        channels = (layers, pages, heads, dim)
+        return cls(
+            keys=zeros((*channels, page_size), jnp.uint8),
+            values=zeros((layers, pages, heads, page_size, dim), jnp.uint8),
+            features=zeros((pages if features else 0, page_size, config.hidden_size), dtype),
+            key_scale=zeros(channels, jnp.bfloat16),
+            key_zero=zeros(channels, jnp.int16),
+            value_scale=zeros(channels, jnp.bfloat16),
+            value_zero=zeros(channels, jnp.int16),
+            open_keys=zeros((layers, slots, heads, dim, page_size), dtype),
+            open_values=zeros((layers, slots, heads, page_size, dim), dtype),
+        )
+
+    @property
+    def paged(self) -> list[tuple[str, int]]:
+        """Fields that hold something, and which of their axes counts pages."""
+        fields = ("keys", "values", "key_scale", "key_zero", "value_scale", "value_zero")
+        return [*((name, 1) for name in fields), *paged_features(self.features)]
+
+    @property
+    def channels(self) -> tuple[jax.Array, ...]:
+        """Scale and zero point of keys, then of values."""
+        return self.key_scale, self.key_zero, self.value_scale, self.value_zero
+
+    def read(self, layer: jax.Array, page: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Keys `[B, kv_heads, head_dim, page_size]` and values of pages `[B]`, float32."""
+        at = layer, page
+        keys = Quantized(self.keys[at], self.key_scale[at], self.key_zero[at])
+        values = Quantized(self.values[at], self.value_scale[at], self.value_zero[at])
+        return dequantize(keys, POSITIONS["keys"]), dequantize(values, POSITIONS["values"])
+
+    def keep(self, features: jax.Array, slot: jax.Array, accepted: jax.Array) -> Self:
+        """As `Pool.keep`."""
+        return self._replace(features=keep_features(self.features, features, slot, accepted))
+
+    def commit(self, new: tuple[jax.Array, jax.Array], batch: Batch, accepted: jax.Array, after: jax.Array) -> Self:
+        """With the accepted tokens' KV, `[layers, T, kv_heads, head_dim]` each. `after`: what has to come before."""
+        new, _ = lax.optimization_barrier((new, after))
+        size, written, tree = self.keys.shape[-1], batch.written, batch.written_tree
+        count = written.shape[0]
+        accepted = accepted & (batch.slot >= 0)
+        place, offset = jnp.where(accepted, batch.place, count), batch.slot % size
+        committed = batch.committed.at[tree].get(mode="clip")
+        before = jnp.clip(committed - batch.written_base, 0, size)
+        filled = jnp.zeros(count, jnp.int32).at[place].max(offset + 1, mode="drop")
+        there = jnp.maximum(before, filled)  # positions of each page that count
+        slots = batch.opened.at[tree].get(mode="clip")
+        reread = (before > 0) & (batch.reread.at[tree].get(mode="clip") > 0)
+        contents = self._contents(slots, written, reread)
+        k, v = (x.swapaxes(0, 1).astype(self.open_keys.dtype) for x in new)  # [T, layers, kv_heads, head_dim]
+        exact_keys = contents[0].at[:, place, :, :, offset].set(k, mode="drop")
+        exact_values = contents[1].at[:, place, :, offset].set(v, mode="drop")
+        counts = jnp.arange(size) < there[:, None]  # [W, P]
+        keys = quantize(exact_keys, POSITIONS["keys"], counts[:, None, None, :])
+        values = quantize(exact_values, POSITIONS["values"], counts[:, None, :, None])
+        page = jnp.where((written >= 0) & (there > 0), written, self.keys.shape[1])  # beyond the pool: dropped
+        # The page that holds a request's last position may go on filling.
+        news = jnp.zeros_like(batch.committed).at[batch.tree].add(accepted.astype(jnp.int32), mode="drop")
+        end = committed + news.at[tree].get(mode="clip")
+        last = (written >= 0) & (batch.written_base < end) & (end <= batch.written_base + size)
+        slot = jnp.where(last, slots, self.open_keys.shape[1])
+
+        def put(whole: jax.Array, at: jax.Array, rows: jax.Array) -> jax.Array:
+            return whole.at[:, at].set(rows.astype(whole.dtype), mode="drop")
+
+        return self._replace(
+            keys=put(self.keys, page, keys.codes),
+            values=put(self.values, page, values.codes),
+            key_scale=put(self.key_scale, page, keys.scale),
+            key_zero=put(self.key_zero, page, keys.zero),
+            value_scale=put(self.value_scale, page, values.scale),
+            value_zero=put(self.value_zero, page, values.zero),
+            open_keys=put(self.open_keys, slot, exact_keys),
+            open_values=put(self.open_values, slot, exact_values),
+        )
+
+    def _contents(self, slots: jax.Array, page: jax.Array, reread: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Keys and values of W pages as they are kept open, or with `reread [W]` as the pool holds them."""
+        kept = self.open_keys[:, slots], self.open_values[:, slots]
+
+        def mixed() -> tuple[jax.Array, jax.Array]:
+            at = slice(None), page
+            keys = Quantized(self.keys[at], self.key_scale[at], self.key_zero[at])
+            values = Quantized(self.values[at], self.value_scale[at], self.value_zero[at])
+            mask = reread[:, None, None, None]
+            dtype = self.open_keys.dtype
+            return (
+                jnp.where(mask, dequantize(keys, POSITIONS["keys"], dtype), kept[0]),
+                jnp.where(mask, dequantize(values, POSITIONS["values"], dtype), kept[1]),
+            )
+
+        return lax.cond(jnp.any(reread), mixed, lambda: kept)
+
+
+AnyPool = Pool | QuantizedPool
+P = TypeVar("P", bound=Pool | QuantizedPool)
+
+
+class OpenPages:
+    """Which open page stands for which page of the pool: the host's books. Least recently used ones are given up."""
+
+    def __init__(self, slots: int):
+        self._slot_of: dict[int, int] = {}
+        self._pages: OrderedDict[int, set[int]] = OrderedDict((slot, set()) for slot in range(slots))
+
+    def assign(self, wanted: Sequence[tuple[Sequence[int], bool]]) -> tuple[np.ndarray, np.ndarray]:
+        """Slots for requests that may write `pages` in this step, and whether each must be reread from the pool.
+
+        `wanted`: (pages, in order; whether the first of them holds something) of each, at most as many as slots.
+        -> `[R]` int32, `[R]` bool
+        """
+        found = [self._slot_of.get(pages[0]) if begun else None for pages, begun in wanted]
+        for slot in found:
+            if slot is not None:
+                self._pages.move_to_end(slot)
+        slots = []
+        for (pages, _), slot in zip(wanted, found, strict=True):
+            if slot is None:
+                slot = next(iter(self._pages))
+            self._give_up(slot)
+            self.forget(pages)
+            self._pages[slot] = set(pages)
+            self._pages.move_to_end(slot)
+            self._slot_of.update((page, slot) for page in pages)
+            slots.append(slot)
+        reread = [begun and slot is None for (_, begun), slot in zip(wanted, found, strict=True)]
+        return np.asarray(slots, np.int32), np.asarray(reread, bool)
+
+    def _give_up(self, slot: int) -> None:
+        for page in self._pages[slot]:
+            del self._slot_of[page]
+        self._pages[slot] = set()
+
+    def forget(self, pages: Iterable[int]) -> None:
+        """Somebody else wrote these pages of the pool."""
+        for page in pages:
+            if (slot := self._slot_of.pop(page, None)) is not None:
+                self._pages[slot].discard(page)
+
+
+def most_written(tokens: int, trees: int, page_size: int) -> int:
+    """Pages that a step may write at most: a tree's nodes begin and end anywhere in a page."""
+    return min(tokens, 2 * trees + tokens // page_size)

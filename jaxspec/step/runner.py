@@ -1,0 +1,269 @@
+"""What lives on the device: weights, KV pool, penalty table and the compiled steps that run on them."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.kernels import cpu
+from jaxspec.kernels.build import KernelsUnavailable
+from jaxspec.models.config import DecoderConfig
+from jaxspec.paths import cache_folder
+from jaxspec.sched.spec.micro_batches import MOST_PARTS
+from jaxspec.sched.timing import StepTimes, between
+from jaxspec.step import penalties
+from jaxspec.step.batch import BatchShape, Blanks
+from jaxspec.step.buckets import lattice, needed_first
+from jaxspec.step.kv_cache import Pool
+from jaxspec.step.kv_int8 import AnyPool, OpenPages, QuantizedPool, most_written
+from jaxspec.step.layers import Layers
+from jaxspec.step.native import NativeLayers
+from jaxspec.step.packing import Packed, Tree, pack
+from jaxspec.step.profiles import NOT_KEPT, ProfileStore
+from jaxspec.step.rejection import Drawn
+from jaxspec.step.sampler import Logprobs
+from jaxspec.step.step import StepResult, make_step, split
+from jaxspec.step.warmup import Job, WarmUp, compile_counter
+from jaxspec.step.xla import XlaLayers
+
+log = logging.getLogger(__name__)
+
+#: Tokens of the steps that requests need most, to decode and to verify drafts: they are compiled before larger ones.
+_SMALL = 32
+
+
+class Flight:
+    """A step under way on the device. `read` waits for it."""
+
+    def __init__(self, packed: Packed, result: StepResult):
+        self.packed, self._result = packed, result
+
+    def read(self) -> np.ndarray:
+        """The decision vector `[C + T]` int32: choices, then accepted flags."""
+        return np.asarray(self._result.decision)
+
+    @cached_property
+    def logprobs(self) -> Logprobs | None:
+        """Log-probabilities of all choices, as numpy, transferred once; None if no tree asked for them."""
+        return jax.device_get(self._result.logprobs) if self.packed.logprobs else None
+
+
+class Executor:
+    """Runs packed steps of one model, each padded to the smallest shape that is compiled (`ready`).
+
+    Unless `warm_up` has a background, `__init__` compiles and measures all shapes. Not thread-safe: one thread, the
+    engine's loop, calls it, also to adopt the programs that the background compiles.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: DecoderConfig,
+        weights: dict[str, np.ndarray],
+        num_pages: int,
+        warm_up: WarmUp | None = None,
+        features: bool = False,
+        drawn: Drawn | None = None,
+        store: ProfileStore = NOT_KEPT,
+    ):
+        """`store`: where measured times are kept."""
+        self.page_size, self.model = config.page_size, model
+        warm_up = warm_up or WarmUp()
+        _use_cache(config)
+        counter = compile_counter()
+        longest = min(config.max_model_len or model.max_position, model.max_position)
+        pages = min(num_pages, -(-longest // config.page_size))
+        self._opened = OpenPages(config.max_num_seqs) if config.kv_dtype == "int8" else None
+        #: What the drafts of the next step were drawn from (`acceptance: rejection`); drafters write it.
+        self.drawn = drawn or Drawn.none()
+        self.shapes = lattice(
+            config.max_num_batched_tokens, config.max_num_seqs, pages, config.token_buckets, self.drawn.logits.shape[2],
+            partial(most_written, page_size=config.page_size) if self._opened else None,
+        )  # fmt: skip
+        parts = config.micro_batches or (MOST_PARTS if config.draft_devices else 1)
+        self._blanks = Blanks(self.shapes, parts + 1)
+        self.layers = pick_layers(config, model)
+        self._graph, self._treedef, self._leaves = split(self.layers.decoder(model, weights, config.dtype))
+        self.pool = self._new_pool(config, num_pages, features)
+        self._table = penalties.PenaltyTable.empty(config.max_num_seqs, model.vocab_size)
+        # What steps are compiled for: the arrays themselves may be donated while the background compiles.
+        arguments = self._leaves, self.pool, self._table, self.drawn
+        self._abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
+        self._counter = counter
+        #: Compiled shapes, ascending.
+        self.ready: list[BatchShape] = []
+        self._steps: dict[BatchShape, Any] = {}
+        names = [str(shape.tokens) for shape in self.shapes]
+        key = (model, self.shapes, self.layers.version, config.dtype)
+        #: Seconds of a step by its number of tokens, without committed KV.
+        self.profile = store.open("step", key, names, list(itertools.pairwise(names)))
+        #: The same for the shapes that are ready, corrected by the steps that run.
+        self.times: StepTimes
+        self._compile(warm_up)
+        self.settled()
+
+    @property
+    def compilations_after_warmup(self) -> int:
+        return self._counter.count - self.compiled
+
+    def settled(self) -> None:
+        """From here on, compilations other than planned ones count as in a request's way."""
+        self.compiled = self._counter.count
+
+    @property
+    def features(self) -> jax.Array:
+        """`[pages, page_size, hidden]`: final hidden states of committed positions, for drafters."""
+        return self.pool.features
+
+    def _new_pool(self, config: EngineConfig, pages: int, features: bool) -> AnyPool:
+        sizes = self.model, pages, config.page_size, config.dtype, features
+        zeros = self.layers.zeros
+        return QuantizedPool.zeros(*sizes, config.max_num_seqs, zeros) if self._opened else Pool.zeros(*sizes, zeros)
+
+    def overwritten(self, pages: Sequence[int]) -> None:
+        """Pages of the pool have come from elsewhere than a step."""
+        if self._opened:
+            self._opened.forget(pages)
+
+    def _compile(self, warm_up: WarmUp) -> None:
+        first = needed_first(self.shapes) if warm_up.background else self.shapes
+        self._begun = False
+        self.profile.on_guess.append(self._use)
+        jobs = [
+            Job(f"step of {s.tokens}", partial(self._compile_step, s), partial(self._adopt, s)) for s in self.shapes
+        ]
+        both = Job("penalties", self._compile_penalties, self._adopt_penalties)
+        warm_up.first("compiling steps", [both, *(jobs[self.shapes.index(s)] for s in first)])
+        self.profile.guess()
+        self.times = times = StepTimes(self._times())
+        self._begun = True
+        self.profile.on_measured.append(lambda: times.learn(self._times()))
+        small, large = [], []
+        for shape, job in zip(self.shapes, jobs, strict=True):
+            if shape not in first:
+                (small if shape.tokens <= _SMALL else large).append(job)
+        warm_up.later("compiling steps", small, rank=0)
+        warm_up.later("compiling steps", large, rank=3)
+        warm_up.measure(self.profile)
+
+    def _compile_step(self, shape: BatchShape) -> Any:
+        fn = make_step(self._graph, self._treedef, shape, self.layers)
+        buffer = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
+        # Full float32 products: GPUs would otherwise round to TF32 and break exactness.
+        with jax.default_matmul_precision("float32"):
+            lowered = jax.jit(fn, donate_argnums=1).lower(*self._abstract, buffer)
+        return lowered.compile()
+
+    def _adopt(self, shape: BatchShape, program: Any) -> None:
+        """A step is compiled. It is used once there is a time for it."""
+        self._steps[shape] = program
+        known = {int(size): seconds for size, seconds in self.profile.seconds.items()}
+        guess = None
+        # On an accelerator it has to run once before requests use it: the first run initialises. On CPU it need not,
+        # and the time of a shape between others can be guessed; the outermost are compiled first.
+        if jax.default_backend() == "cpu" and known and min(known) < shape.tokens < max(known):
+            guess = between(known, shape.tokens)
+        self.profile.offer(str(shape.tokens), partial(self._run_empty, shape), guess)
+        if str(shape.tokens) in self.profile.seconds:
+            self._use(str(shape.tokens))
+
+    def _use(self, size: str) -> None:
+        """A step is compiled, and has a time."""
+        self.ready = [s for s in self.shapes if s in self._steps and str(s.tokens) in self.profile.seconds]
+        if self._begun:
+            self.times.learn({int(size): self.profile.seconds[size]})
+
+    def _times(self) -> dict[int, float]:
+        return {shape.tokens: self.profile.seconds[str(shape.tokens)] for shape in self.ready}
+
+    def _compile_penalties(self) -> tuple[Any, Any]:
+        return self._compile_reset(), self._compile_update()
+
+    def _adopt_penalties(self, programs: tuple[Any, Any]) -> None:
+        self._reset, self._update = programs
+        self.clear_penalties(0)
+
+    def _compile_reset(self) -> Any:
+        row = jax.ShapeDtypeStruct((), jnp.int32)
+        return jax.jit(penalties.reset, donate_argnums=0).lower(self._table, row).compile()
+
+    def _compile_update(self) -> Any:
+        ints = jax.ShapeDtypeStruct((penalties.UPDATE,), jnp.int32)
+        flags = jax.ShapeDtypeStruct((penalties.UPDATE,), jnp.bool_)
+        floats = jax.ShapeDtypeStruct((penalties.UPDATE,), jnp.float32)
+        lowered = jax.jit(penalties.update, donate_argnums=0).lower(self._table, ints, ints, ints, flags, floats)
+        return lowered.compile()
+
+    def _run_empty(self, shape: BatchShape) -> None:
+        self.launch(pack([], [shape], self._blanks, self.page_size)).read()
+
+    def pack(self, trees: Sequence[Tree]) -> Packed:
+        return pack(trees, self.ready, self._blanks, self.page_size, self._opened)
+
+    def positions_read(self, packed: Packed) -> int:
+        """Committed positions that the step reads in each layer, padding included."""
+        return self.layers.positions_read(packed.committed, self.page_size)
+
+    def launch(self, packed: Packed) -> Flight:
+        """Start a step; returns before it is done."""
+        program = self._steps[packed.shape]
+        self.pool, result = program(self._leaves, self.pool, self._table, self.drawn, packed.buffer)
+        return Flight(packed, result)
+
+    def clear_penalties(self, row: int) -> None:
+        self._table = self._reset(self._table, np.int32(row))
+
+    def add_penalties(
+        self, row: int, tokens: Sequence[int], count: int = 0, prompt: bool = False, bias: Sequence[float] | None = None
+    ) -> None:
+        """Tell the table about tokens of a row: generated (`count` 1), of the prompt, or biased."""
+        for i in range(0, len(tokens), penalties.UPDATE):
+            part = np.full(penalties.UPDATE, self.model.vocab_size, np.int32)
+            part[: len(tokens[i : i + penalties.UPDATE])] = tokens[i : i + penalties.UPDATE]
+            biases = np.zeros(penalties.UPDATE, np.float32)
+            if bias is not None:
+                biases[: len(bias[i : i + penalties.UPDATE])] = bias[i : i + penalties.UPDATE]
+            rows, counts = np.full_like(part, row), np.full_like(part, count)
+            self._table = self._update(self._table, rows, part, counts, np.full(len(part), prompt), biases)
+
+
+def pick_layers(config: EngineConfig, model: DecoderConfig) -> Layers:
+    """The CPU kernels where they can serve, else XLA's operations. Raises `ConfigError` if they are insisted on."""
+    if config.kernels == "xla":
+        return XlaLayers()
+    why = None
+    if jax.default_backend() != "cpu":
+        why = f"they run on CPU, not on {jax.default_backend()}"
+    elif config.dtype != "float32":
+        why = f"they compute in float32, not {config.dtype}"
+    elif not cpu.supports(model.num_heads, model.num_kv_heads, model.head_dim, config.page_size):
+        why = f"they do not support heads of {model.head_dim} in pages of {config.page_size}"
+    else:
+        try:
+            cpu.load()
+            return NativeLayers()
+        except KernelsUnavailable as error:
+            why = str(error)
+            log.warning("serving without the CPU kernels, at a fraction of the speed: %s", why)
+    if config.kernels == "native":
+        raise ConfigError(f"kernels: the CPU kernels are not available: {why}")
+    return XlaLayers()
+
+
+def _use_cache(config: EngineConfig) -> None:
+    """Point JAX's persistent compilation cache at our folder, unless the user's environment already names one."""
+    folder = config.compilation_cache
+    if folder == "" or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return
+    jax.config.update("jax_compilation_cache_dir", folder or str(cache_folder("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

@@ -1,0 +1,161 @@
+"""Reading a GGUF file: its header, its configuration, its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf.quants import dequantize
+
+from jaxspec.errors import ModelLoadError
+from jaxspec.models.config import DecoderConfig, RopeScaling
+from jaxspec.models.layers import inverse_frequencies
+from jaxspec.models.load.gguf_tokenizer import gguf_tokenizer
+from jaxspec.models.load.tokenizer import Tokenizer
+from jaxspec.models.load.weights import GGUF_NAMES, Weights, assemble, check_tensors
+
+#: `general.architecture` -> whether q and k rows are in llama.cpp's own rotary order. Mistral comes as llama.
+ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
+#: Not a weight: the divisors of the rotary frequencies, which are read into `RopeScaling`.
+_ROPE_FREQS = "rope_freqs.weight"
+
+
+class _Reader(gguf.GGUFReader):
+    """The reader slices the file once a vocabulary entry, and slicing a plain view is several times faster."""
+
+    @property
+    def data(self) -> np.ndarray:
+        return self._view
+
+    @data.setter
+    def data(self, mapped: np.ndarray) -> None:
+        self._view = np.asarray(mapped)
+
+
+class GGUFFile:
+    """An open file, memory-mapped. Raises `ModelLoadError` if it isn't GGUF or is cut short."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            reader = _Reader(path)
+        except Exception as e:  # the reader raises whatever numpy meets in a broken file
+            raise ModelLoadError(f"{path}: not a readable GGUF file ({e}); is it complete?") from e
+        self.fields: dict[str, Any] = {key: f.contents() for key, f in reader.fields.items()}
+        self._tensors = {t.name: t for t in reader.tensors}
+        # GGUF lists the innermost axis first.
+        self._shapes = {name: tuple(int(n) for n in reversed(t.shape)) for name, t in self._tensors.items()}
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._shapes
+
+    def read(self, name: str) -> np.ndarray:
+        """The tensor, dequantised to float32."""
+        tensor = self._tensors[name]
+        try:
+            values = dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError as e:
+            kind = tensor.tensor_type.name
+            raise ModelLoadError(f"{self.path}: tensor {name} is quantised as {kind}, which can't be read") from e
+        return np.array(values, np.float32).reshape(self.shapes[name])
+
+    @cached_property
+    def config(self) -> DecoderConfig:
+        return _config(self)
+
+    def tokenizer(self) -> Tokenizer:
+        return gguf_tokenizer(self.fields, str(self.path))
+
+    def weights(self) -> Weights:
+        where, config = str(self.path), self.config
+        check_tensors(config, self, GGUF_NAMES, ignored=(_ROPE_FREQS,), where=where)
+        return assemble(config, self, GGUF_NAMES, interleaved=ARCHITECTURES[config.family])
+
+
+def _config(file: GGUFFile) -> DecoderConfig:
+    fields, where = file.fields, str(file.path)
+    arch = fields.get("general.architecture")
+    if arch not in ARCHITECTURES:
+        what = f"architecture {arch!r}" if arch else "a file that names no general.architecture"
+        raise ModelLoadError(f"{where}: {what} is not supported; {', '.join(ARCHITECTURES)} are")
+    if fields.get("split.count", 1) > 1:
+        raise ModelLoadError(f"{where}: one part of a split model; join the parts with llama.cpp's llama-gguf-split")
+
+    def get(key: str, default: Any = None) -> Any:
+        value = fields.get(f"{arch}.{key}", default)
+        if isinstance(value, list):  # one value a layer
+            if len(set(value)) != 1:
+                raise ModelLoadError(f"{where}: {arch}.{key} differs from layer to layer, which is not supported")
+            value = value[0]
+        return value
+
+    def need(key: str) -> Any:
+        if (value := get(key)) is None:
+            raise ModelLoadError(f"{where}: {arch}.{key} is missing from the header")
+        return value
+
+    if get("expert_count", 0):
+        raise ModelLoadError(f"{where}: mixtures of experts are not supported")
+    if "token_embd.weight" not in file.shapes:
+        raise ModelLoadError(f"{where}: tensor token_embd.weight missing; is the download complete?")
+    heads, hidden = need("attention.head_count"), need("embedding_length")
+    head_dim = get("attention.key_length") or hidden // heads
+    rotated = get("rope.dimension_count", head_dim)
+    if rotated != head_dim or get("attention.value_length", head_dim) != head_dim:
+        raise ModelLoadError(f"{where}: heads rotated in part, or with values of another size, are not supported")
+    theta = _shortest(get("rope.freq_base", 10000.0))
+    tokens = fields.get("tokenizer.ggml.eos_token_id"), fields.get("tokenizer.ggml.bos_token_id")
+    config = DecoderConfig(
+        family=arch,
+        vocab_size=file.shapes["token_embd.weight"][0],
+        hidden_size=hidden,
+        intermediate_size=need("feed_forward_length"),
+        num_layers=need("block_count"),
+        num_heads=heads,
+        num_kv_heads=get("attention.head_count_kv") or heads,
+        head_dim=head_dim,
+        max_position=need("context_length"),
+        rope_theta=theta,
+        norm_eps=_shortest(need("attention.layer_norm_rms_epsilon")),
+        tie_embeddings="output.weight" not in file.shapes,
+        qkv_bias="blk.0.attn_q.bias" in file.shapes,
+        qk_norm="blk.0.attn_q_norm.weight" in file.shapes,
+        sliding_window=get("attention.sliding_window") or None,
+        eos_token_ids=() if tokens[0] is None else (tokens[0],),
+        bos_token_id=tokens[1],
+    )
+    return replace(config, rope_scaling=_rope_scaling(file, config, get))
+
+
+def _rope_scaling(file: GGUFFile, config: DecoderConfig, get: Callable[..., Any]) -> RopeScaling | None:
+    """Linear scaling is in the header; Llama 3's is given as a tensor of frequency divisors."""
+    kind = get("rope.scaling.type", "none")
+    factor = _shortest(get("rope.scaling.factor", get("rope.scale_linear", 1.0)))
+    if kind not in ("none", "linear"):
+        raise ModelLoadError(f"{file.path}: rope scaling {kind!r} is not supported; linear and llama3 are")
+    if _ROPE_FREQS not in file.shapes:
+        return RopeScaling("linear", factor) if factor != 1.0 and kind == "linear" else None
+    return _llama3_scaling(config, file.read(_ROPE_FREQS), str(file.path))
+
+
+def _llama3_scaling(config: DecoderConfig, divisors: np.ndarray, where: str) -> RopeScaling | None:
+    """Find the rule that yields `divisors [head_dim / 2]`: the blend of Llama 3.1, over any power-of-two context."""
+    if np.allclose(divisors, 1.0):
+        return None
+    plain = inverse_frequencies(config)
+    for context in (2**n for n in range(11, 21)):
+        scaling = RopeScaling("llama3", _shortest(divisors.max()), original_max_position=context)
+        if np.allclose(plain / inverse_frequencies(replace(config, rope_scaling=scaling)), divisors, rtol=1e-4):
+            return scaling
+    raise ModelLoadError(f"{where}: {_ROPE_FREQS} doesn't follow the llama3 rule, and no other is supported")
+
+
+def _shortest(value: float) -> float:
+    """The shortest decimal of a float32: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(value)))

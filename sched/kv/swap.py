@@ -1,0 +1,100 @@
+"""KV moved to the host and back: ALISE's memory (§3.2)."""
+
+from __future__ import annotations
+
+from jaxspec.sched.kv.host_pages import HostPages
+from jaxspec.sched.kv.page_pool import OutOfPages, PagePool
+from jaxspec.sched.kv.recompute import Memory
+from jaxspec.sched.plan import Transfer
+from jaxspec.sched.request import Request
+from jaxspec.sched.timing import SwapCosts
+
+
+class Swap(Memory):
+    """A request that has to go leaves its KV on the host, where there is room for it and, given `costs`, moving it out
+    and in again takes less than computing it anew; else it leaves nothing behind, as in `Memory`.
+
+    What is moved is kept until the plan is ready: a request that came in with it and has to go after all just stays on
+    the host.
+    """
+
+    swaps = True
+
+    def __init__(self, pool: PagePool, host_pages: int, exact: bool, costs: SwapCosts | None) -> None:
+        super().__init__(pool)
+        self.host = HostPages(host_pages)
+        self._exact, self._costs = exact, costs
+        self._out: dict[str, Transfer] = {}
+        self._in: dict[str, Transfer] = {}
+
+    @property
+    def host_usage(self) -> float:
+        return self.host.usage
+
+    def begin(self) -> None:
+        self.host.settle()
+
+    def transfers(self) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
+        for transfer in self._in.values():
+            self.host.release(transfer.request.host_pages)
+            transfer.request.host_pages = []
+        moved = tuple(t for t in self._in.values() if t.host)
+        out = tuple(self._out.values())
+        self._in.clear()
+        self._out.clear()
+        return out, moved
+
+    def arriving(self, request: Request) -> bool:
+        return request.id in self._in
+
+    def leaving(self, request: Request) -> bool:
+        return request.id in self._out
+
+    def worth(self, request: Request) -> bool:
+        pages = self.pool.pages_for(request.computed)
+        if not 0 < pages <= self.host.num_free:
+            return False
+        return self._costs is None or self._costs.swap(pages) < self._costs.recompute(request.computed)
+
+    def evict(self, request: Request) -> bool:
+        if self._in.pop(request.id, None):  # its host pages are still its own
+            self.pool.release(request.pages)
+            request.pages = []
+            return True
+        host = self.host.allocate(self.pool.pages_for(request.computed)) if self.worth(request) else None
+        if host is None:
+            self.leave(request)
+            return False
+        self._out[request.id] = Transfer(request, tuple(request.pages[: len(host)]), tuple(host))
+        self.pool.release(request.pages)
+        request.pages, request.host_pages = [], host
+        request.swaps += 1
+        return True
+
+    def enter(self, request: Request) -> bool:
+        if not request.host_pages:
+            return super().enter(request)
+        # What others still have of it on the device need not be moved.
+        cached = self.pool.match(request.tokens, request.computed, request.page_keys) if request.reuse_prefix else []
+        try:
+            fresh = self.pool.allocate(self.pool.pages_for(len(request.tokens)) - len(cached))
+        except OutOfPages:
+            self.pool.release(cached)
+            return False
+        request.pages = cached + fresh
+        request.registered = len(cached)
+        here, all_of_it = len(cached), len(request.host_pages)
+        moved = tuple(request.pages[here:all_of_it]), tuple(request.host_pages[here:])
+        self._in[request.id] = Transfer(request, *moved)
+        return True
+
+    def commit(self, request: Request, computed: int) -> None:
+        if self._exact or not request.swaps:
+            super().commit(request, computed)
+        else:
+            request.computed = computed  # what was computed on inexact KV is not for others either
+
+    def leave(self, request: Request) -> None:
+        super().leave(request)
+        self.host.release(request.host_pages)
+        request.host_pages = []

@@ -1,0 +1,91 @@
+"""The simulation with draft trees: the engine's own `Speculator` decides what is drafted and verified."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from jaxspec.sched.plan import Lookahead, Plan, Work
+from jaxspec.sched.request import Request
+from jaxspec.sched.scheduler import NO_DRAFTS, Scheduler
+from jaxspec.sched.sim.cost import Cost, StepLoad
+from jaxspec.sched.sim.drafter import SimulatedDrafter
+from jaxspec.sched.sim.simulator import Simulation
+from jaxspec.sched.sim.workload import Workload
+from jaxspec.sched.slo import NONE, Slo
+from jaxspec.sched.spec.micro_batches import Timeline, split
+from jaxspec.sched.spec.speculator import Speculator
+from jaxspec.sched.spec.trees.candidates import Draft
+
+
+class TreeSimulation(Simulation):
+    """Serves `workload` as the engine does with `speculator`, whose drafters are `drafters`; None: without drafts.
+
+    With `padded`, verification pads all requests to the longest, in tokens and in KV. What a drafter has seen it
+    keeps, also of requests that lose their pages: memory should do for all.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, workload: Workload, cost: Cost, speculator: Speculator | None = None,
+        drafters: Sequence[SimulatedDrafter] = (), micro_batches: int | None = None, padded: bool = False,
+        slo: Slo = NONE,
+    ) -> None:  # fmt: skip
+        super().__init__(scheduler, workload, cost, slo=slo)
+        if [*drafters] != (speculator.drafters if speculator else []):
+            raise ValueError("a speculator needs its drafters, and drafters somebody who asks them")
+        self.speculator, self.drafters = speculator, drafters
+        self._micro_batches, self._padded = micro_batches, padded
+        #: Seconds of all the rounds of drafting.
+        self.drafting = 0.0
+        self._drafts: dict[str, Draft] = {}
+
+    def _lookahead(self, now: float) -> Lookahead:
+        return self.speculator.lookahead(self.scheduler.running, now) if self.speculator else NO_DRAFTS
+
+    def _time(self, plan: Plan, now: float) -> tuple[float, float]:
+        self._drafts = {}
+        line = self._timeline()
+        parts = split(plan.work, self.speculator, self._micro_batches) if self.speculator else [plan.work]
+        swapped = self._swapped(plan)  # by the first part: it is done once
+        for work in parts:
+            drafts: dict[str, Draft] = {}
+            if self.speculator:
+                drafts = self.speculator.draft(work, lambda _: None, sum(w.count for w in work), now)
+            self._drafts |= drafts
+            spent = [(d.apart, d.spent) for d in self.drafters]
+            for drafter in self.drafters:
+                drafter.spent = 0.0
+            self.drafting += sum(seconds for _, seconds in spent)
+            load = self._load(work, drafts)
+            seconds = self.cost.seconds(replace(load, swapped=swapped) if swapped else load)
+            line.add([s for apart, s in spent if apart], [s for apart, s in spent if not apart], seconds)
+            if self.scheduler.config.times:
+                self.scheduler.config.times.observe(load.tokens, self.cost.seconds(load) if swapped else seconds)
+            swapped = 0
+        if self.speculator:
+            self.speculator.prepare(plan.work, lambda _: None)
+        return line.verified, line.verified
+
+    def _timeline(self) -> Timeline:
+        """When the step's micro-batches are drafted and verified."""
+        return Timeline()
+
+    def _load(self, work: Sequence[Work], drafts: Mapping[str, Draft]) -> StepLoad:
+        sizes = [w.count + len(drafts.get(w.request.id, ())) for w in work]
+        starts = [w.start for w in work]
+        starting = sum(start == 0 for start in starts)
+        if self._padded:
+            return StepLoad(len(work) * max(sizes), starting, len(work) * max(starts))
+        return StepLoad(sum(sizes), starting, sum(starts))
+
+    def _round(self, work: Work) -> tuple[int, int]:
+        if not self.speculator:
+            return 0, 0
+        draft, drafter = self._drafts.get(work.request.id), self.speculator.drafted_by(work.request)
+        nodes = self.drafters[drafter].accepted(work.request, draft) if draft and drafter is not None else []
+        self.speculator.observe(work.request, nodes)
+        return len(draft or ()), len(nodes)
+
+    def _forget(self, request: Request) -> None:
+        if self.speculator:
+            self.speculator.forget(request)

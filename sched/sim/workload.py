@@ -1,0 +1,191 @@
+"""What the simulator serves: arrivals joined with lengths and predictions, a row a request in plain arrays."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isnan
+from pathlib import Path
+
+import numpy as np
+
+from jaxspec.sched.sim.arrivals import Arrival
+from jaxspec.sched.slo import NONE, Slo
+
+#: English text and code have about this many characters a token of a LLaMA-like vocabulary.
+CHARACTERS_PER_TOKEN = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lengths in tokens to draw requests from, `[rows]` each; `predicted` is NaN where nothing was predicted."""
+
+    input: np.ndarray
+    output: np.ndarray
+    predicted: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.output)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`[requests]` each: arrival in seconds, ascending; lengths in tokens; NaN for no prediction. `tpot`, if given, is
+    the latency target of each, in seconds per output token after the first; NaN for none.
+
+    Raises `ValueError` naming the array that does not fit.
+    """
+
+    arrival: np.ndarray
+    input: np.ndarray
+    output: np.ndarray
+    predicted: np.ndarray
+    tpot: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("input", "output", "predicted", "tpot"):
+            column = getattr(self, name)
+            if column is not None and column.shape != self.arrival.shape:
+                raise ValueError(f"{name} has {column.size} rows for {self.arrival.size} arrivals")
+        if self.arrival.size and (np.diff(self.arrival) < 0).any():
+            raise ValueError("arrival must ascend")
+        for name in ("input", "output"):
+            if self.arrival.size and getattr(self, name).min() < 1:
+                raise ValueError(f"{name} must be at least one token for every request")
+
+    def __len__(self) -> int:
+        return len(self.arrival)
+
+    @property
+    def slos(self) -> list[Slo] | None:
+        """The targets of each request; None: nobody has any."""
+        if self.tpot is None:
+            return None
+        return [NONE if isnan(seconds) else Slo(tpot=seconds) for seconds in self.tpot.tolist()]
+
+    def predict(self, predicted: np.ndarray) -> Workload:
+        """The same requests with other predictions."""
+        return replace(self, predicted=np.asarray(predicted, float))
+
+
+@dataclass(frozen=True, slots=True)
+class Synthetic:
+    """Lengths of answers where none are given: log-normal with this median and standard deviation of the logarithm, at
+    most `most` tokens.
+
+    The defaults give 190 tokens in the mean, near a public trace of conversations (Azure 2023: median 120, mean 205).
+    """
+
+    median: float = 128.0
+    sigma: float = 0.9
+    most: int = 1024
+
+    def draw(self, arrivals: Sequence[Arrival], rng: np.random.Generator) -> list[Arrival]:
+        """The arrivals with an answer's length each."""
+        drawn = self.median * np.exp(self.sigma * rng.standard_normal(len(arrivals)))
+        lengths = np.clip(np.rint(drawn), 1, self.most).astype(int).tolist()
+        return [replace(a, output_tokens=n) for a, n in zip(arrivals, lengths, strict=True)]
+
+
+def join(arrivals: Sequence[Arrival], lengths: Lengths | None, input_tokens: int, rng: np.random.Generator) -> Workload:
+    """A request for each arrival. Lengths are drawn from `lengths`, whole rows with replacement; without it, and where
+    the table leaves out its input (0), they are the arrivals' own and `input_tokens`. Raises ValueError."""
+    times = np.array([a.time for a in arrivals], float)
+    if lengths is not None:
+        rows = rng.integers(len(lengths), size=len(arrivals))
+        asked = lengths.input[rows]
+        return Workload(times, np.where(asked > 0, asked, input_tokens), lengths.output[rows], lengths.predicted[rows])
+    if any(a.output_tokens is None for a in arrivals):
+        raise ValueError("not every arrival names its output_tokens: fill the column, or give a table of lengths")
+    # Traces hold requests that were answered with nothing; a request here gives at least one token.
+    inputs = np.array([a.input_tokens or input_tokens for a in arrivals])
+    outputs = np.array([max(1, a.output_tokens or 1) for a in arrivals])
+    return Workload(times, inputs, outputs, np.full(len(arrivals), np.nan))
+
+
+def read_lengths(path: str | Path, prediction: str | None = None) -> Lengths:
+    """Lengths from a table, by its ending: CSV with a column output_tokens, or JSONL (see `read_jsonl`).
+
+    `prediction` names the CSV's column of predicted lengths. A column of classes (few distinct whole numbers, its name
+    with "class" in it) is read as the mean true length of the rows put into each. Raises OSError, or ValueError naming
+    the line or column that is wrong.
+    """
+    if Path(path).suffix == ".jsonl":
+        if prediction is not None:
+            raise ValueError(f"{path}: a JSONL file has no column {prediction}")
+        return read_jsonl(path)
+    wanted = ["output_tokens", *([prediction] if prediction else [])]
+    columns: dict[str, list[float]] = {name: [] for name in ("input_tokens", *wanted)}
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = csv.DictReader(file)
+        for name in wanted:
+            if name not in (rows.fieldnames or ()):
+                raise ValueError(f"{path}: no column {name}")
+        for row in rows:
+            try:
+                for name, values in columns.items():
+                    values.append(float(row.get(name) or 0))
+            except ValueError as error:
+                raise ValueError(f"{path}, line {rows.line_num}: {error}") from None
+    output = np.array(columns["output_tokens"], int)
+    if not output.size:
+        raise ValueError(f"{path}: no rows")
+    predicted = np.array(columns[prediction]) if prediction else np.full(output.shape, np.nan)
+    if prediction and "class" in prediction:
+        predicted = class_means(predicted, output)
+    kept = output > 0
+    return Lengths(np.array(columns["input_tokens"], int)[kept], output[kept], predicted[kept])
+
+
+def no_turns(error: Exception) -> str:
+    """What is wrong with a line of which no first text could be taken."""
+    return f"not JSON ({error.msg})" if isinstance(error, json.JSONDecodeError) else 'has no "turns", a list of texts'
+
+
+def read_jsonl(path: str | Path) -> Lengths:
+    """Lengths of texts, at four characters a token: each line an object with a list `turns`, whose first is the prompt,
+    and a text `reference`, the answer; lines without an answer are left out. Raises OSError or ValueError."""
+    inputs, outputs = [], []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            prompt, answer = row["turns"][0], row.get("reference")
+        except (json.JSONDecodeError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path}, line {number}: {no_turns(error)}") from None
+        if isinstance(prompt, str) and isinstance(answer, str) and answer:
+            inputs.append(max(1, round(len(prompt) / CHARACTERS_PER_TOKEN)))
+            outputs.append(max(1, round(len(answer) / CHARACTERS_PER_TOKEN)))
+    if not outputs:
+        raise ValueError(f"{path}: no line has a 'reference', the answer whose length is wanted")
+    return Lengths(np.array(inputs), np.array(outputs), np.full(len(outputs), np.nan))
+
+
+def class_means(classes: np.ndarray, output: np.ndarray) -> np.ndarray:
+    """Each row's predicted class `[rows]` as a length: the mean true length of the rows predicted to be in it."""
+    _, index = np.unique(classes, return_inverse=True)
+    return (np.bincount(index, output) / np.bincount(index))[index]
+
+
+def noisy(output: np.ndarray, sigma: float, rng: np.random.Generator) -> np.ndarray:
+    """Predictions wrong by a log-normal factor: the logarithm is off by `sigma` on average (root mean square)."""
+    return output * np.exp(rng.normal(0.0, sigma, output.shape))
+
+
+def class_accuracy(predicted: np.ndarray, output: np.ndarray, bounds: Sequence[float]) -> float:
+    """Share of predicted lengths that fall into the same class as the true ones, classes divided at `bounds`."""
+    return float((np.digitize(predicted, bounds) == np.digitize(output, bounds)).mean())
+
+
+def noise_of_accuracy(output: np.ndarray, accuracy: float, bounds: Sequence[float], rng: np.random.Generator) -> float:
+    """The `sigma` at which `noisy` predictions are right in this share of cases, by bisection on one set of draws."""
+    draws = rng.normal(size=output.shape)
+    low, high = 0.0, 8.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        right = class_accuracy(output * np.exp(middle * draws), output, bounds) > accuracy
+        low, high = (middle, high) if right else (low, middle)
+    return (low + high) / 2

@@ -1,0 +1,66 @@
+"""The best drafter so far, and now and then another: SPIN's ε-greedy baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxspec.sched.request import Request
+from jaxspec.sched.spec.draft_choice.choice import SwitchCost, Unlearned
+
+
+class EpsilonGreedy(Unlearned):
+    """Each slot, each request explores with the chance ε, independently: any drafter that has room. Else it takes, of
+    those that have, the one with the best mean goodput so far, tokens per second over all requests (§VI-B2).
+
+    The paper's sentence has it the other way round, the best one with the chance ε = 0.2 "for better exploration":
+    taken at its word, four slots of five would be random.
+    """
+
+    def __init__(self, limits: Sequence[int], rng: np.random.Generator, epsilon: float) -> None:
+        self._limits, self._rng, self._epsilon = list(limits), rng, epsilon
+        self._tokens, self._seconds = [0] * len(limits), [0.0] * len(limits)
+        #: What was drawn for the slot to come, and the drafter of the last one.
+        self._drawn: dict[str, int] = {}
+        self._present: dict[str, int] = {}
+
+    def assign(self, requests: Sequence[Request], cost: SwitchCost) -> list[int | None]:
+        room = list(self._limits)
+        new = [r.id for r in requests if not self._keeps(r.id, room)]
+        best = sorted(range(len(room)), key=lambda j: -self._goodput(j))
+        for name in new:
+            if not (free := [j for j in best if room[j]]):
+                break
+            explores = self._rng.random() < self._epsilon
+            j = free[int(self._rng.integers(len(free)))] if explores else free[0]
+            room[j] -= 1
+            self._drawn[name] = j
+        return [self._drawn.get(r.id) for r in requests]
+
+    def observe(self, request: Request, drafter: int | None, tokens: int, seconds: float) -> None:
+        self._drawn.pop(request.id, None)
+        if drafter is not None:
+            self._tokens[drafter] += tokens
+            self._seconds[drafter] += seconds
+            self._present[request.id] = drafter
+
+    def ahead(self, request: Request) -> int | None:
+        best = max(range(len(self._limits)), key=self._goodput)
+        return None if best == self._present.get(request.id, best) else best
+
+    def forget(self, request: Request) -> None:
+        self._drawn.pop(request.id, None)
+        self._present.pop(request.id, None)
+
+    def _keeps(self, name: str, room: list[int]) -> bool:
+        """Whether it has drawn and there is room still: it may have sat out a step."""
+        j = self._drawn.pop(name, None)
+        if j is None or not room[j]:
+            return False
+        room[j] -= 1
+        self._drawn[name] = j
+        return True
+
+    def _goodput(self, drafter: int) -> float:
+        return self._tokens[drafter] / self._seconds[drafter] if self._seconds[drafter] else 0.0

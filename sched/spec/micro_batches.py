@@ -1,0 +1,98 @@
+"""Micro-batches: drafters with devices of their own draft one while the target verifies another (SPIN §V-B)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from jaxspec.sched.plan import Work
+from jaxspec.sched.spec.speculator import Speculator
+
+#: Most micro-batches of a step.
+MOST_PARTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The requests of one drafter in a step: how many, seconds of a round for so many of them, draft tokens of each,
+    and whether the round runs beside the target's steps or takes turns with them."""
+
+    requests: int
+    round: Callable[[int], float]
+    drafts: float
+    apart: bool
+
+
+@dataclass(slots=True)
+class Timeline:
+    """When a step's micro-batches are drafted and verified, in seconds from its begin.
+
+    One is drafted when the one before has been, by all drafters apart at once, and verified when it is drafted and the
+    one before verified. Drafters beside the target wait for that too.
+    """
+
+    drafted: float = 0.0
+    verified: float = 0.0
+
+    def add(self, apart: Iterable[float], beside: Iterable[float], verifying: float) -> None:
+        """The next micro-batch: seconds of each drafter's round, and of verifying, 0 if there is nothing to verify."""
+        self.drafted += max(apart, default=0.0)
+        if alone := sum(beside):
+            self.drafted = max(self.drafted, self.verified) + alone
+        if verifying:
+            self.verified = max(self.drafted, self.verified) + verifying
+
+
+def seconds(parts: int, shares: Sequence[Share], others: int, step: Callable[[int], float]) -> float:
+    """What a step in so many micro-batches takes, each with its part of every drafter's requests. `others`: tokens that
+    need no draft, in the first; `step`: seconds of verifying so many tokens."""
+    line = Timeline()
+    left = [share.requests for share in shares]
+    for part in range(parts):
+        sizes = [ceil(n / (parts - part)) for n in left]
+        left = [n - size for n, size in zip(left, sizes, strict=True)]
+        here = [(share, n) for share, n in zip(shares, sizes, strict=True) if n]
+        tokens = round(sum(n * (1 + share.drafts) for share, n in here)) + (others if part == 0 else 0)
+        line.add(
+            [share.round(n) for share, n in here if share.apart],
+            [share.round(n) for share, n in here if not share.apart],
+            step(tokens) if tokens else 0.0,
+        )
+    return line.verified
+
+
+def best(shares: Sequence[Share], others: int, step: Callable[[int], float]) -> int:
+    """How many micro-batches: one more as long as that is faster by the profiled times, the paper's heuristic."""
+    parts, now = 1, seconds(1, shares, others, step)
+    most = min(MOST_PARTS, max((share.requests for share in shares), default=1))
+    while parts < most and (more := seconds(parts + 1, shares, others, step)) < now:
+        parts, now = parts + 1, more
+    return parts
+
+
+def split(work: Sequence[Work], speculator: Speculator, parts: int | None = None) -> list[list[Work]]:
+    """The step's work in micro-batches: so many (fewer where there is less to draft for), or as many as pay."""
+    groups: dict[int, list[Work]] = {}
+    out: list[list[Work]] = [[]]
+    for w in work:
+        drafter = speculator.drafter_of(w.request, len(work)) if w.levels else None
+        (out[0] if drafter is None else groups.setdefault(drafter, [])).append(w)
+    if not groups:
+        return out
+    if parts is None:
+        shares = [share(speculator, drafter, len(own)) for drafter, own in groups.items()]
+        parts = best(shares, sum(w.count for w in out[0]), speculator.step.of)
+    else:
+        parts = min(parts, max(map(len, groups.values())))
+    out += [[] for _ in range(parts - 1)]
+    for own in groups.values():
+        for i, w in enumerate(own):
+            out[i * parts // len(own)].append(w)
+    return [part for part in out if part]
+
+
+def share(speculator: Speculator, drafter: int, requests: int) -> Share:
+    """By what is profiled, and what was worth verifying of late."""
+    spec = speculator.speculations[drafter]
+    return Share(requests, spec.usual_round, spec.usual_nodes, speculator.drafters[drafter].apart)

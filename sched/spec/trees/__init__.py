@@ -1,0 +1,26 @@
+"""How a request's draft tree is cut out of the candidates that a drafter proposed: one policy a file."""
+
+from jaxspec.sched.spec.trees.adaserve import AdaServe, optimal
+from jaxspec.sched.spec.trees.candidates import Candidates, Draft
+from jaxspec.sched.spec.trees.chain import Chain
+from jaxspec.sched.spec.trees.drawing import Drawing
+from jaxspec.sched.spec.trees.equal_greedy import EqualGreedy
+from jaxspec.sched.spec.trees.fixed import Fixed
+from jaxspec.sched.spec.trees.global_greedy import GlobalGreedy
+from jaxspec.sched.spec.trees.policy import Off, TreePolicy
+from jaxspec.sched.spec.trees.preorder import preorder
+
+__all__ = [
+    "AdaServe",
+    "Candidates",
+    "Chain",
+    "Draft",
+    "Drawing",
+    "EqualGreedy",
+    "Fixed",
+    "GlobalGreedy",
+    "Off",
+    "TreePolicy",
+    "optimal",
+    "preorder",
+]

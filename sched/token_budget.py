@@ -1,0 +1,58 @@
+"""What one step has left to give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jaxspec.sched.config import SchedulerConfig
+from jaxspec.sched.kv import Memory
+from jaxspec.sched.plan import Lookahead, Work
+from jaxspec.sched.request import Request
+
+
+class Budget:
+    """Tokens and logit slots of one step that are not taken yet."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.tokens = config.max_num_batched_tokens
+        self.slots = config.max_logit_slots
+        #: Prompt tokens (and those computed again) among them; None: any.
+        self.prompt_tokens: int | None = None
+
+    def __bool__(self) -> bool:
+        """Whether a prompt could take something."""
+        return self.tokens > 0 and self.slots > 0 and self.prompt_tokens != 0
+
+    def take(self, request: Request) -> Work | None:
+        """As many of the request's known tokens as fit, from where it stands; None if none do."""
+        known = len(request.tokens) - request.computed
+        count = min(known, self.tokens)
+        if not request.decoding and self.prompt_tokens is not None:
+            count = min(count, self.prompt_tokens)
+        if request.prompt_logprobs:
+            count = min(count, self.slots)
+        elif count == known and not self.slots:
+            count -= 1  # stop short of the token whose logits are read
+        if count < 1:
+            return None
+        work = Work(request, request.computed, count)
+        self.tokens -= count
+        self.slots -= work.logit_slots
+        if not request.decoding and self.prompt_tokens is not None:
+            self.prompt_tokens -= count
+        return work
+
+    def allow_drafts(self, work: list[Work], lookahead: Lookahead, memory: Memory) -> None:
+        """Share what is left among the requests that decode, and find pages for what they may accept."""
+        decoding = [i for i, w in enumerate(work) if w.count == 1 and w.samples and w.request.decoding]
+        for rank, i in enumerate(decoding):
+            request = work[i].request
+            others = len(decoding) - rank
+            drafts = min(lookahead.drafts, self.tokens // others, self.slots // others)
+            levels = min(lookahead.levels, drafts, request.max_tokens - request.output_len - 1)
+            if levels > 0 and not memory.grow(request, levels):
+                levels = memory.room(request)
+            if levels > 0:
+                work[i] = replace(work[i], drafts=drafts, levels=levels)
+                self.tokens -= drafts
+                self.slots -= drafts

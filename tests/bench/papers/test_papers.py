@@ -1,0 +1,181 @@
+"""`jaxspec.bench paper`: the experiments run, their tables hold what they should, and the page keeps its text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.small import SMALL
+
+from helpers import tiny
+from jaxspec.bench.__main__ import main
+from jaxspec.bench.papers import page
+from jaxspec.bench.papers.laps_sd import experiment as laps_sd
+from jaxspec.bench.papers.laps_sd.perception import estimation_error
+from jaxspec.bench.papers.ssjf import experiment as ssjf
+from jaxspec.bench.papers.ssjf.report import CLASSES, FCFS, KNOWN, NOISY, gains
+from jaxspec.sched.sim import arrivals
+from jaxspec.sched.sim.acceptance import Process
+from jaxspec.sched.sim.cost import LLAMA_7B_L20
+from jaxspec.sched.sim.workload import Lengths
+
+
+def table(seed: int = 0, rows: int = 400) -> Lengths:
+    """Answers of 1 to 500 tokens, the classes right for three of four."""
+    rng = np.random.default_rng(seed)
+    output = rng.geometric(1 / 150, rows).clip(1, 500)
+    guess = np.where(rng.random(rows) < 0.75, output, rng.permutation(output)).astype(float)
+    return Lengths(np.full(rows, 8), output, guess)
+
+
+# --- SSJF -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ssjf.MODES)
+def test_shorter_first_serves_sooner_and_knowing_more_so(mode):
+    def arrive(rate: float, rng: np.random.Generator) -> list[arrivals.Arrival]:
+        return arrivals.poisson(40, rate, rng)
+
+    seats = 1 if mode == "none" else 4
+    figure = {
+        order: ssjf.curve(ssjf.ORDERS[order], arrive, (4, 8), mode, seats, table(), 3, 0) for order in (FCFS, CLASSES)
+    }
+    assert set(figure[FCFS]) == {"4", "8"}
+    # An oracle is asked only where nothing was predicted.
+    blank = Lengths(table().input, table().output, np.full(len(table()), np.nan))
+    figure[KNOWN] = ssjf.curve(ssjf.ORDERS[KNOWN], arrive, (4, 8), mode, seats, blank, 3, 0)
+    (predicted, throughput), (known, _) = gains(figure), gains(figure, KNOWN)
+    assert 10 < predicted < known < 70
+    assert throughput > 1
+    assert gains({**figure, CLASSES: figure[FCFS]}) == (0.0, 1.0)
+
+
+def test_answers_of_a_batch_leave_together():
+    rng = np.random.default_rng(0)
+    work = ssjf.join(arrivals.burst(8), table(), 8, rng)
+    policy = ssjf.PolicyConfig(batching="dynamic", max_batch_size=4)
+    served = ssjf.simulate(policy, 4, work, ssjf.SSJF)
+    together = ssjf.returned_together(served)
+    ends = [served.finished[:4].max(), served.finished[4:].max()]
+    assert together.finished.tolist() == [ends[0]] * 4 + [ends[1]] * 4
+
+
+def test_gaps_ascend_as_published():
+    times = [a.time for a in ssjf.sorted_gaps(3.0, np.random.default_rng(0))]
+    gaps = np.diff(times)
+    assert len(times) == ssjf.JOBS and (np.diff(gaps) >= 0).all()
+    assert times[-1] > 10 * times[len(times) // 2]
+
+
+# --- LAPS-SD ----------------------------------------------------------------------------------------------------------
+
+
+def test_orders_differ_as_the_paper_says_they_should():
+    found = laps_sd.mean_latency(table(), Process(0.64, 0.15, 1.0, 50), 15, laps_sd.orders(), 4, 0)
+    assert found[laps_sd.KNOWN] < found[laps_sd.LAPS_SD] < found[laps_sd.LAS]
+    # Whoever knows lengths is not beaten by attained service, which switches all the time.
+    assert found[laps_sd.LP_SJF] < found[laps_sd.LAS]
+    assert 25 < laps_sd.reduction(found, laps_sd.LAS) < 60
+
+
+def test_late_stability_estimates_better():
+    error = [
+        estimation_error(table(), laps_sd.PROCESSES["chat"], LLAMA_7B_L20, settings.laps_sd, 300, 0)
+        for settings in (laps_sd.orders()[name] for name in (laps_sd.LAPS_SD, laps_sd.LATE))
+    ]
+    assert error[1]["mean"] < 20 < error[0]["mean"]
+    assert error[1]["stable_after"] > error[0]["stable_after"]
+    assert error[1]["perceived"] < error[0]["perceived"] <= 1
+
+
+def test_execution_times_of_steady_requests_are_estimated_well():
+    # Equal lengths and nothing that wanders: what is left is the chance of the draw.
+    long = Lengths(np.full(5, 8), np.full(5, 2000), np.full(5, np.nan))
+    settings = laps_sd.orders()[laps_sd.LATE].laps_sd
+    assert estimation_error(long, Process(0.7), LLAMA_7B_L20, settings, 60, 0)["mean"] < 12
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small experiments on the tiny model."""
+    for name, value in (("JOBS", 8), ("MORE_JOBS", 12), ("RATES", (5,)), ("CVS", (2,)), ("SIZES", (2, 4))):
+        monkeypatch.setattr(ssjf, name, value)
+    for name, value in (("COUNTS", (4, 6)), ("QUEUES", (2, 4)), ("SPREADS", (0.1, 0.2))):
+        monkeypatch.setattr(laps_sd, name, value)
+    monkeypatch.setattr("jaxspec.llm.LLM", lambda **s: tiny.llm(**s | {"show_progress": False}))
+
+
+def data(tmp_path: Path) -> tuple[list[str], list[str]]:
+    lengths = table(rows=60)
+    rows = [f"{1 + o // 10},{int(np.digitize(g, [141, 503]))},{int(np.digitize(g, ssjf.BOUNDS))}"
+            for o, g in zip(lengths.output, lengths.predicted, strict=True)]  # fmt: skip
+    (tmp_path / "lengths.csv").write_text("output_tokens,pred_class3,pred_class5\n" + "\n".join(rows) + "\n")
+    prompts = [{"turns": ["Tell me of owls"], "reference": "Owls " * (4 + i)} for i in range(12)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    files = [part for name in ("chat", "code", "math") for part in (f"--{name}", str(tmp_path / "prompts.jsonl"))]
+    return ["ssjf", "--lengths", str(tmp_path / "lengths.csv")], ["laps_sd", *files]
+
+
+@pytest.mark.slow
+def test_ssjf_simulated_and_then_on_the_engine(quick, tmp_path):
+    out, (command, _) = tmp_path / "docs", data(tmp_path)
+    common = [*command, "--out", str(out)]
+    assert main(["paper", *common, "--repeats", "2"]) == 0
+    text = (out / "ssjf.md").read_text()
+    for expected in ("Fig. 4", "Fig. 8", "Table 2", "34.5 %"):
+        assert expected in text
+    assert {f.name for f in out.glob("*.png")} == {
+        "ssjf_jct_rate.png", "ssjf_jct_cv.png", "ssjf_throughput_rate.png", "ssjf_throughput_cv.png",
+        "ssjf_batch_sizes.png",
+    }  # fmt: skip
+    # Explanations outside of the marks stay, the engine's column fills, what was simulated stays.
+    (out / "ssjf.md").write_text(text.replace("# SSJF\n", "# SSJF\n\nWhy it differs.\n"))
+    settings = [part for setting in SMALL for part in ("--set", setting)]
+    settings[settings.index("max_num_seqs=4")] = "max_num_batched_tokens=16"
+    work = ["--engine", "--engine-jobs", "5", "--engine-scale", "0.05", "--engine-rate", "500", "--repeats", "2"]
+    assert main(["paper", *common, *work, *settings]) == 0
+    kept = json.loads((out / "ssjf.json").read_text())
+    assert set(kept) == {"simulated", "engine"}
+    assert [len(kept["engine"]["reduction"][mode][NOISY]) for mode in ssjf.MODES] == [2, 2, 2]
+    after = (out / "ssjf.md").read_text()
+    assert "Why it differs." in after and after.count("<!-- JCT -->") == 1
+    assert "…" in next(line for line in after.splitlines() if line.startswith("| rates (Fig. 4), dynamic"))
+
+
+@pytest.mark.slow
+def test_laps_sd_simulated_and_then_on_the_engine(quick, tmp_path):
+    out, (_, command) = tmp_path / "docs", data(tmp_path)
+    common = [*command, "--out", str(out), "--repeats", "2", "--json", str(tmp_path / "all.json")]
+    assert main(["paper", *common]) == 0
+    text = (out / "laps_sd.md").read_text()
+    assert "MBPP, against LAS | 31.0 %" in text and "| 2 | 4 | best |" in text
+    assert {f.name for f in out.glob("*.png")} == {"laps_sd_latency.png", "laps_sd_queues.png"}
+    settings = [part for setting in SMALL if "seqs" not in setting for part in ("--set", setting)]
+    assert main(["paper", *common, "--engine", "--engine-scale", "0.5", *settings]) == 0
+    kept = json.loads((tmp_path / "all.json").read_text())
+    assert set(kept) == {"simulated", "engine"}
+    assert len(kept["engine"]["latency"]["code"]["LAS"]) == 2
+    assert "all three kinds, mixed, 32 requests | LAPS-SD, unknown as typical" in (out / "laps_sd.md").read_text()
+
+
+def test_unreadable_data_is_named(tmp_path, capsys):
+    assert main(["paper", "ssjf", "--lengths", str(tmp_path / "none.csv"), "--out", str(tmp_path), "--engine"]) == 2
+    assert "none.csv" in capsys.readouterr().err
+    (tmp_path / "ssjf.json").write_text("not json")
+    with pytest.raises(page.BenchError, match=r"ssjf\.json"):
+        page.keep(tmp_path / "ssjf.json", "engine", {}, None)
+
+
+def test_tables_replace_only_what_stands_between_their_marks(tmp_path):
+    path = tmp_path / "p.md"
+    page.write(path, "Title", {"a": "old", "b": "kept"})
+    path.write_text(path.read_text() + "\nown words\n")
+    page.write(path, "Title", {"a": page.table(["x", "y"], [["1", "2"]])})
+    text = path.read_text()
+    assert "old" not in text and "| 1 | 2 |" in text and "kept" in text
+    assert text.startswith("# Title\n") and text.endswith("own words\n")

@@ -1,0 +1,482 @@
+"""Training drafters: the text and its features, a run and its resumption, the file, the settings and the command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from helpers import tiny
+from helpers.paths import CONFIGS
+from jaxspec.config import ConfigError
+from jaxspec.draft.distill import __main__ as command
+from jaxspec.draft.distill import curve, data
+from jaxspec.draft.distill.config import DistillConfig
+from jaxspec.draft.distill.data import Corpus, corpus, read_rows
+from jaxspec.draft.distill.train import DEPTH, Batch, Trainer, begin, loss_and_hits, vocabulary
+from jaxspec.errors import ModelLoadError
+from jaxspec.models.drafter import DraftDecoder, draft_forward
+from jaxspec.models.llama import Decoder, device_weights, forward_features
+from jaxspec.models.load.drafter_file import as_decoder, load_drafter, save_drafter
+
+TARGET = tiny.model()
+VOCAB = TARGET.config.vocab_size
+LONGEST = 48
+#: A whole run, short: two checkpoints and evaluations, a vocabulary that leaves most tokens out.
+RUN: dict[str, Any] = dict(
+    data=["unread"], out="unread.safetensors", longest=LONGEST, vocabulary=64,
+    steps=8, every=4, batch=4, learning_rate=3e-3, warmup=1,
+)  # fmt: skip
+
+
+def settings(**changes: Any) -> DistillConfig:
+    return DistillConfig(**{**RUN, **changes})
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def answers(prompts: int, each: int = 2, seed: int = 0) -> list[dict[str, Any]]:
+    """Random tokens: `each` answers to every prompt."""
+    rng = np.random.default_rng(seed)
+    asked = [rng.integers(0, VOCAB, rng.integers(3, 12)).tolist() for _ in range(prompts)]
+    return [
+        {"prompt_ids": prompt, "output_ids": rng.integers(0, VOCAB, rng.integers(8, 30)).tolist()}
+        for _ in range(each)
+        for prompt in asked
+    ]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("distill")
+
+
+@pytest.fixture(scope="module")
+def text(work: Path) -> Corpus:
+    return corpus([str(write_lines(work / "answers.jsonl", answers(40)))], TARGET, LONGEST, work)
+
+
+@pytest.fixture(scope="module")
+def finished(work: Path, text: Corpus) -> Trainer:
+    """After all steps in one go, in `work/whole`."""
+    trainer = Trainer(settings(), TARGET, text)
+    trainer.run(work / "whole")
+    return trainer
+
+
+@cache
+def plain_forward() -> Any:
+    decoder = Decoder(TARGET.config, device_weights(TARGET.config, TARGET.weights, "float32"))
+    return jax.jit(lambda tokens: forward_features(decoder, tokens))
+
+
+def target_features(tokens: np.ndarray) -> np.ndarray:
+    padded = np.zeros(LONGEST, np.int32)
+    padded[: len(tokens)] = tokens
+    return np.asarray(plain_forward()(padded))[: len(tokens)]
+
+
+def states(model: DraftDecoder) -> dict[str, np.ndarray]:
+    flat, _ = jax.tree_util.tree_flatten_with_path(nnx.state(model))
+    return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in flat}
+
+
+def assert_same(one: DraftDecoder, other: DraftDecoder, **tolerance: float) -> None:
+    a, b = states(one), states(other)
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_allclose(a[name], b[name], err_msg=name, **tolerance)
+
+
+# The text
+
+
+def test_rows_fit_and_long_prompts_are_left_out(tmp_path: Path) -> None:
+    long, one = list(range(32)), {"prompt_ids": [1, 2], "output_ids": list(range(100))}
+    rows = [
+        one,
+        {"prompt_ids": long, "output_ids": [5, 6]},
+        {"prompt_ids": [3], "output_ids": [7]},
+        one | {"output_ids": [8, 9]},
+    ]
+    found = read_rows([str(write_lines(tmp_path / "a.jsonl", rows))], 40)
+    assert [(row.prompt, row.answer) for row in found] == [([1, 2], list(range(38))), ([1, 2], [8, 9])]
+    assert found[0].key == found[1].key
+
+
+def test_answers_to_a_prompt_fall_on_one_side(text: Corpus) -> None:
+    sides: dict[bytes, set[bool]] = {}
+    for tokens, start, held in zip(text.tokens, text.start, text.held_out, strict=True):
+        sides.setdefault(tokens[:start].tobytes(), set()).add(bool(held))
+    assert len(sides) == 40
+    assert all(len(side) == 1 for side in sides.values())
+    assert 0 < text.held_out.sum() < len(text) / 2
+
+
+def test_features_are_the_targets_and_are_kept(work: Path, text: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (text.features.dtype, text.features.shape) == (np.float16, (80, LONGEST, TARGET.config.hidden_size))
+    for i in (0, int(text.length.argmax()), int(text.length.argmin())):
+        n = text.length[i]
+        np.testing.assert_allclose(text.features[i, :n], target_features(text.tokens[i, :n]), rtol=2e-3, atol=5e-3)
+        assert not text.features[i, n:].any()
+
+    def never(*_: Any) -> None:
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr(data, "_fill", never)
+    again = corpus([str(work / "answers.jsonl")], TARGET, LONGEST, work)
+    np.testing.assert_array_equal(again.features, text.features)
+    other = [row | {"output_ids": row["output_ids"][::-1]} for row in answers(40)]
+    changed = write_lines(work / "changed.jsonl", other)
+    with pytest.raises(AssertionError, match="again"):
+        corpus([str(changed)], TARGET, LONGEST, work)  # as many tokens, but others
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (None, "No such file"),
+        ("", "no answers"),
+        ('{"prompt_ids": [1]}\n', "output_ids"),
+        ("nonsense\n", "line 1"),
+        ('{"prompt_ids": [1, 2], "output_ids": [3, 999]}\n', "vocabulary"),
+        ('{"prompt_ids": [1, 2], "output_ids": [3, 4]}\n', "too few"),
+        (
+            '{"prompt_ids": [1, 2], "output_ids": [3, 4], "model": "rand"}\n',
+            "answers of rand, not of tiny: set",
+        ),
+    ],
+)
+def test_data_of_no_use_are_named(content: str | None, word: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=f"^data: .*{word}"):
+        corpus([str(path)], TARGET, LONGEST, tmp_path)
+
+
+# The drafter at the beginning
+
+
+def test_the_vocabulary_is_of_frequent_tokens_and_the_end(text: Corpus) -> None:
+    counts = np.zeros(VOCAB, int)
+    for i in np.flatnonzero(~text.held_out):
+        np.add.at(counts, text.tokens[i, text.start[i] : text.length[i]], 1)
+    vocab = vocabulary(text, 20, TARGET.config.eos_token_ids, VOCAB)
+    assert len(vocab) == 20 and set(TARGET.config.eos_token_ids) <= set(vocab)
+    assert (np.diff(vocab) > 0).all()
+    chosen = set(vocab) - set(TARGET.config.eos_token_ids)
+    assert min(counts[list(chosen)]) >= max(counts[list(set(range(VOCAB)) - set(vocab))])
+    assert vocabulary(text, 8192, (), VOCAB).tolist() == list(range(VOCAB))
+
+
+@pytest.mark.parametrize(("which", "layer"), [("first", 0), ("last", 1)])
+def test_a_drafter_begins_as_the_targets_layers(which: str, layer: int) -> None:
+    vocab = np.asarray([1, 5, 256], np.int32)
+    model = begin(settings(begin=which), TARGET, vocab)
+    assert model.conditioned and model.config.num_layers == len(model.layers) == 1
+    for part in ("attn_norm", "qkv", "o", "mlp_norm", "gate_up", "down"):
+        np.testing.assert_array_equal(getattr(model.layers[0], part)[...], TARGET.weights[f"layers.{layer}.{part}"])
+    np.testing.assert_array_equal(model.norm[...], TARGET.weights["norm"])
+    np.testing.assert_array_equal(model.embedding[...], TARGET.weights["embed"])
+    np.testing.assert_array_equal(model.head[...], TARGET.weights["embed"].T[:, vocab])
+
+
+def test_all_layers_make_the_target(text: Corpus) -> None:
+    config = settings(layers=9, conditioned=False, vocabulary=8192)
+    model = begin(config, TARGET, np.arange(VOCAB, dtype=np.int32))
+    tokens = text.tokens[0, : text.length[0]]
+    unread = jnp.full((len(tokens), TARGET.config.hidden_size), jnp.nan)
+    np.testing.assert_allclose(
+        draft_forward(model, jnp.asarray(tokens), unread), target_features(tokens), rtol=1e-4, atol=1e-4
+    )
+    found = Trainer(config, TARGET, text).evaluate()
+    assert min(found["hits"]) > 0.99
+    lengths = (text.length - text.start)[text.held_out]  # so many positions have an answer's token next
+    most = sum(min(DEPTH, n - i) for n in lengths for i in range(n)) / lengths.sum()
+    assert found["accepted_length"] == pytest.approx(1 + most, abs=0.05)
+
+
+@pytest.mark.parametrize("layers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_drafter_goes_on_from_another(finished: Trainer, text: Corpus, layers: int, tmp_path: Path) -> None:
+    """Layers that the other one lacks change nothing at first, but learn."""
+    finished.export(path := tmp_path / "d.safetensors")
+    batch = finished.batch(np.flatnonzero(text.held_out)[:4])
+    config = settings(begin=str(path), layers=layers)
+    model = begin(config, TARGET, finished.vocab)
+    assert len(model.layers) == layers
+    run = jax.jit(lambda model, batch: loss_and_hits(model, batch, 2, 0.5)[0])
+    assert run(model, batch) == pytest.approx(float(run(finished.model, batch)), rel=2e-2)  # stored in INT8
+    going_on = Trainer(config, TARGET, text)
+    going_on.run(tmp_path)
+    assert run(going_on.model, batch) < run(model, batch)
+    assert all(np.abs(np.asarray(layer.down[...])).max() > 0 for layer in going_on.model.layers)
+
+
+@pytest.mark.parametrize(("changes", "reason"), [(dict(layers=1), "2 layers"), (dict(conditioned=True), "plain")])
+def test_a_drafter_of_another_kind_is_refused(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    first = settings(conditioned=False, layers=2)
+    vocab = np.arange(10, dtype=np.int32)
+    save_drafter(begin(first, TARGET, vocab), "tiny", path := tmp_path / "d.safetensors")
+    with pytest.raises(ConfigError, match=f"begin: .*{reason}"):
+        begin(first.model_copy(update={"begin": str(path), **changes}), TARGET, vocab)
+    with pytest.raises(ConfigError, match="begin: cannot read"):
+        begin(settings(begin="none.safetensors"), TARGET, vocab)
+
+
+# A run
+
+
+def test_training_lowers_the_loss(finished: Trainer, text: Corpus) -> None:
+    run = jax.jit(lambda model, batch: loss_and_hits(model, batch, 2, 0.5))
+    batch = finished.batch(np.flatnonzero(text.held_out)[:4])
+    before, (_, losses) = run(begin(finished.config, TARGET, finished.vocab), batch)
+    after, (hits, _) = run(finished.model, batch)
+    assert after < before - 0.1
+    assert losses.shape == hits.shape == (2,)
+    assert ((hits >= 0) & (hits <= 1)).all()
+
+
+def test_only_layers_fuse_and_norm_learn(finished: Trainer) -> None:
+    before, after = states(begin(finished.config, TARGET, finished.vocab)), states(finished.model)
+    changed = {name for name in before if not np.array_equal(before[name], after[name])}
+    assert changed == {name for name in before if name.startswith(("layers.", "fuse", "norm"))}
+    assert {name.partition(".")[0] for name in before.keys() - changed} == {"embedding", "head", "vocab"}
+    fresh = tiny.weights(TARGET.config)
+    assert all(np.array_equal(TARGET.weights[name], fresh[name]) for name in fresh), "the target is trained on nothing"
+
+
+def test_padding_and_the_prompt_do_not_count(finished: Trainer, text: Corpus) -> None:
+    batch = finished.batch(np.asarray([3, 7]))
+    assert int(finished.batch(np.asarray([3, 7]), prompts=True).use.sum()) == text.length[[3, 7]].sum() - 2
+    assert batch.tokens.shape == batch.use.shape == (4, LONGEST)
+    for i, row in enumerate((3, 7)):
+        wanted = np.zeros(LONGEST, bool)
+        wanted[text.start[row] - 1 : text.length[row] - 1] = True
+        np.testing.assert_array_equal(batch.use[i], wanted)
+    assert not batch.use[2:].any()
+    run = jax.jit(lambda model, batch: loss_and_hits(model, batch, 1, 0.0))
+    other = jnp.where(jnp.arange(LONGEST) < text.length[[3, 7, 3, 7], None], batch.tokens, 9)
+    assert run(finished.model, batch)[0] == pytest.approx(
+        float(run(finished.model, Batch(other, batch.features, batch.use))[0])
+    )
+
+
+def test_an_epoch_has_every_row_once(finished: Trainer, text: Corpus) -> None:
+    rows = np.flatnonzero(~text.held_out)
+    count = -(-len(rows) // 4)
+    first, second = (
+        np.concatenate(list(islice(finished.groups(), i * count, (i + 1) * count))).tolist() for i in range(2)
+    )
+    assert sorted(first) == sorted(second) == rows.tolist()
+    assert first != second
+
+
+def test_an_interrupted_run_goes_on_from_its_checkpoint(finished: Trainer, text: Corpus, tmp_path: Path) -> None:
+    stopped = Trainer(settings(), TARGET, text)
+    update = stopped._update
+
+    def stop_in_the_sixth_step(*args: Any) -> Any:
+        if stopped.step == 5:
+            raise KeyboardInterrupt
+        return update(*args)
+
+    stopped._update = stop_in_the_sixth_step
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run(tmp_path)
+    assert len(json.loads((tmp_path / "curve.json").read_text())) == 1
+
+    resumed = Trainer(settings(), TARGET, text)
+    resumed.run(tmp_path)
+    assert (resumed.step, resumed.tokens) == (finished.step, finished.tokens) == (8, finished.tokens)
+    assert_same(resumed.model, finished.model, rtol=1e-5, atol=1e-6)
+    assert [e["tokens"] for e in resumed.evaluations] == [e["tokens"] for e in finished.evaluations]
+    assert resumed.evaluations[0] == stopped.evaluations[0]
+
+    for change, said in (
+        ({"layers": 2}, "layers: 1 there, 2 here"),
+        ({"conditioned": False}, "conditioned: True there, False here"),
+        ({"vocabulary": 32}, "vocabulary: 64 there, 32 here"),
+        ({"steps": 16}, "steps: 8 there, 16 here"),
+    ):
+        with pytest.raises(ConfigError, match=f"work: .*checkpoints of a run with other settings.*{said}.*remove"):
+            Trainer(settings(**change), TARGET, text).run(tmp_path)
+    Trainer(settings(every=2), TARGET, text).run(tmp_path)  # how often to look changes nothing
+    other = replace(TARGET, name="rand", weights={**TARGET.weights, "norm": TARGET.weights["norm"] * 2})
+    with pytest.raises(ConfigError, match=r"target: tiny \(\w+\) there, rand \(\w+\) here"):
+        Trainer(settings(), other, text).run(tmp_path)
+
+
+def test_checkpoints_that_do_not_say_of_which_run_are_refused(text: Corpus, tmp_path: Path) -> None:
+    """As earlier versions wrote them; their arrays may be of any shape."""
+    kinds = ocp.args.Composite(
+        state=ocp.args.StandardSave({"a": np.zeros(3)}), log=ocp.args.JsonSave({"tokens": 1, "curve": []})
+    )
+    with ocp.CheckpointManager(tmp_path / "checkpoints") as manager:
+        manager.save(4, args=kinds)
+    with pytest.raises(ConfigError, match=r"work: .*checkpoints of an earlier version.*remove that folder") as caught:
+        Trainer(settings(), TARGET, text).run(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+# The learning curve
+
+
+def test_the_curve_is_written_and_drawn(finished: Trainer, work: Path) -> None:
+    written = json.loads((work / "whole" / "curve.json").read_text())
+    assert written == finished.evaluations
+    assert [len(e["hits"]) for e in written] == [DEPTH, DEPTH]
+    assert 0 < written[0]["tokens"] < written[1]["tokens"] == finished.tokens
+    assert all(1 <= e["accepted_length"] <= 1 + DEPTH for e in written)
+    assert (work / "whole" / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_one_line_says_so(
+    finished: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    curve._say_undrawn.cache_clear()
+    for _ in range(2):
+        curve.write(finished.evaluations, tmp_path, "tiny")
+    assert [path.name for path in tmp_path.iterdir()] == ["curve.json"]
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1 and '".[bench]"' in said
+
+
+# The file
+
+
+def test_a_drafter_comes_back_from_its_file(finished: Trainer, text: Corpus, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "tiny.safetensors"
+    finished.export(path)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    with safe_open(path, "numpy") as file:
+        assert {"embed", "head"}.isdisjoint(file.keys()), "the target has them"
+    model = as_decoder(*load_drafter(path, TARGET.config, TARGET.weights))
+    whole, stored = states(finished.model), states(model)
+    for name, value in whole.items():
+        if value.ndim == 2 and value.dtype == np.float32 and not name.startswith(("embedding", "head")):
+            assert (np.abs(stored[name] - value) <= np.abs(value).max(0) / 253).all(), name
+        else:
+            np.testing.assert_array_equal(stored[name], value)
+    n = text.length[0]
+    tokens, features = jnp.asarray(text.tokens[0, :n]), jnp.asarray(text.features[0, :n], jnp.float32)
+    got, wanted = (np.asarray(draft_forward(m, tokens, features)) for m in (model, finished.model))
+    assert np.abs(got - wanted).max() < 0.25 * np.abs(wanted).max()  # random layers magnify
+    assert np.corrcoef(got.ravel(), wanted.ravel())[0, 1] > 0.99
+
+
+def test_a_file_that_does_not_fit_is_refused(finished: Trainer, tmp_path: Path) -> None:
+    def load(path: Path, **changes: Any) -> None:
+        load_drafter(path, replace(TARGET.config, **changes), TARGET.weights)
+
+    missing, text, other, own = (tmp_path / name for name in ("none", "text", "other", "own"))
+    text.write_text("not a safetensors file")
+    save_file({"norm": np.ones(32, np.float32)}, other)
+    finished.export(own)
+    for path, words in ((missing, "cannot read"), (text, "cannot read"), (other, "not a drafter")):
+        with pytest.raises(ModelLoadError, match=words) as error:
+            load(path)
+        assert str(path) in str(error.value)
+    for change in ({"hidden_size": 64}, {"vocab_size": 300}):
+        with pytest.raises(ModelLoadError, match=r"for tiny \(width 32, vocabulary 257\)"):
+            load(own, **change)
+    narrow = tiny.weights(tiny.config(intermediate_size=16))
+    with pytest.raises(ModelLoadError, match=r"layers\.0\.gate_up"):
+        load_drafter(own, TARGET.config, narrow)
+
+
+def test_a_plain_drafter_is_saved_without_a_fusing_map(tmp_path: Path) -> None:
+    model = begin(settings(conditioned=False, layers=2), TARGET, np.arange(10, dtype=np.int32))
+    save_drafter(model, "tiny", tmp_path / "d")
+    config, weights = load_drafter(tmp_path / "d", TARGET.config, TARGET.weights)
+    assert config.num_layers == 2 and "fuse" not in weights
+    assert not as_decoder(config, weights).conditioned
+
+
+# Settings and the command `python -m jaxspec.draft.distill`
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        ("data: [a]\nout: o.safetensors\nlayerz: 2\n", "layerz"),
+        ("data: []\nout: o.safetensors\n", "data"),
+        ("data: [a]\n", "out"),
+        ("data: [a]\nout: o\n", "out: .*safetensors"),
+        ("data: [a]\nout: o.safetensors\nbegin: middle\n", "begin"),
+        ("data: [a]\nout: o.safetensors\nregression: -1\n", "regression"),
+        ("- data\n", "mapping"),
+        ("data: [\n", "cannot read"),
+    ],
+)
+def test_bad_settings_are_named(content: str, word: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=word):
+        DistillConfig.load(path)
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "distill").glob("*.yaml")), ids=str)
+def test_the_presets_load(path: Path) -> None:
+    assert DistillConfig.load(path, steps=3).steps == 3
+
+
+def test_the_command_trains_with_the_whole_vocabulary(
+    work: Path, text: Corpus, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("jaxspec.models.load.load_model", lambda name: TARGET)
+    out, preset = work / "out" / "d.safetensors", work / "preset.yaml"
+    preset.write_text(f"data: [{work / 'answers.jsonl'}]\nwork: {work}\nlongest: {LONGEST}\nbatch: 4\n")
+    assert command.main(["--config", str(preset)]) == 2
+    assert capsys.readouterr().err == "jaxspec.draft.distill: out: this setting is needed\n"
+    changes = [f"--set={change}" for change in (f"out={out}", "steps=1", "passes=1", "conditioned=false")]
+    assert command.main(["--config", str(preset), *changes]) == 0
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert first.startswith("preset: 80 answers")
+    assert json.loads(second)["step"] == 1
+    _, weights = load_drafter(out, TARGET.config, TARGET.weights)
+    assert weights["vocab"].tolist() == list(range(VOCAB))
+    assert (work / "preset" / "curve.json").exists()
+
+
+def test_files_that_are_not_there_are_named_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("jaxspec.models.load.load_model", lambda name: pytest.fail("loaded"))
+    (here := tmp_path / "a.jsonl").touch()
+    (preset := tmp_path / "p.yaml").write_text(f"data: [{here}]\nout: o.safetensors\nwork: {tmp_path}\n")
+    for setting, change in (("data", f"data=[{here}, /no/such.jsonl]"), ("begin", "begin=/no/such.safetensors")):
+        assert command.main(["--config", str(preset), f"--set={change}"]) == 2
+        line = capsys.readouterr().err
+        assert line.startswith(f"jaxspec.draft.distill: {setting}: cannot read /no/such.")
+        assert line.endswith(": No such file or directory\n") and line.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["optax", "orbax.checkpoint"])
+def test_without_the_extra_one_line_says_so(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in ("jaxspec.draft.distill.train", "jaxspec.train_predictor.checkpoints"):
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, name, None)
+    assert command.main(["--config", "unread.yaml"]) == 2
+    line = capsys.readouterr().err
+    assert '".[train]"' in line and line.count("\n") == 1

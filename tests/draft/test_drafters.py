@@ -1,0 +1,204 @@
+"""Speculation in the engine: whatever the drafter, the tree and the pool, a request writes what it writes without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import tiny
+from helpers.generation import GREEDY, check_clean, params, prompts, tokens_of
+from helpers.tiny_drafters import conditioned, perfect
+from jaxspec import LLM
+from jaxspec.config import ConfigError
+from jaxspec.draft import registry as drafters
+from jaxspec.draft.growth import Beam
+from jaxspec.draft.runner import DraftRunner
+from jaxspec.kernels import cpu
+from jaxspec.models.drafter import draft_forward
+from jaxspec.models.llama import Decoder, device_weights, forward_features
+from jaxspec.models.load.drafter_file import as_decoder
+from jaxspec.step.batch import BatchShape
+from jaxspec.step.native import NativeLayers
+from jaxspec.step.packing import Choosing, Tree
+from jaxspec.step.rejection import Drawn
+from jaxspec.step.warmup import WarmUp
+from jaxspec.step.xla import XlaLayers
+
+COMMON: dict[str, Any] = dict(page_size=16, max_num_seqs=4, token_buckets=[1, 4, 16, 32], compilation_cache="")
+ROOMY: dict[str, Any] = dict(kv_cache_tokens=2048, max_num_batched_tokens=32, max_model_len=128)
+TIGHT: dict[str, Any] = dict(kv_cache_tokens=80, max_num_batched_tokens=12, max_model_len=72)
+
+
+#: name -> (what replaces the drafter's weights, settings)
+KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "ngram": (None, dict(draft="ngram")),
+    "truncated, fixed tree": (None, dict(draft="truncated:1", tree="fixed")),
+    "perfect, chain": (perfect, dict(draft="truncated:1", tree="chain", draft_levels=4)),
+    "perfect, by speed": (perfect, dict(draft="truncated:1")),
+    "side by side": (conditioned, dict(draft=["ngram", "truncated:1"])),
+    "conditioned, greedy tree": (conditioned, dict(draft="truncated:1", tree="global_greedy", draft_nodes=9)),
+    "adaserve": (conditioned, dict(draft="truncated:1", tree="adaserve", slo={"tpot_ms": 0.01}, pace="stta")),
+    "adaserve, all of the budget": (
+        perfect,
+        dict(
+            draft="truncated:1",
+            tree="adaserve",
+            adaserve={"economic": False, "most_nodes": 3},
+            draft_budget=24,
+            slo={"tpot_ms": 3.0},
+            pace="deadline",
+        ),
+    ),
+}
+
+
+def start(kind: str, **sizes: Any) -> LLM:
+    other, settings_ = KINDS[kind]
+    with pytest.MonkeyPatch.context() as patch:
+        if other is not None:
+            patch.setattr(drafters, "load", lambda name, target: other(target))
+        return tiny.llm(**COMMON, **sizes, **settings_)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[LLM]:
+    with tiny.llm(draft=[], **COMMON, **ROOMY) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[dict[str, LLM]]:
+    with ExitStack() as stack:
+        yield {kind: stack.enter_context(start(kind, **sizes)) for kind, sizes in zip(KINDS, [ROOMY, TIGHT] * 4)}  # noqa: B905
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=25)
+@given(data=st.data())
+def test_drafting_changes_no_token(plain: LLM, engines: dict[str, LLM], data: Any) -> None:
+    texts = [t[:40] for t in data.draw(st.lists(prompts, min_size=1, max_size=5))]
+    each = [data.draw(params) for _ in texts]
+    expected = [tokens_of(o) for o in plain.generate(texts, each)]
+    for llm in engines.values():
+        assert [tokens_of(o) for o in llm.generate(texts, each)] == expected
+        check_clean(llm)
+
+
+@pytest.mark.slow
+def test_what_ends_a_request_ends_it_inside_a_draft(plain: LLM, engines: dict[str, LLM]) -> None:
+    text = list(range(30, 45))
+    written = tiny.greedy(text, 12)
+    stops = GREEDY.__class__(temperature=0, max_tokens=12, ignore_eos=True, stop_token_ids=[written[5]], logprobs=2)
+    for n in (1, 2, 3, 7, 12):
+        for llm in (plain, *engines.values()):
+            short = GREEDY.__class__(temperature=0, max_tokens=n, ignore_eos=True)
+            assert tokens_of(llm.generate([text], short)[0]) == written[:n]
+    reference = plain.generate([text], stops)[0].outputs[0]
+    for llm in engines.values():
+        got = llm.generate([text], stops)[0].outputs[0]
+        assert (got.token_ids, got.finish_reason, got.stop_reason) == (
+            reference.token_ids, reference.finish_reason, reference.stop_reason
+        )  # fmt: skip
+        assert [p.token_id for p in got.logprobs or []] == got.token_ids
+        np.testing.assert_allclose(
+            [p.logprob for p in got.logprobs or []], [p.logprob for p in reference.logprobs or []], atol=1e-4
+        )
+
+
+@pytest.mark.slow
+def test_a_perfect_drafter_is_always_right_and_nothing_compiles(engines: dict[str, LLM]) -> None:
+    texts = [[i, 2 * i, 7] for i in range(3)]
+    expected = [tiny.greedy(t, 21) for t in texts]
+    llm = engines["perfect, chain"]
+    before = llm.engine.stats()
+    out = llm.generate(texts, GREEDY.__class__(temperature=0, max_tokens=21, ignore_eos=True))
+    after = llm.engine.stats()
+    assert [tokens_of(o) for o in out] == expected
+    assert after.compilations_after_warmup == before.compilations_after_warmup
+    proposed, accepted = after.draft_tokens - before.draft_tokens, after.accepted_tokens - before.accepted_tokens
+    assert proposed == accepted > 0
+    assert out[0].metrics.speculation.mean_accepted_length > 2
+
+
+@pytest.mark.parametrize("kind", [pytest.param("xla", marks=pytest.mark.slow), "native"])
+@pytest.mark.parametrize("reads_features", [True, False])
+def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) -> None:
+    """Catch-up in two rounds for two requests; tokens and probabilities of three levels against whole passes."""
+    cpu.load()
+    target = tiny.model()
+    config, weights = conditioned(target) if reads_features else drafters.truncated(target, 1)
+    layers = {"xla": XlaLayers(), "native": NativeLayers()}[kind]
+    model = as_decoder(config, weights)
+    decoder = Decoder(target.config, device_weights(target.config, target.weights, "float32"))
+    rng = np.random.default_rng(1)
+    texts = [rng.integers(0, 256, n).tolist() for n in (23, 9)]
+    pages = [np.asarray([5, 2], np.int32), np.asarray([7], np.int32)]
+    truth = [np.asarray(jax.jit(forward_features)(decoder, jnp.asarray(t))) for t in texts]
+    drafted = jax.jit(draft_forward)
+    pool = np.full((8, 16, config.hidden_size), np.nan, np.float32)
+    for feature, own in zip(truth, pages, strict=True):
+        for i, row in enumerate(feature[:-1]):  # the last token's is not known before the target has seen it
+            pool[own[i // 16], i % 16] = row
+    shared: Any = SimpleNamespace(features=jnp.asarray(pool), drawn=Drawn.none())
+    runner = DraftRunner("d", config, weights, shared, layers, [BatchShape(32, 2, 2, 4)], 8, 16, "float32", [Beam(4)])
+    needed, more = runner.jobs()
+    WarmUp().first("", [*needed, *more])
+    runner.profile.guess()
+    runner.start([Tree.chain(texts[0][:10], 0, pages[0], Choosing())], 0, 1)
+    chains = [Tree.chain(texts[0][10:], 10, pages[0], Choosing()), Tree.chain(texts[1], 0, pages[1], Choosing())]
+    for text, feature, got in zip(texts, truth, runner.start(chains, 3, 4)(), strict=True):
+        assert len(got) == 12 and (np.diff(got.logprob.reshape(3, 4)) <= 0).all()
+        for node in range(12):
+            path, above = [], node
+            while above >= 0:
+                path.insert(0, above)
+                above = int(got.parent[above])
+            words, known, expected = list(text), feature[: len(text) - 1], 0.0
+            for step in path:
+                n = len(words)
+                tokens, features = np.zeros(32, np.int32), np.zeros((32, known.shape[1]), np.float32)
+                tokens[:n], features[: n - 1] = words, known
+                own = np.asarray(drafted(model, tokens, features))[:n]  # what comes later changes nothing before it
+                logits = own[-1] @ weights["head"]
+                place = int(np.flatnonzero(weights["vocab"] == got.token[step])[0])
+                expected += float(logits[place] - np.log(np.exp(logits - logits.max()).sum()) - logits.max())
+                if step == path[0] and node == 0:
+                    assert place == logits.argmax()
+                words, known = [*words, int(got.token[step])], np.concatenate([known, own[-1:]])
+            assert got.logprob[node] == pytest.approx(expected, abs=1e-3)
+
+
+def test_auto_is_ngram_and_what_is_shipped_for_the_model(caplog: pytest.LogCaptureFixture) -> None:
+    target = tiny.model()
+    assert drafters.load_all(["auto"], target) == drafters.load_all(["ngram", "auto"], target) == {"ngram": None}
+    assert list(drafters.load_all(["truncated:1", "auto"], target)) == ["truncated:1", "ngram"]
+    assert set(drafters.DEFAULT.values()) <= set(drafters.shipped())
+    # A model of other sizes by the name of one that has a drafter: it is served, without.
+    assert drafters.load_all(["auto"], replace(target, name="smollm2-135m")) == {"ngram": None}
+    assert "drafting without smollm2-eagle" in caplog.text
+
+
+def test_rejection_wants_one_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafters, "load", lambda name, target: perfect(target))
+    with pytest.raises(ConfigError, match="draft: acceptance: rejection works with one draft model"):
+        tiny.llm(draft=["one", "two"], acceptance="rejection", **COMMON, **ROOMY)
+
+
+def test_drafters_that_do_not_fit_are_refused() -> None:
+    for draft, reason in (
+        ("truncated:2", "between 1 and 1 layers"),
+        ("nothing-like-it", "no model"),
+        ("x.safetensors", "read"),
+    ):
+        with pytest.raises(ConfigError, match=f"draft: .*{reason}"):
+            tiny.llm(draft=draft, **COMMON)

@@ -1,0 +1,49 @@
+"""Requests whose goodput on each drafter is known to the tests, and a drafter-choosing policy at work on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+
+from jaxspec.sched import Request
+from jaxspec.sched.spec.draft_choice import DraftChoice
+
+#: Most tokens of a slot, which takes a second.
+MOST = 10
+
+
+def request(name: str, prompt_len: int = 16) -> Request:
+    return Request(name, prompt_len, [0] * prompt_len, 100, 0.0)
+
+
+def best_by_trying(gains: np.ndarray, limits: Sequence[int]) -> tuple[int, float]:
+    """(requests matched, sum of their gains): of all assignments within the limits the best, by number, then sum."""
+    found = (0, 0.0)
+    for assigned in product([None, *range(gains.shape[1])], repeat=len(gains)):
+        if all(assigned.count(j) <= b for j, b in enumerate(limits)):
+            taken = [gains[i, j] for i, j in enumerate(assigned) if j is not None]
+            found = max(found, (len(taken), float(sum(taken))))
+    return found
+
+
+def play(
+    policy: DraftChoice, means: np.ndarray, limits: Sequence[int], slots: int, seed: int, switch: float = 0.5
+) -> tuple[np.ndarray, list[int | None]]:
+    """(tokens lost up to each slot `[slots]`, drafters in the last), where request i gets `means[i, j]` tokens on
+    drafter j, give or take: against the best assignment, and in `switch` seconds for each change of drafter."""
+    requests = [request(str(i)) for i in range(len(means))]
+    tokens = np.random.default_rng(seed).binomial(MOST, means / MOST, (slots, *means.shape)).tolist()
+    _, optimum = best_by_trying(means, limits)
+    rates, present = means.tolist(), [None] * len(means)
+    lost, assigned = np.full(slots, optimum), present
+    for t in range(slots):
+        assigned = policy.assign(requests, lambda _, __: switch)
+        for i, j in enumerate(assigned):
+            policy.observe(requests[i], j, 1 if j is None else tokens[t][i][j], 1.0)
+            if j is not None:
+                lost[t] -= rates[i][j]
+                lost[t] += switch * rates[i][j] * (present[i] not in (None, j))
+                present[i] = j
+    return lost.cumsum(), assigned

@@ -1,0 +1,77 @@
+"""Random candidate trees, and brute force to compare selections with."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+from hypothesis import strategies as st
+
+from helpers import forests
+from jaxspec.sched.spec.trees import Candidates, TreePolicy
+
+SEEDS = st.integers(0, 2**32)
+
+
+#: Few values, so that ties, certain tokens and empty places of a beam all happen.
+STEPS = np.asarray([0.0, 0.1, 0.3, 0.5, 0.5, 0.9, 1.0])
+
+
+def random_candidates(rng: np.random.Generator, size: int) -> Candidates:
+    """A random tree of `size` candidates in a random order that has parents before children."""
+    parents = forests.random_parents(rng, size + 1)
+    order, ready = [], [i for i, p in enumerate(parents) if p == 0]
+    while ready:
+        order.append(ready.pop(rng.integers(len(ready))))
+        ready += [i for i, p in enumerate(parents) if p == order[-1]]
+    index = {0: -1} | {node: i for i, node in enumerate(order)}
+    tokens = forests.draft_tokens(rng, parents, 0, 50, lambda path: 7)
+    step = np.concatenate([[1.0], rng.choice(STEPS, size)])
+    path = [np.prod(step[forests.path_to(parents, node)]) for node in order]
+    with np.errstate(divide="ignore"):
+        logprob = np.log(np.asarray(path, np.float32))
+    return Candidates(
+        np.asarray([tokens[node] for node in order], np.int32),
+        np.asarray([index[parents[node]] for node in order], np.int32),
+        logprob,
+    )
+
+
+def closed(candidates: Candidates, mask: np.ndarray) -> bool:
+    return all(p < 0 or mask[p] for p in candidates.parent[mask])
+
+
+def worth(candidates: Candidates, mask: np.ndarray) -> float:
+    """Expected number of accepted tokens."""
+    return float(np.exp(candidates.logprob[mask]).sum())
+
+
+def best_by_size(candidates: Candidates, limit: int) -> list[float]:
+    """The most that closed subsets of 0, 1, … at most `limit` nodes are worth."""
+    best = [0.0] + [-1.0] * min(limit, len(candidates))
+    for bits in product([False, True], repeat=len(candidates)):
+        mask = np.asarray(bits, bool)
+        if mask.sum() < len(best) and closed(candidates, mask):
+            best[mask.sum()] = max(best[mask.sum()], worth(candidates, mask))
+    return best
+
+
+def check(
+    policy: TreePolicy, trees: list[Candidates], limits: list[int], budget: int = 99, needs: list[float] | None = None
+) -> list[np.ndarray]:
+    """What any policy owes."""
+    masks = policy.select(trees, limits, budget, needs or [float("-inf")] * len(trees), len(trees))
+    assert len(masks) == len(trees)
+    for tree, mask, limit in zip(trees, masks, limits, strict=True):
+        assert mask.shape == (len(tree),) and mask.dtype == bool
+        assert closed(tree, mask)
+        assert mask.sum() <= max(limit, 0)
+        assert np.isfinite(tree.logprob[mask]).all()
+    return masks
+
+
+@st.composite
+def forest(draw: st.DrawFn, most: int = 6) -> tuple[list[Candidates], list[int]]:
+    rng = np.random.default_rng(draw(SEEDS))
+    trees = [random_candidates(rng, n) for n in draw(st.lists(st.integers(0, most), max_size=4))]
+    return trees, [draw(st.integers(-1, most)) for _ in trees]

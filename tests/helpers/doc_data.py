@@ -1,0 +1,88 @@
+"""Small files of the kinds that the pages' commands read, under the names that the pages use; and a tiny model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from helpers import checkpoints
+from helpers.doc_commands import ROOT
+
+#: What presets of the pages stand for.
+PRESETS = {
+    "fcfs.yaml": "order: fcfs\ndraft: [ngram]\n",
+    "sjf.yaml": "order: sjf\npredictor: oracle\ndraft: [ngram]\n",
+    "PRESET.yaml": "draft: [truncated:1]\ntree: chain\ndraft_levels: 3\n",
+}
+_PROMPT_FILES = (
+    "alpaca", "alpaca_gpt4", "alpaca_libre", "chatgpt_prompts", "gpteacher", "gsm8k", "humaneval", "math500", "mbpp",
+    "multi_turn",
+)  # fmt: skip
+_SUBJECTS = ("owls", "rivers", "snow", "the moon", "bread", "glass", "a fox", "old maps")
+_ASKED = ("Name {}", "List {} {}", "Explain {} to a child", "Write four lines of verse about {} and {}", "Why {}?")
+
+
+def write(folder: Path) -> None:
+    """All files that a reader of the pages has, and those that other commands of the pages would have made."""
+    (folder / "configs").symlink_to(ROOT / "configs")
+    (folder / "path" / "to").mkdir(parents=True)
+    model(folder / "path" / "to" / "folder")
+    for name, text in PRESETS.items():
+        (folder / name).write_text(text)
+    rows = conversations(40)
+    for name in _PROMPT_FILES:
+        jsonl(folder / "DATA" / "prompts" / f"{name}.jsonl", rows)
+    for name in ("prompts.jsonl", "FILE"):
+        jsonl(folder / name, rows)
+    (folder / "TEXT").write_text("Owls fly by night, and nobody hears them. " * 40)
+    steps = range(200)
+    pairs = [(12 + 7 * i % 90, 3 + 11 * i % 120) for i in steps]
+    trace = [f"{0.31 * i + 0.2 * (i % 3):.3f},{a},{b}" for i, (a, b) in zip(steps, pairs, strict=True)]
+    traced = ["arrival_s,input_tokens,output_tokens", *trace]
+    lines(folder / "DATA" / "traces" / "azure_llm_2023_conv.csv", traced)
+    lines(folder / "FILE.csv", ["arrival_s,input_tokens,output_tokens", *(f"{0.01 * i},9,4" for i in range(8))])
+    for name in ("sharegpt_first_round", "arxiv_summarization"):
+        lines(
+            folder / "DATA" / "lengths" / f"{name}.csv", ["input_tokens,output_tokens", *(f"{a},{b}" for a, b in pairs)]
+        )
+    classes = [f"{b},{int(b > 60)},{min(4, b // 24)},7.5" for _, b in pairs]
+    header = "output_tokens,pred_class3,pred_class5,predict_ms"
+    lines(folder / "DATA" / "lengths" / "ssjf_vicuna13b_predictions.csv", [header, *classes])
+
+
+def answered(folder: Path) -> None:
+    """What `jaxspec.train_predictor.collect` writes."""
+    rows = [
+        {"prompt": row["turns"][0], "length": 2 + 7 * i % 50, "capped": i % 9 == 0}
+        for i, row in enumerate(conversations(120))
+    ]
+    jsonl(folder / "predictor" / "lengths.jsonl", rows)
+
+
+def conversations(count: int) -> list[dict]:
+    """Prompts that differ, with a first answer, and a second turn."""
+    made = []
+    for i in range(count):
+        first, second = _SUBJECTS[i % 8], _SUBJECTS[i // 8 % 8]
+        asked = f"{_ASKED[i % 5].format(first, second)} (number {i})"
+        reply = f"So it is with {first}. " * (1 + i % 5)
+        turns = {"turns": [asked, "And then?"], "reference": reply, "replies": [reply, "Nothing more."]}
+        made.append({"id": f"q{i}", **turns})
+    return made
+
+
+def model(folder: Path) -> Path:
+    """A random model, deep enough for `truncated:15`, in a Hugging Face folder. It ends most answers before long."""
+    config = checkpoints.config(hidden_size=32, intermediate_size=32, num_layers=16, max_position=2048)
+    tensors = checkpoints.hf_tensors(config)
+    tensors["lm_head.weight"][1] *= 2  # of the end token: its logit is the greatest once in fifteen tokens or so
+    return checkpoints.write_hf(folder, config, [tensors])
+
+
+def jsonl(path: Path, rows: list[dict]) -> None:
+    lines(path, [json.dumps(row) for row in rows])
+
+
+def lines(path: Path, texts: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(texts) + "\n")

@@ -1,0 +1,102 @@
+"""Running a command of the pages: the real entry point, in this process where that will do."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+
+from helpers.checkpoints import GOLDEN
+from helpers.doc_commands import ROOT, Command
+from helpers.doc_sizes import RUNS, Run
+
+#: Seconds after which a process that hangs is ended.
+LONGEST = 300
+#: Options that name a file which must be there afterwards.
+_WRITTEN = ("--json", "--plot", "--out", "--profile")
+#: In the pages, any number of presets.
+_PRESETS = {"PRESETS": ["fcfs.yaml", "sjf.yaml"]}
+
+
+def size_of(command: Command) -> Run | None:
+    """The entry of `RUNS` for it."""
+    words = command.arguments
+    return next((run for run in RUNS if command.begins(run.called) and all(o in words for o in run.with_)), None)
+
+
+def run(command: Command, folder: Path, patch: pytest.MonkeyPatch, url: str = "") -> None:
+    """Run it in `folder`, where `doc_data.write` has been, with what makes it small; it must go well."""
+    size = size_of(command)
+    assert size, command.place
+    for name, value in size.constants.items():
+        patch.setattr(name, value, raising="_page." not in name)  # a page's module has only some of its experiment's
+    patch.chdir(folder)
+    models = {"model": "path/to/folder", "encoder": str(GOLDEN / "encoder"), "url": url}
+    models["compiler"] = next((name for name in ("cc", "clang", "gcc") if shutil.which(name)), "zig")
+    module, *given = shlex.split(command.called)
+    argv = [word for name in given for word in _PRESETS.get(name, [name])]
+    argv += re.sub(r"\{(\w+)\}", lambda name: models[name[1]], size.more).split()
+    if module == "jaxspec.serve":
+        serve(argv, command.environment)
+    elif command.environment:  # JAX reads it when it starts
+        start = [sys.executable, "-m", module, *argv]
+        done = subprocess.run(start, env={**os.environ, **command.environment}, timeout=LONGEST, check=False)
+        assert done.returncode == 0, f"{command.place}: {shlex.join(start)} ended with {done.returncode}"
+    else:
+        assert main_of(module)(argv) == 0, f"{command.place}: {module} {shlex.join(argv)}"
+    for option in _WRITTEN:
+        for name in values(argv, option):
+            assert Path(name).exists(), f"{command.place}: {option} {name} was not written"
+
+
+def main_of(module: str):
+    """What `python -m MODULE` calls."""
+    package = importlib.import_module(module)
+    entry = importlib.import_module(f"{module}.__main__") if hasattr(package, "__path__") else package
+    return entry.main
+
+
+def serve(argv: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Start the server on a free port, ask it something, and end it as a service manager does."""
+    command = [sys.executable, "-m", "jaxspec.serve", *argv, "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})
+    try:
+        assert process.stdout is not None
+        greeting = process.stdout.readline()
+        found = re.search(r"http://\S+", greeting)
+        assert found, f"the server did not start: {shlex.join(command)}"
+        body = {"prompt": "Owls", "max_tokens": 4, "ignore_eos": True}
+        answer = httpx.post(f"{found[0]}/v1/completions", json=body, timeout=60)
+        assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 4, answer.text
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def values(argv: Sequence[str], option: str) -> list[str]:
+    """What `option` is given; of several times the last one counts."""
+    return [argv[at + 1] for at, word in enumerate(argv[:-1]) if word == option][-1:]
+
+
+def dry(command: Command) -> list[Command]:
+    """What `make` would start of this project's programs, by `make -n`: nothing is run. Raises `CalledProcessError`."""
+    hidden = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "ARGS", "EXTRAS", "PYTHON", "VENV", "TORCH", "CUDA")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    words = shlex.split(command.called)
+    shown = subprocess.run(
+        [words[0], "--dry-run", *words[1:]], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
+    )
+    started = (line for line in shown.stdout.splitlines() if "-m jaxspec" in line)
+    return [Command(command.page, command.line, line) for line in started]

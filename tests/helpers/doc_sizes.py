@@ -1,0 +1,159 @@
+"""How each command of the pages is run at a small size, and which ones are only looked at.
+
+A command is run as it is written; options that come after its own, and count instead of them, make it small. The first
+entry that fits is taken, so the longer beginnings stand first. `{model}`, `{encoder}` and `{url}` are the tiny models
+and the running server of the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxspec import LLM
+from jaxspec.bench.papers.spin import simulation as spin_simulation
+from jaxspec.config import parse_overrides
+
+#: What an engine of the tiny model needs, and nothing to keep for the next one.
+_ENGINE = (
+    " --set max_model_len=640 --set max_num_batched_tokens=64 --set token_buckets=[1,64] --set kv_cache_tokens=2560"
+    " --set compilation_cache="
+)
+_TINY = " --model {model}" + _ENGINE
+#: With a drafter that is a model, there are more programs to compile.
+_FEWER = _ENGINE + " --set max_num_seqs=2 --set max_num_batched_tokens=8 --set token_buckets=[8] --set draft_levels=2"
+_FEW = " --num-prompts 3 --max-tokens 4"
+_LOAD = _FEW + " --base-url {url} --request-rate 200"
+_RECORDED = " --num-prompts 4 --request-rate 500 --max-tokens 40 --ignore-eos"
+_TURN = " --engine-prompts 1 --engine-seats 1 --engine-tokens 4 --repeats 1"
+_PIPELINE = " --pipeline-seats 2 --pipeline-tokens 4 --pipeline-levels 2 --repeats 1"
+_KEPT = " --engine-jobs 4 --engine-scale 0.1 --engine-long 0.1 --engine-rates 50 --repeats 1"
+#: Few steps of a predictor's training; the tiny encoder reads 48 tokens.
+_TRAIN = (
+    " --set target={model} --set encoder={encoder} --set longest=32 --set layers=1 --set test=0.3 --set batch=8"
+    " --set steps=2 --set head_steps=2 --set every=2 --set warmup=1"
+)
+_SERVED = " --jobs 2 --turns 1 --max-tokens 4 --modes continuous --request-rate 500"
+_ONE_LOAD = {"JOBS": 6, "MORE_JOBS": 8, "RATES": (5,), "CVS": (2,), "SIZES": (2, 4)}
+_ONE_SPIN = {
+    "LLMS": {"as measured": (spin_simulation.LLM,), "roofline": (spin_simulation.LLM,)},
+    "CHOSEN_FOR": (spin_simulation.LLM,), "BATCHES": (1, 16), "PARTS": (1, 2, None), "CROWDS": (8,),
+    "RESIDUALS": (0.3,), "ANSWERS": (20,), "LBSS_SETTINGS": ({"exploration": 2, "chunk": 1},),
+}  # fmt: skip
+_PAPERS = "jaxspec.bench.papers"
+
+
+def _small(**settings: Any) -> LLM:
+    """An engine as with `_ENGINE`, where no option says so."""
+    return LLM(**parse_overrides(_ENGINE.replace("--set", "").split()), **settings)
+
+
+def _constants(modules: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{_PAPERS}.{module}.{name}": value for module in modules.split() for name, value in values.items()}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Commands that begin with `called` and have the options `with_`, and what makes them small."""
+
+    called: str
+    #: Options appended.
+    more: str = ""
+    with_: tuple[str, ...] = ()
+    #: The grids of the papers' experiments have no options: constants by their full names, and their values here.
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    #: Needs more than a second or two, or the real model.
+    slow: bool = True
+
+
+RUNS = (
+    Run("jaxspec.serve --draft ngram --draft smollm2-eagle-large", _ENGINE),  # the drafters fit the real model only
+    Run("jaxspec.serve --config configs/laps_sd.yaml", _TINY + " --set predictor_model=smollm2-length"),
+    Run("jaxspec.serve --draft truncated:15", " --model {model}" + _FEWER),
+    Run("jaxspec.serve", _TINY),
+    Run("jaxspec.bench serve", _LOAD + " --search-tokens 20", with_=("--slo-mix",), slow=False),
+    Run("jaxspec.bench serve", _LOAD, slow=False),
+    Run("jaxspec.bench offline", _TINY + _FEW),
+    Run("jaxspec.bench compare", _ENGINE + " --set model={model} --repeats 1 --concurrency 2" + _FEW),
+    Run("jaxspec.bench record", " --model {model}" + _FEWER + _RECORDED),
+    Run("jaxspec.bench kernels", " --compilers {compiler} --tokens 1 --contexts 32 --requests 1 --repeats 1",
+        with_=("--compilers",)),  # those of the page need not be here
+    Run("jaxspec.bench kernels", " --tokens 1 --contexts 32 --requests 1 --repeats 1"),
+    Run(
+        "jaxspec.bench kv",
+        " --model {model} --tokens 60 --context 30 --chunk 10 --requests 2 --committed 40 --pages 1 --repeats 1",
+    ),
+    Run("jaxspec.bench profile", _TINY),
+    Run("jaxspec.bench startup", _TINY + " --repeats 1"),
+    Run("jaxspec.bench scheduler", " --waiting 20 --iterations 20 --drafting 4", slow=False),
+    Run("jaxspec.bench simulate", " --num-requests 20", with_=("--config",), slow=False),
+    Run("jaxspec.bench simulate", " --trace FILE.csv", slow=False),
+    # Without a file it is the predictor of the model, and the tiny one has none.
+    Run("jaxspec.bench predictor", _TRAIN + _SERVED + " --engine smollm2-length", with_=("--engine", "--modes"),
+        constants={"jaxspec.llm.LLM": _small}),  # its `--set` is about the training
+    Run("jaxspec.bench predictor", _TRAIN + _SERVED, with_=("--engine",), constants={"jaxspec.llm.LLM": _small}),
+    Run("jaxspec.bench predictor", _TRAIN + " --set target=smollm2-135m", with_=("--retrieval",),
+        constants=_constants("alise_predictors", {"SERVED": 20, "ASKED": 30, "PROMPTS": 20})),
+    Run("jaxspec.bench predictor", _TRAIN + " --formulations reg_l1 --repeats 1"),
+    Run("jaxspec.bench paper ssjf", " --repeats 1", constants=_constants("ssjf", _ONE_LOAD)),
+    Run("jaxspec.bench paper laps_sd", " --repeats 1", constants=_constants(
+        "laps_sd", {"COUNTS": (4, 6), "QUEUES": (2, 4), "SPREADS": (0.1, 0.2)})),
+    Run(
+        "jaxspec.bench paper alise",
+        _TINY + " --engine-jobs 4 --engine-tokens 20 --engine-kv 256 --engine-rate 500 --repeats 1",
+        with_=("--engine",),
+    ),
+    Run("jaxspec.bench paper alise", " --minutes 0.05", constants=_constants(
+        "alise", {"RATES": {"alpaca": (10, 40), "sharegpt": (0.5, 1.5)}})),
+    Run(
+        "jaxspec.bench paper adaserve",
+        _TINY + " --set draft=[ngram]" + _KEPT,
+        with_=("--engine",),
+        constants=_constants("adaserve", {"WRITTEN": 16}),
+    ),
+    Run("jaxspec.bench paper adaserve", " --minutes 0.05", constants=_constants("adaserve", {
+        "RATES": {"llama-2-7b": (2, 8), "llama-2-70b": (1,)}, "SHARES": (0.0, 1.0), "SCALES": (1.0, 0.8, 0.6)})),
+    # The drafters of the package, which take turns there, fit the real model only.
+    Run("jaxspec.bench paper spin", " --model {model}" + _FEWER + _TURN, with_=("--engine",),
+        constants=_constants("spin_engine spin_page", {"DRAFTERS": ("ngram", "truncated:1", "truncated:15")})),
+    Run("jaxspec.bench paper spin", " --model {model} --batches 2 --drafts 2 --rows 1 --runs 1 --repeats 1",
+        with_=("--verification",)),
+    Run("jaxspec.bench paper spin", " --model {model}" + _FEWER + _PIPELINE,
+        with_=("--pipeline",)),
+    Run("jaxspec.bench paper spin", " --jobs 4",
+        constants=_constants("spin_simulation spin_simulation_page", _ONE_SPIN)),
+    Run("jaxspec.draft.distill.generate", _TINY + " --max-tokens 8"),
+    Run("jaxspec.draft.distill", " --set target={model} --set steps=2 --set every=2 --set longest=64 --set batch=2"),
+    Run("jaxspec.train_predictor.collect", _TINY + " --max-tokens 16"),
+    Run("jaxspec.train_predictor", _TRAIN),
+)  # fmt: skip
+
+#: Pages whose commands build on each other: they are run one after the other in one folder.
+SEQUENCES = frozenset({"docs/distill.md", "docs/predictor.md"})
+
+#: Commands that are not run as they are, by what they begin with, and why. What is looked at instead stands in
+#: `test_docs.py`: targets and variables of make, options of what they start, extras of pip.
+CHECKED = {
+    "make serve": "it installs, perhaps another Python or CUDA; what it starts then is run with the other commands",
+    "make test": "it is what runs these tests",
+    "make test-fast": "the same",
+    "make lint": "it installs the linters and checks the whole checkout; .ci/run does it",
+    "make install": "it changes what the tests run in",
+    "make format": "it rewrites the checkout",
+    "make gpu-check": "it needs an NVIDIA GPU",
+    "make bench-peers": "it downloads torch, several hundred megabytes",
+    "pip install": "it changes what the tests run in",
+    "pre-commit install": "it changes the checkout's hooks",
+    ".ci/run": "it is lint and tests again",
+}
+
+#: Commands with a test of their own, in `test_docs_server.py` and `test_docs.py`.
+OWN_TESTS = {"curl": "it is sent to the live server", "make help": "it is run, and lists the targets"}
+
+#: First lines of blocks that hold something else.
+NO_COMMANDS = {
+    ("README.md", "jaxspec/            the engine: everything that touches the device, and its users"),
+    ("docs/architecture.md", "jaxspec.serve, jaxspec.bench, jaxspec.llm  →  jaxspec.engine  →  jaxspec.draft  →  "
+     "jaxspec.step  →  jaxspec.models"),
+}  # fmt: skip

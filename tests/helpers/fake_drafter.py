@@ -1,0 +1,53 @@
+"""A drafter whose proposals and times a test decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxspec.sched.plan import Work
+from jaxspec.sched.request import Request
+from jaxspec.sched.spec.drafter import Beside, ChoosingOf, Proposal
+from jaxspec.sched.spec.speculator import Speculator
+from jaxspec.sched.spec.trees.candidates import Candidates
+from jaxspec.sched.timing import StepTimes
+from jaxspec.step.packing import Choosing
+
+STEP = StepTimes({1: 10e-3, 4: 11e-3, 16: 12e-3, 64: 30e-3})
+
+
+class Fake(Beside):
+    """A chain of tokens of its own for the requests it `knows`."""
+
+    widths = (1,)
+
+    def __init__(self, name: str, first: int, cost: float, knows: Sequence[str]):
+        self.name, self.first, self.cost, self.knows = name, first, cost, knows
+        self.forgotten: list[str] = []
+
+    def behind(self, request: Request) -> int:
+        return 1
+
+    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
+        ahead = np.arange(levels, dtype=np.int32)
+        chain = Candidates(self.first + ahead, ahead - 1, ((ahead + 1) * np.log(0.9)).astype(np.float32))
+        return lambda: [chain if w.request.id in self.knows else None for w in works]
+
+    def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
+        return self.cost * levels
+
+    def forget(self, request: Request) -> None:
+        self.forgotten.append(request.id)
+
+
+def requests(count: int) -> list[Request]:
+    return [Request(str(i), 3, [1, 2, 3, 4], 100, 0.0, computed=3) for i in range(count)]
+
+
+def round_of(speculator: Speculator, running: list[Request]) -> dict[str, int]:
+    """Request id -> the drafter's first token, of those that are drafted for."""
+    ahead = speculator.lookahead(running, 0.0)
+    works = [Work(r, 3, 1, ahead.drafts, ahead.levels) for r in running]
+    drafts = speculator.draft(works, lambda _: Choosing(), len(works), 0.0)
+    return {id: int(draft.token[0]) for id, draft in drafts.items()}

@@ -1,0 +1,270 @@
+"""Stand-ins that need no device: a tokenizer of single bytes, and an engine that recites a text."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from jaxspec.engine.detokenizer import TextStream
+from jaxspec.engine.metrics import EngineStats
+from jaxspec.errors import EngineDead, EngineDraining
+from jaxspec.outputs import OutputDelta, RequestMetrics, SpeculationCounts, TokenLogprob
+from jaxspec.sampling_params import InvalidRequest, SamplingParams
+from jaxspec.sched.admission import SloRefused
+from jaxspec.sched.config import SloSettings
+from jaxspec.sched.scheduler import QueueFull
+from jaxspec.sched.slo import Slo
+
+RECITED = "Die Eule sagt: fünf Bücher, 漢字 und 🦉 — "
+
+
+def recited(tokens: int, start: int = 0) -> str:
+    """What the engine writes in so many tokens from a place on."""
+    text = RECITED.encode() * (start + tokens)
+    return text[start : start + tokens].decode("utf-8", "replace")
+
+
+class ByteTokenizer:
+    """Ids 0 … 255 are the bytes, then come the tokens of `more`; the last one is special."""
+
+    def __init__(self, more: Sequence[bytes] = (), leading_space_drops: bool = False, end: str = "<|end|>") -> None:
+        self._bytes = [bytes([b]) for b in range(256)] + list(more) + [end.encode()]
+        self._leading_space_drops = leading_space_drops
+        self.end_id = len(self._bytes) - 1
+        self.eos_token_ids = (self.end_id,)
+        self.bos_token_id = None
+        self.vocab_size = len(self._bytes)
+        self.special_ids = frozenset({self.end_id})
+        self.has_chat_template = True
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        raw = b"".join(self._bytes[i] for i in ids if not (skip_special_tokens and i in self.special_ids))
+        return raw.decode("utf-8", "replace").removeprefix(" " if self._leading_space_drops else "")
+
+    def token_bytes(self, id: int) -> bytes:
+        return self._bytes[id] if 0 <= id < self.vocab_size else b""
+
+    def token_text(self, id: int) -> str:
+        return self.token_bytes(id).decode("utf-8", "replace")
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        if messages[0]["role"] == "assistant":
+            raise ValueError("a conversation starts with the user")
+        return "".join(f"[{m['role']}]{m['content']}\n" for m in messages) + "[assistant]"
+
+
+@dataclass
+class _Recital:
+    id: str
+    prompt: list[int]
+    params: SamplingParams
+    max_tokens: int
+    on_output: Callable[[OutputDelta], None]
+    stream: TextStream
+    metrics: RequestMetrics
+    position: int = field(default=0)
+    last: float | None = None
+
+
+class FakeEngine:
+    """Speaks the engine's interface. A request gets `RECITED` over and over, byte by byte, from its seed's place on.
+
+    `step` seconds pass between tokens. At most `max_num_seqs` run at once, `max_waiting` more may wait. With `draft` it
+    says that it verified a draft of three tokens at every token but the first, accepting 1, 2, 0, 1, 2, 0 … of them.
+    """
+
+    def __init__(
+        self,
+        step: float = 0.0005,
+        max_num_seqs: int = 64,
+        max_waiting: int = 128,
+        max_model_len: int = 512,
+        draft: Sequence[str] = (),
+        predicted: float | None = None,
+        kv_quantized: bool = False,
+        slo: SloSettings | None = None,
+    ) -> None:
+        self.tokenizer = ByteTokenizer()
+        self.model_name = "fake"
+        self.model_config = SimpleNamespace(vocab_size=self.tokenizer.vocab_size)
+        self.config = SimpleNamespace(
+            model="fake",
+            max_waiting=max_waiting,
+            max_num_seqs=max_num_seqs,
+            draft=list(draft),
+            slo=slo or SloSettings(),
+        )
+        self.max_model_len = max_model_len
+        self.step = step
+        #: Output tokens as predicted for every request.
+        self.predicted = predicted
+        #: What every answer says of its KV.
+        self.kv_quantized = kv_quantized
+        #: Why requests with a target are refused, if they are.
+        self.refusal: str | None = None
+        self.failure: str | None = None
+        self.observers: list[Callable[[RequestMetrics, str], None]] = []
+        self.token_observers: list[Callable[[float, int], None]] = []
+        self.first_token_observers: list[Callable[[RequestMetrics], None]] = []
+        #: All that was ever submitted, and the ids that were cancelled while they ran.
+        self.submitted: list[SamplingParams] = []
+        self.targets: list[Slo] = []
+        self.cancelled: list[str] = []
+        self._text = RECITED.encode()
+        self._state = "ok"
+        self._stop_at: float | None = None
+        self._fail = False
+        self._lock = threading.Condition()
+        self._requests: dict[str, _Recital] = {}
+        self._generated = 0
+        self._speculation = SpeculationCounts()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    @property
+    def health(self) -> str:
+        return self._state
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def shutdown(self, drain: bool = False, timeout: float = 30.0) -> None:
+        with self._lock:
+            if self._state == "ok":
+                self._state = "draining"
+            self._stop_at = time.monotonic() + (timeout if drain else 0)
+            self._lock.notify()
+        self._thread.join()
+
+    def fail(self) -> None:
+        """Let the engine's loop break down."""
+        with self._lock:
+            self._fail = True
+            self._lock.notify()
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        on_output: Callable[[OutputDelta], None],
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        slo: Slo | None = None,
+    ) -> str:
+        if not all(0 <= t < self.tokenizer.vocab_size for t in prompt_ids):
+            raise InvalidRequest("prompt", "prompt token ids are outside the vocabulary")
+        if any(t >= self.tokenizer.vocab_size for t in params.logit_bias):
+            raise InvalidRequest("logit_bias", "logit_bias holds token ids outside the vocabulary")
+        stream = TextStream(self.tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens)
+        with self._lock:
+            if self._state == "dead":
+                raise EngineDead(self.failure or "")
+            if self._state == "draining":
+                raise EngineDraining
+            if len(self._requests) >= self.config.max_num_seqs + self.config.max_waiting:
+                raise QueueFull("too many requests are waiting")
+            slo = self.config.slo.slo if slo is None else slo
+            if slo and self.refusal:
+                raise SloRefused(self.refusal)
+            id = request_id or str(len(self.submitted))
+            metrics = RequestMetrics(time.monotonic(), prompt_tokens=len(prompt_ids), predicted_tokens=self.predicted)
+            metrics.kv_quantized, metrics.slo = self.kv_quantized, slo
+            self.submitted.append(params)
+            self.targets.append(slo)
+            recital = _Recital(
+                id, list(prompt_ids), params, params.max_tokens or 16, on_output, stream, metrics, params.seed or 0
+            )
+            self._requests[id] = recital
+            self._lock.notify()
+        return id
+
+    def cancel(self, request_id: str) -> None:
+        with self._lock:
+            if request_id in self._requests:
+                self.cancelled.append(request_id)
+                self._end(self._requests[request_id], "abort")
+
+    def stats(self) -> EngineStats:
+        running = min(len(self._requests), self.config.max_num_seqs)
+        return EngineStats(
+            running=running,
+            waiting=len(self._requests) - running,
+            kv_usage=running / self.config.max_num_seqs,
+            generation_tokens=self._generated,
+            host_seconds=1.0,
+            step_seconds=4.0,
+            draft_tokens=self._speculation.proposed,
+            accepted_tokens=self._speculation.accepted,
+            verifications=self._speculation.verifications,
+            accepted_by_level=tuple(self._speculation.by_level),
+        )
+
+    def _run(self) -> None:
+        next_step = time.monotonic()
+        while True:
+            with self._lock:
+                while not self._requests and self._stop_at is None and not self._fail:
+                    self._lock.wait()
+                    next_step = time.monotonic()
+                if self._fail:
+                    self._state, self.failure = "dead", "the device is on fire"
+                    return self._end_all("error", self.failure)
+                if self._stop_at is not None and (not self._requests or time.monotonic() >= self._stop_at):
+                    self._state, self.failure = "dead", "the engine has been shut down"
+                    return self._end_all("abort", None)
+                for recital in list(self._requests.values())[: self.config.max_num_seqs]:
+                    self._advance(recital)
+            next_step += self.step
+            time.sleep(max(0.0, next_step - time.monotonic()))
+
+    def _end_all(self, reason: str, error: str | None) -> None:
+        for recital in list(self._requests.values()):
+            self._end(recital, reason, error=error)
+
+    def _advance(self, r: _Recital) -> None:
+        now = time.monotonic()
+        prompt_logprobs = None
+        if r.last is None:
+            r.metrics.first_scheduled = r.metrics.first_token = now
+            if r.params.prompt_logprobs is not None:
+                scored = (self._logprob(id, r.params.prompt_logprobs) for id in r.prompt[1:])
+                prompt_logprobs = (None, *scored)
+            for observe_first in self.first_token_observers:
+                observe_first(r.metrics)
+        else:
+            for observe in self.token_observers:
+                observe(now - r.last, 1)
+            if self.config.draft:
+                for counts in (self._speculation, r.metrics.speculation):
+                    counts.add(3, r.metrics.output_tokens % 3)
+        r.last = now
+        token = self._text[r.position % len(self._text)]
+        r.position += 1
+        self._generated += 1
+        r.metrics.output_tokens += 1
+        text, stop, _ = r.stream.push([token])
+        logprobs = () if r.params.logprobs is None else (self._logprob(token, r.params.logprobs),)
+        reason = "stop" if stop else "length" if r.metrics.output_tokens == r.max_tokens else None
+        extra = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+        if reason:
+            self._end(r, reason, text + r.stream.finish(), (token,), stop_reason=stop, **extra)
+        else:
+            r.on_output(OutputDelta(r.id, text, (token,), **extra))
+
+    def _end(self, r: _Recital, reason: str, text: str = "", tokens: tuple[int, ...] = (), **extra: Any) -> None:
+        del self._requests[r.id]
+        r.metrics.finished = time.monotonic()
+        for observe in self.observers:
+            observe(r.metrics, reason)
+        r.on_output(OutputDelta(r.id, text, tokens, finish_reason=reason, metrics=r.metrics, **extra))
+
+    def _logprob(self, id: int, top: int) -> TokenLogprob:
+        likeliest = [(id, -0.5), (ord("x"), -1.5), (ord("y"), float("-inf"))]
+        return TokenLogprob(id, -0.5, tuple(likeliest[:top]))

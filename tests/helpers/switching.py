@@ -1,0 +1,108 @@
+"""Drafters that requests change between in every step, beside the target or on devices of their own.
+
+As a script, with two devices (forced host devices will do): whatever is drafted where, and in how many micro-batches,
+requests write what they write without drafts. It runs in a process of its own because a process that has begun to use
+JAX can get no more devices.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+from unittest.mock import patch
+
+import jax
+import numpy as np
+
+from helpers import tiny
+from helpers.tiny_drafters import conditioned
+from jaxspec import LLM, SamplingParams
+from jaxspec.draft import registry as drafters
+from jaxspec.models.load import LoadedModel
+from jaxspec.sched.request import Request
+from jaxspec.sched.spec.draft_choice import SwitchCost, Unlearned
+
+SIZES: Mapping[str, Any] = dict(
+    page_size=16, max_num_seqs=4, token_buckets=[1, 4, 16, 32], compilation_cache="", max_num_batched_tokens=32,
+    kv_cache_tokens=2048, max_model_len=128,
+)  # fmt: skip
+
+
+def load(name: str, target: LoadedModel) -> tuple[Any, dict[str, np.ndarray]]:
+    """Drafters by names of their own."""
+    return conditioned(target) if name == "conditioned" else (target.config, drafters.whole(target))
+
+
+def start(**more: Any) -> LLM:
+    with patch.object(drafters, "load", load):
+        return tiny.llm(**{**SIZES, "draft": ["ngram", "conditioned", "perfect"], **more})
+
+
+class Switching(Unlearned):
+    """Everyone changes the drafter in every slot; with `slots`, stays so many."""
+
+    def __init__(self, drafters: int, slots: int = 1) -> None:
+        self._drafters, self._slots, self._seen = drafters, slots, dict[str, int]()
+        self.tokens = 0
+
+    def assign(self, requests: Sequence[Request], cost: SwitchCost) -> list[int | None]:
+        assert all(cost(r, j) >= 0 for r in requests for j in range(self._drafters))
+        return [self._at(r, 0) for r in requests]
+
+    def _at(self, request: Request, later: int) -> int:
+        return (self._seen.get(request.id, 0) + later) // self._slots % self._drafters
+
+    def observe(self, request: Request, drafter: int | None, tokens: int, seconds: float) -> None:
+        assert drafter == self._at(request, 0) and tokens > 0 and seconds > 0
+        self._seen[request.id] = self._seen.get(request.id, 0) + 1
+        self.tokens += tokens
+
+    def ahead(self, request: Request) -> int | None:
+        return self._at(request, 1)
+
+    def forget(self, request: Request) -> None:
+        self._seen.pop(request.id, None)
+
+
+def switch(llm: LLM, slots: int = 1) -> Switching:
+    """Let the requests of this engine change drafters so."""
+    speculator = llm.engine.speculator
+    assert speculator is not None
+    speculator.choice = choice = Switching(len(speculator.drafters), slots)
+    return choice
+
+
+def main() -> None:
+    assert len(jax.devices()) == 2
+    texts = [[7, 8, 9, 7, 8], list(range(40)), [3] * 17, [200, 1, 5], list(range(90, 120))]
+    asked = [
+        SamplingParams(temperature=0, max_tokens=40, ignore_eos=True),
+        SamplingParams(temperature=0.9, top_p=0.9, seed=3, max_tokens=40, ignore_eos=True),
+    ]
+    each = [asked[i % 2] for i in range(len(texts))]
+
+    def answers(llm: LLM) -> list[list[int]]:
+        return [o.outputs[0].token_ids for o in llm.generate(texts, each)]
+
+    with tiny.llm(draft=[], **SIZES) as llm:
+        plain = answers(llm)
+    one, both = {"perfect": 1}, {"conditioned": 1, "perfect": 1}
+    tight = {"kv_cache_tokens": 160, "memory": "swap", "max_num_seqs": 3}
+    for devices, parts, tree, more in (
+        (both, None, "chain", {}),
+        (one, 3, "auto", {"draft": ["perfect"]}),
+        (both, 2, "chain", tight),
+        ({}, 2, "auto", {}),
+    ):
+        with start(draft_devices=devices, micro_batches=parts, tree=tree, draft_choice="single", **more) as llm:
+            choice = switch(llm, 2)
+            assert answers(llm) == answers(llm) == plain, (devices, parts, tree)
+            stats = llm.engine.stats()
+            assert stats.accepted_tokens > 20 and choice.tokens > 300, stats
+            assert stats.compilations_after_warmup == 0, stats
+    print("same tokens")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

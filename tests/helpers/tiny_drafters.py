@@ -1,0 +1,26 @@
+"""Draft models for the tiny target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxspec.draft import registry
+from jaxspec.draft import registry as drafters
+from jaxspec.models.load import LoadedModel
+
+
+def conditioned(target: LoadedModel, layers: int = 1) -> tuple[Any, dict[str, np.ndarray]]:
+    """A drafter that reads features, random where it is not the target's, over half of the vocabulary."""
+    config, weights = drafters.truncated(target, layers)
+    rng = np.random.default_rng(5)
+    h = config.hidden_size
+    weights["fuse"] = (rng.normal(size=(2 * h, h)) / np.sqrt(h)).astype(np.float32)
+    weights["vocab"] = np.sort(rng.permutation(config.vocab_size)[: config.vocab_size // 2]).astype(np.int32)
+    weights["head"] = np.ascontiguousarray(weights["head"][:, weights["vocab"]])
+    return config, weights
+
+
+def perfect(target: LoadedModel) -> tuple[Any, dict[str, np.ndarray]]:
+    return target.config, registry.whole(target)

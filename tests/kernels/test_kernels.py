@@ -1,0 +1,260 @@
+"""The CPU kernels against numpy; attention and commit are tested with the step (test_step.py), beside XLA's."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orjson.orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import tiny
+from jaxspec.bench import BenchError, kernels
+from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.kernels import build, cpu
+from jaxspec.step import runner as executor
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    rows=st.integers(1, 40), depth=st.integers(1, 70), width=st.integers(1, 140), layers=st.integers(1, 3),
+    data=st.data(),
+)  # fmt: skip
+def test_products_of_every_shape(rows: int, depth: int, width: int, layers: int, data: Any) -> None:
+    cpu.load()
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    x = rng.normal(size=(rows, depth)).astype(np.float32)
+    w = rng.normal(size=(layers, depth, width)).astype(np.float32)
+    layer = data.draw(st.integers(0, layers - 1))
+    y = cpu.linear(jnp.asarray(x), jnp.asarray(cpu.panels(w)), width, jnp.int32(layer))
+    np.testing.assert_allclose(y, x @ w[layer], atol=1e-4)
+
+
+def test_a_product_large_enough_for_threads() -> None:
+    cpu.load()
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(33, 512)).astype(np.float32), rng.normal(size=(2, 512, 1000)).astype(np.float32)
+    panels = jnp.asarray(cpu.panels(w))
+    run = jax.jit(lambda x, i: cpu.linear(x, panels, 1000, i))
+    for layer in (0, 1, 0):
+        np.testing.assert_allclose(run(x, jnp.int32(layer)), x @ w[layer], atol=5e-4)
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    weight = jnp.zeros((1, 2, 8, 32))
+    with pytest.raises(ValueError, match="does not fit"):
+        cpu.linear(jnp.zeros((3, 9)), weight, 64)
+    with pytest.raises(ValueError, match="width 65"):
+        cpu.linear(jnp.zeros((3, 8)), weight, 65)
+    with pytest.raises(ValueError, match="float32"):
+        cpu.linear(jnp.zeros((3, 8), jnp.bfloat16), weight, 64)
+
+
+def test_limits_of_python_and_c_agree() -> None:
+    source = "".join(path.read_text() for path in build.sources())
+    for name in ("PANEL", "LANES", "MAX_ROWS", "MAX_DIM", "MAX_PAGE"):
+        assert f"#define {name} {getattr(cpu, name)}" in source
+
+
+def test_what_the_kernels_cannot_do_is_left_to_xla() -> None:
+    config = EngineConfig(kernels="auto")
+    assert executor.pick_layers(config, tiny.config()).name == "native"
+    assert executor.pick_layers(config, tiny.config(head_dim=8)).name == "xla"
+    assert executor.pick_layers(EngineConfig(dtype="bfloat16"), tiny.config()).name == "xla"
+    assert executor.pick_layers(EngineConfig(kernels="xla"), tiny.config()).name == "xla"
+    with pytest.raises(ConfigError, match="heads of 8"):
+        executor.pick_layers(EngineConfig(kernels="native"), tiny.config(head_dim=8))
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+    cpu.load()
+    rng = np.random.default_rng(1)
+    x, w = rng.normal(size=(31, 200)).astype(np.float32), rng.normal(size=(1, 200, 70)).astype(np.float32)
+    panels = jnp.asarray(cpu.panels(w))
+    alone = np.concatenate([cpu.linear(jnp.asarray(x[i : i + 1]), panels, 70) for i in range(len(x))])
+    for rows in range(2, len(x) + 1):  # each number of rows is cut into other tiles
+        np.testing.assert_array_equal(cpu.linear(jnp.asarray(x[:rows]), panels, 70), alone[:rows])
+
+
+class Compilers:
+    """A PATH with nothing on it but what is added, and a cache with nothing in it."""
+
+    def __init__(self, folder: Path, real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.real, self.log, self.cache = folder, real, folder / "log", folder / "cache" / "kernels"
+        monkeypatch.setenv("JAXSPEC_CACHE", str(folder / "cache"))
+        monkeypatch.setenv("PATH", str(folder))
+        monkeypatch.delenv("CC", raising=False)
+        found = importlib.util.find_spec
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ziglang" else found(name))
+
+    def add(self, name: str, then: str) -> None:
+        """A compiler that notes its call and does `then`, a shell command; $out is the file to write."""
+        path = self.folder / name
+        lines = (
+            "#!/bin/sh", f'echo "{name}" "$1" "$2" >> {self.log}', 'while [ "$1" != -o ]; do shift; done; out=$2',
+            "PATH=/bin:/usr/bin", then,
+        )  # fmt: skip
+        path.write_text("\n".join(lines) + "\n")
+        path.chmod(0o755)
+
+    def works(self, name: str) -> None:
+        self.add(name, f'cp {self.real} "$out"')
+
+    def fails(self, name: str) -> None:
+        self.add(
+            name, f"echo '{name}: note' >&2; echo '{name}: error: too old' >&2; echo 1 error generated >&2; exit 1"
+        )
+
+    def called(self) -> list[str]:
+        return [line.split()[0] for line in self.log.read_text().splitlines()] if self.log.exists() else []
+
+
+@pytest.fixture
+def compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compilers:
+    return Compilers(tmp_path, build.build(), monkeypatch)
+
+
+def test_without_a_compiler_there_is_a_reason_and_xla(compilers: Compilers, monkeypatch: Any, caplog: Any) -> None:
+    with pytest.raises(build.KernelsUnavailable, match=r"no C compiler .* `apt install gcc`.*\.venv/bin/pip.*\[zig\]"):
+        build.build()
+    assert not list(compilers.cache.glob("*"))
+    monkeypatch.setattr(cpu, "load", build.build)
+    assert executor.pick_layers(EngineConfig(), tiny.config()).name == "xla"
+    assert "apt install gcc" in caplog.text
+    with pytest.raises(ConfigError, match="apt install gcc"):
+        executor.pick_layers(EngineConfig(kernels="native"), tiny.config())
+
+
+def test_every_compiler_gets_its_turn(compilers: Compilers, monkeypatch: Any) -> None:
+    for name in ("gcc", "clang", "mine", "cc"):
+        compilers.fails(name)
+    monkeypatch.setenv("CC", "mine --as 'two words'")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(origin=None))
+    monkeypatch.setattr(sys, "executable", str(compilers.folder / "python"))  # for `python -m ziglang cc`
+    compilers.fails("python")
+    with pytest.raises(build.KernelsUnavailable) as raised:
+        build.build()
+    assert compilers.called() == ["mine", "cc", "clang", "gcc", "python"]
+    assert compilers.log.read_text().splitlines()[0] == "mine --as two words"
+    for name in compilers.called():
+        assert f"{name}: error: too old" in str(raised.value)
+
+
+def test_the_first_compiler_that_works_is_used(compilers: Compilers, caplog: Any) -> None:
+    compilers.fails("cc")
+    compilers.works("clang")
+    compilers.works("gcc")
+    library = build.build()
+    assert compilers.called() == ["cc", "clang"] and "cc: error: too old" in caplog.text
+    assert library.read_bytes() == compilers.real.read_bytes()
+    assert build.build() == library and compilers.called() == ["cc", "clang"]  # neither is tried again
+
+
+@pytest.mark.parametrize(
+    ("then", "why"),
+    [
+        (":", "does not load"),
+        ('echo nonsense > "$out"', "does not load"),
+        (f'cp {orjson.orjson.__file__} "$out"', "lacks jaxspec_linear, jaxspec_attention, jaxspec_commit"),
+    ],
+)
+def test_what_a_compiler_makes_is_looked_at(compilers: Compilers, caplog: Any, then: str, why: str) -> None:
+    compilers.add("cc", then)
+    compilers.works("gcc")
+    library = build.build()
+    assert compilers.called() == ["cc", "gcc"] and why in caplog.text
+    assert list(compilers.cache.iterdir()) == [library]
+
+
+def test_a_new_compiler_builds_anew(compilers: Compilers, monkeypatch: Any) -> None:
+    compilers.works("gcc")
+    library = build.build()
+    compilers.works("mine")
+    monkeypatch.setenv("CC", "mine")
+    assert build.build() != library and compilers.called() == ["gcc", "mine"]
+    monkeypatch.setenv("CC", "mine -g")
+    build.build()
+    assert compilers.called() == ["gcc", "mine", "mine"]
+    compilers.add("mine", f'cp {compilers.real} "$out"  # a later version')
+    build.build()
+    assert compilers.called() == ["gcc", "mine", "mine", "mine"]
+    monkeypatch.delenv("CC")
+    assert build.build() == library and len(compilers.called()) == 4
+
+
+def test_a_library_outlives_its_compiler(compilers: Compilers) -> None:
+    compilers.works("gcc")
+    library = build.build()
+    (compilers.folder / "gcc").unlink()
+    assert build.build() == library
+
+
+@pytest.mark.parametrize("size", [0, 5000, 20_000])
+def test_a_damaged_library_is_built_again(compilers: Compilers, size: int) -> None:
+    compilers.works("gcc")
+    library = build.build()
+    library.unlink()  # not overwritten: it is loaded
+    library.write_bytes(compilers.real.read_bytes()[:size])
+    assert build.build() == library and compilers.called() == ["gcc", "gcc"]
+    assert library.read_bytes() == compilers.real.read_bytes()
+    (compilers.folder / "gcc").unlink()
+    library.unlink()
+    library.write_bytes(compilers.real.read_bytes()[:size])
+    with pytest.raises(build.KernelsUnavailable):
+        build.build()
+
+
+def test_built_once(tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path))
+    library = build.build()
+    stamp = library.stat().st_mtime_ns
+    assert build.build() == library and library.stat().st_mtime_ns == stamp
+    assert [p for p in library.parent.iterdir()] == [library]
+
+
+INSTALLED = [
+    name
+    for name in ("cc", "clang", "gcc", "zig")
+    if (importlib.util.find_spec("ziglang") if name == "zig" else shutil.which(name))
+]
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_every_compiler_there_is_builds_them_without_a_warning(tmp_path: Any, monkeypatch: Any, name: str) -> None:
+    monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, "-Wall", "-Wextra", "-Werror"))
+    cpu.load(name)
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(9, 64)).astype(np.float32), rng.normal(size=(1, 64, 40)).astype(np.float32)
+    panels = jnp.asarray(cpu.panels(w))
+    with cpu.built_by(name):
+        run = jax.jit(lambda x: cpu.linear(x, panels, 40)).lower(x)
+    assert f"@{name}jaxspec_linear" in run.as_text()
+    np.testing.assert_allclose(run.compile()(x), x @ w[0], atol=1e-4)
+
+
+def test_the_benchmark_compares_compilers(tmp_path: Path, monkeypatch: Any) -> None:
+    for name, small in (("LAYERS", 2), ("VOCAB", 64)):
+        monkeypatch.setattr(kernels, name, small)
+    parser = argparse.ArgumentParser()
+    kernels.add_arguments(parser)
+    compiler = shlex.join(build.compilers()[0])
+    options = ["--compilers", compiler, f"{compiler} -DANY", "--tokens", "3", "--contexts", "32", "--repeats", "4"]
+    assert kernels.run(parser.parse_args([*options, "--cpu-time", "--json", str(tmp_path / "x.json")])) == 0
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert list(found["products_ms"]["3"]) == ["XLA", compiler, f"{compiler} -DANY"]
+    assert {len(times) for times in found["attention_ms"]["32"].values()} == {4}
+    with pytest.raises(BenchError, match=r"nonsense: .*apt install gcc"):
+        kernels.run(parser.parse_args(["--compilers", "nonsense"]))

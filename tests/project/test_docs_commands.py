@@ -1,0 +1,50 @@
+"""The pages' commands run, small: each as it is written, on the files of `doc_data` and a tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers import doc_data
+from helpers.doc_commands import Command, commands
+from helpers.doc_runs import dry, run, size_of
+from helpers.doc_sizes import SEQUENCES
+
+
+def singles() -> Iterator[Command]:
+    """Each different command once, and what `make serve` starts."""
+    seen = set()
+    for command in commands():
+        started = dry(command) if command.begins("make serve") else [command]
+        for own in started:
+            key = (own.called, *own.environment.items())
+            # Those that send load to a server are in `test_docs_server.py`.
+            if size_of(own) and key not in seen and own.page not in SEQUENCES and not own.begins("jaxspec.bench serve"):
+                seen.add(key)
+                yield own
+
+
+def marked(command: Command):
+    size = size_of(command)
+    assert size
+    return pytest.param(command, id=command.place, marks=[pytest.mark.slow] if size.slow else [])
+
+
+@pytest.mark.parametrize("command", [marked(command) for command in singles()])
+def test_command(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    doc_data.write(tmp_path)
+    doc_data.answered(tmp_path)
+    run(command, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", sorted(SEQUENCES))
+def test_commands_of_a_page_build_on_each_other(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    doc_data.write(tmp_path)
+    own = [command for command in commands() if command.page == page and size_of(command)]
+    assert own
+    for command in own:
+        with monkeypatch.context() as patch:
+            run(command, tmp_path, patch)

@@ -1,0 +1,222 @@
+"""What make would install and run, with `make -n` and programs that stand in for a card, a compiler or a Python."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from helpers.paths import ROOT
+
+#: All that the Makefile calls, without a C compiler or nvidia-smi.
+TOOLS = ("sh", "cat", "awk", "make", "rm", "touch", "mkdir")
+#: Variables that would decide instead of the test.
+DECIDING = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CC", "CUDA", "EXTRAS", "VENV", "PYTHON", "ARGS", "PYTHONPATH")
+
+Make = Callable[..., subprocess.CompletedProcess[str]]
+
+
+class Machine:
+    """A PATH of its own and an empty place for the venv."""
+
+    def __init__(self, folder: Path):
+        self.bin, self.venv = folder / "bin", folder / "venv"
+        self.bin.mkdir()
+        for tool in TOOLS:
+            found = shutil.which(tool)
+            assert found, f"the tests of the Makefile need {tool}"
+            (self.bin / tool).symlink_to(found)
+
+    def program(self, name: str, script: str) -> Path:
+        path = self.bin / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        return path
+
+    def has(self, extras: str) -> None:
+        """What was installed before; newer than pyproject.toml."""
+        (self.venv / "bin").mkdir(parents=True, exist_ok=True)
+        (self.venv / "bin" / "python").touch()
+        (self.venv / ".installed").write_text(extras + "\n")
+
+    def make(self, *arguments: str, dry: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
+        env = {name: value for name, value in os.environ.items() if name not in DECIDING}
+        argv = ["make", *(["-n"] if dry else []), *arguments, f"VENV={self.venv}"]
+        env |= {"PATH": str(self.bin), **variables}
+        return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+
+    def installed(self, *arguments: str, **variables: str) -> str | None:
+        """The extras that make would install; None where it would install nothing."""
+        done = self.make(*arguments, **variables)
+        assert done.returncode == 0, done.stderr
+        calls = [line for line in done.stdout.splitlines() if "pip" in line and "--editable" in line]
+        assert len(calls) <= 1, calls
+        return calls[0].split("--editable")[1].strip().strip('"') if calls else None
+
+    def card(self, *lines: str) -> None:
+        """An nvidia-smi that lists cards as "driver, compute capability"."""
+        rows = "\n".join(lines)
+        self.program("nvidia-smi", f"cat <<'EOF'\n{rows}\nEOF")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.fixture
+def usual(machine: Machine) -> Machine:
+    """With a C compiler."""
+    machine.program("cc", "exit 0")
+    return machine
+
+
+def test_serving_installs_no_test_packages(usual: Machine) -> None:
+    assert usual.installed("serve") == "."
+    assert usual.installed("install") == "."
+    assert usual.installed("install", "EXTRAS=train,bench") == ".[bench,train]"
+    assert usual.installed("test") == usual.installed("test-fast") == ".[test]"
+
+
+def test_what_is_there_is_not_installed_again(usual: Machine) -> None:
+    usual.has("base test train")
+    assert usual.installed("serve") is None
+    assert usual.installed("test") is None
+    usual.has("base")
+    assert usual.installed("serve") is None
+    assert usual.installed("test") == ".[test]"
+    usual.has("base train")
+    assert usual.installed("test") == ".[test,train]", "what was there stays"
+
+
+@pytest.mark.parametrize(
+    ("lines", "extra", "notice"),
+    [
+        ([], ".", ""),
+        (["No devices were found"], ".", ""),
+        (["470.82.01, 8.0"], ".", "JAX needs NVIDIA driver 525 or newer, this is 470.82.01: the CPU is used"),
+        (["525.60.13, 8.0"], ".[cuda12]", ""),
+        (["535.183.01, 9.0"], ".[cuda12]", ""),
+        (["580.65.06, 9.0"], ".[cuda13]", ""),
+        (["580.65.06, 7.5"], ".[cuda13]", ""),
+        (["580.65.06, 12.0"], ".[cuda13]", ""),
+        (["580.65.06, 7.0"], ".[cuda12]", ""),
+        (["580.65.06, 9.0", "580.65.06, 7.0"], ".[cuda12]", ""),
+    ],
+    ids=["no lines", "no card", "old driver", "525", "535", "580", "Turing", "Blackwell", "Volta", "one Volta"],
+)
+def test_the_card_decides_about_cuda(usual: Machine, lines: list[str], extra: str, notice: str) -> None:
+    usual.card(*lines)
+    assert usual.installed("serve") == usual.installed("install") == extra
+    said = usual.make("serve").stderr
+    assert notice in said and said.count("\n") == (1 if notice else 0)
+
+
+def test_the_tests_do_not_look_for_a_card(usual: Machine) -> None:
+    usual.card("580.65.06, 9.0")
+    assert usual.installed("test") == ".[test]"
+    assert 'JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"' in usual.make("test").stdout
+
+
+def test_cuda_can_be_chosen(usual: Machine) -> None:
+    usual.card("580.65.06, 9.0")
+    assert usual.installed("serve", "CUDA=none") == "."
+    assert usual.installed("serve", "CUDA=cuda12") == ".[cuda12]"
+    assert usual.installed("serve", CUDA="cuda12") == ".[cuda12]"
+    assert usual.installed("serve", "EXTRAS=cuda12") == ".[cuda12]"
+    (usual.bin / "nvidia-smi").unlink()
+    assert usual.installed("serve", "CUDA=cuda13") == ".[cuda13]"
+    refused = usual.make("serve", "CUDA=13")
+    assert refused.returncode == 2 and "CUDA is auto, none, cuda12 or cuda13" in refused.stderr
+
+
+def test_another_choice_takes_the_other_plugin_away(usual: Machine) -> None:
+    usual.has("base cuda12 test")
+    assert usual.installed("serve") is None, "a card that is not seen just now takes nothing away"
+    usual.card("580.65.06, 9.0")
+    assert usual.installed("serve") == ".[cuda13,test]"
+    uninstall = "uninstall --yes jax-cuda12-plugin jax-cuda12-pjrt"
+    assert uninstall in usual.make("serve").stdout
+    assert usual.installed("serve", "CUDA=cuda12") is None
+    assert usual.installed("serve", "CUDA=none") == ".[test]"
+    assert uninstall in usual.make("serve", "CUDA=none").stdout
+
+
+def test_a_broken_nvidia_smi_means_the_cpu(usual: Machine) -> None:
+    usual.program("nvidia-smi", "echo 'NVIDIA-SMI has failed because it could not reach the driver'; exit 9")
+    assert usual.installed("serve") == "."
+    assert "nvidia-smi fails, so JAX is installed for the CPU" in usual.make("serve").stderr
+
+
+def test_a_driver_too_old_to_know_compute_cap(usual: Machine) -> None:
+    usual.program("nvidia-smi", 'case "$*" in *compute_cap*) echo "not a valid field"; exit 2;; esac; echo 450.80.02')
+    assert usual.installed("serve") == "."
+    assert "this is 450.80.02" in usual.make("serve").stderr
+
+
+def test_zig_comes_only_where_no_compiler_is(machine: Machine) -> None:
+    assert machine.installed("serve") == ".[zig]"
+    assert machine.installed("test") == ".[test,zig]"
+    assert machine.installed("serve", CC="absent-cc") == ".[zig]"
+    own = machine.program("my-cc", "exit 0")
+    assert machine.installed("serve", CC=f"{own} -m64") == "."
+    assert machine.installed("serve", "CC=my-cc") == "."
+    for name in ("cc", "clang", "gcc"):
+        compiler = machine.program(name, "exit 0")
+        assert machine.installed("serve") == "."
+        compiler.unlink()
+
+
+def test_lint_has_a_venv_of_its_own(usual: Machine, tmp_path: Path) -> None:
+    done = usual.make("lint", f"LINT_VENV={tmp_path / 'lint'}")
+    assert done.returncode == 0, done.stderr
+    assert str(usual.venv) not in done.stdout and ".[lint" in done.stdout
+    script = (ROOT / ".ci" / "run").read_text()
+    assert [line for line in script.splitlines() if line.startswith("make")] == ["make test", "make lint"]
+
+
+# gpu-check
+
+
+def python(machine: Machine, ready: bool) -> None:
+    """A python3 that says whether it is ready for the check, and prints what it is asked to run."""
+    machine.program(
+        "python3",
+        f'case "$1" in .ci/gpu_ready.py) exit {0 if ready else 1};; *) echo "ran $* from $PYTHONPATH";; esac',
+    )
+
+
+def test_gpu_check_installs_nothing_where_jax_sees_the_card(usual: Machine) -> None:
+    python(usual, ready=True)
+    done = usual.make("gpu-check", "ARGS=-k step", dry=False)
+    assert done.returncode == 0, done.stderr
+    ran = [line for line in done.stdout.splitlines() if line.startswith("ran")]
+    assert ran == [f"ran -m pytest -m not slow -k step from {ROOT}", f"ran -m jaxspec.bench offline from {ROOT}"]
+    assert "pip" not in done.stdout and not usual.venv.exists()
+
+
+def test_gpu_check_installs_else(usual: Machine) -> None:
+    python(usual, ready=False)
+    done = usual.make("gpu-check", dry=False)
+    assert done.returncode == 2 and "no NVIDIA GPU found on this machine" in done.stdout
+    usual.card("580.65.06, 9.0")
+    assert '--editable ".[cuda13,test]"' in usual.make("gpu-check").stdout
+
+
+def test_gpu_check_says_what_is_missing() -> None:
+    """This Python has all packages; one without any has none."""
+    argv = [sys.executable, ".ci/gpu_ready.py"]
+    here = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, env=os.environ | CPU)
+    assert here.returncode == 1 and "JAX sees no GPU, only the cpu" in here.stdout
+    argv = [sys.executable, "-S", "-E", ".ci/gpu_ready.py"]
+    bare = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert bare.returncode == 1
+    assert "missing: jax, flax, numpy" in bare.stdout and "pytest-xdist" in bare.stdout
+
+
+CPU = {"JAX_PLATFORMS": "cpu"}

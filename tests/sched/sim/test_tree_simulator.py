@@ -1,0 +1,203 @@
+"""Draft trees in the simulator: what is accepted is what the process says, and the same whatever is drafted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxspec.config import EngineConfig
+from jaxspec.draft.policies import arrange, tree_policy
+from jaxspec.sched.config import SchedulerConfig
+from jaxspec.sched.kv.page_pool import PagePool
+from jaxspec.sched.plan import Work
+from jaxspec.sched.request import Request
+from jaxspec.sched.scheduler import Scheduler
+from jaxspec.sched.sim.acceptance import Process
+from jaxspec.sched.sim.cost import LLAMA2_A100, Linear, Roofline, StepLoad
+from jaxspec.sched.sim.draft_cost import LLAMA_160M_A100, DraftCost
+from jaxspec.sched.sim.drafter import SimulatedDrafter, TreeProcess
+from jaxspec.sched.sim.tree_simulator import TreeSimulation
+from jaxspec.sched.sim.workload import Workload
+from jaxspec.sched.spec.trees.preorder import preorder
+from jaxspec.sched.timing import StepTimes
+
+PROCESS = TreeProcess(Process(0.66, 0.1))
+COST = Roofline(10e-3, 0.1e-3, 1e-6)
+TREES = ("auto", "chain", "fixed", "equal_greedy", "global_greedy", "adaserve")
+
+
+def drafter(outputs: list[int], seed: int = 0, process: TreeProcess = PROCESS) -> SimulatedDrafter:
+    return SimulatedDrafter(process, outputs, LLAMA_160M_A100, np.random.default_rng(seed))
+
+
+def decoding(i: int, output: int) -> Request:
+    return Request(str(i), 8, [0] * (8 + output), 500, 0.0, computed=7 + output)
+
+
+def simulation(
+    work: Workload, pages: int = 4096, seats: int = 32, budget: int = 256, **settings: Any
+) -> tuple[TreeSimulation, PagePool]:
+    config = EngineConfig.load(None, **settings)
+    times = StepTimes({n: COST.seconds(StepLoad(n)) for n in range(1, budget + 1)})
+    pool = PagePool(pages, 16, prefix_caching=False)
+    limits = SchedulerConfig(seats, budget, 4096, None, budget, config.policy, times=times)
+    scheduler = Scheduler(limits, pool)
+    if not config.draft:
+        return TreeSimulation(scheduler, work, COST), pool
+    own = drafter(work.output.tolist())
+    return TreeSimulation(scheduler, work, COST, arrange(config, [own], times, tree_policy(config, times)), [own]), pool
+
+
+def workload(count: int = 40, rate: float = 4.0, seed: int = 0, tpot: float = 12e-3) -> Workload:
+    rng = np.random.default_rng(seed)
+    arrival = np.cumsum(rng.exponential(1 / rate, count))
+    return Workload(
+        arrival, rng.integers(1, 200, count), rng.integers(1, 120, count), np.full(count, np.nan),
+        np.where(rng.random(count) < 0.6, tpot, np.nan),
+    )  # fmt: skip
+
+
+def test_shares_come_out_as_the_process_says():
+    """Of the first choice, of a chain's levels, and of the likeliest four children of the root."""
+    outputs = [1200] * 40
+    one, chain, wide = np.zeros(2), np.zeros(9), 0.0
+    own = drafter(outputs, process=TreeProcess(Process(0.66)))
+    rounds = 0
+    for at in range(1, 1100, 9):
+        works = [Work(decoding(i, at), 7 + at, 1, 32, 8) for i in range(40)]
+        for w, c in zip(works, own.propose(works, lambda _: None, 8, 1)(), strict=True):
+            accepted = own.accepted(w.request, preorder(c, np.ones(len(c), bool)))
+            assert accepted == list(range(len(accepted)))
+            chain[: len(accepted) + 1] += 1
+            rounds += 1
+        for w, c in zip(works, own.propose(works, lambda _: None, 1, 4)(), strict=True):
+            wide += len(own.accepted(w.request, preorder(c, np.ones(len(c), bool))))
+            one += np.exp(c.logprob[0]), np.exp(c.logprob).sum()
+    shares = chain[1:] / chain[:-1]
+    assert shares == pytest.approx(0.66, abs=0.05)
+    assert wide / rounds == pytest.approx(0.86, abs=0.02)
+    assert 0.66 < one[0] / rounds < 0.75  # too sure of itself, on the whole
+    assert wide / rounds < one[1] / rounds + 0.05
+
+
+def test_beams_are_trees_of_the_likeliest_nodes():
+    own = drafter([300] * 3)
+    works = [Work(decoding(i, 5 + i), 12 + i, 1, 32, 8) for i in range(3)]
+    for candidates in own.propose(works, lambda _: None, 5, 4)():
+        assert candidates is not None and len(candidates) == 20
+        assert candidates.depths() == sorted(candidates.depths()) and candidates.levels == 5
+        pairs = list(zip(candidates.parent.tolist(), candidates.token.tolist(), strict=True))
+        assert len(set(pairs)) == 20
+        values = candidates.logprob.tolist()
+        assert all(v < 0 for v in values)
+        assert all(v <= values[p] for v, p in zip(values, candidates.parent.tolist(), strict=True) if p >= 0)
+    assert own.behind(works[0].request) == 0
+    expected = LLAMA_160M_A100.seconds(3, 13 + 14 + 15, 5, 4)
+    assert own.spent == expected and LLAMA_160M_A100.seconds(3, 9, 0, 4) == 0
+
+
+def test_the_truth_does_not_depend_on_what_is_drafted():
+    """At any place of its text, whether chain or tree, asked before or not: the same child is right."""
+    outputs, at = [200] * 8, range(1, 180, 7)
+    asked, fresh = drafter(outputs), drafter(outputs)
+    chains: list[int] = []
+    for place in at:
+        works = [Work(decoding(i, place), 7 + place, 1, 32, 8) for i in range(8)]
+        for w, c in zip(works, asked.propose(works, lambda _: None, 8, 1)(), strict=True):
+            chains.append(len(asked.accepted(w.request, preorder(c, np.ones(len(c), bool)))))
+        asked.propose(works, lambda _: None, 3, 2)()
+    trees: list[int] = []
+    for place in at:
+        for i in range(8):
+            work = Work(decoding(i, place), 7 + place, 1, 32, 8)
+            (c,) = fresh.propose([work], lambda _: None, 8, 4)()
+            assert c is not None
+            best = [i for i, (t, d) in enumerate(zip(c.token, c.depths(), strict=True)) if t == 0 and d == 1]
+            while len(best) < 8:  # the path of first choices, where the beam has kept it
+                below = [k for k in range(len(c)) if c.parent[k] == best[-1] and c.token[k] == 0]
+                if not below:
+                    break
+                best += below
+            trees.append(len(fresh.accepted(work.request, preorder(c, c.mask(best)))) if len(best) == 8 else -1)
+    kept = [(a, b) for a, b in zip(chains, trees, strict=True) if b >= 0]
+    assert len(kept) > 50 and all(a == b for a, b in kept)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.sampled_from(TREES), st.sampled_from(["none", "stta", "deadline"]), st.integers(0, 99), st.integers(14, 60)
+)  # fmt: skip
+def test_every_request_ends_and_pages_return(tree, pace, seed, pages):
+    """Under memory pressure too; and every request writes what it has to."""
+    work = workload(20, rate=30.0, seed=seed)
+    run, pool = simulation(work, pages=max(pages, 20), seats=6, budget=64, tree=tree, pace=pace)
+    served = run.run()
+    assert np.isfinite(served.finished).all() and pool.num_free == pool.num_pages
+    assert (served.accepted <= served.drafted).all() and served.drafted.sum() > 0
+    # Each round gives its accepted tokens and one more, but for what is beyond the last.
+    assert (served.accepted + served.rounds <= work.output + 8).all()
+
+
+def test_without_a_speculator_it_is_the_plain_simulation():
+    run, _ = simulation(workload(), draft=[])
+    served = run.run()
+    assert served.drafted.sum() == 0 and run.drafting == 0
+    with pytest.raises(ValueError, match="drafter"):
+        TreeSimulation(run.scheduler, run.workload, COST, None, [drafter([3])])
+
+
+def test_drafts_bring_tokens_sooner_and_targets_are_kept_by_more():
+    """On the plateau drafts are nearly free; at the load where that ends, targets decide who gets them."""
+    few = workload(60, tpot=10e-3)
+    light = {tree: simulation(few, tree=tree)[0].run() for tree in ("auto", "global_greedy")}
+    plain = simulation(few, draft=[])[0].run()
+    for served in light.values():
+        assert np.nanmean(served.tpot) < 0.6 * np.nanmean(plain.tpot)
+        assert served.met.mean() > plain.met.mean()
+    heavy = workload(300, rate=16.0, seed=1, tpot=7e-3)
+    adaserve = simulation(heavy, tree="adaserve", adaserve={"economic": False}, pace="deadline")[0].run()
+    greedy = simulation(heavy, tree="global_greedy")[0].run()
+    assert adaserve.met.mean() >= greedy.met.mean()
+
+
+def test_targets_reach_requests_and_attainment_counts_them():
+    work = workload()
+    served = simulation(work, draft=[])[0].run()
+    assert work.tpot is not None
+    assert served.met.tolist() == [not t > x for t, x in zip(served.tpot, work.tpot, strict=True)]
+    with pytest.raises(ValueError, match="tpot has 1 rows"):
+        Workload(work.arrival, work.input, work.output, work.predicted, np.ones(1))
+
+
+def test_the_paper_s_baseline_latency():
+    """12.5 ms with eight requests of 32 tokens that write 128; the budget is near Table 1's 156."""
+    cost = LLAMA2_A100["llama-2-7b"].cost
+    assert cost.seconds(StepLoad(8, 0, 8 * (32 + 64))) == pytest.approx(12.5e-3)
+    assert cost.weights / cost.token == pytest.approx(140.5, abs=0.1)
+    assert DraftCost(1.0, 0.1).seconds(4, 30, 3, 4) == pytest.approx(3.0 + 2 * 1.6)
+
+
+@pytest.mark.parametrize(("wrong", "named"), [({"evenness": 0}, "evenness"), ({"others": 1.5}, "others")])
+def test_parameters_are_checked(wrong, named):
+    with pytest.raises(ValueError, match=named):
+        TreeProcess(Process(0.5), **wrong)
+    with pytest.raises(ValueError, match="choices"):
+        SimulatedDrafter(TreeProcess(Process(0.5), choices=2), [5], LLAMA_160M_A100, np.random.default_rng(0))
+
+
+def test_switching_costs_what_the_model_says_with_drafts_too():
+    """Requests that an order pauses have their KV moved out and in again, where the cost model has a price for it."""
+
+    def switched(swap: float) -> tuple[float, int]:
+        run, _ = simulation(workload(count=12, rate=50.0), seats=2, order="las", las={"quantum_ms": 5}, tree="chain")
+        run.cost = Linear(step=10e-3, token=1e-5, swap=swap)
+        served = run.run()
+        return served.busy, served.pauses
+
+    (free, pauses), (priced, _) = switched(0.0), switched(1e-4)
+    assert pauses > 5
+    assert priced > free + 1e-4 * pauses

@@ -1,0 +1,178 @@
+"""The choice of how far to draft and what to verify, on made-up times and drafters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxspec.sched.plan import Lookahead
+from jaxspec.sched.spec.depth import _EDGES, Calibration, Record, Speculation, Times, chances, choose_nodes
+from jaxspec.sched.spec.trees.candidates import Candidates
+from jaxspec.sched.spec.trees.forest import Forest
+from jaxspec.sched.timing import StepTimes
+
+#: A plateau up to eight tokens, then a slope, as of a memory-bound device.
+STEP = {1: 10.0, 2: 10.0, 4: 10.5, 8: 11.0, 16: 15.0, 32: 25.0, 64: 45.0}
+
+
+def speculation(per_level: float = 0.5) -> Speculation:
+    return Speculation(
+        Times(StepTimes(STEP), lambda n, c, levels, w: 0.5 + per_level * levels), Lookahead(32, 8), [1, 4]
+    )
+
+
+def chain(n: int, probability: float = 0.5) -> Candidates:
+    ahead = np.arange(n, dtype=np.int32)
+    return Candidates(ahead, ahead - 1, ((ahead + 1) * np.log(probability)).astype(np.float32))
+
+
+def select(
+    spec: Speculation, candidates: list[Candidates], records: list[Record], limits: list[int]
+) -> list[np.ndarray]:
+    forest = Forest(candidates)
+    expected = chances(forest, [spec] * len(candidates), records)
+    return choose_nodes(spec.times.step, forest, expected, limits, len(candidates), [spec.probing] * len(candidates))
+
+
+def play(spec: Speculation, rounds: int, hit: float, requests: int = 1, seed: int = 0) -> list[int]:
+    """Levels drafted in each round, when each node of a chain is accepted with probability `hit`."""
+    rng, levels = np.random.default_rng(seed), []
+    records = [Record() for _ in range(requests)]
+    for _ in range(rounds):
+        ahead = spec.decide(requests, requests, records)
+        levels.append(ahead.levels)
+        if not ahead.levels:
+            continue
+        candidates = [chain(ahead.levels) for _ in records]
+        for c, mask, record in zip(
+            candidates, select(spec, candidates, records, [ahead.drafts] * requests), records, strict=True
+        ):
+            accepted = 0
+            while accepted < mask.sum() and rng.random() < hit:
+                accepted += 1
+            spec.observe(c, mask, range(accepted), record)
+    return levels
+
+
+def test_hopeless_drafts_are_soon_given_up_and_seldom_tried_again() -> None:
+    levels = play(speculation(), 1000, hit=0.0)
+    assert sum(level > 0 for level in levels[50:]) < 12
+    assert sum(level > 0 for level in levels[500:]) <= 2
+
+
+def test_good_drafts_are_drafted_deep_and_better_ones_deeper() -> None:
+    deep = [np.mean(play(speculation(), 300, hit)[100:]) for hit in (0.3, 0.6, 0.9)]
+    assert deep[0] < deep[1] < deep[2] and deep[2] > 5
+
+
+def test_a_costly_drafter_is_used_less() -> None:
+    assert np.mean(play(speculation(0.2), 300, 0.5)[100:]) > np.mean(play(speculation(3.0), 300, 0.5)[100:])
+
+
+def test_many_requests_leave_no_room_for_drafts() -> None:
+    assert np.mean(play(speculation(), 200, 0.5, requests=1)[50:]) > 1
+    assert np.mean(np.asarray(play(speculation(), 200, 0.5, requests=32)[50:]) > 0) < 0.2
+
+
+def test_a_drafter_that_becomes_good_is_noticed() -> None:
+    spec = speculation()
+    play(spec, 200, hit=0.0)
+    assert np.mean(np.asarray(play(spec, 4000, hit=0.95)[-100:]) > 0) > 0.9
+
+
+@given(data=st.data())
+def test_selection_is_closed_and_within_limits(data: Any) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    spec = speculation()
+    forest, limits = [], []
+    for _ in range(data.draw(st.integers(1, 5))):
+        n = int(rng.integers(1, 20))
+        parent = np.asarray([int(rng.integers(-1, i)) if i else -1 for i in range(n)], np.int32)
+        logprob = np.zeros(n, np.float32)
+        for i in range(n):
+            logprob[i] = (logprob[parent[i]] if parent[i] >= 0 else 0) + np.log(rng.uniform(0.01, 1))
+        logprob[rng.random(n) < 0.1] = -np.inf
+        forest.append(Candidates(np.arange(n, dtype=np.int32), parent, logprob))
+        limits.append(int(rng.integers(0, 12)))
+    masks = select(spec, forest, [Record() for _ in forest], limits)
+    for c, mask, limit in zip(forest, masks, limits, strict=True):
+        assert mask.sum() <= limit
+        assert np.isfinite(c.logprob[mask]).all()
+        assert all(c.parent[i] < 0 or mask[c.parent[i]] for i in np.flatnonzero(mask))
+
+
+def test_calibration_learns_what_probabilities_are_worth() -> None:
+    calibration, rng = Calibration(), np.random.default_rng(0)
+    for _ in range(5000):
+        said = rng.uniform()
+        calibration.observe(np.log(said), rng.random() < said / 2, 1)  # twice too sure
+    middles = [0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.935, 0.985]
+    assert calibration.rates()[6:] == pytest.approx(np.asarray(middles) / 2, abs=0.12)
+    assert calibration.rates()[0] < 0.05
+
+
+def test_calibration_tells_levels_apart() -> None:
+    """A drafter that is right about the first level and half as good as it says at the third."""
+    calibration, rng = Calibration(), np.random.default_rng(0)
+    for _ in range(6000):
+        level = int(rng.integers(1, 4))
+        calibration.observe(np.log(0.75), rng.random() < (0.75 if level < 3 else 0.375), level)
+    rate = calibration.rates()[10]
+    found = [min(1.0, rate * calibration.of_level(level)) for level in (1, 2, 3)]
+    assert found == pytest.approx([0.75, 0.75, 0.375], abs=0.06)
+    assert calibration.of_level(4) == 1.0
+
+
+def test_chances_are_multiplied_along_paths_each_drafters_own() -> None:
+    """Against the same said slowly; one place is empty."""
+    rng, kinds, records = np.random.default_rng(3), [speculation(), speculation()], [Record(), Record(), Record()]
+    for spec in kinds:
+        for _ in range(300):
+            spec.calibration.observe(np.log(rng.uniform()), rng.random() < rng.uniform(), int(rng.integers(1, 4)))
+    records[0].observe(2.0, 5)
+    records[1].observe(9.0, 1)
+    parent = np.asarray([-1, -1, 0, 1, 2, 2, 3], np.int32)
+    said = np.asarray([-0.1, -2.5, -0.4, -2.6, -0.5, -3.0, -np.inf], np.float32)
+    trees = [Candidates(np.arange(n, dtype=np.int32), parent[:n], said[:n]) for n in (7, 0, 5)]
+    own = [kinds[0], kinds[0], kinds[1]]
+    found = chances(Forest(trees), own, records)
+    expected: list[float] = []
+    for tree, spec, record in zip(trees, own, records, strict=True):
+        depth, chance = {-1: 0}, {-1: min(1.0, record.factor)}
+        for i, above in enumerate(tree.parent.tolist()):
+            depth[i] = depth[above] + 1
+            ratio = tree.logprob[i] - (tree.logprob[above] if above >= 0 else 0)
+            rate = spec.calibration.rates()[np.searchsorted(np.log(_EDGES), ratio)]
+            chance[i] = chance[above] * min(1.0, rate * spec.calibration.of_level(depth[i])) * np.isfinite(ratio)
+            expected.append(chance[i])
+    assert found == pytest.approx(expected)
+    assert found[6] == 0 and (found[:6] > 0).all()
+
+
+def test_a_request_whose_drafts_fail_gets_fewer() -> None:
+    spec, good, bad = speculation(), Record(), Record()
+    for _ in range(20):
+        good.observe(1.0, 2)
+        bad.observe(1.0, 0)
+    c = chain(6, 0.7)
+    expected = chances(Forest([c, c]), [spec, spec], [good, bad])
+    assert expected[:6].sum() > 1.5 * expected[6:].sum()
+    masks = select(spec, [c, c], [good, bad], [6, 6])
+    assert masks[0].sum() > masks[1].sum()
+
+
+def test_a_wider_beam_is_tried_and_kept_as_long_as_it_does_better() -> None:
+    """What a chain has shown is no reason against a beam that was never drafted; what the beam has shown is."""
+    times = Times(StepTimes({1: 10.0, 64: 10.5}), lambda n, c, levels, w: (0.5 + 0.1 * w) * levels)
+    spec, record, rng = Speculation(times, Lookahead(32, 8), [1, 4]), Record(), np.random.default_rng(0)
+    for width, chosen in ((1, 4), (4, 1)):
+        for _ in range(200):
+            spec.width = width
+            accepted = int(rng.geometric(0.4)) - 1
+            spec.observe(chain(4, 0.6), np.ones(4, bool), range(min(accepted, 4)), record)
+        spec.decide(1, 1, [Record()])
+        assert spec.levels and spec.width == chosen

@@ -1,0 +1,84 @@
+"""Micro-batches: when they pay, and that they lose nobody."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.fake_drafter import Fake
+from jaxspec.sched.plan import Work
+from jaxspec.sched.request import Request
+from jaxspec.sched.spec.micro_batches import MOST_PARTS, Share, Timeline, best, seconds, split
+from jaxspec.sched.spec.speculator import Speculator
+from jaxspec.sched.timing import StepTimes
+
+
+def linear(each: float, fixed: float = 0.0):
+    return lambda n: fixed + each * n
+
+
+def test_the_time_line() -> None:
+    line = Timeline()
+    line.add([2.0, 3.0], [], 5.0)  # drafted at 3, verified at 8
+    line.add([4.0], [], 5.0)  # drafted at 7 meanwhile, verified at 13
+    assert (line.drafted, line.verified) == (7.0, 13.0)
+    line.add([], [1.0], 5.0)  # beside the target: it waits for it, and the target for it
+    assert (line.drafted, line.verified) == (14.0, 19.0)
+    line.add([1.0], [], 0.0)
+    assert (line.drafted, line.verified) == (15.0, 19.0)
+
+
+def test_halves_overlap_where_drafter_and_target_have_their_own_devices() -> None:
+    """Drafting takes 8 and verifying 8 seconds, nothing is fixed: 16 in one piece, 12 in two, 10 in four."""
+    apart = [Share(8, linear(1.0), 1.0, True)]
+    took = [seconds(parts, apart, 0, linear(0.5)) for parts in range(1, 9)]
+    assert [took[0], took[1], took[3], took[7]] == [16.0, 12.0, 10.0, 9.0]
+    assert all(b <= a for a, b in pairwise(took))
+    assert took[3] == took[4] and best(apart, 0, linear(0.5)) == 4  # five parts cannot be of equal size
+    # What every part costs anew ends it, sooner or later.
+    assert best(apart, 0, linear(0.5, 1.5)) == 2
+    assert best(apart, 0, linear(0.5, 9.0)) == 1
+    # Two drafters draft at once, and the slower one is what is waited for.
+    both = [*apart, Share(4, linear(3.0), 1.0, True)]
+    assert seconds(1, both, 0, linear(0.5)) == 12 + 12
+
+
+def test_on_one_device_nothing_is_gained() -> None:
+    beside = [Share(8, linear(1.0), 1.0, False)]
+    for step in (linear(0.5), linear(0.5, 1.0)):
+        assert best(beside, 0, step) == 1
+    assert seconds(1, beside, 3, linear(0.5)) == 8 + 9.5
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.floats(0, 3), st.floats(0, 8), st.booleans()), min_size=1, max_size=3),
+    st.integers(0, 30), st.floats(0.01, 5), st.floats(0, 5),
+)  # fmt: skip
+def test_the_heuristic_never_takes_a_worse_cut_than_none(
+    given_: list[tuple[int, float, float, bool]], others: int, each: float, fixed: float
+) -> None:
+    shares = [Share(n, linear(cost, 0.1), drafts, apart) for n, cost, drafts, apart in given_]
+    parts = best(shares, others, linear(each, fixed))
+    assert 1 <= parts <= min(MOST_PARTS, max(n for n, *_ in given_))
+    assert seconds(parts, shares, others, linear(each, fixed)) <= seconds(1, shares, others, linear(each, fixed))
+
+
+class Apart(Fake):
+    apart = True
+
+
+@given(st.integers(0, 12), st.integers(0, 5), st.sampled_from([None, 1, 2, 3, 8]))
+def test_every_piece_of_work_is_in_one_micro_batch(drafted: int, plain: int, parts: int | None) -> None:
+    running = [Request(str(i), 3, [1, 2, 3, 4], 100, 0.0, computed=3) for i in range(drafted)]
+    prompts = [Request(f"p{i}", 3, [1, 2, 3], 100, 0.0) for i in range(plain)]
+    drafter = Apart("apart", 100, 4e-3, [r.id for r in running])
+    speculator = Speculator([drafter], StepTimes({n: 1e-3 * n for n in range(1, 200)}))
+    ahead = speculator.lookahead(running, 0.0)
+    work = [Work(r, 3, 1, ahead.drafts, ahead.levels) for r in running] + [Work(r, 0, 3) for r in prompts]
+    found = split(work, speculator, parts)
+    assert sorted(w.request.id for part in found for w in part) == sorted(w.request.id for w in work)
+    assert all(found) or not work
+    if parts and ahead.levels and drafted:
+        assert len(found) == min(parts, drafted)

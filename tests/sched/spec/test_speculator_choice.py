@@ -1,0 +1,127 @@
+"""A policy chooses the drafters: who drafts for whom, and what the policy hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from helpers.fake_drafter import STEP, Fake, requests, round_of
+from jaxspec.sched.request import Request
+from jaxspec.sched.spec.draft_choice import SwitchCost, Unlearned
+from jaxspec.sched.spec.speculator import Speculator
+from jaxspec.sched.spec.trees import Chain
+
+EVERYONE = list("0123")
+
+
+class Told(Unlearned):
+    """Assigns what it was told, and remembers what it hears."""
+
+    def __init__(self, drafters: dict[str, int | None], next_one: int | None = None) -> None:
+        self.drafters, self.next_one = drafters, next_one
+        self.heard: list[tuple[str, int | None, int, float]] = []
+        self.costs: dict[tuple[str, int], float] = {}
+
+    def assign(self, requests: Sequence[Request], cost: SwitchCost) -> list[int | None]:
+        self.costs = {(r.id, j): cost(r, j) for r in requests for j in range(2)}
+        return [self.drafters[r.id] for r in requests]
+
+    def observe(self, request: Request, drafter: int | None, tokens: int, seconds: float) -> None:
+        self.heard.append((request.id, drafter, tokens, seconds))
+
+    def ahead(self, request: Request) -> int | None:
+        return self.next_one
+
+    def forget(self, request: Request) -> None:
+        self.drafters.pop(request.id)
+
+
+class Far(Fake):
+    """Has not seen some of a request, and a device of its own."""
+
+    apart = True
+
+    def __init__(self, name: str, first: int, cost: float, behind: int = 1) -> None:
+        super().__init__(name, first, cost, EVERYONE)
+        self.lacks, self.calls = behind, list[str]()
+
+    def behind(self, request: Request) -> int:
+        return self.lacks
+
+    def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
+        return self.cost * (levels + catch_up)
+
+    def stage(self, works):
+        self.calls.append("stage " + " ".join(w.request.id for w in works))
+
+    def prepare(self, works, choosing):
+        self.calls.append("prepare " + " ".join(w.request.id for w in works))
+
+
+def speculator(choice: Told, *drafters: Fake) -> Speculator:
+    return Speculator(drafters, STEP, Chain(2), levels=2, choice=choice)
+
+
+def test_everyone_gets_the_drafter_that_was_chosen() -> None:
+    one, two = Fake("one", 100, 1e-6, EVERYONE), Fake("two", 200, 1e-3, ["1", "2"])
+    choice = Told({"0": 0, "1": 1, "2": None, "3": 1})
+    own, running = speculator(choice, one, two), requests(4)
+    # The second has nothing for request 3: nobody takes over.
+    assert round_of(own, running) == {"0": 100, "1": 200}
+    # A drafter alone drafts for those it was given, and not at all for nobody.
+    choice.drafters |= {"0": 1, "3": None}
+    assert round_of(own, running) == {"1": 200} and own.speculations[0].levels == 0
+
+
+def test_it_hears_of_every_slot() -> None:
+    """Each request's tokens, and what the step took it: verifying, and all rounds that take turns with it."""
+    one, two = Fake("one", 100, 1e-3, EVERYONE), Fake("two", 200, 2e-3, EVERYONE)
+    choice = Told({"0": 0, "1": 1, "2": None})
+    own, running = speculator(choice, one, two), requests(3)
+    assert set(round_of(own, running)) == {"0", "1"}
+    for request, nodes in zip(running, ([0, 1], [], []), strict=True):
+        own.observe(request, nodes)
+        own.observe(request, nodes)  # of one step only once
+    seconds = STEP.of(3 + 2 * 2) + 2 * (1e-3 + 2e-3)
+    assert [(*h[:3], pytest.approx(h[3])) for h in choice.heard] == [
+        ("0", 0, 3, seconds), ("1", 1, 1, seconds), ("2", None, 1, seconds)
+    ]  # fmt: skip
+    own.forget(running[0])
+    assert "0" not in choice.drafters
+
+
+def test_changes_are_counted_with_what_they_cost() -> None:
+    near, far = Fake("near", 100, 1e-4, EVERYONE), Far("far", 200, 1e-5, behind=102)
+    choice = Told({"0": 0})
+    own, running = speculator(choice, near, far), requests(1)
+    assert round_of(own, running) == {"0": 100} and own.switches == 0
+    assert choice.costs == {("0", 0): 0.0, ("0", 1): pytest.approx(100e-5)}
+    choice.drafters["0"] = 1
+    for _ in range(3):
+        assert round_of(own, running) == {"0": 200}
+    assert (own.switches, own.switch_seconds) == (1, pytest.approx(100e-5))
+
+
+def test_drafters_elsewhere_get_ready_for_who_may_come() -> None:
+    near, far = Fake("near", 100, 1e-4, EVERYONE), Far("far", 200, 1e-5)
+    choice = Told({"0": 0, "1": 1}, next_one=1)
+    own, running = speculator(choice, near, far), requests(2)
+    works = []
+
+    def stage(given):
+        works.extend(given)
+        Speculator.stage(own, given)
+
+    own.draft, draft = lambda work, *rest: (stage(work), draft(work, *rest))[1], own.draft
+    round_of(own, running)
+    own.prepare(works, lambda _: None)
+    # It may need both; it need not get ready for the one that it drafts for anyway.
+    assert far.calls == ["stage 0 1", "prepare 0"]
+    # Its rounds take nobody's time but that of those it drafts for.
+    for request in running:
+        own.observe(request, [])
+    assert [h[3] for h in choice.heard] == [
+        pytest.approx(STEP.of(6) + near.seconds(1, 2, 2, 1)),
+        pytest.approx(STEP.of(6) + near.seconds(1, 2, 2, 1) + far.seconds(1, 2, 2, 1)),
+    ]

@@ -1,0 +1,147 @@
+"""Which latency targets can be promised."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxspec.sched.admission import MARGIN, Experience, Promises, SloRefused, least
+from jaxspec.sched.request import Request
+from jaxspec.sched.slo import Slo
+from jaxspec.sched.timing import StepTimes
+
+#: 10 ms and 2 ms a token, up to 64 of them.
+TIMES = StepTimes({n: 1e-3 * (10 + 2 * n) for n in range(1, 65)})
+
+
+def request(name: str = "r", tpot: float | None = None, ttft: float | None = None, prompt: int = 4) -> Request:
+    return Request(name, prompt, [0] * prompt, 50, 0.0, slo=Slo(tpot, ttft))
+
+
+def decoding(name: str) -> Request:
+    return Request(name, 4, [0] * 9, 50, 0.0, computed=8, first_token=0.1)
+
+
+def promises(paced: bool = True, seats: int = 8) -> Promises:
+    return Promises(TIMES, strict=True, paced=paced, seats=seats)
+
+
+def fits(made: Promises, number: int, tpot: float, **seen: float) -> int:
+    """How many of so many requests with this target are let in."""
+    count = 0
+    for i in range(number):
+        try:
+            made.admit(request(f"{tpot}-{i}", tpot), 4, [], Experience(**seen))
+            count += 1
+        except SloRefused:
+            pass
+    return count
+
+
+def test_as_many_as_a_step_of_the_target_holds():
+    """0.9 × 40 ms is a step of 13."""
+    made = promises()
+    assert fits(made, 20, 0.04) == len(made) == 13 and made.refused == 7
+
+
+def test_those_with_laxer_targets_take_part_in_fewer_steps():
+    made = promises()
+    assert fits(made, 10, 0.04) == 10
+    assert fits(made, 40, 0.4) == 30  # a tenth of a place each in steps of 40 ms
+    made = promises(paced=False)  # all decode in all steps
+    assert fits(made, 10, 0.04) == 10 and fits(made, 40, 0.4) == 3
+
+
+def test_a_tight_target_is_refused_for_what_was_promised_before():
+    made = promises()
+    assert fits(made, 14, 0.06) == 14
+    with pytest.raises(SloRefused, match=r"slo\.tpot_ms: 20 cannot be kept beside 14 .* about 22 ms, and may take 18"):
+        made.admit(request("x", 0.02), 4, [])
+    made.admit(request("x", 0.04), 4, [])
+
+
+def test_what_a_step_takes_beside_the_device_is_counted():
+    assert fits(promises(), 20, 0.04, overhead=0.003) == 11
+    with pytest.raises(SloRefused, match=r"about 70 ms"):
+        promises().admit(request(ttft=0.075, prompt=20), 20, [], Experience(overhead=0.02))
+
+
+def test_speculation_is_counted_with_what_it_costs():
+    assert fits(promises(), 50, 0.04, gain=2.0, drafts=0.0) == 31
+    assert fits(promises(), 50, 0.04, gain=2.0, drafts=1.0) == 15  # 31 tokens, two for each
+    assert fits(promises(), 50, 0.04, gain=1.1, drafts=8.0) == 13  # then rather without
+
+
+def test_what_is_released_can_be_promised_anew():
+    made = promises()
+    assert fits(made, 20, 0.04) == 13
+    made.release("0.04-3")
+    made.release("nobody")
+    assert len(made) == 12 and fits(made, 2, 0.041) == 1
+
+
+def test_a_first_token_in_time():
+    """11 tokens wait and two decode: a step under way of 14 ms, and one of 13 and the prompt's four, 44 ms."""
+    others = [request("a", prompt=7), request("b"), decoding("c"), decoding("d")]
+    promises().admit(request(ttft=0.065), 4, others)
+    with pytest.raises(
+        SloRefused, match=r"slo\.ttft_ms: 64 .* 13 tokens .* prompt's 4, .* 58 ms, and may take 57.6 ms"
+    ):
+        promises().admit(request(ttft=0.064), 4, others)
+    promises().admit(request(ttft=0.064), 3, others)  # one is cached
+    with pytest.raises(SloRefused, match="all 4 seats"):
+        promises(seats=4).admit(request(ttft=9.0), 4, others)
+    with pytest.raises(SloRefused, match="about 1380 ms"):  # ten steps of 64
+        promises().admit(request(ttft=1.5, prompt=640), 640, [])
+
+
+def test_nothing_is_refused_that_was_not_promised():
+    made = promises(seats=1)
+    for i in range(100):
+        made.admit(request(str(i)), 4, [decoding("a")])
+    easy = Promises(TIMES, strict=False, paced=True, seats=1)
+    for i in range(100):
+        easy.admit(request(str(i), 0.001, 0.001), 4, [decoding("a")])
+    assert len(made) == len(easy) == made.refused == easy.refused == 0
+
+
+events = st.lists(
+    st.tuples(
+        st.integers(0, 12), st.floats(0.011, 1.0), st.floats(1.0, 4.0), st.floats(0.0, 8.0), st.floats(0.0, 0.02)
+    ),
+    max_size=60,
+)
+
+
+@settings(deadline=None)
+@given(events, st.booleans())
+def test_a_step_for_all_is_never_longer_than_the_tightest_target(events, paced):
+    """In any order of coming and going: an event is a request that comes, or goes if it is there."""
+    made, kept = promises(paced), {}
+    for number, tpot, gain, drafts, overhead in events:
+        if number in kept:
+            made.release(str(number))
+            del kept[number]
+            continue
+        wanted = {**kept, number: tpot}
+        tightest = min(wanted.values())
+        load = ceil(sum(tightest / t if paced else 1 for t in wanted.values()) - 1e-9)
+        try:
+            made.admit(request(str(number), tpot), 4, [], Experience(gain, drafts, overhead))
+        except SloRefused:
+            assert TIMES.of(load) + overhead > MARGIN * tightest
+            assert len(made) == len(kept)
+            continue
+        assert TIMES.of(load) + overhead <= MARGIN * tightest * gain
+        kept = wanted
+        assert len(made) == len(kept)
+
+
+def test_the_least_that_is_possible():
+    assert least(TIMES, 0, 10).tpot == pytest.approx(0.006)
+    assert least(TIMES, 0, 10).ttft == pytest.approx(0.015)
+    assert least(TIMES, 8, 640).tpot == pytest.approx(0.006 / 9)
+    assert least(TIMES, 8, 640).ttft == pytest.approx(0.69)

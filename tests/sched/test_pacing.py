@@ -1,0 +1,135 @@
+"""Who decodes while some have a target for the time per output token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxspec.sched import pacing as pace
+from jaxspec.sched.config import PolicyConfig, SchedulerConfig
+from jaxspec.sched.kv.page_pool import PagePool
+from jaxspec.sched.request import Request
+from jaxspec.sched.scheduler import Scheduler
+from jaxspec.sched.sim.cost import Linear
+from jaxspec.sched.sim.simulator import Simulation
+from jaxspec.sched.sim.workload import Workload
+from jaxspec.sched.slo import Slo
+from jaxspec.sched.timing import StepTimes
+
+#: 10 ms and 2 ms a token.
+TIMES = {n: 1e-3 * (10 + 2 * n) for n in range(1, 257)}
+
+
+def decoding(number: int, tpot: float | None, output: int = 1, first: float = 0.0, limit: int = 50) -> Request:
+    tokens = [0] * (4 + output)
+    return Request(
+        str(number), 4, tokens, limit, 0.0, number=number, computed=len(tokens) - 1, slo=Slo(tpot), first_token=first
+    )
+
+
+def made(kind: str, times: StepTimes | None = None) -> pace.Pace:
+    chosen = pace.build(PolicyConfig(pace=kind, prompt_patience_ms=500), times or StepTimes(TIMES))
+    assert chosen is not None
+    return chosen
+
+
+def resting(kind: str, requests: list[Request], now: float = 0.0) -> list[str]:
+    return sorted(made(kind).choose(requests, None, now).resting)
+
+
+def test_a_step_is_kept_within_the_tightest_target():
+    """20 ms hold five tokens: the first five to come, or those nearest to missing theirs, those without target last."""
+    requests = [decoding(i, 0.2) for i in range(4)] + [decoding(4, None)] + [decoding(i, 0.02) for i in (5, 6, 7)]
+    assert resting("fcfs", requests) == ["4", "6", "7"]
+    assert resting("stta", requests) == ["2", "3", "4"]
+    assert resting("deadline", requests) == ["2", "3", "4"]
+    assert resting("deadline", [decoding(i, None) for i in range(40)]) == []
+    assert pace.build(PolicyConfig(), None) is None
+    with pytest.raises(ValueError, match="pace: stta"):
+        pace.build(PolicyConfig(pace="stta"), None)
+
+
+def test_nobody_rests_where_that_shortens_nothing():
+    """A step takes 10 ms up to 64 tokens: with a target of 8 ms to rest is of no use, unless there are more of them."""
+    plateau = StepTimes({n: 10e-3 if n <= 64 else 20e-3 for n in range(1, 257)})
+    requests = [decoding(i, 0.008) for i in range(70)]
+    for kind in ("fcfs", "stta", "deadline"):
+        assert len(made(kind, plateau).choose(requests, None, 0.0).resting) == 6
+
+
+def test_prompts_leave_steps_to_drafts_until_those_in_a_hurry_are_ahead():
+    """What is left of a step belongs to the drafts; prompts that have waited long get every fourth step."""
+    chosen = made("deadline")
+    prompt = Request("p", 100, [0] * 100, 10, 0.0)
+    urgent = [decoding(i, 0.03) for i in range(3)]
+    assert chosen.choose(urgent, prompt, 0.0).prompt_tokens == 7
+    assert chosen.choose(urgent, prompt, 0.0, drafting=True).prompt_tokens == 0
+    ahead = [decoding(i, 0.03, output=3) for i in range(3)]  # 90 ms, of which a shortest step is kept
+    assert chosen.choose(ahead, prompt, 0.0, drafting=True).prompt_tokens == 31
+    late = [decoding(i, 0.03, first=0.6) for i in range(3)]
+    given = [chosen.choose(late, prompt, 0.6, drafting=True).prompt_tokens for _ in range(9)]
+    assert given == [None if i % 4 == 0 else 0 for i in range(9)]
+    assert [chosen.choose(late, prompt, 0.6).prompt_tokens for _ in range(2)] == [None, None]
+
+
+def test_credit_is_spent():
+    """Whoever is ahead of the target leaves time for the others: 40 ms hold fifteen tokens."""
+    requests = [decoding(i, 0.0205, output=3) for i in range(3)] + [decoding(i, 0.5) for i in range(3, 20)]
+    assert len(resting("stta", requests, 0.02)) == 15
+    assert len(resting("deadline", requests, 0.02)) == 5
+
+
+def test_a_hopeless_request_is_no_reason_to_hurry():
+    """One second behind with nine tokens to go, at a target of 15 ms: it waits with those that have none."""
+    lost = decoding(0, 0.015, output=1, limit=10)
+    others = [decoding(i, 0.03, first=1.0) for i in range(1, 12)]
+    assert resting("deadline", [lost, *others], 1.0) == ["0", "11"]
+    assert "0" not in resting("stta", [lost, *others], 1.0)
+
+
+def test_nobody_rests_for_long():
+    chosen = made("deadline")
+    requests = [decoding(0, None), *(decoding(i, 0.02) for i in range(1, 7))]
+    rested = [("0" in chosen.choose(requests, None, 0.0).resting) for _ in range(40)]
+    assert rested.count(False) == 2 and not rested[16] and not rested[33]
+
+
+def test_prompts_wait_for_those_in_a_hurry_but_not_for_long():
+    chosen = made("deadline")
+    prompt = Request("p", 100, [0] * 100, 10, 0.0)
+    assert chosen.choose([decoding(i, 0.02) for i in range(5)], prompt, 0.0).prompt_tokens == 0
+    assert chosen.choose([decoding(i, 0.02) for i in range(3)], prompt, 0.0).prompt_tokens == 2
+    assert chosen.choose([decoding(i, 0.02, first=0.5) for i in range(5)], prompt, 0.5).prompt_tokens is None
+    urgent = Request("q", 100, [0] * 100, 10, 0.0, slo=Slo(ttft=0.6))
+    assert chosen.choose([decoding(i, 0.02) for i in range(5)], urgent, 0.1).prompt_tokens == 0
+    assert chosen.choose([decoding(i, 0.02) for i in range(5)], urgent, 0.2).prompt_tokens is None
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(0, 2**32), st.sampled_from(["none", "fcfs", "stta", "deadline"]), st.sampled_from(["mixed", "first"])
+)
+def test_every_request_ends(seed, kind, prefill):
+    """Whatever the targets, under memory pressure too; no page is lost."""
+    rng = np.random.default_rng(seed)
+    n = 25
+    policy = PolicyConfig(pace=kind, prefill=prefill)
+    pool = PagePool(24, 16, prefix_caching=False)
+    config = SchedulerConfig(8, 64, 200, None, 64, policy, times=StepTimes(TIMES))
+    scheduler = Scheduler(config, pool)
+    arrival = np.sort(rng.uniform(0, 2, n))
+    work = Workload(arrival, rng.integers(1, 90, n), rng.integers(1, 60, n), np.full(n, np.nan))
+    simulation = Simulation(scheduler, work, Linear(step=10e-3, token=2e-3))
+    made = simulation._request
+
+    def with_target(i, *args):
+        request = made(i, *args)
+        request.slo = Slo(*rng.choice([None, 0.012, 0.03, 0.2], 2))
+        return request
+
+    simulation._request = with_target
+    served = simulation.run()
+    assert np.isfinite(served.finished).all() and pool.num_free == 24
+    assert (served.jct < 60).all()

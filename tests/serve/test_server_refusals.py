@@ -1,0 +1,195 @@
+"""What the server refuses, and that it says which field is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from helpers.fakes import FakeEngine
+from helpers.serving import CHAT, COMPLETION, error_of, serving
+from jaxspec.serve.app import ServerOptions
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[FakeEngine]:
+    engine = FakeEngine()
+    engine.start()
+    yield engine
+    engine.shutdown()
+
+
+@pytest.fixture(scope="module")
+def url(engine: FakeEngine) -> Iterator[str]:
+    with serving(engine, ServerOptions(max_body=100_000)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def http(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+BAD_COMPLETIONS = [
+    ({}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": ["a", ""]}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": [True]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [1000]}, "prompt"),
+    ({"prompt": {"a": 1}}, "prompt"),
+    ({"prompt": "x" * 600}, "prompt"),
+    ({"prompt": ["x"] * 1000}, "prompt"),
+    (COMPLETION | {"n": 0}, "n"),
+    (COMPLETION | {"n": 129}, "n"),
+    ({"prompt": ["x", "y"], "n": 100}, "n"),
+    (COMPLETION | {"best_of": 2}, "best_of"),
+    (COMPLETION | {"max_tokens": 0}, "max_tokens"),
+    (COMPLETION | {"max_tokens": -1}, "max_tokens"),
+    (COMPLETION | {"max_tokens": 1.5}, "max_tokens"),
+    (COMPLETION | {"max_tokens": "5"}, "max_tokens"),
+    (COMPLETION | {"max_tokens": 10**30}, "max_tokens"),
+    (COMPLETION | {"temperature": -0.1}, "temperature"),
+    (COMPLETION | {"temperature": "hot"}, "temperature"),
+    (COMPLETION | {"temperature": True}, "temperature"),
+    (COMPLETION | {"top_p": 0}, "top_p"),
+    (COMPLETION | {"top_p": 1.1}, "top_p"),
+    (COMPLETION | {"top_k": -2}, "top_k"),
+    (COMPLETION | {"min_p": 2}, "min_p"),
+    (COMPLETION | {"presence_penalty": 3}, "presence_penalty"),
+    (COMPLETION | {"frequency_penalty": -3}, "frequency_penalty"),
+    (COMPLETION | {"repetition_penalty": 0}, "repetition_penalty"),
+    (COMPLETION | {"seed": "x"}, "seed"),
+    (COMPLETION | {"stop": ""}, "stop"),
+    (COMPLETION | {"stop": [""]}, "stop"),
+    (COMPLETION | {"stop": [1]}, "stop"),
+    (COMPLETION | {"stop": ["x"] * 17}, "stop"),
+    (COMPLETION | {"stop": "x" * 1001}, "stop"),
+    (COMPLETION | {"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    (COMPLETION | {"logit_bias": {"a": 1}}, "logit_bias"),
+    (COMPLETION | {"logit_bias": {"-1": 1}}, "logit_bias"),
+    (COMPLETION | {"logit_bias": {"1000": 1}}, "logit_bias"),
+    (COMPLETION | {"logit_bias": {"1": 101}}, "logit_bias"),
+    (COMPLETION | {"logprobs": 21}, "logprobs"),
+    (COMPLETION | {"logprobs": True}, "logprobs"),
+    (COMPLETION | {"suffix": "y"}, "suffix"),
+    (COMPLETION | {"stream": "yes"}, "stream"),
+    (COMPLETION | {"stream_options": {"include_usage": True}}, "stream_options"),
+    (COMPLETION | {"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    (COMPLETION | {"slo": {"ttft_ms": 0}}, "slo.ttft_ms"),
+    (COMPLETION | {"slo": {"tpot_ms": "fast"}}, "slo.tpot_ms"),
+    (COMPLETION | {"slo": {"tpot_ms": -1}}, "slo.tpot_ms"),
+    (COMPLETION | {"slo": {"tpot_ms": True}}, "slo.tpot_ms"),
+    (COMPLETION | {"slo": {"tpot_ms": 1e-300}}, "slo.tpot_ms"),
+    (COMPLETION | {"slo": {"tpot": 20}}, "slo.tpot"),
+    (COMPLETION | {"slo": {"category": 3}}, "slo.category"),
+    (COMPLETION | {"slo": {"category": "chat"}}, "slo.category"),
+    (COMPLETION | {"slo": 5}, "slo"),
+    (COMPLETION | {"slo": [{}]}, "slo"),
+    (COMPLETION | {"priority": 1.5}, "priority"),
+    (COMPLETION | {"response_format": {"type": "json_object"}}, "response_format"),
+    (COMPLETION | {"tools": [{"type": "function"}]}, "tools"),
+    (COMPLETION | {"model": 7}, "model"),
+]
+MESSAGES = {"messages": CHAT}
+BAD_CHATS = [
+    ({}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": ["hi"]}, "messages[0]"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+    ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
+    ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
+    (MESSAGES | {"max_completion_tokens": 0}, "max_completion_tokens"),
+    (MESSAGES | {"max_completion_tokens": 1000}, "max_completion_tokens"),
+    (MESSAGES | {"max_tokens": 1000}, "max_tokens"),
+    (MESSAGES | {"top_logprobs": 2}, "top_logprobs"),
+    (MESSAGES | {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    (MESSAGES | {"logprobs": 3}, "logprobs"),
+    (MESSAGES | {"tool_choice": "required"}, "tool_choice"),
+    (MESSAGES | {"slo": {"tpot_ms": "20"}}, "slo.tpot_ms"),
+    (MESSAGES | {"slo": {"category": "chat"}}, "slo.category"),
+]
+BAD = [("/v1/completions", *b) for b in BAD_COMPLETIONS] + [("/v1/chat/completions", *b) for b in BAD_CHATS]
+
+
+@pytest.mark.parametrize(("path", "body", "param"), BAD, ids=[f"{b[2]}-{i}" for i, b in enumerate(BAD)])
+def test_bad_fields_are_named(http: httpx.Client, path: str, body: dict[str, Any], param: str) -> None:
+    response = http.post(path, json=body)
+    error = error_of(response)
+    assert (response.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"{", b"", b"[]", b'"x"', b'{"prompt": "\xff"}', b'{"prompt": "x", "temperature": NaN}', b"[" * 50_000,
+     b'{"prompt": "x", "top_p": Infinity}', b'{"prompt": "x", "min_p": 1e999}', b'{"prompt": "\\ud800"}', b"null"],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["application/json", "text/plain", None])
+def test_bad_bodies(http: httpx.Client, content: bytes, kind: str | None) -> None:
+    headers = {"content-type": kind} if kind else {}
+    response = http.post("/v1/completions", content=content, headers=headers)
+    assert response.status_code == 400
+    error_of(response)
+
+
+def test_the_missing_content_type_is_named(http: httpx.Client) -> None:
+    kind = "application/x-www-form-urlencoded"  # what curl -d says
+    response = http.post("/v1/completions", content=b'{"prompt": "x"}', headers={"content-type": kind})
+    assert "Content-Type: application/json" in error_of(response)["message"]
+
+
+def test_unknown_things(http: httpx.Client, client: openai.OpenAI) -> None:
+    for method, path, status in (
+        ("GET", "/v2/x", 404), ("POST", "/", 404), ("GET", "/v1/completions", 405), ("DELETE", "/health", 405),
+    ):  # fmt: skip
+        response = http.request(method, path)
+        assert response.status_code == status
+        error_of(response)
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.completions.create(model="gpt-9", prompt="x")
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.completions.create(model="fake", prompt="x", max_tokens=600)
+    assert (bad.value.code, bad.value.param) == ("context_length_exceeded", "max_tokens")
+
+
+def test_a_body_too_large(http: httpx.Client, url: str) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b'{"prompt": "'
+        for _ in range(100):
+            yield b"x" * 2000
+        yield b'"}'
+
+    for content in (b"x" * 5_000_000, pieces()):
+        with httpx.Client(base_url=url) as fresh:
+            response = fresh.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+        assert response.status_code == 413
+        assert error_of(response)["code"] == "request_too_large"
+    assert http.get("/health").status_code == 200
+
+
+def test_detokenize_outside_the_vocabulary(http: httpx.Client) -> None:
+    response = http.post("/detokenize", json={"tokens": [97, 4000]})
+    assert (response.status_code, error_of(response)["param"]) == (400, "tokens")
+
+
+def test_tokenize_wants_one_of_both(http: httpx.Client) -> None:
+    for body in ({}, {"prompt": "x", "messages": CHAT}):
+        assert http.post("/tokenize", json=body).status_code == 400

@@ -1,0 +1,74 @@
+"""Filters against their definitions by sorting; sampling against the distribution it is meant to follow."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxspec.step.sampler import clocks, keep, race
+
+VOCAB = 300
+_keep, _clocks = jax.jit(keep), jax.jit(clocks, static_argnums=2)
+
+
+@jax.jit
+def _draw(weights: jax.Array, seeds: jax.Array, positions: jax.Array) -> jax.Array:
+    return race(weights[None], clocks(seeds, positions, VOCAB))
+
+
+def expected_keep(weights: np.ndarray, top_k: int, top_p: float, min_p: float) -> np.ndarray:
+    """The filters by their definitions, on a row without ties."""
+    order = np.argsort(-weights)
+    alive = order[: top_k or VOCAB]
+    mass = np.cumsum(weights[alive].astype(np.float64))
+    alive = alive[: int(np.searchsorted(mass, top_p * mass[-1])) + 1]
+    out = np.zeros(VOCAB, bool)
+    out[alive[weights[alive] >= min_p]] = True
+    return out
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32), st.integers(0, VOCAB), st.floats(0.05, 1.0), st.floats(0, 0.9))
+def test_filters_equal_their_definitions(seed: int, top_k: int, top_p: float, min_p: float) -> None:
+    rng = np.random.default_rng(seed)
+    scores = rng.normal(size=(2, VOCAB)).astype(np.float32) * 3
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    rows = [np.full(2, x) for x in (np.int32(top_k), np.float32(top_p), np.float32(min_p))]
+    kept = np.asarray(_keep(jnp.asarray(weights), *(jnp.asarray(r) for r in rows)))
+    for row, got in zip(weights, kept, strict=True):
+        want = expected_keep(row, top_k, float(np.float32(top_p)), float(np.float32(min_p)))
+        # Sums in another order may decide the last token of the nucleus otherwise.
+        assert (got != want).sum() <= 1
+        assert got[row.argmax()]
+
+
+def test_samples_follow_the_weights() -> None:
+    """Chi-square of 40,000 draws over 12 tokens, one filtered out; and of the rare ones among 300."""
+    draws = 40_000
+    weights = np.zeros(VOCAB, np.float32)
+    weights[:12] = [1, 0.5, 0.25, 0.1, 0, 0.05, 0.02, 0.9, 0.7, 0.3, 0.01, 0.4]
+    seeds = jnp.asarray(np.stack([np.full(draws, 11), np.full(draws, 3)], 1), jnp.int32)
+    picked = _draw(jnp.asarray(weights), seeds, jnp.arange(draws))
+    counts = np.bincount(picked, minlength=VOCAB)
+    expected = draws * weights / weights.sum()
+    assert counts[expected == 0].sum() == 0
+    some = expected > 0
+    assert scipy.stats.chisquare(counts[some], expected[some]).pvalue > 1e-3
+
+    weights = np.full(VOCAB, 1e-5, np.float32)
+    weights[7] = 1
+    rare = (_draw(jnp.asarray(weights), seeds, jnp.arange(draws)) != 7).sum()
+    assert abs(rare - draws * 299e-5 / (1 + 299e-5)) < 4 * np.sqrt(draws * 299e-5)
+
+
+def test_noise_is_keyed_by_seed_position_and_token() -> None:
+    seeds = np.asarray([[1, 0], [1, 0], [2, 0], [1, 1]], np.int32)
+    noise = np.asarray(_clocks(jnp.asarray(seeds), jnp.asarray([5, 6, 5, 5]), 5000))
+    np.testing.assert_array_equal(noise[:1], _clocks(jnp.asarray(seeds[:1]), jnp.asarray([5]), 5000))
+    for i in range(4):
+        assert scipy.stats.kstest(noise[i], "expon").pvalue > 1e-3
+        for j in range(i):
+            assert abs(np.corrcoef(noise[i], noise[j])[0, 1]) < 0.06
+        assert abs(np.corrcoef(noise[i, 1:], noise[i, :-1])[0, 1]) < 0.06

@@ -1,0 +1,160 @@
+"""The packed step on random forests over committed KV, against one plain forward pass a node."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import forests, tiny
+from jaxspec.kernels import cpu
+from jaxspec.step.batch import BatchShape, Blanks
+from jaxspec.step.kv_cache import Pool
+from jaxspec.step.native import NativeLayers
+from jaxspec.step.packing import Choosing, Packed, Tree, pack
+from jaxspec.step.penalties import PenaltyTable
+from jaxspec.step.rejection import Drawn
+from jaxspec.step.step import make_step, split
+from jaxspec.step.xla import XlaLayers
+
+PAGE, PAGES = 16, 48
+SHAPES = (BatchShape(16, 16, 4, 12), BatchShape(128, 64, 4, 12))
+BLANKS = Blanks(SHAPES)
+LAYERS = {"xla": XlaLayers(), "native": NativeLayers()}
+
+
+class Machine:
+    """A model, a pool and compiled steps, run by hand."""
+
+    def __init__(self, kind: str, window: int | None):
+        loaded, layers = tiny.model(window), LAYERS[kind]
+        if kind == "native":
+            cpu.load()
+        self.config = loaded.config
+        graph, treedef, self.leaves = split(layers.decoder(loaded.config, loaded.weights, "float32"))
+        self.table = PenaltyTable.empty(1, loaded.config.vocab_size)
+        self.fresh()
+        self.steps = {
+            s: jax.jit(make_step(graph, treedef, s, layers), donate_argnums=1)
+            .lower(self.leaves, self.pool, self.table, Drawn.none(), jnp.zeros(s.size, jnp.int32))
+            .compile()
+            for s in SHAPES
+        }
+
+    def fresh(self) -> None:
+        """Garbage in the pool: nothing may depend on what was not written."""
+        self.pool = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), Pool.zeros(self.config, PAGES, PAGE, "float32"))
+
+    def run(self, trees: list[Tree]) -> tuple[Packed, np.ndarray, np.ndarray]:
+        packed = pack(trees, SHAPES, BLANKS, PAGE)
+        self.pool, result = self.steps[packed.shape](self.leaves, self.pool, self.table, Drawn.none(), packed.buffer)
+        decision = np.asarray(result.decision)
+        return packed, decision[: packed.shape.choices], decision[packed.shape.choices :].astype(bool)
+
+
+@lru_cache
+def machine(kind: str, window: int | None) -> Machine:
+    return Machine(kind, window)
+
+
+@pytest.mark.parametrize(
+    ("kind", "window"),
+    [
+        ("native", None),
+        ("xla", 11),
+        *(pytest.param(*p, marks=pytest.mark.slow) for p in (("xla", None), ("native", 11))),
+    ],
+)
+@settings(deadline=None, max_examples=25)
+@given(data=st.data())
+def test_forest_over_committed_kv(kind: str, window: int | None, data: Any) -> None:
+    """Prefill in chunks, verify trees, decode on: every choice and acceptance is the plain forward pass's."""
+    m = machine(kind, window)
+    m.fresh()
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    lengths = data.draw(st.lists(st.integers(1, 60), min_size=1, max_size=3))
+    rows = list(rng.permutation(PAGES))
+    shared = [rows.pop() for _ in range(2)]
+    start = list(rng.integers(256, size=2 * PAGE))
+    share = data.draw(st.booleans())
+    texts: list[list[int]] = []
+    pages: list[np.ndarray] = []
+    for n in lengths:
+        own = [int(t) for t in rng.integers(256, size=n)]
+        need = -(-(n + 20 + len(start)) // PAGE)
+        texts.append([int(t) for t in start] + own if share else own)
+        pages.append(
+            np.asarray(
+                [*shared, *(rows.pop() for _ in range(need))] if share else [rows.pop() for _ in range(need)], np.int32
+            )
+        )
+
+    done = [0] * len(texts)
+    if share:  # the shared pages are computed once, by the first
+        m.run([Tree.chain(texts[0][: 2 * PAGE], 0, pages[0], Choosing())])
+        done = [2 * PAGE] * len(texts)
+    while any(d < len(t) for d, t in zip(done, texts, strict=True)):
+        chunks = [int(rng.integers(1, 40)) for _ in texts]
+        work = [
+            (i, Tree.chain(t[done[i] : done[i] + c], done[i], pages[i], Choosing()))
+            for i, (t, c) in enumerate(zip(texts, chunks, strict=True))
+            if done[i] < len(t)
+        ]
+        packed, choice, _ = m.run([tree for _, tree in work])
+        for (i, tree), c in zip(work, packed.choices, strict=True):
+            done[i] += len(tree.token)
+            assert choice[c] == tiny.logits(texts[i][: done[i]], window)[-1].argmax()
+
+    for _ in range(2):
+        trees, parent_lists = [], []
+        for text, own in zip(texts, pages, strict=True):
+            parents = forests.random_parents(rng, int(rng.integers(1, 8)))
+
+            def choose(path: list[int], text: list[int] = text) -> int:
+                return int(tiny.logits(text + path, window)[-1].argmax())
+
+            root = choose([])
+            tokens = forests.draft_tokens(rng, parents, root, 256, choose)
+            size = len(parents)
+            known = np.asarray([1] + [0] * (size - 1), np.int32)
+            trees.append(
+                Tree(
+                    np.asarray(tokens, np.int32),
+                    forests.depths(parents),
+                    forests.subtree_sizes(parents),
+                    known,
+                    len(text),
+                    own,
+                    np.arange(size, dtype=np.int32),
+                )
+            )
+            parent_lists.append(parents)
+            np.testing.assert_array_equal(trees[-1].parents(), parents)
+        packed, choice, accepted = m.run(trees)
+        assert packed.committed.sum() <= LAYERS[kind].positions_read(packed.committed, PAGE)
+        for i, (tree, parents) in enumerate(zip(trees, parent_lists, strict=True)):
+            node, first = packed.nodes[i], packed.choices[i]
+            best: list[int] = []
+            for k in range(len(parents)):
+                path = forests.path_to(parents, k)
+                words = [int(tree.token[p]) for p in path]
+                right = int(tiny.logits(texts[i] + words, window)[-1].argmax())
+                assert choice[first + k] == right
+                fits = all(tree.token[b] == choice[first + a] for a, b in pairwise(path))
+                assert accepted[node + k] == fits
+                if fits and len(words) > len(best):
+                    best = words
+            texts[i] = texts[i] + best  # committed by the step, so the next round reads it
+
+
+def test_too_large_a_step_is_refused() -> None:
+    trees = [Tree.chain(range(200), 0, np.arange(30, dtype=np.int32), Choosing())]
+    with pytest.raises(ValueError, match="200 tokens"):
+        pack(trees, SHAPES, BLANKS, PAGE)

@@ -1,0 +1,144 @@
+"""Collecting output lengths: every turn is asked, cut answers are marked, and an interrupted run is taken up again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers import tiny
+from helpers.jsonl import Lasting, write_lines
+from jaxspec.draft.distill.lines import read_lines
+from jaxspec.llm import LLM
+from jaxspec.train_predictor import collect
+from jaxspec.train_predictor.data import group_of, read_rows
+
+CAP = 6
+END = tiny.model().config.eos_token_ids[0]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Lasting]:
+    llm = Lasting(
+        tiny.model(), page_size=16, kv_cache_tokens=2048, max_num_seqs=4, max_model_len=112, max_num_batched_tokens=16,
+        token_buckets=[16], compilation_cache="", compile_in_background=False,
+    )  # fmt: skip
+    yield llm
+    LLM.close(llm)
+
+
+@pytest.fixture
+def run(engine: Lasting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(collect, "LLM", lambda model, **_: engine)
+    prompts = write_lines(
+        tmp_path / "p.jsonl",
+        [{"id": "one", "turns": ["hi"], "dataset": "greetings"},
+         {"id": "two", "turns": ["a", "b", "c"], "replies": ["x"]},
+         {"id": "long", "turns": [120 * "z", "y"]},
+         {"id": "four", "turns": ["hi"]}],
+    )  # fmt: skip
+
+    def call(out: Path, *more: str) -> int:
+        return collect.main(["--prompts", str(prompts), "--out", str(out), "--max-tokens", str(CAP), *more])
+
+    return call
+
+
+def by_turn(path: Path) -> dict[tuple[str, float, int], dict[str, Any]]:
+    return {(r["id"], r["temperature"], r["turn"]): r for r in read_lines(path)}
+
+
+def test_each_turn_is_a_row_and_cut_answers_are_marked(run: Any, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "new" / "rows.jsonl"
+    assert run(out, "--temperature", "0", "0.9") == 0
+    assert "1 conversations" not in capsys.readouterr().out, "at two temperatures it is two"
+    rows = by_turn(out)
+    assert {key[0::2] for key in rows} == {("one", 0), ("two", 0), ("two", 1), ("four", 0)} and len(rows) == 8
+    for (_, temperature, turn), row in rows.items():
+        assert row.keys() == {"id", "turn", "temperature", "prompt", "length", "capped", "group", "source", "model"}
+        assert 1 <= row["length"] <= CAP
+        if temperature == 0:
+            written = tiny.greedy(list(row["prompt"].encode()), CAP)
+            ended = END in written
+            assert row["length"] == (written.index(END) + 1 if ended else CAP)
+            assert row["capped"] == (not ended)
+        assert turn or row["group"] == group_of(row["prompt"])
+    second = rows["two", 0.0, 1]
+    assert second["prompt"] == "[user]a\n[assistant]x\n[user]b\n[assistant]"
+    assert second["group"] == rows["two", 0.0, 0]["group"]
+    assert rows["one", 0.0, 0]["group"] == rows["four", 0.0, 0]["group"], "one prompt in two places"
+    assert (rows["one", 0.0, 0]["source"], second["source"]) == ("greetings", "p")
+    read = read_rows([str(out)], lambda: pytest.fail("no token ids"))
+    assert [(r.length, r.capped) for r in read] == [(r["length"], r["capped"]) for r in read_lines(out)]
+
+
+def test_a_cut_off_run_writes_what_it_would_have_written(
+    run: Any, engine: Lasting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    options = ("--history", "own", "--temperature", "0.9")
+    assert run(whole, *options) == 0
+    rows = by_turn(whole)
+    assert {key[0::2] for key in rows} == {("one", 0), ("two", 0), ("two", 1), ("two", 2), ("four", 0)}
+    first, second = rows["two", 0.9, 0], rows["two", 0.9, 1]
+    assert second["prompt"] == f"[user]a\n[assistant]{first['reply']}\n[user]b\n[assistant]"
+    assert first["reply"] in rows["two", 0.9, 2]["prompt"] and "reply" not in rows["two", 0.9, 2]
+    assert "1 conversations were left out" in capsys.readouterr().out
+
+    lines = whole.read_bytes().splitlines(True)
+    for kept in range(len(lines)):
+        cut.write_bytes(b"".join(lines[:kept]) + lines[kept][:9])
+        assert run(cut, *options) == 0
+        assert by_turn(cut) == rows
+    capsys.readouterr()
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text("".join(line for line in prompts.read_text().splitlines(True) if "long" not in line))
+    monkeypatch.setattr(collect, "LLM", lambda *_, **__: pytest.fail("nothing is left to ask"))
+    assert run(cut, "--history", "own", "--temperature", "0.9", "--limit", "2") == 0
+    assert "answered before" in capsys.readouterr().out
+
+
+def test_a_history_cannot_change_half_way(run: Any, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out.jsonl"
+    assert run(out) == 0
+    assert run(out, "--history", "own") == 2
+    assert "two was collected with --history file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, "", "{\n", '{"id": 1}\n', '{"turns": []}\n', '{"turns": ["a"], "replies": [1]}\n',
+     '{"id": 1, "turns": ["a"]}\n{"id": 1, "turns": ["b"]}\n'],
+)  # fmt: skip
+def test_prompts_of_no_use_get_one_line(content: str | None, tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "p.jsonl"
+    if content is not None:
+        path.write_text(content)
+    assert collect.main(["--prompts", str(path), "--out", str(tmp_path / "out")]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("jaxspec.train_predictor.collect: ") and line.count("\n") == 1
+
+
+def test_a_cap_that_leaves_no_room_is_refused(run: Any, tmp_path: Path, capsys: Any) -> None:
+    assert run(tmp_path / "out.jsonl", "--max-tokens", "112") == 2
+    assert "leaves no room" in capsys.readouterr().err
+
+
+def test_an_output_of_something_else_is_refused(run: Any, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_text(json.dumps({"prompt": "a"}) + "\n")
+    assert run(out) == 2
+    assert "was not written by this command" in capsys.readouterr().err
+
+
+def test_rows_of_another_model_or_cap_are_not_mixed() -> None:
+    row = {"id": "a", "model": "one", "capped": True, "length": 64}
+    done = {collect.Key("a", 0.0, 0): row}
+    collect.fitting(done, "one", 64)
+    with pytest.raises(ValueError, match="--model: a was answered by one"):
+        collect.fitting(done, "two", 64)
+    with pytest.raises(ValueError, match="--max-tokens: a was cut at 64"):
+        collect.fitting(done, "one", 128)
