@@ -3,7 +3,7 @@
 from jaxspec.sched.config import PolicyConfig, SchedulerConfig
 from jaxspec.sched.kv.page_pool import OutOfPages, PagePool
 from jaxspec.sched.plan import Outcome, Plan, Transfer, Work
-from jaxspec.sched.request import Request, State
+from jaxspec.sched.request import Request, RequestStatus
 from jaxspec.sched.scheduler import QueueFull, Scheduler
 from jaxspec.sched.timing import SwapCosts
 

@@ -8,7 +8,7 @@ from enum import Enum
 from jaxspec.sched.slo import NONE, Slo
 
 
-class State(Enum):
+class RequestStatus(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     #: Waiting for its turn with its pages: others go before it.
@@ -48,7 +48,7 @@ class Request:
     true_len: int | None = None
     true_acceptance: float | None = None
 
-    state: State = State.WAITING
+    status: RequestStatus = RequestStatus.WAITING
     computed: int = 0
     pages: list[int] = field(default_factory=list)
     #: Host pages that hold the KV of its `computed` tokens while it is swapped out.

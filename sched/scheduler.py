@@ -14,7 +14,7 @@ from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.kv.wait_time import arrange
 from jaxspec.sched.plan import Lookahead, Outcome, Plan, Work
-from jaxspec.sched.request import Request, State
+from jaxspec.sched.request import Request, RequestStatus
 from jaxspec.sched.timing import Runtime
 from jaxspec.sched.token_budget import Budget
 from jaxspec.sched.waiting_queue import Queue
@@ -159,7 +159,7 @@ class Scheduler:
             self.runtime.observe(plan, outcomes, seconds)
         recomputed = sum(work.recomputes for work in plan.work)
         for work, outcome in zip(plan.work, outcomes, strict=True):
-            if work.request.state is State.RUNNING:  # else it was cancelled meanwhile
+            if work.request.status is RequestStatus.RUNNING:  # else it was cancelled meanwhile
                 self._advance(work, outcome, now, seconds)
         if recomputed:
             self.recomputed_tokens += recomputed
@@ -263,7 +263,7 @@ class Scheduler:
             if not after or load - sum(r.remaining_known for r in after if not r.decoding) >= tokens:
                 return
             lacking = self._memory.missing(head) - self.pool.num_free - self.waiting.paused_pages + len(head.pages)
-            swapped = head.state is State.SWAPPED
+            swapped = head.status is RequestStatus.SWAPPED
             if swapped:
                 lacking += len(self.running)
                 if lacking <= 0:
@@ -298,7 +298,7 @@ class Scheduler:
                 came = self._memory.missing(request) + spare <= self.pool.num_free and self._memory.enter(request)
             if not came:
                 return
-            self.waiting.change(request, State.PAUSED)
+            self.waiting.change(request, RequestStatus.PAUSED)
 
     def _seats(self, now: float) -> int:
         return self._batching.seats(len(self.running), len(self.waiting), self.waiting.oldest, now)
@@ -306,21 +306,21 @@ class Scheduler:
     def _next(self) -> Request | None:
         """The first waiting request; where there is no room for its KV beside others', the first that has its own."""
         head = self.waiting.first()
-        if head is None or head.state is State.PAUSED or self._memory.fits(head):
+        if head is None or head.status is RequestStatus.PAUSED or self._memory.fits(head):
             return head
         return self.waiting.first_paused()
 
     def _admit(self, request: Request, now: float, preempted: list[Request], alone: bool) -> bool:
         """Give a waiting request a seat; False if its pages are not free or, unless it is `alone` in the step, its KV
         is still on the host or just coming from there."""
-        if not alone and (request.state is State.SWAPPED or self._memory.arriving(request)):
+        if not alone and (request.status is RequestStatus.SWAPPED or self._memory.arriving(request)):
             return False
         return self._enter(request, now, preempted)
 
     def _make_room(self, request: Request, spare: int, now: float, preempted: list[Request]) -> bool:
         """See that a waiting request has its pages, those of paused ones included, and `spare` are left."""
         memory = self._memory
-        get = memory.grow if request.state is State.PAUSED else memory.enter
+        get = memory.grow if request.status is RequestStatus.PAUSED else memory.enter
         while (spare and memory.missing(request) + spare > self.pool.num_free) or not get(request):
             last = self.waiting.last_paused() if memory.takes else None
             if last is None or last is request:
@@ -344,12 +344,12 @@ class Scheduler:
         self.waiting.remove(request)
         self._batching.admitted()
         self.running.append(request)
-        request.state = State.RUNNING
+        request.status = RequestStatus.RUNNING
         return True
 
     def _reserve(self, request: Request, now: float, preempted: list[Request]) -> bool:
         """See that a running request has pages for its known tokens; False if it was preempted for lack of them."""
-        while request.state is State.RUNNING:
+        while request.status is RequestStatus.RUNNING:
             if self._memory.grow(request):
                 return True
             self._preempt(self.waiting.last_paused() or self._last_running(), now, preempted)
@@ -393,7 +393,7 @@ class Scheduler:
     def _pause(self, request: Request, now: float) -> None:
         """Take a running request's seat and leave it its pages."""
         self.running.remove(request)
-        request.state = State.PAUSED
+        request.status = RequestStatus.PAUSED
         request.switches += 1
         self.num_switches += 1
         self.waiting.push(request, now)
@@ -401,17 +401,21 @@ class Scheduler:
     def _preempt(self, request: Request, now: float, preempted: list[Request]) -> None:
         """Take a running or paused request's pages. Full ones stay findable until somebody needs them."""
         preempted.append(request)
-        computed, came, running = request.computed, self._memory.arriving(request), request.state is State.RUNNING
+        computed, came, running = (
+            request.computed,
+            self._memory.arriving(request),
+            request.status is RequestStatus.RUNNING,
+        )
         if running:
             self.running.remove(request)
             self._batching.sent_back()
         swapped = self._memory.evict(request)
-        state = State.SWAPPED if swapped else State.WAITING
+        status = RequestStatus.SWAPPED if swapped else RequestStatus.WAITING
         if running:
-            request.state = state
+            request.status = status
             self.waiting.push(request, now)
         else:
-            self.waiting.change(request, state)
+            self.waiting.change(request, status)
         if came:
             return  # it has not left the host
         if not swapped:
@@ -422,10 +426,10 @@ class Scheduler:
 
     def _finish(self, request: Request) -> None:
         del self._requests[request.id]
-        if request.state is State.RUNNING:
+        if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
         else:
             self.waiting.remove(request)
         self._memory.leave(request)
         self.order.forget(request)
-        request.state = State.FINISHED
+        request.status = RequestStatus.FINISHED

@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any
 
-from jaxspec.sched.request import Request, State
+from jaxspec.sched.request import Request, RequestStatus
 
 
 class Line:
@@ -187,27 +187,27 @@ class Queue:
         self._waits.end(request)
         self._unfile(request)
 
-    def change(self, request: Request, state: State) -> None:
+    def change(self, request: Request, status: RequestStatus) -> None:
         """A request goes on waiting in another state."""
         self._unfile(request)
-        request.state = state
+        request.status = status
         self._file(request)
 
     def _file(self, request: Request) -> None:
-        if request.state is State.PAUSED:
+        if request.status is RequestStatus.PAUSED:
             self._first_paused.push(request)
             self._last_paused.push(request)
             self._pages[request.id] = len(request.pages)
             self.paused_pages += len(request.pages)
-        elif request.state is State.SWAPPED:
+        elif request.status is RequestStatus.SWAPPED:
             self._swapped.add(request.id)
 
     def _unfile(self, request: Request) -> None:
-        if request.state is State.PAUSED:
+        if request.status is RequestStatus.PAUSED:
             self._first_paused.remove(request)
             self._last_paused.remove(request)
             self.paused_pages -= self._pages.pop(request.id)
-        elif request.state is State.SWAPPED:
+        elif request.status is RequestStatus.SWAPPED:
             self._swapped.remove(request.id)
 
     def move(self, request: Request) -> None:

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from jaxspec.sched.kv.recompute import Memory
-from jaxspec.sched.request import Request, State
+from jaxspec.sched.request import Request, RequestStatus
 from jaxspec.sched.timing import Runtime, SwapCosts
 from jaxspec.sched.waiting_queue import Queue
 
@@ -113,7 +113,7 @@ def choose(
             break
         kept.add(request.id)
         lacking += missing
-        if request.state is State.SWAPPED and not memory.leaving(request):
+        if request.status is RequestStatus.SWAPPED and not memory.leaving(request):
             coming.append(request)
     going: list[Request] = []
     for request in waiting.paused_backwards():

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 
 from helpers.paged import Device, Job, solo
-from jaxspec.sched import Plan, PolicyConfig, Request, Scheduler, State
+from jaxspec.sched import Plan, PolicyConfig, Request, RequestStatus, Scheduler
 from jaxspec.sched.plan import Lookahead
 from jaxspec.sched.slo import Slo
 from jaxspec.sched.timing import StepTimes
@@ -101,7 +101,7 @@ class Drive:
                 )  # fmt: skip
                 self.scheduler.add(request, float(now))
             if job.arrival + 3 == now and self.random.random() < 0.3:
-                there = self.requests[str(i)].state is not State.FINISHED
+                there = self.requests[str(i)].status is not RequestStatus.FINISHED
                 assert self.scheduler.predicted(str(i), self.random.randint(1, 20), float(now)) == there
 
     def cancel(self, now: int, in_flight: bool) -> None:
@@ -161,7 +161,7 @@ class Drive:
         holders = Counter(page for request in everybody for page in request.pages)
         for work in plan.work:
             pages, end = work.request.pages, work.start + work.count
-            assert work.request.state is State.RUNNING and work.start == work.request.computed
+            assert work.request.status is RequestStatus.RUNNING and work.start == work.request.computed
             assert 0 < work.count <= work.request.remaining_known and 0 <= work.levels <= work.drafts
             assert pool.pages_for(end + work.levels) <= len(pages)
             for page in pages[work.start // pool.page_size :]:
@@ -170,9 +170,9 @@ class Drive:
     def check_books(self) -> None:
         running, waiting = self.scheduler.running, list(self.scheduler.waiting)
         self.scheduler.pool.check([request.pages for request in (*running, *waiting)])
-        assert all(request.state is State.RUNNING for request in running)
+        assert all(request.status is RequestStatus.RUNNING for request in running)
         for request in waiting:
-            assert request.state is (State.PAUSED if request.pages else State.WAITING)
+            assert request.status is (RequestStatus.PAUSED if request.pages else RequestStatus.WAITING)
         assert self.scheduler.waiting.paused_pages == sum(len(request.pages) for request in waiting)
         assert waiting == sorted(waiting, key=lambda r: (self.scheduler.order.key(r), r.number)), "keys went stale"
 
@@ -182,7 +182,7 @@ class Drive:
         assert not scheduler.waiting.num_paused and scheduler.waiting.oldest is None
         for i, job in enumerate(self.jobs):
             request, whole = self.requests[str(i)], solo(job.prompt, job.max_tokens)
-            assert request.state is State.FINISHED
+            assert request.status is RequestStatus.FINISHED
             assert request.tokens == (whole[: len(request.tokens)] if request.id in self.cancelled else whole)
         requests = self.requests.values()
         assert scheduler.num_preemptions == sum(request.preemptions for request in requests)

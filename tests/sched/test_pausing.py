@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.steps import Steps
-from jaxspec.sched import State
+from jaxspec.sched import RequestStatus
 
 
 def priority(**more: int) -> Steps:
@@ -19,7 +19,7 @@ def test_a_paused_request_goes_on_where_it_stood():
     pages = list(low.pages)
     run.add("high", 2)
     run.step()
-    assert (low.state, low.pages, low.computed) == (State.PAUSED, pages, 11)
+    assert (low.status, low.pages, low.computed) == (RequestStatus.PAUSED, pages, 11)
     run.step()
     plan = run.plan()
     assert [(w.request.id, w.start, w.count) for w in plan.work] == [("low", 11, 1)]
@@ -35,13 +35,13 @@ def test_paused_requests_lose_their_pages_first_and_the_last_in_order_before_oth
     run.steps(2)
     run.add("mid", 1, prompt=8)
     run.step()  # low is paused with 3 pages, mid takes 2
-    assert low.state is State.PAUSED and len(low.pages) == 3 and lower.state is State.WAITING
+    assert low.status is RequestStatus.PAUSED and len(low.pages) == 3 and lower.status is RequestStatus.WAITING
     big = run.add("big", 4, prompt=27, priority=-1)
     plan = run.plan()
     assert plan.preempted == (low,) and [w.request.id for w in plan.work] == ["big"]
     run.answer(plan)
-    assert (low.state, low.preemptions, low.switches, low.lost) == (State.WAITING, 1, 1, 9)
-    while big.state is not State.FINISHED:
+    assert (low.status, low.preemptions, low.switches, low.lost) == (RequestStatus.WAITING, 1, 1, 9)
+    while big.status is not RequestStatus.FINISHED:
         run.step()
     run.step(2.0)
     # Nine tokens were there, what the prefix cache still has is spared: a plain prompt of two full pages at most.
@@ -121,6 +121,6 @@ def test_cancelling_a_paused_request_frees_its_pages():
     run.add("high", 3)
     run.step()
     assert run.scheduler.num_paused == 1 == run.scheduler.num_waiting
-    assert run.scheduler.cancel("low", run.now) and low.state is State.FINISHED and not low.pages
+    assert run.scheduler.cancel("low", run.now) and low.status is RequestStatus.FINISHED and not low.pages
     run.check()
     assert run.finish() == ["high"]

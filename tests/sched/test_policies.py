@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from helpers.drive import ORDERS, PACES, PREEMPTIVE, TIMES, Drive, policies
 from helpers.paged import Device, Job, crowd, jobs
-from jaxspec.sched import PagePool, PolicyConfig, Request, Scheduler, SchedulerConfig, State
+from jaxspec.sched import PagePool, PolicyConfig, Request, RequestStatus, Scheduler, SchedulerConfig
 
 
 @st.composite
@@ -96,7 +96,7 @@ def test_with_aging_nobody_starves(order: str):
     long = Request("long", 4, [0, 1, 2, 0], 20, 0.0, priority=9)
     device, now = Device(4, None), 0.0
     scheduler.add(long, now)
-    while long.state is not State.FINISHED:
+    while long.status is not RequestStatus.FINISHED:
         scheduler.add(Request(f"{now}", 3, [1, 1, 1], 3, now), now)
         plan = scheduler.plan(now)
         now += 1

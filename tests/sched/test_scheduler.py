@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxspec.sched import Outcome, PagePool, Plan, QueueFull, Request, Scheduler, SchedulerConfig, State
+from jaxspec.sched import Outcome, PagePool, Plan, QueueFull, Request, RequestStatus, Scheduler, SchedulerConfig
 from jaxspec.sched.token_budget import Budget
 
 PAGE = 4
@@ -49,7 +49,7 @@ def test_a_long_prompt_is_computed_in_chunks_and_then_decoded():
     request = add(sched, "a", 35, max_tokens=3)
     assert [step(sched, t) for t in (5.0, 6.0, 7.0)] == [[("a", 0, 16)], [("a", 16, 16)], [("a", 32, 3)]]
     assert [step(sched), step(sched)] == [[("a", 35, 1)], [("a", 36, 1)]]
-    assert request.state is State.FINISHED and request.tokens[35:] == [7, 7, 7]
+    assert request.status is RequestStatus.FINISHED and request.tokens[35:] == [7, 7, 7]
     assert request.first_scheduled == 5.0
     assert not sched.has_work and sched.pool.num_used == 0
     assert step(sched) == []
@@ -89,7 +89,7 @@ def test_the_last_admitted_makes_room_and_comes_back_in_order():
     assert step(sched) == [("a", 0, 4), ("b", 0, 6), ("c", 0, 5)]  # all five pages
     plan = sched.plan(0.0)
     assert plan.preempted == (c,) and shares(plan) == [("a", 4, 1), ("b", 6, 1)]
-    assert (c.state, c.computed, c.pages, c.output_len, c.preemptions) == (State.WAITING, 0, [], 1, 1)
+    assert (c.status, c.computed, c.pages, c.output_len, c.preemptions) == (RequestStatus.WAITING, 0, [], 1, 1)
     add(sched, "d", 1)
     assert [request.id for request in sched.waiting] == ["c", "d"]
     answer(sched, plan)
@@ -200,13 +200,13 @@ def test_cancelling_frees_everything(in_flight: bool):
     a, b, c = (add(sched, name, 6) for name in "abc")
     step(sched)
     plan = sched.plan(0.0) if in_flight else Plan(())
-    assert sched.cancel("c", 0.0) and c.state is State.FINISHED and sched.num_waiting == 1
-    assert sched.cancel("a", 0.0) and a.state is State.FINISHED and sched.pool.num_used == 0
+    assert sched.cancel("c", 0.0) and c.status is RequestStatus.FINISHED and sched.num_waiting == 1
+    assert sched.cancel("a", 0.0) and a.status is RequestStatus.FINISHED and sched.pool.num_used == 0
     sched.update(plan, [Outcome((7,))] * len(plan.work), 0.0)
     assert a.output_len == 1 and sched.pool.num_used == 0
     assert step(sched) == [("b", 0, 6)]
     assert not sched.cancel("a", 0.0) and not sched.cancel("nobody", 0.0)
-    assert sched.cancel("b", 0.0) and b.state is State.FINISHED
+    assert sched.cancel("b", 0.0) and b.status is RequestStatus.FINISHED
     assert not sched.has_work and step(sched) == []
     sched.pool.check([])
 
@@ -266,13 +266,13 @@ def test_a_request_may_end_before_its_max_tokens_and_without_a_token():
     sched = scheduler()
     request = add(sched, "a", 40)
     sched.update(sched.plan(0.0), [Outcome((), "error")], 0.0)
-    assert request.state is State.FINISHED and not sched.has_work and sched.pool.num_used == 0
+    assert request.status is RequestStatus.FINISHED and not sched.has_work and sched.pool.num_used == 0
 
 
 @pytest.mark.parametrize(("prompt", "max_tokens"), [(0, 1), (4, 0), (95, 6), (20, 13)])
 def test_what_could_never_run_is_refused(prompt: int, max_tokens: int):
     sched = scheduler(pages=8 if prompt == 20 else 64)
-    with pytest.raises(ValueError, match="a request starts with|the limit is|the KV pool holds"):
+    with pytest.raises(ValueError, match=r"a request starts with|the limit is|the KV pool holds"):
         add(sched, "a", prompt, max_tokens)
     assert not sched.has_work
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.paged import STEMS, Device, Job, jobs, solo
-from jaxspec.sched import PagePool, Plan, Request, Scheduler, SchedulerConfig, State
+from jaxspec.sched import PagePool, Plan, Request, RequestStatus, Scheduler, SchedulerConfig
 from jaxspec.sched.plan import Lookahead
 from jaxspec.sched.scheduler import NO_DRAFTS
 
@@ -50,7 +50,7 @@ class Drive:
             for work, outcome in zip(plan.work, outcomes, strict=True):
                 request, gone = work.request, work.request.id in self.cancelled
                 assert len(request.tokens) - before[request.id] == (0 if gone else len(outcome.tokens))
-                assert request.state is State.FINISHED or request.computed < len(request.tokens)
+                assert request.status is RequestStatus.FINISHED or request.computed < len(request.tokens)
             self._check_books()
             now += 1
 
@@ -67,7 +67,7 @@ class Drive:
     def _cancel(self, now: int, in_flight: bool) -> None:
         for i, job in enumerate(self.jobs):
             if job.cancel is not None and job.arrival + job.cancel == now and job.in_flight == in_flight:
-                there = self.requests[str(i)].state is not State.FINISHED
+                there = self.requests[str(i)].status is not RequestStatus.FINISHED
                 assert self.scheduler.cancel(str(i), float(now)) == there
                 if there:
                     self.cancelled.add(str(i))
@@ -102,7 +102,7 @@ class Drive:
         holders = Counter(page for request in self.scheduler.running for page in request.pages)
         for work in plan.work:
             pages, end = work.request.pages, work.start + work.count
-            assert work.request.state is State.RUNNING and work.start == work.request.computed
+            assert work.request.status is RequestStatus.RUNNING and work.start == work.request.computed
             assert 0 < work.count <= work.request.remaining_known
             assert pool.pages_for(end + work.levels) <= len(pages)
             assert 0 <= work.levels <= work.drafts
@@ -113,8 +113,8 @@ class Drive:
     def _check_books(self) -> None:
         running, waiting = self.scheduler.running, list(self.scheduler.waiting)
         self.scheduler.pool.check([request.pages for request in running])
-        assert all(request.state is State.RUNNING for request in running)
-        assert all(request.state is State.WAITING and not request.pages for request in waiting)
+        assert all(request.status is RequestStatus.RUNNING for request in running)
+        assert all(request.status is RequestStatus.WAITING and not request.pages for request in waiting)
         line = [int(request.id) for request in (*running, *waiting)]
         assert line == sorted(line, key=lambda i: (self.jobs[i].arrival, i)), "not in order of arrival"
 
@@ -123,7 +123,7 @@ class Drive:
         assert not scheduler.running and not list(scheduler.waiting) and scheduler.pool.num_used == 0
         for i, job in enumerate(self.jobs):
             request, whole = self.requests[str(i)], solo(job.prompt, job.max_tokens)
-            assert request.state is State.FINISHED
+            assert request.status is RequestStatus.FINISHED
             assert request.tokens == (whole[: len(request.tokens)] if request.id in self.cancelled else whole)
             assert request.cached_tokens < len(job.prompt)
         assert self.admitted == sorted(self.admitted, key=lambda i: (self.jobs[int(i)].arrival, int(i)))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.small import SMALL
 
 from helpers import tiny
+from helpers.small import SMALL
 from jaxspec.bench.__main__ import main
 from jaxspec.bench.papers.adaserve import engine as adaserve_engine
 from jaxspec.bench.papers.adaserve import experiment as adaserve

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.small import SMALL
 
 from helpers import tiny
+from helpers.small import SMALL
 from jaxspec.bench.__main__ import main
 from jaxspec.bench.papers import page
 from jaxspec.bench.papers.laps_sd import experiment as laps_sd

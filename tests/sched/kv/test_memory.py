@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from helpers.drive import TIMES, Drive, policies
 from helpers.paged import Device, Job, Slice, crowd, jobs
 from helpers.steps import Steps
-from jaxspec.sched import PagePool, Plan, PolicyConfig, Request, Scheduler, SchedulerConfig, State, SwapCosts
+from jaxspec.sched import PagePool, Plan, PolicyConfig, Request, RequestStatus, Scheduler, SchedulerConfig, SwapCosts
 from jaxspec.sched.kv import Defer, Memory, Swap
 from jaxspec.sched.kv.host_pages import HostPages
 from jaxspec.sched.kv.wait_time import first_of
@@ -67,14 +67,14 @@ class Swapping(Drive):
         for m in plan.offload:
             pages, _, computed = held[m.request.id]
             assert 0 < len(m.device) == len(m.host) == scheduler.pool.pages_for(m.request.computed)
-            assert list(m.host) == m.request.host_pages and m.request.state is State.SWAPPED
+            assert list(m.host) == m.request.host_pages and m.request.status is RequestStatus.SWAPPED
             if pages:  # else it was let in by this very plan, on a cached prefix, and had to go again
                 assert list(m.device) == pages[: len(m.device)] and m.request.computed == computed
         for m in plan.upload:
             _, hosts, computed = held[m.request.id]
             assert 0 < len(m.device) == len(m.host) and list(m.host) == hosts[-len(m.host) :]
             assert set(m.device) <= set(m.request.pages) and not m.request.host_pages
-            assert m.request.computed == computed and m.request.state in (State.PAUSED, State.RUNNING)
+            assert m.request.computed == computed and m.request.status in (RequestStatus.PAUSED, RequestStatus.RUNNING)
             # Its KV is on its way: it runs only if nobody else does.
             assert m.request.id not in planned or next(iter(plan.work)).request is m.request
         if scheduler.config.policy.memory == "defer":
@@ -89,14 +89,22 @@ class Swapping(Drive):
         scheduler, memory = self.scheduler, self.scheduler._memory
         running, waiting = scheduler.running, list(scheduler.waiting)
         scheduler.pool.check([request.pages for request in (*running, *waiting)])
-        assert all(request.state is State.RUNNING and not request.host_pages for request in running)
+        assert all(request.status is RequestStatus.RUNNING and not request.host_pages for request in running)
         for request in waiting:
-            state = State.PAUSED if request.pages else State.SWAPPED if request.host_pages else State.WAITING
-            assert request.state is state and not (request.pages and request.host_pages)
-            assert state is not State.SWAPPED or len(request.host_pages) == scheduler.pool.pages_for(request.computed)
-            assert state is not State.WAITING or not request.computed
+            status = (
+                RequestStatus.PAUSED
+                if request.pages
+                else RequestStatus.SWAPPED
+                if request.host_pages
+                else RequestStatus.WAITING
+            )
+            assert request.status is status and not (request.pages and request.host_pages)
+            assert status is not RequestStatus.SWAPPED or len(request.host_pages) == scheduler.pool.pages_for(
+                request.computed
+            )
+            assert status is not RequestStatus.WAITING or not request.computed
         assert scheduler.waiting.paused_pages == sum(len(request.pages) for request in waiting)
-        assert scheduler.num_swapped == sum(request.state is State.SWAPPED for request in waiting)
+        assert scheduler.num_swapped == sum(request.status is RequestStatus.SWAPPED for request in waiting)
         assert waiting == sorted(waiting, key=lambda r: (scheduler.order.key(r), r.number)), "keys went stale"
         if scheduler.config.policy.order != "pairwise":  # where it errs, there is no one order
             assert list(scheduler.waiting.ahead()) == waiting
@@ -225,7 +233,7 @@ def test_a_request_in_want_of_pages_sends_later_ones_to_the_host():
     assert plan.preempted == (low,) and [w.request.id for w in plan.work] == ["high"]
     (out,) = plan.offload
     assert (out.request, out.device, len(out.host)) == (low, (0, 1, 2, 3, 4), 5)
-    assert (low.state, low.computed, low.swaps, low.lost) == (State.SWAPPED, 20, 1, None)
+    assert (low.status, low.computed, low.swaps, low.lost) == (RequestStatus.SWAPPED, 20, 1, None)
     run.answer(plan)
     assert run.finish() == ["high", "low"]
     assert run.scheduler.recomputed_tokens == 0 and low.preemptions == 1 and run.scheduler.num_swaps == 1
@@ -238,11 +246,11 @@ def test_kv_comes_back_in_a_step_of_the_others_and_its_request_runs_in_the_next(
     run.add("high", 4, prompt=16)
     run.add("higher", 9, prompt=1, priority=-1)
     run.steps(5)
-    assert low.state is State.SWAPPED and "high" in run.done
+    assert low.status is RequestStatus.SWAPPED and "high" in run.done
     plan = run.plan()
     assert [w.request.id for w in plan.work] == ["higher"] and [m.request for m in plan.upload] == [low]
     run.answer(plan)
-    assert low.state is State.PAUSED
+    assert low.status is RequestStatus.PAUSED
     plan = run.plan()
     assert [(w.request.id, w.start) for w in plan.work] == [("higher", 6), ("low", 21)] and not plan.upload
     run.answer(plan)
@@ -255,7 +263,7 @@ def test_a_full_host_means_computing_anew():
     run.step()
     run.add("high", 4, prompt=16)
     plan = run.plan()
-    assert plan.preempted == (low,) and not plan.offload and low.state is State.WAITING and low.lost == 20
+    assert plan.preempted == (low,) and not plan.offload and low.status is RequestStatus.WAITING and low.lost == 20
     run.answer(plan)
     assert run.finish() == ["high", "low"]
 
@@ -277,9 +285,9 @@ def test_what_the_device_still_has_is_not_moved():
     run.step()
     run.add("high", 1, prompt=16)
     run.step()
-    assert low.state is State.SWAPPED
+    assert low.status is RequestStatus.SWAPPED
     moves = []
-    while low.state is not State.RUNNING:
+    while low.status is not RequestStatus.RUNNING:
         plan = run.plan()
         moves += [len(m.device) for m in plan.upload]
         run.answer(plan)
@@ -313,7 +321,7 @@ def test_deferring_changes_seats_among_those_let_in_and_goes_on_when_the_first_d
     low = run.add("low", 8, prompt=4, priority=2)
     run.step()
     run.add("mid", 3, prompt=4, priority=1)
-    assert run.steps(2) == "mid mid" and low.state is State.PAUSED
+    assert run.steps(2) == "mid mid" and low.status is RequestStatus.PAUSED
     run.add("high", 20, prompt=8)
     assert run.finish() == ["mid", "low", "high"]
 

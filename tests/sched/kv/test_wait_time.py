@@ -8,14 +8,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxspec.sched import PagePool, Request, State
+from jaxspec.sched import PagePool, Request, RequestStatus
 from jaxspec.sched.kv import Swap
 from jaxspec.sched.kv.wait_time import by_wait, choose
 from jaxspec.sched.waiting_queue import Line, Queue
 
 
-def request(i: int, seconds: float, pages: int = 0, state: State = State.WAITING) -> Request:
-    made = Request(str(i), 1, [0], 99, 0.0, number=i, predicted_len=seconds, state=state)
+def request(i: int, seconds: float, pages: int = 0, status: RequestStatus = RequestStatus.WAITING) -> Request:
+    made = Request(str(i), 1, [0], 99, 0.0, number=i, predicted_len=seconds, status=status)
     made.pages = list(range(pages))
     return made
 
@@ -84,8 +84,8 @@ def swap(pages: int, taken: int) -> Swap:
 def test_who_waits_least_is_kept_or_comes_in_and_the_last_in_order_make_room():
     queue = Queue(key)
     first, second, third, last = (
-        request(1, 1, state=State.SWAPPED), request(2, 2, 2, State.PAUSED), request(3, 3, 1, State.PAUSED),
-        request(4, 4, 2, State.PAUSED),
+        request(1, 1, status=RequestStatus.SWAPPED), request(2, 2, 2, RequestStatus.PAUSED), request(3, 3, 1, RequestStatus.PAUSED),
+        request(4, 4, 2, RequestStatus.PAUSED),
     )  # fmt: skip
     first.tokens = [0, 0]
     for r in (first, second, third, last):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from helpers.steps import Steps
-from jaxspec.sched import Outcome, PagePool, PolicyConfig, Request, Scheduler, SchedulerConfig, State
+from jaxspec.sched import Outcome, PagePool, PolicyConfig, Request, RequestStatus, Scheduler, SchedulerConfig
 from jaxspec.sched.config import LapsSdSettings
 from jaxspec.sched.order import LapsSd
 from jaxspec.sched.timing import RoundCost
@@ -190,7 +190,7 @@ def test_the_perceptible_are_not_preempted():
     assert not laps.yields(a)
     run.add("b", 1)
     run.add("c", 1)
-    assert run.steps(16) == " ".join(["a"] * 16) and a.state is State.FINISHED
+    assert run.steps(16) == " ".join(["a"] * 16) and a.status is RequestStatus.FINISHED
     assert run.scheduler.num_switches == 0 and run.finish() == ["a", "b", "c"]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from helpers.steps import Steps
-from jaxspec.sched import Request, State
+from jaxspec.sched import Request, RequestStatus
 from jaxspec.sched.length import NoisyOracle, corrected
 from jaxspec.sched.order import OracleComparator
 from jaxspec.sched.waiting_queue import Line
@@ -107,7 +107,7 @@ def test_a_higher_priority_preempts_and_an_equal_one_waits():
     run.add("high", 2, priority=-3)
     plan = run.plan()
     a = run.requests["a"]
-    assert plan.paused == (a,) and plan.preempted == () and a.state is State.PAUSED and a.pages
+    assert plan.paused == (a,) and plan.preempted == () and a.status is RequestStatus.PAUSED and a.pages
     run.answer(plan)
     assert run.finish() == ["high", "a", "tie", "low"]
     assert (a.switches, a.preemptions, a.recomputed, run.scheduler.num_switches) == (1, 0, 0, 1)

@@ -187,5 +187,5 @@ def test_preorder_refuses_what_is_no_tree():
     "make", [lambda: Chain(-1), lambda: Fixed((1, 0)), lambda: EqualGreedy(-1), lambda: GlobalGreedy(-1)]
 )
 def test_settings_must_make_sense(make):
-    with pytest.raises(ValueError, match="negative|at least one wide"):
+    with pytest.raises(ValueError, match=r"negative|at least one wide"):
         make()
