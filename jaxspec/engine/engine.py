@@ -22,7 +22,7 @@ from jaxspec.draft.registry import runners
 from jaxspec.engine.metrics import Counters, EngineStats, snapshot
 from jaxspec.engine.micro_batch import Part
 from jaxspec.engine.penalty_rows import PenaltyRows
-from jaxspec.engine.request_state import Session
+from jaxspec.engine.request_state import RequestState
 from jaxspec.engine.startup import start_up
 from jaxspec.errors import EngineDead, EngineDraining
 from jaxspec.models.load import LoadedModel
@@ -82,9 +82,9 @@ class Engine:
         )
         self._eos = frozenset(self.tokenizer.eos_token_ids)
         self._random = np.random.default_rng(config.seed)
-        self._sessions: dict[str, Session] = {}
+        self._states: dict[str, RequestState] = {}
         self._penalty_rows = PenaltyRows(config.max_num_seqs)
-        self._ready: list[Session] = []  # sessions with something to hand out
+        self._ready: list[RequestState] = []  # sessions with something to hand out
         self._counters = Counters()
         self._wake_at: float | None = None  # when there is a plan again, if nothing happens before
         self.observers: list[Callable[[RequestMetrics, str], None]] = []
@@ -93,9 +93,9 @@ class Engine:
         self._last_token: dict[str, float] = {}
 
         self._lock = threading.Condition()
-        self._inbox: deque[tuple[Session, bool]] = deque()  # (session, False: it is new; True: cancel it)
+        self._inbox: deque[tuple[RequestState, bool]] = deque()  # (session, False: it is new; True: cancel it)
         self._queued = 0  # sessions in the inbox
-        self._state = "ok"
+        self._health = "ok"
         self._stop_at: float | None = None  # when a drain gives up
         self.failure: str | None = None
         self._thread: threading.Thread | None = None
@@ -105,7 +105,7 @@ class Engine:
     @property
     def health(self) -> str:
         """ok, draining or dead."""
-        return self._state
+        return self._health
 
     @property
     def step_times(self) -> StepTimes:
@@ -131,14 +131,14 @@ class Engine:
     def shutdown(self, drain: bool = False, timeout: float = 30.0) -> None:
         """Stop the loop. With `drain`, what runs or waits has `timeout` seconds to end; the rest is aborted."""
         with self._lock:
-            if self._state == "ok":
-                self._state = "draining"
+            if self._health == "ok":
+                self._health = "draining"
             self._stop_at = self._clock() + (timeout if drain else 0.0)
             self._lock.notify()
         self.warm_up.stop()
         if self._thread is None:
             self._end_all("abort", None)
-            self._state, self.failure = "dead", "the engine has been shut down"
+            self._health, self.failure = "dead", "the engine has been shut down"
         elif self._thread is not threading.current_thread():
             self._thread.join(timeout + 10 * IDLE)
             if self._thread.is_alive():
@@ -175,19 +175,19 @@ class Engine:
         )  # fmt: skip
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         with self._lock:
-            if self._state == "dead":
+            if self._health == "dead":
                 raise EngineDead(self.failure or "the engine has stopped")
-            if self._state == "draining":
+            if self._health == "draining":
                 raise EngineDraining("the engine is shutting down")
             if self._scheduler.num_waiting + self._queued >= self.config.max_waiting:
                 raise QueueFull(f"{self.config.max_waiting} requests are waiting already; try again later")
-            if request.id in self._sessions:
+            if request.id in self._states:
                 raise InvalidRequest("request_id", f"request {request.id!r} is already running")
             seed = params.seed if params.seed is not None else int(self._random.integers(0, 2**63))
-            session = Session(request, params, seed, self.tokenizer, stop_ids, on_output)
+            state = RequestState(request, params, seed, self.tokenizer, stop_ids, on_output)
             self._promise(request)
-            self._sessions[request.id] = session
-            self._inbox.append((session, False))
+            self._states[request.id] = state
+            self._inbox.append((state, False))
             self._queued += 1
             self._lock.notify()
         return request.id
@@ -196,8 +196,8 @@ class Engine:
         """End a request early; it gets a last delta with finish reason "abort". Unknown ids are ignored."""
         with self._lock:
             # The session, not its id: that may belong to another request by the time the loop reads it.
-            if session := self._sessions.get(request_id):
-                self._inbox.append((session, True))
+            if state := self._states.get(request_id):
+                self._inbox.append((state, True))
                 self._lock.notify()
 
     def check(self, prompt_ids: Sequence[int], params: SamplingParams, slo: Slo = NONE) -> int:
@@ -215,7 +215,7 @@ class Engine:
         spared = 0
         if request.reuse_prefix:
             spared = self._pool.cached(request.tokens, request.prompt_len - 1, request.page_keys)
-        others = (session.request for session in self._sessions.values())
+        others = (state.request for state in self._states.values())
         self._promises.admit(request, request.prompt_len - spared, others, self._counters.experience)
 
     def stats(self) -> EngineStats:
@@ -238,12 +238,12 @@ class Engine:
         except Exception as error:
             log.error("the engine failed: %s", traceback.format_exc())
             with self._lock:
-                self._state, self.failure = "dead", f"{type(error).__name__}: {error}"
+                self._health, self.failure = "dead", f"{type(error).__name__}: {error}"
             self._end_all("error", f"the engine failed: {self.failure}")
         finally:
             with self._lock:
-                if self._state != "dead":
-                    self._state, self.failure = "dead", "the engine has been shut down"
+                if self._health != "dead":
+                    self._health, self.failure = "dead", "the engine has been shut down"
             self.warm_up.stop()
             if self._predictions:
                 self._predictions.close()
@@ -264,16 +264,16 @@ class Engine:
             self._inbox.clear()
             stop_at = self._stop_at
         now = self._clock()
-        for session, cancelled in arrived:
+        for state, cancelled in arrived:
             if not cancelled:
-                self._scheduler.add(session.request, now)
+                self._scheduler.add(state.request, now)
                 if self._predictions:
-                    self._predictions.add(session.request.id, session.request.tokens)
-            elif session.finish_reason is None:
-                self._scheduler.cancel(session.request.id, now)
-                session.finish_reason = "abort"
-                self._penalty_rows.take(session)
-                self._ready.append(session)
+                    self._predictions.add(state.request.id, state.request.tokens)
+            elif state.finish_reason is None:
+                self._scheduler.cancel(state.request.id, now)
+                state.finish_reason = "abort"
+                self._penalty_rows.take(state)
+                self._ready.append(state)
         if stop_at is not None and (now >= stop_at or not self._scheduler.has_work):
             self._deliver()
             return False
@@ -298,7 +298,7 @@ class Engine:
         ahead = speculator.lookahead(self._scheduler.running, begun) if speculator else NO_DRAFTS
         plan = self._scheduler.plan(begun, ahead)
         for request in (*plan.preempted, *plan.paused):
-            self._penalty_rows.take(self._sessions[request.id])
+            self._penalty_rows.take(self._states[request.id])
         moving = self._clock()
         self._host.carry_out(plan)
         drafted = begun + self._clock() - moving  # when the host's part would have begun without the device's
@@ -307,24 +307,24 @@ class Engine:
             self._deliver()
             return
         self._wake_at = None
-        self._penalty_rows.give([self._sessions[w.request.id] for w in plan.work])
+        self._penalty_rows.give([self._states[w.request.id] for w in plan.work])
         parts: list[Part] = []
         if speculator:
             speculator.stage(plan.work)
         for work in self._micro_batches(plan.work):
-            sessions = [self._sessions[w.request.id] for w in work]
+            states = [self._states[w.request.id] for w in work]
             drafts: dict[str, Draft] = {}
             if speculator:
                 begun_drafting = self._clock()
                 drafts = speculator.draft(work, self._choosing, sum(w.count for w in work), begun)
                 drafted += self._clock() - begun_drafting
-            parts.append(Part.launch(work, sessions, drafts, self._executor))
+            parts.append(Part.launch(work, states, drafts, self._executor))
         if speculator:
             speculator.prepare(plan.work, self._choosing)
         launched = self._clock()
         for part in parts:
-            for session, work in zip(part.sessions, part.work, strict=True):
-                session.metrics.first_scheduled = work.request.first_scheduled
+            for state, work in zip(part.states, part.work, strict=True):
+                state.metrics.first_scheduled = work.request.first_scheduled
         self._deliver()
         outcomes: dict[str, Outcome] = {}
         since = drafted if len(parts) == 1 else launched  # with the host's part, which no step is without
@@ -344,7 +344,7 @@ class Engine:
         self._counters.step_seconds += done - begun
 
     def _choosing(self, request: Request) -> Choosing:
-        return self._sessions[request.id].choosing()
+        return self._states[request.id].choosing()
 
     def _micro_batches(self, work: Sequence[Work]) -> Sequence[Sequence[Work]]:
         return split(work, self.speculator, self.config.micro_batches) if self.speculator else [work]
@@ -353,29 +353,29 @@ class Engine:
         """What became of the part's requests, by their ids."""
         outcomes = {}
         for result in part.results(decision):
-            session, draft, path = result.session, result.draft, result.path
+            state, draft, path = result.state, result.draft, result.path
             if self.speculator and result.work.samples:
-                self.speculator.observe(session.request, [n - 1 for n in path[1:]] if path else ())
-            outcome = session.absorb(result.work, result.tokens, part.flight.logprobs, result.choice, now, path)
+                self.speculator.observe(state.request, [n - 1 for n in path[1:]] if path else ())
+            outcome = state.absorb(result.work, result.tokens, part.flight.logprobs, result.choice, now, path)
             if path is not None and draft is not None:
                 outcome = replace(outcome, proposed=len(draft), accepted=len(path) - 1)
-                for counts in (self._counters.speculation, session.metrics.speculation):
+                for counts in (self._counters.speculation, state.metrics.speculation):
                     counts.add(len(draft), len(path) - 1)
             if outcome.finish_reason is not None:
-                self._penalty_rows.take(session)  # not only when it is closed: the next plan may seat another
+                self._penalty_rows.take(state)  # not only when it is closed: the next plan may seat another
             if outcome.tokens:
                 self._counters.generation_tokens += len(outcome.tokens)
-                self._ready.append(session)
-                self._observe_tokens(session, len(outcome.tokens), now)
-            outcomes[session.request.id] = outcome
+                self._ready.append(state)
+                self._observe_tokens(state, len(outcome.tokens), now)
+            outcomes[state.request.id] = outcome
         return outcomes
 
-    def _observe_tokens(self, session: Session, count: int, now: float) -> None:
-        last = self._last_token.get(session.request.id)
-        self._last_token[session.request.id] = now
+    def _observe_tokens(self, state: RequestState, count: int, now: float) -> None:
+        last = self._last_token.get(state.request.id)
+        self._last_token[state.request.id] = now
         if last is None:
             for observe_first in self.first_token_observers:
-                observe_first(session.metrics)
+                observe_first(state.metrics)
         else:
             for observe in self.token_observers:
                 observe((now - last) / count, count)
@@ -383,49 +383,49 @@ class Engine:
     def _deliver(self) -> None:
         """Hand out deltas and close finished sessions."""
         ready, self._ready = self._ready, []
-        for session in ready:
-            delta = session.delta()
+        for state in ready:
+            delta = state.delta()
             if delta is None:
                 continue
             if delta.finish_reason is not None:
-                session.metrics.finished = self._clock()
-                swapped = self._host.quantized and session.request.swaps > 0
-                session.metrics.kv_quantized = swapped or self.config.kv_dtype == "int8"
-                self._close(session)
+                state.metrics.finished = self._clock()
+                swapped = self._host.quantized and state.request.swaps > 0
+                state.metrics.kv_quantized = swapped or self.config.kv_dtype == "int8"
+                self._close(state)
             try:
-                session.on_output(delta)
+                state.on_output(delta)
             except Exception:
                 # The receiver's fault is not the others': its request ends, the engine goes on.
-                log.exception("on_output of request %s failed; the request is cancelled", session.request.id)
-                self.cancel(session.request.id)
+                log.exception("on_output of request %s failed; the request is cancelled", state.request.id)
+                self.cancel(state.request.id)
 
-    def _close(self, session: Session) -> None:
-        request_id = session.request.id
+    def _close(self, state: RequestState) -> None:
+        request_id = state.request.id
         with self._lock:
-            self._sessions.pop(request_id, None)
+            self._states.pop(request_id, None)
             self._promises.release(request_id)
         self._last_token.pop(request_id, None)
         if self.speculator:
-            self.speculator.forget(session.request)
+            self.speculator.forget(state.request)
         if self._predictions:
-            self._predictions.ended(request_id, session.metrics.output_tokens, session.own_end(self._eos))
+            self._predictions.ended(request_id, state.metrics.output_tokens, state.own_end(self._eos))
         for observe in self.observers:
             try:
-                observe(session.metrics, session.finish_reason or "abort")
+                observe(state.metrics, state.finish_reason or "abort")
             except Exception:
                 log.exception("an observer failed")
 
     def _end_all(self, reason: str, error: str | None) -> None:
         """Answer everyone who still waits."""
         with self._lock:
-            sessions = list(self._sessions.values())
+            states = list(self._states.values())
             self._inbox.clear()
             self._queued = 0
-        for session in sessions:
-            if session.finish_reason is None:
-                session.finish_reason, session.error = reason, error
-                self._penalty_rows.take(session)
+        for state in states:
+            if state.finish_reason is None:
+                state.finish_reason, state.error = reason, error
+                self._penalty_rows.take(state)
                 if reason != "error":  # after a failure the scheduler may be in any state, and nothing will run again
-                    self._scheduler.cancel(session.request.id, self._clock())
-        self._ready = sessions
+                    self._scheduler.cancel(state.request.id, self._clock())
+        self._ready = states
         self._deliver()

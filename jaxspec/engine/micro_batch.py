@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxspec.engine.request_state import Session
+from jaxspec.engine.request_state import RequestState
 from jaxspec.sched.plan import Work
 from jaxspec.sched.spec.trees.candidates import Draft
 from jaxspec.step.runner import Executor, Flight
@@ -18,7 +18,7 @@ class Result(NamedTuple):
     """What became of one request's work."""
 
     work: Work
-    session: Session
+    state: RequestState
     #: New tokens, none where the work does not reach the end of what is known.
     tokens: list[int]
     #: Where its choices begin in the decision vector.
@@ -33,25 +33,25 @@ class Part:
     """Packed and launched work."""
 
     work: Sequence[Work]
-    sessions: Sequence[Session]
+    states: Sequence[RequestState]
     drafts: Mapping[str, Draft]
     flight: Flight
 
     @classmethod
     def launch(
-        cls, work: Sequence[Work], sessions: Sequence[Session], drafts: Mapping[str, Draft], executor: Executor
+        cls, work: Sequence[Work], states: Sequence[RequestState], drafts: Mapping[str, Draft], executor: Executor
     ) -> Part:
         trees = [
-            session.draft_tree(w, draft, executor) if (draft := drafts.get(w.request.id)) else session.tree(w, executor)
-            for session, w in zip(sessions, work, strict=True)
+            state.draft_tree(w, draft, executor) if (draft := drafts.get(w.request.id)) else state.tree(w, executor)
+            for state, w in zip(states, work, strict=True)
         ]
-        return cls(work, sessions, drafts, executor.launch(executor.pack(trees)))
+        return cls(work, states, drafts, executor.launch(executor.pack(trees)))
 
     def results(self, decision: np.ndarray) -> Iterator[Result]:
         """By the flight's decision vector, in the order of the work."""
         packed = self.flight.packed
         choice_of, accepted = decision[: packed.shape.choices], decision[packed.shape.choices :]
-        for i, (work, session) in enumerate(zip(self.work, self.sessions, strict=True)):
+        for i, (work, state) in enumerate(zip(self.work, self.states, strict=True)):
             tokens: list[int] = []
             path: list[int] | None = None
             node, choice = packed.nodes[i], packed.choices[i]
@@ -62,4 +62,4 @@ class Part:
             elif work.samples:
                 assert accepted[node]
                 tokens = [int(choice_of[choice + work.last_choice])]
-            yield Result(work, session, tokens, choice, draft, path)
+            yield Result(work, state, tokens, choice, draft, path)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxspec.engine.request_state import Session
+    from jaxspec.engine.request_state import RequestState
 
 
 class PenaltyRows:
@@ -18,13 +18,13 @@ class PenaltyRows:
     def __len__(self) -> int:
         return len(self._free)
 
-    def give(self, sessions: Iterable[Session]) -> None:
+    def give(self, states: Iterable[RequestState]) -> None:
         """A row to each that needs one and has none; for requests that run."""
-        for session in sessions:
-            if session.penalty_row is None and session.params.penalised:
-                session.penalty_row = self._free.pop()
+        for state in states:
+            if state.penalty_row is None and state.params.penalised:
+                state.penalty_row = self._free.pop()
 
-    def take(self, session: Session) -> None:
+    def take(self, state: RequestState) -> None:
         """Back from a request that stops running, if it has one."""
-        if (row := session.drop_penalty_row()) is not None:
+        if (row := state.drop_penalty_row()) is not None:
             self._free.append(row)

@@ -18,7 +18,7 @@ from jaxspec.step.runner import Executor
 from jaxspec.step.sampler import Logprobs
 
 
-class Session:
+class RequestState:
     """Belongs to the engine's thread. `seed` is the request's key, 64 bits."""
 
     def __init__(

@@ -186,7 +186,7 @@ def test_generate_says_so_and_leaves_nothing_behind(slow: LLM):
         slow.generate(
             [PROMPT], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True, n=3), slo={"tpot_ms": 20}
         )
-    eventually(lambda: not slow.engine._sessions)
+    eventually(lambda: not slow.engine._states)
     assert len(slow.engine._promises) == 0
     check_clean(slow)
 

@@ -21,7 +21,7 @@ def check_clean(llm: LLM) -> None:
     assert (stats.running, stats.waiting, stats.kv_usage) == (0, 0, 0)
     llm.engine._pool.check([])
     assert len(llm.engine._penalty_rows) == llm.engine.config.max_num_seqs
-    assert not llm.engine._sessions
+    assert not llm.engine._states
 
 
 def tokens_of(output: RequestOutput) -> list[int]:
