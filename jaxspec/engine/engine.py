@@ -20,7 +20,7 @@ import numpy as np
 from jaxspec.config import EngineConfig
 from jaxspec.draft.registry import runners
 from jaxspec.engine.metrics import Counters, EngineStats, snapshot
-from jaxspec.engine.micro_batch import Part
+from jaxspec.engine.micro_batch import MicroBatch
 from jaxspec.engine.penalty_rows import PenaltyRows
 from jaxspec.engine.request_state import RequestState
 from jaxspec.engine.startup import start_up
@@ -308,7 +308,7 @@ class Engine:
             return
         self._wake_at = None
         self._penalty_rows.give([self._states[w.request.id] for w in plan.work])
-        parts: list[Part] = []
+        parts: list[MicroBatch] = []
         if speculator:
             speculator.stage(plan.work)
         for work in self._micro_batches(plan.work):
@@ -318,7 +318,7 @@ class Engine:
                 begun_drafting = self._clock()
                 drafts = speculator.draft(work, self._choosing, sum(w.count for w in work), begun)
                 drafted += self._clock() - begun_drafting
-            parts.append(Part.launch(work, states, drafts, self._executor))
+            parts.append(MicroBatch.launch(work, states, drafts, self._executor))
         if speculator:
             speculator.prepare(plan.work, self._choosing)
         launched = self._clock()
@@ -329,9 +329,9 @@ class Engine:
         outcomes: dict[str, Outcome] = {}
         since = drafted if len(parts) == 1 else launched  # with the host's part, which no step is without
         for part in parts:
-            packed = part.flight.packed
+            packed = part.pending.packed
             self._counters.count(part.work, packed, self._executor.positions_read(packed))
-            decision = part.flight.read()
+            decision = part.pending.wait()
             read = self._clock()
             if part is parts[-1]:
                 self._times.observe(packed.shape.tokens, read - since)
@@ -349,14 +349,14 @@ class Engine:
     def _micro_batches(self, work: Sequence[Work]) -> Sequence[Sequence[Work]]:
         return split(work, self.speculator, self.config.micro_batches) if self.speculator else [work]
 
-    def _take_in(self, part: Part, decision: np.ndarray, now: float) -> dict[str, Outcome]:
+    def _take_in(self, part: MicroBatch, decision: np.ndarray, now: float) -> dict[str, Outcome]:
         """What became of the part's requests, by their ids."""
         outcomes = {}
         for result in part.results(decision):
             state, draft, path = result.state, result.draft, result.path
             if self.speculator and result.work.samples:
                 self.speculator.observe(state.request, [n - 1 for n in path[1:]] if path else ())
-            outcome = state.absorb(result.work, result.tokens, part.flight.logprobs, result.choice, now, path)
+            outcome = state.absorb(result.work, result.tokens, part.pending.logprobs, result.choice, now, path)
             if path is not None and draft is not None:
                 outcome = replace(outcome, proposed=len(draft), accepted=len(path) - 1)
                 for counts in (self._counters.speculation, state.metrics.speculation):

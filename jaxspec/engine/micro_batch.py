@@ -11,10 +11,10 @@ import numpy as np
 from jaxspec.engine.request_state import RequestState
 from jaxspec.sched.plan import Work
 from jaxspec.sched.spec.trees.candidates import Draft
-from jaxspec.step.runner import Executor, Flight
+from jaxspec.step.runner import Executor, PendingStep
 
 
-class Result(NamedTuple):
+class VerifiedRequest(NamedTuple):
     """What became of one request's work."""
 
     work: Work
@@ -29,27 +29,27 @@ class Result(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MicroBatch:
     """Packed and launched work."""
 
     work: Sequence[Work]
     states: Sequence[RequestState]
     drafts: Mapping[str, Draft]
-    flight: Flight
+    pending: PendingStep
 
     @classmethod
     def launch(
         cls, work: Sequence[Work], states: Sequence[RequestState], drafts: Mapping[str, Draft], executor: Executor
-    ) -> Part:
+    ) -> MicroBatch:
         trees = [
             state.draft_tree(w, draft, executor) if (draft := drafts.get(w.request.id)) else state.tree(w, executor)
             for state, w in zip(states, work, strict=True)
         ]
         return cls(work, states, drafts, executor.launch(executor.pack(trees)))
 
-    def results(self, decision: np.ndarray) -> Iterator[Result]:
+    def verified(self, decision: np.ndarray) -> Iterator[VerifiedRequest]:
         """By the flight's decision vector, in the order of the work."""
-        packed = self.flight.packed
+        packed = self.pending.packed
         choice_of, accepted = decision[: packed.shape.choices], decision[packed.shape.choices :]
         for i, (work, state) in enumerate(zip(self.work, self.states, strict=True)):
             tokens: list[int] = []
@@ -62,4 +62,4 @@ class Part:
             elif work.samples:
                 assert accepted[node]
                 tokens = [int(choice_of[choice + work.last_choice])]
-            yield Result(work, state, tokens, choice, draft, path)
+            yield VerifiedRequest(work, state, tokens, choice, draft, path)

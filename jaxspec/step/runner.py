@@ -18,7 +18,7 @@ from jaxspec.kernels import cpu
 from jaxspec.kernels.build import KernelsUnavailable
 from jaxspec.models.config import DecoderConfig
 from jaxspec.paths import cache_folder
-from jaxspec.sched.spec.micro_batches import MOST_PARTS
+from jaxspec.sched.spec.micro_batches import MAX_MICRO_BATCHES
 from jaxspec.sched.timing import StepTimes, between
 from jaxspec.step import penalties
 from jaxspec.step.batch import BatchShape, Blanks
@@ -41,13 +41,13 @@ log = logging.getLogger(__name__)
 _SMALL = 32
 
 
-class Flight:
+class PendingStep:
     """A step under way on the device. `read` waits for it."""
 
     def __init__(self, packed: Packed, result: StepResult):
         self.packed, self._result = packed, result
 
-    def read(self) -> np.ndarray:
+    def wait(self) -> np.ndarray:
         """The decision vector `[C + T]` int32: choices, then accepted flags."""
         return np.asarray(self._result.decision)
 
@@ -89,7 +89,7 @@ class Executor:
             config.max_num_batched_tokens, config.max_num_seqs, pages, config.token_buckets, self.drawn.logits.shape[2],
             partial(most_written, page_size=config.page_size) if self._opened else None,
         )  # fmt: skip
-        parts = config.micro_batches or (MOST_PARTS if config.draft_devices else 1)
+        parts = config.micro_batches or (MAX_MICRO_BATCHES if config.draft_devices else 1)
         self._blanks = Blanks(self.shapes, parts + 1)
         self.layers = pick_layers(config, model)
         self._graph, self._treedef, self._leaves = split(self.layers.decoder(model, weights, config.dtype))
@@ -213,11 +213,11 @@ class Executor:
         """Committed positions that the step reads in each layer, padding included."""
         return self.layers.positions_read(packed.committed, self.page_size)
 
-    def launch(self, packed: Packed) -> Flight:
+    def launch(self, packed: Packed) -> PendingStep:
         """Start a step; returns before it is done."""
         program = self._steps[packed.shape]
         self.pool, result = program(self._leaves, self.pool, self._table, self.drawn, packed.buffer)
-        return Flight(packed, result)
+        return PendingStep(packed, result)
 
     def clear_penalties(self, row: int) -> None:
         self._table = self._reset(self._table, np.int32(row))

@@ -10,7 +10,7 @@ from jaxspec.sched.plan import Work
 from jaxspec.sched.spec.speculator import Speculator
 
 #: Most micro-batches of a step.
-MOST_PARTS = 8
+MAX_MICRO_BATCHES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def seconds(parts: int, shares: Sequence[Share], others: int, step: Callable[[in
 def best(shares: Sequence[Share], others: int, step: Callable[[int], float]) -> int:
     """How many micro-batches: one more as long as that is faster by the profiled times, the paper's heuristic."""
     parts, now = 1, seconds(1, shares, others, step)
-    most = min(MOST_PARTS, max((share.requests for share in shares), default=1))
+    most = min(MAX_MICRO_BATCHES, max((share.requests for share in shares), default=1))
     while parts < most and (more := seconds(parts + 1, shares, others, step)) < now:
         parts, now = parts + 1, more
     return parts

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from helpers.fake_drafter import Fake
 from jaxspec.sched.plan import Work
 from jaxspec.sched.request import Request
-from jaxspec.sched.spec.micro_batches import MOST_PARTS, Share, Timeline, best, seconds, split
+from jaxspec.sched.spec.micro_batches import MAX_MICRO_BATCHES, Share, Timeline, best, seconds, split
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.sched.timing import StepTimes
 
@@ -61,7 +61,7 @@ def test_the_heuristic_never_takes_a_worse_cut_than_none(
 ) -> None:
     shares = [Share(n, linear(cost, 0.1), drafts, apart) for n, cost, drafts, apart in given_]
     parts = best(shares, others, linear(each, fixed))
-    assert 1 <= parts <= min(MOST_PARTS, max(n for n, *_ in given_))
+    assert 1 <= parts <= min(MAX_MICRO_BATCHES, max(n for n, *_ in given_))
     assert seconds(parts, shares, others, linear(each, fixed)) <= seconds(1, shares, others, linear(each, fixed))
 
 
