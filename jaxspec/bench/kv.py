@@ -126,19 +126,19 @@ def trees_of(config: EngineConfig, args: argparse.Namespace) -> tuple[list[Tree]
 
 def pools(model: LoadedModel, args: argparse.Namespace) -> dict[str, float]:
     """Milliseconds of a decoding step by kind of KV, in turns."""
-    from jaxspec.step.runner import Executor
+    from jaxspec.step.runner import ModelRunner
 
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    executors: dict[str, Executor] = {}
+    executors: dict[str, ModelRunner] = {}
     for kind in KINDS:
         config = setting(args, kv_dtype=kind)
         trees, pages = trees_of(config, args)
-        executors[kind] = Executor(config, model.config, dict(model.weights), pages)
+        executors[kind] = ModelRunner(config, model.config, dict(model.weights), pages)
     with progress("steps by kind of KV", args.repeats) as advance:
         for i in range(args.repeats + 2):
-            for kind, executor in executors.items():
+            for kind, model_runner in executors.items():
                 begun = time.perf_counter()
-                executor.launch(executor.pack(trees)).read()
+                model_runner.launch(model_runner.pack(trees)).read()
                 if i >= 2:
                     times[kind].append(time.perf_counter() - begun)
             if i >= 2:
@@ -154,14 +154,14 @@ def steps(model: LoadedModel, swap_dtype: str, args: argparse.Namespace) -> dict
     from jaxspec.sched.request import Request
     from jaxspec.step.kv_host import host_pool
     from jaxspec.step.profiles import ProfileStore
-    from jaxspec.step.runner import Executor
+    from jaxspec.step.runner import ModelRunner
     from jaxspec.step.warmup import WarmUp
 
     most = max(args.pages)
     config = setting(args, swap_dtype=swap_dtype)
     trees, pages = trees_of(config, args)
-    executor = Executor(config, model.config, dict(model.weights), pages + 2 * most)
-    pool = host_pool(config, executor, (), WarmUp(), ProfileStore())
+    model_runner = ModelRunner(config, model.config, dict(model.weights), pages + 2 * most)
+    pool = host_pool(config, model_runner, (), WarmUp(), ProfileStore())
     nobody = Request("swapped", 1, [0], 1, 0.0)
     out, back = range(pages, pages + most), range(pages + most, pages + 2 * most)
 
@@ -176,10 +176,10 @@ def steps(model: LoadedModel, swap_dtype: str, args: argparse.Namespace) -> dict
         for host in (0, most):
             pool.offload(out[:pages], range(host, host + pages))
         pool.carry_out(plan(pages, None, 0))
-        jax.block_until_ready(executor.pool)
+        jax.block_until_ready(model_runner.pool)
         begun = time.perf_counter()
         pool.carry_out(plan(pages, 2 * most, most))  # those of the step before are put in their places here
-        executor.launch(executor.pack(trees)).read()
+        model_runner.launch(model_runner.pack(trees)).read()
         return time.perf_counter() - begun
 
     times: dict[int, list[float]] = {pages: [] for pages in (0, *args.pages)}
@@ -192,13 +192,13 @@ def steps(model: LoadedModel, swap_dtype: str, args: argparse.Namespace) -> dict
             if i >= 2:
                 advance()
     out_seconds, in_seconds = pool.seconds
-    full = executor.shapes[-1].tokens
+    full = model_runner.shapes[-1].tokens
     return {
         "swap_dtype": swap_dtype,
         "page_bytes": pool.page_bytes,
         "out_ms": 1e3 * out_seconds,
         "in_ms": 1e3 * in_seconds,
-        "prefill_token_ms": 1e3 * executor.profile.seconds[str(full)] / full,
+        "prefill_token_ms": 1e3 * model_runner.profile.seconds[str(full)] / full,
         "step_ms": {str(pages): 1e3 * float(np.median(t)) for pages, t in times.items()},
     }
 

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             drive(engine, [a.time for a in times], ids, [params] * len(ids), advance)
         recording = recorder.stop()
         about = f"{engine.model_name} on {machine()['processor']}, {machine()['cores']} cores"
-        sizes = [shape.tokens for shape in engine._executor.shapes]
+        sizes = [shape.tokens for shape in engine._model_runner.shapes]
     try:
         profile = Profiled.fit([s.load for s in recording.steps], took(recording), sizes, about)
         process = fit(recording.traces()) if args.acceptance else None

@@ -28,7 +28,7 @@ from jaxspec.sched.spec.speculator import DEPTH, Speculator
 from jaxspec.sched.spec.trees import Drawing, Fixed
 from jaxspec.step.profiles import ProfileStore
 from jaxspec.step.rejection import Drawn
-from jaxspec.step.runner import Executor
+from jaxspec.step.runner import ModelRunner
 from jaxspec.step.warmup import WarmUp
 
 log = logging.getLogger(__name__)
@@ -122,17 +122,17 @@ Models = Mapping[str, tuple[DecoderConfig, Weights] | None]
 
 def build(
     config: EngineConfig,
-    executor: Executor,
+    model_runner: ModelRunner,
     models: Models,
     num_pages: int,
     warm_up: WarmUp,
     store: ProfileStore,
     clock: Callable[[], float],
 ) -> Speculator:
-    """The speculator of these drafters, beside `executor`. Measured times are kept in `store`."""
+    """The speculator of these drafters, beside `model_runner`. Measured times are kept in `store`."""
     drawing = _drawing(config, models)
     devices = _devices(config, models)
-    largest = executor.shapes[-1]
+    largest = model_runner.shapes[-1]
     sizes = largest.tokens, largest.trees, largest.pages
     side_by_side: list[Drafter] = []
     for name, model in models.items():
@@ -141,7 +141,7 @@ def build(
             continue
         shapes = draft_lattice(*sizes, fine=name in devices)
         runner = DraftRunner(
-            name, *model, executor, executor.layers, shapes, num_pages, config.page_size, config.dtype,
+            name, *model, model_runner, model_runner.layers, shapes, num_pages, config.page_size, config.dtype,
             BEAMS if drawing is None else [drawing], devices.get(name), store,
         )  # fmt: skip
         needed, more = runner.jobs()
@@ -154,10 +154,10 @@ def build(
             warm_up.later("compiling the drafter", more, rank=4)
             warm_up.measure(runner.profile)
         side_by_side.append(ModelDrafter(runner, clock))
-    step = executor.times
+    step = model_runner.times
     policy = tree_policy(config, step) if drawing is None else Drawing(config.draft_levels or DEPTH)
     speculator = arrange(config, side_by_side, step, policy)
-    executor.settled()
+    model_runner.settled()
     return speculator
 
 

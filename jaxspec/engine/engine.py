@@ -75,7 +75,7 @@ class Engine:
         self.warm_up = parts.warm_up
         #: Decides on drafts; between requests another may take its place (benchmarks do that).
         self.speculator = parts.speculator
-        self._executor, self._times, self._host = parts.executor, parts.executor.times, parts.host
+        self._model_runner, self._times, self._host = parts.model_runner, parts.model_runner.times, parts.host
         self._pool, self._scheduler, self._predictions = parts.pool, parts.scheduler, parts.predictions
         self._promises = Promises(
             self._times, strict=config.slo.admission == "strict", paced=config.pace != "none", seats=config.max_num_seqs
@@ -115,7 +115,7 @@ class Engine:
     @property
     def profiled(self) -> list[Profile]:
         """What programs take, as measured: of steps, and of the drafters' rounds."""
-        return [self._executor.profile, *(runner.profile for runner in runners(self.speculator))]
+        return [self._model_runner.profile, *(runner.profile for runner in runners(self.speculator))]
 
     def start(self) -> None:
         if self._predictions:
@@ -220,7 +220,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         return snapshot(
-            self._counters, self._scheduler, self._executor, self._host, self._queued, self._promises.refused,
+            self._counters, self._scheduler, self._model_runner, self._host, self._queued, self._promises.refused,
             self._predictions.counts if self._predictions else None, self.speculator, self.warm_up,
         )  # fmt: skip
 
@@ -318,7 +318,7 @@ class Engine:
                 begun_drafting = self._clock()
                 drafts = speculator.draft(work, self._choosing, sum(w.count for w in work), begun)
                 drafted += self._clock() - begun_drafting
-            parts.append(MicroBatch.launch(work, states, drafts, self._executor))
+            parts.append(MicroBatch.launch(work, states, drafts, self._model_runner))
         if speculator:
             speculator.prepare(plan.work, self._choosing)
         launched = self._clock()
@@ -330,7 +330,7 @@ class Engine:
         since = drafted if len(parts) == 1 else launched  # with the host's part, which no step is without
         for part in parts:
             packed = part.pending.packed
-            self._counters.count(part.work, packed, self._executor.positions_read(packed))
+            self._counters.count(part.work, packed, self._model_runner.positions_read(packed))
             decision = part.pending.wait()
             read = self._clock()
             if part is parts[-1]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxspec.sched.spec.speculator import Speculator
     from jaxspec.step.kv_host import HostPool
     from jaxspec.step.packing import Packed
-    from jaxspec.step.runner import Executor
+    from jaxspec.step.runner import ModelRunner
     from jaxspec.step.warmup import WarmUp
 
 
@@ -107,7 +107,7 @@ class EngineStats:
 def snapshot(
     counters: Counters,
     scheduler: Scheduler,
-    executor: Executor,
+    model_runner: ModelRunner,
     host: HostPool,
     queued: int,
     refused: int,
@@ -136,7 +136,7 @@ def snapshot(
         prompt_tokens=c.prompt_tokens,
         generation_tokens=c.generation_tokens,
         steps=c.steps,
-        compilations_after_warmup=executor.compilations_after_warmup,
+        compilations_after_warmup=model_runner.compilations_after_warmup,
         programs_ready=warm_up.ready,
         programs_total=warm_up.total,
         programs_measured=warm_up.wait(0),

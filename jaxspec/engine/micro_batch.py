@@ -11,7 +11,7 @@ import numpy as np
 from jaxspec.engine.request_state import RequestState
 from jaxspec.sched.plan import Work
 from jaxspec.sched.spec.trees.candidates import Draft
-from jaxspec.step.runner import Executor, PendingStep
+from jaxspec.step.runner import ModelRunner, PendingStep
 
 
 class VerifiedRequest(NamedTuple):
@@ -39,13 +39,19 @@ class MicroBatch:
 
     @classmethod
     def launch(
-        cls, work: Sequence[Work], states: Sequence[RequestState], drafts: Mapping[str, Draft], executor: Executor
+        cls,
+        work: Sequence[Work],
+        states: Sequence[RequestState],
+        drafts: Mapping[str, Draft],
+        model_runner: ModelRunner,
     ) -> MicroBatch:
         trees = [
-            state.draft_tree(w, draft, executor) if (draft := drafts.get(w.request.id)) else state.tree(w, executor)
+            state.draft_tree(w, draft, model_runner)
+            if (draft := drafts.get(w.request.id))
+            else state.tree(w, model_runner)
             for state, w in zip(states, work, strict=True)
         ]
-        return cls(work, states, drafts, executor.launch(executor.pack(trees)))
+        return cls(work, states, drafts, model_runner.launch(model_runner.pack(trees)))
 
     def verified(self, decision: np.ndarray) -> Iterator[VerifiedRequest]:
         """By the flight's decision vector, in the order of the work."""

@@ -14,7 +14,7 @@ from jaxspec.sched.plan import Outcome, Work
 from jaxspec.sched.request import Request
 from jaxspec.sched.spec.trees.candidates import Draft
 from jaxspec.step.packing import Choosing, Tree
-from jaxspec.step.runner import Executor
+from jaxspec.step.runner import ModelRunner
 from jaxspec.step.sampler import Logprobs
 
 
@@ -50,11 +50,11 @@ class RequestState:
 
     # -- before a step ---------------------------------------------------------------------------------------------
 
-    def tree(self, work: Work, executor: Executor) -> Tree:
+    def tree(self, work: Work, model_runner: ModelRunner) -> Tree:
         """The request's nodes in this step."""
         r = self.request
         if self.penalty_row is not None:
-            self._sync_penalties(executor)
+            self._sync_penalties(model_runner)
         end = work.start + work.count
         # Prompt log-probabilities need the logits of every prompt position; others only those of the last token.
         following = (
@@ -65,10 +65,10 @@ class RequestState:
         choosing = self.choosing(work.reads_all)
         return Tree.chain(r.tokens[work.start : end], work.start, pages, choosing, choices, following)
 
-    def draft_tree(self, work: Work, draft: Draft, executor: Executor) -> Tree:
+    def draft_tree(self, work: Work, draft: Draft, model_runner: ModelRunner) -> Tree:
         """The last known token with a draft below it; every node chooses."""
         if self.penalty_row is not None:
-            self._sync_penalties(executor)
+            self._sync_penalties(model_runner)
         r, n = self.request, len(draft) + 1
         ahead = np.arange(n, dtype=np.int32)
         known = (ahead == 0).astype(np.int32)
@@ -90,17 +90,17 @@ class RequestState:
             self._last_choosing = (key, choosing)
         return self._last_choosing[1]
 
-    def _sync_penalties(self, executor: Executor) -> None:
+    def _sync_penalties(self, model_runner: ModelRunner) -> None:
         assert self.penalty_row is not None
         r, row = self.request, self.penalty_row
         if self._penalty_known == 0:
-            executor.clear_penalties(row)
-            executor.add_penalties(row, r.tokens[: r.prompt_len], prompt=True)
+            model_runner.clear_penalties(row)
+            model_runner.add_penalties(row, r.tokens[: r.prompt_len], prompt=True)
             if self.params.logit_bias:
                 tokens = list(self.params.logit_bias)
-                executor.add_penalties(row, tokens, bias=[self.params.logit_bias[t] for t in tokens])
+                model_runner.add_penalties(row, tokens, bias=[self.params.logit_bias[t] for t in tokens])
             self._penalty_known = r.prompt_len
-        executor.add_penalties(row, r.tokens[self._penalty_known :], count=1)
+        model_runner.add_penalties(row, r.tokens[self._penalty_known :], count=1)
         self._penalty_known = len(r.tokens)
 
     def drop_penalty_row(self) -> int | None:

@@ -23,7 +23,7 @@ from jaxspec.step.buckets import choices
 from jaxspec.step.kv_cache import pages_for
 from jaxspec.step.kv_host import HostPool, host_pool, swap_costs, swap_pages
 from jaxspec.step.profiles import ProfileStore
-from jaxspec.step.runner import Executor
+from jaxspec.step.runner import ModelRunner
 from jaxspec.step.warmup import Job, Progress, WarmUp
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Parts:
     model: LoadedModel
     max_model_len: int
     warm_up: WarmUp
-    executor: Executor
+    model_runner: ModelRunner
     speculator: Speculator | None
     host: HostPool
     pool: PagePool
@@ -72,11 +72,11 @@ def start_up(
     conditioned = any("fuse" in weights for _, weights in filter(None, models.values()))
     warm_up = WarmUp(config.compile_in_background, progress, clock)
     store = ProfileStore(cache_folder("profiles") if config.compilation_cache != "" else None, renew_profiles)
-    executor = Executor(
+    model_runner = ModelRunner(
         config, loaded.config, dict(loaded.weights), pages, warm_up, conditioned, room_for_draws(config, models), store
     )
-    speculator = build(config, executor, models, pages, warm_up, store, clock) if models else None
-    host = host_pool(config, executor, runners(speculator), warm_up, store)
+    speculator = build(config, model_runner, models, pages, warm_up, store, clock) if models else None
+    host = host_pool(config, model_runner, runners(speculator), warm_up, store)
     if predictions:
         predictions.hold(True)
         stage = "compiling the length predictor"
@@ -85,14 +85,14 @@ def start_up(
         answer = partial(predictions.hold, False)
         last = Job("length predictor", predictions.warm_up, lambda _: answer(), failed=answer)
         warm_up.later(stage, [last], rank=2)
-    executor.settled()
-    if executor.profile.measured:
-        log.info("step times were measured %s", executor.profile.measured.strftime("%Y-%m-%d %H:%M UTC"))
+    model_runner.settled()
+    if model_runner.profile.measured:
+        log.info("step times were measured %s", model_runner.profile.measured.strftime("%Y-%m-%d %H:%M UTC"))
     pool = PagePool(pages, config.page_size, config.prefix_caching)
-    costs = swap_costs(config, executor, host)
+    costs = swap_costs(config, model_runner, host)
     limits = SchedulerConfig(
         config.max_num_seqs, config.max_num_batched_tokens, max_model_len, None, choices(config.max_num_seqs),
-        config.policy, host.num_pages, not host.quantized, costs, swap_pages(host, costs), executor.times,
+        config.policy, host.num_pages, not host.quantized, costs, swap_pages(host, costs), model_runner.times,
     )  # fmt: skip
     scheduler = Scheduler(limits, pool)
-    return Parts(loaded, max_model_len, warm_up, executor, speculator, host, pool, scheduler, predictions)
+    return Parts(loaded, max_model_len, warm_up, model_runner, speculator, host, pool, scheduler, predictions)

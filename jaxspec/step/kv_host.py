@@ -26,7 +26,7 @@ from jaxspec.step.kv_cache import POSITIONS
 from jaxspec.step.kv_int8 import AnyPool
 from jaxspec.step.profiles import NOT_KEPT, ProfileStore
 from jaxspec.step.quantization import Quantized, dequantize, quantize
-from jaxspec.step.runner import Executor
+from jaxspec.step.runner import ModelRunner
 from jaxspec.step.warmup import Job, WarmUp
 
 log = logging.getLogger(__name__)
@@ -46,22 +46,22 @@ Pools = tuple[AnyPool, ...]
 
 
 def host_pool(
-    config: EngineConfig, executor: Executor, drafters: Sequence[Owner], warm_up: WarmUp, store: ProfileStore
+    config: EngineConfig, model_runner: ModelRunner, drafters: Sequence[Owner], warm_up: WarmUp, store: ProfileStore
 ) -> HostPool:
     """The host pool that the settings ask for; of no pages where the policy never swaps."""
     space = config.swap_space_gb * 2**30 if config.memory in ("auto", "swap") else 0.0
-    pool = HostPool([executor, *drafters], space, warm_up, config.swap_dtype == "int8", store)
+    pool = HostPool([model_runner, *drafters], space, warm_up, config.swap_dtype == "int8", store)
     if config.memory == "swap" and not pool.num_pages:
         log.warning("no page fits the host's memory: what has to leave the device is computed anew")
     return pool
 
 
-def swap_costs(config: EngineConfig, executor: Executor, pool: HostPool) -> SwapCosts | None:
+def swap_costs(config: EngineConfig, model_runner: ModelRunner, pool: HostPool) -> SwapCosts | None:
     """What moving and computing take here, where anything depends on it."""
     if not pool.num_pages and config.order != "alise":
         return None
     out, back = pool.seconds
-    steps = {int(size): seconds for size, seconds in executor.profile.seconds.items()}
+    steps = {int(size): seconds for size, seconds in model_runner.profile.seconds.items()}
     largest = max(steps)
     return SwapCosts(out, back, steps[largest] / largest, between(steps, min(USUAL, config.max_num_seqs)))
 

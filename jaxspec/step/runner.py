@@ -57,7 +57,7 @@ class PendingStep:
         return jax.device_get(self._result.logprobs) if self.packed.logprobs else None
 
 
-class Executor:
+class ModelRunner:
     """Runs packed steps of one model, each padded to the smallest shape that is compiled (`ready`).
 
     Unless `warm_up` has a background, `__init__` compiles and measures all shapes. Not thread-safe: one thread, the

@@ -254,7 +254,7 @@ def test_queue_is_bounded_and_a_failure_answers_everyone(monkeypatch: pytest.Mon
             gate.wait(30)
             raise RuntimeError("the device caught fire")
 
-        monkeypatch.setattr(llm.engine._executor, "launch", failing)
+        monkeypatch.setattr(llm.engine._model_runner, "launch", failing)
 
         def take(delta: OutputDelta) -> None:
             ended.append((delta.finish_reason, delta.error))

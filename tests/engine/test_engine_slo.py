@@ -207,7 +207,7 @@ def test_promises_end_with_their_engine(failing: bool, monkeypatch: pytest.Monke
         running = Running(llm)
         assert len(made) == 1
         if failing:
-            monkeypatch.setattr(llm.engine._executor, "pack", None)
+            monkeypatch.setattr(llm.engine._model_runner, "pack", None)
             eventually(lambda: llm.engine.health == "dead")
         llm.close()
         eventually(lambda: running.finish_reason is not None)

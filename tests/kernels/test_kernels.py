@@ -24,7 +24,7 @@ from helpers import tiny
 from jaxspec.bench import BenchError, kernels
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.kernels import build, cpu
-from jaxspec.step import runner as executor
+from jaxspec.step import runner as model_runner
 
 
 @settings(deadline=None, max_examples=40)
@@ -70,12 +70,12 @@ def test_limits_of_python_and_c_agree() -> None:
 
 def test_what_the_kernels_cannot_do_is_left_to_xla() -> None:
     config = EngineConfig(kernels="auto")
-    assert executor.pick_layers(config, tiny.config()).name == "native"
-    assert executor.pick_layers(config, tiny.config(head_dim=8)).name == "xla"
-    assert executor.pick_layers(EngineConfig(dtype="bfloat16"), tiny.config()).name == "xla"
-    assert executor.pick_layers(EngineConfig(kernels="xla"), tiny.config()).name == "xla"
+    assert model_runner.pick_layers(config, tiny.config()).name == "native"
+    assert model_runner.pick_layers(config, tiny.config(head_dim=8)).name == "xla"
+    assert model_runner.pick_layers(EngineConfig(dtype="bfloat16"), tiny.config()).name == "xla"
+    assert model_runner.pick_layers(EngineConfig(kernels="xla"), tiny.config()).name == "xla"
     with pytest.raises(ConfigError, match="heads of 8"):
-        executor.pick_layers(EngineConfig(kernels="native"), tiny.config(head_dim=8))
+        model_runner.pick_layers(EngineConfig(kernels="native"), tiny.config(head_dim=8))
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
@@ -131,10 +131,10 @@ def test_without_a_compiler_there_is_a_reason_and_xla(compilers: Compilers, monk
         build.build()
     assert not list(compilers.cache.glob("*"))
     monkeypatch.setattr(cpu, "load", build.build)
-    assert executor.pick_layers(EngineConfig(), tiny.config()).name == "xla"
+    assert model_runner.pick_layers(EngineConfig(), tiny.config()).name == "xla"
     assert "apt install gcc" in caplog.text
     with pytest.raises(ConfigError, match="apt install gcc"):
-        executor.pick_layers(EngineConfig(kernels="native"), tiny.config())
+        model_runner.pick_layers(EngineConfig(kernels="native"), tiny.config())
 
 
 def test_every_compiler_gets_its_turn(compilers: Compilers, monkeypatch: Any) -> None:

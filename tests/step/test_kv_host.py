@@ -22,7 +22,7 @@ from jaxspec.step.kv_cache import Pool
 from jaxspec.step.kv_host import GROUPS, HostPool
 from jaxspec.step.packing import Choosing, Tree
 from jaxspec.step.quantization import quantize
-from jaxspec.step.runner import Executor
+from jaxspec.step.runner import ModelRunner
 from jaxspec.step.warmup import WarmUp
 
 PAGES, PAGE, HOST = 24, 16, 40
@@ -159,16 +159,16 @@ def test_a_request_goes_on_where_it_was() -> None:
         compilation_cache="", draft=[],
     )  # fmt: skip
     loaded = tiny.model()
-    executor = Executor(config, loaded.config, dict(loaded.weights), 12)
-    pool = HostPool([executor], 1e8, WarmUp())
+    model_runner = ModelRunner(config, loaded.config, dict(loaded.weights), 12)
+    pool = HostPool([model_runner], 1e8, WarmUp())
     text = [int(t) for t in np.random.default_rng(4).integers(256, size=40)]
     expected = tiny.greedy(text, 20)  # compiles, too
-    executor.settled()
+    model_runner.settled()
     pages = [3, 1, 7, 9]
 
     def run(tokens: list[int], committed: int, at: list[int]) -> int:
-        packed = executor.pack([Tree.chain(tokens, committed, np.asarray(at, np.int32), Choosing())])
-        return int(executor.launch(packed).read()[packed.choices[0]])
+        packed = model_runner.pack([Tree.chain(tokens, committed, np.asarray(at, np.int32), Choosing())])
+        return int(model_runner.launch(packed).read()[packed.choices[0]])
 
     committed = 0
     while committed < len(text):
@@ -188,4 +188,4 @@ def test_a_request_goes_on_where_it_was() -> None:
             pages = fresh
         token = run([token], committed, pages)
         committed += 1
-    assert executor.compilations_after_warmup == 0
+    assert model_runner.compilations_after_warmup == 0

@@ -57,9 +57,9 @@ def test_it_serves_before_all_is_compiled_and_drafts_after(held: threading.Event
     """Same tokens with three step sizes and no drafter, while programs arrive, and with all of them."""
     with tiny.llm(compile_in_background=True, **SETTINGS) as llm:
         engine, expected = llm.engine, plain()
-        engine._executor.settled()  # `plain` compiles, too
+        engine._model_runner.settled()  # `plain` compiles, too
         before = engine.stats()
-        assert [s.tokens for s in engine._executor.ready] == [1, 64, 96] == engine.step_times.sizes
+        assert [s.tokens for s in engine._model_runner.ready] == [1, 64, 96] == engine.step_times.sizes
         assert 0 < before.programs_ready < before.programs_total
         assert answers(llm) == expected and not engine.warm_up.wait(0)
         assert engine.stats().draft_tokens == engine.stats().compilations_after_warmup == 0
@@ -70,8 +70,8 @@ def test_it_serves_before_all_is_compiled_and_drafts_after(held: threading.Event
                 break
         after = engine.stats()
         assert after.programs_ready == after.programs_total and after.compilations_after_warmup == 0
-        assert engine._executor.ready == engine._executor.shapes
-        assert engine.step_times.sizes == [s.tokens for s in engine._executor.shapes]
+        assert engine._model_runner.ready == engine._model_runner.shapes
+        assert engine.step_times.sizes == [s.tokens for s in engine._model_runner.shapes]
         assert all(profile.measured for profile in engine.profiled)
         assert answers(llm) == expected and engine.stats().compilations_after_warmup == 0
         model = engine.speculator.drafters[0]
