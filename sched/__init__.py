@@ -2,14 +2,14 @@
 
 from jaxspec.sched.config import PolicyConfig, SchedulerConfig
 from jaxspec.sched.kv.page_pool import OutOfPages, PagePool
-from jaxspec.sched.plan import Outcome, Plan, Transfer, Work
+from jaxspec.sched.plan import Plan, RequestResult, ScheduledRequest, Transfer
 from jaxspec.sched.request import Request, RequestStatus
 from jaxspec.sched.scheduler import QueueFull, Scheduler
 from jaxspec.sched.timing import SwapCosts
 
 __all__ = [
     "OutOfPages",
-    "Outcome",
+    "RequestResult",
     "PagePool",
     "Plan",
     "PolicyConfig",
@@ -17,8 +17,8 @@ __all__ = [
     "Request",
     "Scheduler",
     "SchedulerConfig",
-    "State",
+    "RequestStatus",
     "SwapCosts",
     "Transfer",
-    "Work",
+    "ScheduledRequest",
 ]

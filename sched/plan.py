@@ -8,7 +8,7 @@ from jaxspec.sched.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ScheduledRequest:
     """Compute `count` known tokens of `request` from position `start`. Pages for all of them are allocated.
 
     The derived properties hold until the plan is answered by `update`, which appends to the request's tokens.
@@ -48,16 +48,16 @@ class Work:
         """Where the last position's choice stands among those of this work."""
         return self.count - 1 if self.reads_all else 0
 
-    def check(self, outcome: Outcome) -> None:
+    def check(self, result: RequestResult) -> None:
         """Raise `ValueError` if this cannot have come of it."""
-        request, new = self.request, outcome.tokens
-        if outcome.finish_reason is None:
+        request, new = self.request, result.tokens
+        if result.finish_reason is None:
             if bool(new) != self.samples:
                 raise ValueError(f"request {request.id!r}: {len(new)} tokens from work that samples: {self.samples}")
             if request.output_len + len(new) >= request.max_tokens:
                 raise ValueError(f"request {request.id!r} goes on after its max_tokens of {request.max_tokens}")
-        if not 0 <= outcome.accepted <= outcome.proposed:
-            raise ValueError(f"request {request.id!r}: {outcome.accepted} of {outcome.proposed} draft tokens accepted")
+        if not 0 <= result.accepted <= result.proposed:
+            raise ValueError(f"request {request.id!r}: {result.accepted} of {result.proposed} draft tokens accepted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Plan:
     is in both.
     """
 
-    work: tuple[Work, ...]
+    scheduled: tuple[ScheduledRequest, ...]
     preempted: tuple[Request, ...] = ()
     paused: tuple[Request, ...] = ()
     #: Device pages to host pages, and host pages to device pages.
@@ -99,12 +99,12 @@ class Plan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(w.count for w in self.work)
+        return sum(w.count for w in self.scheduled)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one `Work` gave: the new tokens (none for a chunk that does not reach the end) and whether it ended.
+class RequestResult:
+    """What one `ScheduledRequest` gave: the new tokens (none for a chunk that does not reach the end) and whether it ended.
 
     Several tokens are accepted drafts and one more: the KV of all but the last is committed behind the known tokens'.
     `accepted` may be more than their number, when the request ends among them.

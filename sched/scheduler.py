@@ -13,7 +13,7 @@ from jaxspec.sched import pacing as pace
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.kv.wait_time import arrange
-from jaxspec.sched.plan import Lookahead, Outcome, Plan, Work
+from jaxspec.sched.plan import Lookahead, Plan, RequestResult, ScheduledRequest
 from jaxspec.sched.request import Request, RequestStatus
 from jaxspec.sched.timing import Runtime
 from jaxspec.sched.token_budget import Budget
@@ -148,19 +148,19 @@ class Scheduler:
         self.waiting.move(request)
         return True
 
-    def update(self, plan: Plan, outcomes: Sequence[Outcome], now: float, seconds: float = 0.0) -> None:
-        """Take in what `plan` gave, `outcomes` in the order of its work, and the seconds that it took, drafting
+    def update(self, plan: Plan, results: Sequence[RequestResult], now: float, seconds: float = 0.0) -> None:
+        """Take in what `plan` gave, `results` in the order of its work, and the seconds that it took, drafting
         included. Raises `ValueError` if they don't fit it."""
-        if plan.work and plan is not self._in_flight:
+        if plan.scheduled and plan is not self._in_flight:
             raise ValueError("not the plan in flight")
-        if len(outcomes) != len(plan.work):
-            raise ValueError(f"{len(outcomes)} outcomes for {len(plan.work)} pieces of work")
+        if len(results) != len(plan.scheduled):
+            raise ValueError(f"{len(results)} outcomes for {len(plan.scheduled)} pieces of work")
         if self._learns:
-            self.runtime.observe(plan, outcomes, seconds)
-        recomputed = sum(work.recomputes for work in plan.work)
-        for work, outcome in zip(plan.work, outcomes, strict=True):
-            if work.request.status is RequestStatus.RUNNING:  # else it was cancelled meanwhile
-                self._advance(work, outcome, now, seconds)
+            self.runtime.observe(plan, results, seconds)
+        recomputed = sum(scheduled.recomputes for scheduled in plan.scheduled)
+        for scheduled, result in zip(plan.scheduled, results, strict=True):
+            if scheduled.request.status is RequestStatus.RUNNING:  # else it was cancelled meanwhile
+                self._advance(scheduled, result, now, seconds)
         if recomputed:
             self.recomputed_tokens += recomputed
             self.recompute_seconds += seconds * recomputed / plan.num_tokens
@@ -174,7 +174,7 @@ class Scheduler:
     # -- what to run -----------------------------------------------------------------------------------------------
 
     def plan(self, now: float, lookahead: Lookahead = NO_DRAFTS) -> Plan:
-        """What to run next; if there is nothing to do now its `work` is empty, else `update` precedes the next plan.
+        """What to run next; if there is nothing to do now its `scheduled` is empty, else `update` precedes the next plan.
 
         Drafts get what is left of the step, never a page that would have to be taken from a request.
         """
@@ -182,7 +182,7 @@ class Scheduler:
             raise RuntimeError("the last plan has not been answered by update()")
         self._memory.begin()
         budget = Budget(self.config)
-        work: list[Work] = []
+        scheduled: list[ScheduledRequest] = []
         preempted: list[Request] = []
         paused: list[Request] = []
         ahead: list[Request] = []
@@ -203,44 +203,51 @@ class Scheduler:
         first = self.config.policy.prefill == "first"
         service = [r for r in self._service() if r.id not in pacing.resting]
         if not first:
-            self._fill(work, service, budget, now, preempted)
-            if preempted and not work:
-                self._fill_anyway(work, budget, now, preempted)
+            self._fill(scheduled, service, budget, now, preempted)
+            if preempted and not scheduled:
+                self._fill_anyway(scheduled, budget, now, preempted)
         else:
-            self._fill(work, [r for r in service if not r.decoding], budget, now, preempted)
+            self._fill(scheduled, [r for r in service if not r.decoding], budget, now, preempted)
 
         # Nobody is admitted in a step that ran out of pages: so a plan's preempted requests are never in its work. Only
         # where nobody is left in it, the one for whom they were taken is let in.
-        while budget and not (preempted and work):
+        while budget and not (preempted and scheduled):
             if self._seats(now) < 1 or (request := self._next()) is None or request in paused or request in ahead:
                 break  # the seats come first: a batch has to hear that nobody waits any more
-            if not self._admit(request, now, preempted, alone=not work):
+            if not self._admit(request, now, preempted, alone=not scheduled):
                 break
             if share := budget.take(request):
-                work.append(share)
-        if first and not work:
-            self._fill(work, [r for r in service if r.decoding], budget, now, preempted)
-            if preempted and not work:
-                self._fill_anyway(work, budget, now, preempted)
+                scheduled.append(share)
+        if first and not scheduled:
+            self._fill(scheduled, [r for r in service if r.decoding], budget, now, preempted)
+            if preempted and not scheduled:
+                self._fill_anyway(scheduled, budget, now, preempted)
 
         if lookahead.drafts and lookahead.levels:
-            budget.allow_drafts(work, lookahead, self._memory)
-        plan = Plan(tuple(work), (*ahead, *preempted), tuple(paused), *self._memory.transfers())
-        self._in_flight = plan if work else None
+            budget.allow_drafts(scheduled, lookahead, self._memory)
+        plan = Plan(tuple(scheduled), (*ahead, *preempted), tuple(paused), *self._memory.transfers())
+        self._in_flight = plan if scheduled else None
         return plan
 
     def _fill(
-        self, work: list[Work], service: Sequence[Request], budget: Budget, now: float, preempted: list[Request]
+        self,
+        scheduled: list[ScheduledRequest],
+        service: Sequence[Request],
+        budget: Budget,
+        now: float,
+        preempted: list[Request],
     ) -> None:
         """Let running requests take what they need of the step, in this order."""
         for request in service:
             if self._reserve(request, now, preempted) and (share := budget.take(request)):
-                work.append(share)
+                scheduled.append(share)
 
-    def _fill_anyway(self, work: list[Work], budget: Budget, now: float, preempted: list[Request]) -> None:
+    def _fill_anyway(
+        self, scheduled: list[ScheduledRequest], budget: Budget, now: float, preempted: list[Request]
+    ) -> None:
         """Where all that were to run lost their pages, those run that were to rest or wait."""
         budget.prompt_tokens = None
-        self._fill(work, self._service(), budget, now, preempted)
+        self._fill(scheduled, self._service(), budget, now, preempted)
 
     def _service(self) -> list[Request]:
         """The running requests in the order in which a step is filled: decoding is never delayed by prefill."""
@@ -365,16 +372,16 @@ class Scheduler:
 
     # -- how requests change their state ---------------------------------------------------------------------------
 
-    def _advance(self, work: Work, outcome: Outcome, now: float, seconds: float) -> None:
-        request, new = work.request, outcome.tokens
+    def _advance(self, scheduled: ScheduledRequest, result: RequestResult, now: float, seconds: float) -> None:
+        request, new = scheduled.request, result.tokens
         # Of the new tokens all but the last were drafts: their KV is committed along with that of the known ones.
-        computed = work.start + work.count + max(0, len(new) - 1)
-        work.check(outcome)
+        computed = scheduled.start + scheduled.count + max(0, len(new) - 1)
+        scheduled.check(result)
         if computed > len(request.pages) * self.pool.page_size:
             raise ValueError(f"request {request.id!r}: more KV committed than its pages hold")
         round_of_drafts = request.decoding
         request.tokens += new
-        request.recomputed += work.recomputes
+        request.recomputed += scheduled.recomputes
         self._memory.commit(request, computed)
         if new:
             request.lost = None
@@ -382,10 +389,10 @@ class Scheduler:
                 request.first_token = now
         if round_of_drafts:
             request.attained += seconds
-            request.proposed += outcome.proposed
-            request.accepted += outcome.accepted
-            self.order.observe(request, outcome, seconds)
-        if outcome.finish_reason is not None:
+            request.proposed += result.proposed
+            request.accepted += result.accepted
+            self.order.observe(request, result, seconds)
+        if result.finish_reason is not None:
             self._finish(request)
         elif request.predicted_len is not None and request.output_len >= request.predicted_len:
             request.predicted_len = predict.corrected(request.predicted_len, request)

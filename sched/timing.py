@@ -9,7 +9,7 @@ from math import log1p
 
 import numpy as np
 
-from jaxspec.sched.plan import Outcome, Plan
+from jaxspec.sched.plan import Plan, RequestResult
 from jaxspec.sched.request import Request
 
 
@@ -208,16 +208,16 @@ class Runtime:
         self._prefill, self._decode = Regression(_MEMORY), Regression(_MEMORY)
         self.a, self.b, self.c, self.d = self._start[0], 0.0, 0.0, self._start[1]
 
-    def observe(self, plan: Plan, outcomes: Sequence[Outcome], seconds: float) -> None:
+    def observe(self, plan: Plan, results: Sequence[RequestResult], seconds: float) -> None:
         """Take in a step, before its outcomes have been added to its requests."""
         decoding = prompts = produced = prefilled = 0
-        for work, outcome in zip(plan.work, outcomes, strict=True):
-            if work.request.decoding:
+        for scheduled, result in zip(plan.scheduled, results, strict=True):
+            if scheduled.request.decoding:
                 decoding += 1
-                prompts += work.request.prompt_len
-                produced += len(outcome.tokens)
+                prompts += scheduled.request.prompt_len
+                produced += len(result.tokens)
             else:
-                prefilled += work.count
+                prefilled += scheduled.count
         if prefilled:
             usual = self.c * prompts / decoding + self.d if decoding else 0.0
             self._prefill.observe(prefilled, max(0.0, seconds - usual))

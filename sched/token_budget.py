@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv import Memory
-from jaxspec.sched.plan import Lookahead, Work
+from jaxspec.sched.plan import Lookahead, ScheduledRequest
 from jaxspec.sched.request import Request
 
 
@@ -23,7 +23,7 @@ class Budget:
         """Whether a prompt could take something."""
         return self.tokens > 0 and self.slots > 0 and self.prompt_tokens != 0
 
-    def take(self, request: Request) -> Work | None:
+    def take(self, request: Request) -> ScheduledRequest | None:
         """As many of the request's known tokens as fit, from where it stands; None if none do."""
         known = len(request.tokens) - request.computed
         count = min(known, self.tokens)
@@ -35,24 +35,24 @@ class Budget:
             count -= 1  # stop short of the token whose logits are read
         if count < 1:
             return None
-        work = Work(request, request.computed, count)
+        scheduled = ScheduledRequest(request, request.computed, count)
         self.tokens -= count
-        self.slots -= work.logit_slots
+        self.slots -= scheduled.logit_slots
         if not request.decoding and self.prompt_tokens is not None:
             self.prompt_tokens -= count
-        return work
+        return scheduled
 
-    def allow_drafts(self, work: list[Work], lookahead: Lookahead, memory: Memory) -> None:
+    def allow_drafts(self, scheduled: list[ScheduledRequest], lookahead: Lookahead, memory: Memory) -> None:
         """Share what is left among the requests that decode, and find pages for what they may accept."""
-        decoding = [i for i, w in enumerate(work) if w.count == 1 and w.samples and w.request.decoding]
+        decoding = [i for i, w in enumerate(scheduled) if w.count == 1 and w.samples and w.request.decoding]
         for rank, i in enumerate(decoding):
-            request = work[i].request
+            request = scheduled[i].request
             others = len(decoding) - rank
             drafts = min(lookahead.drafts, self.tokens // others, self.slots // others)
             levels = min(lookahead.levels, drafts, request.max_tokens - request.output_len - 1)
             if levels > 0 and not memory.grow(request, levels):
                 levels = memory.room(request)
             if levels > 0:
-                work[i] = replace(work[i], drafts=drafts, levels=levels)
+                scheduled[i] = replace(scheduled[i], drafts=drafts, levels=levels)
                 self.tokens -= drafts
                 self.slots -= drafts

@@ -11,7 +11,7 @@ from statistics import median, quantiles
 
 import numpy as np
 
-from jaxspec.sched.plan import Work
+from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
 from jaxspec.sched.spec.drafter import Beside, ChoosingOf, Proposal
@@ -42,12 +42,12 @@ class Drafter(Beside):
     def behind(self, request: Request) -> int:
         return 1
 
-    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
+    def propose(self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
         first, self._next = self._next, self._next + 1
         n = levels * WIDTH
         found: list[Candidates | None] = []
-        for i in range(len(works)):
-            beam = self._beams[(first * len(works) + i) % _TREES]
+        for i in range(len(scheduled)):
+            beam = self._beams[(first * len(scheduled) + i) % _TREES]
             found.append(Candidates(beam.token[:n], beam.parent[:n], beam.logprob[:n]))
         return lambda: found
 
@@ -106,9 +106,9 @@ def _measure(
         begun = time.thread_time()
         ahead = speculator.lookahead(running, now)
         between = time.thread_time()
-        work = [Work(r, r.computed, 1, ahead.drafts, ahead.levels) for r in running]
+        scheduled = [ScheduledRequest(r, r.computed, 1, ahead.drafts, ahead.levels) for r in running]
         again = time.thread_time()
-        drafts = speculator.draft(work, lambda _: None, requests, now)
+        drafts = speculator.draft(scheduled, lambda _: None, requests, now)
         decided = time.thread_time()
         now += _STEP
         accepted = {}

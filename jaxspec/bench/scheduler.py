@@ -19,7 +19,7 @@ from rich.table import Table
 from jaxspec.bench import BenchError, drafting, options
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.progress import progress
-from jaxspec.sched import Outcome, PagePool, PolicyConfig, Request, Scheduler, SchedulerConfig, Work
+from jaxspec.sched import PagePool, PolicyConfig, Request, RequestResult, ScheduledRequest, Scheduler, SchedulerConfig
 
 ORDERS = ("fcfs", "sjf", "pairwise", "priority", "las", "laps_sd", "alise")
 
@@ -97,14 +97,14 @@ def measure(
         begun = time.thread_time()
         plan = scheduler.plan(now)
         planned = time.thread_time()
-        outcomes = [_outcome(work, draw) for work in plan.work]
+        results = [_outcome(scheduled, draw) for scheduled in plan.scheduled]
         now += 0.03
         again = time.thread_time()
-        scheduler.update(plan, outcomes, now, 0.03)
+        scheduler.update(plan, results, now, 0.03)
         times.append((planned - begun + time.thread_time() - again) * 1000)
         while scheduler.num_waiting < waiting:
             scheduler.add(next(coming), now)
-        if not plan.work:
+        if not plan.scheduled:
             now = scheduler.wake(now) or now
     times = times[iterations // 10 :]
     return {
@@ -128,8 +128,8 @@ def _requests(draw: random.Random) -> Iterator[Request]:
         number += 1
 
 
-def _outcome(work: Work, draw: random.Random) -> Outcome:
-    if not work.samples:
-        return Outcome()
-    last = work.request.output_len + 1 >= (work.request.true_len or 1)
-    return Outcome((7,), "stop" if last else None, 4, draw.randint(0, 3))
+def _outcome(scheduled: ScheduledRequest, draw: random.Random) -> RequestResult:
+    if not scheduled.samples:
+        return RequestResult()
+    last = scheduled.request.output_len + 1 >= (scheduled.request.true_len or 1)
+    return RequestResult((7,), "stop" if last else None, 4, draw.randint(0, 3))

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxspec.draft.ngram import NGramIndex
 from jaxspec.draft.runner import DraftRunner
-from jaxspec.sched.plan import Work
+from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.spec.drafter import Beside, ChoosingOf, Proposal
 from jaxspec.sched.spec.trees.candidates import Candidates
@@ -30,8 +30,8 @@ class NgramDrafter(Beside):
     def behind(self, request: Request) -> int:
         return 0
 
-    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
-        found: list[Candidates | None] = [self._candidates(w.request, levels) for w in works]
+    def propose(self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
+        found: list[Candidates | None] = [self._candidates(w.request, levels) for w in scheduled]
         return lambda: found
 
     def _candidates(self, request: Request, levels: int) -> Candidates:
@@ -79,14 +79,14 @@ class ModelDrafter:
     def behind(self, request: Request) -> int:
         return len(request.tokens) - self._watermark(request)
 
-    def stage(self, works: Sequence[Work]) -> None:
+    def stage(self, scheduled: Sequence[ScheduledRequest]) -> None:
         self._staged.clear()
         if not self.runner.conditioned:
             return
         page_size, room = self.runner.page_size, self.runner.most_tokens
         slots: list[np.ndarray] = []
-        for work in sorted(works, key=lambda w: self.behind(w.request)):
-            request, seen = work.request, self._watermark(work.request)
+        for scheduled in sorted(scheduled, key=lambda w: self.behind(w.request)):
+            request, seen = scheduled.request, self._watermark(scheduled.request)
             position = np.arange(seen, min(len(request.tokens), seen + room)) - 1
             if not len(position):
                 break
@@ -97,16 +97,16 @@ class ModelDrafter:
             room -= len(position)
         self.runner.stage(np.concatenate(slots))
 
-    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
+    def propose(self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
         begun = self._clock()
-        chains, whose, staged = self._chains(works, choosing)
+        chains, whose, staged = self._chains(scheduled, choosing)
         read = self.runner.start(chains, levels, width, staged)
         tokens = sum(len(c.token) for c in chains)
         expected = self.runner.seconds(len(chains), tokens, levels, width)
 
         def proposal() -> list[Candidates | None]:
             asked = self._clock()
-            out: list[Candidates | None] = [None] * len(works)
+            out: list[Candidates | None] = [None] * len(scheduled)
             for (i, complete), candidates in zip(whose, read(), strict=True):
                 out[i] = candidates if complete else None
             now = self._clock()
@@ -118,13 +118,13 @@ class ModelDrafter:
 
         return proposal
 
-    def prepare(self, works: Sequence[Work], choosing: ChoosingOf) -> None:
-        chains, _, staged = self._chains(works, choosing)
+    def prepare(self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf) -> None:
+        chains, _, staged = self._chains(scheduled, choosing)
         if chains:
             self.runner.start(chains, 0, self.widths[0], staged)
 
     def _chains(
-        self, works: Sequence[Work], choosing: ChoosingOf
+        self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf
     ) -> tuple[list[Tree], list[tuple[int, bool]], list[range]]:
         """What to catch up with, those with the least first: the chains, whose each is (index of the work, and whether
         that is all of it), and where the features for them were staged."""
@@ -132,8 +132,8 @@ class ModelDrafter:
         whose: list[tuple[int, bool]] = []
         staged: list[range] = []
         room, most_requests = self.runner.most_tokens, self.runner.shapes[-1].trees
-        for i in sorted(range(len(works)), key=lambda i: self.behind(works[i].request)):
-            request, seen = works[i].request, self._watermark(works[i].request)
+        for i in sorted(range(len(scheduled)), key=lambda i: self.behind(scheduled[i].request)):
+            request, seen = scheduled[i].request, self._watermark(scheduled[i].request)
             end = min(len(request.tokens), seen + room)
             if self.apart and self.runner.conditioned:
                 there = self._staged.get(request.id, range(0))

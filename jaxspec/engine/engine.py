@@ -30,7 +30,7 @@ from jaxspec.outputs import OutputDelta, RequestMetrics
 from jaxspec.predict.predictor import TextPredictor
 from jaxspec.sampling_params import InvalidRequest, SamplingParams, check_request
 from jaxspec.sched.admission import Promises, least
-from jaxspec.sched.plan import Outcome, Work
+from jaxspec.sched.plan import RequestResult, ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import NO_DRAFTS, QueueFull
 from jaxspec.sched.slo import NONE, Slo
@@ -302,43 +302,43 @@ class Engine:
         moving = self._clock()
         self._host.carry_out(plan)
         drafted = begun + self._clock() - moving  # when the host's part would have begun without the device's
-        if not plan.work:
+        if not plan.scheduled:
             self._wake_at = self._scheduler.wake(begun)
             self._deliver()
             return
         self._wake_at = None
-        self._penalty_rows.give([self._states[w.request.id] for w in plan.work])
+        self._penalty_rows.give([self._states[w.request.id] for w in plan.scheduled])
         parts: list[MicroBatch] = []
         if speculator:
-            speculator.stage(plan.work)
-        for work in self._micro_batches(plan.work):
-            states = [self._states[w.request.id] for w in work]
+            speculator.stage(plan.scheduled)
+        for scheduled in self._micro_batches(plan.scheduled):
+            states = [self._states[w.request.id] for w in scheduled]
             drafts: dict[str, Draft] = {}
             if speculator:
                 begun_drafting = self._clock()
-                drafts = speculator.draft(work, self._choosing, sum(w.count for w in work), begun)
+                drafts = speculator.draft(scheduled, self._choosing, sum(w.count for w in scheduled), begun)
                 drafted += self._clock() - begun_drafting
-            parts.append(MicroBatch.launch(work, states, drafts, self._model_runner))
+            parts.append(MicroBatch.launch(scheduled, states, drafts, self._model_runner))
         if speculator:
-            speculator.prepare(plan.work, self._choosing)
+            speculator.prepare(plan.scheduled, self._choosing)
         launched = self._clock()
         for part in parts:
-            for state, work in zip(part.states, part.work, strict=True):
-                state.metrics.first_scheduled = work.request.first_scheduled
+            for state, scheduled in zip(part.states, part.scheduled, strict=True):
+                state.metrics.first_scheduled = scheduled.request.first_scheduled
         self._deliver()
-        outcomes: dict[str, Outcome] = {}
+        results: dict[str, RequestResult] = {}
         since = drafted if len(parts) == 1 else launched  # with the host's part, which no step is without
         for part in parts:
             packed = part.pending.packed
-            self._counters.count(part.work, packed, self._model_runner.positions_read(packed))
+            self._counters.count(part.scheduled, packed, self._model_runner.positions_read(packed))
             decision = part.pending.wait()
             read = self._clock()
             if part is parts[-1]:
                 self._times.observe(packed.shape.tokens, read - since)
             since = read
-            outcomes |= self._take_in(part, decision, read)
+            results |= self._take_in(part, decision, read)
         self._counters.plain_seconds += read - drafted
-        self._scheduler.update(plan, [outcomes[w.request.id] for w in plan.work], read, read - begun)
+        self._scheduler.update(plan, [results[w.request.id] for w in plan.scheduled], read, read - begun)
         done = self._clock()
         self._counters.host_seconds += (launched - drafted) + (done - read)
         self._counters.step_seconds += done - begun
@@ -346,29 +346,31 @@ class Engine:
     def _choosing(self, request: Request) -> Choosing:
         return self._states[request.id].choosing()
 
-    def _micro_batches(self, work: Sequence[Work]) -> Sequence[Sequence[Work]]:
-        return split(work, self.speculator, self.config.micro_batches) if self.speculator else [work]
+    def _micro_batches(self, scheduled: Sequence[ScheduledRequest]) -> Sequence[Sequence[ScheduledRequest]]:
+        return split(scheduled, self.speculator, self.config.micro_batches) if self.speculator else [scheduled]
 
-    def _take_in(self, part: MicroBatch, decision: np.ndarray, now: float) -> dict[str, Outcome]:
+    def _take_in(self, part: MicroBatch, decision: np.ndarray, now: float) -> dict[str, RequestResult]:
         """What became of the part's requests, by their ids."""
-        outcomes = {}
-        for result in part.results(decision):
-            state, draft, path = result.state, result.draft, result.path
-            if self.speculator and result.work.samples:
+        results = {}
+        for verified in part.requests(decision):
+            state, draft, path = verified.state, verified.draft, verified.path
+            if self.speculator and verified.scheduled.samples:
                 self.speculator.observe(state.request, [n - 1 for n in path[1:]] if path else ())
-            outcome = state.absorb(result.work, result.tokens, part.pending.logprobs, result.choice, now, path)
+            result = state.absorb(
+                verified.scheduled, verified.tokens, part.pending.logprobs, verified.choice, now, path
+            )
             if path is not None and draft is not None:
-                outcome = replace(outcome, proposed=len(draft), accepted=len(path) - 1)
+                result = replace(result, proposed=len(draft), accepted=len(path) - 1)
                 for counts in (self._counters.speculation, state.metrics.speculation):
                     counts.add(len(draft), len(path) - 1)
-            if outcome.finish_reason is not None:
+            if result.finish_reason is not None:
                 self._penalty_rows.take(state)  # not only when it is closed: the next plan may seat another
-            if outcome.tokens:
-                self._counters.generation_tokens += len(outcome.tokens)
+            if result.tokens:
+                self._counters.generation_tokens += len(result.tokens)
                 self._ready.append(state)
-                self._observe_tokens(state, len(outcome.tokens), now)
-            outcomes[state.request.id] = outcome
-        return outcomes
+                self._observe_tokens(state, len(result.tokens), now)
+            results[state.request.id] = result
+        return results
 
     def _observe_tokens(self, state: RequestState, count: int, now: float) -> None:
         last = self._last_token.get(state.request.id)

@@ -11,7 +11,7 @@ from jaxspec.predict.service import PredictionCounts
 from jaxspec.sched.admission import Experience
 
 if TYPE_CHECKING:
-    from jaxspec.sched.plan import Work
+    from jaxspec.sched.plan import ScheduledRequest
     from jaxspec.sched.scheduler import Scheduler
     from jaxspec.sched.spec.speculator import Speculator
     from jaxspec.step.kv_host import HostPool
@@ -43,14 +43,14 @@ class Counters:
         beside = (self.step_seconds - self.plain_seconds) / self.steps if self.steps else 0.0
         return Experience(self.speculation.mean_accepted_length, self.speculation.mean_proposed, max(0.0, beside))
 
-    def count(self, work: Sequence[Work], packed: Packed, read: int) -> None:
+    def count(self, scheduled: Sequence[ScheduledRequest], packed: Packed, read: int) -> None:
         """A step of this work that reads `read` positions of committed KV."""
         self.steps += 1
         self.read_positions += read
         self.used_positions += int(packed.committed.sum())
         self.step_tokens += packed.shape.tokens
         self.real_tokens += packed.real_tokens
-        self.prompt_tokens += sum(max(0, min(w.start + w.count, w.request.prompt_len) - w.start) for w in work)
+        self.prompt_tokens += sum(max(0, min(w.start + w.count, w.request.prompt_len) - w.start) for w in scheduled)
 
 
 @dataclass(frozen=True, slots=True)

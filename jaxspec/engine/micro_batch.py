@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxspec.engine.request_state import RequestState
-from jaxspec.sched.plan import Work
+from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.spec.trees.candidates import Draft
 from jaxspec.step.runner import ModelRunner, PendingStep
 
@@ -17,7 +17,7 @@ from jaxspec.step.runner import ModelRunner, PendingStep
 class VerifiedRequest(NamedTuple):
     """What became of one request's work."""
 
-    work: Work
+    scheduled: ScheduledRequest
     state: RequestState
     #: New tokens, none where the work does not reach the end of what is known.
     tokens: list[int]
@@ -32,7 +32,7 @@ class VerifiedRequest(NamedTuple):
 class MicroBatch:
     """Packed and launched work."""
 
-    work: Sequence[Work]
+    scheduled: Sequence[ScheduledRequest]
     states: Sequence[RequestState]
     drafts: Mapping[str, Draft]
     pending: PendingStep
@@ -40,7 +40,7 @@ class MicroBatch:
     @classmethod
     def launch(
         cls,
-        work: Sequence[Work],
+        scheduled: Sequence[ScheduledRequest],
         states: Sequence[RequestState],
         drafts: Mapping[str, Draft],
         model_runner: ModelRunner,
@@ -49,23 +49,23 @@ class MicroBatch:
             state.draft_tree(w, draft, model_runner)
             if (draft := drafts.get(w.request.id))
             else state.tree(w, model_runner)
-            for state, w in zip(states, work, strict=True)
+            for state, w in zip(states, scheduled, strict=True)
         ]
-        return cls(work, states, drafts, model_runner.launch(model_runner.pack(trees)))
+        return cls(scheduled, states, drafts, model_runner.execute(model_runner.pack(trees)))
 
-    def verified(self, decision: np.ndarray) -> Iterator[VerifiedRequest]:
+    def requests(self, decision: np.ndarray) -> Iterator[VerifiedRequest]:
         """By the flight's decision vector, in the order of the work."""
         packed = self.pending.packed
         choice_of, accepted = decision[: packed.shape.choices], decision[packed.shape.choices :]
-        for i, (work, state) in enumerate(zip(self.work, self.states, strict=True)):
+        for i, (scheduled, state) in enumerate(zip(self.scheduled, self.states, strict=True)):
             tokens: list[int] = []
             path: list[int] | None = None
             node, choice = packed.nodes[i], packed.choices[i]
-            if (draft := self.drafts.get(work.request.id)) is not None:
+            if (draft := self.drafts.get(scheduled.request.id)) is not None:
                 # Each accepted node's choice is the token after it.
                 path = np.flatnonzero(accepted[node : node + len(draft) + 1]).tolist()
                 tokens = choice_of[choice : choice + len(draft) + 1][path].tolist()
-            elif work.samples:
+            elif scheduled.samples:
                 assert accepted[node]
-                tokens = [int(choice_of[choice + work.last_choice])]
-            yield VerifiedRequest(work, state, tokens, choice, draft, path)
+                tokens = [int(choice_of[choice + scheduled.last_choice])]
+            yield VerifiedRequest(scheduled, state, tokens, choice, draft, path)

@@ -10,7 +10,7 @@ from jaxspec.engine.detokenizer import TextStream
 from jaxspec.models.load.tokenizer import Tokenizer
 from jaxspec.outputs import OutputDelta, RequestMetrics, TokenLogprob
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.sched.plan import Outcome, Work
+from jaxspec.sched.plan import RequestResult, ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.spec.trees.candidates import Draft
 from jaxspec.step.packing import Choosing, Tree
@@ -50,22 +50,24 @@ class RequestState:
 
     # -- before a step ---------------------------------------------------------------------------------------------
 
-    def tree(self, work: Work, model_runner: ModelRunner) -> Tree:
+    def tree(self, scheduled: ScheduledRequest, model_runner: ModelRunner) -> Tree:
         """The request's nodes in this step."""
         r = self.request
         if self.penalty_row is not None:
             self._sync_penalties(model_runner)
-        end = work.start + work.count
+        end = scheduled.start + scheduled.count
         # Prompt log-probabilities need the logits of every prompt position; others only those of the last token.
         following = (
-            np.asarray([*r.tokens[work.start + 1 : end + 1], 0][: work.count], np.int32) if work.reads_all else None
+            np.asarray([*r.tokens[scheduled.start + 1 : end + 1], 0][: scheduled.count], np.int32)
+            if scheduled.reads_all
+            else None
         )
         pages = np.asarray(r.pages, np.int32)
-        choices = work.count if work.reads_all else 1
-        choosing = self.choosing(work.reads_all)
-        return Tree.chain(r.tokens[work.start : end], work.start, pages, choosing, choices, following)
+        choices = scheduled.count if scheduled.reads_all else 1
+        choosing = self.choosing(scheduled.reads_all)
+        return Tree.chain(r.tokens[scheduled.start : end], scheduled.start, pages, choosing, choices, following)
 
-    def draft_tree(self, work: Work, draft: Draft, model_runner: ModelRunner) -> Tree:
+    def draft_tree(self, scheduled: ScheduledRequest, draft: Draft, model_runner: ModelRunner) -> Tree:
         """The last known token with a draft below it; every node chooses."""
         if self.penalty_row is not None:
             self._sync_penalties(model_runner)
@@ -74,7 +76,7 @@ class RequestState:
         known = (ahead == 0).astype(np.int32)
         join = lambda first, rest: np.concatenate([np.asarray([first], np.int32), rest])  # noqa: E731
         return Tree(
-            join(r.tokens[-1], draft.token), join(0, draft.depth), join(n, draft.subtree), known, work.start,
+            join(r.tokens[-1], draft.token), join(0, draft.depth), join(n, draft.subtree), known, scheduled.start,
             np.asarray(r.pages, np.int32), ahead, self.choosing(), parent=join(-1, draft.parent + 1),
             drawn=None if draft.drawn is None else join(-1, draft.drawn),
         )  # fmt: skip
@@ -111,18 +113,18 @@ class RequestState:
     # -- after a step ----------------------------------------------------------------------------------------------
 
     def absorb(
-        self, work: Work, tokens: list[int], logprobs: Logprobs | None, first_choice: int, now: float,
+        self, scheduled: ScheduledRequest, tokens: list[int], logprobs: Logprobs | None, first_choice: int, now: float,
         path: Sequence[int] | None = None,
-    ) -> Outcome:  # fmt: skip
+    ) -> RequestResult:  # fmt: skip
         """Take a step's new tokens, up to the one that ends the request.
 
         `first_choice` is where the request's choices begin in `logprobs`; `path` is which of them gave each token, by
         default the last one.
         """
-        if logprobs is not None and work.reads_all:
-            self._take_prompt_logprobs(work, logprobs, first_choice)
+        if logprobs is not None and scheduled.reads_all:
+            self._take_prompt_logprobs(scheduled, logprobs, first_choice)
         if not tokens:
-            return Outcome()
+            return RequestResult()
         if self.metrics.first_token is None:
             self.metrics.first_token = now
         taken: list[int] = []
@@ -141,9 +143,9 @@ class RequestState:
             self._unread += len(taken)
         self._tokens += taken
         if logprobs is not None and self.params.logprobs is not None:
-            for place, token in zip(path or [work.last_choice], taken, strict=False):
+            for place, token in zip(path or [scheduled.last_choice], taken, strict=False):
                 self._logprobs.append(_logprob(logprobs, first_choice + place, token, self.params.logprobs))
-        return Outcome(tuple(taken), self.finish_reason)
+        return RequestResult(tuple(taken), self.finish_reason)
 
     def own_end(self, eos: frozenset[int]) -> str:
         """The finish reason where the answer's length is the model's own doing, as far as it goes: "stop" at an end
@@ -166,10 +168,10 @@ class RequestState:
         ended = bool(tokens) and self._stop_reason == tokens[-1] and not isinstance(self._stop_reason, str)
         return tokens[:-1] if ended and not self.params.include_stop_str_in_output else tokens
 
-    def _take_prompt_logprobs(self, work: Work, logprobs: Logprobs, first_choice: int) -> None:
+    def _take_prompt_logprobs(self, scheduled: ScheduledRequest, logprobs: Logprobs, first_choice: int) -> None:
         r = self.request
-        for i in range(work.count):
-            position = work.start + i + 1
+        for i in range(scheduled.count):
+            position = scheduled.start + i + 1
             # After a preemption positions come again; those already taken are skipped.
             if position < r.prompt_len and position == len(self._prompt_logprobs):
                 entry = TokenLogprob(

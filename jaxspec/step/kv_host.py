@@ -192,7 +192,7 @@ class HostPool:
         for transfer in plan.offload:
             self.offload(transfer.device, transfer.host)
         if plan.upload:
-            read = {page for work in plan.work for page in work.request.pages}
+            read = {page for work in plan.scheduled for page in work.request.pages}
             for transfer in plan.upload:
                 self.upload(transfer.host, transfer.device, at_once=not read.isdisjoint(transfer.device))
 

@@ -204,7 +204,7 @@ class ModelRunner:
         return lowered.compile()
 
     def _run_empty(self, shape: BatchShape) -> None:
-        self.launch(pack([], [shape], self._blanks, self.page_size)).read()
+        self.execute(pack([], [shape], self._blanks, self.page_size)).wait()
 
     def pack(self, trees: Sequence[Tree]) -> Packed:
         return pack(trees, self.ready, self._blanks, self.page_size, self._opened)
@@ -213,7 +213,7 @@ class ModelRunner:
         """Committed positions that the step reads in each layer, padding included."""
         return self.layers.positions_read(packed.committed, self.page_size)
 
-    def launch(self, packed: Packed) -> PendingStep:
+    def execute(self, packed: Packed) -> PendingStep:
         """Start a step; returns before it is done."""
         program = self._steps[packed.shape]
         self.pool, result = program(self._leaves, self.pool, self._table, self.drawn, packed.buffer)

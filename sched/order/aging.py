@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxspec.sched.order.order import Order
-from jaxspec.sched.plan import Outcome
+from jaxspec.sched.plan import RequestResult
 from jaxspec.sched.request import Request
 
 
@@ -29,8 +29,8 @@ class Aging(Order):
     def yields(self, request: Request) -> bool:
         return request.id not in self._promoted and self._order.yields(request)
 
-    def observe(self, request: Request, outcome: Outcome, seconds: float) -> None:
-        self._order.observe(request, outcome, seconds)
+    def observe(self, request: Request, result: RequestResult, seconds: float) -> None:
+        self._order.observe(request, result, seconds)
 
     def forget(self, request: Request) -> None:
         self._promoted.discard(request.id)

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxspec.sched.config import LapsSdSettings
 from jaxspec.sched.order.order import Order
-from jaxspec.sched.plan import Outcome
+from jaxspec.sched.plan import RequestResult
 from jaxspec.sched.request import Request
 from jaxspec.sched.timing import RoundCost
 
@@ -79,9 +79,9 @@ class LapsSd(Order):
     def yields(self, request: Request) -> bool:
         return not self._of(request).settled
 
-    def observe(self, request: Request, outcome: Outcome, seconds: float) -> None:
+    def observe(self, request: Request, result: RequestResult, seconds: float) -> None:
         p, s = self._of(request), self._settings
-        self.cost.observe(outcome.proposed, seconds)
+        self.cost.observe(result.proposed, seconds)
         p.rounds += 1
         while p.queue < s.queues and request.attained > self._up[p.queue - 1]:
             p.queue += 1

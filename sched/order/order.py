@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from jaxspec.sched.plan import Outcome
+from jaxspec.sched.plan import RequestResult
 from jaxspec.sched.request import Request
 
 
@@ -25,7 +25,7 @@ class Order(Protocol):
         """Whether the running request gives its seat to one with a smaller key."""
         return True
 
-    def observe(self, request: Request, outcome: Outcome, seconds: float) -> None:
+    def observe(self, request: Request, result: RequestResult, seconds: float) -> None:
         """The request took part in a round of that many seconds; its own counts include it already."""
 
     def forget(self, request: Request) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from jaxspec.sched.plan import Work
+from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.sim.draft_cost import DraftCost
 from jaxspec.sched.spec.drafter import Beside, ChoosingOf, Proposal
@@ -106,22 +106,22 @@ class SimulatedDrafter(Beside):
         last = (here[:, 0] - first + 1 >= output)[:, None]
         return np.where(right & ~last, here + 1, astray), right
 
-    def prepare(self, works: Sequence[Work], choosing: ChoosingOf) -> None:
+    def prepare(self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf) -> None:
         """Takes no time: what idles has enough of it."""
-        for work in works:
-            self._seen[work.request.id] = len(work.request.tokens)
+        for scheduled in scheduled:
+            self._seen[scheduled.request.id] = len(scheduled.request.tokens)
 
     def behind(self, request: Request) -> int:
         return len(request.tokens) - self._seen.get(request.id, 0)
 
-    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
-        self.spent += self.seconds(len(works), sum(self.behind(w.request) for w in works), levels, width)
+    def propose(self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
+        self.spent += self.seconds(len(scheduled), sum(self.behind(w.request) for w in scheduled), levels, width)
         token, parent, logprob, right = self._grow(
-            np.array([self._first[int(w.request.id)] + w.request.output_len for w in works]), levels, width
+            np.array([self._first[int(w.request.id)] + w.request.output_len for w in scheduled]), levels, width
         )
         found: list[Candidates | None] = []
-        for i, work in enumerate(works):
-            request = work.request
+        for i, scheduled in enumerate(scheduled):
+            request = scheduled.request
             self._seen[request.id] = len(request.tokens)
             self._verdict[request.id] = right[i]
             found.append(Candidates(token[i], parent[i], logprob[i]))

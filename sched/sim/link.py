@@ -45,7 +45,7 @@ class Link:
         """When the plan's step may begin."""
         if not self._device or now >= max(self._out, self._in):
             return now
-        return max(now, *(_last(self._device, work.request.pages) for work in plan.work))
+        return max(now, *(_last(self._device, scheduled.request.pages) for scheduled in plan.scheduled))
 
 
 def _last(ends: dict[int, float], pages: tuple[int, ...] | list[int]) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.sched.plan import Lookahead, Outcome, Plan
+from jaxspec.sched.plan import Lookahead, Plan, RequestResult
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import NO_DRAFTS, Scheduler
 from jaxspec.sched.sim.cost import Linear, StepLoad
@@ -29,7 +29,7 @@ class Step:
     #: (drafts, levels) that the plan was allowed.
     lookahead: tuple[int, int]
     #: (request, start, count) of each piece of work.
-    work: list[tuple[int, int, int]]
+    scheduled: list[tuple[int, int, int]]
     ended: float = 0.0
     #: What counted as service, in seconds.
     service: float = 0.0
@@ -59,7 +59,7 @@ class Recording:
 
     def first_served(self) -> list[int]:
         """Requests in the order of their first step; those of one step as the plan has them."""
-        return list(dict.fromkeys(i for step in self.steps for i, _, _ in step.work))
+        return list(dict.fromkeys(i for step in self.steps for i, _, _ in step.scheduled))
 
     def completed(self) -> list[int]:
         """Requests in the order in which they ended."""
@@ -89,9 +89,11 @@ class Recording:
             content: Any = json.loads(Path(path).read_text(encoding="utf-8"))
             steps = []
             for row in content["steps"]:
-                work = [(int(i), int(start), int(count)) for i, start, count in row.pop("work")]
+                scheduled = [(int(i), int(start), int(count)) for i, start, count in row.pop("work")]
                 levels = row.pop("lookahead")
-                steps.append(Step(work=work, lookahead=(levels[0], levels[1]), load=StepLoad(**row.pop("load")), **row))
+                steps.append(
+                    Step(scheduled=scheduled, lookahead=(levels[0], levels[1]), load=StepLoad(**row.pop("load")), **row)
+                )
             requests = []
             for row in content["requests"]:
                 rounds = [(int(d), int(a)) for d, a in row.pop("rounds")]
@@ -138,26 +140,26 @@ class Recorder:
         for seen in self._unseen:
             seen.seen = begun
         self._unseen.clear()
-        if plan.work:
-            work = [(self._number[w.request.id], w.start, w.count) for w in plan.work]
-            self.recording.steps.append(Step(begun, (lookahead.drafts, lookahead.levels), work))
+        if plan.scheduled:
+            scheduled = [(self._number[w.request.id], w.start, w.count) for w in plan.scheduled]
+            self.recording.steps.append(Step(begun, (lookahead.drafts, lookahead.levels), scheduled))
         return plan
 
-    def update(self, plan: Plan, outcomes: Sequence[Outcome], now: float, seconds: float = 0.0) -> None:
-        step = self.recording.steps[-1] if plan.work else None
+    def update(self, plan: Plan, results: Sequence[RequestResult], now: float, seconds: float = 0.0) -> None:
+        step = self.recording.steps[-1] if plan.scheduled else None
         if step is not None:
             step.ended = self._time(now)
             step.service = seconds  # as it is: the replay adds up the very same numbers
-            step.load = _load(plan, outcomes)
-            for work, outcome in zip(plan.work, outcomes, strict=True):
-                number = self._number[work.request.id]
+            step.load = _load(plan, results)
+            for scheduled, result in zip(plan.scheduled, results, strict=True):
+                number = self._number[scheduled.request.id]
                 seen = self.recording.requests[number]
-                seen.output += len(outcome.tokens)
-                if work.levels:
-                    seen.rounds.append((outcome.proposed, outcome.accepted))
-                if outcome.finish_reason is not None:
+                seen.output += len(result.tokens)
+                if scheduled.levels:
+                    seen.rounds.append((result.proposed, result.accepted))
+                if result.finish_reason is not None:
                     step.finished.append(number)
-        self._update(plan, outcomes, now, seconds)
+        self._update(plan, results, now, seconds)
 
     def _time(self, now: float) -> float:
         if self._origin is None:
@@ -165,13 +167,13 @@ class Recorder:
         return round((now - self._origin) / TICK) * TICK
 
 
-def _load(plan: Plan, outcomes: Sequence[Outcome]) -> StepLoad:
-    pairs = list(zip(plan.work, outcomes, strict=True))
+def _load(plan: Plan, results: Sequence[RequestResult]) -> StepLoad:
+    pairs = list(zip(plan.scheduled, results, strict=True))
     return StepLoad(
-        tokens=plan.num_tokens + sum(o.proposed for o in outcomes),
-        starting=sum(w.start == 0 for w in plan.work),
-        context=sum(w.start for w in plan.work),
-        drafting=sum(o.proposed > 0 for o in outcomes),
+        tokens=plan.num_tokens + sum(o.proposed for o in results),
+        starting=sum(w.start == 0 for w in plan.scheduled),
+        context=sum(w.start for w in plan.scheduled),
+        drafting=sum(o.proposed > 0 for o in results),
         levels=max((min(o.proposed, w.levels) for w, o in pairs), default=0),
     )
 
@@ -179,7 +181,7 @@ def _load(plan: Plan, outcomes: Sequence[Outcome]) -> StepLoad:
 class Replay(Simulation):
     """A recorded run on the simulator: its arrivals, answers and times, the plans being the scheduler's own.
 
-    `work` collects the plans as `Step.work` has them. The run raises ValueError as soon as it plans what was not
+    `scheduled` collects the plans as `Step.scheduled` has them. The run raises ValueError as soon as it plans what was not
     recorded, because the recorded answers then belong to other requests.
     """
 
@@ -187,18 +189,18 @@ class Replay(Simulation):
         super().__init__(scheduler, recording.workload(), Linear(0.0), _Rounds(recording))
         self._max_tokens = [request.max_tokens for request in recording.requests]
         self.recording = recording
-        self.work: list[list[tuple[int, int, int]]] = []
+        self.scheduled: list[list[tuple[int, int, int]]] = []
 
     def _lookahead(self, now: float) -> Lookahead:
-        at = len(self.work)
+        at = len(self.scheduled)
         return Lookahead(*self.recording.steps[at].lookahead) if at < len(self.recording.steps) else NO_DRAFTS
 
     def _time(self, plan: Plan, now: float) -> tuple[float, float]:
-        steps, at = self.recording.steps, len(self.work)
-        self.work.append([(int(w.request.id), w.start, w.count) for w in plan.work])
-        if at >= len(steps) or self.work[-1] != steps[at].work:
-            expected = steps[at].work if at < len(steps) else "the end"
-            raise ValueError(f"step {at}: planned {self.work[-1]}, the recording has {expected}")
+        steps, at = self.recording.steps, len(self.scheduled)
+        self.scheduled.append([(int(w.request.id), w.start, w.count) for w in plan.scheduled])
+        if at >= len(steps) or self.scheduled[-1] != steps[at].scheduled:
+            expected = steps[at].scheduled if at < len(steps) else "the end"
+            raise ValueError(f"step {at}: planned {self.scheduled[-1]}, the recording has {expected}")
         until = steps[at + 1].begun if at + 1 < len(steps) else steps[at].ended
         return until - steps[at].begun, steps[at].service
 

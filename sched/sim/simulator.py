@@ -9,7 +9,7 @@ from math import isnan, nan
 
 import numpy as np
 
-from jaxspec.sched.plan import Lookahead, Outcome, Plan, Work
+from jaxspec.sched.plan import Lookahead, Plan, RequestResult, ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.sim.acceptance import Acceptance
@@ -123,7 +123,7 @@ class Simulation:
         costs = scheduler.config.costs
         self._link = Link(costs) if scheduler.config.host_pages and costs is not None else None
         self._away: set[str] = set()
-        self._outcomes: dict[tuple[int, int, int, bool], Outcome] = {}
+        self._outcomes: dict[tuple[int, int, int, bool], RequestResult] = {}
 
     def run(self, advance: Callable[[], None] = lambda: None) -> Served:
         """To the end; `advance` is called at each whole percent of the requests done. Raises `Stuck`, and what
@@ -139,7 +139,7 @@ class Simulation:
             plan = scheduler.plan(now, self._lookahead(now))
             if self._link is not None:
                 self._link.start(plan, now)
-            if not plan.work:
+            if not plan.scheduled:
                 if plan.preempted or plan.paused or plan.upload:
                     continue  # room was made: the next plan has work, as the engine's next turn would
                 now = self._next_event(now, arrival[coming] if coming < n else None)
@@ -197,16 +197,16 @@ class Simulation:
 
     def _load(self, plan: Plan) -> StepLoad:
         tokens = starting = context = drafting = levels = 0
-        for work in plan.work:
-            tokens += work.count
-            context += work.start
-            if not work.start:
+        for scheduled in plan.scheduled:
+            tokens += scheduled.count
+            context += scheduled.start
+            if not scheduled.start:
                 starting += 1
-            if work.levels:
+            if scheduled.levels:
                 drafting += 1
-                tokens += work.levels
-                if work.levels > levels:
-                    levels = work.levels
+                tokens += scheduled.levels
+                if scheduled.levels > levels:
+                    levels = scheduled.levels
         return StepLoad(tokens, starting, context, drafting, levels, self._swapped(plan))
 
     def _swapped(self, plan: Plan) -> int:
@@ -216,24 +216,24 @@ class Simulation:
             away.add(request.id)
             swapped += request.computed
         if away:
-            for work in plan.work:
-                if work.request.id in away:
-                    away.discard(work.request.id)
-                    swapped += work.start
+            for scheduled in plan.scheduled:
+                if scheduled.request.id in away:
+                    away.discard(scheduled.request.id)
+                    swapped += scheduled.start
         return swapped
 
     def _answer(self, plan: Plan, now: float, service: float) -> int:
         """Tell the scheduler what the step gave; -> how many requests it ended."""
-        outcomes: list[Outcome] = []
+        results: list[RequestResult] = []
         ended: list[Request] = []
         left = self._left
-        for work in plan.work:
-            request = work.request
-            if work.start + work.count < len(request.tokens):
-                outcomes.append(self._outcome(0, 0, 0, False))
+        for scheduled in plan.scheduled:
+            request = scheduled.request
+            if scheduled.start + scheduled.count < len(request.tokens):
+                results.append(self._outcome(0, 0, 0, False))
                 continue
             i = int(request.id)
-            drafted, accepted = self._round(work)
+            drafted, accepted = self._round(scheduled)
             if drafted:
                 self._drafted[i] += drafted
                 self._accepted[i] += accepted
@@ -245,8 +245,8 @@ class Simulation:
             if not left[i]:
                 ended.append(request)
                 self._finished[i] = now
-            outcomes.append(self._outcome(new, drafted, accepted, not left[i]))
-        self.scheduler.update(plan, outcomes, now, seconds=service)
+            results.append(self._outcome(new, drafted, accepted, not left[i]))
+        self.scheduler.update(plan, results, now, seconds=service)
         for request in ended:
             i = int(request.id)
             assert request.first_scheduled is not None
@@ -254,22 +254,22 @@ class Simulation:
             self._forget(request)
         return len(ended)
 
-    def _round(self, work: Work) -> tuple[int, int]:
+    def _round(self, scheduled: ScheduledRequest) -> tuple[int, int]:
         """Draft tokens of this work that were verified, and accepted."""
-        if not work.levels:
+        if not scheduled.levels:
             return 0, 0
         assert self._acceptance is not None
-        return self._acceptance.round(int(work.request.id), work.request.output_len, work.levels)
+        return self._acceptance.round(int(scheduled.request.id), scheduled.request.output_len, scheduled.levels)
 
     def _forget(self, request: Request) -> None:
         """It has ended."""
         if self._acceptance is not None:
             self._acceptance.forget(int(request.id))
 
-    def _outcome(self, tokens: int, drafted: int, accepted: int, ended: bool) -> Outcome:
+    def _outcome(self, tokens: int, drafted: int, accepted: int, ended: bool) -> RequestResult:
         """Outcomes are constant and few: each is made once. Tokens are all 0, nobody reads them."""
         key = (tokens, drafted, accepted, ended)
         if (known := self._outcomes.get(key)) is None:
             reason = "length" if ended else None
-            known = self._outcomes[key] = Outcome((0,) * tokens, reason, proposed=drafted, accepted=accepted)
+            known = self._outcomes[key] = RequestResult((0,) * tokens, reason, proposed=drafted, accepted=accepted)
         return known

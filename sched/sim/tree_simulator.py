@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from jaxspec.sched.plan import Lookahead, Plan, Work
+from jaxspec.sched.plan import Lookahead, Plan, ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import NO_DRAFTS, Scheduler
 from jaxspec.sched.sim.cost import Cost, StepLoad
@@ -45,45 +45,45 @@ class TreeSimulation(Simulation):
     def _time(self, plan: Plan, now: float) -> tuple[float, float]:
         self._drafts = {}
         line = self._timeline()
-        parts = split(plan.work, self.speculator, self._micro_batches) if self.speculator else [plan.work]
+        parts = split(plan.scheduled, self.speculator, self._micro_batches) if self.speculator else [plan.scheduled]
         swapped = self._swapped(plan)  # by the first part: it is done once
-        for work in parts:
+        for scheduled in parts:
             drafts: dict[str, Draft] = {}
             if self.speculator:
-                drafts = self.speculator.draft(work, lambda _: None, sum(w.count for w in work), now)
+                drafts = self.speculator.draft(scheduled, lambda _: None, sum(w.count for w in scheduled), now)
             self._drafts |= drafts
             spent = [(d.apart, d.spent) for d in self.drafters]
             for drafter in self.drafters:
                 drafter.spent = 0.0
             self.drafting += sum(seconds for _, seconds in spent)
-            load = self._load(work, drafts)
+            load = self._load(scheduled, drafts)
             seconds = self.cost.seconds(replace(load, swapped=swapped) if swapped else load)
             line.add([s for apart, s in spent if apart], [s for apart, s in spent if not apart], seconds)
             if self.scheduler.config.times:
                 self.scheduler.config.times.observe(load.tokens, self.cost.seconds(load) if swapped else seconds)
             swapped = 0
         if self.speculator:
-            self.speculator.prepare(plan.work, lambda _: None)
+            self.speculator.prepare(plan.scheduled, lambda _: None)
         return line.verified, line.verified
 
     def _timeline(self) -> Timeline:
         """When the step's micro-batches are drafted and verified."""
         return Timeline()
 
-    def _load(self, work: Sequence[Work], drafts: Mapping[str, Draft]) -> StepLoad:
-        sizes = [w.count + len(drafts.get(w.request.id, ())) for w in work]
-        starts = [w.start for w in work]
+    def _load(self, scheduled: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> StepLoad:
+        sizes = [w.count + len(drafts.get(w.request.id, ())) for w in scheduled]
+        starts = [w.start for w in scheduled]
         starting = sum(start == 0 for start in starts)
         if self._padded:
-            return StepLoad(len(work) * max(sizes), starting, len(work) * max(starts))
+            return StepLoad(len(scheduled) * max(sizes), starting, len(scheduled) * max(starts))
         return StepLoad(sum(sizes), starting, sum(starts))
 
-    def _round(self, work: Work) -> tuple[int, int]:
+    def _round(self, scheduled: ScheduledRequest) -> tuple[int, int]:
         if not self.speculator:
             return 0, 0
-        draft, drafter = self._drafts.get(work.request.id), self.speculator.drafted_by(work.request)
-        nodes = self.drafters[drafter].accepted(work.request, draft) if draft and drafter is not None else []
-        self.speculator.observe(work.request, nodes)
+        draft, drafter = self._drafts.get(scheduled.request.id), self.speculator.drafted_by(scheduled.request)
+        nodes = self.drafters[drafter].accepted(scheduled.request, draft) if draft and drafter is not None else []
+        self.speculator.observe(scheduled.request, nodes)
         return len(draft or ()), len(nodes)
 
     def _forget(self, request: Request) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from jaxspec.sched.plan import Work
+from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.spec.trees.candidates import Candidates
 
@@ -40,15 +40,15 @@ class Drafter(Protocol):
         """Whether it has a device of its own, which idles while the target's is busy."""
         ...
 
-    def stage(self, works: Sequence[Work]) -> None:
+    def stage(self, scheduled: Sequence[ScheduledRequest]) -> None:
         """Before the target's step begins: fetch from its device what later rounds of the step need for these."""
         ...
 
-    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
+    def propose(self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
         """Begin a round for these requests."""
         ...
 
-    def prepare(self, works: Sequence[Work], choosing: ChoosingOf) -> None:
+    def prepare(self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf) -> None:
         """Begin to catch up with these requests, which were staged, in the time in which the target verifies."""
         ...
 
@@ -65,8 +65,8 @@ class Beside:
     apart = False
     ready = True
 
-    def stage(self, works: Sequence[Work]) -> None:
+    def stage(self, scheduled: Sequence[ScheduledRequest]) -> None:
         pass
 
-    def prepare(self, works: Sequence[Work], choosing: ChoosingOf) -> None:
+    def prepare(self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf) -> None:
         pass

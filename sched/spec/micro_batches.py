@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from jaxspec.sched.plan import Work
+from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.spec.speculator import Speculator
 
 #: Most micro-batches of a step.
@@ -71,12 +71,14 @@ def best(shares: Sequence[Share], others: int, step: Callable[[int], float]) -> 
     return parts
 
 
-def split(work: Sequence[Work], speculator: Speculator, parts: int | None = None) -> list[list[Work]]:
+def split(
+    scheduled: Sequence[ScheduledRequest], speculator: Speculator, parts: int | None = None
+) -> list[list[ScheduledRequest]]:
     """The step's work in micro-batches: so many (fewer where there is less to draft for), or as many as pay."""
-    groups: dict[int, list[Work]] = {}
-    out: list[list[Work]] = [[]]
-    for w in work:
-        drafter = speculator.drafter_of(w.request, len(work)) if w.levels else None
+    groups: dict[int, list[ScheduledRequest]] = {}
+    out: list[list[ScheduledRequest]] = [[]]
+    for w in scheduled:
+        drafter = speculator.drafter_of(w.request, len(scheduled)) if w.levels else None
         (out[0] if drafter is None else groups.setdefault(drafter, [])).append(w)
     if not groups:
         return out

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxspec.sched.plan import Lookahead, Work
+from jaxspec.sched.plan import Lookahead, ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import need
 from jaxspec.sched.spec.depth import USUAL_CATCH_UP, Record, Speculation, Times, chances, choose_nodes
@@ -168,10 +168,10 @@ class Speculator:
             own += [Record() for _ in self.drafters]
         return own[drafter]
 
-    def stage(self, work: Sequence[Work]) -> None:
+    def stage(self, scheduled: Sequence[ScheduledRequest]) -> None:
         """Before any of a step's work is launched: see that drafters elsewhere have what they need of the target's."""
         for i, drafter in enumerate(self.drafters):
-            if drafter.apart and (mine := [w for w in work if w.levels and i in self._about(w.request)]):
+            if drafter.apart and (mine := [w for w in scheduled if w.levels and i in self._about(w.request)]):
                 drafter.stage(mine)
 
     def _about(self, request: Request) -> tuple[int | None, ...]:
@@ -180,7 +180,7 @@ class Speculator:
             return tuple(range(len(self.drafters)))
         return self._assigned.get(request.id), self.choice.ahead(request)
 
-    def prepare(self, work: Sequence[Work], choosing: ChoosingOf) -> None:
+    def prepare(self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf) -> None:
         """While the target verifies: those drafters that idle meanwhile catch up with requests that are likely to
         change to them (SPIN §IV-C)."""
         if not self.choice:
@@ -189,15 +189,17 @@ class Speculator:
             if drafter.apart:
                 coming = [
                     w
-                    for w in work
+                    for w in scheduled
                     if w.levels and self._assigned.get(w.request.id) != i == self.choice.ahead(w.request)
                 ]
                 if coming:
                     drafter.prepare(coming, choosing)
 
-    def draft(self, work: Sequence[Work], choosing: ChoosingOf, tokens: int, now: float) -> dict[str, Draft]:
+    def draft(
+        self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf, tokens: int, now: float
+    ) -> dict[str, Draft]:
         """Draft trees by request id, for work that may have one; `tokens` known ones are in the step that began now."""
-        able = [w for w in work if w.levels and (self._only is None or w.request.id in self._only)]
+        able = [w for w in scheduled if w.levels and (self._only is None or w.request.id in self._only)]
         if self._budgeted and tokens >= self.budget:
             able = []  # nothing of what the drafters propose would be taken
         proposed = self._propose(able, choosing) if able else []
@@ -210,10 +212,15 @@ class Speculator:
                     self._asked[w.request.id] = _Asked(i, c, mask, draft)
                     drafts[w.request.id] = draft
         if self.choice:
-            self._open_slots(work, proposed, tokens + sum(map(len, drafts.values())))
+            self._open_slots(scheduled, proposed, tokens + sum(map(len, drafts.values())))
         return drafts
 
-    def _open_slots(self, work: Sequence[Work], proposed: Sequence[tuple[Work, int, Candidates]], tokens: int) -> None:
+    def _open_slots(
+        self,
+        scheduled: Sequence[ScheduledRequest],
+        proposed: Sequence[tuple[ScheduledRequest, int, Candidates]],
+        tokens: int,
+    ) -> None:
         """What the step takes each request: as profiled and kept up to date, so that a pause of the machine is nobody's
         fault, and without computing KV that a change of drafter made necessary, which is the change's.
 
@@ -223,13 +230,13 @@ class Speculator:
         rounds = {i: self.speculations[i].usual_round(n) for i, n in Counter(drafted.values()).items()}
         self._verifying = self.step.of(tokens)
         common = self._verifying + sum(s for i, s in rounds.items() if not self.drafters[i].apart)
-        for w in work:
+        for w in scheduled:
             if (name := w.request.id) in self._assigned:
                 apart = name in drafted and self.drafters[drafted[name]].apart
                 self._slots[name] = common + (rounds[drafted[name]] if apart else 0.0)
 
     def _select(
-        self, proposed: Sequence[tuple[Work, int, Candidates]], forest: Forest, tokens: int, now: float
+        self, proposed: Sequence[tuple[ScheduledRequest, int, Candidates]], forest: Forest, tokens: int, now: float
     ) -> list[np.ndarray]:
         limits = [w.drafts for w, _, _ in proposed]
         if self.policy is None or self.calibrate:
@@ -251,12 +258,14 @@ class Speculator:
                 mask[c.best(1)[0]] = True  # to learn something is worth a step
         return masks
 
-    def _propose(self, works: Sequence[Work], choosing: ChoosingOf) -> list[tuple[Work, int, Candidates]]:
+    def _propose(
+        self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf
+    ) -> list[tuple[ScheduledRequest, int, Candidates]]:
         """(work, drafter, candidates), at least one of each; the drafters that cost least are asked first."""
-        wanted = {w.request.id: self._preferences(w.request, len(works)) for w in works}
-        found: list[tuple[Work, int, Candidates]] = []
+        wanted = {w.request.id: self._preferences(w.request, len(scheduled)) for w in scheduled}
+        found: list[tuple[ScheduledRequest, int, Candidates]] = []
 
-        def take(i: int, mine: Sequence[Work], levels: int, proposal: Proposal) -> None:
+        def take(i: int, mine: Sequence[ScheduledRequest], levels: int, proposal: Proposal) -> None:
             for w, c in zip(mine, proposal(), strict=True):
                 if c is None or not len(c):
                     wanted[w.request.id].remove(i)
@@ -268,10 +277,10 @@ class Speculator:
             (i for i, drafter in enumerate(self.drafters) if drafter.ready),
             key=lambda i: self.drafters[i].seconds(1, 0, 1, self.drafters[i].widths[0]),
         )
-        asked: dict[int, tuple[Sequence[Work], int, Proposal]] = {}
+        asked: dict[int, tuple[Sequence[ScheduledRequest], int, Proposal]] = {}
         for i in (*order, *order):  # once more, for those whom a dearer one had nothing for
             spec = self.speculations[i]
-            mine = [w for w in works if wanted[w.request.id][:1] == [i]]
+            mine = [w for w in scheduled if wanted[w.request.id][:1] == [i]]
             if not mine or i in asked:  # one round a step
                 continue
             levels = min(spec.levels, max(w.levels for w in mine))
@@ -298,8 +307,8 @@ class Speculator:
         asked = self._asked.get(request.id)
         return None if asked is None else asked.drafter
 
-    def _count_switches(self, drafter: int, works: Sequence[Work]) -> None:
-        for w in works:
+    def _count_switches(self, drafter: int, scheduled: Sequence[ScheduledRequest]) -> None:
+        for w in scheduled:
             if self._last.setdefault(w.request.id, drafter) != drafter:
                 self.switches += 1
                 self.switch_seconds += self._switch_cost(w.request, drafter)

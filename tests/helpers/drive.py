@@ -118,24 +118,28 @@ class Drive:
         since = {name: at for name, (at, _) in scheduler.waiting._waits._young.items()}
         since |= {name: at for name, (at, _) in scheduler.waiting._waits._old.items()}
         plan = scheduler.plan(now, Lookahead(self.random.randint(0, 5), self.random.randint(0, 3)))
-        planned = {work.request.id: work for work in plan.work}
+        planned = {scheduled.request.id: scheduled for scheduled in plan.scheduled}
         preempted = {request.id for request in plan.preempted}
         paused = {request.id for request in plan.paused}
-        self.log.append((sorted((w.request.id, w.start, w.count, w.levels) for w in plan.work), preempted, paused))
+        self.log.append((sorted((w.request.id, w.start, w.count, w.levels) for w in plan.scheduled), preempted, paused))
 
-        if scheduler.has_work and not plan.work:
+        if scheduler.has_work and not plan.scheduled:
             assert config.policy.batching == "dynamic" and not scheduler.running, "a step without progress"
             again = scheduler.wake(now)
             assert again is not None and now < again <= now + config.policy.batch_wait_timeout_ms / 1000
             assert wake is None or wake == again
-        assert len(planned) == len(plan.work) and not planned.keys() & (preempted | paused)
+        assert len(planned) == len(plan.scheduled) and not planned.keys() & (preempted | paused)
         assert (paused <= ran and not paused) or scheduler.order.preemptive
         assert not any(request.id in paused for request in pinned)
-        drafts = sum(work.drafts for work in plan.work)
+        drafts = sum(scheduled.drafts for scheduled in plan.scheduled)
         assert plan.num_tokens + drafts <= config.max_num_batched_tokens
-        assert drafts + sum(work.logit_slots for work in plan.work) <= config.max_logit_slots
+        assert drafts + sum(scheduled.logit_slots for scheduled in plan.scheduled) <= config.max_logit_slots
         assert scheduler.num_running <= scheduler._batching.size <= config.max_num_seqs
-        came = {work.request.id for work in plan.work if work.request.id not in ran or not work.request.decoding}
+        came = {
+            scheduled.request.id
+            for scheduled in plan.scheduled
+            if scheduled.request.id not in ran or not scheduled.request.decoding
+        }
         prompts_first = config.policy.prefill == "first" and came
         if config.policy.pace == "none" and not prompts_first:
             for request in scheduler.running:
@@ -159,12 +163,14 @@ class Drive:
         pool = self.scheduler.pool
         everybody = (*self.scheduler.running, *self.scheduler.waiting)
         holders = Counter(page for request in everybody for page in request.pages)
-        for work in plan.work:
-            pages, end = work.request.pages, work.start + work.count
-            assert work.request.status is RequestStatus.RUNNING and work.start == work.request.computed
-            assert 0 < work.count <= work.request.remaining_known and 0 <= work.levels <= work.drafts
-            assert pool.pages_for(end + work.levels) <= len(pages)
-            for page in pages[work.start // pool.page_size :]:
+        for scheduled in plan.scheduled:
+            pages, end = scheduled.request.pages, scheduled.start + scheduled.count
+            assert scheduled.request.status is RequestStatus.RUNNING and scheduled.start == scheduled.request.computed
+            assert (
+                0 < scheduled.count <= scheduled.request.remaining_known and 0 <= scheduled.levels <= scheduled.drafts
+            )
+            assert pool.pages_for(end + scheduled.levels) <= len(pages)
+            for page in pages[scheduled.start // pool.page_size :]:
                 assert holders[page] == 1 and page not in pool._prefixes
 
     def check_books(self) -> None:

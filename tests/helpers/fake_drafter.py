@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxspec.sched.plan import Work
+from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.spec.drafter import Beside, ChoosingOf, Proposal
 from jaxspec.sched.spec.speculator import Speculator
@@ -29,10 +29,10 @@ class Fake(Beside):
     def behind(self, request: Request) -> int:
         return 1
 
-    def propose(self, works: Sequence[Work], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
+    def propose(self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
         ahead = np.arange(levels, dtype=np.int32)
         chain = Candidates(self.first + ahead, ahead - 1, ((ahead + 1) * np.log(0.9)).astype(np.float32))
-        return lambda: [chain if w.request.id in self.knows else None for w in works]
+        return lambda: [chain if w.request.id in self.knows else None for w in scheduled]
 
     def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
         return self.cost * levels
@@ -48,6 +48,6 @@ def requests(count: int) -> list[Request]:
 def round_of(speculator: Speculator, running: list[Request]) -> dict[str, int]:
     """Request id -> the drafter's first token, of those that are drafted for."""
     ahead = speculator.lookahead(running, 0.0)
-    works = [Work(r, 3, 1, ahead.drafts, ahead.levels) for r in running]
-    drafts = speculator.draft(works, lambda _: Choosing(), len(works), 0.0)
+    scheduled = [ScheduledRequest(r, 3, 1, ahead.drafts, ahead.levels) for r in running]
+    drafts = speculator.draft(scheduled, lambda _: Choosing(), len(scheduled), 0.0)
     return {id: int(draft.token[0]) for id, draft in drafts.items()}

@@ -7,7 +7,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from jaxspec.sched import Outcome, Plan
+from jaxspec.sched import Plan, RequestResult
 
 VOCAB = 3
 
@@ -52,23 +52,23 @@ class Device:
         return [
             Slice(w.start, w.request.tokens[w.start : w.start + w.count], list(w.request.pages), w.samples,
                   w.levels, w.request.max_tokens - w.request.output_len)
-            for w in plan.work
+            for w in plan.scheduled
         ]  # fmt: skip
 
-    def read(self, flight: list[Slice]) -> list[Outcome]:
+    def read(self, flight: list[Slice]) -> list[RequestResult]:
         return [self._run(part) for part in flight]
 
-    def _run(self, part: Slice) -> Outcome:
+    def _run(self, part: Slice) -> RequestResult:
         end, state = part.start + len(part.tokens), 0
         for position, token in enumerate(part.tokens, part.start):
             state = self._compute(part.pages, position, token)
         if not part.samples:
-            return Outcome()
+            return RequestResult()
         accepted = self.drafts.randint(0, part.levels) if self.drafts else 0
         new = [state % VOCAB]
         for position in range(end, end + accepted):
             new.append(self._compute(part.pages, position, new[-1]) % VOCAB)
-        return Outcome(tuple(new), "length" if len(new) == part.left else None, part.levels, accepted)
+        return RequestResult(tuple(new), "length" if len(new) == part.left else None, part.levels, accepted)
 
     def _compute(self, pages: list[int], position: int, token: int) -> int:
         previous = self.memory[self._slot(pages, position - 1)] if position else 0

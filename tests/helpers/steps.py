@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxspec.sched import Outcome, PagePool, Plan, PolicyConfig, Request, Scheduler, SchedulerConfig, SwapCosts
+from jaxspec.sched import PagePool, Plan, PolicyConfig, Request, RequestResult, Scheduler, SchedulerConfig, SwapCosts
 from jaxspec.sched.plan import Lookahead
 
 
@@ -41,22 +41,22 @@ class Steps:
     def answer(self, plan: Plan, seconds: float = 1.0, drafts: Mapping[str, tuple[int, int]] | None = None) -> None:
         """One token each, whatever `drafts` says was (proposed, accepted); requests end at their true length."""
         self.now += seconds
-        outcomes = []
-        for work in plan.work:
-            request = work.request
+        results = []
+        for scheduled in plan.scheduled:
+            request = scheduled.request
             last = request.output_len + 1 == (request.true_len or request.max_tokens)
             proposed, accepted = (drafts or {}).get(request.id, (0, 0))
-            reason = "length" if last and work.samples else None
-            outcomes.append(Outcome((7,) if work.samples else (), reason, proposed, accepted))
+            reason = "length" if last and scheduled.samples else None
+            results.append(RequestResult((7,) if scheduled.samples else (), reason, proposed, accepted))
             if reason:
                 self.done[request.id] = self.now
-        self.scheduler.update(plan, outcomes, self.now, seconds)
+        self.scheduler.update(plan, results, self.now, seconds)
         self.check()
 
     def step(self, seconds: float = 1.0, **drafts: tuple[int, int]) -> list[str]:
         """-> who ran, by name."""
         plan = self.plan()
-        ran = sorted(work.request.id for work in plan.work)
+        ran = sorted(scheduled.request.id for scheduled in plan.scheduled)
         self.answer(plan, seconds, drafts)
         return ran
 

@@ -36,9 +36,9 @@ def test_a_batch_that_is_not_full_waits_for_the_timeout():
     run.add("a", 2)
     run.now = 0.5
     run.add("b", 2)
-    assert not run.plan().work and run.scheduler.wake(run.now) == 2.0
+    assert not run.plan().scheduled and run.scheduler.wake(run.now) == 2.0
     run.now = 1.9
-    assert not run.plan().work
+    assert not run.plan().scheduled
     run.now = 2.0
     assert run.scheduler.wake(run.now) is None  # it is time already
     assert run.steps(2) == "ab ab"
@@ -53,7 +53,7 @@ def test_the_wait_counts_from_arrival_also_while_a_batch_runs():
     run.add("d", 1)  # at 1.0
     assert run.steps(4) == "abc abc abc d"
     run.add("e", 1)
-    assert not run.plan().work and run.scheduler.wake(run.now) == run.now + 2.0
+    assert not run.plan().scheduled and run.scheduler.wake(run.now) == run.now + 2.0
 
 
 def test_the_order_says_who_is_in_the_batch():
@@ -99,7 +99,7 @@ def test_cancelled_requests_leave_no_seat_behind():
     run.scheduler.cancel("b", run.now)
     assert run.steps(1) == "a"
     run.add("c", 1)
-    assert not run.plan().work and run.scheduler.wake(run.now) == run.now + 2.0
+    assert not run.plan().scheduled and run.scheduler.wake(run.now) == run.now + 2.0
 
 
 @pytest.mark.parametrize("order", ["las", "laps_sd", "priority"])

@@ -120,8 +120,8 @@ def test_every_request_ends(seed, kind, prefill):
     config = SchedulerConfig(8, 64, 200, None, 64, policy, times=StepTimes(TIMES))
     scheduler = Scheduler(config, pool)
     arrival = np.sort(rng.uniform(0, 2, n))
-    work = Workload(arrival, rng.integers(1, 90, n), rng.integers(1, 60, n), np.full(n, np.nan))
-    simulation = Simulation(scheduler, work, Linear(step=10e-3, token=2e-3))
+    scheduled = Workload(arrival, rng.integers(1, 90, n), rng.integers(1, 60, n), np.full(n, np.nan))
+    simulation = Simulation(scheduler, scheduled, Linear(step=10e-3, token=2e-3))
     made = simulation._request
 
     def with_target(i, *args):

@@ -22,7 +22,7 @@ def test_a_paused_request_goes_on_where_it_stood():
     assert (low.status, low.pages, low.computed) == (RequestStatus.PAUSED, pages, 11)
     run.step()
     plan = run.plan()
-    assert [(w.request.id, w.start, w.count) for w in plan.work] == [("low", 11, 1)]
+    assert [(w.request.id, w.start, w.count) for w in plan.scheduled] == [("low", 11, 1)]
     run.answer(plan)
     assert (low.switches, low.preemptions, low.recomputed, run.scheduler.recomputed_tokens) == (1, 0, 0, 0)
 
@@ -38,7 +38,7 @@ def test_paused_requests_lose_their_pages_first_and_the_last_in_order_before_oth
     assert low.status is RequestStatus.PAUSED and len(low.pages) == 3 and lower.status is RequestStatus.WAITING
     big = run.add("big", 4, prompt=27, priority=-1)
     plan = run.plan()
-    assert plan.preempted == (low,) and [w.request.id for w in plan.work] == ["big"]
+    assert plan.preempted == (low,) and [w.request.id for w in plan.scheduled] == ["big"]
     run.answer(plan)
     assert (low.status, low.preemptions, low.switches, low.lost) == (RequestStatus.WAITING, 1, 1, 9)
     while big.status is not RequestStatus.FINISHED:
@@ -74,8 +74,8 @@ def test_no_more_are_paused_than_the_step_has_tokens_for():
     for name in "wxyz":
         run.add(name, 5, prompt=30)
     plan = run.plan()
-    assert len(plan.paused) == 1 and sum(w.count for w in plan.work) == 8
-    assert len(plan.work) == 4  # three go on decoding, w's prompt gets the rest
+    assert len(plan.paused) == 1 and sum(w.count for w in plan.scheduled) == 8
+    assert len(plan.scheduled) == 4  # three go on decoding, w's prompt gets the rest
     run.answer(plan)
     assert run.finish()
 
@@ -97,7 +97,7 @@ def test_a_request_in_want_of_pages_takes_them_from_later_ones_although_a_seat_i
     run.step()
     run.add("high", 4, prompt=16)
     plan = run.plan()
-    assert plan.paused == plan.preempted == (low,) and [w.request.id for w in plan.work] == ["high"]
+    assert plan.paused == plan.preempted == (low,) and [w.request.id for w in plan.scheduled] == ["high"]
     run.answer(plan)
     assert run.finish() == ["high", "low"]
 
@@ -109,7 +109,7 @@ def test_nobody_is_paused_for_one_that_would_not_fit_even_so():
     run.step()
     run.add("mid", 4, prompt=20)  # 5 pages; 4 are pin's
     plan = run.plan()
-    assert plan.paused == plan.preempted == () and len(plan.work) == 2
+    assert plan.paused == plan.preempted == () and len(plan.scheduled) == 2
     run.answer(plan)
     assert run.finish()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxspec.sched import Outcome, PagePool, Plan, QueueFull, Request, RequestStatus, Scheduler, SchedulerConfig
+from jaxspec.sched import PagePool, Plan, QueueFull, Request, RequestResult, RequestStatus, Scheduler, SchedulerConfig
 from jaxspec.sched.token_budget import Budget
 
 PAGE = 4
@@ -25,16 +25,16 @@ def add(sched: Scheduler, name: str, prompt: int | list[int], max_tokens: int = 
 
 
 def shares(plan: Plan) -> list[tuple[str, int, int]]:
-    return [(work.request.id, work.start, work.count) for work in plan.work]
+    return [(scheduled.request.id, scheduled.start, scheduled.count) for scheduled in plan.scheduled]
 
 
 def answer(sched: Scheduler, plan: Plan) -> None:
     """One new token, 7, to each piece of work that samples; requests end at their max_tokens."""
-    outcomes = []
-    for work in plan.work:
-        last = work.request.output_len + 1 == work.request.max_tokens
-        outcomes.append(Outcome((7,), "length" if last else None) if work.samples else Outcome())
-    sched.update(plan, outcomes, 0.0)
+    results = []
+    for scheduled in plan.scheduled:
+        last = scheduled.request.output_len + 1 == scheduled.request.max_tokens
+        results.append(RequestResult((7,), "length" if last else None) if scheduled.samples else RequestResult())
+    sched.update(plan, results, 0.0)
 
 
 def step(sched: Scheduler, now: float = 0.0) -> list[tuple[str, int, int]]:
@@ -157,14 +157,18 @@ def test_prompt_logprobs_pass_by_the_cache_and_take_a_logit_slot_a_token():
     add(sched, "c", 3)
     plan = sched.plan(0.0)
     assert shares(plan) == [("a", 12, 1), ("b", 0, 5)]
-    assert [work.logit_slots for work in plan.work] == [1, 5]
+    assert [scheduled.logit_slots for scheduled in plan.scheduled] == [1, 5]
     answer(sched, plan)
     assert step(sched) == [("a", 13, 1), ("b", 5, 5)]
     plan = sched.plan(0.0)
     assert shares(plan) == [("a", 14, 1), ("b", 10, 2), ("c", 0, 3)]
-    assert [work.logit_slots for work in plan.work] == [1, 2, 1]  # the prompt's last token is the one that samples
+    assert [scheduled.logit_slots for scheduled in plan.scheduled] == [
+        1,
+        2,
+        1,
+    ]  # the prompt's last token is the one that samples
     answer(sched, plan)
-    assert [work.logit_slots for work in sched.plan(0.0).work] == [1, 1, 1]
+    assert [scheduled.logit_slots for scheduled in sched.plan(0.0).scheduled] == [1, 1, 1]
 
 
 def test_nobody_is_admitted_behind_one_that_took_all_logit_slots():
@@ -202,7 +206,7 @@ def test_cancelling_frees_everything(in_flight: bool):
     plan = sched.plan(0.0) if in_flight else Plan(())
     assert sched.cancel("c", 0.0) and c.status is RequestStatus.FINISHED and sched.num_waiting == 1
     assert sched.cancel("a", 0.0) and a.status is RequestStatus.FINISHED and sched.pool.num_used == 0
-    sched.update(plan, [Outcome((7,))] * len(plan.work), 0.0)
+    sched.update(plan, [RequestResult((7,))] * len(plan.scheduled), 0.0)
     assert a.output_len == 1 and sched.pool.num_used == 0
     assert step(sched) == [("b", 0, 6)]
     assert not sched.cancel("a", 0.0) and not sched.cancel("nobody", 0.0)
@@ -217,7 +221,7 @@ def test_a_cancelled_id_may_come_again_while_its_step_is_in_flight():
     plan = sched.plan(0.0)
     sched.cancel("a", 0.0)
     again = add(sched, "a", 5)
-    sched.update(plan, [Outcome((7,))], 0.0)
+    sched.update(plan, [RequestResult((7,))], 0.0)
     assert again.output_len == 0
     assert step(sched) == [("a", 0, 5)]
 
@@ -226,29 +230,29 @@ def test_several_tokens_of_one_outcome_commit_the_drafts_among_them():
     sched = scheduler()
     request = add(sched, "a", 5, max_tokens=10)
     plan = sched.plan(0.0)
-    sched.update(plan, [Outcome((7, 8, 9))], 0.0)
+    sched.update(plan, [RequestResult((7, 8, 9))], 0.0)
     assert request.tokens[5:] == [7, 8, 9] and request.computed == 7
     plan = sched.plan(0.0)
     assert shares(plan) == [("a", 7, 1)]
     with pytest.raises(ValueError, match="pages"):
-        sched.update(plan, [Outcome((7, 8))], 0.0)  # nobody planned a third page
+        sched.update(plan, [RequestResult((7, 8))], 0.0)  # nobody planned a third page
 
 
 @pytest.mark.parametrize(
     ("outcomes", "message"),
     [
         ([], "0 outcomes for 2"),
-        ([Outcome(), Outcome()], "0 tokens"),
-        ([Outcome((7,)), Outcome((7,))], "1 tokens"),
-        ([Outcome((7,) * 8), Outcome()], "max_tokens"),
+        ([RequestResult(), RequestResult()], "0 tokens"),
+        ([RequestResult((7,)), RequestResult((7,))], "1 tokens"),
+        ([RequestResult((7,) * 8), RequestResult()], "max_tokens"),
     ],
 )
-def test_outcomes_that_do_not_fit_the_plan_are_refused(outcomes: list[Outcome], message: str):
+def test_outcomes_that_do_not_fit_the_plan_are_refused(results: list[RequestResult], message: str):
     sched = scheduler()
     add(sched, "a", 4)
     add(sched, "b", 40)
     with pytest.raises(ValueError, match=message):
-        sched.update(sched.plan(0.0), outcomes, 0.0)
+        sched.update(sched.plan(0.0), results, 0.0)
 
 
 def test_plans_and_updates_alternate():
@@ -259,13 +263,13 @@ def test_plans_and_updates_alternate():
         sched.plan(0.0)
     answer(sched, plan)
     with pytest.raises(ValueError, match="in flight"):
-        sched.update(plan, [Outcome((7,))], 0.0)
+        sched.update(plan, [RequestResult((7,))], 0.0)
 
 
 def test_a_request_may_end_before_its_max_tokens_and_without_a_token():
     sched = scheduler()
     request = add(sched, "a", 40)
-    sched.update(sched.plan(0.0), [Outcome((), "error")], 0.0)
+    sched.update(sched.plan(0.0), [RequestResult((), "error")], 0.0)
     assert request.status is RequestStatus.FINISHED and not sched.has_work and sched.pool.num_used == 0
 
 

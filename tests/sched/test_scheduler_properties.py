@@ -44,12 +44,12 @@ class Drive:
             plan = self._plan(now)
             flight = self.device.launch(plan)
             self._cancel(now, in_flight=True)
-            before = {work.request.id: len(work.request.tokens) for work in plan.work}
-            outcomes = self.device.read(flight)
-            self.scheduler.update(plan, outcomes, float(now))
-            for work, outcome in zip(plan.work, outcomes, strict=True):
-                request, gone = work.request, work.request.id in self.cancelled
-                assert len(request.tokens) - before[request.id] == (0 if gone else len(outcome.tokens))
+            before = {scheduled.request.id: len(scheduled.request.tokens) for scheduled in plan.scheduled}
+            results = self.device.read(flight)
+            self.scheduler.update(plan, results, float(now))
+            for scheduled, result in zip(plan.scheduled, results, strict=True):
+                request, gone = scheduled.request, scheduled.request.id in self.cancelled
+                assert len(request.tokens) - before[request.id] == (0 if gone else len(result.tokens))
                 assert request.status is RequestStatus.FINISHED or request.computed < len(request.tokens)
             self._check_books()
             now += 1
@@ -80,34 +80,38 @@ class Drive:
         plan = scheduler.plan(
             float(now), Lookahead(random.randint(0, 5), random.randint(0, 3)) if random else NO_DRAFTS
         )
-        self.drafted += sum(work.levels > 0 for work in plan.work)
-        planned = {work.request.id: work for work in plan.work}
+        self.drafted += sum(scheduled.levels > 0 for scheduled in plan.scheduled)
+        planned = {scheduled.request.id: scheduled for scheduled in plan.scheduled}
         preempted = {request.id for request in plan.preempted}
 
-        assert bool(plan.work) == had_work, "a step without progress"
-        assert len(planned) == len(plan.work) and not planned.keys() & preempted
-        drafts = sum(work.drafts for work in plan.work)
+        assert bool(plan.scheduled) == had_work, "a step without progress"
+        assert len(planned) == len(plan.scheduled) and not planned.keys() & preempted
+        drafts = sum(scheduled.drafts for scheduled in plan.scheduled)
         assert plan.num_tokens + drafts <= config.max_num_batched_tokens
-        assert drafts + sum(work.logit_slots for work in plan.work) <= config.max_logit_slots
+        assert drafts + sum(scheduled.logit_slots for scheduled in plan.scheduled) <= config.max_logit_slots
         assert scheduler.num_running <= config.max_num_seqs
         for request in decoding:
             assert request.id in preempted or planned[request.id].count == 1, "a decoding request was passed over"
         self._check_writes(plan)
-        self.admitted += [work.request.id for work in plan.work if work.request.id not in self.admitted]
+        self.admitted += [
+            scheduled.request.id for scheduled in plan.scheduled if scheduled.request.id not in self.admitted
+        ]
         return plan
 
     def _check_writes(self, plan: Plan) -> None:
         """Work goes on where its request stands, in pages that it has and that nobody else holds or finds."""
         pool = self.scheduler.pool
         holders = Counter(page for request in self.scheduler.running for page in request.pages)
-        for work in plan.work:
-            pages, end = work.request.pages, work.start + work.count
-            assert work.request.status is RequestStatus.RUNNING and work.start == work.request.computed
-            assert 0 < work.count <= work.request.remaining_known
-            assert pool.pages_for(end + work.levels) <= len(pages)
-            assert 0 <= work.levels <= work.drafts
-            assert not work.levels or work.levels < work.request.max_tokens - work.request.output_len
-            for page in pages[work.start // pool.page_size :]:
+        for scheduled in plan.scheduled:
+            pages, end = scheduled.request.pages, scheduled.start + scheduled.count
+            assert scheduled.request.status is RequestStatus.RUNNING and scheduled.start == scheduled.request.computed
+            assert 0 < scheduled.count <= scheduled.request.remaining_known
+            assert pool.pages_for(end + scheduled.levels) <= len(pages)
+            assert 0 <= scheduled.levels <= scheduled.drafts
+            assert (
+                not scheduled.levels or scheduled.levels < scheduled.request.max_tokens - scheduled.request.output_len
+            )
+            for page in pages[scheduled.start // pool.page_size :]:
                 assert holders[page] == 1 and page not in pool._prefixes
 
     def _check_books(self) -> None:

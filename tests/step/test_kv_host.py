@@ -17,7 +17,7 @@ from jax.sharding import SingleDeviceSharding
 
 from helpers import tiny
 from jaxspec.config import EngineConfig
-from jaxspec.sched import Plan, Request, Transfer, Work
+from jaxspec.sched import Plan, Request, ScheduledRequest, Transfer
 from jaxspec.step.kv_cache import Pool
 from jaxspec.step.kv_host import GROUPS, HostPool
 from jaxspec.step.packing import Choosing, Tree
@@ -98,7 +98,7 @@ def test_pages_come_back_as_they_were(pinned: bool, data: Any) -> None:
         into = data.draw(some)[: len(back)]
         read = data.draw(st.sampled_from([[], into, [PAGES - 1]]))
         plan = Plan(
-            (Work(request(read), 0, 1),) if read else (),
+            (ScheduledRequest(request(read), 0, 1),) if read else (),
             offload=(Transfer(request(), tuple(out), tuple(free)),) if out else (),
             upload=(Transfer(request(), tuple(into), tuple(back)),) if back else (),
         )
@@ -183,7 +183,7 @@ def test_a_request_goes_on_where_it_was() -> None:
             run([9] * 16, 0, held)  # another request's
             run([8] * 16, 0, fresh)
             upload = (Transfer(request(), tuple(fresh[: len(held)]), tuple(range(len(held)))),)
-            pool.carry_out(Plan((Work(request(fresh), committed, 1),) if i % 2 else (), upload=upload))
+            pool.carry_out(Plan((ScheduledRequest(request(fresh), committed, 1),) if i % 2 else (), upload=upload))
             pool.carry_out(Plan(()))
             pages = fresh
         token = run([token], committed, pages)

@@ -55,7 +55,7 @@ class Swapping(Drive):
         def ids(moves):
             return {m.request.id for m in moves}
 
-        out, back, planned = ids(plan.offload), ids(plan.upload), {w.request.id: w for w in plan.work}
+        out, back, planned = ids(plan.offload), ids(plan.upload), {w.request.id: w for w in plan.scheduled}
         assert len(out) == len(plan.offload) and len(back) == len(plan.upload) and not out & back
         assert out <= ids_of(plan.preempted) and not out & planned.keys()
         host_written = [page for m in plan.offload for page in m.host]
@@ -76,7 +76,7 @@ class Swapping(Drive):
             assert set(m.device) <= set(m.request.pages) and not m.request.host_pages
             assert m.request.computed == computed and m.request.status in (RequestStatus.PAUSED, RequestStatus.RUNNING)
             # Its KV is on its way: it runs only if nobody else does.
-            assert m.request.id not in planned or next(iter(plan.work)).request is m.request
+            assert m.request.id not in planned or next(iter(plan.scheduled)).request is m.request
         if scheduler.config.policy.memory == "defer":
             assert not plan.preempted
         return plan
@@ -230,7 +230,7 @@ def test_a_request_in_want_of_pages_sends_later_ones_to_the_host():
     run.step()
     run.add("high", 4, prompt=16)
     plan = run.plan()
-    assert plan.preempted == (low,) and [w.request.id for w in plan.work] == ["high"]
+    assert plan.preempted == (low,) and [w.request.id for w in plan.scheduled] == ["high"]
     (out,) = plan.offload
     assert (out.request, out.device, len(out.host)) == (low, (0, 1, 2, 3, 4), 5)
     assert (low.status, low.computed, low.swaps, low.lost) == (RequestStatus.SWAPPED, 20, 1, None)
@@ -248,11 +248,11 @@ def test_kv_comes_back_in_a_step_of_the_others_and_its_request_runs_in_the_next(
     run.steps(5)
     assert low.status is RequestStatus.SWAPPED and "high" in run.done
     plan = run.plan()
-    assert [w.request.id for w in plan.work] == ["higher"] and [m.request for m in plan.upload] == [low]
+    assert [w.request.id for w in plan.scheduled] == ["higher"] and [m.request for m in plan.upload] == [low]
     run.answer(plan)
     assert low.status is RequestStatus.PAUSED
     plan = run.plan()
-    assert [(w.request.id, w.start) for w in plan.work] == [("higher", 6), ("low", 21)] and not plan.upload
+    assert [(w.request.id, w.start) for w in plan.scheduled] == [("higher", 6), ("low", 21)] and not plan.upload
     run.answer(plan)
     assert run.finish() == ["high", "higher", "low"] and low.recomputed == 0
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from helpers.steps import Steps
-from jaxspec.sched import Outcome, Plan, PolicyConfig, Request, SwapCosts, Work
+from jaxspec.sched import Plan, PolicyConfig, Request, RequestResult, ScheduledRequest, SwapCosts
 from jaxspec.sched.config import AliseSettings
 from jaxspec.sched.order.alise import Alise
 from jaxspec.sched.timing import Regression, Runtime
@@ -64,18 +64,18 @@ def test_the_model_finds_the_times_of_steps():
         tokens = int(rng.integers(1, 4))
         mean = np.mean([r.prompt_len for r in decoding]) if decoding else 0.0
         seconds = (c * mean + d) if decoding else 0.0
-        work = [Work(r, r.computed, 1) for r in decoding]
-        outcomes = [Outcome((0,) * tokens)] * len(work)
+        scheduled = [ScheduledRequest(r, r.computed, 1) for r in decoding]
+        results = [RequestResult((0,) * tokens)] * len(scheduled)
         if not decoding or rng.random() < 0.3:
             count = int(rng.integers(10, 400))
             new = Request("new", count, [0] * count, 5, 0.0)
-            work.append(Work(new, 0, count))
-            outcomes.append(Outcome((0,)))
+            scheduled.append(ScheduledRequest(new, 0, count))
+            results.append(RequestResult((0,)))
             seconds += a * count + b
             # A step with a prompt in it says what the prompt takes; `tokens` drafts or not, decoding takes its usual.
         else:
             seconds *= tokens
-        model.observe(Plan(tuple(work)), outcomes, seconds)
+        model.observe(Plan(tuple(scheduled)), results, seconds)
     assert (model.a, model.b, model.c, model.d) == pytest.approx((a, b, c, d), rel=0.3)
 
 
@@ -83,7 +83,7 @@ def test_no_coefficient_is_ever_negative():
     model = Runtime()
     for n in range(1, 40):  # longer prompts take less time
         r = request(prompt=n, output=2)
-        model.observe(Plan((Work(r, r.computed, 1),)), [Outcome((0,))], 1 / n)
+        model.observe(Plan((ScheduledRequest(r, r.computed, 1),)), [RequestResult((0,))], 1 / n)
     assert model.c == 0 and model.d > 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from helpers.steps import Steps
-from jaxspec.sched import Outcome, PagePool, PolicyConfig, Request, RequestStatus, Scheduler, SchedulerConfig
+from jaxspec.sched import PagePool, PolicyConfig, Request, RequestResult, RequestStatus, Scheduler, SchedulerConfig
 from jaxspec.sched.config import LapsSdSettings
 from jaxspec.sched.order import LapsSd
 from jaxspec.sched.timing import RoundCost
@@ -27,7 +27,7 @@ def after_round(policy: LapsSd, r: Request, seconds: float = 0.1, proposed: int 
     r.attained += seconds
     r.proposed += proposed
     r.accepted += accepted
-    policy.observe(r, Outcome((1,), None, proposed, accepted), seconds)
+    policy.observe(r, RequestResult((1,), None, proposed, accepted), seconds)
 
 
 # -- queues ------------------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_the_non_perceptible_are_preempted_and_resumed():
     assert run.steps(7) == "a a b b b b a"
     run.add("c", 1)
     plan = run.plan()
-    assert [r.id for r in plan.paused] == ["a"] and [w.request.id for w in plan.work] == ["c"]
+    assert [r.id for r in plan.paused] == ["a"] and [w.request.id for w in plan.scheduled] == ["c"]
     run.answer(plan)
     assert run.finish() == ["c", "a", "b"]
     assert run.scheduler.num_switches == 5 and run.scheduler.num_preemptions == 0
@@ -247,13 +247,13 @@ def mean_latency(policy: PolicyConfig) -> float:
     now, ends = 0.0, []
     while scheduler.has_work:
         plan = scheduler.plan(now)
-        (work,) = plan.work
-        length, rate = FIGURE_1[work.request.id]
-        written = work.request.output_len
+        (scheduled,) = plan.scheduled
+        length, rate = FIGURE_1[scheduled.request.id]
+        written = scheduled.request.output_len
         candidates = round((written + 1) / rate) - round(written / rate)
         now += candidates * CANDIDATE
         end = "length" if written + 1 == length else None
-        scheduler.update(plan, [Outcome((1,), end, candidates, 1)], now, candidates * CANDIDATE)
+        scheduler.update(plan, [RequestResult((1,), end, candidates, 1)], now, candidates * CANDIDATE)
         if end:
             ends.append(now)
     return fmean(ends)

@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxspec.sched import PagePool, Plan, PolicyConfig, Request, Scheduler, SchedulerConfig, SwapCosts, Transfer, Work
+from jaxspec.sched import (
+    PagePool,
+    Plan,
+    PolicyConfig,
+    Request,
+    ScheduledRequest,
+    Scheduler,
+    SchedulerConfig,
+    SwapCosts,
+    Transfer,
+)
 from jaxspec.sched.sim.cost import OPT_V100, Linear, Roofline, StepLoad, load_cost
 from jaxspec.sched.sim.link import Link
 from jaxspec.sched.sim.simulator import Served, Simulation
@@ -18,8 +28,8 @@ def request(*pages: int) -> Request:
     return Request("r", 1, [0, 0], 9, 0.0, pages=list(pages), computed=1)
 
 
-def work(*pages: int) -> tuple[Work, ...]:
-    return (Work(request(*pages), 1, 1),)
+def scheduled(*pages: int) -> tuple[ScheduledRequest, ...]:
+    return (ScheduledRequest(request(*pages), 1, 1),)
 
 
 def moved(device: tuple[int, ...], host: tuple[int, ...]) -> tuple[Transfer, ...]:
@@ -28,32 +38,32 @@ def moved(device: tuple[int, ...], host: tuple[int, ...]) -> tuple[Transfer, ...
 
 def test_a_step_waits_for_uploads_to_its_own_pages_only():
     link = Link(COSTS)
-    plan = Plan(work(7, 8), upload=moved((1, 2), (0, 1)))
+    plan = Plan(scheduled(7, 8), upload=moved((1, 2), (0, 1)))
     link.start(plan, 10.0)
     assert link.ready(plan, 10.0) == 10.0
-    assert link.ready(Plan(work(2)), 12.0) == 16.0
-    assert link.ready(Plan(work(1)), 12.0) == 13.0
-    assert link.ready(Plan(work(1, 2)), 17.0) == 17.0
+    assert link.ready(Plan(scheduled(2)), 12.0) == 16.0
+    assert link.ready(Plan(scheduled(1)), 12.0) == 13.0
+    assert link.ready(Plan(scheduled(1, 2)), 17.0) == 17.0
     assert link.moved == 2
 
 
 def test_a_page_is_free_for_others_when_it_has_left():
     link = Link(COSTS)
-    plan = Plan(work(4), offload=moved((3, 4), (0, 1)))
+    plan = Plan(scheduled(4), offload=moved((3, 4), (0, 1)))
     link.start(plan, 0.0)
-    assert link.ready(plan, 0.0) == 4.0 and link.ready(Plan(work(3)), 0.0) == 2.0
+    assert link.ready(plan, 0.0) == 4.0 and link.ready(Plan(scheduled(3)), 0.0) == 2.0
 
 
 def test_transfers_queue_each_way_and_what_comes_back_has_first_to_have_left():
     link = Link(COSTS)
     link.start(Plan((), offload=moved((0,), (0,))), 0.0)
     link.start(Plan((), offload=moved((1,), (1,)), upload=moved((5,), (9,))), 1.0)
-    assert link.ready(Plan(work(1)), 1.0) == 4.0 and link.ready(Plan(work(5)), 1.0) == 4.0
+    assert link.ready(Plan(scheduled(1)), 1.0) == 4.0 and link.ready(Plan(scheduled(5)), 1.0) == 4.0
     # To page 1, which is leaving until 4, and after the other upload, which ends then too.
     link.start(Plan((), upload=moved((1,), (0,))), 1.5)
-    assert link.ready(Plan(work(1)), 1.5) == 7.0
+    assert link.ready(Plan(scheduled(1)), 1.5) == 7.0
     link.start(Plan(()), 20.0)
-    assert link.ready(Plan(work(1)), 20.0) == 20.0
+    assert link.ready(Plan(scheduled(1)), 20.0) == 20.0
 
 
 def simulate(memory: str, costs: SwapCosts = COSTS, host: int = 64, order: str = "fcfs") -> Served:

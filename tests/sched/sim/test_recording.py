@@ -56,7 +56,7 @@ def test_the_simulator_does_what_the_engine_did(preset):
     recording, scheduler = record(**PRESETS[preset])
     replay = Replay(scheduler, recording)
     served = replay.run()
-    assert [step.work for step in recording.steps] == replay.work
+    assert [step.scheduled for step in recording.steps] == replay.scheduled
 
     # The same order of first service and of completion; those of one step are in its plan's order.
     order = {i: at for at, i in enumerate(recording.first_served())}

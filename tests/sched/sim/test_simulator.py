@@ -60,28 +60,28 @@ requests = st.lists(st.tuples(st.floats(0, 20), st.integers(1, 60), st.integers(
 @given(requests, st.integers(1, 5), st.integers(0, 4), st.integers(6, 40))
 @settings(max_examples=60, deadline=None)
 def test_everyone_is_served_once_and_the_clock_only_goes_on(rows, seats, drafts, pages):
-    work = workload(*(list(column) for column in zip(*rows, strict=True)))
+    scheduled = workload(*(list(column) for column in zip(*rows, strict=True)))
     limits = scheduler(seats, pages=pages)
-    acceptance = Sampled(Process(0.6, 0.1, 0.5), len(work), np.random.default_rng(1)) if drafts else None
+    acceptance = Sampled(Process(0.6, 0.1, 0.5), len(scheduled), np.random.default_rng(1)) if drafts else None
     percents: list[int] = []
-    served = Simulation(limits, work, Linear(0.01, 0.001), acceptance, drafts).run(lambda: percents.append(1))
+    served = Simulation(limits, scheduled, Linear(0.01, 0.001), acceptance, drafts).run(lambda: percents.append(1))
     limits.pool.check([])
     assert not limits.has_work and len(percents) == 100
-    assert (served.first_scheduled >= work.arrival).all()
+    assert (served.first_scheduled >= scheduled.arrival).all()
     assert (served.first_token > served.first_scheduled).all()
     assert (served.finished >= served.first_token).all()
     assert (served.accepted <= served.drafted).all() and (served.drafted <= drafts * served.rounds).all()
     # A round gives at most one token more than it drafted: so many steps there were at least.
-    assert served.steps >= max(1 + (o - 1) / (drafts + 1) for o in work.output) - 1e-9
+    assert served.steps >= max(1 + (o - 1) / (drafts + 1) for o in scheduled.output) - 1e-9
     assert served.busy >= served.steps * 0.01
 
 
 def test_requests_come_out_the_same_whatever_the_seats():
     # The random numbers of a request are its own: policies and batch sizes are compared on the same jobs.
     def rounds(seats: int) -> list[int]:
-        work = workload([0.0] * 12, [8] * 12, [50] * 12)
+        scheduled = workload([0.0] * 12, [8] * 12, [50] * 12)
         drafts = Sampled(Process(0.7, 0.1, 1.0), 12, np.random.default_rng(3))
-        return Simulation(scheduler(seats), work, Linear(1.0), drafts, draft_length=4).run().rounds.tolist()
+        return Simulation(scheduler(seats), scheduled, Linear(1.0), drafts, draft_length=4).run().rounds.tolist()
 
     assert rounds(1) == rounds(4)
     assert len(set(rounds(1))) > 1
@@ -95,13 +95,13 @@ def test_switching_moves_the_kv_of_those_set_aside():
 
         def plan(self, now, lookahead=...):
             plan = super().plan(now)
-            if plan.work and plan.work[0].start and next(turns):
-                return Plan(plan.work, (), (plan.work[0].request,))
+            if plan.scheduled and plan.scheduled[0].start and next(turns):
+                return Plan(plan.scheduled, (), (plan.scheduled[0].request,))
             return plan
 
     inner = scheduler()
     odd = Switching(inner.config, inner.pool)
-    odd.update = lambda plan, outcomes, now, seconds=0.0: Scheduler.update(odd, odd._in_flight, outcomes, now, seconds)
+    odd.update = lambda plan, results, now, seconds=0.0: Scheduler.update(odd, odd._in_flight, results, now, seconds)
     served = Simulation(odd, workload([0], [10], [3]), Linear(1.0, swap=0.5)).run()
     # Steps end at 1, then with 10 positions out and in again, then as usual.
     assert served.finished.tolist() == [1 + (1 + 0.5 * 20) + 1]
@@ -136,9 +136,9 @@ def test_a_million_requests_fit():
     import tracemalloc
 
     n = 3000
-    work = workload(list(np.arange(n) * 0.1), [4] * n, [2] * n)
+    scheduled = workload(list(np.arange(n) * 0.1), [4] * n, [2] * n)
     tracemalloc.start()
-    served = Simulation(scheduler(), work, Linear(0.01)).run()
+    served = Simulation(scheduler(), scheduled, Linear(0.01)).run()
     assert isinstance(served, Served)
     assert tracemalloc.get_traced_memory()[1] / n < 400
     tracemalloc.stop()

@@ -13,7 +13,7 @@ from jaxspec.config import EngineConfig
 from jaxspec.draft.policies import arrange, tree_policy
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
-from jaxspec.sched.plan import Work
+from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.sim.acceptance import Process
@@ -39,7 +39,7 @@ def decoding(i: int, output: int) -> Request:
 
 
 def simulation(
-    work: Workload, pages: int = 4096, seats: int = 32, budget: int = 256, **settings: Any
+    scheduled: Workload, pages: int = 4096, seats: int = 32, budget: int = 256, **settings: Any
 ) -> tuple[TreeSimulation, PagePool]:
     config = EngineConfig.load(None, **settings)
     times = StepTimes({n: COST.seconds(StepLoad(n)) for n in range(1, budget + 1)})
@@ -47,9 +47,11 @@ def simulation(
     limits = SchedulerConfig(seats, budget, 4096, None, budget, config.policy, times=times)
     scheduler = Scheduler(limits, pool)
     if not config.draft:
-        return TreeSimulation(scheduler, work, COST), pool
-    own = drafter(work.output.tolist())
-    return TreeSimulation(scheduler, work, COST, arrange(config, [own], times, tree_policy(config, times)), [own]), pool
+        return TreeSimulation(scheduler, scheduled, COST), pool
+    own = drafter(scheduled.output.tolist())
+    return TreeSimulation(
+        scheduler, scheduled, COST, arrange(config, [own], times, tree_policy(config, times)), [own]
+    ), pool
 
 
 def workload(count: int = 40, rate: float = 4.0, seed: int = 0, tpot: float = 12e-3) -> Workload:
@@ -68,13 +70,13 @@ def test_shares_come_out_as_the_process_says():
     own = drafter(outputs, process=TreeProcess(Process(0.66)))
     rounds = 0
     for at in range(1, 1100, 9):
-        works = [Work(decoding(i, at), 7 + at, 1, 32, 8) for i in range(40)]
-        for w, c in zip(works, own.propose(works, lambda _: None, 8, 1)(), strict=True):
+        scheduled = [ScheduledRequest(decoding(i, at), 7 + at, 1, 32, 8) for i in range(40)]
+        for w, c in zip(scheduled, own.propose(scheduled, lambda _: None, 8, 1)(), strict=True):
             accepted = own.accepted(w.request, preorder(c, np.ones(len(c), bool)))
             assert accepted == list(range(len(accepted)))
             chain[: len(accepted) + 1] += 1
             rounds += 1
-        for w, c in zip(works, own.propose(works, lambda _: None, 1, 4)(), strict=True):
+        for w, c in zip(scheduled, own.propose(scheduled, lambda _: None, 1, 4)(), strict=True):
             wide += len(own.accepted(w.request, preorder(c, np.ones(len(c), bool))))
             one += np.exp(c.logprob[0]), np.exp(c.logprob).sum()
     shares = chain[1:] / chain[:-1]
@@ -86,8 +88,8 @@ def test_shares_come_out_as_the_process_says():
 
 def test_beams_are_trees_of_the_likeliest_nodes():
     own = drafter([300] * 3)
-    works = [Work(decoding(i, 5 + i), 12 + i, 1, 32, 8) for i in range(3)]
-    for candidates in own.propose(works, lambda _: None, 5, 4)():
+    scheduled = [ScheduledRequest(decoding(i, 5 + i), 12 + i, 1, 32, 8) for i in range(3)]
+    for candidates in own.propose(scheduled, lambda _: None, 5, 4)():
         assert candidates is not None and len(candidates) == 20
         assert candidates.depths() == sorted(candidates.depths()) and candidates.levels == 5
         pairs = list(zip(candidates.parent.tolist(), candidates.token.tolist(), strict=True))
@@ -95,7 +97,7 @@ def test_beams_are_trees_of_the_likeliest_nodes():
         values = candidates.logprob.tolist()
         assert all(v < 0 for v in values)
         assert all(v <= values[p] for v, p in zip(values, candidates.parent.tolist(), strict=True) if p >= 0)
-    assert own.behind(works[0].request) == 0
+    assert own.behind(scheduled[0].request) == 0
     expected = LLAMA_160M_A100.seconds(3, 13 + 14 + 15, 5, 4)
     assert own.spent == expected and LLAMA_160M_A100.seconds(3, 9, 0, 4) == 0
 
@@ -106,15 +108,15 @@ def test_the_truth_does_not_depend_on_what_is_drafted():
     asked, fresh = drafter(outputs), drafter(outputs)
     chains: list[int] = []
     for place in at:
-        works = [Work(decoding(i, place), 7 + place, 1, 32, 8) for i in range(8)]
-        for w, c in zip(works, asked.propose(works, lambda _: None, 8, 1)(), strict=True):
+        scheduled = [ScheduledRequest(decoding(i, place), 7 + place, 1, 32, 8) for i in range(8)]
+        for w, c in zip(scheduled, asked.propose(scheduled, lambda _: None, 8, 1)(), strict=True):
             chains.append(len(asked.accepted(w.request, preorder(c, np.ones(len(c), bool)))))
-        asked.propose(works, lambda _: None, 3, 2)()
+        asked.propose(scheduled, lambda _: None, 3, 2)()
     trees: list[int] = []
     for place in at:
         for i in range(8):
-            work = Work(decoding(i, place), 7 + place, 1, 32, 8)
-            (c,) = fresh.propose([work], lambda _: None, 8, 4)()
+            scheduled = ScheduledRequest(decoding(i, place), 7 + place, 1, 32, 8)
+            (c,) = fresh.propose([scheduled], lambda _: None, 8, 4)()
             assert c is not None
             best = [i for i, (t, d) in enumerate(zip(c.token, c.depths(), strict=True)) if t == 0 and d == 1]
             while len(best) < 8:  # the path of first choices, where the beam has kept it
@@ -122,7 +124,7 @@ def test_the_truth_does_not_depend_on_what_is_drafted():
                 if not below:
                     break
                 best += below
-            trees.append(len(fresh.accepted(work.request, preorder(c, c.mask(best)))) if len(best) == 8 else -1)
+            trees.append(len(fresh.accepted(scheduled.request, preorder(c, c.mask(best)))) if len(best) == 8 else -1)
     kept = [(a, b) for a, b in zip(chains, trees, strict=True) if b >= 0]
     assert len(kept) > 50 and all(a == b for a, b in kept)
 
@@ -133,13 +135,13 @@ def test_the_truth_does_not_depend_on_what_is_drafted():
 )  # fmt: skip
 def test_every_request_ends_and_pages_return(tree, pace, seed, pages):
     """Under memory pressure too; and every request writes what it has to."""
-    work = workload(20, rate=30.0, seed=seed)
-    run, pool = simulation(work, pages=max(pages, 20), seats=6, budget=64, tree=tree, pace=pace)
+    scheduled = workload(20, rate=30.0, seed=seed)
+    run, pool = simulation(scheduled, pages=max(pages, 20), seats=6, budget=64, tree=tree, pace=pace)
     served = run.run()
     assert np.isfinite(served.finished).all() and pool.num_free == pool.num_pages
     assert (served.accepted <= served.drafted).all() and served.drafted.sum() > 0
     # Each round gives its accepted tokens and one more, but for what is beyond the last.
-    assert (served.accepted + served.rounds <= work.output + 8).all()
+    assert (served.accepted + served.rounds <= scheduled.output + 8).all()
 
 
 def test_without_a_speculator_it_is_the_plain_simulation():
@@ -165,12 +167,12 @@ def test_drafts_bring_tokens_sooner_and_targets_are_kept_by_more():
 
 
 def test_targets_reach_requests_and_attainment_counts_them():
-    work = workload()
-    served = simulation(work, draft=[])[0].run()
-    assert work.tpot is not None
-    assert served.met.tolist() == [not t > x for t, x in zip(served.tpot, work.tpot, strict=True)]
+    scheduled = workload()
+    served = simulation(scheduled, draft=[])[0].run()
+    assert scheduled.tpot is not None
+    assert served.met.tolist() == [not t > x for t, x in zip(served.tpot, scheduled.tpot, strict=True)]
     with pytest.raises(ValueError, match="tpot has 1 rows"):
-        Workload(work.arrival, work.input, work.output, work.predicted, np.ones(1))
+        Workload(scheduled.arrival, scheduled.input, scheduled.output, scheduled.predicted, np.ones(1))
 
 
 def test_the_paper_s_baseline_latency():

@@ -82,16 +82,16 @@ def test_bad_tables_are_named(tmp_path, name, text, prediction, message):
 
 def test_join_draws_whole_rows():
     lengths = Lengths(np.array([1, 0]), np.array([10, 20]), np.array([11.0, 22.0]))
-    work = join(arrivals.burst(200), lengths, 7, rng())
-    assert set(zip(work.input.tolist(), work.output.tolist(), work.predicted.tolist(), strict=True)) == {
+    scheduled = join(arrivals.burst(200), lengths, 7, rng())
+    assert set(zip(scheduled.input.tolist(), scheduled.output.tolist(), scheduled.predicted.tolist(), strict=True)) == {
         (1, 10, 11.0), (7, 20, 22.0),
     }  # fmt: skip
 
 
 def test_join_takes_a_trace_as_it_is():
     trace = [arrivals.Arrival(0.0, 30, 0), arrivals.Arrival(2.0, None, 9)]
-    work = join(trace, None, 5, rng())
-    assert (work.input.tolist(), work.output.tolist()) == ([30, 5], [1, 9])
+    scheduled = join(trace, None, 5, rng())
+    assert (scheduled.input.tolist(), scheduled.output.tolist()) == ([30, 5], [1, 9])
     with pytest.raises(ValueError, match="output_tokens"):
         join(arrivals.burst(2), None, 5, rng())
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.fake_drafter import Fake
-from jaxspec.sched.plan import Work
+from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.spec.micro_batches import MAX_MICRO_BATCHES, Share, Timeline, best, seconds, split
 from jaxspec.sched.spec.speculator import Speculator
@@ -76,9 +76,11 @@ def test_every_piece_of_work_is_in_one_micro_batch(drafted: int, plain: int, par
     drafter = Apart("apart", 100, 4e-3, [r.id for r in running])
     speculator = Speculator([drafter], StepTimes({n: 1e-3 * n for n in range(1, 200)}))
     ahead = speculator.lookahead(running, 0.0)
-    work = [Work(r, 3, 1, ahead.drafts, ahead.levels) for r in running] + [Work(r, 0, 3) for r in prompts]
-    found = split(work, speculator, parts)
-    assert sorted(w.request.id for part in found for w in part) == sorted(w.request.id for w in work)
-    assert all(found) or not work
+    scheduled = [ScheduledRequest(r, 3, 1, ahead.drafts, ahead.levels) for r in running] + [
+        ScheduledRequest(r, 0, 3) for r in prompts
+    ]
+    found = split(scheduled, speculator, parts)
+    assert sorted(w.request.id for part in found for w in part) == sorted(w.request.id for w in scheduled)
+    assert all(found) or not scheduled
     if parts and ahead.levels and drafted:
         assert len(found) == min(parts, drafted)

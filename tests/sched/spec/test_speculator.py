@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from helpers.fake_drafter import STEP, Fake, requests, round_of
-from jaxspec.sched.plan import Work
+from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
 from jaxspec.sched.spec.speculator import Speculator
@@ -51,12 +51,12 @@ def test_drafters_are_not_asked_where_a_step_has_no_room_for_what_they_say() -> 
     speculator = Speculator([drafter], STEP, GlobalGreedy(), budget=16)
     running = requests(2)
     ahead = speculator.lookahead(running, 0.0)
-    works = [Work(r, 3, 1, ahead.drafts, ahead.levels) for r in running]
+    scheduled = [ScheduledRequest(r, 3, 1, ahead.drafts, ahead.levels) for r in running]
     asked = []
     propose = drafter.propose
     drafter.propose = lambda *given: asked.append(1) or propose(*given)
-    assert speculator.draft(works, lambda _: Choosing(), 16, 0.0) == {} and not asked
-    assert speculator.draft(works, lambda _: Choosing(), 15, 0.0) and asked
+    assert speculator.draft(scheduled, lambda _: Choosing(), 16, 0.0) == {} and not asked
+    assert speculator.draft(scheduled, lambda _: Choosing(), 15, 0.0) and asked
 
 
 def promised(number: int, tpot: float | None, ahead: float = 0.0) -> Request:
@@ -71,8 +71,8 @@ def drafted_for(running: list[Request], cost: float) -> list[str]:
     drafter = Fake("only", 100, cost, [r.id for r in running])
     speculator = Speculator([drafter], STEP, AdaServe(16, STEP), adaptive=True, budget=32, calibrate=True)
     ahead = speculator.lookahead(running, 0.0)
-    works = [Work(r, 7, 1, ahead.drafts, ahead.levels) for r in running]
-    return sorted(speculator.draft(works, lambda _: Choosing(), len(works), 0.0))
+    scheduled = [ScheduledRequest(r, 7, 1, ahead.drafts, ahead.levels) for r in running]
+    return sorted(speculator.draft(scheduled, lambda _: Choosing(), len(scheduled), 0.0))
 
 
 def test_where_drafts_do_not_pay_only_those_behind_their_targets_get_some() -> None:

@@ -52,11 +52,11 @@ class Far(Fake):
     def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
         return self.cost * (levels + catch_up)
 
-    def stage(self, works):
-        self.calls.append("stage " + " ".join(w.request.id for w in works))
+    def stage(self, scheduled):
+        self.calls.append("stage " + " ".join(w.request.id for w in scheduled))
 
-    def prepare(self, works, choosing):
-        self.calls.append("prepare " + " ".join(w.request.id for w in works))
+    def prepare(self, scheduled, choosing):
+        self.calls.append("prepare " + " ".join(w.request.id for w in scheduled))
 
 
 def speculator(choice: Told, *drafters: Fake) -> Speculator:
@@ -107,15 +107,15 @@ def test_drafters_elsewhere_get_ready_for_who_may_come() -> None:
     near, far = Fake("near", 100, 1e-4, EVERYONE), Far("far", 200, 1e-5)
     choice = Told({"0": 0, "1": 1}, next_one=1)
     own, running = speculator(choice, near, far), requests(2)
-    works = []
+    scheduled = []
 
     def stage(given):
-        works.extend(given)
+        scheduled.extend(given)
         Speculator.stage(own, given)
 
-    own.draft, draft = lambda work, *rest: (stage(work), draft(work, *rest))[1], own.draft
+    own.draft, draft = lambda scheduled, *rest: (stage(scheduled), draft(scheduled, *rest))[1], own.draft
     round_of(own, running)
-    own.prepare(works, lambda _: None)
+    own.prepare(scheduled, lambda _: None)
     # It may need both; it need not get ready for the one that it drafts for anyway.
     assert far.calls == ["stage 0 1", "prepare 0"]
     # Its rounds take nobody's time but that of those it drafts for.
