@@ -14,7 +14,7 @@ import numpy as np
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
-from jaxspec.sched.spec.drafter import Beside, ChoosingOf, Proposal
+from jaxspec.sched.spec.drafter import Beside, Proposal, SamplingOf
 from jaxspec.sched.spec.speculator import DEPTH, Speculator
 from jaxspec.sched.spec.trees import AdaServe, Candidates, EqualGreedy, GlobalGreedy, TreePolicy
 from jaxspec.sched.timing import StepTimes
@@ -42,7 +42,7 @@ class Drafter(Beside):
     def behind(self, request: Request) -> int:
         return 1
 
-    def propose(self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
+    def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
         first, self._next = self._next, self._next + 1
         n = levels * WIDTH
         found: list[Candidates | None] = []

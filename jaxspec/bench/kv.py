@@ -116,12 +116,12 @@ def setting(args: argparse.Namespace, **more: Any) -> EngineConfig:
 
 def trees_of(config: EngineConfig, args: argparse.Namespace) -> tuple[list[Tree], int]:
     """A decoding token of each request over its committed positions, and how many pages they have."""
-    from jaxspec.step.packing import Choosing, Tree
+    from jaxspec.step.packing import SamplingInputs, Tree
 
     each = -(-(args.committed + 1) // config.page_size)
     pages = args.requests * each
     tables = np.random.default_rng(0).permutation(pages).reshape(-1, each).astype(np.int32)
-    return [Tree.chain([1], args.committed, row, Choosing()) for row in tables], pages
+    return [Tree.chain([1], args.committed, row, SamplingInputs()) for row in tables], pages
 
 
 def pools(model: LoadedModel, args: argparse.Namespace) -> dict[str, float]:

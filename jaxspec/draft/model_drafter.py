@@ -11,7 +11,7 @@ from jaxspec.draft.ngram import NGramIndex
 from jaxspec.draft.runner import DraftRunner
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
-from jaxspec.sched.spec.drafter import Beside, ChoosingOf, Proposal
+from jaxspec.sched.spec.drafter import Beside, Proposal, SamplingOf
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.step.packing import Tree
 
@@ -30,7 +30,7 @@ class NgramDrafter(Beside):
     def behind(self, request: Request) -> int:
         return 0
 
-    def propose(self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
+    def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
         found: list[Candidates | None] = [self._candidates(w.request, levels) for w in scheduled]
         return lambda: found
 
@@ -97,9 +97,9 @@ class ModelDrafter:
             room -= len(position)
         self.runner.stage(np.concatenate(slots))
 
-    def propose(self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
+    def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
         begun = self._clock()
-        chains, whose, staged = self._chains(scheduled, choosing)
+        chains, whose, staged = self._chains(scheduled, sampling)
         read = self.runner.start(chains, levels, width, staged)
         tokens = sum(len(c.token) for c in chains)
         expected = self.runner.seconds(len(chains), tokens, levels, width)
@@ -118,13 +118,13 @@ class ModelDrafter:
 
         return proposal
 
-    def prepare(self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf) -> None:
-        chains, _, staged = self._chains(scheduled, choosing)
+    def prepare(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
+        chains, _, staged = self._chains(scheduled, sampling)
         if chains:
             self.runner.start(chains, 0, self.widths[0], staged)
 
     def _chains(
-        self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf
+        self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf
     ) -> tuple[list[Tree], list[tuple[int, bool]], list[range]]:
         """What to catch up with, those with the least first: the chains, whose each is (index of the work, and whether
         that is all of it), and where the features for them were staged."""
@@ -142,7 +142,7 @@ class ModelDrafter:
             if end <= seen or len(chains) == most_requests:
                 break
             pages = np.asarray(request.pages, np.int32)
-            chains.append(Tree.chain(request.tokens[seen:end], seen, pages, choosing(request)))
+            chains.append(Tree.chain(request.tokens[seen:end], seen, pages, sampling(request)))
             whose.append((i, end == len(request.tokens)))
             self._seen[request.id] = (self._losses(request), end)
             room -= end - seen

@@ -39,7 +39,7 @@ from jaxspec.sched.spec.speculator import DEPTH
 from jaxspec.sched.spec.trees.candidates import Draft
 from jaxspec.sched.timing import StepTimes
 from jaxspec.slo import check_possible
-from jaxspec.step.packing import Choosing
+from jaxspec.step.packing import SamplingInputs
 from jaxspec.step.profiles import Profile
 from jaxspec.step.warmup import Progress, silent
 
@@ -316,11 +316,11 @@ class Engine:
             drafts: dict[str, Draft] = {}
             if speculator:
                 begun_drafting = self._clock()
-                drafts = speculator.draft(scheduled, self._choosing, sum(w.count for w in scheduled), begun)
+                drafts = speculator.draft(scheduled, self._sampling_inputs, sum(w.count for w in scheduled), begun)
                 drafted += self._clock() - begun_drafting
             parts.append(MicroBatch.launch(scheduled, states, drafts, self._model_runner))
         if speculator:
-            speculator.prepare(plan.scheduled, self._choosing)
+            speculator.prepare(plan.scheduled, self._sampling_inputs)
         launched = self._clock()
         for part in parts:
             for state, scheduled in zip(part.states, part.scheduled, strict=True):
@@ -343,8 +343,8 @@ class Engine:
         self._counters.host_seconds += (launched - drafted) + (done - read)
         self._counters.step_seconds += done - begun
 
-    def _choosing(self, request: Request) -> Choosing:
-        return self._states[request.id].choosing()
+    def _sampling_inputs(self, request: Request) -> SamplingInputs:
+        return self._states[request.id].sampling()
 
     def _micro_batches(self, scheduled: Sequence[ScheduledRequest]) -> Sequence[Sequence[ScheduledRequest]]:
         return split(scheduled, self.speculator, self.config.micro_batches) if self.speculator else [scheduled]

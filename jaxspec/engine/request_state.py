@@ -13,7 +13,7 @@ from jaxspec.sampling_params import SamplingParams
 from jaxspec.sched.plan import RequestResult, ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.spec.trees.candidates import Draft
-from jaxspec.step.packing import Choosing, Tree
+from jaxspec.step.packing import SamplingInputs, Tree
 from jaxspec.step.runner import ModelRunner
 from jaxspec.step.sampler import Logprobs
 
@@ -36,7 +36,7 @@ class RequestState:
         self._stop_ids = stop_ids
         self._stream = TextStream(tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens)
         self.penalty_row: int | None = None
-        self._last_choosing: tuple[tuple[int | None, bool], Choosing] | None = None
+        self._last_sampling: tuple[tuple[int | None, bool], SamplingInputs] | None = None
         self._penalty_known = 0
         self.finish_reason: str | None = None
         self.error: str | None = None
@@ -64,8 +64,8 @@ class RequestState:
         )
         pages = np.asarray(r.pages, np.int32)
         choices = scheduled.count if scheduled.reads_all else 1
-        choosing = self.choosing(scheduled.reads_all)
-        return Tree.chain(r.tokens[scheduled.start : end], scheduled.start, pages, choosing, choices, following)
+        sampling = self.sampling(scheduled.reads_all)
+        return Tree.chain(r.tokens[scheduled.start : end], scheduled.start, pages, sampling, choices, following)
 
     def draft_tree(self, scheduled: ScheduledRequest, draft: Draft, model_runner: ModelRunner) -> Tree:
         """The last known token with a draft below it; every node chooses."""
@@ -77,20 +77,20 @@ class RequestState:
         join = lambda first, rest: np.concatenate([np.asarray([first], np.int32), rest])  # noqa: E731
         return Tree(
             join(r.tokens[-1], draft.token), join(0, draft.depth), join(n, draft.subtree), known, scheduled.start,
-            np.asarray(r.pages, np.int32), ahead, self.choosing(), parent=join(-1, draft.parent + 1),
+            np.asarray(r.pages, np.int32), ahead, self.sampling(), parent=join(-1, draft.parent + 1),
             drawn=None if draft.drawn is None else join(-1, draft.drawn),
         )  # fmt: skip
 
-    def choosing(self, reads_all: bool = False) -> Choosing:
+    def sampling(self, reads_all: bool = False) -> SamplingInputs:
         """How its tokens are chosen; with `reads_all`, their log-probabilities are wanted in any case."""
         p, key = self.params, (self.penalty_row, reads_all)
-        if self._last_choosing is None or self._last_choosing[0] != key:
-            choosing = Choosing(
+        if self._last_sampling is None or self._last_sampling[0] != key:
+            sampling = SamplingInputs(
                 p.temperature, p.top_p, p.min_p, max(0, p.top_k), self._seed, p.presence_penalty, p.frequency_penalty,
                 p.repetition_penalty, self.penalty_row, p.logprobs is not None or reads_all,
             )  # fmt: skip
-            self._last_choosing = (key, choosing)
-        return self._last_choosing[1]
+            self._last_sampling = (key, sampling)
+        return self._last_sampling[1]
 
     def _sync_penalties(self, model_runner: ModelRunner) -> None:
         assert self.penalty_row is not None

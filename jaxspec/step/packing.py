@@ -19,7 +19,7 @@ _ZERO, _ONE = np.zeros(1, np.int32), np.ones(1, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
-class Choosing:
+class SamplingInputs:
     """How a request's tokens are chosen: the numbers of `SamplingParams` as the device wants them."""
 
     temperature: float = 0.0
@@ -56,7 +56,7 @@ class Tree:
     committed: int
     pages: np.ndarray
     choices: np.ndarray
-    choosing: Choosing = field(default_factory=Choosing)
+    sampling: SamplingInputs = field(default_factory=SamplingInputs)
     #: Known token after each choice, for prompt log-probabilities.
     following: np.ndarray | None = None
     #: Index of each node's parent `[n]`, -1 for the root, where it is known already.
@@ -71,7 +71,7 @@ class Tree:
         tokens: Sequence[int],
         committed: int,
         pages: np.ndarray,
-        choosing: Choosing,
+        sampling: SamplingInputs,
         choices: int = 1,
         following: np.ndarray | None = None,
     ) -> Tree:
@@ -79,10 +79,10 @@ class Tree:
         n = len(tokens)
         token = np.asarray(tokens, np.int32)
         if n == 1:  # the common case, every microsecond of which the device waits
-            return cls(token, _ZERO, _ONE, _ONE, committed, pages, _ZERO[1 - choices :], choosing, following)
+            return cls(token, _ZERO, _ONE, _ONE, committed, pages, _ZERO[1 - choices :], sampling, following)
         ahead = np.arange(n, dtype=np.int32)
         known = np.ones(n, np.int32)
-        return cls(token, ahead, n - ahead, known, committed, pages, ahead[n - choices :], choosing, following)
+        return cls(token, ahead, n - ahead, known, committed, pages, ahead[n - choices :], sampling, following)
 
     def parents(self) -> np.ndarray:
         """Index of each node's parent `[n]`, -1 for the root."""
@@ -147,7 +147,7 @@ def pack(
         batch.choice_node[:choices] = np.repeat(first, picks) + np.concatenate([t.choices for t in trees])
     for tree, node, choice in zip(trees, first, firsts, strict=True):
         _place_drafts(batch, tree, node, choice)
-        _place_choosing(batch, tree, slice(choice, choice + len(tree.choices)))
+        _place_sampling(batch, tree, slice(choice, choice + len(tree.choices)))
     _modes(batch, trees)
     return Packed(
         shape, buffer, first.tolist(), firsts.tolist(), tokens, batch.committed[:count], bool(batch.mode[2])
@@ -185,8 +185,8 @@ def _place_drafts(batch: Batch, tree: Tree, node: int, choice: int) -> None:
             batch.drawn_from[at] = tree.drawn[i]
 
 
-def _place_choosing(batch: Batch, tree: Tree, picks: slice) -> None:
-    c = tree.choosing
+def _place_sampling(batch: Batch, tree: Tree, picks: slice) -> None:
+    c = tree.sampling
     if tree.following is not None:
         batch.following[picks] = tree.following
     if c.mode:
@@ -199,6 +199,6 @@ def _place_choosing(batch: Batch, tree: Tree, picks: slice) -> None:
 
 
 def _modes(batch: Batch, trees: Sequence[Tree]) -> None:
-    batch.mode[0] = max((t.choosing.mode for t in trees), default=0)
-    batch.mode[1] = any(t.choosing.penalty_row is not None for t in trees)
-    batch.mode[2] = any(t.choosing.logprobs for t in trees)
+    batch.mode[0] = max((t.sampling.mode for t in trees), default=0)
+    batch.mode[1] = any(t.sampling.penalty_row is not None for t in trees)
+    batch.mode[2] = any(t.sampling.logprobs for t in trees)

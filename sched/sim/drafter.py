@@ -11,7 +11,7 @@ import numpy as np
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.sim.draft_cost import DraftCost
-from jaxspec.sched.spec.drafter import Beside, ChoosingOf, Proposal
+from jaxspec.sched.spec.drafter import Beside, Proposal, SamplingOf
 from jaxspec.sched.spec.trees.candidates import Candidates, Draft
 
 #: Places beside the true text that each request's wrong guesses lead to.
@@ -106,7 +106,7 @@ class SimulatedDrafter(Beside):
         last = (here[:, 0] - first + 1 >= output)[:, None]
         return np.where(right & ~last, here + 1, astray), right
 
-    def prepare(self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf) -> None:
+    def prepare(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
         """Takes no time: what idles has enough of it."""
         for scheduled in scheduled:
             self._seen[scheduled.request.id] = len(scheduled.request.tokens)
@@ -114,7 +114,7 @@ class SimulatedDrafter(Beside):
     def behind(self, request: Request) -> int:
         return len(request.tokens) - self._seen.get(request.id, 0)
 
-    def propose(self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
+    def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
         self.spent += self.seconds(len(scheduled), sum(self.behind(w.request) for w in scheduled), levels, width)
         token, parent, logprob, right = self._grow(
             np.array([self._first[int(w.request.id)] + w.request.output_len for w in scheduled]), levels, width

@@ -10,7 +10,7 @@ from jaxspec.sched.request import Request
 from jaxspec.sched.spec.trees.candidates import Candidates
 
 #: How a request's tokens are chosen: only a drafter that draws its own in the same way looks at that.
-ChoosingOf = Callable[[Request], Any]
+SamplingOf = Callable[[Request], Any]
 #: Waits for the candidates of each request, None for those that the drafter does not get to in this round.
 Proposal = Callable[[], list[Candidates | None]]
 
@@ -44,11 +44,11 @@ class Drafter(Protocol):
         """Before the target's step begins: fetch from its device what later rounds of the step need for these."""
         ...
 
-    def propose(self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
+    def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
         """Begin a round for these requests."""
         ...
 
-    def prepare(self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf) -> None:
+    def prepare(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
         """Begin to catch up with these requests, which were staged, in the time in which the target verifies."""
         ...
 
@@ -68,5 +68,5 @@ class Beside:
     def stage(self, scheduled: Sequence[ScheduledRequest]) -> None:
         pass
 
-    def prepare(self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf) -> None:
+    def prepare(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
         pass

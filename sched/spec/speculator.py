@@ -14,7 +14,7 @@ from jaxspec.sched.plan import Lookahead, ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import need
 from jaxspec.sched.spec.depth import USUAL_CATCH_UP, Record, Speculation, Times, chances, choose_nodes
-from jaxspec.sched.spec.drafter import ChoosingOf, Drafter, Proposal
+from jaxspec.sched.spec.drafter import Drafter, Proposal, SamplingOf
 from jaxspec.sched.spec.trees.adaserve import AdaServe
 from jaxspec.sched.spec.trees.candidates import Candidates, Draft
 from jaxspec.sched.spec.trees.forest import Forest
@@ -180,7 +180,7 @@ class Speculator:
             return tuple(range(len(self.drafters)))
         return self._assigned.get(request.id), self.choice.ahead(request)
 
-    def prepare(self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf) -> None:
+    def prepare(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
         """While the target verifies: those drafters that idle meanwhile catch up with requests that are likely to
         change to them (SPIN §IV-C)."""
         if not self.choice:
@@ -193,16 +193,16 @@ class Speculator:
                     if w.levels and self._assigned.get(w.request.id) != i == self.choice.ahead(w.request)
                 ]
                 if coming:
-                    drafter.prepare(coming, choosing)
+                    drafter.prepare(coming, sampling)
 
     def draft(
-        self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf, tokens: int, now: float
+        self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, tokens: int, now: float
     ) -> dict[str, Draft]:
         """Draft trees by request id, for work that may have one; `tokens` known ones are in the step that began now."""
         able = [w for w in scheduled if w.levels and (self._only is None or w.request.id in self._only)]
         if self._budgeted and tokens >= self.budget:
             able = []  # nothing of what the drafters propose would be taken
-        proposed = self._propose(able, choosing) if able else []
+        proposed = self._propose(able, sampling) if able else []
         drafts: dict[str, Draft] = {}
         if proposed:
             forest = Forest([c for _, _, c in proposed])
@@ -259,7 +259,7 @@ class Speculator:
         return masks
 
     def _propose(
-        self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf
+        self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf
     ) -> list[tuple[ScheduledRequest, int, Candidates]]:
         """(work, drafter, candidates), at least one of each; the drafters that cost least are asked first."""
         wanted = {w.request.id: self._preferences(w.request, len(scheduled)) for w in scheduled}
@@ -286,7 +286,7 @@ class Speculator:
             levels = min(spec.levels, max(w.levels for w in mine))
             if self.choice:
                 self._count_switches(i, mine)
-            asked[i] = mine, levels, self.drafters[i].propose(mine, choosing, levels, spec.width)
+            asked[i] = mine, levels, self.drafters[i].propose(mine, sampling, levels, spec.width)
             if not self._at_once(i):
                 take(i, *asked[i])
         for i, proposal in asked.items():

@@ -29,7 +29,7 @@ from jaxspec.models.llama import Decoder, device_weights, forward_features
 from jaxspec.models.load.drafter_file import as_decoder
 from jaxspec.step.batch import BatchShape
 from jaxspec.step.native import NativeLayers
-from jaxspec.step.packing import Choosing, Tree
+from jaxspec.step.packing import SamplingInputs, Tree
 from jaxspec.step.rejection import Drawn
 from jaxspec.step.warmup import WarmUp
 from jaxspec.step.xla import XlaLayers
@@ -154,8 +154,11 @@ def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) ->
     needed, more = runner.jobs()
     WarmUp().first("", [*needed, *more])
     runner.profile.guess()
-    runner.start([Tree.chain(texts[0][:10], 0, pages[0], Choosing())], 0, 1)
-    chains = [Tree.chain(texts[0][10:], 10, pages[0], Choosing()), Tree.chain(texts[1], 0, pages[1], Choosing())]
+    runner.start([Tree.chain(texts[0][:10], 0, pages[0], SamplingInputs())], 0, 1)
+    chains = [
+        Tree.chain(texts[0][10:], 10, pages[0], SamplingInputs()),
+        Tree.chain(texts[1], 0, pages[1], SamplingInputs()),
+    ]
     for text, feature, got in zip(texts, truth, runner.start(chains, 3, 4)(), strict=True):
         assert len(got) == 12 and (np.diff(got.logprob.reshape(3, 4)) <= 0).all()
         for node in range(12):

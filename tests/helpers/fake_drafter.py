@@ -8,11 +8,11 @@ import numpy as np
 
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
-from jaxspec.sched.spec.drafter import Beside, ChoosingOf, Proposal
+from jaxspec.sched.spec.drafter import Beside, Proposal, SamplingOf
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.timing import StepTimes
-from jaxspec.step.packing import Choosing
+from jaxspec.step.packing import SamplingInputs
 
 STEP = StepTimes({1: 10e-3, 4: 11e-3, 16: 12e-3, 64: 30e-3})
 
@@ -29,7 +29,7 @@ class Fake(Beside):
     def behind(self, request: Request) -> int:
         return 1
 
-    def propose(self, scheduled: Sequence[ScheduledRequest], choosing: ChoosingOf, levels: int, width: int) -> Proposal:
+    def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
         ahead = np.arange(levels, dtype=np.int32)
         chain = Candidates(self.first + ahead, ahead - 1, ((ahead + 1) * np.log(0.9)).astype(np.float32))
         return lambda: [chain if w.request.id in self.knows else None for w in scheduled]
@@ -49,5 +49,5 @@ def round_of(speculator: Speculator, running: list[Request]) -> dict[str, int]:
     """Request id -> the drafter's first token, of those that are drafted for."""
     ahead = speculator.lookahead(running, 0.0)
     scheduled = [ScheduledRequest(r, 3, 1, ahead.drafts, ahead.levels) for r in running]
-    drafts = speculator.draft(scheduled, lambda _: Choosing(), len(scheduled), 0.0)
+    drafts = speculator.draft(scheduled, lambda _: SamplingInputs(), len(scheduled), 0.0)
     return {id: int(draft.token[0]) for id, draft in drafts.items()}

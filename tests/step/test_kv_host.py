@@ -20,7 +20,7 @@ from jaxspec.config import EngineConfig
 from jaxspec.sched import Plan, Request, ScheduledRequest, Transfer
 from jaxspec.step.kv_cache import Pool
 from jaxspec.step.kv_host import GROUPS, HostPool
-from jaxspec.step.packing import Choosing, Tree
+from jaxspec.step.packing import SamplingInputs, Tree
 from jaxspec.step.quantization import quantize
 from jaxspec.step.runner import ModelRunner
 from jaxspec.step.warmup import WarmUp
@@ -167,7 +167,7 @@ def test_a_request_goes_on_where_it_was() -> None:
     pages = [3, 1, 7, 9]
 
     def run(tokens: list[int], committed: int, at: list[int]) -> int:
-        packed = model_runner.pack([Tree.chain(tokens, committed, np.asarray(at, np.int32), Choosing())])
+        packed = model_runner.pack([Tree.chain(tokens, committed, np.asarray(at, np.int32), SamplingInputs())])
         return int(model_runner.launch(packed).read()[packed.choices[0]])
 
     committed = 0

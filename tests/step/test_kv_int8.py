@@ -21,7 +21,7 @@ from jaxspec.step.batch import Batch, BatchShape, Blanks
 from jaxspec.step.kv_cache import page_bytes
 from jaxspec.step.kv_int8 import OpenPages, QuantizedPool, most_written
 from jaxspec.step.native import NativeLayers
-from jaxspec.step.packing import Choosing, Tree, pack
+from jaxspec.step.packing import SamplingInputs, Tree, pack
 from jaxspec.step.tree import ancestors
 from jaxspec.step.xla import XlaLayers
 
@@ -89,7 +89,7 @@ class Requests:
             pages = self.pages.setdefault(key, [])
             while len(pages) * PAGE < held + nodes:
                 pages.append(self.free.pop())
-            trees.append(Tree.chain([0] * nodes, held, np.asarray(pages, np.int32), Choosing()))
+            trees.append(Tree.chain([0] * nodes, held, np.asarray(pages, np.int32), SamplingInputs()))
         packed = pack(trees, [SHAPE], BLANKS, PAGE, self.opened)
         shape = (CONFIG.num_layers, SHAPE.tokens, CONFIG.num_kv_heads, CONFIG.head_dim)
         size = 10.0 ** self.rng.uniform(-2, 2, shape[2:])
@@ -153,7 +153,7 @@ def test_both_ways_to_attend_to_it_agree() -> None:
     requests = Requests(5, SLOTS, "native")
     for _ in range(3):
         requests.step({key: (14, 14) for key in range(3)})
-    trees = [Tree.chain([0] * 4, 42, np.asarray(requests.pages[key], np.int32), Choosing()) for key in range(2)]
+    trees = [Tree.chain([0] * 4, 42, np.asarray(requests.pages[key], np.int32), SamplingInputs()) for key in range(2)]
     packed = pack(trees, [SHAPE], BLANKS, PAGE, requests.opened)
     sizes = ((CONFIG.num_heads, CONFIG.head_dim), *((CONFIG.num_kv_heads, CONFIG.head_dim),) * 2)
     qkv = [requests.rng.normal(size=(SHAPE.tokens, *size)).astype(np.float32) for size in sizes]

@@ -18,7 +18,7 @@ from jaxspec.kernels import cpu
 from jaxspec.step.batch import BatchShape, Blanks
 from jaxspec.step.kv_cache import Pool
 from jaxspec.step.native import NativeLayers
-from jaxspec.step.packing import Choosing, Packed, Tree, pack
+from jaxspec.step.packing import Packed, SamplingInputs, Tree, pack
 from jaxspec.step.penalties import PenaltyTable
 from jaxspec.step.rejection import Drawn
 from jaxspec.step.step import make_step, split
@@ -98,12 +98,12 @@ def test_forest_over_committed_kv(kind: str, window: int | None, data: Any) -> N
 
     done = [0] * len(texts)
     if share:  # the shared pages are computed once, by the first
-        m.run([Tree.chain(texts[0][: 2 * PAGE], 0, pages[0], Choosing())])
+        m.run([Tree.chain(texts[0][: 2 * PAGE], 0, pages[0], SamplingInputs())])
         done = [2 * PAGE] * len(texts)
     while any(d < len(t) for d, t in zip(done, texts, strict=True)):
         chunks = [int(rng.integers(1, 40)) for _ in texts]
         work = [
-            (i, Tree.chain(t[done[i] : done[i] + c], done[i], pages[i], Choosing()))
+            (i, Tree.chain(t[done[i] : done[i] + c], done[i], pages[i], SamplingInputs()))
             for i, (t, c) in enumerate(zip(texts, chunks, strict=True))
             if done[i] < len(t)
         ]
@@ -155,6 +155,6 @@ def test_forest_over_committed_kv(kind: str, window: int | None, data: Any) -> N
 
 
 def test_too_large_a_step_is_refused() -> None:
-    trees = [Tree.chain(range(200), 0, np.arange(30, dtype=np.int32), Choosing())]
+    trees = [Tree.chain(range(200), 0, np.arange(30, dtype=np.int32), SamplingInputs())]
     with pytest.raises(ValueError, match="200 tokens"):
         pack(trees, SHAPES, BLANKS, PAGE)

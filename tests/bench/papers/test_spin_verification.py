@@ -29,7 +29,7 @@ from jaxspec.bench.papers.spin.requests import Batch, Requests
 from jaxspec.bench.papers.spin.steps import Shared, Steps, chain
 from jaxspec.kernels import cpu
 from jaxspec.step.native import NativeLayers
-from jaxspec.step.packing import Choosing, Tree
+from jaxspec.step.packing import SamplingInputs, Tree
 from jaxspec.step.step import StepResult, split
 
 PAGE, REQUESTS, PAGES, WIDTH = 16, 3, 6, 5
@@ -65,7 +65,7 @@ def draft_chain(text: list[int], nodes: int, rng: np.random.Generator) -> list[i
 
 
 def logged(trees: list[Tree]) -> list[Tree]:
-    return [replace(tree, choosing=Choosing(logprobs=True)) for tree in trees]
+    return [replace(tree, sampling=SamplingInputs(logprobs=True)) for tree in trees]
 
 
 def verify(steps: Steps, trees: list[Tree], nodes: list[int]) -> tuple[np.ndarray, ...]:
@@ -94,7 +94,7 @@ def test_the_reference_verifies_as_the_engine_does(lengths: list[int], counts: l
     packed, ways = engine(), {way: reference(way) for way in (KV_PADDED, PADDED)}
     tables = rng.permutation(packed.room).astype(np.int32)[: REQUESTS * PAGES].reshape(REQUESTS, PAGES)
     packed.pool = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), packed.pool)
-    prompts = [Tree.chain(t, 0, table, Choosing()) for t, table in zip(texts, tables, strict=True)]
+    prompts = [Tree.chain(t, 0, table, SamplingInputs()) for t, table in zip(texts, tables, strict=True)]
     jax.block_until_ready(packed.run(packed.pack(prompts, PROMPTS)))
     rows = np.arange(REQUESTS * PAGES, dtype=np.int32).reshape(REQUESTS, PAGES)
     there = (np.arange(PAGES * PAGE) < np.array(lengths)[:, None]).reshape(-1, PAGE)

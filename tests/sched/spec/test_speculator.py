@@ -8,7 +8,7 @@ from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.sched.spec.trees import AdaServe, GlobalGreedy
-from jaxspec.step.packing import Choosing
+from jaxspec.step.packing import SamplingInputs
 
 
 def test_the_cheaper_one_first_and_the_next_where_it_has_nothing() -> None:
@@ -55,8 +55,8 @@ def test_drafters_are_not_asked_where_a_step_has_no_room_for_what_they_say() -> 
     asked = []
     propose = drafter.propose
     drafter.propose = lambda *given: asked.append(1) or propose(*given)
-    assert speculator.draft(scheduled, lambda _: Choosing(), 16, 0.0) == {} and not asked
-    assert speculator.draft(scheduled, lambda _: Choosing(), 15, 0.0) and asked
+    assert speculator.draft(scheduled, lambda _: SamplingInputs(), 16, 0.0) == {} and not asked
+    assert speculator.draft(scheduled, lambda _: SamplingInputs(), 15, 0.0) and asked
 
 
 def promised(number: int, tpot: float | None, ahead: float = 0.0) -> Request:
@@ -72,7 +72,7 @@ def drafted_for(running: list[Request], cost: float) -> list[str]:
     speculator = Speculator([drafter], STEP, AdaServe(16, STEP), adaptive=True, budget=32, calibrate=True)
     ahead = speculator.lookahead(running, 0.0)
     scheduled = [ScheduledRequest(r, 7, 1, ahead.drafts, ahead.levels) for r in running]
-    return sorted(speculator.draft(scheduled, lambda _: Choosing(), len(scheduled), 0.0))
+    return sorted(speculator.draft(scheduled, lambda _: SamplingInputs(), len(scheduled), 0.0))
 
 
 def test_where_drafts_do_not_pay_only_those_behind_their_targets_get_some() -> None:

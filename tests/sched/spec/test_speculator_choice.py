@@ -55,7 +55,7 @@ class Far(Fake):
     def stage(self, scheduled):
         self.calls.append("stage " + " ".join(w.request.id for w in scheduled))
 
-    def prepare(self, scheduled, choosing):
+    def prepare(self, scheduled, sampling):
         self.calls.append("prepare " + " ".join(w.request.id for w in scheduled))
 
 

@@ -14,7 +14,7 @@ from jaxspec.models.config import DecoderConfig
 from jaxspec.step.batch import BatchShape, Blanks
 from jaxspec.step.kv_cache import Pool
 from jaxspec.step.layers import Layers
-from jaxspec.step.packing import Choosing, Packed, Tree, pack
+from jaxspec.step.packing import Packed, SamplingInputs, Tree, pack
 from jaxspec.step.penalties import PenaltyTable
 from jaxspec.step.rejection import Drawn
 from jaxspec.step.step import StepResult, make_step
@@ -93,7 +93,7 @@ def chain(tokens: Sequence[int] | np.ndarray, committed: int, pages: np.ndarray)
     ahead = np.arange(len(tokens), dtype=np.int32)
     known = (ahead == 0).astype(np.int32)
     return Tree(
-        np.asarray(tokens, np.int32), ahead, len(ahead) - ahead, known, committed, pages, ahead, Choosing()
+        np.asarray(tokens, np.int32), ahead, len(ahead) - ahead, known, committed, pages, ahead, SamplingInputs()
     )  # fmt: skip
 
 
