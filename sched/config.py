@@ -207,7 +207,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int
     max_model_len: int
     max_waiting: int | None
-    max_logit_slots: int
+    max_logit_rows: int
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     #: Host pages that KV may be swapped to, of the size of the pool's; 0: nothing is swapped.
     host_pages: int = 0
@@ -225,7 +225,7 @@ class SchedulerConfig:
         for name in ("max_num_seqs", "max_model_len"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("max_num_batched_tokens", "max_logit_slots"):
+        for name in ("max_num_batched_tokens", "max_logit_rows"):
             if getattr(self, name) < self.max_num_seqs:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least max_num_seqs ({self.max_num_seqs})")
         if self.host_pages < 0:

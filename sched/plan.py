@@ -33,7 +33,7 @@ class ScheduledRequest:
         return self.request.prompt_logprobs and self.start < self.request.prompt_len
 
     @property
-    def logit_slots(self) -> int:
+    def logit_rows(self) -> int:
         """How many positions' logits are read: all, or the last one's if it samples."""
         return self.count if self.reads_all else int(self.samples)
 
@@ -44,7 +44,7 @@ class ScheduledRequest:
         return 0 if lost is None else max(0, min(self.start + self.count, lost) - self.start)
 
     @property
-    def last_choice(self) -> int:
+    def last_row(self) -> int:
         """Where the last position's choice stands among those of this work."""
         return self.count - 1 if self.reads_all else 0
 

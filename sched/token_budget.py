@@ -15,7 +15,7 @@ class Budget:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.tokens = config.max_num_batched_tokens
-        self.slots = config.max_logit_slots
+        self.slots = config.max_logit_rows
         #: Prompt tokens (and those computed again) among them; None: any.
         self.prompt_tokens: int | None = None
 
@@ -37,7 +37,7 @@ class Budget:
             return None
         scheduled = ScheduledRequest(request, request.computed, count)
         self.tokens -= count
-        self.slots -= scheduled.logit_slots
+        self.slots -= scheduled.logit_rows
         if not request.decoding and self.prompt_tokens is not None:
             self.prompt_tokens -= count
         return scheduled

@@ -31,7 +31,7 @@ from jaxspec.sched.timing import SwapCosts
 
 SYNTHETIC = f"{Synthetic().median:g}:{Synthetic().sigma:g}"
 #: As of the engine (`jaxspec.step.buckets.choices`), whose module imports JAX.
-MIN_LOGIT_SLOTS = 64
+MIN_LOGIT_ROWS = 64
 #: Prompt tokens of the step that says what a prompt token costs.
 FULL_STEP = 256
 #: Requests that are written one by one into the JSON file and drawn; of more, as many evenly spread ones.
@@ -189,7 +189,7 @@ def build_scheduler(
     pages = -(-(config.kv_cache_tokens or longest * config.max_num_seqs) // config.page_size)
     limits = SchedulerConfig(
         config.max_num_seqs, config.max_num_batched_tokens, max(longest, config.max_model_len or 0), None,
-        max(config.max_num_seqs, MIN_LOGIT_SLOTS), config.policy, host_pages, costs=costs,
+        max(config.max_num_seqs, MIN_LOGIT_ROWS), config.policy, host_pages, costs=costs,
         times=step_times(cost, config.max_num_batched_tokens),
     )  # fmt: skip
     return Scheduler(limits, PagePool(pages, config.page_size, prefix_caching=False))

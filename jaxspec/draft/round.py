@@ -69,7 +69,7 @@ def make_round(
         x = model.embed(batch.token, _features_before(model, features, batch, page_size))
         x, new = layers.run(model, x, pool, batch, ancestors(batch.subtree))
         pool = layers.commit(pool, new, batch, batch.known > 0, x)
-        own = model.finish(x).at[batch.choice_node].get(mode="clip")  # [R, hidden]
+        own = model.finish(x).at[batch.logit_node].get(mode="clip")  # [R, hidden]
         return _grow(model, pool, drawn, batch, own, layers, growth, depth, levels)
 
     return one_round
@@ -94,7 +94,7 @@ def _grow(
     """The pool, unchanged, goes through the loop and out again: were it only read there, XLA would copy it."""
     c, r, width = model.config, batch.first.shape[0], growth.width
     slots = depth * width
-    last = batch.position.at[batch.choice_node].get(mode="clip")
+    last = batch.position.at[batch.logit_node].get(mode="clip")
 
     def below(own: jax.Array, path: jax.Array, level: jax.Array | int, drawn: Drawn) -> tuple[Level, jax.Array, Drawn]:
         """The level below nodes with `own [R, N, hidden]` and `path [R, N]`; its tokens `[R, W]` int32."""

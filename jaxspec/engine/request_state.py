@@ -63,9 +63,9 @@ class RequestState:
             else None
         )
         pages = np.asarray(r.pages, np.int32)
-        choices = scheduled.count if scheduled.reads_all else 1
+        rows = scheduled.count if scheduled.reads_all else 1
         sampling = self.sampling(scheduled.reads_all)
-        return Tree.chain(r.tokens[scheduled.start : end], scheduled.start, pages, sampling, choices, following)
+        return Tree.chain(r.tokens[scheduled.start : end], scheduled.start, pages, sampling, rows, following)
 
     def draft_tree(self, scheduled: ScheduledRequest, draft: Draft, model_runner: ModelRunner) -> Tree:
         """The last known token with a draft below it; every node chooses."""
@@ -113,16 +113,16 @@ class RequestState:
     # -- after a step ----------------------------------------------------------------------------------------------
 
     def absorb(
-        self, scheduled: ScheduledRequest, tokens: list[int], logprobs: Logprobs | None, first_choice: int, now: float,
+        self, scheduled: ScheduledRequest, tokens: list[int], logprobs: Logprobs | None, first_row: int, now: float,
         path: Sequence[int] | None = None,
     ) -> RequestResult:  # fmt: skip
         """Take a step's new tokens, up to the one that ends the request.
 
-        `first_choice` is where the request's choices begin in `logprobs`; `path` is which of them gave each token, by
+        `first_row` is where the request's choices begin in `logprobs`; `path` is which of them gave each token, by
         default the last one.
         """
         if logprobs is not None and scheduled.reads_all:
-            self._take_prompt_logprobs(scheduled, logprobs, first_choice)
+            self._take_prompt_logprobs(scheduled, logprobs, first_row)
         if not tokens:
             return RequestResult()
         if self.metrics.first_token is None:
@@ -143,8 +143,8 @@ class RequestState:
             self._unread += len(taken)
         self._tokens += taken
         if logprobs is not None and self.params.logprobs is not None:
-            for place, token in zip(path or [scheduled.last_choice], taken, strict=False):
-                self._logprobs.append(_logprob(logprobs, first_choice + place, token, self.params.logprobs))
+            for place, token in zip(path or [scheduled.last_row], taken, strict=False):
+                self._logprobs.append(_logprob(logprobs, first_row + place, token, self.params.logprobs))
         return RequestResult(tuple(taken), self.finish_reason)
 
     def own_end(self, eos: frozenset[int]) -> str:
@@ -168,15 +168,15 @@ class RequestState:
         ended = bool(tokens) and self._stop_reason == tokens[-1] and not isinstance(self._stop_reason, str)
         return tokens[:-1] if ended and not self.params.include_stop_str_in_output else tokens
 
-    def _take_prompt_logprobs(self, scheduled: ScheduledRequest, logprobs: Logprobs, first_choice: int) -> None:
+    def _take_prompt_logprobs(self, scheduled: ScheduledRequest, logprobs: Logprobs, first_row: int) -> None:
         r = self.request
         for i in range(scheduled.count):
             position = scheduled.start + i + 1
             # After a preemption positions come again; those already taken are skipped.
             if position < r.prompt_len and position == len(self._prompt_logprobs):
                 entry = TokenLogprob(
-                    r.tokens[position], float(logprobs.following[first_choice + i]),
-                    _top(logprobs, first_choice + i, self.params.prompt_logprobs or 0),
+                    r.tokens[position], float(logprobs.following[first_row + i]),
+                    _top(logprobs, first_row + i, self.params.prompt_logprobs or 0),
                 )  # fmt: skip
                 self._prompt_logprobs.append(entry)
 

@@ -28,7 +28,7 @@ class BatchShape:
     """
 
     tokens: int
-    choices: int
+    rows: int
     trees: int
     pages: int
     children: int = 0
@@ -37,17 +37,17 @@ class BatchShape:
     @cached_property
     def layout(self) -> dict[str, tuple[int, tuple[int, ...], bool]]:
         """Field name -> (offset, shape, is float)."""
-        t, c, r, w = (self.tokens,), (self.choices,), (self.trees,), (self.written,)
+        t, c, r, w = (self.tokens,), (self.rows,), (self.trees,), (self.written,)
         shapes: dict[str, tuple[tuple[int, ...], bool]] = dict(
-            token=(t, False), position=(t, False), subtree=(t, False), known=(t, False), parent_choice=(t, False),
+            token=(t, False), position=(t, False), subtree=(t, False), known=(t, False), parent_row=(t, False),
             slot=(t, False), tree=(t, False),
             first=(r, False), nodes=(r, False), committed=(r, False), table=((self.trees, self.pages), False),
-            choice_node=(c, False), following=(c, False), mode=((3,), False),
-            temperature=(c, True), top_p=(c, True), min_p=(c, True), top_k=(c, False), seed=((self.choices, 2), False),
+            logit_node=(c, False), following=(c, False), mode=((3,), False),
+            temperature=(c, True), top_p=(c, True), min_p=(c, True), top_k=(c, False), seed=((self.rows, 2), False),
             presence=(c, True), frequency=(c, True), repetition=(c, True), penalty_row=(c, False),
             written=(w, False), written_tree=(w, False), written_base=(w, False), place=(t if w[0] else w, False),
             opened=(r if w[0] else w, False), reread=(r if w[0] else w, False),
-            children=((self.choices, self.children), False), drawn_from=(c if self.children else (0,), False),
+            children=((self.rows, self.children), False), drawn_from=(c if self.children else (0,), False),
         )  # fmt: skip
         out, offset = {}, 0
         for name, (shape, is_float) in shapes.items():
@@ -73,14 +73,14 @@ class Batch(NamedTuple):
     position: Any  # [T] absolute position of the node
     subtree: Any  # [T] nodes of its subtree, itself included
     known: Any  # [T] 1: prompt or decided token, accepted by right; 0: draft
-    parent_choice: Any  # [T] which choice must equal a draft's token: that of its parent
+    parent_row: Any  # [T] which choice must equal a draft's token: that of its parent
     slot: Any  # [T] page * page_size + offset where the KV goes if accepted, -1 for padding
     tree: Any  # [T] the node's tree
     first: Any  # [R] first node of the tree
     nodes: Any  # [R] its number of nodes
     committed: Any  # [R] positions of its request that are committed
     table: Any  # [R, M] pages of the request, in order
-    choice_node: Any  # [C] node whose logits are wanted
+    logit_node: Any  # [C] node whose logits are wanted
     following: Any  # [C] the known token after it, whose log-probability a prompt's logprobs need
     mode: Any  # [3] CHOICE: 0 argmax, 1 sampled, 2 filtered too; PENALTY: 0/1; LOGPROBS: 0/1
     temperature: Any  # [C]

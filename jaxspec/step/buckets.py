@@ -22,13 +22,13 @@ def lattice(
     """
     sizes = sorted({b for b in (BUCKETS if buckets is None else buckets) if b <= max_tokens} | {max_tokens})
     return [
-        BatchShape(b, min(b, choices(max_requests)), r, pages, children, written(b, r) if written else 0)
+        BatchShape(b, min(b, max_logit_rows(max_requests)), r, pages, children, written(b, r) if written else 0)
         for b in sizes
         for r in [min(b, max_requests)]
     ]
 
 
-def choices(max_requests: int) -> int:
+def max_logit_rows(max_requests: int) -> int:
     """Most logits a step computes: one a request, and at least 64 for prompt log-probabilities and drafts."""
     return max(max_requests, 64)
 

@@ -45,7 +45,7 @@ class Tree:
     """One request's nodes in preorder, over `committed` positions of KV held in `pages` (int32 array).
 
     token, depth, subtree, known `[n]`; `depth` counts from the first node, so a node's position is committed + depth.
-    Known nodes form a chain and come first. `choices` are the nodes whose logits are needed; the parent of every draft
+    Known nodes form a chain and come first. `rows` are the nodes whose logits are needed; the parent of every draft
     must be among them.
     """
 
@@ -55,7 +55,7 @@ class Tree:
     known: np.ndarray
     committed: int
     pages: np.ndarray
-    choices: np.ndarray
+    rows: np.ndarray
     sampling: SamplingInputs = field(default_factory=SamplingInputs)
     #: Known token after each choice, for prompt log-probabilities.
     following: np.ndarray | None = None
@@ -72,17 +72,17 @@ class Tree:
         committed: int,
         pages: np.ndarray,
         sampling: SamplingInputs,
-        choices: int = 1,
+        rows: int = 1,
         following: np.ndarray | None = None,
     ) -> Tree:
-        """Known tokens in a row: a prefill chunk, or the single root of plain decoding. The last `choices` choose."""
+        """Known tokens in a row: a prefill chunk, or the single root of plain decoding. The last `rows` choose."""
         n = len(tokens)
         token = np.asarray(tokens, np.int32)
         if n == 1:  # the common case, every microsecond of which the device waits
-            return cls(token, _ZERO, _ONE, _ONE, committed, pages, _ZERO[1 - choices :], sampling, following)
+            return cls(token, _ZERO, _ONE, _ONE, committed, pages, _ZERO[1 - rows :], sampling, following)
         ahead = np.arange(n, dtype=np.int32)
         known = np.ones(n, np.int32)
-        return cls(token, ahead, n - ahead, known, committed, pages, ahead[n - choices :], sampling, following)
+        return cls(token, ahead, n - ahead, known, committed, pages, ahead[n - rows :], sampling, following)
 
     def parents(self) -> np.ndarray:
         """Index of each node's parent `[n]`, -1 for the root."""
@@ -100,12 +100,12 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A packed step. `nodes[i]` and `choices[i]` are where tree i's nodes and choices begin in the decision vector."""
+    """A packed step. `nodes[i]` and `rows[i]` are where tree i's nodes and choices begin in the decision vector."""
 
     shape: BatchShape
     buffer: np.ndarray
     nodes: list[int]
-    choices: list[int]
+    rows: list[int]
     real_tokens: int
     #: Committed positions of each tree `[trees]`.
     committed: np.ndarray
@@ -121,14 +121,14 @@ def pack(
     `opened`: of a quantised pool, whose shapes say how many pages may be written.
     """
     tokens = sum(len(t.token) for t in trees)
-    choices = sum(len(t.choices) for t in trees)
-    shape = next((s for s in shapes if s.tokens >= tokens and s.choices >= choices and s.trees >= len(trees)), None)
+    rows = sum(len(t.rows) for t in trees)
+    shape = next((s for s in shapes if s.tokens >= tokens and s.rows >= rows and s.trees >= len(trees)), None)
     if shape is None:
         raise ValueError(
-            f"{len(trees)} trees of {tokens} tokens and {choices} choices exceed the largest step {shapes[-1]}"
+            f"{len(trees)} trees of {tokens} tokens and {rows} choices exceed the largest step {shapes[-1]}"
         )
     buffer, batch = blanks.take(shape)
-    count, picks = len(trees), [len(t.choices) for t in trees]
+    count, picks = len(trees), [len(t.rows) for t in trees]
     sizes = np.asarray([len(t.token) for t in trees], np.int32)
     first, firsts = np.cumsum(sizes) - sizes, np.cumsum(picks, dtype=np.int32) - picks
     if trees:
@@ -144,10 +144,10 @@ def pack(
         batch.slot[:tokens] = batch.table[of, position // page_size] * page_size + position % page_size
         if opened is not None:
             _place_pages(batch, trees, tokens, opened, page_size)
-        batch.choice_node[:choices] = np.repeat(first, picks) + np.concatenate([t.choices for t in trees])
+        batch.logit_node[:rows] = np.repeat(first, picks) + np.concatenate([t.rows for t in trees])
     for tree, node, choice in zip(trees, first, firsts, strict=True):
         _place_drafts(batch, tree, node, choice)
-        _place_sampling(batch, tree, slice(choice, choice + len(tree.choices)))
+        _place_sampling(batch, tree, slice(choice, choice + len(tree.rows)))
     _modes(batch, trees)
     return Packed(
         shape, buffer, first.tolist(), firsts.tolist(), tokens, batch.committed[:count], bool(batch.mode[2])
@@ -173,11 +173,11 @@ def _place_drafts(batch: Batch, tree: Tree, node: int, choice: int) -> None:
     if tree.known[-1]:  # drafts come last
         return
     place = np.full(len(tree.token), -1, np.int32)
-    place[tree.choices] = np.arange(choice, choice + len(tree.choices))
+    place[tree.rows] = np.arange(choice, choice + len(tree.rows))
     asked = np.where(tree.known == 1, 0, place[tree.parents()])
     if (asked < 0).any():
         raise ValueError("the parent of a draft is not among the tree's choices")
-    batch.parent_choice[node : node + len(tree.token)] = asked
+    batch.parent_row[node : node + len(tree.token)] = asked
     if tree.drawn is not None:
         for i in np.flatnonzero(tree.known == 0):
             at = asked[i]

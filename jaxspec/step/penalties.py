@@ -52,9 +52,9 @@ def penalise(logits: jax.Array, batch: Batch, table: PenaltyTable, mask: jax.Arr
     OpenAI's formula for the additive ones, the CTRL paper's (§4.1) for repetition: divide if positive, else multiply.
     """
     row = batch.penalty_row
-    drafts = mask.at[batch.choice_node].get(mode="clip") & (batch.known == 0)[None, :]  # [C, T]
-    choices = jnp.arange(logits.shape[0])[:, None]
-    count = table.count[row].at[choices, batch.token[None, :]].add(drafts.astype(jnp.int32))
+    drafts = mask.at[batch.logit_node].get(mode="clip") & (batch.known == 0)[None, :]  # [C, T]
+    rows = jnp.arange(logits.shape[0])[:, None]
+    count = table.count[row].at[rows, batch.token[None, :]].add(drafts.astype(jnp.int32))
     said = (count > 0) | table.prompt[row]
     repetition = batch.repetition[:, None]
     logits = jnp.where(said, jnp.where(logits > 0, logits / repetition, logits * repetition), logits)

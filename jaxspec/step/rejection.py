@@ -46,7 +46,7 @@ def verify(weights: jax.Array, batch: Batch, drawn: Drawn) -> tuple[jax.Array, j
     p = weights / jnp.sum(weights, -1, keepdims=True)
     rows = drawn.logits.reshape(-1, drawn.vocab.shape[0])
     own = rows.at[batch.drawn_from].get(mode="clip")
-    position = batch.position.at[batch.choice_node].get(mode="clip") + 1
+    position = batch.position.at[batch.logit_node].get(mode="clip") + 1
     chances = coins(batch.seed, position, batch.children.shape[1])
     taken = jnp.full(p.shape[0], -1, jnp.int32)
     for i in range(batch.children.shape[1]):
@@ -72,7 +72,7 @@ def _normal(x: jax.Array, instead: jax.Array) -> jax.Array:
 
 def coins(seed: jax.Array, position: jax.Array, count: int) -> jax.Array:
     """Uniform numbers `[C, count]` for the children that would stand at `position [C]` of the request with key
-    `seed [C, 2]`. Another stream than `choose.clocks`: that one draws the token if all are rejected."""
+    `seed [C, 2]`. Another stream than `sampler.clocks`: that one draws the token if all are rejected."""
 
     def of(words: jax.Array, place: jax.Array) -> jax.Array:
         key = jax.random.wrap_key_data(words.astype(jnp.uint32), impl="threefry2x32")

@@ -103,7 +103,7 @@ def _sample(logits: jax.Array, batch: Batch, drawn: Drawn, filtered: bool) -> ja
     weights = jnp.exp(scaled - jnp.max(scaled, -1, keepdims=True))
     if filtered:
         weights = jnp.where(keep(weights, batch.top_k, batch.top_p, batch.min_p), weights, 0.0)
-    position = batch.position.at[batch.choice_node].get(mode="clip") + 1
+    position = batch.position.at[batch.logit_node].get(mode="clip") + 1
     clock = clocks(batch.seed, position, logits.shape[-1])
     if batch.children.shape[1]:
         left, taken = verify(weights, batch, drawn)

@@ -15,7 +15,7 @@ from jaxspec.step.kv_int8 import AnyPool
 from jaxspec.step.layers import Layers
 from jaxspec.step.penalties import PenaltyTable
 from jaxspec.step.rejection import Drawn
-from jaxspec.step.sampler import Logprobs, choose
+from jaxspec.step.sampler import Logprobs, sample
 from jaxspec.step.tree import accept, ancestors
 
 M = TypeVar("M", bound=nnx.Module)
@@ -49,9 +49,9 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, lay
         mask = ancestors(batch.subtree)
         x, new = layers.run(model, model.embed(batch.token), pool, batch, mask)
         features = model.finish(x)
-        logits = model.logits(features.at[batch.choice_node].get(mode="clip"))
-        choice, logprobs = choose(logits, batch, table, drawn, mask)
-        accepted = accept(batch.token, batch.known, batch.parent_choice, choice, mask)
+        logits = model.logits(features.at[batch.logit_node].get(mode="clip"))
+        choice, logprobs = sample(logits, batch, table, drawn, mask)
+        accepted = accept(batch.token, batch.known, batch.parent_row, choice, mask)
         pool = layers.commit(pool, new, batch, accepted, x).keep(features, batch.slot, accepted)
         return pool, StepResult(jnp.concatenate([choice, accepted.astype(jnp.int32)]), logprobs)
 

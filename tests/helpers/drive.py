@@ -133,7 +133,7 @@ class Drive:
         assert not any(request.id in paused for request in pinned)
         drafts = sum(scheduled.drafts for scheduled in plan.scheduled)
         assert plan.num_tokens + drafts <= config.max_num_batched_tokens
-        assert drafts + sum(scheduled.logit_slots for scheduled in plan.scheduled) <= config.max_logit_slots
+        assert drafts + sum(scheduled.logit_rows for scheduled in plan.scheduled) <= config.max_logit_rows
         assert scheduler.num_running <= scheduler._batching.size <= config.max_num_seqs
         came = {
             scheduled.request.id

@@ -157,18 +157,18 @@ def test_prompt_logprobs_pass_by_the_cache_and_take_a_logit_slot_a_token():
     add(sched, "c", 3)
     plan = sched.plan(0.0)
     assert shares(plan) == [("a", 12, 1), ("b", 0, 5)]
-    assert [scheduled.logit_slots for scheduled in plan.scheduled] == [1, 5]
+    assert [scheduled.logit_rows for scheduled in plan.scheduled] == [1, 5]
     answer(sched, plan)
     assert step(sched) == [("a", 13, 1), ("b", 5, 5)]
     plan = sched.plan(0.0)
     assert shares(plan) == [("a", 14, 1), ("b", 10, 2), ("c", 0, 3)]
-    assert [scheduled.logit_slots for scheduled in plan.scheduled] == [
+    assert [scheduled.logit_rows for scheduled in plan.scheduled] == [
         1,
         2,
         1,
     ]  # the prompt's last token is the one that samples
     answer(sched, plan)
-    assert [scheduled.logit_slots for scheduled in sched.plan(0.0).scheduled] == [1, 1, 1]
+    assert [scheduled.logit_rows for scheduled in sched.plan(0.0).scheduled] == [1, 1, 1]
 
 
 def test_nobody_is_admitted_behind_one_that_took_all_logit_slots():

@@ -88,7 +88,7 @@ class Drive:
         assert len(planned) == len(plan.scheduled) and not planned.keys() & preempted
         drafts = sum(scheduled.drafts for scheduled in plan.scheduled)
         assert plan.num_tokens + drafts <= config.max_num_batched_tokens
-        assert drafts + sum(scheduled.logit_slots for scheduled in plan.scheduled) <= config.max_logit_slots
+        assert drafts + sum(scheduled.logit_rows for scheduled in plan.scheduled) <= config.max_logit_rows
         assert scheduler.num_running <= config.max_num_seqs
         for request in decoding:
             assert request.id in preempted or planned[request.id].count == 1, "a decoding request was passed over"

@@ -168,7 +168,7 @@ def test_a_request_goes_on_where_it_was() -> None:
 
     def run(tokens: list[int], committed: int, at: list[int]) -> int:
         packed = model_runner.pack([Tree.chain(tokens, committed, np.asarray(at, np.int32), SamplingInputs())])
-        return int(model_runner.launch(packed).read()[packed.choices[0]])
+        return int(model_runner.launch(packed).read()[packed.rows[0]])
 
     committed = 0
     while committed < len(text):

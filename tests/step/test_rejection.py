@@ -64,7 +64,7 @@ def test_the_rule_by_itself(children: int) -> None:
     shape = BatchShape(DRAWS, DRAWS, DRAWS, 1, children)
     _, batch = Blanks([shape]).take(shape)
     batch.seed[:], batch.temperature[:] = keys(DRAWS), 1
-    batch.choice_node[:], batch.position[:] = np.arange(DRAWS), 8
+    batch.logit_node[:], batch.position[:] = np.arange(DRAWS), 8
     batch = jax.tree.map(jnp.asarray, batch)
     levels = Draws((children,))
     position = jnp.full(DRAWS, 9)

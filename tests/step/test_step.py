@@ -56,7 +56,7 @@ class Machine:
         packed = pack(trees, SHAPES, BLANKS, PAGE)
         self.pool, result = self.steps[packed.shape](self.leaves, self.pool, self.table, Drawn.none(), packed.buffer)
         decision = np.asarray(result.decision)
-        return packed, decision[: packed.shape.choices], decision[packed.shape.choices :].astype(bool)
+        return packed, decision[: packed.shape.rows], decision[packed.shape.rows :].astype(bool)
 
 
 @lru_cache
@@ -108,7 +108,7 @@ def test_forest_over_committed_kv(kind: str, window: int | None, data: Any) -> N
             if done[i] < len(t)
         ]
         packed, choice, _ = m.run([tree for _, tree in work])
-        for (i, tree), c in zip(work, packed.choices, strict=True):
+        for (i, tree), c in zip(work, packed.rows, strict=True):
             done[i] += len(tree.token)
             assert choice[c] == tiny.logits(texts[i][: done[i]], window)[-1].argmax()
 
@@ -140,7 +140,7 @@ def test_forest_over_committed_kv(kind: str, window: int | None, data: Any) -> N
         packed, choice, accepted = m.run(trees)
         assert packed.committed.sum() <= LAYERS[kind].positions_read(packed.committed, PAGE)
         for i, (tree, parents) in enumerate(zip(trees, parent_lists, strict=True)):
-            node, first = packed.nodes[i], packed.choices[i]
+            node, first = packed.nodes[i], packed.rows[i]
             best: list[int] = []
             for k in range(len(parents)):
                 path = forests.path_to(parents, k)

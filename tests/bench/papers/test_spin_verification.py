@@ -149,7 +149,7 @@ def test_padding_hangs_below_the_root() -> None:
     (tree,) = widened([chain([7, 8], 3, np.arange(2))], 4)
     assert tree.token.tolist() == [7, 8, -1, -1] and tree.subtree.tolist() == [4, 1, 1, 1]
     assert tree.parents().tolist() == [-1, 0, 0, 0] and tree.known.tolist() == [1, 0, 0, 0]
-    assert len(tree.choices) == 4 and tree.committed == 3
+    assert len(tree.rows) == 4 and tree.committed == 3
 
 
 @given(

@@ -184,7 +184,7 @@ def test_without_a_host_auto_is_recompute(data: st.DataObject, jobs: list[Job], 
         c, pool = first.scheduler.config, first.scheduler.pool
         policy = c.policy.model_copy(update={"memory": memory})
         config = SchedulerConfig(
-            c.max_num_seqs, c.max_num_batched_tokens, c.max_model_len, None, c.max_logit_slots, policy, times=TIMES
+            c.max_num_seqs, c.max_num_batched_tokens, c.max_model_len, None, c.max_logit_rows, policy, times=TIMES
         )
         scheduler = Scheduler(config, PagePool(pool.num_pages, pool.page_size, pool.prefix_caching))
         assert type(scheduler._memory) is Memory

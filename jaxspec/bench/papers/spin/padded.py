@@ -73,5 +73,5 @@ def _widened(tree: Tree, more: int) -> Tree:
         depth=padded(tree.depth, 1),
         subtree=subtree,
         known=padded(tree.known, 0),
-        choices=np.arange(len(subtree), dtype=np.int32),
+        rows=np.arange(len(subtree), dtype=np.int32),
     )

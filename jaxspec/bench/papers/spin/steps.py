@@ -78,14 +78,14 @@ class Way:
     packed: Packed
     kv: Pool
 
-    def choices(self, nodes: np.ndarray) -> np.ndarray:
+    def rows(self, nodes: np.ndarray) -> np.ndarray:
         """What the first `nodes [requests]` of each request choose. It leaves the steps with KV of this batch.
 
         Of the first run only: it commits tokens, which padded rows would read in the next one.
         """
         self.steps.pool = jax.tree.map(jnp.copy, self.kv)  # a step's pool is donated
         decision = np.asarray(self.steps.run(self.packed).decision)
-        return np.concatenate([decision[c : c + n] for c, n in zip(self.packed.choices, nodes, strict=True)])
+        return np.concatenate([decision[c : c + n] for c, n in zip(self.packed.rows, nodes, strict=True)])
 
 
 def chain(tokens: Sequence[int] | np.ndarray, committed: int, pages: np.ndarray) -> Tree:
