@@ -16,7 +16,7 @@ from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.draft.growth import Draws
 from jaxspec.draft.model_drafter import ModelDrafter, NgramDrafter
 from jaxspec.draft.policies import arrange, tree_policy
-from jaxspec.draft.runner import BEAMS, Device, DraftRunner, draft_lattice
+from jaxspec.draft.runner import BEAMS, Device, DraftRunner, round_buckets
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.llama import head_of
@@ -139,7 +139,7 @@ def build(
         if model is None:
             side_by_side.append(NgramDrafter())
             continue
-        shapes = draft_lattice(*sizes, fine=name in devices)
+        shapes = round_buckets(*sizes, fine=name in devices)
         runner = DraftRunner(
             name, *model, model_runner, model_runner.layers, shapes, num_pages, config.page_size, config.dtype,
             BEAMS if drawing is None else [drawing], devices.get(name), store,

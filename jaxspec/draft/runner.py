@@ -16,7 +16,7 @@ from jaxspec.models.config import DecoderConfig
 from jaxspec.models.load.weights import Weights
 from jaxspec.sched.spec.speculator import DEPTH
 from jaxspec.sched.spec.trees.candidates import Candidates
-from jaxspec.step.batch import BatchShape, Blanks
+from jaxspec.step.batch import BatchBuffers, BatchShape
 from jaxspec.step.kv_cache import Pool
 from jaxspec.step.layers import Layers
 from jaxspec.step.packing import Tree, pack
@@ -33,7 +33,7 @@ BEAMS = Beam(1), Beam(4)
 _TIMED = (1, 3)
 
 
-def draft_lattice(max_tokens: int, max_requests: int, pages: int, fine: bool = False) -> list[BatchShape]:
+def round_buckets(max_tokens: int, max_requests: int, pages: int, fine: bool = False) -> list[BatchShape]:
     """Shapes of rounds, by requests and then tokens: few tokens to catch up with, or those of prompts.
 
     `fine`: for halves and quarters of batches too, so that a part of the requests takes a part of the time.
@@ -87,7 +87,7 @@ class DraftRunner:
             self._leaves, self.pool, self.drawn, self._rows = jax.device_put(
                 (leaves, pool, self.drawn, rows), self._device
             )
-        self._blanks = Blanks(self.shapes)
+        self._buffers = BatchBuffers(self.shapes)
         self._rounds: dict[tuple[BatchShape, int], Any] = {}
         #: Shapes that are compiled, in the order of `shapes`.
         self.ready: list[BatchShape] = []
@@ -194,7 +194,7 @@ class DraftRunner:
         return first + max(third - first, 0.0) / 2 * (levels - 1)
 
     def _run_empty(self, shape: BatchShape, width: int, levels: int) -> None:
-        packed = pack([], [shape], self._blanks, self.page_size)
+        packed = pack([], [shape], self._buffers, self.page_size)
         jax.block_until_ready(self._run(packed.buffer, shape, width, levels))
 
     def _run(
@@ -216,7 +216,7 @@ class DraftRunner:
         `levels` is 0.
         """
         width = next(w for w in self.widths if w >= min(width, self.widths[-1]))
-        packed = pack(chains, self.ready, self._blanks, self.page_size)
+        packed = pack(chains, self.ready, self._buffers, self.page_size)
         out = self._run(packed.buffer, packed.shape, width, levels, staged)
         return lambda: self._read(out, len(chains), levels, width)
 

@@ -112,7 +112,7 @@ class Batch(NamedTuple):
         return cls(**out)
 
 
-class Blanks:
+class BatchBuffers:
     """Batches for the host to fill, each with every field at its padding value.
 
     A shape has two or more, taken in turn: while the device reads one, the next step can be written to another.

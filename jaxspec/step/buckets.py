@@ -12,7 +12,7 @@ BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768,
 _MIDDLE = 64
 
 
-def lattice(
+def step_buckets(
     max_tokens: int, max_requests: int, pages: int, buckets: Iterable[int] | None = None, children: int = 0,
     written: Callable[[int, int], int] | None = None,
 ) -> list[BatchShape]:  # fmt: skip

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxspec.sampling_params import GREEDY_BELOW
-from jaxspec.step.batch import Batch, BatchShape, Blanks
+from jaxspec.step.batch import Batch, BatchBuffers, BatchShape
 from jaxspec.step.kv_int8 import OpenPages
 
 _ZERO, _ONE = np.zeros(1, np.int32), np.ones(1, np.int32)
@@ -114,7 +114,11 @@ class Packed:
 
 
 def pack(
-    trees: Sequence[Tree], shapes: Sequence[BatchShape], blanks: Blanks, page_size: int, opened: OpenPages | None = None
+    trees: Sequence[Tree],
+    shapes: Sequence[BatchShape],
+    buffers: BatchBuffers,
+    page_size: int,
+    opened: OpenPages | None = None,
 ) -> Packed:
     """Pack into the smallest of `shapes` (ascending) that holds the trees; ValueError if none does.
 
@@ -127,7 +131,7 @@ def pack(
         raise ValueError(
             f"{len(trees)} trees of {tokens} tokens and {rows} choices exceed the largest step {shapes[-1]}"
         )
-    buffer, batch = blanks.take(shape)
+    buffer, batch = buffers.take(shape)
     count, picks = len(trees), [len(t.rows) for t in trees]
     sizes = np.asarray([len(t.token) for t in trees], np.int32)
     first, firsts = np.cumsum(sizes) - sizes, np.cumsum(picks, dtype=np.int32) - picks

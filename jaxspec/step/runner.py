@@ -21,8 +21,8 @@ from jaxspec.paths import cache_folder
 from jaxspec.sched.spec.micro_batches import MAX_MICRO_BATCHES
 from jaxspec.sched.timing import StepTimes, between
 from jaxspec.step import penalties
-from jaxspec.step.batch import BatchShape, Blanks
-from jaxspec.step.buckets import lattice, needed_first
+from jaxspec.step.batch import BatchBuffers, BatchShape
+from jaxspec.step.buckets import needed_first, step_buckets
 from jaxspec.step.kv_cache import Pool
 from jaxspec.step.kv_int8 import AnyPool, OpenPages, QuantizedPool, most_written
 from jaxspec.step.layers import Layers
@@ -85,12 +85,12 @@ class ModelRunner:
         self._opened = OpenPages(config.max_num_seqs) if config.kv_dtype == "int8" else None
         #: What the drafts of the next step were drawn from (`acceptance: rejection`); drafters write it.
         self.drawn = drawn or Drawn.none()
-        self.shapes = lattice(
+        self.shapes = step_buckets(
             config.max_num_batched_tokens, config.max_num_seqs, pages, config.token_buckets, self.drawn.logits.shape[2],
             partial(most_written, page_size=config.page_size) if self._opened else None,
         )  # fmt: skip
         parts = config.micro_batches or (MAX_MICRO_BATCHES if config.draft_devices else 1)
-        self._blanks = Blanks(self.shapes, parts + 1)
+        self._buffers = BatchBuffers(self.shapes, parts + 1)
         self.layers = pick_layers(config, model)
         self._graph, self._treedef, self._leaves = split(self.layers.decoder(model, weights, config.dtype))
         self.pool = self._new_pool(config, num_pages, features)
@@ -204,10 +204,10 @@ class ModelRunner:
         return lowered.compile()
 
     def _run_empty(self, shape: BatchShape) -> None:
-        self.execute(pack([], [shape], self._blanks, self.page_size)).wait()
+        self.execute(pack([], [shape], self._buffers, self.page_size)).wait()
 
     def pack(self, trees: Sequence[Tree]) -> Packed:
-        return pack(trees, self.ready, self._blanks, self.page_size, self._opened)
+        return pack(trees, self.ready, self._buffers, self.page_size, self._opened)
 
     def positions_read(self, packed: Packed) -> int:
         """Committed positions that the step reads in each layer, padding included."""

@@ -17,7 +17,7 @@ from helpers.generation import GREEDY, check_clean, tokens_of
 from jaxspec import SamplingParams
 from jaxspec.kernels import cpu
 from jaxspec.step.attention import attend
-from jaxspec.step.batch import Batch, BatchShape, Blanks
+from jaxspec.step.batch import Batch, BatchBuffers, BatchShape
 from jaxspec.step.kv_cache import page_bytes
 from jaxspec.step.kv_int8 import OpenPages, QuantizedPool, most_written
 from jaxspec.step.native import NativeLayers
@@ -28,7 +28,7 @@ from jaxspec.step.xla import XlaLayers
 PAGE, PAGES, SLOTS = 16, 24, 3
 CONFIG = tiny.config()
 SHAPE = BatchShape(48, 48, SLOTS, 8, written=most_written(48, SLOTS, PAGE))
-BLANKS = Blanks([SHAPE])
+BLANKS = BatchBuffers([SHAPE])
 LAYERS = {"xla": XlaLayers(), "native": NativeLayers()}
 KV = tuple[np.ndarray, np.ndarray]
 

@@ -21,7 +21,7 @@ from jaxspec.models.load import LoadedModel
 from jaxspec.sched.spec.trees import Candidates, Drawing
 from jaxspec.step import rejection
 from jaxspec.step import sampler as choose
-from jaxspec.step.batch import BatchShape, Blanks
+from jaxspec.step.batch import BatchBuffers, BatchShape
 from jaxspec.step.rejection import Drawn
 
 VOCAB, DRAWS = 12, 20_000
@@ -45,7 +45,7 @@ def keys(count: int) -> np.ndarray:
 def test_where_what_is_left_of_the_drafter_is_too_small_for_a_float() -> None:
     """Drafter and target are both certain, of different tokens: the second draw must not be taken for granted."""
     shape = BatchShape(1, 1, 1, 1, 2)
-    _, batch = Blanks([shape]).take(shape)
+    _, batch = BatchBuffers([shape]).take(shape)
     batch.children[:], batch.drawn_from[:] = [0, 1], 0
     drawn = Drawn(jnp.asarray([[[[300.0, 100.0, 101.0, 50.0]]]]), jnp.arange(4))
     weights = jnp.asarray([[0.0, 1e-27, 1e-27, 1.0]])
@@ -62,7 +62,7 @@ def test_the_rule_by_itself(children: int) -> None:
     vocab = np.asarray([0, 2, 3, 5, 7, 11], np.int32)
     logits = rng.normal(size=6).astype(np.float32) * 1.5
     shape = BatchShape(DRAWS, DRAWS, DRAWS, 1, children)
-    _, batch = Blanks([shape]).take(shape)
+    _, batch = BatchBuffers([shape]).take(shape)
     batch.seed[:], batch.temperature[:] = keys(DRAWS), 1
     batch.logit_node[:], batch.position[:] = np.arange(DRAWS), 8
     batch = jax.tree.map(jnp.asarray, batch)

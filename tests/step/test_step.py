@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from helpers import forests, tiny
 from jaxspec.kernels import cpu
-from jaxspec.step.batch import BatchShape, Blanks
+from jaxspec.step.batch import BatchBuffers, BatchShape
 from jaxspec.step.kv_cache import Pool
 from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Packed, SamplingInputs, Tree, pack
@@ -26,7 +26,7 @@ from jaxspec.step.xla import XlaLayers
 
 PAGE, PAGES = 16, 48
 SHAPES = (BatchShape(16, 16, 4, 12), BatchShape(128, 64, 4, 12))
-BLANKS = Blanks(SHAPES)
+BLANKS = BatchBuffers(SHAPES)
 LAYERS = {"xla": XlaLayers(), "native": NativeLayers()}
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.models.config import DecoderConfig
-from jaxspec.step.batch import BatchShape, Blanks
+from jaxspec.step.batch import BatchBuffers, BatchShape
 from jaxspec.step.kv_cache import Pool
 from jaxspec.step.layers import Layers
 from jaxspec.step.packing import Packed, SamplingInputs, Tree, pack
@@ -45,7 +45,7 @@ class Steps:
         graph, treedef, self._leaves = shared.parts
         self.room, self._page_size = requests * pages if room is None else room, shared.page_size
         self._shapes = {t: BatchShape(t, t, requests, pages) for t in tokens}
-        self._blanks = Blanks(self._shapes.values())
+        self._buffers = BatchBuffers(self._shapes.values())
         self.pool = Pool.zeros(shared.config, self.room, shared.page_size, "float32")
         self._rest = PenaltyTable.empty(1, shared.config.vocab_size), Drawn.none()
         self._programs = {
@@ -57,7 +57,7 @@ class Steps:
 
     def pack(self, trees: Sequence[Tree], tokens: int) -> Packed:
         """Into the step of so many tokens."""
-        return pack(trees, [self._shapes[tokens]], self._blanks, self._page_size)
+        return pack(trees, [self._shapes[tokens]], self._buffers, self._page_size)
 
     def run(self, packed: Packed) -> StepResult:
         self.pool, result = self._programs[packed.shape](self._leaves, self.pool, *self._rest, packed.buffer)
