@@ -104,7 +104,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class RequestResult:
-    """What one `ScheduledRequest` gave: the new tokens (none for a chunk that does not reach the end) and whether it ended.
+    """New tokens of one `ScheduledRequest` (none for a chunk that does not reach the end), and whether it ended.
 
     Several tokens are accepted drafts and one more: the KV of all but the last is committed behind the known tokens'.
     `accepted` may be more than their number, when the request ends among them.

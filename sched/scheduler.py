@@ -174,7 +174,7 @@ class Scheduler:
     # -- what to run -----------------------------------------------------------------------------------------------
 
     def plan(self, now: float, lookahead: Lookahead = NO_DRAFTS) -> Plan:
-        """What to run next; if there is nothing to do now its `scheduled` is empty, else `update` precedes the next plan.
+        """What to run next. If there is nothing to do, `scheduled` is empty; else `update` precedes the next plan.
 
         Drafts get what is left of the step, never a page that would have to be taken from a request.
         """

@@ -138,7 +138,7 @@ def pools(model: LoadedModel, args: argparse.Namespace) -> dict[str, float]:
         for i in range(args.repeats + 2):
             for kind, model_runner in executors.items():
                 begun = time.perf_counter()
-                model_runner.execute(model_runner.pack(trees)).read()
+                model_runner.execute(model_runner.pack(trees)).wait()
                 if i >= 2:
                     times[kind].append(time.perf_counter() - begun)
             if i >= 2:
@@ -179,7 +179,7 @@ def steps(model: LoadedModel, swap_dtype: str, args: argparse.Namespace) -> dict
         jax.block_until_ready(model_runner.pool)
         begun = time.perf_counter()
         pool.carry_out(plan(pages, 2 * most, most))  # those of the step before are put in their places here
-        model_runner.execute(model_runner.pack(trees)).read()
+        model_runner.execute(model_runner.pack(trees)).wait()
         return time.perf_counter() - begun
 
     times: dict[int, list[float]] = {pages: [] for pages in (0, *args.pages)}

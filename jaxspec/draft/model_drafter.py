@@ -85,8 +85,8 @@ class ModelDrafter:
             return
         page_size, room = self.runner.page_size, self.runner.most_tokens
         slots: list[np.ndarray] = []
-        for scheduled in sorted(scheduled, key=lambda w: self.behind(w.request)):
-            request, seen = scheduled.request, self._watermark(scheduled.request)
+        for one in sorted(scheduled, key=lambda w: self.behind(w.request)):
+            request, seen = one.request, self._watermark(one.request)
             position = np.arange(seen, min(len(request.tokens), seen + room)) - 1
             if not len(position):
                 break

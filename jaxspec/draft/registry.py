@@ -68,7 +68,7 @@ def shipped() -> list[str]:
 def load(name: str, target: LoadedModel) -> tuple[DecoderConfig, Weights]:
     """Configuration and weights (see `jaxspec.models.drafter`) of a drafter that is a model.
 
-    `truncated:K`, a name of `shipped()`, a `.safetensors` file of `jaxspec.draft.distill`, or a model `load_model` takes
+    `truncated:K`, a name of `shipped()`, a `.safetensors` file of `draft.distill`, or a model `load_model` takes
     that has the target's tokenizer. Raises `ConfigError` with the reason if it does not fit the target.
     """
     if match := _TRUNCATED.match(name):

@@ -356,9 +356,7 @@ class Engine:
             state, draft, path = verified.state, verified.draft, verified.path
             if self.speculator and verified.scheduled.samples:
                 self.speculator.observe(state.request, [n - 1 for n in path[1:]] if path else ())
-            result = state.absorb(
-                verified.scheduled, verified.tokens, part.pending.logprobs, verified.choice, now, path
-            )
+            result = state.absorb(verified.scheduled, verified.tokens, part.pending.logprobs, verified.row, now, path)
             if path is not None and draft is not None:
                 result = replace(result, proposed=len(draft), accepted=len(path) - 1)
                 for counts in (self._counters.speculation, state.metrics.speculation):

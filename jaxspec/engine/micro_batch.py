@@ -22,7 +22,7 @@ class VerifiedRequest(NamedTuple):
     #: New tokens, none where the work does not reach the end of what is known.
     tokens: list[int]
     #: Where its choices begin in the decision vector.
-    choice: int
+    row: int
     #: Of a draft tree: the tree, and its accepted nodes with the root, in preorder: one path.
     draft: Draft | None
     path: list[int] | None
@@ -56,16 +56,16 @@ class MicroBatch:
     def requests(self, decision: np.ndarray) -> Iterator[VerifiedRequest]:
         """By the flight's decision vector, in the order of the work."""
         packed = self.pending.packed
-        choice_of, accepted = decision[: packed.shape.rows], decision[packed.shape.rows :]
+        sampled, accepted = decision[: packed.shape.rows], decision[packed.shape.rows :]
         for i, (scheduled, state) in enumerate(zip(self.scheduled, self.states, strict=True)):
             tokens: list[int] = []
             path: list[int] | None = None
-            node, choice = packed.nodes[i], packed.rows[i]
+            node, row = packed.nodes[i], packed.rows[i]
             if (draft := self.drafts.get(scheduled.request.id)) is not None:
                 # Each accepted node's choice is the token after it.
                 path = np.flatnonzero(accepted[node : node + len(draft) + 1]).tolist()
-                tokens = choice_of[choice : choice + len(draft) + 1][path].tolist()
+                tokens = sampled[row : row + len(draft) + 1][path].tolist()
             elif scheduled.samples:
                 assert accepted[node]
-                tokens = [int(choice_of[choice + scheduled.last_row])]
-            yield VerifiedRequest(scheduled, state, tokens, choice, draft, path)
+                tokens = [int(sampled[row + scheduled.last_row])]
+            yield VerifiedRequest(scheduled, state, tokens, row, draft, path)

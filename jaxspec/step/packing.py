@@ -149,9 +149,9 @@ def pack(
         if opened is not None:
             _place_pages(batch, trees, tokens, opened, page_size)
         batch.logit_node[:rows] = np.repeat(first, picks) + np.concatenate([t.rows for t in trees])
-    for tree, node, choice in zip(trees, first, firsts, strict=True):
-        _place_drafts(batch, tree, node, choice)
-        _place_sampling(batch, tree, slice(choice, choice + len(tree.rows)))
+    for tree, node, row in zip(trees, first, firsts, strict=True):
+        _place_drafts(batch, tree, node, row)
+        _place_sampling(batch, tree, slice(row, row + len(tree.rows)))
     _modes(batch, trees)
     return Packed(
         shape, buffer, first.tolist(), firsts.tolist(), tokens, batch.committed[:count], bool(batch.mode[2])
@@ -172,12 +172,12 @@ def _place_pages(batch: Batch, trees: Sequence[Tree], tokens: int, opened: OpenP
     batch.opened[: len(trees)], batch.reread[: len(trees)] = opened.assign(wanted)
 
 
-def _place_drafts(batch: Batch, tree: Tree, node: int, choice: int) -> None:
+def _place_drafts(batch: Batch, tree: Tree, node: int, row: int) -> None:
     """Tell each draft which choice it must equal."""
     if tree.known[-1]:  # drafts come last
         return
     place = np.full(len(tree.token), -1, np.int32)
-    place[tree.rows] = np.arange(choice, choice + len(tree.rows))
+    place[tree.rows] = np.arange(row, row + len(tree.rows))
     asked = np.where(tree.known == 1, 0, place[tree.parents()])
     if (asked < 0).any():
         raise ValueError("the parent of a draft is not among the tree's choices")

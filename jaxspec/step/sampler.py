@@ -32,7 +32,7 @@ class Logprobs(NamedTuple):
     following: jax.Array  # [C] log-probability of Batch.following
 
 
-def choose(
+def sample(
     logits: jax.Array, batch: Batch, table: PenaltyTable, drawn: Drawn, mask: jax.Array
 ) -> tuple[jax.Array, Logprobs]:
     """logits `[C, V]` float32, mask `[T, T]` of ancestors -> choice `[C]` int32 and log-probabilities.
@@ -40,7 +40,7 @@ def choose(
     The branches not asked for are not run: greedy decoding pays for an argmax only.
     """
     with_penalties = lax.cond(batch.mode[PENALTY] > 0, lambda x: penalise(x, batch, table, mask), lambda x: x, logits)
-    choice = lax.switch(
+    sampled = lax.switch(
         jnp.clip(batch.mode[CHOICE], 0, 2),
         [
             argmax,
@@ -56,17 +56,17 @@ def choose(
         jnp.zeros((count, MAX_LOGPROBS)),
         jnp.zeros(count),
     )
-    return choice, lax.cond(batch.mode[LOGPROBS] > 0, lambda: _logprobs(logits, choice, batch), lambda: nothing)
+    return sampled, lax.cond(batch.mode[LOGPROBS] > 0, lambda: _logprobs(logits, sampled, batch), lambda: nothing)
 
 
-def _logprobs(logits: jax.Array, choice: jax.Array, batch: Batch) -> Logprobs:
+def _logprobs(logits: jax.Array, sampled: jax.Array, batch: Batch) -> Logprobs:
     logprobs = jax.nn.log_softmax(logits, -1)
     width = min(MAX_LOGPROBS, logits.shape[-1])
     top, ids = lax.top_k(logprobs, width)
     pad = ((0, 0), (0, MAX_LOGPROBS - width))
     pick = lambda token: jnp.take_along_axis(logprobs, token[:, None], 1)[:, 0]  # noqa: E731
     return Logprobs(
-        pick(choice),
+        pick(sampled),
         jnp.pad(ids.astype(jnp.int32), pad),
         jnp.pad(top, pad, constant_values=-jnp.inf),
         pick(batch.following),

@@ -50,9 +50,9 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, lay
         x, new = layers.run(model, model.embed(batch.token), pool, batch, mask)
         features = model.finish(x)
         logits = model.logits(features.at[batch.logit_node].get(mode="clip"))
-        choice, logprobs = sample(logits, batch, table, drawn, mask)
-        accepted = accept(batch.token, batch.known, batch.parent_row, choice, mask)
+        sampled, logprobs = sample(logits, batch, table, drawn, mask)
+        accepted = accept(batch.token, batch.known, batch.parent_row, sampled, mask)
         pool = layers.commit(pool, new, batch, accepted, x).keep(features, batch.slot, accepted)
-        return pool, StepResult(jnp.concatenate([choice, accepted.astype(jnp.int32)]), logprobs)
+        return pool, StepResult(jnp.concatenate([sampled, accepted.astype(jnp.int32)]), logprobs)
 
     return step

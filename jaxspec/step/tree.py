@@ -15,11 +15,11 @@ def ancestors(subtree: jax.Array) -> jax.Array:
     return (node[None, :] <= node[:, None]) & (node[:, None] < (node + subtree)[None, :])
 
 
-def accept(token: jax.Array, known: jax.Array, parent_row: jax.Array, choice: jax.Array, mask: jax.Array) -> jax.Array:
+def accept(token: jax.Array, known: jax.Array, parent_row: jax.Array, sampled: jax.Array, mask: jax.Array) -> jax.Array:
     """Accepted nodes `[T]` bool: no draft among a node and its ancestors differs from its parent's choice.
 
     token, known, parent_row `[T]`; choice `[C]`; mask `[T, T]` from `ancestors`. Siblings hold different tokens, so
     in each tree the accepted nodes form one path from the root.
     """
-    mismatch = (known == 0) & (token != choice[parent_row])
+    mismatch = (known == 0) & (token != sampled[parent_row])
     return ~jnp.any(mask & mismatch[None, :], axis=1)

@@ -108,8 +108,8 @@ class SimulatedDrafter(Beside):
 
     def prepare(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
         """Takes no time: what idles has enough of it."""
-        for scheduled in scheduled:
-            self._seen[scheduled.request.id] = len(scheduled.request.tokens)
+        for one in scheduled:
+            self._seen[one.request.id] = len(one.request.tokens)
 
     def behind(self, request: Request) -> int:
         return len(request.tokens) - self._seen.get(request.id, 0)
@@ -120,8 +120,8 @@ class SimulatedDrafter(Beside):
             np.array([self._first[int(w.request.id)] + w.request.output_len for w in scheduled]), levels, width
         )
         found: list[Candidates | None] = []
-        for i, scheduled in enumerate(scheduled):
-            request = scheduled.request
+        for i, one in enumerate(scheduled):
+            request = one.request
             self._seen[request.id] = len(request.tokens)
             self._verdict[request.id] = right[i]
             found.append(Candidates(token[i], parent[i], logprob[i]))

@@ -181,7 +181,7 @@ def _load(plan: Plan, results: Sequence[RequestResult]) -> StepLoad:
 class Replay(Simulation):
     """A recorded run on the simulator: its arrivals, answers and times, the plans being the scheduler's own.
 
-    `scheduled` collects the plans as `Step.scheduled` has them. The run raises ValueError as soon as it plans what was not
+    `scheduled` collects the plans as `Step.scheduled` has them. Raises ValueError at the first plan that was not
     recorded, because the recorded answers then belong to other requests.
     """
 

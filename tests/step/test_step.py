@@ -107,10 +107,10 @@ def test_forest_over_committed_kv(kind: str, window: int | None, data: Any) -> N
             for i, (t, c) in enumerate(zip(texts, chunks, strict=True))
             if done[i] < len(t)
         ]
-        packed, choice, _ = m.run([tree for _, tree in work])
+        packed, sampled, _ = m.run([tree for _, tree in work])
         for (i, tree), c in zip(work, packed.rows, strict=True):
             done[i] += len(tree.token)
-            assert choice[c] == tiny.logits(texts[i][: done[i]], window)[-1].argmax()
+            assert sampled[c] == tiny.logits(texts[i][: done[i]], window)[-1].argmax()
 
     for _ in range(2):
         trees, parent_lists = [], []
@@ -137,7 +137,7 @@ def test_forest_over_committed_kv(kind: str, window: int | None, data: Any) -> N
             )
             parent_lists.append(parents)
             np.testing.assert_array_equal(trees[-1].parents(), parents)
-        packed, choice, accepted = m.run(trees)
+        packed, sampled, accepted = m.run(trees)
         assert packed.committed.sum() <= LAYERS[kind].positions_read(packed.committed, PAGE)
         for i, (tree, parents) in enumerate(zip(trees, parent_lists, strict=True)):
             node, first = packed.nodes[i], packed.rows[i]
@@ -146,8 +146,8 @@ def test_forest_over_committed_kv(kind: str, window: int | None, data: Any) -> N
                 path = forests.path_to(parents, k)
                 words = [int(tree.token[p]) for p in path]
                 right = int(tiny.logits(texts[i] + words, window)[-1].argmax())
-                assert choice[first + k] == right
-                fits = all(tree.token[b] == choice[first + a] for a, b in pairwise(path))
+                assert sampled[first + k] == right
+                fits = all(tree.token[b] == sampled[first + a] for a, b in pairwise(path))
                 assert accepted[node + k] == fits
                 if fits and len(words) > len(best):
                     best = words

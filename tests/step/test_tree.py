@@ -19,7 +19,7 @@ def test_mask_and_acceptance_equal_a_walk_over_parents(seed: int, sizes: list[in
     first = np.cumsum([0, *sizes])
     total = 48  # one shape for all examples
     subtree = np.ones(total, np.int32)
-    token, choice = rng.integers(3, size=total), rng.integers(3, size=total)
+    token, sampled = rng.integers(3, size=total), rng.integers(3, size=total)
     known, parent = np.ones(total, np.int32), np.zeros(total, np.int32)
     for parents, base in zip(trees, first, strict=False):
         subtree[base : base + len(parents)] = forests.subtree_sizes(parents)
@@ -28,7 +28,7 @@ def test_mask_and_acceptance_equal_a_walk_over_parents(seed: int, sizes: list[in
 
     mask = np.asarray(ancestors(jnp.asarray(subtree)))
     accepted = np.asarray(
-        accept(*(jnp.asarray(x, jnp.int32) for x in (token, known, parent, choice)), jnp.asarray(mask))
+        accept(*(jnp.asarray(x, jnp.int32) for x in (token, known, parent, sampled)), jnp.asarray(mask))
     )
 
     expected = np.eye(total, dtype=bool)
@@ -36,5 +36,5 @@ def test_mask_and_acceptance_equal_a_walk_over_parents(seed: int, sizes: list[in
         for i in range(len(parents)):
             path = [base + p for p in forests.path_to(parents, i)]
             expected[base + i, path] = True
-            assert accepted[base + i] == all(token[b] == choice[a] for a, b in pairwise(path))
+            assert accepted[base + i] == all(token[b] == sampled[a] for a, b in pairwise(path))
     np.testing.assert_array_equal(mask, expected)

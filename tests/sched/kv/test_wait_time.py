@@ -84,7 +84,9 @@ def swap(pages: int, taken: int) -> Swap:
 def test_who_waits_least_is_kept_or_comes_in_and_the_last_in_order_make_room():
     queue = Queue(key)
     first, second, third, last = (
-        request(1, 1, status=RequestStatus.SWAPPED), request(2, 2, 2, RequestStatus.PAUSED), request(3, 3, 1, RequestStatus.PAUSED),
+        request(1, 1, status=RequestStatus.SWAPPED),
+        request(2, 2, 2, RequestStatus.PAUSED),
+        request(3, 3, 1, RequestStatus.PAUSED),
         request(4, 4, 2, RequestStatus.PAUSED),
     )  # fmt: skip
     first.tokens = [0, 0]

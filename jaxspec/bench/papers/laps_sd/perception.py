@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxspec.sched.config import LapsSdSettings
 from jaxspec.sched.order.laps_sd import LapsSd
-from jaxspec.sched.plan import Outcome
+from jaxspec.sched.plan import RequestResult
 from jaxspec.sched.request import Request
 from jaxspec.sched.sim.acceptance import Process, Sampled
 from jaxspec.sched.sim.cost import Linear, StepLoad
@@ -34,7 +34,7 @@ def estimation_error(
             request.proposed += drafted
             request.accepted += accepted
             request.attained += seconds
-            order.observe(request, Outcome((0,) * (accepted + 1), proposed=drafted, accepted=accepted), seconds)
+            order.observe(request, RequestResult((0,) * (accepted + 1), proposed=drafted, accepted=accepted), seconds)
             produced += accepted + 1
             took += seconds
             rounds += 1

@@ -126,7 +126,7 @@ class Comparison:
 
     def _measured(self, batch: Batch, ways: Mapping[str, Way]) -> dict[str, Any]:
         """Milliseconds of a step launched and read (medians), bytes of its temporaries, and whether all chose alike."""
-        choices = {name: way.choices(batch.nodes) for name, way in ways.items()}
+        rows = {name: way.rows(batch.nodes) for name, way in ways.items()}
         times: dict[str, list[float]] = {name: [] for name in ways}
         for i in range(WARM + self._args.runs):
             for name, way in ways.items():
@@ -137,7 +137,7 @@ class Comparison:
         return {
             "ms": {name: float(np.median(own)) for name, own in times.items()},
             "temporaries": {name: way.steps.temporaries(way.packed) for name, way in ways.items()},
-            "same_choices": {name: float((own == choices[PACKED]).mean()) for name, own in choices.items()},
+            "same_choices": {name: float((own == rows[PACKED]).mean()) for name, own in rows.items()},
         }
 
     def _sizes(self, batch: Batch) -> dict[str, Any]:
