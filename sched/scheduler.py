@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any
 
 from jaxspec.sched import batching, order
-from jaxspec.sched import kv as memory
+from jaxspec.sched import kv as kv
 from jaxspec.sched import length as predict
 from jaxspec.sched import pacing as pace
 from jaxspec.sched.config import SchedulerConfig
@@ -32,7 +32,7 @@ class Scheduler:
 
     A request holds pages for all its known tokens from its admission on, so only decoding asks for more. When none is
     free, a request gives its pages up: a paused one if there is any, else the running one admitted last. Its KV goes to
-    the host and comes back, or is computed anew, as the memory has it; with `memory: defer` it never comes to that. The
+    the host and comes back, or is computed anew, as the memory has it; with `kv: defer` it never comes to that. The
     first admitted is never touched as long as others run, and alone it fits (`add` sees to that): so it ends, and the
     next one is first.
 
@@ -58,8 +58,8 @@ class Scheduler:
         self._batching = batching.build(config.policy, config.max_num_seqs)
         self._pace = pace.build(config.policy, config.times)
         self._predictor = predict.build(config.policy)
-        self._memory = memory.build(config, pool)
-        self._learns = self._memory.swaps or config.policy.order == "alise"
+        self._kv = kv.build(config, pool)
+        self._learns = self._kv.can_swap or config.policy.order == "alise"
         #: All that don't run, paused ones included.
         self.waiting = Queue(self.order.key)
         #: In the order of admission.
@@ -96,7 +96,7 @@ class Scheduler:
     @property
     def host_usage(self) -> float:
         """Fraction of the host pages that hold KV."""
-        return self._memory.host_usage
+        return self._kv.host_usage
 
     @property
     def num_running(self) -> int:
@@ -180,7 +180,7 @@ class Scheduler:
         """
         if self._in_flight is not None:
             raise RuntimeError("the last plan has not been answered by update()")
-        self._memory.begin()
+        self._kv.begin_plan()
         budget = Budget(self.config)
         scheduled: list[ScheduledRequest] = []
         preempted: list[Request] = []
@@ -193,7 +193,7 @@ class Scheduler:
                 self.waiting.move(request)
         if self.order.preemptive:
             self._switch(now, paused, preempted)
-        if self._memory.swaps and (self.waiting.num_swapped or self.waiting.num_paused):
+        if self._kv.can_swap and (self.waiting.num_swapped or self.waiting.num_paused):
             self._swap(now, ahead, preempted)
 
         pacing = (
@@ -224,8 +224,8 @@ class Scheduler:
                 self._fill_anyway(scheduled, budget, now, preempted)
 
         if lookahead.drafts and lookahead.levels:
-            budget.allow_drafts(scheduled, lookahead, self._memory)
-        plan = Plan(tuple(scheduled), (*ahead, *preempted), tuple(paused), *self._memory.transfers())
+            budget.allow_drafts(scheduled, lookahead, self._kv)
+        plan = Plan(tuple(scheduled), (*ahead, *preempted), tuple(paused), *self._kv.transfers())
         self._in_flight = plan if scheduled else None
         return plan
 
@@ -269,7 +269,7 @@ class Scheduler:
             load = sum(r.remaining_known for r in self.running)
             if not after or load - sum(r.remaining_known for r in after if not r.decoding) >= tokens:
                 return
-            lacking = self._memory.missing(head) - self.pool.num_free - self.waiting.paused_pages + len(head.pages)
+            lacking = self._kv.missing_pages(head) - self.pool.num_free - self.waiting.paused_pages + len(head.pages)
             swapped = head.status is RequestStatus.SWAPPED
             if swapped:
                 lacking += len(self.running)
@@ -291,18 +291,18 @@ class Scheduler:
     def _swap(self, now: float, ahead: list[Request], preempted: list[Request]) -> None:
         """Move KV to the host ahead of need, and in from there ahead of its request's turn (ALISE's Algorithm 2)."""
         coming, going = arrange(
-            self.running, self.waiting, self._memory, self.order.key, self.runtime, self._seats(now),
+            self.running, self.waiting, self._kv, self.order.key, self.runtime, self._seats(now),
             self._aging_seconds, self.config.costs, self.config.swap_pages, now,
         )  # fmt: skip
         spare = len(self.running)  # pages by which they may grow in this step
         for request in going:
-            if self._memory.worth(request):  # else it keeps its pages as long as it can
+            if self._kv.worth_swapping(request):  # else it keeps its pages as long as it can
                 self._preempt(request, now, ahead)
         for request in coming:
             if request is self.waiting.first():
                 came = self._make_room(request, spare, now, preempted)
             else:
-                came = self._memory.missing(request) + spare <= self.pool.num_free and self._memory.enter(request)
+                came = self._kv.missing_pages(request) + spare <= self.pool.num_free and self._kv.allocate(request)
             if not came:
                 return
             self.waiting.change(request, RequestStatus.PAUSED)
@@ -313,27 +313,27 @@ class Scheduler:
     def _next(self) -> Request | None:
         """The first waiting request; where there is no room for its KV beside others', the first that has its own."""
         head = self.waiting.first()
-        if head is None or head.status is RequestStatus.PAUSED or self._memory.fits(head):
+        if head is None or head.status is RequestStatus.PAUSED or self._kv.fits(head):
             return head
         return self.waiting.first_paused()
 
     def _admit(self, request: Request, now: float, preempted: list[Request], alone: bool) -> bool:
         """Give a waiting request a seat; False if its pages are not free or, unless it is `alone` in the step, its KV
         is still on the host or just coming from there."""
-        if not alone and (request.status is RequestStatus.SWAPPED or self._memory.arriving(request)):
+        if not alone and (request.status is RequestStatus.SWAPPED or self._kv.swapping_in(request)):
             return False
         return self._enter(request, now, preempted)
 
     def _make_room(self, request: Request, spare: int, now: float, preempted: list[Request]) -> bool:
         """See that a waiting request has its pages, those of paused ones included, and `spare` are left."""
-        memory = self._memory
-        get = memory.grow if request.status is RequestStatus.PAUSED else memory.enter
-        while (spare and memory.missing(request) + spare > self.pool.num_free) or not get(request):
-            last = self.waiting.last_paused() if memory.takes else None
+        kv = self._kv
+        get = kv.grow if request.status is RequestStatus.PAUSED else kv.allocate
+        while (spare and kv.missing_pages(request) + spare > self.pool.num_free) or not get(request):
+            last = self.waiting.last_paused() if kv.can_preempt else None
             if last is None or last is request:
                 return False
             free = self.pool.num_free + self.waiting.paused_pages - len(request.pages)
-            if memory.missing(request) + spare > free:
+            if kv.missing_pages(request) + spare > free:
                 return False  # all of theirs would not do
             self._preempt(last, now, preempted)
         return True
@@ -357,7 +357,7 @@ class Scheduler:
     def _reserve(self, request: Request, now: float, preempted: list[Request]) -> bool:
         """See that a running request has pages for its known tokens; False if it was preempted for lack of them."""
         while request.status is RequestStatus.RUNNING:
-            if self._memory.grow(request):
+            if self._kv.grow(request):
                 return True
             self._preempt(self.waiting.last_paused() or self._last_running(), now, preempted)
         return False
@@ -382,7 +382,7 @@ class Scheduler:
         round_of_drafts = request.decoding
         request.tokens += new
         request.recomputed += scheduled.recomputes
-        self._memory.commit(request, computed)
+        self._kv.commit(request, computed)
         if new:
             request.lost = None
             if request.first_token is None:
@@ -410,13 +410,13 @@ class Scheduler:
         preempted.append(request)
         computed, came, running = (
             request.computed,
-            self._memory.arriving(request),
+            self._kv.swapping_in(request),
             request.status is RequestStatus.RUNNING,
         )
         if running:
             self.running.remove(request)
             self._batching.sent_back()
-        swapped = self._memory.evict(request)
+        swapped = self._kv.evict(request)
         status = RequestStatus.SWAPPED if swapped else RequestStatus.WAITING
         if running:
             request.status = status
@@ -437,6 +437,6 @@ class Scheduler:
             self.running.remove(request)
         else:
             self.waiting.remove(request)
-        self._memory.leave(request)
+        self._kv.free(request)
         self.order.forget(request)
         request.status = RequestStatus.FINISHED

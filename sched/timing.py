@@ -17,7 +17,7 @@ class Regression:
     """Least squares of y on x; an observation weighs 1/e after `memory` later ones."""
 
     def __init__(self, memory: int) -> None:
-        self._memory = memory
+        self._kv = memory
         self.count = 0
         #: Means.
         self.x = self.y = 0.0
@@ -25,7 +25,7 @@ class Regression:
 
     def observe(self, x: float, y: float) -> None:
         self.count += 1
-        weight = 1 / min(self.count, self._memory)
+        weight = 1 / min(self.count, self._kv)
         dx, dy = x - self.x, y - self.y
         self.x += weight * dx
         self.y += weight * dy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jaxspec.sched.config import SchedulerConfig
-from jaxspec.sched.kv import Memory
+from jaxspec.sched.kv import KVCacheManager
 from jaxspec.sched.plan import Lookahead, ScheduledRequest
 from jaxspec.sched.request import Request
 
@@ -42,7 +42,7 @@ class Budget:
             self.prompt_tokens -= count
         return scheduled
 
-    def allow_drafts(self, scheduled: list[ScheduledRequest], lookahead: Lookahead, memory: Memory) -> None:
+    def allow_drafts(self, scheduled: list[ScheduledRequest], lookahead: Lookahead, kv: KVCacheManager) -> None:
         """Share what is left among the requests that decode, and find pages for what they may accept."""
         decoding = [i for i, w in enumerate(scheduled) if w.count == 1 and w.samples and w.request.decoding]
         for rank, i in enumerate(decoding):
@@ -50,8 +50,8 @@ class Budget:
             others = len(decoding) - rank
             drafts = min(lookahead.drafts, self.tokens // others, self.slots // others)
             levels = min(lookahead.levels, drafts, request.max_tokens - request.output_len - 1)
-            if levels > 0 and not memory.grow(request, levels):
-                levels = memory.room(request)
+            if levels > 0 and not kv.grow(request, levels):
+                levels = kv.spare_tokens(request)
             if levels > 0:
                 scheduled[i] = replace(scheduled[i], drafts=drafts, levels=levels)
                 self.tokens -= drafts

@@ -20,7 +20,7 @@ from jaxspec.draft.growth import Growth, Level, tempered
 from jaxspec.models.drafter import DraftDecoder
 from jaxspec.step.attention import Earlier
 from jaxspec.step.batch import Batch, BatchShape
-from jaxspec.step.kv_cache import Pool
+from jaxspec.step.kv_cache import KVCache
 from jaxspec.step.layers import Layers
 from jaxspec.step.rejection import Drawn
 from jaxspec.step.tree import ancestors
@@ -36,7 +36,9 @@ class Staged(NamedTuple):
 #: The target's feature pool `[pages, page_size, hidden]`, or what was brought over from it.
 Features = jax.Array | Staged
 #: (weights, pool and drawn [donated], features, buffer, levels) -> (pool, drawn, `[3, R, depth, W]` int32)
-Round = Callable[[tuple[jax.Array, ...], Pool, Drawn, Features, jax.Array, jax.Array], tuple[Pool, Drawn, jax.Array]]
+Round = Callable[
+    [tuple[jax.Array, ...], KVCache, Drawn, Features, jax.Array, jax.Array], tuple[KVCache, Drawn, jax.Array]
+]
 
 
 class _Tree(NamedTuple):
@@ -60,9 +62,9 @@ def make_round(
     """
 
     def one_round(
-        leaves: tuple[jax.Array, ...], pool: Pool, drawn: Drawn, features: Features, buffer: jax.Array,
+        leaves: tuple[jax.Array, ...], pool: KVCache, drawn: Drawn, features: Features, buffer: jax.Array,
         levels: jax.Array,
-    ) -> tuple[Pool, Drawn, jax.Array]:  # fmt: skip
+    ) -> tuple[KVCache, Drawn, jax.Array]:  # fmt: skip
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
         batch = Batch.unpack(buffer, shape)
         page_size = pool.keys.shape[-1]
@@ -88,9 +90,9 @@ def _features_before(model: DraftDecoder, features: Features, batch: Batch, page
 
 
 def _grow(
-    model: DraftDecoder, pool: Pool, drawn: Drawn, batch: Batch, own: jax.Array, layers: Layers, growth: Growth,
+    model: DraftDecoder, pool: KVCache, drawn: Drawn, batch: Batch, own: jax.Array, layers: Layers, growth: Growth,
     depth: int, levels: jax.Array,
-) -> tuple[Pool, Drawn, jax.Array]:  # fmt: skip
+) -> tuple[KVCache, Drawn, jax.Array]:  # fmt: skip
     """The pool, unchanged, goes through the loop and out again: were it only read there, XLA would copy it."""
     c, r, width = model.config, batch.first.shape[0], growth.width
     slots = depth * width
@@ -125,7 +127,7 @@ def _grow(
     )
     alone = jnp.eye(r * width, dtype=bool)
 
-    def grow(j: jax.Array, state: tuple[Pool, Drawn, _Tree]) -> tuple[Pool, Drawn, _Tree]:
+    def grow(j: jax.Array, state: tuple[KVCache, Drawn, _Tree]) -> tuple[KVCache, Drawn, _Tree]:
         """From level j - 1 to level j."""
         pool, drawn, tree = state
         at = nodes._replace(position=jnp.repeat(last + j, width))

@@ -17,7 +17,7 @@ from jaxspec.models.load.weights import Weights
 from jaxspec.sched.spec.speculator import DEPTH
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.step.batch import BatchBuffers, BatchShape
-from jaxspec.step.kv_cache import Pool
+from jaxspec.step.kv_cache import KVCache
 from jaxspec.step.layers import Layers
 from jaxspec.step.packing import Tree, pack
 from jaxspec.step.profiles import NOT_KEPT, Profile, ProfileStore
@@ -77,7 +77,7 @@ class DraftRunner:
         model = layers.drafter(config, weights, dtype)
         self.conditioned = model.conditioned
         self._graph, self._treedef, leaves = split(model)
-        pool = Pool.zeros(config, num_pages, page_size, dtype, zeros=layers.zeros)
+        pool = KVCache.zeros(config, num_pages, page_size, dtype, zeros=layers.zeros)
         #: Whether it runs elsewhere than the target.
         self.apart = device is not None and device not in target.features.devices()
         self._device = device if self.apart else None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxspec.sched.plan import ScheduledRequest
     from jaxspec.sched.scheduler import Scheduler
     from jaxspec.sched.spec.speculator import Speculator
-    from jaxspec.step.kv_host import HostPool
+    from jaxspec.step.kv_host import HostKVCache
     from jaxspec.step.packing import Packed
     from jaxspec.step.runner import ModelRunner
     from jaxspec.step.warmup import WarmUp
@@ -108,7 +108,7 @@ def snapshot(
     counters: Counters,
     scheduler: Scheduler,
     model_runner: ModelRunner,
-    host: HostPool,
+    host: HostKVCache,
     queued: int,
     refused: int,
     predictions: PredictionCounts | None,

@@ -21,7 +21,7 @@ from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.step.buckets import max_logit_rows
 from jaxspec.step.kv_cache import pages_for
-from jaxspec.step.kv_host import HostPool, host_pool, swap_costs, swap_pages
+from jaxspec.step.kv_host import HostKVCache, host_pool, swap_costs, swap_pages
 from jaxspec.step.profiles import ProfileStore
 from jaxspec.step.runner import ModelRunner
 from jaxspec.step.warmup import Job, Progress, WarmUp
@@ -38,7 +38,7 @@ class Parts:
     warm_up: WarmUp
     model_runner: ModelRunner
     speculator: Speculator | None
-    host: HostPool
+    host: HostKVCache
     pool: PagePool
     scheduler: Scheduler
     predictions: PredictionService | None

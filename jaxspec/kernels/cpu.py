@@ -104,7 +104,7 @@ def attention(
 
     -> `[T, heads, dim]` and the logarithm of each softmax's sum `[T, heads]`, to merge it with other parts.
 
-    q `[T, heads, dim]`, k and v `[T, kv_heads, dim]`; keys, values of a `kv_cache.Pool`; layer, window (0: none)
+    q `[T, heads, dim]`, k and v `[T, kv_heads, dim]`; keys, values of a `kv_cache.KVCache`; layer, window (0: none)
     `[]` int32; the rest are fields of `jaxspec.step.batch.Batch`, of which first, nodes, committed and table must be
     in bounds: they are not checked. `channels`: of a quantised pool, scale and zero point of keys, then of values.
     """
@@ -141,7 +141,7 @@ def commit_quantized(
 ) -> Sequence[jax.Array]:  # fmt: skip
     """`pool` with accepted tokens (`[T]` bool) at their slots; k, v `[layers, T, kv_heads, dim]`. Not before `after`.
 
-    `pool`: keys, values, scale and zero point of keys and of values, open keys and values, of a `QuantizedPool`;
+    `pool`: keys, values, scale and zero point of keys and of values, open keys and values, of a `Int8KVCache`;
     `integers`: slot, tree, place, written, written_tree, written_base, opened, reread and committed of the batch.
     """
     keys, values, *channels, open_keys, open_values = pool

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxspec.step.batch import Batch
-from jaxspec.step.kv_int8 import AnyPool
+from jaxspec.step.kv_int8 import AnyKVCache
 
 #: Stands for minus infinity, but keeps exp(m - m) finite where nothing was attended to.
 NEVER = -1e30
@@ -77,7 +77,7 @@ def within_batch(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> P
 
 
 def attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, pool: AnyPool, layer: jax.Array, batch: Batch, mask: jax.Array,
+    q: jax.Array, k: jax.Array, v: jax.Array, pool: AnyKVCache, layer: jax.Array, batch: Batch, mask: jax.Array,
     window: int | jax.Array | None = None, earlier: Earlier | None = None,
 ) -> jax.Array:  # fmt: skip
     """All parts: `[T, heads, D]` from q `[T, heads, D]`, k and v `[T, K, D]`, mask `[T, T]` of ancestors."""
@@ -92,7 +92,9 @@ def attend(
     return out.transpose(1, 0, 2, 3).reshape(-1, heads, d).astype(v.dtype)
 
 
-def committed(q: jax.Array, pool: AnyPool, layer: jax.Array, batch: Batch, window: int | jax.Array | None) -> Partial:
+def committed(
+    q: jax.Array, pool: AnyKVCache, layer: jax.Array, batch: Batch, window: int | jax.Array | None
+) -> Partial:
     """The part over the pool. q `[K, T, G, D]`, scaled; `window` hides keys that many positions back or more."""
     page = pool.keys.shape[-1]
     size = block_pages(page)

@@ -23,7 +23,7 @@ Zeros = Callable[[Sequence[int], Any], jax.Array]
 POSITIONS = {"keys": -1, "values": -2, "features": -2}
 
 
-class Pool(NamedTuple):
+class KVCache(NamedTuple):
     keys: jax.Array  # [layers, pages, kv_heads, head_dim, page_size]
     values: jax.Array  # [layers, pages, kv_heads, page_size, head_dim]
     #: The model's final hidden state of each committed position, which conditioned drafters read; pages is 0 without.
@@ -33,7 +33,7 @@ class Pool(NamedTuple):
     def zeros(
         cls, config: DecoderConfig, pages: int, page_size: int, dtype: str, features: bool = False,
         zeros: Zeros = jnp.zeros,
-    ) -> Pool:  # fmt: skip
+    ) -> KVCache:  # fmt: skip
         """An empty pool; `zeros` makes its arrays."""
         shape, dim = (config.num_layers, pages, config.num_kv_heads), config.head_dim
         return cls(
@@ -56,13 +56,13 @@ class Pool(NamedTuple):
         """Keys `[B, kv_heads, head_dim, page_size]` and values of pages `[B]`."""
         return self.keys[layer, page], self.values[layer, page]
 
-    def keep(self, features: jax.Array, slot: jax.Array, accepted: jax.Array) -> Pool:
+    def keep(self, features: jax.Array, slot: jax.Array, accepted: jax.Array) -> KVCache:
         """With `features [T, hidden]` of accepted nodes at their slots (`[T]`, -1: none)."""
         return self._replace(features=keep_features(self.features, features, slot, accepted))
 
 
 def keep_features(kept: jax.Array, features: jax.Array, slot: jax.Array, accepted: jax.Array) -> jax.Array:
-    """The pool's features with those of a step, see `Pool.keep`."""
+    """The pool's features with those of a step, see `KVCache.keep`."""
     pages, page_size, _ = kept.shape
     if not pages:
         return kept

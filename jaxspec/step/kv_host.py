@@ -23,7 +23,7 @@ from jaxspec.config import EngineConfig
 from jaxspec.sched.plan import Plan
 from jaxspec.sched.timing import SwapCosts, between
 from jaxspec.step.kv_cache import POSITIONS
-from jaxspec.step.kv_int8 import AnyPool
+from jaxspec.step.kv_int8 import AnyKVCache
 from jaxspec.step.profiles import NOT_KEPT, ProfileStore
 from jaxspec.step.quantization import Quantized, dequantize, quantize
 from jaxspec.step.runner import ModelRunner
@@ -42,21 +42,21 @@ SLOWER = 0.1
 
 #: A page's rows of all pools.
 Rows = tuple[jax.Array, ...]
-Pools = tuple[AnyPool, ...]
+Pools = tuple[AnyKVCache, ...]
 
 
 def host_pool(
     config: EngineConfig, model_runner: ModelRunner, drafters: Sequence[Owner], warm_up: WarmUp, store: ProfileStore
-) -> HostPool:
+) -> HostKVCache:
     """The host pool that the settings ask for; of no pages where the policy never swaps."""
     space = config.swap_space_gb * 2**30 if config.memory in ("auto", "swap") else 0.0
-    pool = HostPool([model_runner, *drafters], space, warm_up, config.swap_dtype == "int8", store)
+    pool = HostKVCache([model_runner, *drafters], space, warm_up, config.swap_dtype == "int8", store)
     if config.memory == "swap" and not pool.num_pages:
         log.warning("no page fits the host's memory: what has to leave the device is computed anew")
     return pool
 
 
-def swap_costs(config: EngineConfig, model_runner: ModelRunner, pool: HostPool) -> SwapCosts | None:
+def swap_costs(config: EngineConfig, model_runner: ModelRunner, pool: HostKVCache) -> SwapCosts | None:
     """What moving and computing take here, where anything depends on it."""
     if not pool.num_pages and config.order != "alise":
         return None
@@ -66,7 +66,7 @@ def swap_costs(config: EngineConfig, model_runner: ModelRunner, pool: HostPool) 
     return SwapCosts(out, back, steps[largest] / largest, between(steps, min(USUAL, config.max_num_seqs)))
 
 
-def swap_pages(pool: HostPool, costs: SwapCosts | None) -> int | None:
+def swap_pages(pool: HostKVCache, costs: SwapCosts | None) -> int | None:
     """How many may move beside a step, see `SchedulerConfig.swap_pages`."""
     return None if pool.overlaps or costs is None else costs.beside(SLOWER)
 
@@ -74,14 +74,14 @@ def swap_pages(pool: HostPool, costs: SwapCosts | None) -> int | None:
 class Owner(Protocol):
     """Whose steps use a pool, and donate it: it is another after each."""
 
-    pool: Any  # Pool or QuantizedPool
+    pool: Any  # Pool or Int8KVCache
 
     def overwritten(self, pages: Sequence[int]) -> None:
         """Is told which pages uploads write."""
         ...
 
 
-class HostPool:
+class HostKVCache:
     """Holds up to `num_pages` pages, each as it was offloaded. All programs are compiled in `__init__`.
 
     Transfers are started and not waited for; they and the steps come in the order of the calls. Not thread-safe: one

@@ -19,12 +19,12 @@ from jax import lax
 
 from jaxspec.models.config import DecoderConfig
 from jaxspec.step.batch import Batch
-from jaxspec.step.kv_cache import POSITIONS, Pool, Zeros, keep_features, paged_features
+from jaxspec.step.kv_cache import POSITIONS, KVCache, Zeros, keep_features, paged_features
 from jaxspec.step.quantization import Quantized, dequantize, quantize
 
 
-class QuantizedPool(NamedTuple):
-    """As `jaxspec.step.kv_cache.Pool`; scales and zero points `[layers, pages, kv_heads, head_dim]`, S open pages."""
+class Int8KVCache(NamedTuple):
+    """As `jaxspec.step.kv_cache.KVCache`; scales and zero points `[layers, pages, kv_heads, head_dim]`, S open pages."""
 
     keys: jax.Array  # [layers, pages, kv_heads, head_dim, page_size] uint8
     values: jax.Array  # [layers, pages, kv_heads, page_size, head_dim] uint8
@@ -40,7 +40,7 @@ class QuantizedPool(NamedTuple):
     def zeros(
         cls, config: DecoderConfig, pages: int, page_size: int, dtype: str, features: bool, slots: int,
         zeros: Zeros = jnp.zeros,
-    ) -> QuantizedPool:  # fmt: skip
+    ) -> Int8KVCache:  # fmt: skip
         layers, heads, dim = config.num_layers, config.num_kv_heads, config.head_dim
         channels = (layers, pages, heads, dim)
         return cls(
@@ -74,7 +74,7 @@ class QuantizedPool(NamedTuple):
         return dequantize(keys, POSITIONS["keys"]), dequantize(values, POSITIONS["values"])
 
     def keep(self, features: jax.Array, slot: jax.Array, accepted: jax.Array) -> Self:
-        """As `Pool.keep`."""
+        """As `KVCache.keep`."""
         return self._replace(features=keep_features(self.features, features, slot, accepted))
 
     def commit(self, new: tuple[jax.Array, jax.Array], batch: Batch, accepted: jax.Array, after: jax.Array) -> Self:
@@ -136,8 +136,8 @@ class QuantizedPool(NamedTuple):
         return lax.cond(jnp.any(reread), mixed, lambda: kept)
 
 
-AnyPool = Pool | QuantizedPool
-P = TypeVar("P", bound=Pool | QuantizedPool)
+AnyKVCache = KVCache | Int8KVCache
+P = TypeVar("P", bound=KVCache | Int8KVCache)
 
 
 class OpenPages:

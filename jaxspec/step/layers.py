@@ -13,7 +13,7 @@ from jaxspec.models.drafter import DraftDecoder
 from jaxspec.models.llama import Decoder
 from jaxspec.step.attention import Earlier
 from jaxspec.step.batch import Batch
-from jaxspec.step.kv_int8 import AnyPool, P
+from jaxspec.step.kv_int8 import AnyKVCache, P
 
 #: Keys and values of the step's own tokens, each `[layers, T, kv_heads, head_dim]`.
 NewKV = tuple[jax.Array, jax.Array]
@@ -45,7 +45,7 @@ class Layers(Protocol):
         self,
         model: Decoder | DraftDecoder,
         x: jax.Array,
-        pool: AnyPool,
+        pool: AnyKVCache,
         batch: Batch,
         mask: jax.Array,
         earlier: Earlier | None = None,

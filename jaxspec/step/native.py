@@ -21,7 +21,7 @@ from jaxspec.models.drafter import DraftDecoder
 from jaxspec.models.llama import Decoder, stacked_weights, window_of
 from jaxspec.step.attention import Earlier, Partial, merge, over_earlier
 from jaxspec.step.batch import Batch
-from jaxspec.step.kv_int8 import AnyPool, P, QuantizedPool
+from jaxspec.step.kv_int8 import AnyKVCache, Int8KVCache, P
 from jaxspec.step.layers import NewKV
 
 
@@ -50,7 +50,7 @@ class NativeLayers:
         self,
         model: Decoder | DraftDecoder,
         x: jax.Array,
-        pool: AnyPool,
+        pool: AnyKVCache,
         batch: Batch,
         mask: jax.Array,
         earlier: Earlier | None = None,
@@ -75,7 +75,7 @@ class NativeLayers:
         return lax.scan(layer, x, jnp.arange(c.num_layers, dtype=jnp.int32))
 
     def commit(self, pool: P, new: NewKV, batch: Batch, accepted: jax.Array, after: jax.Array) -> P:
-        if isinstance(pool, QuantizedPool):
+        if isinstance(pool, Int8KVCache):
             names = [name for name in pool._fields if name != "features"]
             integers = (
                 batch.slot, batch.tree, batch.place, batch.written, batch.written_tree, batch.written_base,

@@ -23,8 +23,8 @@ from jaxspec.sched.timing import StepTimes, between
 from jaxspec.step import penalties
 from jaxspec.step.batch import BatchBuffers, BatchShape
 from jaxspec.step.buckets import needed_first, step_buckets
-from jaxspec.step.kv_cache import Pool
-from jaxspec.step.kv_int8 import AnyPool, OpenPages, QuantizedPool, most_written
+from jaxspec.step.kv_cache import KVCache
+from jaxspec.step.kv_int8 import AnyKVCache, Int8KVCache, OpenPages, most_written
 from jaxspec.step.layers import Layers
 from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Packed, Tree, pack
@@ -124,10 +124,10 @@ class ModelRunner:
         """`[pages, page_size, hidden]`: final hidden states of committed positions, for drafters."""
         return self.pool.features
 
-    def _new_pool(self, config: EngineConfig, pages: int, features: bool) -> AnyPool:
+    def _new_pool(self, config: EngineConfig, pages: int, features: bool) -> AnyKVCache:
         sizes = self.model, pages, config.page_size, config.dtype, features
         zeros = self.layers.zeros
-        return QuantizedPool.zeros(*sizes, config.max_num_seqs, zeros) if self._opened else Pool.zeros(*sizes, zeros)
+        return Int8KVCache.zeros(*sizes, config.max_num_seqs, zeros) if self._opened else KVCache.zeros(*sizes, zeros)
 
     def overwritten(self, pages: Sequence[int]) -> None:
         """Pages of the pool have come from elsewhere than a step."""

@@ -11,7 +11,7 @@ from flax import nnx
 
 from jaxspec.models.llama import Decoder
 from jaxspec.step.batch import Batch, BatchShape
-from jaxspec.step.kv_int8 import AnyPool
+from jaxspec.step.kv_int8 import AnyKVCache
 from jaxspec.step.layers import Layers
 from jaxspec.step.penalties import PenaltyTable
 from jaxspec.step.rejection import Drawn
@@ -21,7 +21,7 @@ from jaxspec.step.tree import accept, ancestors
 M = TypeVar("M", bound=nnx.Module)
 
 #: (weight leaves, pool [donated], penalty table, what drafts were drawn from, buffer) -> (pool, result)
-Step = Callable[[tuple[jax.Array, ...], AnyPool, PenaltyTable, Drawn, jax.Array], tuple[AnyPool, "StepResult"]]
+Step = Callable[[tuple[jax.Array, ...], AnyKVCache, PenaltyTable, Drawn, jax.Array], tuple[AnyKVCache, "StepResult"]]
 
 
 class StepResult(NamedTuple):
@@ -42,8 +42,8 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, lay
     """The pure step function of one batch shape, to be compiled with its pool donated."""
 
     def step(
-        leaves: tuple[jax.Array, ...], pool: AnyPool, table: PenaltyTable, drawn: Drawn, buffer: jax.Array
-    ) -> tuple[AnyPool, StepResult]:
+        leaves: tuple[jax.Array, ...], pool: AnyKVCache, table: PenaltyTable, drawn: Drawn, buffer: jax.Array
+    ) -> tuple[AnyKVCache, StepResult]:
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
         batch = Batch.unpack(buffer, shape)
         mask = ancestors(batch.subtree)

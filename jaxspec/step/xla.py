@@ -17,7 +17,7 @@ from jaxspec.models.llama import Decoder, Rope, device_weights, window_of
 from jaxspec.step.attention import Earlier, block_pages
 from jaxspec.step.attention import attend as attend_parts
 from jaxspec.step.batch import Batch
-from jaxspec.step.kv_int8 import AnyPool, P, QuantizedPool
+from jaxspec.step.kv_int8 import AnyKVCache, Int8KVCache, P
 from jaxspec.step.layers import NewKV
 
 
@@ -40,7 +40,7 @@ class XlaLayers:
         self,
         model: Decoder | DraftDecoder,
         x: jax.Array,
-        pool: AnyPool,
+        pool: AnyKVCache,
         batch: Batch,
         mask: jax.Array,
         earlier: Earlier | None = None,
@@ -71,7 +71,7 @@ class XlaLayers:
         return x, (jnp.stack(keys), jnp.stack(values))
 
     def commit(self, pool: P, new: NewKV, batch: Batch, accepted: jax.Array, after: jax.Array) -> P:
-        if isinstance(pool, QuantizedPool):
+        if isinstance(pool, Int8KVCache):
             return pool.commit(new, batch, accepted, after)
         page_size, slot = pool.keys.shape[-1], batch.slot
         row = jnp.where(accepted & (slot >= 0), slot // page_size, pool.keys.shape[1])  # beyond the pool: dropped

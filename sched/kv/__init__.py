@@ -5,13 +5,13 @@ from __future__ import annotations
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.defer import Defer
 from jaxspec.sched.kv.page_pool import PagePool
-from jaxspec.sched.kv.recompute import Memory
+from jaxspec.sched.kv.recompute import KVCacheManager
 from jaxspec.sched.kv.swap import Swap
 
-__all__ = ["Defer", "Memory", "Swap", "build"]
+__all__ = ["Defer", "KVCacheManager", "Swap", "build"]
 
 
-def build(config: SchedulerConfig, pool: PagePool) -> Memory:
+def build(config: SchedulerConfig, pool: PagePool) -> KVCacheManager:
     """The memory that the configuration names."""
     match config.policy.memory:
         case "defer":
@@ -20,4 +20,4 @@ def build(config: SchedulerConfig, pool: PagePool) -> Memory:
             costs = config.costs if config.policy.memory == "auto" else None
             return Swap(pool, config.host_pages, config.exact_swap, costs)
         case _:
-            return Memory(pool)
+            return KVCacheManager(pool)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from jaxspec.sched.kv.page_pool import PagePool
-from jaxspec.sched.kv.recompute import Memory
+from jaxspec.sched.kv.recompute import KVCacheManager
 from jaxspec.sched.request import Request
 
 
-class Defer(Memory):
+class Defer(KVCacheManager):
     """A request is promised pages for all that it may write when it is let in, and keeps them to its end.
 
     So nobody ever loses pages. Seats still change hands, among those that have been let in.
     """
 
-    takes = False
+    can_preempt = False
 
     def __init__(self, pool: PagePool) -> None:
         super().__init__(pool)
@@ -24,8 +24,8 @@ class Defer(Memory):
         """Shared prefixes are not reckoned with: that errs on the safe side, and alone everybody fits."""
         return self._total - self._held + self._most(request) <= self.pool.num_free
 
-    def enter(self, request: Request) -> bool:
-        if not (self.fits(request) and super().enter(request)):
+    def allocate(self, request: Request) -> bool:
+        if not (self.fits(request) and super().allocate(request)):
             return False
         self._promised[request.id] = most = self._most(request)
         self._total += most
@@ -38,10 +38,10 @@ class Defer(Memory):
         self._held += len(request.pages) - before
         return grown
 
-    def leave(self, request: Request) -> None:
+    def free(self, request: Request) -> None:
         self._total -= self._promised.pop(request.id, 0)
         self._held -= len(request.pages)
-        super().leave(request)
+        super().free(request)
 
     def _most(self, request: Request) -> int:
         return self.pool.pages_for(request.prompt_len + request.max_tokens)

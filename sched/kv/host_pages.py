@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
 
-class HostPages:
+class HostPagePool:
     """Pages 0 … num_pages - 1, each free, held by one request, or leaving: its content may still be read.
 
     A page that is released is handed out again only after `settle`, which begins a new plan: the uploads of a plan read

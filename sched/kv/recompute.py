@@ -7,15 +7,15 @@ from jaxspec.sched.plan import Transfer
 from jaxspec.sched.request import Request
 
 
-class Memory:
+class KVCacheManager:
     """Recompute: a request that has to go leaves nothing behind but full pages, findable until somebody needs them.
 
     Who has to go is the scheduler's to say.
     """
 
     #: Whether pages may be taken from a request that has been let in, and whether its KV may then go to the host.
-    takes: bool = True
-    swaps: bool = False
+    can_preempt: bool = True
+    can_swap: bool = False
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
@@ -25,26 +25,26 @@ class Memory:
         """Fraction of the host pages that hold KV."""
         return 0.0
 
-    def missing(self, request: Request, ahead: int = 0) -> int:
+    def missing_pages(self, request: Request, ahead: int = 0) -> int:
         """Pages that the request lacks for its known tokens and `ahead` more."""
         return self.pool.pages_for(len(request.tokens) + ahead) - len(request.pages)
 
-    def begin(self) -> None:
+    def begin_plan(self) -> None:
         """A new plan is made."""
 
     def transfers(self) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
         """What has to be moved out and in before the plan that is now ready."""
         return (), ()
 
-    def arriving(self, request: Request) -> bool:
+    def swapping_in(self, request: Request) -> bool:
         """Whether the request's KV comes from the host with this plan."""
         return False
 
-    def leaving(self, request: Request) -> bool:
+    def swapping_out(self, request: Request) -> bool:
         """Whether it goes to the host with this plan."""
         return False
 
-    def worth(self, request: Request) -> bool:
+    def worth_swapping(self, request: Request) -> bool:
         """Whether a request that had to go would leave its KV on the host."""
         return False
 
@@ -54,10 +54,10 @@ class Memory:
 
     def evict(self, request: Request) -> bool:
         """Take a request's pages; -> whether its KV is on the host now."""
-        self.leave(request)
+        self.free(request)
         return False
 
-    def enter(self, request: Request) -> bool:
+    def allocate(self, request: Request) -> bool:
         """Pages for all known tokens of a request that has none, cached ones first; False if they are not there."""
         known = len(request.tokens)
         # At least one token is left to compute: its logits give the next one.
@@ -74,7 +74,7 @@ class Memory:
 
     def grow(self, request: Request, ahead: int = 0) -> bool:
         """Pages for known tokens and `ahead` more; False if they are not there, and then none is taken."""
-        missing = self.missing(request, ahead)
+        missing = self.missing_pages(request, ahead)
         if missing > 0:
             try:
                 request.pages += self.pool.allocate(missing)
@@ -82,7 +82,7 @@ class Memory:
                 return False
         return True
 
-    def room(self, request: Request) -> int:
+    def spare_tokens(self, request: Request) -> int:
         """Tokens beyond the known ones that the request's pages hold."""
         return len(request.pages) * self.pool.page_size - len(request.tokens)
 
@@ -94,7 +94,7 @@ class Memory:
             self.pool.register(request.tokens, request.pages, range(request.registered, full), request.page_keys)
             request.registered = full
 
-    def leave(self, request: Request) -> None:
+    def free(self, request: Request) -> None:
         """Give all pages up."""
         self.pool.release(request.pages)
         request.pages = []

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from jaxspec.sched.kv.host_pages import HostPages
+from jaxspec.sched.kv.host_pages import HostPagePool
 from jaxspec.sched.kv.page_pool import OutOfPages, PagePool
-from jaxspec.sched.kv.recompute import Memory
+from jaxspec.sched.kv.recompute import KVCacheManager
 from jaxspec.sched.plan import Transfer
 from jaxspec.sched.request import Request
 from jaxspec.sched.timing import SwapCosts
 
 
-class Swap(Memory):
+class Swap(KVCacheManager):
     """A request that has to go leaves its KV on the host, where there is room for it and, given `costs`, moving it out
-    and in again takes less than computing it anew; else it leaves nothing behind, as in `Memory`.
+    and in again takes less than computing it anew; else it leaves nothing behind, as in `KVCacheManager`.
 
     What is moved is kept until the plan is ready: a request that came in with it and has to go after all just stays on
     the host.
     """
 
-    swaps = True
+    can_swap = True
 
     def __init__(self, pool: PagePool, host_pages: int, exact: bool, costs: SwapCosts | None) -> None:
         super().__init__(pool)
-        self.host = HostPages(host_pages)
+        self.host = HostPagePool(host_pages)
         self._exact, self._costs = exact, costs
         self._out: dict[str, Transfer] = {}
         self._in: dict[str, Transfer] = {}
@@ -31,7 +31,7 @@ class Swap(Memory):
     def host_usage(self) -> float:
         return self.host.usage
 
-    def begin(self) -> None:
+    def begin_plan(self) -> None:
         self.host.settle()
 
     def transfers(self) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
@@ -44,13 +44,13 @@ class Swap(Memory):
         self._out.clear()
         return out, moved
 
-    def arriving(self, request: Request) -> bool:
+    def swapping_in(self, request: Request) -> bool:
         return request.id in self._in
 
-    def leaving(self, request: Request) -> bool:
+    def swapping_out(self, request: Request) -> bool:
         return request.id in self._out
 
-    def worth(self, request: Request) -> bool:
+    def worth_swapping(self, request: Request) -> bool:
         pages = self.pool.pages_for(request.computed)
         if not 0 < pages <= self.host.num_free:
             return False
@@ -61,9 +61,9 @@ class Swap(Memory):
             self.pool.release(request.pages)
             request.pages = []
             return True
-        host = self.host.allocate(self.pool.pages_for(request.computed)) if self.worth(request) else None
+        host = self.host.allocate(self.pool.pages_for(request.computed)) if self.worth_swapping(request) else None
         if host is None:
-            self.leave(request)
+            self.free(request)
             return False
         self._out[request.id] = Transfer(request, tuple(request.pages[: len(host)]), tuple(host))
         self.pool.release(request.pages)
@@ -71,9 +71,9 @@ class Swap(Memory):
         request.swaps += 1
         return True
 
-    def enter(self, request: Request) -> bool:
+    def allocate(self, request: Request) -> bool:
         if not request.host_pages:
-            return super().enter(request)
+            return super().allocate(request)
         # What others still have of it on the device need not be moved.
         cached = self.pool.match(request.tokens, request.computed, request.page_keys) if request.reuse_prefix else []
         try:
@@ -94,7 +94,7 @@ class Swap(Memory):
         else:
             request.computed = computed  # what was computed on inexact KV is not for others either
 
-    def leave(self, request: Request) -> None:
-        super().leave(request)
+    def free(self, request: Request) -> None:
+        super().free(request)
         self.host.release(request.host_pages)
         request.host_pages = []

@@ -8,7 +8,7 @@ from heapq import merge
 from itertools import accumulate
 from typing import Any
 
-from jaxspec.sched.kv.recompute import Memory
+from jaxspec.sched.kv.recompute import KVCacheManager
 from jaxspec.sched.request import Request, RequestStatus
 from jaxspec.sched.timing import Runtime, SwapCosts
 from jaxspec.sched.waiting_queue import Queue
@@ -20,7 +20,7 @@ AHEAD = 8
 def arrange(
     running: Sequence[Request],
     waiting: Queue,
-    memory: Memory,
+    kv: KVCacheManager,
     key: Callable[[Request], Any],
     runtime: Runtime,
     seats: int,
@@ -34,18 +34,18 @@ def arrange(
     `key` is the order's, `seats` are the free ones, `most_pages` the configuration's `swap_pages`. Looks ahead for some
     steps, and for as long as it would take to move all that the device holds out and in again.
     """
-    soon = AHEAD * runtime.d + (costs.swap(memory.pool.num_pages) if costs else 0.0)
+    soon = AHEAD * runtime.d + (costs.swap(kv.pool.num_pages) if costs else 0.0)
     place = lambda request: (key(request), request.number)  # noqa: E731
     jobs = by_wait(running, waiting, place, runtime.remaining, seats, promoted_after, now)
-    coming, going = choose(jobs, soon, waiting, memory, len(running))
-    return first_of(coming, most_pages, memory), first_of(going, most_pages, memory)
+    coming, going = choose(jobs, soon, waiting, kv, len(running))
+    return first_of(coming, most_pages, kv), first_of(going, most_pages, kv)
 
 
-def first_of(moving: list[Request], most_pages: int | None, memory: Memory) -> list[Request]:
+def first_of(moving: list[Request], most_pages: int | None, kv: KVCacheManager) -> list[Request]:
     """Those that one step can move beside its own work, and at least one."""
     if most_pages is None:
         return moving
-    pages = list(accumulate(memory.pool.pages_for(request.computed) for request in moving))
+    pages = list(accumulate(kv.pool.pages_for(request.computed) for request in moving))
     return moving[: max(1, bisect_right(pages, most_pages))]
 
 
@@ -93,7 +93,7 @@ def _in_order(
 
 
 def choose(
-    jobs: Iterable[tuple[float, Request]], soon: float, waiting: Queue, memory: Memory, spare: int
+    jobs: Iterable[tuple[float, Request]], soon: float, waiting: Queue, kv: KVCacheManager, spare: int
 ) -> tuple[list[Request], list[Request]]:
     """Who should come in from the host, in this order, and who should go there to make room, for all `jobs` (as of
     `by_wait`) of the next `soon` seconds that the device holds beside those that run and `spare` pages for them.
@@ -101,25 +101,25 @@ def choose(
     Those with the shortest waits keep their place on the device, or have theirs kept free. Of the others the last in
     order go, and no more of them than it takes: with a long wait, KV does no harm where nobody needs the room.
     """
-    pool = memory.pool
+    pool = kv.pool
     room = pool.num_free + waiting.paused_pages - spare
     lacking = spare - pool.num_free
     coming: list[Request] = []
     kept: set[str] = set()
     for seconds, request in jobs:
-        missing = max(0, memory.missing(request))  # one that was to draft may have pages to spare
+        missing = max(0, kv.missing_pages(request))  # one that was to draft may have pages to spare
         room -= missing + len(request.pages)
         if seconds > soon or room < 0:
             break
         kept.add(request.id)
         lacking += missing
-        if request.status is RequestStatus.SWAPPED and not memory.leaving(request):
+        if request.status is RequestStatus.SWAPPED and not kv.swapping_out(request):
             coming.append(request)
     going: list[Request] = []
     for request in waiting.paused_backwards():
         if lacking <= 0:
             break
-        if request.id not in kept and not memory.arriving(request):
+        if request.id not in kept and not kv.swapping_in(request):
             going.append(request)
             lacking -= len(request.pages)
     return coming, going

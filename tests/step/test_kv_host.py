@@ -18,8 +18,8 @@ from jax.sharding import SingleDeviceSharding
 from helpers import tiny
 from jaxspec.config import EngineConfig
 from jaxspec.sched import Plan, Request, ScheduledRequest, Transfer
-from jaxspec.step.kv_cache import Pool
-from jaxspec.step.kv_host import GROUPS, HostPool
+from jaxspec.step.kv_cache import KVCache
+from jaxspec.step.kv_host import GROUPS, HostKVCache
 from jaxspec.step.packing import SamplingInputs, Tree
 from jaxspec.step.quantization import quantize
 from jaxspec.step.runner import ModelRunner
@@ -30,12 +30,12 @@ PAGES, PAGE, HOST = 24, 16, 40
 
 @dataclass
 class Owner:
-    pool: Pool
+    pool: KVCache
 
     def overwritten(self, pages: Sequence[int]) -> None: ...
 
 
-def scribble(pool: Pool, page: jax.Array, value: jax.Array) -> Pool:
+def scribble(pool: KVCache, page: jax.Array, value: jax.Array) -> KVCache:
     """A step: it writes a page."""
     wide = pool._replace(keys=pool.keys.at[:, page].set(value), values=pool.values.at[:, page].set(value))
     return wide._replace(features=wide.features.at[page].set(value)) if pool.features.shape[0] else wide
@@ -49,20 +49,20 @@ def contents(owners: list[Owner], page: int) -> list[np.ndarray]:
     return [
         np.array(x[page] if name == "features" else x[:, page])
         for owner in owners
-        for name, x in zip(Pool._fields, owner.pool, strict=True)
+        for name, x in zip(KVCache._fields, owner.pool, strict=True)
         if x.size
     ]
 
 
 @lru_cache
-def host_pool(quantized: bool = False, pinned: bool = False) -> tuple[list[Owner], HostPool]:
+def host_pool(quantized: bool = False, pinned: bool = False) -> tuple[list[Owner], HostKVCache]:
     """The target's pool with features and a drafter's of another size, over the same pages."""
     target, drafter = tiny.config(), tiny.config(num_layers=1, num_kv_heads=1, head_dim=32)
     owners = [
-        Owner(Pool.zeros(target, PAGES, PAGE, "float32", True)), Owner(Pool.zeros(drafter, PAGES, PAGE, "float32"))
+        Owner(KVCache.zeros(target, PAGES, PAGE, "float32", True)), Owner(KVCache.zeros(drafter, PAGES, PAGE, "float32"))
     ]  # fmt: skip
-    pool = HostPool(owners, 1e9, WarmUp(), quantized)
-    pool = HostPool(owners, HOST * pool.page_bytes, WarmUp(), quantized)
+    pool = HostKVCache(owners, 1e9, WarmUp(), quantized)
+    pool = HostKVCache(owners, HOST * pool.page_bytes, WarmUp(), quantized)
     if pinned:  # as on a GPU: another kind of memory, to which arrays must be copied and from which they must come back
         pool._far = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
     return owners, pool
@@ -129,8 +129,8 @@ def test_an_empty_host_page_is_refused() -> None:
 
 def test_no_space_no_pages() -> None:
     owners, pool = host_pool()
-    small = HostPool(owners, pool.page_bytes - 1, WarmUp())
-    assert small.num_pages == 0 and HostPool(owners, 1e30, WarmUp()).num_pages > 0
+    small = HostKVCache(owners, pool.page_bytes - 1, WarmUp())
+    assert small.num_pages == 0 and HostKVCache(owners, 1e30, WarmUp()).num_pages > 0
     out, back = pool.seconds
     assert out > 0 and back > 0
 
@@ -160,7 +160,7 @@ def test_a_request_goes_on_where_it_was() -> None:
     )  # fmt: skip
     loaded = tiny.model()
     model_runner = ModelRunner(config, loaded.config, dict(loaded.weights), 12)
-    pool = HostPool([model_runner], 1e8, WarmUp())
+    pool = HostKVCache([model_runner], 1e8, WarmUp())
     text = [int(t) for t in np.random.default_rng(4).integers(256, size=40)]
     expected = tiny.greedy(text, 20)  # compiles, too
     model_runner.settled()

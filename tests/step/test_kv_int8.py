@@ -19,7 +19,7 @@ from jaxspec.kernels import cpu
 from jaxspec.step.attention import attend
 from jaxspec.step.batch import Batch, BatchBuffers, BatchShape
 from jaxspec.step.kv_cache import page_bytes
-from jaxspec.step.kv_int8 import OpenPages, QuantizedPool, most_written
+from jaxspec.step.kv_int8 import Int8KVCache, OpenPages, most_written
 from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import SamplingInputs, Tree, pack
 from jaxspec.step.tree import ancestors
@@ -38,7 +38,7 @@ def commit(kind: str) -> Any:
     layers = LAYERS[kind]
     cpu.load()
 
-    def step(pool: QuantizedPool, buffer: jax.Array, new: KV, accepted: jax.Array) -> QuantizedPool:
+    def step(pool: Int8KVCache, buffer: jax.Array, new: KV, accepted: jax.Array) -> Int8KVCache:
         return layers.commit(pool, new, Batch.unpack(buffer, SHAPE), accepted, accepted)
 
     return jax.jit(step, donate_argnums=0)
@@ -48,7 +48,7 @@ def commit(kind: str) -> Any:
 def attention(kind: str) -> Any:
     """`[T, heads, dim]` of layer 1."""
 
-    def run(pool: QuantizedPool, buffer: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    def run(pool: Int8KVCache, buffer: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         batch, layer = Batch.unpack(buffer, SHAPE), jnp.int32(1)
         if kind == "xla":
             return attend(q, k, v, pool, layer, batch, ancestors(batch.subtree))
@@ -61,7 +61,7 @@ def attention(kind: str) -> Any:
 
 
 @jax.jit
-def read(pool: QuantizedPool, layer: jax.Array, pages: jax.Array) -> tuple[Any, Any]:
+def read(pool: Int8KVCache, layer: jax.Array, pages: jax.Array) -> tuple[Any, Any]:
     """Keys and values of these pages, and the steps of both."""
     return pool.read(layer, pages), (pool.key_scale[layer, pages], pool.value_scale[layer, pages])
 
@@ -72,7 +72,7 @@ class Requests:
     def __init__(self, seed: int, slots: int, kind: str):
         self.kind = kind
         self.rng = np.random.default_rng(seed)
-        self.pool = QuantizedPool.zeros(CONFIG, PAGES, PAGE, "float32", False, SLOTS)
+        self.pool = Int8KVCache.zeros(CONFIG, PAGES, PAGE, "float32", False, SLOTS)
         garbage = lambda x: jnp.full_like(x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.floating) else x  # noqa: E731
         self.pool = jax.tree.map(garbage, self.pool)
         self.opened = OpenPages(slots)
@@ -164,7 +164,7 @@ def test_both_ways_to_attend_to_it_agree() -> None:
 def test_bytes_of_a_token() -> None:
     for size in (32, 64, 128):
         assert page_bytes(CONFIG, size, "float32") >= 3.5 * page_bytes(CONFIG, size, "int8")
-    pool = QuantizedPool.zeros(CONFIG, PAGES, 32, "float32", False, 0)
+    pool = Int8KVCache.zeros(CONFIG, PAGES, 32, "float32", False, 0)
     assert sum(x.nbytes for x in pool) == PAGES * page_bytes(CONFIG, 32, "int8")
 
 

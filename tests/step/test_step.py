@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from helpers import forests, tiny
 from jaxspec.kernels import cpu
 from jaxspec.step.batch import BatchBuffers, BatchShape
-from jaxspec.step.kv_cache import Pool
+from jaxspec.step.kv_cache import KVCache
 from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Packed, SamplingInputs, Tree, pack
 from jaxspec.step.penalties import PenaltyTable
@@ -50,7 +50,9 @@ class Machine:
 
     def fresh(self) -> None:
         """Garbage in the pool: nothing may depend on what was not written."""
-        self.pool = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), Pool.zeros(self.config, PAGES, PAGE, "float32"))
+        self.pool = jax.tree.map(
+            lambda x: jnp.full_like(x, jnp.nan), KVCache.zeros(self.config, PAGES, PAGE, "float32")
+        )
 
     def run(self, trees: list[Tree]) -> tuple[Packed, np.ndarray, np.ndarray]:
         packed = pack(trees, SHAPES, BLANKS, PAGE)

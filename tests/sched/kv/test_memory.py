@@ -13,8 +13,8 @@ from helpers.drive import TIMES, Drive, policies
 from helpers.paged import Device, Job, Slice, crowd, jobs
 from helpers.steps import Steps
 from jaxspec.sched import PagePool, Plan, PolicyConfig, Request, RequestStatus, Scheduler, SchedulerConfig, SwapCosts
-from jaxspec.sched.kv import Defer, Memory, Swap
-from jaxspec.sched.kv.host_pages import HostPages
+from jaxspec.sched.kv import Defer, KVCacheManager, Swap
+from jaxspec.sched.kv.host_pages import HostPagePool
 from jaxspec.sched.kv.wait_time import first_of
 
 CHEAP, DEAR = SwapCosts(1e-6, 1e-6, 1.0, 1.0), SwapCosts(9.0, 9.0, 1e-6, 1.0)
@@ -86,7 +86,7 @@ class Swapping(Drive):
             super().check_aging(now, since, ran)
 
     def check_books(self) -> None:
-        scheduler, memory = self.scheduler, self.scheduler._memory
+        scheduler, memory = self.scheduler, self.scheduler._kv
         running, waiting = scheduler.running, list(scheduler.waiting)
         scheduler.pool.check([request.pages for request in (*running, *waiting)])
         assert all(request.status is RequestStatus.RUNNING and not request.host_pages for request in running)
@@ -187,7 +187,7 @@ def test_without_a_host_auto_is_recompute(data: st.DataObject, jobs: list[Job], 
             c.max_num_seqs, c.max_num_batched_tokens, c.max_model_len, None, c.max_logit_rows, policy, times=TIMES
         )
         scheduler = Scheduler(config, PagePool(pool.num_pages, pool.page_size, pool.prefix_caching))
-        assert type(scheduler._memory) is Memory
+        assert type(scheduler._kv) is KVCacheManager
         run = Swapping(scheduler, jobs, Random(seed))
         run.run()
         logs.append(run.log)
@@ -327,7 +327,7 @@ def test_deferring_changes_seats_among_those_let_in_and_goes_on_when_the_first_d
 
 
 def test_host_pages_come_back_with_the_next_plan():
-    host = HostPages(3)
+    host = HostPagePool(3)
     pages = host.allocate(2)
     assert pages == [0, 1] and host.allocate(2) is None and host.usage == 2 / 3
     host.release([1])
@@ -336,9 +336,9 @@ def test_host_pages_come_back_with_the_next_plan():
     host.settle()
     assert host.num_free == 2 and host.allocate(2) == [1, 2]
     with pytest.raises(ValueError, match="not held"):
-        HostPages(1).release([0])
+        HostPagePool(1).release([0])
     with pytest.raises(ValueError, match="host_pages"):
-        HostPages(-1)
+        HostPagePool(-1)
     with pytest.raises(AssertionError, match="books"):
         host.check([[0]])
 
@@ -346,7 +346,7 @@ def test_host_pages_come_back_with_the_next_plan():
 @pytest.mark.parametrize(("most", "moved"), [(None, 3), (1, 1), (4, 2), (5, 2), (6, 3)])
 def test_no_more_is_moved_ahead_of_need_than_a_step_can_bear(most: int | None, moved: int):
     """Three requests of two pages each; one is moved in any case, or nothing ever would be."""
-    memory = Memory(PagePool(10, 4))
+    memory = KVCacheManager(PagePool(10, 4))
     waiting = [Request(str(i), 5, [0] * 5, 5, 0.0, computed=5) for i in range(3)]
     assert first_of(waiting, most, memory) == waiting[:moved]
     assert CHEAP.beside(0.1) == max(1, int(0.1 * CHEAP.decode_step / CHEAP.swap(1)))

@@ -18,7 +18,7 @@ from jaxspec.models.drafter import DraftDecoder
 from jaxspec.models.llama import Decoder
 from jaxspec.step.attention import Earlier
 from jaxspec.step.batch import Batch
-from jaxspec.step.kv_int8 import AnyPool
+from jaxspec.step.kv_int8 import AnyKVCache
 from jaxspec.step.layers import NewKV
 from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Tree
@@ -41,7 +41,7 @@ class PaddedLayers(NativeLayers):
         self,
         model: Decoder | DraftDecoder,
         x: jax.Array,
-        pool: AnyPool,
+        pool: AnyKVCache,
         batch: Batch,
         mask: jax.Array,
         earlier: Earlier | None = None,

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxspec.models.config import DecoderConfig
 from jaxspec.step.batch import BatchBuffers, BatchShape
-from jaxspec.step.kv_cache import Pool
+from jaxspec.step.kv_cache import KVCache
 from jaxspec.step.layers import Layers
 from jaxspec.step.packing import Packed, SamplingInputs, Tree, pack
 from jaxspec.step.penalties import PenaltyTable
@@ -46,7 +46,7 @@ class Steps:
         self.room, self._page_size = requests * pages if room is None else room, shared.page_size
         self._shapes = {t: BatchShape(t, t, requests, pages) for t in tokens}
         self._buffers = BatchBuffers(self._shapes.values())
-        self.pool = Pool.zeros(shared.config, self.room, shared.page_size, "float32")
+        self.pool = KVCache.zeros(shared.config, self.room, shared.page_size, "float32")
         self._rest = PenaltyTable.empty(1, shared.config.vocab_size), Drawn.none()
         self._programs = {
             shape: jax.jit(make_step(graph, treedef, shape, layers), donate_argnums=1)
@@ -76,7 +76,7 @@ class Way:
 
     steps: Steps
     packed: Packed
-    kv: Pool
+    kv: KVCache
 
     def rows(self, nodes: np.ndarray) -> np.ndarray:
         """What the first `nodes [requests]` of each request choose. It leaves the steps with KV of this batch.
@@ -97,15 +97,15 @@ def chain(tokens: Sequence[int] | np.ndarray, committed: int, pages: np.ndarray)
     )  # fmt: skip
 
 
-def different_pages(config: DecoderConfig, page_size: int, seed: int) -> Pool:
+def different_pages(config: DecoderConfig, page_size: int, seed: int) -> KVCache:
     """Random numbers."""
-    blank = Pool.zeros(config, DIFFERENT, page_size, "float32")
+    blank = KVCache.zeros(config, DIFFERENT, page_size, "float32")
     keys, values = (jax.random.normal(jax.random.key(seed + i), x.shape) for i, x in enumerate(blank[:2]))
     return blank._replace(keys=keys, values=values)
 
 
 @jax.jit
-def filled(source: Pool, content: jax.typing.ArrayLike, live: jax.typing.ArrayLike) -> Pool:
+def filled(source: KVCache, content: jax.typing.ArrayLike, live: jax.typing.ArrayLike) -> KVCache:
     """A pool whose pages hold `content [pages]` int32, so that equal ones are equal, where there is something (`live
     [pages, page_size]` bool), and else what padding must be: keys that are no number, and zeros."""
     content, live = jnp.asarray(content) % DIFFERENT, jnp.asarray(live)
