@@ -17,7 +17,7 @@ from jaxspec.sched.plan import Lookahead, Plan, RequestResult, ScheduledRequest
 from jaxspec.sched.request import Request, RequestStatus
 from jaxspec.sched.timing import Runtime
 from jaxspec.sched.token_budget import Budget
-from jaxspec.sched.waiting_queue import Queue
+from jaxspec.sched.waiting_queue import WaitingQueue
 
 NO_DRAFTS = Lookahead()
 NO_PACE = pace.Pacing()
@@ -61,7 +61,7 @@ class Scheduler:
         self._kv = kv.build(config, pool)
         self._learns = self._kv.can_swap or config.policy.order == "alise"
         #: All that don't run, paused ones included.
-        self.waiting = Queue(self.order.key)
+        self.waiting = WaitingQueue(self.order.key)
         #: In the order of admission.
         self.running: list[Request] = []
         #: Times that a request lost its pages, and times that one lost only its seat.

@@ -11,7 +11,7 @@ from typing import Any
 from jaxspec.sched.request import Request, RequestStatus
 
 
-class Line:
+class IndexedHeap:
     """Requests by `key`, smaller first, then by number; everything takes O(log n) comparisons.
 
     A heap whose outdated entries stay until they come up or outnumber the others. Keys are taken when a request is
@@ -69,7 +69,7 @@ class Line:
         del self._entries[request.id]
 
 
-class Backwards:
+class Reversed:
     """A key the other way round."""
 
     __slots__ = ("key",)
@@ -77,11 +77,11 @@ class Backwards:
     def __init__(self, key: Any) -> None:
         self.key = key
 
-    def __lt__(self, other: Backwards) -> bool:
+    def __lt__(self, other: Reversed) -> bool:
         return other.key < self.key
 
 
-class Waits:
+class WaitTimes:
     """Waiting requests, the longest wait first. Times must not go backwards."""
 
     def __init__(self) -> None:
@@ -118,28 +118,28 @@ class Waits:
             yield request
 
 
-class Queue:
+class WaitingQueue:
     """Those that wait: the first in order at hand, the first and last of the paused ones too, and who waits longest.
 
     A request's state says which it is: WAITING without KV, PAUSED with its pages, or SWAPPED with its KV on the host.
     """
 
     def __init__(self, key: Callable[[Request], Any]) -> None:
-        self._line = Line(key)
-        self._first_paused = Line(key)
-        self._last_paused = Line(lambda request: Backwards((key(request), request.number)))
-        self._waits = Waits()
+        self._heap_of_all = IndexedHeap(key)
+        self._first_paused = IndexedHeap(key)
+        self._last_paused = IndexedHeap(lambda request: Reversed((key(request), request.number)))
+        self._wait_times = WaitTimes()
         #: Pages that paused requests hold, shared ones counted for each.
         self.paused_pages = 0
         self._pages: dict[str, int] = {}
         self._swapped: set[str] = set()
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self._heap_of_all)
 
     def __iter__(self) -> Iterator[Request]:
         """In order; this one sorts."""
-        return iter(self._line)
+        return iter(self._heap_of_all)
 
     @property
     def num_paused(self) -> int:
@@ -152,18 +152,18 @@ class Queue:
     @property
     def oldest(self) -> float | None:
         """When the longest wait began; None if nobody waits."""
-        return self._waits.oldest
+        return self._wait_times.oldest
 
     def first(self) -> Request | None:
-        return self._line.first()
+        return self._heap_of_all.first()
 
     def ahead(self) -> Iterator[Request]:
         """In order, one at a time; nothing may change meanwhile."""
-        return self._line.ahead()
+        return self._heap_of_all.ahead()
 
     def longest(self) -> Iterator[tuple[float, Request]]:
         """(when its wait began, request), the longest wait first; nothing may change meanwhile."""
-        return iter(self._waits)
+        return iter(self._wait_times)
 
     def first_paused(self) -> Request | None:
         """The paused request that comes first in order."""
@@ -178,13 +178,13 @@ class Queue:
         return self._last_paused.ahead()
 
     def push(self, request: Request, now: float) -> None:
-        self._line.push(request)
-        self._waits.begin(request, now)
+        self._heap_of_all.push(request)
+        self._wait_times.begin(request, now)
         self._file(request)
 
     def remove(self, request: Request) -> None:
-        self._line.remove(request)
-        self._waits.end(request)
+        self._heap_of_all.remove(request)
+        self._wait_times.end(request)
         self._unfile(request)
 
     def change(self, request: Request, status: RequestStatus) -> None:
@@ -212,10 +212,10 @@ class Queue:
 
     def move(self, request: Request) -> None:
         """Give a request the place that its key has got by now; nothing for one that is not here."""
-        for line in (self._line, self._first_paused, self._last_paused):
+        for line in (self._heap_of_all, self._first_paused, self._last_paused):
             if request in line:
                 line.push(request)
 
     def overdue(self, seconds: float, now: float) -> Iterator[Request]:
         """Those that have come to wait for `seconds` since the last call."""
-        return self._waits.overdue(seconds, now)
+        return self._wait_times.overdue(seconds, now)

@@ -11,7 +11,7 @@ from typing import Any
 from jaxspec.sched.kv.recompute import KVCacheManager
 from jaxspec.sched.request import Request, RequestStatus
 from jaxspec.sched.timing import Runtime, SwapCosts
-from jaxspec.sched.waiting_queue import Queue
+from jaxspec.sched.waiting_queue import WaitingQueue
 
 #: Steps ahead of its turn at which KV should be on the device, besides the time that it takes to make room for it.
 AHEAD = 8
@@ -19,7 +19,7 @@ AHEAD = 8
 
 def arrange(
     running: Sequence[Request],
-    waiting: Queue,
+    waiting: WaitingQueue,
     kv: KVCacheManager,
     key: Callable[[Request], Any],
     runtime: Runtime,
@@ -51,7 +51,7 @@ def first_of(moving: list[Request], most_pages: int | None, kv: KVCacheManager) 
 
 def by_wait(
     running: Sequence[Request],
-    waiting: Queue,
+    waiting: WaitingQueue,
     place: Callable[[Request], Any],
     remaining: Callable[[Request], float],
     seats: int,
@@ -76,7 +76,7 @@ def by_wait(
 
 def _in_order(
     running: Sequence[Request],
-    waiting: Queue,
+    waiting: WaitingQueue,
     place: Callable[[Request], Any],
     remaining: Callable[[Request], float],
     seats: int,
@@ -93,7 +93,7 @@ def _in_order(
 
 
 def choose(
-    jobs: Iterable[tuple[float, Request]], soon: float, waiting: Queue, kv: KVCacheManager, spare: int
+    jobs: Iterable[tuple[float, Request]], soon: float, waiting: WaitingQueue, kv: KVCacheManager, spare: int
 ) -> tuple[list[Request], list[Request]]:
     """Who should come in from the host, in this order, and who should go there to make room, for all `jobs` (as of
     `by_wait`) of the next `soon` seconds that the device holds beside those that run and `spare` pages for them.

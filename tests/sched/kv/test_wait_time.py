@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jaxspec.sched import PagePool, Request, RequestStatus
 from jaxspec.sched.kv import Swap
 from jaxspec.sched.kv.wait_time import by_wait, choose
-from jaxspec.sched.waiting_queue import Line, Queue
+from jaxspec.sched.waiting_queue import IndexedHeap, WaitingQueue
 
 
 def request(i: int, seconds: float, pages: int = 0, status: RequestStatus = RequestStatus.WAITING) -> Request:
@@ -38,7 +38,7 @@ waits = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 50)), max_size=12)
 @settings(max_examples=200, deadline=None)
 @given(waits, st.lists(st.integers(1, 9), max_size=4), st.integers(0, 3), st.one_of(st.none(), st.integers(1, 60)))
 def test_waits_are_what_remains_of_all_before_but_aging_ends_them(jobs, busy, seats, aging):
-    queue, now = Queue(key), 50.0
+    queue, now = WaitingQueue(key), 50.0
     waiting = []
     for i, (length, since) in enumerate(sorted(jobs, key=lambda job: job[1])):
         r = request(i, length)
@@ -59,7 +59,7 @@ def test_waits_are_what_remains_of_all_before_but_aging_ends_them(jobs, busy, se
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=60), st.integers(0, 99))
 def test_a_line_goes_ahead_in_order_whatever_was_done_to_it(steps, seed):
-    line, random, known, made = Line(key), Random(seed), {}, 0
+    line, random, known, made = IndexedHeap(key), Random(seed), {}, 0
     for what, value in steps:
         if what == 0 or not known:
             known[str(made)] = request(made, value)
@@ -82,7 +82,7 @@ def swap(pages: int, taken: int) -> Swap:
 
 
 def test_who_waits_least_is_kept_or_comes_in_and_the_last_in_order_make_room():
-    queue = Queue(key)
+    queue = WaitingQueue(key)
     first, second, third, last = (
         request(1, 1, status=RequestStatus.SWAPPED),
         request(2, 2, 2, RequestStatus.PAUSED),

@@ -13,7 +13,7 @@ from helpers.steps import Steps
 from jaxspec.sched import Request, RequestStatus
 from jaxspec.sched.length import NoisyOracle, corrected
 from jaxspec.sched.order import OracleComparator
-from jaxspec.sched.waiting_queue import Line
+from jaxspec.sched.waiting_queue import IndexedHeap
 
 
 def ended(**policy: Any) -> list[str]:
@@ -170,7 +170,7 @@ def test_without_aging_a_request_may_wait_as_long_as_others_come(order: str):
 def test_a_line_that_is_moved_about_stays_in_order_and_small():
     keys = {str(i): i for i in range(50)}
     requests = [Request(str(i), 1, [0], 1, 0.0, number=i) for i in range(50)]
-    line = Line(lambda request: keys[request.id])
+    line = IndexedHeap(lambda request: keys[request.id])
     for request in requests:
         line.push(request)
     random = Random(1)
