@@ -62,9 +62,9 @@ class Promises:
     Not thread-safe; the engine calls it under its lock.
     """
 
-    def __init__(self, times: StepTimes, *, strict: bool, paced: bool, seats: int) -> None:
-        """`seats`: requests that may run at once. Unless `strict`, nothing is refused, and nothing kept."""
-        self._times, self._strict, self._paced, self._seats = times, strict, paced, seats
+    def __init__(self, times: StepTimes, *, strict: bool, paced: bool, max_num_seqs: int) -> None:
+        """`max_num_seqs`: requests that may run at once. Unless `strict`, nothing is refused, and nothing kept."""
+        self._times, self._strict, self._paced, self._max_num_seqs = times, strict, paced, max_num_seqs
         self._tpot: dict[str, float] = {}
         #: Requests refused so far.
         self.refused = 0
@@ -114,8 +114,8 @@ class Promises:
         if ttft is None:
             return None
         others = list(others)
-        if len(others) >= self._seats:
-            return f"slo.ttft_ms: {_ms(ttft)} cannot be promised while all {self._seats} seats are taken"
+        if len(others) >= self._max_num_seqs:
+            return f"slo.ttft_ms: {_ms(ttft)} cannot be promised while all {self._max_num_seqs} running slots are taken"
         decoding, ahead = sum(r.decoding for r in others), sum(r.remaining_known for r in others)
         seconds = (self._step(decoding, seen) if decoding else 0.0) + self._step(ahead + prompt_tokens, seen)
         if seconds <= MARGIN * ttft:

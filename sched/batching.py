@@ -13,7 +13,7 @@ class Batching(Protocol):
     #: Requests that run at once.
     size: int
 
-    def seats(self, running: int, waiting: int, oldest: float | None, now: float) -> int:
+    def free_slots(self, running: int, waiting: int, oldest: float | None, now: float) -> int:
         """How many may be let in now; `oldest` is when the longest wait began."""
         ...
 
@@ -34,7 +34,7 @@ class Continuous:
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def seats(self, running: int, waiting: int, oldest: float | None, now: float) -> int:
+    def free_slots(self, running: int, waiting: int, oldest: float | None, now: float) -> int:
         return self.size - running
 
     def admitted(self) -> None:
@@ -58,7 +58,7 @@ class Dynamic:
         self.size, self.timeout = size, timeout
         self._left = 0  # seats of the batch that nobody has taken yet
 
-    def seats(self, running: int, waiting: int, oldest: float | None, now: float) -> int:
+    def free_slots(self, running: int, waiting: int, oldest: float | None, now: float) -> int:
         self._left = min(self._left, waiting)  # whoever was to take one may have been cancelled
         ended = not (running or self._left)
         if ended and oldest is not None and (waiting >= self.size or now >= oldest + self.timeout):

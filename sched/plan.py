@@ -40,7 +40,7 @@ class ScheduledRequest:
     @property
     def recomputes(self) -> int:
         """How many of the tokens had been computed before the request lost its pages."""
-        lost = self.request.lost
+        lost = self.request.recompute_until
         return 0 if lost is None else max(0, min(self.start + self.count, lost) - self.start)
 
     @property

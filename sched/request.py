@@ -66,7 +66,7 @@ class Request:
     switches: int = 0
     recomputed: int = 0
     #: Tokens whose KV it had when it lost its pages, until a new token shows that it is past them.
-    lost: int | None = None
+    recompute_until: int | None = None
     #: Its place in the order of arrival, given by the scheduler.
     number: int = 0
     #: Seconds of the rounds (steps after the first token, drafting included) that it took part in.

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from jaxspec.sched import batching, order
+from jaxspec.sched import batching, order, pacing
 from jaxspec.sched import kv as kv
 from jaxspec.sched import length as predict
-from jaxspec.sched import pacing as pace
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.kv.wait_time import arrange
@@ -20,7 +19,7 @@ from jaxspec.sched.token_budget import Budget
 from jaxspec.sched.waiting_queue import WaitingQueue
 
 NO_DRAFTS = Lookahead()
-NO_PACE = pace.Pacing()
+NO_THROTTLE = pacing.Throttle()
 
 
 class QueueFull(RuntimeError):
@@ -32,7 +31,7 @@ class Scheduler:
 
     A request holds pages for all its known tokens from its admission on, so only decoding asks for more. When none is
     free, a request gives its pages up: a paused one if there is any, else the running one admitted last. Its KV goes to
-    the host and comes back, or is computed anew, as the memory has it; with `kv: defer` it never comes to that. The
+    the host and comes back, or is computed anew, as the memory has it; with `memory: defer` it never comes to that. The
     first admitted is never touched as long as others run, and alone it fits (`add` sees to that): so it ends, and the
     next one is first.
 
@@ -56,7 +55,7 @@ class Scheduler:
             self.order = self._aging = order.Aging(self.order)
             self._aging_seconds = config.policy.aging_ms / 1000
         self._batching = batching.build(config.policy, config.max_num_seqs)
-        self._pace = pace.build(config.policy, config.times)
+        self._throttle = pacing.build(config.policy, config.times)
         self._predictor = predict.build(config.policy)
         self._kv = kv.build(config, pool)
         self._learns = self._kv.can_swap or config.policy.order == "alise"
@@ -196,12 +195,14 @@ class Scheduler:
         if self._kv.can_swap and (self.waiting.num_swapped or self.waiting.num_paused):
             self._swap(now, ahead, preempted)
 
-        pacing = (
-            self._pace.choose(self.running, self.waiting.first(), now, lookahead.levels > 0) if self._pace else NO_PACE
+        throttle = (
+            self._throttle.choose(self.running, self.waiting.first(), now, lookahead.levels > 0)
+            if self._throttle
+            else NO_THROTTLE
         )
-        budget.prompt_tokens = pacing.prompt_tokens
+        budget.prompt_tokens = throttle.prompt_tokens
         first = self.config.policy.prefill == "first"
-        service = [r for r in self._service() if r.id not in pacing.resting]
+        service = [r for r in self._service() if r.id not in throttle.throttled]
         if not first:
             self._fill(scheduled, service, budget, now, preempted)
             if preempted and not scheduled:
@@ -212,7 +213,7 @@ class Scheduler:
         # Nobody is admitted in a step that ran out of pages: so a plan's preempted requests are never in its work. Only
         # where nobody is left in it, the one for whom they were taken is let in.
         while budget and not (preempted and scheduled):
-            if self._seats(now) < 1 or (request := self._next()) is None or request in paused or request in ahead:
+            if self._free_slots(now) < 1 or (request := self._next()) is None or request in paused or request in ahead:
                 break  # the seats come first: a batch has to hear that nobody waits any more
             if not self._admit(request, now, preempted, alone=not scheduled):
                 break
@@ -262,7 +263,9 @@ class Scheduler:
         if self.waiting.first() is None:
             return
         key, tokens = self.order.key, self.config.max_num_batched_tokens
-        rivals = [(key(r), r.number, r) for r in self.running if r.lost is None and self.order.yields(r)]
+        rivals = [
+            (key(r), r.number, r) for r in self.running if r.recompute_until is None and self.order.preemptible(r)
+        ]
         rivals.sort(key=lambda rival: rival[:2])
         while not preempted and (head := self._next()) is not None:
             after = [r for place, _, r in rivals if key(head) < place]
@@ -275,7 +278,7 @@ class Scheduler:
                 lacking += len(self.running)
                 if lacking <= 0:
                     return  # `_swap` brings it in while the others go on, and it competes for a seat after that
-            elif self._seats(now) > 0:
+            elif self._free_slots(now) > 0:
                 if lacking <= 0 and load < tokens:
                     return
                 if self._enter(head, now, preempted):
@@ -291,7 +294,7 @@ class Scheduler:
     def _swap(self, now: float, ahead: list[Request], preempted: list[Request]) -> None:
         """Move KV to the host ahead of need, and in from there ahead of its request's turn (ALISE's Algorithm 2)."""
         coming, going = arrange(
-            self.running, self.waiting, self._kv, self.order.key, self.runtime, self._seats(now),
+            self.running, self.waiting, self._kv, self.order.key, self.runtime, self._free_slots(now),
             self._aging_seconds, self.config.costs, self.config.swap_pages, now,
         )  # fmt: skip
         spare = len(self.running)  # pages by which they may grow in this step
@@ -307,8 +310,8 @@ class Scheduler:
                 return
             self.waiting.change(request, RequestStatus.PAUSED)
 
-    def _seats(self, now: float) -> int:
-        return self._batching.seats(len(self.running), len(self.waiting), self.waiting.oldest, now)
+    def _free_slots(self, now: float) -> int:
+        return self._batching.free_slots(len(self.running), len(self.waiting), self.waiting.oldest, now)
 
     def _next(self) -> Request | None:
         """The first waiting request; where there is no room for its KV beside others', the first that has its own."""
@@ -368,7 +371,7 @@ class Scheduler:
 
     def _rank(self, request: Request) -> tuple[bool, Any, int]:
         """Where a running request stands among the running: those that keep their seats come before the others."""
-        return self.order.yields(request), self.order.key(request), request.number
+        return self.order.preemptible(request), self.order.key(request), request.number
 
     # -- how requests change their state ---------------------------------------------------------------------------
 
@@ -384,7 +387,7 @@ class Scheduler:
         request.recomputed += scheduled.recomputes
         self._kv.commit(request, computed)
         if new:
-            request.lost = None
+            request.recompute_until = None
             if request.first_token is None:
                 request.first_token = now
         if round_of_drafts:
@@ -426,7 +429,7 @@ class Scheduler:
         if came:
             return  # it has not left the host
         if not swapped:
-            request.lost = max(request.lost or 0, computed)
+            request.recompute_until = max(request.recompute_until or 0, computed)
         request.preemptions += 1
         self.num_preemptions += 1
         self.num_swaps += swapped

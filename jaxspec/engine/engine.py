@@ -78,7 +78,10 @@ class Engine:
         self._model_runner, self._times, self._host = parts.model_runner, parts.model_runner.times, parts.host
         self._pool, self._scheduler, self._predictions = parts.pool, parts.scheduler, parts.predictions
         self._promises = Promises(
-            self._times, strict=config.slo.admission == "strict", paced=config.pace != "none", seats=config.max_num_seqs
+            self._times,
+            strict=config.slo.admission == "strict",
+            paced=config.pace != "none",
+            max_num_seqs=config.max_num_seqs,
         )
         self._eos = frozenset(self.tokenizer.eos_token_ids)
         self._random = np.random.default_rng(config.seed)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 class PenaltyRows:
     """As many rows as requests may run, from 1 on: row 0 is nobody's. Its length is that of the free ones."""
 
-    def __init__(self, seats: int) -> None:
-        self._free = list(range(1, seats + 1))
+    def __init__(self, max_num_seqs: int) -> None:
+        self._free = list(range(1, max_num_seqs + 1))
 
     def __len__(self) -> int:
         return len(self._free)

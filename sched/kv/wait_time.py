@@ -23,7 +23,7 @@ def arrange(
     kv: KVCacheManager,
     key: Callable[[Request], Any],
     runtime: Runtime,
-    seats: int,
+    free_slots: int,
     promoted_after: float | None,
     costs: SwapCosts | None,
     most_pages: int | None,
@@ -31,12 +31,12 @@ def arrange(
 ) -> tuple[list[Request], list[Request]]:
     """Who should come in from the host, in this order, and who should go there to make room: see `choose`.
 
-    `key` is the order's, `seats` are the free ones, `most_pages` the configuration's `swap_pages`. Looks ahead for some
+    `key` is the order's, `free_slots` are the free ones, `most_pages` the configuration's `swap_pages`. Looks ahead for some
     steps, and for as long as it would take to move all that the device holds out and in again.
     """
     soon = AHEAD * runtime.d + (costs.swap(kv.pool.num_pages) if costs else 0.0)
     place = lambda request: (key(request), request.number)  # noqa: E731
-    jobs = by_wait(running, waiting, place, runtime.remaining, seats, promoted_after, now)
+    jobs = by_wait(running, waiting, place, runtime.remaining, free_slots, promoted_after, now)
     coming, going = choose(jobs, soon, waiting, kv, len(running))
     return first_of(coming, most_pages, kv), first_of(going, most_pages, kv)
 
@@ -54,17 +54,17 @@ def by_wait(
     waiting: WaitingQueue,
     place: Callable[[Request], Any],
     remaining: Callable[[Request], float],
-    seats: int,
+    free_slots: int,
     promoted_after: float | None,
     now: float,
 ) -> Iterator[tuple[float, Request]]:
     """(seconds, request) of all that wait, the shortest estimated wait first.
 
     A request waits for what remains of all before it, but no longer than until aging promotes it (Eq. 7). What the
-    paper's sum leaves out: those are served as many at once as run now, and while `seats` are free, nobody waits for
+    paper's sum leaves out: those are served as many at once as run now, and while `free_slots` are free, nobody waits for
     one. Takes O(log w) for each that is asked for, w being those that wait, and O(n log n) for the n that run.
     """
-    sources = [_in_order(running, waiting, place, remaining, seats)]
+    sources = [_in_order(running, waiting, place, remaining, free_slots)]
     if promoted_after is not None:
         sources.append((max(0.0, since + promoted_after - now), request) for since, request in waiting.longest())
     seen: set[str] = set()
@@ -79,7 +79,7 @@ def _in_order(
     waiting: WaitingQueue,
     place: Callable[[Request], Any],
     remaining: Callable[[Request], float],
-    seats: int,
+    free_slots: int,
 ) -> Iterator[tuple[float, Request]]:
     before = sorted((place(r), remaining(r)) for r in running)
     before.reverse()
@@ -88,7 +88,7 @@ def _in_order(
         here = place(request)
         while before and before[-1][0] < here:
             total += before.pop()[1]
-        yield 0.0 if ahead < seats else total / at_once, request
+        yield 0.0 if ahead < free_slots else total / at_once, request
         total += remaining(request)
 
 

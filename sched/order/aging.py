@@ -26,8 +26,8 @@ class Aging(Order):
     def key(self, request: Request) -> Any:
         return (0,) if request.id in self._promoted else (1, self._order.key(request))
 
-    def yields(self, request: Request) -> bool:
-        return request.id not in self._promoted and self._order.yields(request)
+    def preemptible(self, request: Request) -> bool:
+        return request.id not in self._promoted and self._order.preemptible(request)
 
     def observe(self, request: Request, result: RequestResult, seconds: float) -> None:
         self._order.observe(request, result, seconds)

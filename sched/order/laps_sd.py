@@ -76,7 +76,7 @@ class LapsSd(Order):
         p = self._of(request)
         return None if p.per_token is None else p.per_token * request.expected_len
 
-    def yields(self, request: Request) -> bool:
+    def preemptible(self, request: Request) -> bool:
         return not self._of(request).settled
 
     def observe(self, request: Request, result: RequestResult, seconds: float) -> None:

@@ -21,7 +21,7 @@ class Order(Protocol):
         """
         ...
 
-    def yields(self, request: Request) -> bool:
+    def preemptible(self, request: Request) -> bool:
         """Whether the running request gives its seat to one with a smaller key."""
         return True
 

@@ -51,7 +51,7 @@ def llm() -> Iterator[LLM]:
 def slow(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
     """It takes its steps to be slow; so a target of 20 ms a token can be promised to one request."""
     monkeypatch.setattr(llm.engine, "_times", TIMES)
-    monkeypatch.setattr(llm.engine, "_promises", Promises(TIMES, strict=True, paced=True, seats=6))
+    monkeypatch.setattr(llm.engine, "_promises", Promises(TIMES, strict=True, paced=True, max_num_seqs=6))
     return llm
 
 
@@ -135,7 +135,7 @@ def test_what_is_cached_need_not_be_computed(slow: LLM):
 def test_the_configurations_own_targets_are_just_missed(llm: LLM, monkeypatch: pytest.MonkeyPatch):
     settings = llm.engine.config.slo.model_copy(update={"tpot_ms": 0.002, "admission": "best_effort"})
     monkeypatch.setattr(llm.engine, "config", llm.engine.config.model_copy(update={"slo": settings}))
-    monkeypatch.setattr(llm.engine, "_promises", Promises(TIMES, strict=False, paced=True, seats=6))
+    monkeypatch.setattr(llm.engine, "_promises", Promises(TIMES, strict=False, paced=True, max_num_seqs=6))
     (one,) = llm.generate([PROMPT], GREEDY)
     assert one.metrics.tpot_attained is False
     with pytest.raises(InvalidRequest, match="impossible"):
@@ -202,7 +202,7 @@ def test_whoever_has_no_target_is_let_in(slow: LLM, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("failing", [False, True])
 def test_promises_end_with_their_engine(failing: bool, monkeypatch: pytest.MonkeyPatch):
     with tiny.llm(**SETTINGS | {"token_buckets": [16], "max_num_seqs": 1}) as llm:
-        made = llm.engine._promises = Promises(TIMES, strict=True, paced=True, seats=6)
+        made = llm.engine._promises = Promises(TIMES, strict=True, paced=True, max_num_seqs=6)
         llm.engine._times = TIMES
         running = Running(llm)
         assert len(made) == 1

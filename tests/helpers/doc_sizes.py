@@ -26,8 +26,8 @@ _FEWER = _ENGINE + " --set max_num_seqs=2 --set max_num_batched_tokens=8 --set t
 _FEW = " --num-prompts 3 --max-tokens 4"
 _LOAD = _FEW + " --base-url {url} --request-rate 200"
 _RECORDED = " --num-prompts 4 --request-rate 500 --max-tokens 40 --ignore-eos"
-_TURN = " --engine-prompts 1 --engine-seats 1 --engine-tokens 4 --repeats 1"
-_PIPELINE = " --pipeline-seats 2 --pipeline-tokens 4 --pipeline-levels 2 --repeats 1"
+_TURN = " --engine-prompts 1 --engine-concurrency 1 --engine-tokens 4 --repeats 1"
+_PIPELINE = " --pipeline-concurrency 2 --pipeline-tokens 4 --pipeline-levels 2 --repeats 1"
 _KEPT = " --engine-jobs 4 --engine-scale 0.1 --engine-long 0.1 --engine-rates 50 --repeats 1"
 #: Few steps of a predictor's training; the tiny encoder reads 48 tokens.
 _TRAIN = (

@@ -114,7 +114,7 @@ class Drive:
         scheduler, config = self.scheduler, self.scheduler.config
         wake = scheduler.wake(now)
         ran = {request.id for request in scheduler.running}
-        pinned = [request for request in scheduler.running if not scheduler.order.yields(request)]
+        pinned = [request for request in scheduler.running if not scheduler.order.preemptible(request)]
         since = {name: at for name, (at, _) in scheduler.waiting._waits._young.items()}
         since |= {name: at for name, (at, _) in scheduler.waiting._waits._old.items()}
         plan = scheduler.plan(now, Lookahead(self.random.randint(0, 5), self.random.randint(0, 3)))

@@ -25,8 +25,8 @@ def decoding(name: str) -> Request:
     return Request(name, 4, [0] * 9, 50, 0.0, computed=8, first_token=0.1)
 
 
-def promises(paced: bool = True, seats: int = 8) -> Promises:
-    return Promises(TIMES, strict=True, paced=paced, seats=seats)
+def promises(paced: bool = True, max_num_seqs: int = 8) -> Promises:
+    return Promises(TIMES, strict=True, paced=paced, max_num_seqs=max_num_seqs)
 
 
 def fits(made: Promises, number: int, tpot: float, **seen: float) -> int:
@@ -92,17 +92,17 @@ def test_a_first_token_in_time():
     ):
         promises().admit(request(ttft=0.064), 4, others)
     promises().admit(request(ttft=0.064), 3, others)  # one is cached
-    with pytest.raises(SloRefused, match="all 4 seats"):
-        promises(seats=4).admit(request(ttft=9.0), 4, others)
+    with pytest.raises(SloRefused, match="all 4 running slots"):
+        promises(max_num_seqs=4).admit(request(ttft=9.0), 4, others)
     with pytest.raises(SloRefused, match="about 1380 ms"):  # ten steps of 64
         promises().admit(request(ttft=1.5, prompt=640), 640, [])
 
 
 def test_nothing_is_refused_that_was_not_promised():
-    made = promises(seats=1)
+    made = promises(max_num_seqs=1)
     for i in range(100):
         made.admit(request(str(i)), 4, [decoding("a")])
-    easy = Promises(TIMES, strict=False, paced=True, seats=1)
+    easy = Promises(TIMES, strict=False, paced=True, max_num_seqs=1)
     for i in range(100):
         easy.admit(request(str(i), 0.001, 0.001), 4, [decoding("a")])
     assert len(made) == len(easy) == made.refused == easy.refused == 0

@@ -29,23 +29,23 @@ def decoding(number: int, tpot: float | None, output: int = 1, first: float = 0.
     )
 
 
-def made(kind: str, times: StepTimes | None = None) -> pace.Pace:
+def made(kind: str, times: StepTimes | None = None) -> pace.DecodeThrottle:
     chosen = pace.build(PolicyConfig(pace=kind, prompt_patience_ms=500), times or StepTimes(TIMES))
     assert chosen is not None
     return chosen
 
 
-def resting(kind: str, requests: list[Request], now: float = 0.0) -> list[str]:
-    return sorted(made(kind).choose(requests, None, now).resting)
+def throttled(kind: str, requests: list[Request], now: float = 0.0) -> list[str]:
+    return sorted(made(kind).choose(requests, None, now).throttled)
 
 
 def test_a_step_is_kept_within_the_tightest_target():
     """20 ms hold five tokens: the first five to come, or those nearest to missing theirs, those without target last."""
     requests = [decoding(i, 0.2) for i in range(4)] + [decoding(4, None)] + [decoding(i, 0.02) for i in (5, 6, 7)]
-    assert resting("fcfs", requests) == ["4", "6", "7"]
-    assert resting("stta", requests) == ["2", "3", "4"]
-    assert resting("deadline", requests) == ["2", "3", "4"]
-    assert resting("deadline", [decoding(i, None) for i in range(40)]) == []
+    assert throttled("fcfs", requests) == ["4", "6", "7"]
+    assert throttled("stta", requests) == ["2", "3", "4"]
+    assert throttled("deadline", requests) == ["2", "3", "4"]
+    assert throttled("deadline", [decoding(i, None) for i in range(40)]) == []
     assert pace.build(PolicyConfig(), None) is None
     with pytest.raises(ValueError, match="pace: stta"):
         pace.build(PolicyConfig(pace="stta"), None)
@@ -56,7 +56,7 @@ def test_nobody_rests_where_that_shortens_nothing():
     plateau = StepTimes({n: 10e-3 if n <= 64 else 20e-3 for n in range(1, 257)})
     requests = [decoding(i, 0.008) for i in range(70)]
     for kind in ("fcfs", "stta", "deadline"):
-        assert len(made(kind, plateau).choose(requests, None, 0.0).resting) == 6
+        assert len(made(kind, plateau).choose(requests, None, 0.0).throttled) == 6
 
 
 def test_prompts_leave_steps_to_drafts_until_those_in_a_hurry_are_ahead():
@@ -77,23 +77,23 @@ def test_prompts_leave_steps_to_drafts_until_those_in_a_hurry_are_ahead():
 def test_credit_is_spent():
     """Whoever is ahead of the target leaves time for the others: 40 ms hold fifteen tokens."""
     requests = [decoding(i, 0.0205, output=3) for i in range(3)] + [decoding(i, 0.5) for i in range(3, 20)]
-    assert len(resting("stta", requests, 0.02)) == 15
-    assert len(resting("deadline", requests, 0.02)) == 5
+    assert len(throttled("stta", requests, 0.02)) == 15
+    assert len(throttled("deadline", requests, 0.02)) == 5
 
 
 def test_a_hopeless_request_is_no_reason_to_hurry():
     """One second behind with nine tokens to go, at a target of 15 ms: it waits with those that have none."""
     lost = decoding(0, 0.015, output=1, limit=10)
     others = [decoding(i, 0.03, first=1.0) for i in range(1, 12)]
-    assert resting("deadline", [lost, *others], 1.0) == ["0", "11"]
-    assert "0" not in resting("stta", [lost, *others], 1.0)
+    assert throttled("deadline", [lost, *others], 1.0) == ["0", "11"]
+    assert "0" not in throttled("stta", [lost, *others], 1.0)
 
 
 def test_nobody_rests_for_long():
     chosen = made("deadline")
     requests = [decoding(0, None), *(decoding(i, 0.02) for i in range(1, 7))]
-    rested = [("0" in chosen.choose(requests, None, 0.0).resting) for _ in range(40)]
-    assert rested.count(False) == 2 and not rested[16] and not rested[33]
+    throttled = [("0" in chosen.choose(requests, None, 0.0).throttled) for _ in range(40)]
+    assert throttled.count(False) == 2 and not throttled[16] and not throttled[33]
 
 
 def test_prompts_wait_for_those_in_a_hurry_but_not_for_long():

@@ -40,7 +40,7 @@ def test_paused_requests_lose_their_pages_first_and_the_last_in_order_before_oth
     plan = run.plan()
     assert plan.preempted == (low,) and [w.request.id for w in plan.scheduled] == ["big"]
     run.answer(plan)
-    assert (low.status, low.preemptions, low.switches, low.lost) == (RequestStatus.WAITING, 1, 1, 9)
+    assert (low.status, low.preemptions, low.switches, low.recompute_until) == (RequestStatus.WAITING, 1, 1, 9)
     while big.status is not RequestStatus.FINISHED:
         run.step()
     run.step(2.0)
@@ -57,7 +57,7 @@ def test_a_request_that_lost_its_pages_writes_a_token_before_it_is_paused_again(
     for _ in range(400):
         if not run.scheduler.has_work:
             break
-        before = {r.id: (r.lost is not None, r.output_len) for r in run.requests.values()}
+        before = {r.id: (r.recompute_until is not None, r.output_len) for r in run.requests.values()}
         plan = run.plan()
         for request in plan.paused:
             lost, _ = before[request.id]
@@ -80,14 +80,14 @@ def test_no_more_are_paused_than_the_step_has_tokens_for():
     assert run.finish()
 
 
-@pytest.mark.parametrize("seats", [1, 2])
-def test_a_long_prompt_does_not_keep_the_step_from_those_before_it(seats: int):
-    run = Steps(seqs=seats, tokens=8, order="priority")
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_long_prompt_does_not_keep_the_step_from_those_before_it(max_num_seqs: int):
+    run = Steps(seqs=max_num_seqs, tokens=8, order="priority")
     long = run.add("long", 2, prompt=80, priority=1)
     run.step()
     run.add("high", 3, prompt=6)
-    assert run.steps(3) == ("high high high" if seats == 1 else "highlong highlong highlong")
-    assert (long.switches, long.computed) == (1, 8) if seats == 1 else (0, 8 + 2 + 7 + 7)
+    assert run.steps(3) == ("high high high" if max_num_seqs == 1 else "highlong highlong highlong")
+    assert (long.switches, long.computed) == (1, 8) if max_num_seqs == 1 else (0, 8 + 2 + 7 + 7)
     assert run.finish() == ["high", "long"]
 
 

@@ -28,17 +28,17 @@ PAGE_SIZE = 16
 
 def simulate(
     policy: PolicyConfig,
-    seats: int,
+    concurrency: int,
     workload: Workload,
     cost: Cost,
     acceptance: Acceptance | None = None,
     draft_length: int = 0,
 ) -> Served:
-    """With `seats` requests at once and memory for all: the papers' loads are about time, not memory."""
+    """With `concurrency` requests at once and memory for all: the papers' loads are about time, not memory."""
     limit = int((workload.input + workload.output).max())
-    budget = max(2048, seats)
+    budget = max(2048, concurrency)
     pages = len(workload) * -(-limit // PAGE_SIZE)
-    config = SchedulerConfig(seats, budget, limit, None, max(seats, 64), policy)
+    config = SchedulerConfig(concurrency, budget, limit, None, max(concurrency, 64), policy)
     scheduler = Scheduler(config, PagePool(pages, PAGE_SIZE, prefix_caching=False))
     return Simulation(scheduler, workload, cost, acceptance, draft_length).run()
 

@@ -38,14 +38,15 @@ def test_shorter_first_serves_sooner_and_knowing_more_so(mode):
     def arrive(rate: float, rng: np.random.Generator) -> list[arrivals.Arrival]:
         return arrivals.poisson(40, rate, rng)
 
-    seats = 1 if mode == "none" else 4
+    concurrency = 1 if mode == "none" else 4
     figure = {
-        order: ssjf.curve(ssjf.ORDERS[order], arrive, (4, 8), mode, seats, table(), 3, 0) for order in (FCFS, CLASSES)
+        order: ssjf.curve(ssjf.ORDERS[order], arrive, (4, 8), mode, concurrency, table(), 3, 0)
+        for order in (FCFS, CLASSES)
     }
     assert set(figure[FCFS]) == {"4", "8"}
     # An oracle is asked only where nothing was predicted.
     blank = Lengths(table().input, table().output, np.full(len(table()), np.nan))
-    figure[KNOWN] = ssjf.curve(ssjf.ORDERS[KNOWN], arrive, (4, 8), mode, seats, blank, 3, 0)
+    figure[KNOWN] = ssjf.curve(ssjf.ORDERS[KNOWN], arrive, (4, 8), mode, concurrency, blank, 3, 0)
     (predicted, throughput), (known, _) = gains(figure), gains(figure, KNOWN)
     assert 10 < predicted < known < 70
     assert throughput > 1

@@ -37,7 +37,7 @@ def test_contenders_take_turns_on_one_engine(small: None, tmp_path: Path) -> Non
     (tmp_path / "code.jsonl").write_text('{"turns": ["def owl():"]}\n{"turns": ["x = y + y"]}\n')
     (tmp_path / "sums.jsonl").write_text('{"turns": ["1 + 2 = 3, 2 + 2 ="]}\n')
     data = ["--code", str(tmp_path / "code.jsonl"), "--maths", str(tmp_path / "sums.jsonl")]
-    work = ["--engine-prompts", "3", "--engine-seats", "2", "--engine-tokens", "8", "--engine-batches", "1", "3"]
+    work = ["--engine-prompts", "3", "--engine-concurrency", "2", "--engine-tokens", "8", "--engine-batches", "1", "3"]
     out = ["--repeats", "2", "--out", str(tmp_path / "docs")]
     assert main(["paper", "spin", "--engine", *data, *work, *out]) == 0
     engine: dict[str, Any] = json.loads((tmp_path / "docs" / "spin.json").read_text())["engine"]
@@ -64,7 +64,13 @@ def test_the_pipelines_table() -> None:
     turns = {"1": [50.0, 60.0], "2": [60.0, 66.0], "heuristic": [60.0, 66.0]}
     steps = {"1": 10, "2": 20, "heuristic": 20}
     own = {name: [{"tokens_per_s": s, "steps": steps[name]} for s in speeds] for name, speeds in turns.items()}
-    pipeline = {"draft": "owl", "levels": 3, "seats": 8, "tokens": 5, "places": {APART: own, BESIDE: {"1": own["1"]}}}
+    pipeline = {
+        "draft": "owl",
+        "levels": 3,
+        "concurrency": 8,
+        "tokens": 5,
+        "places": {APART: own, BESIDE: {"1": own["1"]}},
+    }
     text = pipeline_section(pipeline)
     assert f"| {APART} | 2 | 63.0 (60 … 66) | 1.15× (1.10 … 1.20) | 2.0 |" in text
     assert f"| {BESIDE} | 1 | 55.0 (50 … 60) | 1.00× (1.00 … 1.00) | 1.0 |" in text

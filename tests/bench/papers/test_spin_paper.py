@@ -172,7 +172,7 @@ def test_micro_batches_that_flow_take_as_long_as_the_busier_side():
 # --- what is compared -------------------------------------------------------------------------------------------------
 
 
-def test_goodput_counts_while_requests_wait_for_seats():
+def test_goodput_counts_while_requests_wait_for_free_slots():
     given = requests_of(np.full((24, 5), 0.6))
     served = simulation(VANILLA["68M"], AS_MEASURED, LLM, given, 0).run()
     found = goodput(served)

@@ -233,7 +233,7 @@ def test_a_request_in_want_of_pages_sends_later_ones_to_the_host():
     assert plan.preempted == (low,) and [w.request.id for w in plan.scheduled] == ["high"]
     (out,) = plan.offload
     assert (out.request, out.device, len(out.host)) == (low, (0, 1, 2, 3, 4), 5)
-    assert (low.status, low.computed, low.swaps, low.lost) == (RequestStatus.SWAPPED, 20, 1, None)
+    assert (low.status, low.computed, low.swaps, low.recompute_until) == (RequestStatus.SWAPPED, 20, 1, None)
     run.answer(plan)
     assert run.finish() == ["high", "low"]
     assert run.scheduler.recomputed_tokens == 0 and low.preemptions == 1 and run.scheduler.num_swaps == 1
@@ -263,7 +263,12 @@ def test_a_full_host_means_computing_anew():
     run.step()
     run.add("high", 4, prompt=16)
     plan = run.plan()
-    assert plan.preempted == (low,) and not plan.offload and low.status is RequestStatus.WAITING and low.lost == 20
+    assert (
+        plan.preempted == (low,)
+        and not plan.offload
+        and low.status is RequestStatus.WAITING
+        and low.recompute_until == 20
+    )
     run.answer(plan)
     assert run.finish() == ["high", "low"]
 

@@ -37,7 +37,7 @@ waits = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 50)), max_size=12)
 
 @settings(max_examples=200, deadline=None)
 @given(waits, st.lists(st.integers(1, 9), max_size=4), st.integers(0, 3), st.one_of(st.none(), st.integers(1, 60)))
-def test_waits_are_what_remains_of_all_before_but_aging_ends_them(jobs, busy, seats, aging):
+def test_waits_are_what_remains_of_all_before_but_aging_ends_them(jobs, busy, free_slots, aging):
     queue, now = WaitingQueue(key), 50.0
     waiting = []
     for i, (length, since) in enumerate(sorted(jobs, key=lambda job: job[1])):
@@ -49,9 +49,9 @@ def test_waits_are_what_remains_of_all_before_but_aging_ends_them(jobs, busy, se
     for r, since in waiting:
         others = [o for o, _ in waiting if place(o) < place(r)]
         ahead = sum(seconds_of(o) for o in (*others, *running) if place(o) < place(r))
-        wait = 0.0 if len(others) < seats else ahead / max(1, len(running))
+        wait = 0.0 if len(others) < free_slots else ahead / max(1, len(running))
         expected[r.id] = wait if aging is None else min(wait, max(0.0, since + aging - now))
-    found = list(by_wait(running, queue, place, seconds_of, seats, aging, now))
+    found = list(by_wait(running, queue, place, seconds_of, free_slots, aging, now))
     assert [seconds for seconds, _ in found] == sorted(seconds for seconds, _ in found)
     assert {r.id: round(seconds, 9) for seconds, r in found} == {i: round(w, 9) for i, w in expected.items()}
 

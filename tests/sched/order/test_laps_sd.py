@@ -185,9 +185,9 @@ def test_the_perceptible_are_not_preempted():
     run.steps(3)  # prefill and two rounds: perceptible, 20 s, the last queue
     laps = run.scheduler.order
     assert isinstance(laps, LapsSd) and laps.perceived(a) == pytest.approx(20)
-    assert laps.yields(a)
+    assert laps.preemptible(a)
     run.step()
-    assert not laps.yields(a)
+    assert not laps.preemptible(a)
     run.add("b", 1)
     run.add("c", 1)
     assert run.steps(16) == " ".join(["a"] * 16) and a.status is RequestStatus.FINISHED

@@ -19,8 +19,8 @@ def workload(arrival: list[float], inputs: list[int], outputs: list[int]) -> Wor
     return Workload(np.array(arrival, float), np.array(inputs), np.array(outputs), np.full(len(arrival), np.nan))
 
 
-def scheduler(seats: int = 4, tokens: int = 64, pages: int = 256) -> Scheduler:
-    return Scheduler(SchedulerConfig(seats, tokens, 512, None, 64), PagePool(pages, 16, prefix_caching=False))
+def scheduler(max_num_seqs: int = 4, tokens: int = 64, pages: int = 256) -> Scheduler:
+    return Scheduler(SchedulerConfig(max_num_seqs, tokens, 512, None, 64), PagePool(pages, 16, prefix_caching=False))
 
 
 def test_one_at_a_time_is_a_queue_with_one_server():
@@ -59,9 +59,9 @@ requests = st.lists(st.tuples(st.floats(0, 20), st.integers(1, 60), st.integers(
 
 @given(requests, st.integers(1, 5), st.integers(0, 4), st.integers(6, 40))
 @settings(max_examples=60, deadline=None)
-def test_everyone_is_served_once_and_the_clock_only_goes_on(rows, seats, drafts, pages):
+def test_everyone_is_served_once_and_the_clock_only_goes_on(rows, max_num_seqs, drafts, pages):
     scheduled = workload(*(list(column) for column in zip(*rows, strict=True)))
-    limits = scheduler(seats, pages=pages)
+    limits = scheduler(max_num_seqs, pages=pages)
     acceptance = Sampled(Process(0.6, 0.1, 0.5), len(scheduled), np.random.default_rng(1)) if drafts else None
     percents: list[int] = []
     served = Simulation(limits, scheduled, Linear(0.01, 0.001), acceptance, drafts).run(lambda: percents.append(1))
@@ -76,12 +76,12 @@ def test_everyone_is_served_once_and_the_clock_only_goes_on(rows, seats, drafts,
     assert served.busy >= served.steps * 0.01
 
 
-def test_requests_come_out_the_same_whatever_the_seats():
+def test_requests_come_out_the_same_whatever_the_free_slots():
     # The random numbers of a request are its own: policies and batch sizes are compared on the same jobs.
-    def rounds(seats: int) -> list[int]:
+    def rounds(max_num_seqs: int) -> list[int]:
         scheduled = workload([0.0] * 12, [8] * 12, [50] * 12)
         drafts = Sampled(Process(0.7, 0.1, 1.0), 12, np.random.default_rng(3))
-        return Simulation(scheduler(seats), scheduled, Linear(1.0), drafts, draft_length=4).run().rounds.tolist()
+        return Simulation(scheduler(max_num_seqs), scheduled, Linear(1.0), drafts, draft_length=4).run().rounds.tolist()
 
     assert rounds(1) == rounds(4)
     assert len(set(rounds(1))) > 1

@@ -39,12 +39,12 @@ def decoding(i: int, output: int) -> Request:
 
 
 def simulation(
-    scheduled: Workload, pages: int = 4096, seats: int = 32, budget: int = 256, **settings: Any
+    scheduled: Workload, pages: int = 4096, max_num_seqs: int = 32, budget: int = 256, **settings: Any
 ) -> tuple[TreeSimulation, PagePool]:
     config = EngineConfig.load(None, **settings)
     times = StepTimes({n: COST.seconds(StepLoad(n)) for n in range(1, budget + 1)})
     pool = PagePool(pages, 16, prefix_caching=False)
-    limits = SchedulerConfig(seats, budget, 4096, None, budget, config.policy, times=times)
+    limits = SchedulerConfig(max_num_seqs, budget, 4096, None, budget, config.policy, times=times)
     scheduler = Scheduler(limits, pool)
     if not config.draft:
         return TreeSimulation(scheduler, scheduled, COST), pool
@@ -136,7 +136,7 @@ def test_the_truth_does_not_depend_on_what_is_drafted():
 def test_every_request_ends_and_pages_return(tree, pace, seed, pages):
     """Under memory pressure too; and every request writes what it has to."""
     scheduled = workload(20, rate=30.0, seed=seed)
-    run, pool = simulation(scheduled, pages=max(pages, 20), seats=6, budget=64, tree=tree, pace=pace)
+    run, pool = simulation(scheduled, pages=max(pages, 20), max_num_seqs=6, budget=64, tree=tree, pace=pace)
     served = run.run()
     assert np.isfinite(served.finished).all() and pool.num_free == pool.num_pages
     assert (served.accepted <= served.drafted).all() and served.drafted.sum() > 0
@@ -195,7 +195,9 @@ def test_switching_costs_what_the_model_says_with_drafts_too():
     """Requests that an order pauses have their KV moved out and in again, where the cost model has a price for it."""
 
     def switched(swap: float) -> tuple[float, int]:
-        run, _ = simulation(workload(count=12, rate=50.0), seats=2, order="las", las={"quantum_ms": 5}, tree="chain")
+        run, _ = simulation(
+            workload(count=12, rate=50.0), max_num_seqs=2, order="las", las={"quantum_ms": 5}, tree="chain"
+        )
         run.cost = Linear(step=10e-3, token=1e-5, swap=swap)
         served = run.run()
         return served.busy, served.pauses

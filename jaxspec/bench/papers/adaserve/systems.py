@@ -47,7 +47,7 @@ BASELINES = INCREMENTAL, SARATHI, SPECINFER
 #: sure the drafter is, are assumed.
 DRAFTS = TreeProcess(Process(0.66, 0.1))
 #: Requests that run at once, at most, and positions of the model.
-SEATS, CONTEXT = 256, 4096
+CONCURRENCY, CONTEXT = 256, 4096
 #: Tokens of a step: of one that decodes as well, Sarathi-Serve's for strict targets; of one that only computes prompts,
 #: as many as the engine allows.
 CHUNK, PROMPTS = 512, 2048
@@ -61,7 +61,13 @@ def simulation(
     config = EngineConfig.load(None, **{"max_num_batched_tokens": PROMPTS if first else CHUNK, **settings})
     times = step_times(machine.cost, CONTEXT)
     limits = SchedulerConfig(
-        SEATS, config.max_num_batched_tokens, CONTEXT, None, config.max_num_batched_tokens, config.policy, times=times
+        CONCURRENCY,
+        config.max_num_batched_tokens,
+        CONTEXT,
+        None,
+        config.max_num_batched_tokens,
+        config.policy,
+        times=times,
     )
     scheduler = Scheduler(limits, PagePool(machine.positions() // PAGE_SIZE, PAGE_SIZE, prefix_caching=False))
     if not config.draft:

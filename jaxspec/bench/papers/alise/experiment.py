@@ -59,7 +59,7 @@ LIMIT = 0.2
 #: Log-normal error whose mean is Table 2's for OPT-13B (0.123 of the length); and one as of SSJF's predictor.
 ERROR, LARGE_ERROR = 0.154, 0.5
 #: Requests that a step may be full of, and prompt tokens that it computes beside decoding.
-SEATS, BUDGET = 256, 512
+CONCURRENCY, BUDGET = 256, 512
 HOST_BYTES = 64 * 2**30
 #: Consecutive requests of Fig. 9.
 SAMPLE = 200
@@ -201,9 +201,9 @@ def serve(system: System, machine: Machine, work: Workload, longest: int, seed: 
     if system.error is not None:
         work = work.predict(noisy(work.output, system.error, np.random.default_rng(seed)))
     positions = machine.positions(system.kv)
-    seats = max(1, positions // longest) if system.reserving else SEATS
+    concurrency = max(1, positions // longest) if system.reserving else CONCURRENCY
     config = SchedulerConfig(
-        seats, max(BUDGET, seats), CONTEXT, None, max(64, seats), PolicyConfig.model_validate(system.policy),
+        concurrency, max(BUDGET, concurrency), CONTEXT, None, max(64, concurrency), PolicyConfig.model_validate(system.policy),
         host_pages=int(HOST_BYTES / (PAGE_SIZE * machine.kv_bytes * system.kv)),
         costs=machine.swap_costs(PAGE_SIZE, system.kv),
     )  # fmt: skip

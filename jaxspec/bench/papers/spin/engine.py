@@ -45,7 +45,7 @@ CHOICES: Mapping[str, Mapping[str, Any]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     engine = parser.add_argument_group("of --engine")
     engine.add_argument("--engine-prompts", type=options.count, default=12, metavar="N", help="of each kind (12)")
-    engine.add_argument("--engine-seats", type=options.count, default=4, metavar="N", help="requests at once (4)")
+    engine.add_argument("--engine-concurrency", type=options.count, default=4, metavar="N", help="requests at once (4)")
     engine.add_argument("--engine-tokens", type=options.count, default=96, metavar="N", help="of an answer (96)")
     engine.add_argument(
         "--engine-batches", type=options.count, nargs="*", default=(1, 2, 4, 8, 16, 32), metavar="N",
@@ -182,7 +182,7 @@ def on_engine(args: argparse.Namespace) -> dict[str, Any]:
         raise BenchError(explained(error)) from None
     sizes, repeats = args.engine_batches, args.repeats or 3
     common = {"draft": list(DRAFTERS), "prefix_caching": False, "max_model_len": 2048, **more}
-    presets = {"choices": {**common, "max_num_seqs": args.engine_seats}}
+    presets = {"choices": {**common, "max_num_seqs": args.engine_concurrency}}
     if sizes:
         presets["batches"] = {**common, "draft": [CHAIN["draft"]], "max_num_seqs": max(sizes)}
     with engines(presets, args.model) as loaded:
@@ -204,6 +204,6 @@ def on_engine(args: argparse.Namespace) -> dict[str, Any]:
                 by_size = own.batches(sizes, repeats, advance)
         picked = Counter(choices.drafters[i] for i in choices.best.values())
     return {
-        "prompts": len(ids), "seats": args.engine_seats, "tokens": args.engine_tokens, "systems": found,
+        "prompts": len(ids), "concurrency": args.engine_concurrency, "tokens": args.engine_tokens, "systems": found,
         "best": dict(picked), "batches": by_size,
     }  # fmt: skip

@@ -32,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pipeline-draft", default="truncated:15", metavar="D", help="a draft model (truncated:15, half of the target)"
     )
     pipeline.add_argument("--pipeline-levels", type=options.count, default=4, metavar="N", help="of its chains (4)")
-    pipeline.add_argument("--pipeline-seats", type=options.count, default=16, metavar="N", help="requests at once (16)")
+    pipeline.add_argument(
+        "--pipeline-concurrency", type=options.count, default=16, metavar="N", help="requests at once (16)"
+    )
     pipeline.add_argument("--pipeline-tokens", type=options.count, default=32, metavar="N", help="of an answer (32)")
 
 
@@ -52,13 +54,13 @@ def pipelined(args: argparse.Namespace) -> dict[str, Any]:
         raise BenchError(explained(error)) from None
     common = {
         "draft": [args.pipeline_draft], "tree": "chain", "draft_levels": args.pipeline_levels,
-        "max_num_seqs": args.pipeline_seats, "max_model_len": 1024, **more,
+        "max_num_seqs": args.pipeline_concurrency, "max_model_len": 1024, **more,
     }  # fmt: skip
     presets = {APART: {**common, "draft_devices": {args.pipeline_draft: 1}}, BESIDE: common}
     repeats = args.repeats or 3
     with engines(presets, args.model) as loaded:
         own = loaded[APART]
-        ids = [chat_ids(own.tokenizer, text) for text in texts[: args.pipeline_seats]]
+        ids = [chat_ids(own.tokenizer, text) for text in texts[: args.pipeline_concurrency]]
         params = SamplingParams(temperature=0, max_tokens=args.pipeline_tokens, ignore_eos=True)
         turns = [(APART, name) for name in PARTS] + [(BESIDE, "1"), (BESIDE, "heuristic")]
         found: dict[str, dict[str, list[dict[str, float]]]] = {APART: {}, BESIDE: {}}
@@ -70,7 +72,7 @@ def pipelined(args: argparse.Namespace) -> dict[str, Any]:
                         found[place].setdefault(name, []).append(one)
                     advance()
     return {
-        "draft": args.pipeline_draft, "levels": args.pipeline_levels, "seats": args.pipeline_seats,
+        "draft": args.pipeline_draft, "levels": args.pipeline_levels, "concurrency": args.pipeline_concurrency,
         "tokens": args.pipeline_tokens, "places": found,
     }  # fmt: skip
 

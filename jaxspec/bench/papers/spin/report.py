@@ -64,7 +64,7 @@ def engine_section(engine: Mapping[str, Any]) -> str:
         *(f"{kind}: tokens/s of a request" for kind in kinds), "changes of drafter", "their share of the time",
     ]  # fmt: skip
     best = ", ".join(f"{name} {count}" for name, count in sorted(engine["best"].items(), key=lambda item: -item[1]))
-    text = f"{engine['prompts']} requests, {engine['seats']} at once, up to {engine['tokens']} tokens each."
+    text = f"{engine['prompts']} requests, {engine['concurrency']} at once, up to {engine['tokens']} tokens each."
     return page.table(header, rows) + f"\n\n{text} Best alone, by request: {best}."
 
 
@@ -100,7 +100,7 @@ def pipeline_section(pipeline: Mapping[str, Any]) -> str:
         ]
     header = ["drafter on", "micro-batches", "tokens/s", "by one", "target's steps, by one"]
     text = (
-        f"{pipeline['draft']}, chains of {pipeline['levels']}, {pipeline['seats']} requests at once,"
+        f"{pipeline['draft']}, chains of {pipeline['levels']}, {pipeline['concurrency']} requests at once,"
         f" {pipeline['tokens']} tokens each."
     )
     return page.table(header, rows) + f"\n\n{text}"

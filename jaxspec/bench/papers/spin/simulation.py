@@ -17,11 +17,11 @@ from jaxspec.bench.papers.spin.difficulty import EASE, SSMS, WINDOW, Dataset, ac
 from jaxspec.bench.papers.spin.oracle import Heard
 from jaxspec.bench.papers.spin.systems import (
     CHOICES,
+    CONCURRENCY,
     LBSS,
     LEARNED,
     NONE,
     ORACLE,
-    SEATS,
     SPIN,
     SYSTEMS,
     TOGETHER,
@@ -103,18 +103,18 @@ class Bench:
     advance: Advance
 
     def point(
-        self, system: System, data: Dataset, costs: Costs = AS_MEASURED, llm: str = LLM, seats: int = SEATS
+        self, system: System, data: Dataset, costs: Costs = AS_MEASURED, llm: str = LLM, concurrency: int = CONCURRENCY
     ) -> Point:  # fmt: skip
         """What a system makes of it: means over the seeds."""
         found = []
         for seed in self.seeds:
-            requests = data.requests(max(self.jobs, 6 * seats), seed)
-            run = simulation(system, costs, llm, requests, seed, seats)
+            requests = data.requests(max(self.jobs, 6 * concurrency), seed)
+            run = simulation(system, costs, llm, requests, seed, concurrency)
             heard = None
             if run.speculator is not None and run.speculator.choice is not None:
                 heard = run.speculator.choice = Heard(run.speculator.choice)
             served = run.run()
-            own = {"own": seats * heard.tokens / heard.seconds} if heard else {}
+            own = {"own": concurrency * heard.tokens / heard.seconds} if heard else {}
             rounds = max(1, int(served.rounds.sum()))
             found.append({**goodput(served), "round": float(served.accepted.sum()) / rounds, **own})
         self.advance()
@@ -140,8 +140,8 @@ def simulate(args: argparse.Namespace, advance: Advance = lambda: None) -> dict[
                       for llm in CHOSEN_FOR},
         "verification": {name: verification(bench, own, AS_MEASURED) for name, own in data.items()},
         "speedup": {kind: speedup(bench, data["alpaca"], costs) for kind, costs in CALIBRATIONS.items()},
-        "pipeline": {str(seats): {name: pipeline(bench, data[name], seats) for name in ("alpaca", "cp")}
-                     for seats in CROWDS},
+        "pipeline": {str(concurrency): {name: pipeline(bench, data[name], concurrency) for name in ("alpaca", "cp")}
+                     for concurrency in CROWDS},
         "residual": {str(s): residual(bench, data["alpaca"].differing(s)) for s in RESIDUALS},
         "settings": {str(n): settings(bench, data["alpaca"].writing(n)) for n in ANSWERS},
     }  # fmt: skip
@@ -151,7 +151,9 @@ def facts(data: Dataset) -> dict[str, Any]:
     """Shares of requests that each draft model serves with the least latency (Fig. 2), in a batch as in Fig. 10."""
     drawn = data.requests(20_000, 0).rates
     step = usual_step(AS_MEASURED.targets[LLM])
-    seconds = np.array([step + AS_MEASURED.drafts[name].seconds(SEATS, 2 * SEATS, WINDOW, 1) for name in SSMS])
+    seconds = np.array(
+        [step + AS_MEASURED.drafts[name].seconds(CONCURRENCY, 2 * CONCURRENCY, WINDOW, 1) for name in SSMS]
+    )
     best = ((1 + accepted(drawn)) / seconds).argmax(1)
     return {
         "best": (np.bincount(best, minlength=len(SSMS)) / len(best)).tolist(), "rates": drawn.mean(0).tolist(),
@@ -160,7 +162,7 @@ def facts(data: Dataset) -> dict[str, Any]:
 
 def usual_step(cost: Cost) -> float:
     """Of verifying a batch of Alpaca's, padded."""
-    return cost.seconds(StepLoad(SEATS * (1 + WINDOW), 0, 189 * SEATS))
+    return cost.seconds(StepLoad(CONCURRENCY * (1 + WINDOW), 0, 189 * CONCURRENCY))
 
 
 # --- Fig. 4 and 12 ----------------------------------------------------------------------------------------------------
@@ -188,11 +190,13 @@ def verification(bench: Bench, data: Dataset, costs: Costs) -> dict[str, dict[st
     and the most gigabytes of KV."""
     found: dict[str, dict[str, Point]] = {}
     for name, padded in PADDING.items():
-        for seats in BATCHES:
+        for concurrency in BATCHES:
             log = Log(costs.targets[LLM])
-            bench.point(replace(VANILLA["68M"], padded=padded), data, replace(costs, targets={LLM: log}), LLM, seats)
+            bench.point(
+                replace(VANILLA["68M"], padded=padded), data, replace(costs, targets={LLM: log}), LLM, concurrency
+            )
             loads = log.verifying()
-            found.setdefault(name, {})[str(seats)] = {
+            found.setdefault(name, {})[str(concurrency)] = {
                 "ms": 1e3 * float(np.mean([costs.targets[LLM].seconds(load) for load in loads])),
                 "tokens": float(np.mean([load.tokens for load in loads])),
                 "positions": float(np.mean([load.context for load in loads])),
@@ -206,11 +210,11 @@ def speedup(bench: Bench, data: Dataset, costs: Costs) -> dict[str, dict[str, Po
     systems = {"none": NONE, **{name: VANILLA[name] for name in ("68M", "1.1B")}}
     return {
         name: {
-            str(seats): {
-                key: bench.point(replace(own, padded=padded), data, costs, LLM, seats)["tokens"]
+            str(concurrency): {
+                key: bench.point(replace(own, padded=padded), data, costs, LLM, concurrency)["tokens"]
                 for key, own in systems.items()
             }
-            for seats in BATCHES
+            for concurrency in BATCHES
         }
         for name, padded in PADDING.items()
     }
@@ -219,13 +223,13 @@ def speedup(bench: Bench, data: Dataset, costs: Costs) -> dict[str, dict[str, Po
 # --- Fig. 13, and what the gains hang on ------------------------------------------------------------------------------
 
 
-def pipeline(bench: Bench, data: Dataset, seats: int) -> dict[str, dict[str, Point]]:
+def pipeline(bench: Bench, data: Dataset, concurrency: int) -> dict[str, dict[str, Point]]:
     """Packed, by micro-batches: where all wait for one another at a step's end, as in the engine, and where they flow
     on."""
 
     def point(parts: int | None, flowing: bool) -> Point:
         system = replace(SYSTEMS[SPIN], micro_batches=parts, flowing=flowing)
-        return bench.point(system, data, AS_MEASURED, LLM, seats)
+        return bench.point(system, data, AS_MEASURED, LLM, concurrency)
 
     return {
         name: {str(parts): point(parts, flowing) for parts in PARTS}

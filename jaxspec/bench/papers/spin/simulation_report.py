@@ -176,12 +176,12 @@ def speedup(kinds: Mapping[str, Mapping[str, Points]]) -> str:
 
 def pipeline(crowds: Mapping[str, Mapping[str, Mapping[str, Points]]]) -> str:
     rows = []
-    for seats, by_data in crowds.items():
+    for concurrency, by_data in crowds.items():
         for name, kinds in by_data.items():
             for kind, found in kinds.items():
                 base = found["1"]["accepted"]
                 cells = [f"{found[str(parts)]['accepted'] / base:.2f}×" for parts in PARTS]
-                rows.append([f"{TITLES[name]}, {seats} requests", kind, *cells])
+                rows.append([f"{TITLES[name]}, {concurrency} requests", kind, *cells])
     names = ["heuristic" if parts is None else str(parts) for parts in PARTS]
     return page.table(["goodput by that of one micro-batch", "", *names], rows)
 
@@ -235,11 +235,11 @@ def draw(out: Path, simulated: Mapping[str, Any]) -> None:
     bars(out / "spin_goodput.png", by_data, tuple(SYSTEMS))
     bars(out / "spin_selection.png", simulated["selection"][LLM], tuple(CHOICES))
     panels = {
-        f"{TITLES[name]}, {seats} requests": {
+        f"{TITLES[name]}, {concurrency} requests": {
             kind: [(float(parts), found[parts]["accepted"]) for parts in found if parts != "None"]
             for kind, found in kinds.items()
         }
-        for seats, by_name in simulated["pipeline"].items()
+        for concurrency, by_name in simulated["pipeline"].items()
         for name, kinds in by_name.items()
     }
     plot.curves(out / "spin_simulated_pipeline.png", panels, "micro-batches", "accepted tokens/s")

@@ -24,7 +24,7 @@ from jaxspec.sched.sim.simulator import Served
 from jaxspec.sched.sim.tree_simulator import TreeSimulation
 
 #: §VI-B1: requests that run at once. Tokens of a step that computes prompts.
-SEATS, PROMPTS = 8, 2048
+CONCURRENCY, PROMPTS = 8, 2048
 #: Whom it draws for a request in a step is in the paper the best with the chance of 0.2 (§VI-B2).
 AS_WRITTEN = {"epsilon": 0.8}
 
@@ -80,7 +80,7 @@ class _Given:
 
 
 def simulation(
-    system: System, costs: Costs, llm: str, requests: Requests, seed: int, seats: int = SEATS
+    system: System, costs: Costs, llm: str, requests: Requests, seed: int, concurrency: int = CONCURRENCY
 ) -> TreeSimulation:
     """Ready to run. The same seed gives every system the same drafts and the same truth."""
     settings = {"tree": "chain", "draft_levels": WINDOW, "prefill": "first", "policy_seed": seed, **system.settings}
@@ -88,8 +88,8 @@ def simulation(
     work, cost = requests.work, costs.targets[llm]
     longest = int((work.input + work.output).max())
     times = step_times(cost, PROMPTS)
-    limits = SchedulerConfig(seats, PROMPTS, longest, None, PROMPTS, config.policy, times=times)
-    pool = PagePool(seats * -(-longest // PAGE_SIZE), PAGE_SIZE, prefix_caching=False)
+    limits = SchedulerConfig(concurrency, PROMPTS, longest, None, PROMPTS, config.policy, times=times)
+    pool = PagePool(concurrency * -(-longest // PAGE_SIZE), PAGE_SIZE, prefix_caching=False)
     scheduler = Scheduler(limits, pool)
     if not system.ssms:
         return TreeSimulation(scheduler, work, cost, padded=system.padded)
@@ -102,10 +102,10 @@ def simulation(
         for name in system.ssms
     ]  # fmt: skip
     speculator = arrange(config, drafters, times, tree_policy(config, times))
-    rounds = [d.seconds(seats, 2 * seats, WINDOW, 1) for d in drafters]
-    step = lambda: times.of(seats * (1 + WINDOW))  # noqa: E731
+    rounds = [d.seconds(concurrency, 2 * concurrency, WINDOW, 1) for d in drafters]
+    step = lambda: times.of(concurrency * (1 + WINDOW))  # noqa: E731
     if system.knowing == "each":
-        speculator.choice = Oracle(requests.rates, rounds, step, [seats] * len(drafters))
+        speculator.choice = Oracle(requests.rates, rounds, step, [concurrency] * len(drafters))
     elif system.knowing == "together":
         speculator.choice = Together(requests.rates, rounds, step)
     kind = Flowing if system.flowing else TreeSimulation

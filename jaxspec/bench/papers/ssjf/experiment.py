@@ -29,7 +29,7 @@ from jaxspec.sched.sim.cost import SSJF
 from jaxspec.sched.sim.simulator import Served
 from jaxspec.sched.sim.workload import Lengths, Workload, class_accuracy, join, noise_of_accuracy, noisy, read_lengths
 
-JOBS, MORE_JOBS, REPEATS, SEATS = 50, 200, 20, 4
+JOBS, MORE_JOBS, REPEATS, CONCURRENCY = 50, 200, 20, 4
 RATES: Sequence[float] = (1, 3, 5, 7, 9)
 CVS: Sequence[float] = (1, 2, 3, 4, 5)
 CV_RATE = 0.03
@@ -106,12 +106,14 @@ def simulated(args: argparse.Namespace, lengths: Mapping[str, Lengths]) -> dict[
     with progress("experiments", len(wanted) + 2 * len(SIZES) + 4) as advance:
 
         def figure(
-            load: str, mode: str, seats: int = SEATS, orders: Sequence[str] = names, **more: Any
+            load: str, mode: str, concurrency: int = CONCURRENCY, orders: Sequence[str] = names, **more: Any
         ) -> dict[str, Curve]:
             arrive, xs = loads[load]
-            seats = 1 if mode == "none" else seats
+            concurrency = 1 if mode == "none" else concurrency
             found = {
-                order: curve({**ORDERS[order], **more}, arrive, xs, mode, seats, tables[order], repeats, args.seed)
+                order: curve(
+                    {**ORDERS[order], **more}, arrive, xs, mode, concurrency, tables[order], repeats, args.seed
+                )
                 for order in orders
             }
             advance()
@@ -150,21 +152,21 @@ def curve(
     arrive: Arrive,
     xs: Sequence[float],
     mode: str,
-    seats: int,
+    concurrency: int,
     table: Lengths,
     repeats: int,
     seed: int,
 ) -> Curve:
     """Mean over `repeats` for each load; every order and mode gets the same jobs at the same times."""
     policy = PolicyConfig.model_validate(
-        {"batching": mode, "max_batch_size": seats, "batch_wait_timeout_ms": SHORT_WAIT, **order}
+        {"batching": mode, "max_batch_size": concurrency, "batch_wait_timeout_ms": SHORT_WAIT, **order}
     )
     points: Curve = {}
     for at, x in enumerate(xs):
         found = []
         for repeat in range(repeats):
             rng = np.random.default_rng([seed, at, repeat])
-            served = simulate(policy, seats, join(arrive(x, rng), table, 32, rng), SSJF)
+            served = simulate(policy, concurrency, join(arrive(x, rng), table, 32, rng), SSJF)
             if mode == "dynamic":
                 served = returned_together(served)
             found.append((float(served.jct.mean()), served.throughput_at(0.25)))
@@ -212,8 +214,8 @@ def on_engine(args: argparse.Namespace, lengths: Lengths) -> dict[str, Any]:
     results: dict[str, Any] = {}
     with progress("turns", len(MODES) * len(ORDERS) * (repeats + 1)) as advance:
         for mode in MODES:
-            seats = 1 if mode == "none" else SEATS
-            limits = {"batching": mode, "max_num_seqs": seats, "max_batch_size": seats, "draft": []}
+            concurrency = 1 if mode == "none" else CONCURRENCY
+            limits = {"batching": mode, "max_num_seqs": concurrency, "max_batch_size": concurrency, "draft": []}
             noise = {"predictor": "noisy_oracle", "predictor_noise": sigma}
             orders = {FCFS: ORDERS[FCFS], NOISY: {**ORDERS[NOISY], **noise}, KNOWN: ORDERS[KNOWN]}
             with engines({name: {**limits, **order, **more} for name, order in orders.items()}, args.model) as loaded:

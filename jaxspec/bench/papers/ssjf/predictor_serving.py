@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SEATS = 4
+CONCURRENCY = 4
 ORDERS = FCFS, TRAINED, KNOWN = "FCFS", "SSJF, trained predictor", "SJF, lengths known"
 #: Each batching mode, and how many requests it runs at once.
-MODES: Mapping[str, int] = {"none": 1, "dynamic": SEATS, "continuous": SEATS}
+MODES: Mapping[str, int] = {"none": 1, "dynamic": CONCURRENCY, "continuous": CONCURRENCY}
 
 
 @dataclass(frozen=True)
