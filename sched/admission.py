@@ -39,7 +39,7 @@ def least(times: StepTimes, levels: int, prompt_tokens: int) -> Slo:
     return Slo(_POSSIBLE * times.of(1) / (1 + levels), _POSSIBLE * times.of(prompt_tokens))
 
 
-class Promises:
+class SloAdmission:
     """The targets for the time per output token (TPOT) that are being kept, and whether one more can be.
 
     Let t be the tightest of the targets t_i, the new one's included, and g the tokens that a verification gives. With

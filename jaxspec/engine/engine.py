@@ -29,7 +29,7 @@ from jaxspec.models.load import LoadedModel
 from jaxspec.outputs import OutputDelta, RequestMetrics
 from jaxspec.predict.predictor import TextPredictor
 from jaxspec.sampling_params import InvalidRequest, SamplingParams, check_request
-from jaxspec.sched.admission import Promises, least
+from jaxspec.sched.admission import SloAdmission, least
 from jaxspec.sched.plan import RequestResult, ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import NO_DRAFTS, QueueFull
@@ -77,7 +77,7 @@ class Engine:
         self.speculator = parts.speculator
         self._model_runner, self._times, self._host = parts.model_runner, parts.model_runner.times, parts.host
         self._pool, self._scheduler, self._predictions = parts.pool, parts.scheduler, parts.predictions
-        self._promises = Promises(
+        self._admission = SloAdmission(
             self._times,
             strict=config.slo.admission == "strict",
             paced=config.pace != "none",
@@ -188,7 +188,7 @@ class Engine:
                 raise InvalidRequest("request_id", f"request {request.id!r} is already running")
             seed = params.seed if params.seed is not None else int(self._random.integers(0, 2**63))
             state = RequestState(request, params, seed, self.tokenizer, stop_ids, on_output)
-            self._promise(request)
+            self._admit(request)
             self._states[request.id] = state
             self._inbox.append((state, False))
             self._queued += 1
@@ -214,16 +214,16 @@ class Engine:
             check_possible(slo, least(self._times, levels, len(prompt_ids) - spared), self.config.slo.slo)
         return most
 
-    def _promise(self, request: Request) -> None:
+    def _admit(self, request: Request) -> None:
         spared = 0
         if request.reuse_prefix:
             spared = self._pool.cached(request.tokens, request.prompt_len - 1, request.page_keys)
         others = (state.request for state in self._states.values())
-        self._promises.admit(request, request.prompt_len - spared, others, self._counters.experience)
+        self._admission.admit(request, request.prompt_len - spared, others, self._counters.experience)
 
     def stats(self) -> EngineStats:
         return snapshot(
-            self._counters, self._scheduler, self._model_runner, self._host, self._queued, self._promises.refused,
+            self._counters, self._scheduler, self._model_runner, self._host, self._queued, self._admission.refused,
             self._predictions.counts if self._predictions else None, self.speculator, self.warm_up,
         )  # fmt: skip
 
@@ -406,7 +406,7 @@ class Engine:
         request_id = state.request.id
         with self._lock:
             self._states.pop(request_id, None)
-            self._promises.release(request_id)
+            self._admission.release(request_id)
         self._last_token.pop(request_id, None)
         if self.speculator:
             self.speculator.forget(state.request)

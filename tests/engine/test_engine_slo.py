@@ -13,7 +13,7 @@ from helpers.generation import check_clean
 from helpers.serving import eventually, serving
 from jaxspec import LLM, InvalidRequest, SamplingParams
 from jaxspec.outputs import OutputDelta, RequestMetrics
-from jaxspec.sched.admission import Promises, SloRefused
+from jaxspec.sched.admission import SloAdmission, SloRefused
 from jaxspec.sched.slo import NONE, Slo
 from jaxspec.sched.timing import StepTimes
 from jaxspec.serve.attainment import attainment
@@ -51,7 +51,7 @@ def llm() -> Iterator[LLM]:
 def slow(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
     """It takes its steps to be slow; so a target of 20 ms a token can be promised to one request."""
     monkeypatch.setattr(llm.engine, "_times", TIMES)
-    monkeypatch.setattr(llm.engine, "_promises", Promises(TIMES, strict=True, paced=True, max_num_seqs=6))
+    monkeypatch.setattr(llm.engine, "_promises", SloAdmission(TIMES, strict=True, paced=True, max_num_seqs=6))
     return llm
 
 
@@ -96,7 +96,7 @@ def test_targets_of_prompts_and_their_categories(llm: LLM):
     (one,) = llm.generate("x", GREEDY, slo={"category": "chat"})
     assert one.metrics.slo == Slo(tpot=5.0) and one.metrics.tpot_slack is not None and one.metrics.tpot_slack > 0
     check_clean(llm)
-    assert not len(llm.engine._promises)
+    assert not len(llm.engine._admission)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_what_is_cached_need_not_be_computed(slow: LLM):
 def test_the_configurations_own_targets_are_just_missed(llm: LLM, monkeypatch: pytest.MonkeyPatch):
     settings = llm.engine.config.slo.model_copy(update={"tpot_ms": 0.002, "admission": "best_effort"})
     monkeypatch.setattr(llm.engine, "config", llm.engine.config.model_copy(update={"slo": settings}))
-    monkeypatch.setattr(llm.engine, "_promises", Promises(TIMES, strict=False, paced=True, max_num_seqs=6))
+    monkeypatch.setattr(llm.engine, "_promises", SloAdmission(TIMES, strict=False, paced=True, max_num_seqs=6))
     (one,) = llm.generate([PROMPT], GREEDY)
     assert one.metrics.tpot_attained is False
     with pytest.raises(InvalidRequest, match="impossible"):
@@ -164,7 +164,7 @@ class Running:
 
 
 def test_promises_end_with_their_requests(slow: LLM):
-    promised = slow.engine._promises
+    promised = slow.engine._admission
     refused = 0
     for end in ("length", "abort", "broken"):
         running = Running(slow, broken=end == "broken")
@@ -187,7 +187,7 @@ def test_generate_says_so_and_leaves_nothing_behind(slow: LLM):
             [PROMPT], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True, n=3), slo={"tpot_ms": 20}
         )
     eventually(lambda: not slow.engine._states)
-    assert len(slow.engine._promises) == 0
+    assert len(slow.engine._admission) == 0
     check_clean(slow)
 
 
@@ -202,7 +202,7 @@ def test_whoever_has_no_target_is_let_in(slow: LLM, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("failing", [False, True])
 def test_promises_end_with_their_engine(failing: bool, monkeypatch: pytest.MonkeyPatch):
     with tiny.llm(**SETTINGS | {"token_buckets": [16], "max_num_seqs": 1}) as llm:
-        made = llm.engine._promises = Promises(TIMES, strict=True, paced=True, max_num_seqs=6)
+        made = llm.engine._admission = SloAdmission(TIMES, strict=True, paced=True, max_num_seqs=6)
         llm.engine._times = TIMES
         running = Running(llm)
         assert len(made) == 1
@@ -233,7 +233,7 @@ def test_the_server_says_why(slow: LLM):
         assert (refused.status_code, error["type"], error["code"]) == (429, "rate_limit_error", "slo_unattainable")
         assert error["param"] == "slo" and "slo.tpot_ms: 20 cannot be kept beside 1 requests" in error["message"]
         assert refused.headers["retry-after"] == "1"
-        eventually(lambda: len(slow.engine._promises) == 0)
+        eventually(lambda: len(slow.engine._admission) == 0)
         metrics = ask({"category": "chat"}).raise_for_status().json()["metrics"]
         assert metrics["slo"]["tpot_ms"] == 5000 and metrics["slo"]["tpot_attained"] is True
         assert 0 < metrics["slo"]["tpot_slack_ms"] < 5000

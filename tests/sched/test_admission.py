@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxspec.sched.admission import MARGIN, Experience, Promises, SloRefused, least
+from jaxspec.sched.admission import MARGIN, Experience, SloAdmission, SloRefused, least
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
 from jaxspec.sched.timing import StepTimes
@@ -25,11 +25,11 @@ def decoding(name: str) -> Request:
     return Request(name, 4, [0] * 9, 50, 0.0, computed=8, first_token=0.1)
 
 
-def promises(paced: bool = True, max_num_seqs: int = 8) -> Promises:
-    return Promises(TIMES, strict=True, paced=paced, max_num_seqs=max_num_seqs)
+def promises(paced: bool = True, max_num_seqs: int = 8) -> SloAdmission:
+    return SloAdmission(TIMES, strict=True, paced=paced, max_num_seqs=max_num_seqs)
 
 
-def fits(made: Promises, number: int, tpot: float, **seen: float) -> int:
+def fits(made: SloAdmission, number: int, tpot: float, **seen: float) -> int:
     """How many of so many requests with this target are let in."""
     count = 0
     for i in range(number):
@@ -102,7 +102,7 @@ def test_nothing_is_refused_that_was_not_promised():
     made = promises(max_num_seqs=1)
     for i in range(100):
         made.admit(request(str(i)), 4, [decoding("a")])
-    easy = Promises(TIMES, strict=False, paced=True, max_num_seqs=1)
+    easy = SloAdmission(TIMES, strict=False, paced=True, max_num_seqs=1)
     for i in range(100):
         easy.admit(request(str(i), 0.001, 0.001), 4, [decoding("a")])
     assert len(made) == len(easy) == made.refused == easy.refused == 0
