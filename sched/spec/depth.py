@@ -45,7 +45,7 @@ _MARGIN = 0.03
 
 
 @dataclass(slots=True)
-class Share:
+class FadingRate:
     """How often something came true, older observations fading; `guess` counts as a few of them."""
 
     guess: float
@@ -71,8 +71,8 @@ class Calibration:
 
     def __init__(self) -> None:
         middles = [0.01, *((a + b) / 2 for a, b in zip(_EDGES, [*_EDGES[1:], 1.0], strict=True))]
-        self._shares = [Share(m) for m in middles]
-        self._levels: list[Record] = []
+        self._shares = [FadingRate(m) for m in middles]
+        self._levels: list[AcceptanceRecord] = []
 
     def rates(self) -> np.ndarray:
         """`[bins]` between the bounds."""
@@ -88,7 +88,7 @@ class Calibration:
 
     def observe(self, logprob: float, accepted: bool, level: int) -> None:
         share = self._shares[int(np.searchsorted(_LOG_EDGES, logprob))]
-        self._levels += [Record(_LEVEL_PRIOR, _LEVEL_PRIOR) for _ in range(level - len(self._levels))]
+        self._levels += [AcceptanceRecord(_LEVEL_PRIOR, _LEVEL_PRIOR) for _ in range(level - len(self._levels))]
         keep = 1 - 1 / _MEMORY
         at = self._levels[level - 1]
         at.expected = keep * at.expected + (1 - keep) * _LEVEL_PRIOR + share.value
@@ -97,7 +97,7 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class DraftTimes:
     """Seconds of a step, and of a drafting round by what it holds."""
 
     step: StepTimes
@@ -106,7 +106,7 @@ class Times:
 
 
 @dataclass(slots=True)
-class Record:
+class AcceptanceRecord:
     """What is known of one request: draft nodes' expected and actual acceptance, both fading."""
 
     expected: float = _PRIOR
@@ -122,14 +122,14 @@ class Record:
         self.accepted = 0.97 * self.accepted + 0.03 * _PRIOR + accepted
 
 
-class Speculation:
+class DepthController:
     """Decides for one drafter. `most` bounds what is considered; levels and widths are what the drafter offers."""
 
-    def __init__(self, times: Times, most: Lookahead, widths: Sequence[int]) -> None:
+    def __init__(self, times: DraftTimes, most: Lookahead, widths: Sequence[int]) -> None:
         self.times, self.most, self.widths = times, most, list(widths)
         self.calibration = Calibration()
         #: P(some node of level j is accepted | level j - 1 was), by width and level.
-        self._reach = {w: [Share(_HOPE) for _ in range(most.levels)] for w in widths}
+        self._reach = {w: [FadingRate(_HOPE) for _ in range(most.levels)] for w in widths}
         #: Draft nodes a request that were worth verifying, of late.
         self._nodes = {w: float(most.levels) for w in widths}
         #: Steps without drafts since the last look, and after how many the next one is due.
@@ -139,7 +139,7 @@ class Speculation:
         self.probing = False
         self._last_round: float | None = None
 
-    def decide(self, requests: int, catch_up: int, records: Sequence[Record], others: int = 0) -> Lookahead:
+    def decide(self, requests: int, catch_up: int, records: Sequence[AcceptanceRecord], others: int = 0) -> Lookahead:
         """How far to draft for so many decoding requests, with `catch_up` tokens that the drafter has not seen, beside
         `others` that decode without it."""
         if self._rest and requests == self._resting_with:
@@ -180,12 +180,14 @@ class Speculation:
         """Seconds of the last round that `usual_round` was asked for, whatever the levels are now."""
         return self._last_round or self.times.round(1, USUAL_CATCH_UP, 1, self.widths[0])
 
-    def rest(self) -> Lookahead:
+    def off(self) -> Lookahead:
         """Nobody is to be drafted for."""
         self.levels, self.probing = 0, False
         return Lookahead()
 
-    def hasten(self, needy: int, decoding: int, catch_up: int, records: Sequence[Record], room: int) -> Lookahead:
+    def decide_for_late(
+        self, needy: int, decoding: int, catch_up: int, records: Sequence[AcceptanceRecord], room: int
+    ) -> Lookahead:
         """How far to draft for `needy` of the `decoding` requests, so that those few get their tokens soonest.
 
         Not at all if drafts make a step longer than they are worth, even to them. At most `room` draft nodes.
@@ -243,11 +245,13 @@ class Speculation:
             seen = max(seen, share.tried)
         return chance
 
-    def speed(self, requests: int, record: Record) -> float:
+    def speed(self, requests: int, record: AcceptanceRecord) -> float:
         """Expected tokens per second with the levels decided on, if all of so many requests were like this one."""
         return list(self._speeds(requests, 0, self.width, record.factor))[self.levels - 1]
 
-    def observe(self, candidates: Candidates, chosen: np.ndarray, accepted: Sequence[int], record: Record) -> None:
+    def observe(
+        self, candidates: Candidates, chosen: np.ndarray, accepted: Sequence[int], record: AcceptanceRecord
+    ) -> None:
         """What became of one request's drafts: `accepted` are the candidates on the accepted path, in order."""
         if not chosen.any():
             return
@@ -271,7 +275,12 @@ class Speculation:
             self._nodes[self.width] = usual + 0.05 * (len(tried) - usual)
 
     def _expected(
-        self, candidates: Candidates, nodes: np.ndarray, above: Sequence[int], depth: Mapping[int, int], record: Record
+        self,
+        candidates: Candidates,
+        nodes: np.ndarray,
+        above: Sequence[int],
+        depth: Mapping[int, int],
+        record: AcceptanceRecord,
     ) -> float:
         """How many of these nodes, parents among them, are expected to be accepted: the sum of their `chances`."""
         path = np.maximum(candidates.logprob, _EMPTY)
@@ -283,22 +292,22 @@ class Speculation:
         return float(np.asarray(list(chance.values())).sum())
 
 
-def chances(forest: Forest, speculations: Sequence[Speculation], records: Sequence[Record]) -> np.ndarray:
+def chances(forest: Forest, controllers: Sequence[DepthController], records: Sequence[AcceptanceRecord]) -> np.ndarray:
     """P(accepted) of each candidate `[N]`: calibrated from node to node along its path; 0 for empty places.
 
-    Each tree was drafted by a drafter, `speculations`, for a request, `records`.
+    Each tree was drafted by a drafter, `controllers`, for a request, `records`.
     """
-    kinds = {id(s): s.calibration for s in speculations}
+    kinds = {id(s): s.calibration for s in controllers}
     place = {key: i for i, key in enumerate(kinds)}
     rates = np.stack([c.rates() for c in kinds.values()])
     levels = np.asarray([[c.of_level(level) for level in range(forest.height + 1)] for c in kinds.values()])
-    kind = np.asarray([place[id(s)] for s in speculations])[forest.tree]
+    kind = np.asarray([place[id(s)] for s in controllers])[forest.tree]
     path = np.maximum(forest.logprob, _EMPTY)
     own = path - np.append(path, path.dtype.type(0))[forest.parent]
     chance = np.minimum(1.0, rates[kind, np.searchsorted(_LOG_EDGES, own)] * levels[kind, forest.depth])
     chance[path <= _EMPTY] = 0.0
-    luck = np.asarray([min(1.0, record.factor) for record in records])[forest.tree]
-    return forest.down(np.where(forest.depth == 1, luck * chance, chance), 1.0, np.multiply)
+    factor = np.asarray([min(1.0, record.factor) for record in records])[forest.tree]
+    return forest.down(np.where(forest.depth == 1, factor * chance, chance), 1.0, np.multiply)
 
 
 def choose_nodes(

@@ -14,7 +14,7 @@ MAX_MICRO_BATCHES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class DrafterLoad:
     """The requests of one drafter in a step: how many, seconds of a round for so many of them, draft tokens of each,
     and whether the round runs beside the target's steps or takes turns with them."""
 
@@ -44,29 +44,29 @@ class Timeline:
             self.verified = max(self.drafted, self.verified) + verifying
 
 
-def seconds(parts: int, shares: Sequence[Share], others: int, step: Callable[[int], float]) -> float:
+def seconds(parts: int, loads: Sequence[DrafterLoad], others: int, step: Callable[[int], float]) -> float:
     """What a step in so many micro-batches takes, each with its part of every drafter's requests. `others`: tokens that
     need no draft, in the first; `step`: seconds of verifying so many tokens."""
     line = Timeline()
-    left = [share.requests for share in shares]
+    left = [drafter_load.requests for drafter_load in loads]
     for part in range(parts):
         sizes = [ceil(n / (parts - part)) for n in left]
         left = [n - size for n, size in zip(left, sizes, strict=True)]
-        here = [(share, n) for share, n in zip(shares, sizes, strict=True) if n]
-        tokens = round(sum(n * (1 + share.drafts) for share, n in here)) + (others if part == 0 else 0)
+        here = [(drafter_load, n) for drafter_load, n in zip(loads, sizes, strict=True) if n]
+        tokens = round(sum(n * (1 + drafter_load.drafts) for drafter_load, n in here)) + (others if part == 0 else 0)
         line.add(
-            [share.round(n) for share, n in here if share.apart],
-            [share.round(n) for share, n in here if not share.apart],
+            [drafter_load.round(n) for drafter_load, n in here if drafter_load.apart],
+            [drafter_load.round(n) for drafter_load, n in here if not drafter_load.apart],
             step(tokens) if tokens else 0.0,
         )
     return line.verified
 
 
-def best(shares: Sequence[Share], others: int, step: Callable[[int], float]) -> int:
+def best(loads: Sequence[DrafterLoad], others: int, step: Callable[[int], float]) -> int:
     """How many micro-batches: one more as long as that is faster by the profiled times, the paper's heuristic."""
-    parts, now = 1, seconds(1, shares, others, step)
-    most = min(MAX_MICRO_BATCHES, max((share.requests for share in shares), default=1))
-    while parts < most and (more := seconds(parts + 1, shares, others, step)) < now:
+    parts, now = 1, seconds(1, loads, others, step)
+    most = min(MAX_MICRO_BATCHES, max((drafter_load.requests for drafter_load in loads), default=1))
+    while parts < most and (more := seconds(parts + 1, loads, others, step)) < now:
         parts, now = parts + 1, more
     return parts
 
@@ -83,8 +83,8 @@ def split(
     if not groups:
         return out
     if parts is None:
-        shares = [share(speculator, drafter, len(own)) for drafter, own in groups.items()]
-        parts = best(shares, sum(w.count for w in out[0]), speculator.step.of)
+        loads = [drafter_load(speculator, drafter, len(own)) for drafter, own in groups.items()]
+        parts = best(loads, sum(w.count for w in out[0]), speculator.step.of)
     else:
         parts = min(parts, max(map(len, groups.values())))
     out += [[] for _ in range(parts - 1)]
@@ -94,7 +94,7 @@ def split(
     return [part for part in out if part]
 
 
-def share(speculator: Speculator, drafter: int, requests: int) -> Share:
+def drafter_load(speculator: Speculator, drafter: int, requests: int) -> DrafterLoad:
     """By what is profiled, and what was worth verifying of late."""
-    spec = speculator.speculations[drafter]
-    return Share(requests, spec.usual_round, spec.usual_nodes, speculator.drafters[drafter].apart)
+    spec = speculator.controllers[drafter]
+    return DrafterLoad(requests, spec.usual_round, spec.usual_nodes, speculator.drafters[drafter].apart)

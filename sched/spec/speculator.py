@@ -13,7 +13,14 @@ import numpy as np
 from jaxspec.sched.plan import Lookahead, ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import need
-from jaxspec.sched.spec.depth import USUAL_CATCH_UP, Record, Speculation, Times, chances, choose_nodes
+from jaxspec.sched.spec.depth import (
+    USUAL_CATCH_UP,
+    AcceptanceRecord,
+    DepthController,
+    DraftTimes,
+    chances,
+    choose_nodes,
+)
 from jaxspec.sched.spec.drafter import Drafter, Proposal, SamplingOf
 from jaxspec.sched.spec.trees.adaserve import AdaServe
 from jaxspec.sched.spec.trees.candidates import Candidates, Draft
@@ -53,7 +60,7 @@ class Speculator:
     An adaptive `AdaServe` drafts for those who are behind their targets even where that is slower for the others.
 
     With `calibrate`, policies see the chance that a node is accepted, as learned for each drafter (by what it said and
-    the request's luck so far), instead of what the drafter says.
+    the request's factor so far), instead of what the drafter says.
     """
 
     def __init__(
@@ -65,11 +72,11 @@ class Speculator:
         self.step, self.calibrate, self.choice = step, calibrate, choice
         self._budget, self._budgeted = budget, budgeted or budget is not None
         most = Lookahead(MOST_NODES, min(levels or DEPTH, DEPTH))
-        self.speculations = [
-            Speculation(Times(step, d.seconds), most, [w for w in d.widths if width is None or w <= width])
+        self.controllers = [
+            DepthController(DraftTimes(step, d.seconds), most, [w for w in d.widths if width is None or w <= width])
             for d in drafters
         ]
-        self._records: dict[str, list[Record]] = {}
+        self._records: dict[str, list[AcceptanceRecord]] = {}
         self._asked: dict[str, _Asked] = {}
         self._only: set[str] | None = None  # who is drafted for in the step under way; None: all
         #: By request id, with a choice: whose turn it is to draft, who drafted last, and seconds of the slot under way.
@@ -93,7 +100,7 @@ class Speculator:
         self._slots.clear()
         if self.choice:
             if not any(drafter.apart for drafter in self.drafters):
-                self.choice.share(self._verifying, [spec.last_round for spec in self.speculations])
+                self.choice.share(self._verifying, [spec.last_round for spec in self.controllers])
             drafters = self.choice.assign(decoding, self._switch_cost)
             self._assigned = {r.id: i for r, i in zip(decoding, drafters, strict=True)}
         if not decoding:
@@ -101,13 +108,13 @@ class Speculator:
         if not self.adaptive:
             return _furthest(
                 [
-                    self._shape(spec, len(decoding)) if self._own(i, decoding) else spec.rest()
-                    for i, spec in enumerate(self.speculations)
+                    self._shape(spec, len(decoding)) if self._own(i, decoding) else spec.off()
+                    for i, spec in enumerate(self.controllers)
                 ]
             )
         ahead = _furthest([self._decide(i, decoding) for i in range(len(self.drafters))])
         if not ahead.levels and isinstance(self.policy, AdaServe):
-            return self._hasten(decoding, now)
+            return self._draft_for_late(decoding, now)
         return ahead
 
     def _own(self, drafter: int, requests: Sequence[Request]) -> Sequence[Request]:
@@ -122,17 +129,17 @@ class Speculator:
         return max(0.0, d.seconds(1, d.behind(request), 1, d.widths[0]) - d.seconds(1, USUAL_CATCH_UP, 1, d.widths[0]))
 
     def _decide(self, drafter: int, decoding: Sequence[Request]) -> Lookahead:
-        spec, own = self.speculations[drafter], self._own(drafter, decoding)
+        spec, own = self.controllers[drafter], self._own(drafter, decoding)
         if not own:
-            return spec.rest()
+            return spec.off()
         return spec.decide(len(own), *self._known(drafter, own), len(decoding) - len(own))
 
-    def _known(self, drafter: int, requests: Sequence[Request]) -> tuple[int, list[Record]]:
+    def _known(self, drafter: int, requests: Sequence[Request]) -> tuple[int, list[AcceptanceRecord]]:
         """Tokens that a drafter has to catch up with for these requests, and what is known of its drafts for them."""
         behind = self.drafters[drafter].behind
         return sum(behind(r) for r in requests), [self._record(r, drafter) for r in requests]
 
-    def _shape(self, spec: Speculation, requests: int) -> Lookahead:
+    def _shape(self, spec: DepthController, requests: int) -> Lookahead:
         """As far as the configuration says, or as far as is left of the budget for each (AdaServe's Eq. 8 and 9)."""
         spec.levels, spec.width, spec.probing = spec.most.levels, spec.widths[-1], False
         if not self._budgeted:
@@ -145,7 +152,7 @@ class Speculator:
         spec.width = max((w for w in spec.widths if w <= wide), default=spec.widths[0])
         return Lookahead(spec.most.drafts, spec.levels)
 
-    def _hasten(self, decoding: Sequence[Request], now: float) -> Lookahead:
+    def _draft_for_late(self, decoding: Sequence[Request], now: float) -> Lookahead:
         """Draft for those alone who are behind their targets, as far as that helps them."""
         room, seconds = max(0, self.budget - len(decoding)), self.step.of(len(decoding))
         needs = {r.id: need(r, now, seconds) for r in decoding}
@@ -157,15 +164,15 @@ class Speculator:
         shares = [self._own(i, needy) for i in range(len(self.drafters))]
         return _furthest(
             [
-                spec.hasten(len(own), len(decoding), *self._known(i, own), room) if own else spec.rest()
-                for i, (spec, own) in enumerate(zip(self.speculations, shares, strict=True))
+                spec.decide_for_late(len(own), len(decoding), *self._known(i, own), room) if own else spec.off()
+                for i, (spec, own) in enumerate(zip(self.controllers, shares, strict=True))
             ]
         )
 
-    def _record(self, request: Request, drafter: int) -> Record:
+    def _record(self, request: Request, drafter: int) -> AcceptanceRecord:
         own = self._records.setdefault(request.id, [])
         if not own:
-            own += [Record() for _ in self.drafters]
+            own += [AcceptanceRecord() for _ in self.drafters]
         return own[drafter]
 
     def stage(self, scheduled: Sequence[ScheduledRequest]) -> None:
@@ -227,7 +234,7 @@ class Speculator:
         Rounds beside the target take time from all, those of a drafter apart from the requests that it drafts for.
         """
         drafted = {w.request.id: i for w, i, _ in proposed}
-        rounds = {i: self.speculations[i].usual_round(n) for i, n in Counter(drafted.values()).items()}
+        rounds = {i: self.controllers[i].usual_round(n) for i, n in Counter(drafted.values()).items()}
         self._verifying = self.step.of(tokens)
         common = self._verifying + sum(s for i, s in rounds.items() if not self.drafters[i].apart)
         for w in scheduled:
@@ -241,20 +248,20 @@ class Speculator:
         limits = [w.drafts for w, _, _ in proposed]
         if self.policy is None or self.calibrate:
             records = [self._record(w.request, i) for w, i, _ in proposed]
-            learned = chances(forest, [self.speculations[i] for _, i, _ in proposed], records)
+            learned = chances(forest, [self.controllers[i] for _, i, _ in proposed], records)
             if self.policy is None:
-                probing = [self.speculations[i].probing for _, i, _ in proposed]
+                probing = [self.controllers[i].probing for _, i, _ in proposed]
                 return choose_nodes(self.step, forest, learned, limits, tokens, probing)
             with np.errstate(divide="ignore"):  # empty places have no chance
                 forest = forest.likely(np.log(learned))
         room = self.budget - tokens
         seconds = self.step.of(tokens + max(0, room)) + sum(
-            s.times.round(len(proposed), len(proposed), s.levels, s.width) for s in self.speculations if s.levels
+            s.times.round(len(proposed), len(proposed), s.levels, s.width) for s in self.controllers if s.levels
         )
         needs = [need(w.request, now, seconds) for w, _, _ in proposed]
         masks = self.policy.select(forest, limits, room, needs, tokens)
         for (w, i, _), c, mask in zip(proposed, forest, masks, strict=True):
-            if self.speculations[i].probing and not mask.any() and w.drafts:
+            if self.controllers[i].probing and not mask.any() and w.drafts:
                 mask[c.best(1)[0]] = True  # to learn something is worth a step
         return masks
 
@@ -279,7 +286,7 @@ class Speculator:
         )
         asked: dict[int, tuple[Sequence[ScheduledRequest], int, Proposal]] = {}
         for i in (*order, *order):  # once more, for those whom a dearer one had nothing for
-            spec = self.speculations[i]
+            spec = self.controllers[i]
             mine = [w for w in scheduled if wanted[w.request.id][:1] == [i]]
             if not mine or i in asked:  # one round a step
                 continue
@@ -317,13 +324,13 @@ class Speculator:
     def _preferences(self, request: Request, requests: int) -> list[int]:
         """The drafters that draft at all in this step: those to be looked at again, then the fastest for this request
         first, equals in the order given; or the one that was chosen."""
-        active = [i for i, s in enumerate(self.speculations) if s.levels]
+        active = [i for i, s in enumerate(self.controllers) if s.levels]
         if self.choice:
             return [i for i in active if i == self._assigned.get(request.id)]
         if len(active) < 2:
             return active
-        speed = {i: self.speculations[i].speed(requests, self._record(request, i)) for i in active}
-        return sorted(active, key=lambda i: (not self.speculations[i].probing, -speed[i]))
+        speed = {i: self.controllers[i].speed(requests, self._record(request, i)) for i in active}
+        return sorted(active, key=lambda i: (not self.controllers[i].probing, -speed[i]))
 
     def observe(self, request: Request, nodes: Sequence[int]) -> None:
         """The request took part in the step; of its draft tree, if it had one, the nodes `nodes` (in preorder, along
@@ -334,7 +341,7 @@ class Speculator:
         if asked := self._asked.get(request.id):
             accepted = [int(asked.draft.source[n]) for n in nodes]
             record = self._record(request, asked.drafter)
-            self.speculations[asked.drafter].observe(asked.candidates, asked.chosen, accepted, record)
+            self.controllers[asked.drafter].observe(asked.candidates, asked.chosen, accepted, record)
 
     def forget(self, request: Request) -> None:
         self._records.pop(request.id, None)

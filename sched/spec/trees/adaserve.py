@@ -39,11 +39,11 @@ class AdaServe:
         most = np.clip(limits, 0, np.minimum(ranked.count, left))
         taken, given = self._promised(forest, ranked, most, left, needs)
         promised = sum(taken)
-        rest = forest.best(ranked, most, taken)[: left - promised]
-        worth = len(rest)
+        off = forest.best(ranked, most, taken)[: left - promised]
+        worth = len(off)
         if self.times is not None:
-            worth = self.times.worth(ranked.value[rest], others + given, others + promised)
-        more = np.bincount(forest.tree[rest[:worth]], minlength=len(forest))
+            worth = self.times.worth(ranked.value[off], others + given, others + promised)
+        more = np.bincount(forest.tree[off[:worth]], minlength=len(forest))
         return forest.take(ranked, taken + more)
 
     def _promised(
@@ -87,7 +87,7 @@ def optimal(candidates: Sequence[Candidates], budget: int, needs: Sequence[float
             expected += chances[i][taken[i]]
             taken[i] += 1
             left -= 1
-    rest = sorted((-p, i) for i, own in enumerate(chances) for p in own[taken[i] :])
-    for _, i in rest[:left]:  # equals go to the earlier request
+    off = sorted((-p, i) for i, own in enumerate(chances) for p in own[taken[i] :])
+    for _, i in off[:left]:  # equals go to the earlier request
         taken[i] += 1
     return [c.mask(nodes[:k]) for c, (nodes, _), k in zip(candidates, best, taken, strict=True)]

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec.sched.plan import Lookahead
-from jaxspec.sched.spec.depth import _EDGES, Calibration, Record, Speculation, Times, chances, choose_nodes
+from jaxspec.sched.spec.depth import (
+    _EDGES,
+    AcceptanceRecord,
+    Calibration,
+    DepthController,
+    DraftTimes,
+    chances,
+    choose_nodes,
+)
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.forest import Forest
 from jaxspec.sched.timing import StepTimes
@@ -19,9 +27,9 @@ from jaxspec.sched.timing import StepTimes
 STEP = {1: 10.0, 2: 10.0, 4: 10.5, 8: 11.0, 16: 15.0, 32: 25.0, 64: 45.0}
 
 
-def speculation(per_level: float = 0.5) -> Speculation:
-    return Speculation(
-        Times(StepTimes(STEP), lambda n, c, levels, w: 0.5 + per_level * levels), Lookahead(32, 8), [1, 4]
+def speculation(per_level: float = 0.5) -> DepthController:
+    return DepthController(
+        DraftTimes(StepTimes(STEP), lambda n, c, levels, w: 0.5 + per_level * levels), Lookahead(32, 8), [1, 4]
     )
 
 
@@ -31,17 +39,17 @@ def chain(n: int, probability: float = 0.5) -> Candidates:
 
 
 def select(
-    spec: Speculation, candidates: list[Candidates], records: list[Record], limits: list[int]
+    spec: DepthController, candidates: list[Candidates], records: list[AcceptanceRecord], limits: list[int]
 ) -> list[np.ndarray]:
     forest = Forest(candidates)
     expected = chances(forest, [spec] * len(candidates), records)
     return choose_nodes(spec.times.step, forest, expected, limits, len(candidates), [spec.probing] * len(candidates))
 
 
-def play(spec: Speculation, rounds: int, hit: float, requests: int = 1, seed: int = 0) -> list[int]:
+def play(spec: DepthController, rounds: int, hit: float, requests: int = 1, seed: int = 0) -> list[int]:
     """Levels drafted in each round, when each node of a chain is accepted with probability `hit`."""
     rng, levels = np.random.default_rng(seed), []
-    records = [Record() for _ in range(requests)]
+    records = [AcceptanceRecord() for _ in range(requests)]
     for _ in range(rounds):
         ahead = spec.decide(requests, requests, records)
         levels.append(ahead.levels)
@@ -98,7 +106,7 @@ def test_selection_is_closed_and_within_limits(data: Any) -> None:
         logprob[rng.random(n) < 0.1] = -np.inf
         forest.append(Candidates(np.arange(n, dtype=np.int32), parent, logprob))
         limits.append(int(rng.integers(0, 12)))
-    masks = select(spec, forest, [Record() for _ in forest], limits)
+    masks = select(spec, forest, [AcceptanceRecord() for _ in forest], limits)
     for c, mask, limit in zip(forest, masks, limits, strict=True):
         assert mask.sum() <= limit
         assert np.isfinite(c.logprob[mask]).all()
@@ -129,7 +137,11 @@ def test_calibration_tells_levels_apart() -> None:
 
 def test_chances_are_multiplied_along_paths_each_drafters_own() -> None:
     """Against the same said slowly; one place is empty."""
-    rng, kinds, records = np.random.default_rng(3), [speculation(), speculation()], [Record(), Record(), Record()]
+    rng, kinds, records = (
+        np.random.default_rng(3),
+        [speculation(), speculation()],
+        [AcceptanceRecord(), AcceptanceRecord(), AcceptanceRecord()],
+    )
     for spec in kinds:
         for _ in range(300):
             spec.calibration.observe(np.log(rng.uniform()), rng.random() < rng.uniform(), int(rng.integers(1, 4)))
@@ -154,7 +166,7 @@ def test_chances_are_multiplied_along_paths_each_drafters_own() -> None:
 
 
 def test_a_request_whose_drafts_fail_gets_fewer() -> None:
-    spec, good, bad = speculation(), Record(), Record()
+    spec, good, bad = speculation(), AcceptanceRecord(), AcceptanceRecord()
     for _ in range(20):
         good.observe(1.0, 2)
         bad.observe(1.0, 0)
@@ -167,12 +179,12 @@ def test_a_request_whose_drafts_fail_gets_fewer() -> None:
 
 def test_a_wider_beam_is_tried_and_kept_as_long_as_it_does_better() -> None:
     """What a chain has shown is no reason against a beam that was never drafted; what the beam has shown is."""
-    times = Times(StepTimes({1: 10.0, 64: 10.5}), lambda n, c, levels, w: (0.5 + 0.1 * w) * levels)
-    spec, record, rng = Speculation(times, Lookahead(32, 8), [1, 4]), Record(), np.random.default_rng(0)
+    times = DraftTimes(StepTimes({1: 10.0, 64: 10.5}), lambda n, c, levels, w: (0.5 + 0.1 * w) * levels)
+    spec, record, rng = DepthController(times, Lookahead(32, 8), [1, 4]), AcceptanceRecord(), np.random.default_rng(0)
     for width, chosen in ((1, 4), (4, 1)):
         for _ in range(200):
             spec.width = width
             accepted = int(rng.geometric(0.4)) - 1
             spec.observe(chain(4, 0.6), np.ones(4, bool), range(min(accepted, 4)), record)
-        spec.decide(1, 1, [Record()])
+        spec.decide(1, 1, [AcceptanceRecord()])
         assert spec.levels and spec.width == chosen

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from helpers.fake_drafter import Fake
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
-from jaxspec.sched.spec.micro_batches import MAX_MICRO_BATCHES, Share, Timeline, best, seconds, split
+from jaxspec.sched.spec.micro_batches import MAX_MICRO_BATCHES, DrafterLoad, Timeline, best, seconds, split
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.sched.timing import StepTimes
 
@@ -32,7 +32,7 @@ def test_the_time_line() -> None:
 
 def test_halves_overlap_where_drafter_and_target_have_their_own_devices() -> None:
     """Drafting takes 8 and verifying 8 seconds, nothing is fixed: 16 in one piece, 12 in two, 10 in four."""
-    apart = [Share(8, linear(1.0), 1.0, True)]
+    apart = [DrafterLoad(8, linear(1.0), 1.0, True)]
     took = [seconds(parts, apart, 0, linear(0.5)) for parts in range(1, 9)]
     assert [took[0], took[1], took[3], took[7]] == [16.0, 12.0, 10.0, 9.0]
     assert all(b <= a for a, b in pairwise(took))
@@ -41,12 +41,12 @@ def test_halves_overlap_where_drafter_and_target_have_their_own_devices() -> Non
     assert best(apart, 0, linear(0.5, 1.5)) == 2
     assert best(apart, 0, linear(0.5, 9.0)) == 1
     # Two drafters draft at once, and the slower one is what is waited for.
-    both = [*apart, Share(4, linear(3.0), 1.0, True)]
+    both = [*apart, DrafterLoad(4, linear(3.0), 1.0, True)]
     assert seconds(1, both, 0, linear(0.5)) == 12 + 12
 
 
 def test_on_one_device_nothing_is_gained() -> None:
-    beside = [Share(8, linear(1.0), 1.0, False)]
+    beside = [DrafterLoad(8, linear(1.0), 1.0, False)]
     for step in (linear(0.5), linear(0.5, 1.0)):
         assert best(beside, 0, step) == 1
     assert seconds(1, beside, 3, linear(0.5)) == 8 + 9.5
@@ -59,10 +59,10 @@ def test_on_one_device_nothing_is_gained() -> None:
 def test_the_heuristic_never_takes_a_worse_cut_than_none(
     given_: list[tuple[int, float, float, bool]], others: int, each: float, fixed: float
 ) -> None:
-    shares = [Share(n, linear(cost, 0.1), drafts, apart) for n, cost, drafts, apart in given_]
-    parts = best(shares, others, linear(each, fixed))
+    loads = [DrafterLoad(n, linear(cost, 0.1), drafts, apart) for n, cost, drafts, apart in given_]
+    parts = best(loads, others, linear(each, fixed))
     assert 1 <= parts <= min(MAX_MICRO_BATCHES, max(n for n, *_ in given_))
-    assert seconds(parts, shares, others, linear(each, fixed)) <= seconds(1, shares, others, linear(each, fixed))
+    assert seconds(parts, loads, others, linear(each, fixed)) <= seconds(1, loads, others, linear(each, fixed))
 
 
 class Apart(Fake):

@@ -71,7 +71,7 @@ def test_everyone_gets_the_drafter_that_was_chosen() -> None:
     assert round_of(own, running) == {"0": 100, "1": 200}
     # A drafter alone drafts for those it was given, and not at all for nobody.
     choice.drafters |= {"0": 1, "3": None}
-    assert round_of(own, running) == {"1": 200} and own.speculations[0].levels == 0
+    assert round_of(own, running) == {"1": 200} and own.controllers[0].levels == 0
 
 
 def test_it_hears_of_every_slot() -> None:
@@ -113,7 +113,7 @@ def test_drafters_elsewhere_get_ready_for_who_may_come() -> None:
         scheduled.extend(given)
         Speculator.stage(own, given)
 
-    own.draft, draft = lambda scheduled, *rest: (stage(scheduled), draft(scheduled, *rest))[1], own.draft
+    own.draft, draft = lambda scheduled, *off: (stage(scheduled), draft(scheduled, *off))[1], own.draft
     round_of(own, running)
     own.prepare(scheduled, lambda _: None)
     # It may need both; it need not get ready for the one that it drafts for anyway.
