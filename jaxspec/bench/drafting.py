@@ -14,7 +14,7 @@ import numpy as np
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
-from jaxspec.sched.spec.drafter import Beside, Proposal, SamplingOf
+from jaxspec.sched.spec.drafter import Proposal, SamplingOf, SharedDevice
 from jaxspec.sched.spec.speculator import DEPTH, Speculator
 from jaxspec.sched.spec.trees import AdaServe, Candidates, EqualGreedy, GlobalGreedy, TreePolicy
 from jaxspec.sched.timing import StepTimes
@@ -30,7 +30,7 @@ _TREES = 256
 _TARGETS = (Slo(), Slo(tpot=0.012), Slo(), Slo(tpot=0.05))
 
 
-class Drafter(Beside):
+class Drafter(SharedDevice):
     """Beams that were made in advance."""
 
     name, widths = "ready", (WIDTH,)
@@ -39,7 +39,7 @@ class Drafter(Beside):
         self._beams = [_beam(rng) for _ in range(_TREES)]
         self._next = 0
 
-    def behind(self, request: Request) -> int:
+    def uncached_tokens(self, request: Request) -> int:
         return 1
 
     def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:

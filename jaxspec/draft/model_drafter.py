@@ -11,7 +11,7 @@ from jaxspec.draft.ngram import NGramIndex
 from jaxspec.draft.runner import DraftRunner
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
-from jaxspec.sched.spec.drafter import Beside, Proposal, SamplingOf
+from jaxspec.sched.spec.drafter import Proposal, SamplingOf, SharedDevice
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.step.packing import Tree
 
@@ -19,7 +19,7 @@ from jaxspec.step.packing import Tree
 _AT_ONCE = 2e-4
 
 
-class NgramDrafter(Beside):
+class NgramDrafter(SharedDevice):
     """Looks the end of a request's text up in the text itself (`jaxspec.draft.ngram`)."""
 
     name, widths = "ngram", (1,)
@@ -27,7 +27,7 @@ class NgramDrafter(Beside):
     def __init__(self) -> None:
         self._indexes: dict[str, NGramIndex] = {}
 
-    def behind(self, request: Request) -> int:
+    def uncached_tokens(self, request: Request) -> int:
         return 0
 
     def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
@@ -59,8 +59,8 @@ class ModelDrafter:
         self._scale = 1.0  # how much longer a round takes than its profile says: attention, the host's part
 
     @property
-    def apart(self) -> bool:
-        return self.runner.apart
+    def own_device(self) -> bool:
+        return self.runner.own_device
 
     @property
     def ready(self) -> bool:
@@ -74,18 +74,18 @@ class ModelDrafter:
     def _losses(self, request: Request) -> int:
         """Times that the drafter's KV of a request was lost: what goes to the host takes along the rows of those
         drafters that stand beside the target."""
-        return request.preemptions - (0 if self.apart else request.swaps)
+        return request.preemptions - (0 if self.own_device else request.swaps)
 
-    def behind(self, request: Request) -> int:
+    def uncached_tokens(self, request: Request) -> int:
         return len(request.tokens) - self._watermark(request)
 
-    def stage(self, scheduled: Sequence[ScheduledRequest]) -> None:
+    def prefetch_features(self, scheduled: Sequence[ScheduledRequest]) -> None:
         self._staged.clear()
         if not self.runner.conditioned:
             return
         page_size, room = self.runner.page_size, self.runner.most_tokens
         slots: list[np.ndarray] = []
-        for one in sorted(scheduled, key=lambda w: self.behind(w.request)):
+        for one in sorted(scheduled, key=lambda w: self.uncached_tokens(w.request)):
             request, seen = one.request, self._watermark(one.request)
             position = np.arange(seen, min(len(request.tokens), seen + room)) - 1
             if not len(position):
@@ -95,7 +95,7 @@ class ModelDrafter:
             first = self.runner.most_tokens - room
             self._staged[request.id] = range(first, first + len(position))
             room -= len(position)
-        self.runner.stage(np.concatenate(slots))
+        self.runner.prefetch_features(np.concatenate(slots))
 
     def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
         begun = self._clock()
@@ -118,7 +118,7 @@ class ModelDrafter:
 
         return proposal
 
-    def prepare(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
+    def precompute_kv(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
         chains, _, staged = self._chains(scheduled, sampling)
         if chains:
             self.runner.start(chains, 0, self.widths[0], staged)
@@ -132,10 +132,10 @@ class ModelDrafter:
         whose: list[tuple[int, bool]] = []
         staged: list[range] = []
         room, most_requests = self.runner.most_tokens, self.runner.shapes[-1].trees
-        for i in sorted(range(len(scheduled)), key=lambda i: self.behind(scheduled[i].request)):
+        for i in sorted(range(len(scheduled)), key=lambda i: self.uncached_tokens(scheduled[i].request)):
             request, seen = scheduled[i].request, self._watermark(scheduled[i].request)
             end = min(len(request.tokens), seen + room)
-            if self.apart and self.runner.conditioned:
+            if self.own_device and self.runner.conditioned:
                 there = self._staged.get(request.id, range(0))
                 end = min(end, seen + len(there))
                 staged.append(there[: end - seen])

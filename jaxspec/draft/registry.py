@@ -178,7 +178,7 @@ def _devices(config: EngineConfig, models: Models) -> dict[str, Device]:
 def runners(speculator: Speculator | None) -> list[DraftRunner]:
     """Those of the drafters that are models beside the target: their pools are swapped along with its own."""
     models = [d for d in speculator.drafters if isinstance(d, ModelDrafter)] if speculator else []
-    return [d.runner for d in models if not d.apart]
+    return [d.runner for d in models if not d.own_device]
 
 
 def _drawing(config: EngineConfig, models: Models) -> Draws | None:

@@ -79,10 +79,10 @@ class DraftRunner:
         self._graph, self._treedef, leaves = split(model)
         pool = KVCache.zeros(config, num_pages, page_size, dtype, zeros=layers.zeros)
         #: Whether it runs elsewhere than the target.
-        self.apart = device is not None and device not in target.features.devices()
-        self._device = device if self.apart else None
+        self.own_device = device is not None and device not in target.features.devices()
+        self._device = device if self.own_device else None
         self._leaves, self.pool, self.drawn, self._rows = leaves, pool, Drawn.none(), jnp.zeros((0, 0))
-        if self.apart:
+        if self.own_device:
             rows = jnp.zeros((self.most_tokens, target.features.shape[-1]), target.features.dtype)
             self._leaves, self.pool, self.drawn, self._rows = jax.device_put(
                 (leaves, pool, self.drawn, rows), self._device
@@ -124,7 +124,7 @@ class DraftRunner:
         """What to compile: what the runner has to have to be `usable`, and what makes it faster."""
 
         needed, more = [], []
-        if self.apart and self.conditioned:
+        if self.own_device and self.conditioned:
             needed.append(Job(f"{self.name} features", self._compile_fetch))
         for shape in self.shapes:
             name = f"{self.name} {shape.trees}×{shape.tokens}"
@@ -168,14 +168,14 @@ class DraftRunner:
         slots = jax.ShapeDtypeStruct((self.most_tokens,), jnp.int32)
         self._fetch = jax.jit(fetch).lower(self._target.features, slots).compile()
 
-    def stage(self, slots: np.ndarray) -> None:
+    def prefetch_features(self, slots: np.ndarray) -> None:
         """Bring over the features at these slots of the target's pool (page * page size + offset; negative: zeros)."""
         padded = np.full(self.most_tokens, self._target.features.shape[0] * self.page_size, np.int32)
         padded[: len(slots)] = np.where(slots < 0, padded[0], slots)
         self._rows = jax.device_put(self._fetch(self._target.features, padded), self._device)
 
     def _features(self, shape: BatchShape, staged: Sequence[range]) -> jax.Array | Staged:
-        if not self.apart:
+        if not self.own_device:
             return self._target.features
         origin = np.full(shape.tokens, self.most_tokens, np.int32)
         found = np.asarray([row for rows in staged for row in rows], np.int32)
@@ -185,7 +185,7 @@ class DraftRunner:
     @property
     def _shared(self) -> DraftRunner | Target:
         """Whose `drawn` rounds write."""
-        return self if self.apart else self._target
+        return self if self.own_device else self._target
 
     def seconds(self, requests: int, tokens: int, levels: int, width: int) -> float:
         """What a round takes by its requests, the tokens to catch up with, its levels and width, as measured."""

@@ -313,7 +313,7 @@ class Engine:
         self._penalty_rows.give([self._states[w.request.id] for w in plan.scheduled])
         parts: list[MicroBatch] = []
         if speculator:
-            speculator.stage(plan.scheduled)
+            speculator.prefetch_features(plan.scheduled)
         for scheduled in self._micro_batches(plan.scheduled):
             states = [self._states[w.request.id] for w in scheduled]
             drafts: dict[str, Draft] = {}
@@ -323,7 +323,7 @@ class Engine:
                 drafted += self._clock() - begun_drafting
             parts.append(MicroBatch.launch(scheduled, states, drafts, self._model_runner))
         if speculator:
-            speculator.prepare(plan.scheduled, self._sampling_inputs)
+            speculator.precompute_kv(plan.scheduled, self._sampling_inputs)
         launched = self._clock()
         for part in parts:
             for state, scheduled in zip(part.states, part.scheduled, strict=True):

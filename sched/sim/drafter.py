@@ -11,7 +11,7 @@ import numpy as np
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.sim.draft_cost import DraftCost
-from jaxspec.sched.spec.drafter import Beside, Proposal, SamplingOf
+from jaxspec.sched.spec.drafter import Proposal, SamplingOf, SharedDevice
 from jaxspec.sched.spec.trees.candidates import Candidates, Draft
 
 #: Places beside the true text that each request's wrong guesses lead to.
@@ -62,7 +62,7 @@ class TreeProcess:
         return self.chances(first), self.chances(1 / (1 + np.exp(-logit / self.temperature)))
 
 
-class SimulatedDrafter(Beside):
+class SimulatedDrafter(SharedDevice):
     """Proposes beams as the engine's draft models do: level by level, the likeliest `width` nodes by what it says.
 
     The true text is fixed beforehand, for each place of each of the requests with `outputs` tokens: which of the
@@ -76,7 +76,7 @@ class SimulatedDrafter(Beside):
     ) -> None:  # fmt: skip
         if max(widths) > process.choices:
             raise ValueError(f"a beam of {max(widths)} needs as many choices, the process has {process.choices}")
-        self.widths, self.cost, self.name, self.apart = tuple(widths), cost, name, apart
+        self.widths, self.cost, self.name, self.own_device = tuple(widths), cost, name, apart
         #: Seconds of the rounds since somebody set it to zero.
         self.spent = 0.0
         lengths = np.asarray(outputs, int) + _ASTRAY
@@ -106,16 +106,18 @@ class SimulatedDrafter(Beside):
         last = (here[:, 0] - first + 1 >= output)[:, None]
         return np.where(right & ~last, here + 1, astray), right
 
-    def prepare(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
+    def precompute_kv(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
         """Takes no time: what idles has enough of it."""
         for one in scheduled:
             self._seen[one.request.id] = len(one.request.tokens)
 
-    def behind(self, request: Request) -> int:
+    def uncached_tokens(self, request: Request) -> int:
         return len(request.tokens) - self._seen.get(request.id, 0)
 
     def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
-        self.spent += self.seconds(len(scheduled), sum(self.behind(w.request) for w in scheduled), levels, width)
+        self.spent += self.seconds(
+            len(scheduled), sum(self.uncached_tokens(w.request) for w in scheduled), levels, width
+        )
         token, parent, logprob, right = self._grow(
             np.array([self._first[int(w.request.id)] + w.request.output_len for w in scheduled]), levels, width
         )

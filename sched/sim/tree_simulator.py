@@ -52,7 +52,7 @@ class TreeSimulation(Simulation):
             if self.speculator:
                 drafts = self.speculator.draft(scheduled, lambda _: None, sum(w.count for w in scheduled), now)
             self._drafts |= drafts
-            spent = [(d.apart, d.spent) for d in self.drafters]
+            spent = [(d.own_device, d.spent) for d in self.drafters]
             for drafter in self.drafters:
                 drafter.spent = 0.0
             self.drafting += sum(seconds for _, seconds in spent)
@@ -63,7 +63,7 @@ class TreeSimulation(Simulation):
                 self.scheduler.config.times.observe(load.tokens, self.cost.seconds(load) if swapped else seconds)
             swapped = 0
         if self.speculator:
-            self.speculator.prepare(plan.scheduled, lambda _: None)
+            self.speculator.precompute_kv(plan.scheduled, lambda _: None)
         return line.verified, line.verified
 
     def _timeline(self) -> Timeline:

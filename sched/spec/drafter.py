@@ -31,16 +31,16 @@ class Drafter(Protocol):
         """Whether its programs are compiled; until then it must be asked for nothing but its name."""
         ...
 
-    def behind(self, request: Request) -> int:
+    def uncached_tokens(self, request: Request) -> int:
         """Tokens of the request that the drafter has not seen."""
         ...
 
     @property
-    def apart(self) -> bool:
+    def own_device(self) -> bool:
         """Whether it has a device of its own, which idles while the target's is busy."""
         ...
 
-    def stage(self, scheduled: Sequence[ScheduledRequest]) -> None:
+    def prefetch_features(self, scheduled: Sequence[ScheduledRequest]) -> None:
         """Before the target's step begins: fetch from its device what later rounds of the step need for these."""
         ...
 
@@ -48,7 +48,7 @@ class Drafter(Protocol):
         """Begin a round for these requests."""
         ...
 
-    def prepare(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
+    def precompute_kv(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
         """Begin to catch up with these requests, which were staged, in the time in which the target verifies."""
         ...
 
@@ -59,14 +59,14 @@ class Drafter(Protocol):
     def forget(self, request: Request) -> None: ...
 
 
-class Beside:
+class SharedDevice:
     """A drafter that takes turns with the target: there is nothing to bring over, and no time in which it idles."""
 
-    apart = False
+    own_device = False
     ready = True
 
-    def stage(self, scheduled: Sequence[ScheduledRequest]) -> None:
+    def prefetch_features(self, scheduled: Sequence[ScheduledRequest]) -> None:
         pass
 
-    def prepare(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
+    def precompute_kv(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
         pass

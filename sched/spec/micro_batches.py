@@ -21,7 +21,7 @@ class DrafterLoad:
     requests: int
     round: Callable[[int], float]
     drafts: float
-    apart: bool
+    own_device: bool
 
 
 @dataclass(slots=True)
@@ -55,8 +55,8 @@ def seconds(parts: int, loads: Sequence[DrafterLoad], others: int, step: Callabl
         here = [(drafter_load, n) for drafter_load, n in zip(loads, sizes, strict=True) if n]
         tokens = round(sum(n * (1 + drafter_load.drafts) for drafter_load, n in here)) + (others if part == 0 else 0)
         line.add(
-            [drafter_load.round(n) for drafter_load, n in here if drafter_load.apart],
-            [drafter_load.round(n) for drafter_load, n in here if not drafter_load.apart],
+            [drafter_load.round(n) for drafter_load, n in here if drafter_load.own_device],
+            [drafter_load.round(n) for drafter_load, n in here if not drafter_load.own_device],
             step(tokens) if tokens else 0.0,
         )
     return line.verified
@@ -97,4 +97,4 @@ def split(
 def drafter_load(speculator: Speculator, drafter: int, requests: int) -> DrafterLoad:
     """By what is profiled, and what was worth verifying of late."""
     spec = speculator.controllers[drafter]
-    return DrafterLoad(requests, spec.usual_round, spec.usual_nodes, speculator.drafters[drafter].apart)
+    return DrafterLoad(requests, spec.usual_round, spec.usual_nodes, speculator.drafters[drafter].own_device)

@@ -99,7 +99,7 @@ class Speculator:
         self._asked.clear()
         self._slots.clear()
         if self.choice:
-            if not any(drafter.apart for drafter in self.drafters):
+            if not any(drafter.own_device for drafter in self.drafters):
                 self.choice.share(self._verifying, [spec.last_round for spec in self.controllers])
             drafters = self.choice.assign(decoding, self._switch_cost)
             self._assigned = {r.id: i for r, i in zip(decoding, drafters, strict=True)}
@@ -126,7 +126,9 @@ class Speculator:
     def _switch_cost(self, request: Request, drafter: int) -> float:
         """Seconds in which it computes the KV that it lacks of the request."""
         d = self.drafters[drafter]
-        return max(0.0, d.seconds(1, d.behind(request), 1, d.widths[0]) - d.seconds(1, USUAL_CATCH_UP, 1, d.widths[0]))
+        return max(
+            0.0, d.seconds(1, d.uncached_tokens(request), 1, d.widths[0]) - d.seconds(1, USUAL_CATCH_UP, 1, d.widths[0])
+        )
 
     def _decide(self, drafter: int, decoding: Sequence[Request]) -> Lookahead:
         spec, own = self.controllers[drafter], self._own(drafter, decoding)
@@ -136,7 +138,7 @@ class Speculator:
 
     def _known(self, drafter: int, requests: Sequence[Request]) -> tuple[int, list[AcceptanceRecord]]:
         """Tokens that a drafter has to catch up with for these requests, and what is known of its drafts for them."""
-        behind = self.drafters[drafter].behind
+        behind = self.drafters[drafter].uncached_tokens
         return sum(behind(r) for r in requests), [self._record(r, drafter) for r in requests]
 
     def _shape(self, spec: DepthController, requests: int) -> Lookahead:
@@ -175,11 +177,11 @@ class Speculator:
             own += [AcceptanceRecord() for _ in self.drafters]
         return own[drafter]
 
-    def stage(self, scheduled: Sequence[ScheduledRequest]) -> None:
+    def prefetch_features(self, scheduled: Sequence[ScheduledRequest]) -> None:
         """Before any of a step's work is launched: see that drafters elsewhere have what they need of the target's."""
         for i, drafter in enumerate(self.drafters):
-            if drafter.apart and (mine := [w for w in scheduled if w.levels and i in self._about(w.request)]):
-                drafter.stage(mine)
+            if drafter.own_device and (mine := [w for w in scheduled if w.levels and i in self._about(w.request)]):
+                drafter.prefetch_features(mine)
 
     def _about(self, request: Request) -> tuple[int | None, ...]:
         """The drafters that may have to know the request in this step."""
@@ -187,20 +189,20 @@ class Speculator:
             return tuple(range(len(self.drafters)))
         return self._assigned.get(request.id), self.choice.ahead(request)
 
-    def prepare(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
+    def precompute_kv(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
         """While the target verifies: those drafters that idle meanwhile catch up with requests that are likely to
         change to them (SPIN §IV-C)."""
         if not self.choice:
             return
         for i, drafter in enumerate(self.drafters):
-            if drafter.apart:
+            if drafter.own_device:
                 coming = [
                     w
                     for w in scheduled
                     if w.levels and self._assigned.get(w.request.id) != i == self.choice.ahead(w.request)
                 ]
                 if coming:
-                    drafter.prepare(coming, sampling)
+                    drafter.precompute_kv(coming, sampling)
 
     def draft(
         self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, tokens: int, now: float
@@ -236,10 +238,10 @@ class Speculator:
         drafted = {w.request.id: i for w, i, _ in proposed}
         rounds = {i: self.controllers[i].usual_round(n) for i, n in Counter(drafted.values()).items()}
         self._verifying = self.step.of(tokens)
-        common = self._verifying + sum(s for i, s in rounds.items() if not self.drafters[i].apart)
+        common = self._verifying + sum(s for i, s in rounds.items() if not self.drafters[i].own_device)
         for w in scheduled:
             if (name := w.request.id) in self._assigned:
-                apart = name in drafted and self.drafters[drafted[name]].apart
+                apart = name in drafted and self.drafters[drafted[name]].own_device
                 self._slots[name] = common + (rounds[drafted[name]] if apart else 0.0)
 
     def _select(
@@ -303,7 +305,7 @@ class Speculator:
 
     def _at_once(self, drafter: int) -> bool:
         """Whether others draft meanwhile: they have their own devices, and nobody waits for what it leaves over."""
-        return self.choice is not None and self.drafters[drafter].apart
+        return self.choice is not None and self.drafters[drafter].own_device
 
     def drafter_of(self, request: Request, requests: int) -> int | None:
         """The drafter that is to draft for it in this step, one of so many requests; None: none."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
-from jaxspec.sched.spec.drafter import Beside, Proposal, SamplingOf
+from jaxspec.sched.spec.drafter import Proposal, SamplingOf, SharedDevice
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.timing import StepTimes
@@ -17,7 +17,7 @@ from jaxspec.step.packing import SamplingInputs
 STEP = StepTimes({1: 10e-3, 4: 11e-3, 16: 12e-3, 64: 30e-3})
 
 
-class Fake(Beside):
+class Fake(SharedDevice):
     """A chain of tokens of its own for the requests it `knows`."""
 
     widths = (1,)
@@ -26,7 +26,7 @@ class Fake(Beside):
         self.name, self.first, self.cost, self.knows = name, first, cost, knows
         self.forgotten: list[str] = []
 
-    def behind(self, request: Request) -> int:
+    def uncached_tokens(self, request: Request) -> int:
         return 1
 
     def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:

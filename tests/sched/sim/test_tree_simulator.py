@@ -97,7 +97,7 @@ def test_beams_are_trees_of_the_likeliest_nodes():
         values = candidates.logprob.tolist()
         assert all(v < 0 for v in values)
         assert all(v <= values[p] for v, p in zip(values, candidates.parent.tolist(), strict=True) if p >= 0)
-    assert own.behind(scheduled[0].request) == 0
+    assert own.uncached_tokens(scheduled[0].request) == 0
     expected = LLAMA_160M_A100.seconds(3, 13 + 14 + 15, 5, 4)
     assert own.spent == expected and LLAMA_160M_A100.seconds(3, 9, 0, 4) == 0
 

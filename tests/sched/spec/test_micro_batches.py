@@ -32,7 +32,7 @@ def test_the_time_line() -> None:
 
 def test_halves_overlap_where_drafter_and_target_have_their_own_devices() -> None:
     """Drafting takes 8 and verifying 8 seconds, nothing is fixed: 16 in one piece, 12 in two, 10 in four."""
-    apart = [DrafterLoad(8, linear(1.0), 1.0, True)]
+    own_device = [DrafterLoad(8, linear(1.0), 1.0, True)]
     took = [seconds(parts, apart, 0, linear(0.5)) for parts in range(1, 9)]
     assert [took[0], took[1], took[3], took[7]] == [16.0, 12.0, 10.0, 9.0]
     assert all(b <= a for a, b in pairwise(took))
@@ -66,7 +66,7 @@ def test_the_heuristic_never_takes_a_worse_cut_than_none(
 
 
 class Apart(Fake):
-    apart = True
+    own_device = True
 
 
 @given(st.integers(0, 12), st.integers(0, 5), st.sampled_from([None, 1, 2, 3, 8]))

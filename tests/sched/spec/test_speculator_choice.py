@@ -40,22 +40,22 @@ class Told(Unlearned):
 class Far(Fake):
     """Has not seen some of a request, and a device of its own."""
 
-    apart = True
+    own_device = True
 
     def __init__(self, name: str, first: int, cost: float, behind: int = 1) -> None:
         super().__init__(name, first, cost, EVERYONE)
         self.lacks, self.calls = behind, list[str]()
 
-    def behind(self, request: Request) -> int:
+    def uncached_tokens(self, request: Request) -> int:
         return self.lacks
 
     def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
         return self.cost * (levels + catch_up)
 
-    def stage(self, scheduled):
+    def prefetch_features(self, scheduled):
         self.calls.append("stage " + " ".join(w.request.id for w in scheduled))
 
-    def prepare(self, scheduled, sampling):
+    def precompute_kv(self, scheduled, sampling):
         self.calls.append("prepare " + " ".join(w.request.id for w in scheduled))
 
 
@@ -109,13 +109,13 @@ def test_drafters_elsewhere_get_ready_for_who_may_come() -> None:
     own, running = speculator(choice, near, far), requests(2)
     scheduled = []
 
-    def stage(given):
+    def prefetch_features(given):
         scheduled.extend(given)
-        Speculator.stage(own, given)
+        Speculator.prefetch_features(own, given)
 
     own.draft, draft = lambda scheduled, *off: (stage(scheduled), draft(scheduled, *off))[1], own.draft
     round_of(own, running)
-    own.prepare(scheduled, lambda _: None)
+    own.precompute_kv(scheduled, lambda _: None)
     # It may need both; it need not get ready for the one that it drafts for anyway.
     assert far.calls == ["stage 0 1", "prepare 0"]
     # Its rounds take nobody's time but that of those it drafts for.

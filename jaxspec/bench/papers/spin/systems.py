@@ -97,7 +97,7 @@ def simulation(
     drafters = [
         SimulatedDrafter(
             TreeProcess(_Given(requests.rates[:, SSMS.index(name)])), work.output.tolist(), costs.drafts[name],
-            np.random.default_rng([seed, SSMS.index(name)]), widths, name, apart=True,
+            np.random.default_rng([seed, SSMS.index(name)]), widths, name, own_device=True,
         )
         for name in system.ssms
     ]  # fmt: skip
