@@ -24,7 +24,7 @@ from jaxspec.step.quantization import Quantized, dequantize, quantize
 
 
 class Int8KVCache(NamedTuple):
-    """As `jaxspec.step.kv_cache.KVCache`; scales and zero points `[layers, pages, kv_heads, head_dim]`, S open pages."""
+    """As `kv_cache.KVCache`; scales and zero points `[layers, pages, kv_heads, head_dim]`, S open pages."""
 
     keys: jax.Array  # [layers, pages, kv_heads, head_dim, page_size] uint8
     values: jax.Array  # [layers, pages, kv_heads, page_size, head_dim] uint8

@@ -31,8 +31,8 @@ def arrange(
 ) -> tuple[list[Request], list[Request]]:
     """Who should come in from the host, in this order, and who should go there to make room: see `choose`.
 
-    `key` is the order's, `free_slots` are the free ones, `most_pages` the configuration's `swap_pages`. Looks ahead for some
-    steps, and for as long as it would take to move all that the device holds out and in again.
+    `key` is the order's, `most_pages` the configuration's `swap_pages`. Looks ahead for some steps, and
+    for as long as it would take to move all that the device holds out and in again.
     """
     soon = AHEAD * runtime.d + (costs.swap(kv.pool.num_pages) if costs else 0.0)
     place = lambda request: (key(request), request.number)  # noqa: E731
@@ -61,8 +61,8 @@ def by_wait(
     """(seconds, request) of all that wait, the shortest estimated wait first.
 
     A request waits for what remains of all before it, but no longer than until aging promotes it (Eq. 7). What the
-    paper's sum leaves out: those are served as many at once as run now, and while `free_slots` are free, nobody waits for
-    one. Takes O(log w) for each that is asked for, w being those that wait, and O(n log n) for the n that run.
+    paper's sum leaves out: those are served as many at once as run now, and while there are `free_slots`, nobody waits for one.
+    Takes O(log w) for each that is asked for, w being those that wait, and O(n log n) for the n that run.
     """
     sources = [_in_order(running, waiting, place, remaining, free_slots)]
     if promoted_after is not None:

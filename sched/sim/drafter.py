@@ -72,11 +72,11 @@ class SimulatedDrafter(SharedDevice):
 
     def __init__(
         self, process: TreeProcess, outputs: Sequence[int], cost: DraftCost, rng: np.random.Generator,
-        widths: Sequence[int] = (1, 2, 4), name: str = "simulated", apart: bool = False,
+        widths: Sequence[int] = (1, 2, 4), name: str = "simulated", own_device: bool = False,
     ) -> None:  # fmt: skip
         if max(widths) > process.choices:
             raise ValueError(f"a beam of {max(widths)} needs as many choices, the process has {process.choices}")
-        self.widths, self.cost, self.name, self.own_device = tuple(widths), cost, name, apart
+        self.widths, self.cost, self.name, self.own_device = tuple(widths), cost, name, own_device
         #: Seconds of the rounds since somebody set it to zero.
         self.spent = 0.0
         lengths = np.asarray(outputs, int) + _ASTRAY

@@ -58,7 +58,9 @@ class TreeSimulation(Simulation):
             self.drafting += sum(seconds for _, seconds in spent)
             load = self._load(scheduled, drafts)
             seconds = self.cost.seconds(replace(load, swapped=swapped) if swapped else load)
-            line.add([s for apart, s in spent if apart], [s for apart, s in spent if not apart], seconds)
+            line.add(
+                [s for own_device, s in spent if own_device], [s for own_device, s in spent if not own_device], seconds
+            )
             if self.scheduler.config.times:
                 self.scheduler.config.times.observe(load.tokens, self.cost.seconds(load) if swapped else seconds)
             swapped = 0

@@ -35,25 +35,25 @@ class Timeline:
     drafted: float = 0.0
     verified: float = 0.0
 
-    def add(self, apart: Iterable[float], beside: Iterable[float], verifying: float) -> None:
+    def add(self, own_device: Iterable[float], beside: Iterable[float], verifying: float) -> None:
         """The next micro-batch: seconds of each drafter's round, and of verifying, 0 if there is nothing to verify."""
-        self.drafted += max(apart, default=0.0)
+        self.drafted += max(own_device, default=0.0)
         if alone := sum(beside):
             self.drafted = max(self.drafted, self.verified) + alone
         if verifying:
             self.verified = max(self.drafted, self.verified) + verifying
 
 
-def seconds(parts: int, loads: Sequence[DrafterLoad], others: int, step: Callable[[int], float]) -> float:
+def seconds(count: int, loads: Sequence[DrafterLoad], others: int, step: Callable[[int], float]) -> float:
     """What a step in so many micro-batches takes, each with its part of every drafter's requests. `others`: tokens that
     need no draft, in the first; `step`: seconds of verifying so many tokens."""
     line = Timeline()
     left = [drafter_load.requests for drafter_load in loads]
-    for part in range(parts):
-        sizes = [ceil(n / (parts - part)) for n in left]
+    for batch in range(count):
+        sizes = [ceil(n / (count - batch)) for n in left]
         left = [n - size for n, size in zip(left, sizes, strict=True)]
         here = [(drafter_load, n) for drafter_load, n in zip(loads, sizes, strict=True) if n]
-        tokens = round(sum(n * (1 + drafter_load.drafts) for drafter_load, n in here)) + (others if part == 0 else 0)
+        tokens = round(sum(n * (1 + drafter_load.drafts) for drafter_load, n in here)) + (others if batch == 0 else 0)
         line.add(
             [drafter_load.round(n) for drafter_load, n in here if drafter_load.own_device],
             [drafter_load.round(n) for drafter_load, n in here if not drafter_load.own_device],
@@ -64,15 +64,15 @@ def seconds(parts: int, loads: Sequence[DrafterLoad], others: int, step: Callabl
 
 def best(loads: Sequence[DrafterLoad], others: int, step: Callable[[int], float]) -> int:
     """How many micro-batches: one more as long as that is faster by the profiled times, the paper's heuristic."""
-    parts, now = 1, seconds(1, loads, others, step)
+    count, now = 1, seconds(1, loads, others, step)
     most = min(MAX_MICRO_BATCHES, max((drafter_load.requests for drafter_load in loads), default=1))
-    while parts < most and (more := seconds(parts + 1, loads, others, step)) < now:
-        parts, now = parts + 1, more
-    return parts
+    while count < most and (more := seconds(count + 1, loads, others, step)) < now:
+        count, now = count + 1, more
+    return count
 
 
 def split(
-    scheduled: Sequence[ScheduledRequest], speculator: Speculator, parts: int | None = None
+    scheduled: Sequence[ScheduledRequest], speculator: Speculator, count: int | None = None
 ) -> list[list[ScheduledRequest]]:
     """The step's work in micro-batches: so many (fewer where there is less to draft for), or as many as pay."""
     groups: dict[int, list[ScheduledRequest]] = {}
@@ -82,16 +82,16 @@ def split(
         (out[0] if drafter is None else groups.setdefault(drafter, [])).append(w)
     if not groups:
         return out
-    if parts is None:
+    if count is None:
         loads = [drafter_load(speculator, drafter, len(own)) for drafter, own in groups.items()]
-        parts = best(loads, sum(w.count for w in out[0]), speculator.step.of)
+        count = best(loads, sum(w.count for w in out[0]), speculator.step.of)
     else:
-        parts = min(parts, max(map(len, groups.values())))
-    out += [[] for _ in range(parts - 1)]
+        count = min(count, max(map(len, groups.values())))
+    out += [[] for _ in range(count - 1)]
     for own in groups.values():
         for i, w in enumerate(own):
-            out[i * parts // len(own)].append(w)
-    return [part for part in out if part]
+            out[i * count // len(own)].append(w)
+    return [batch for batch in out if batch]
 
 
 def drafter_load(speculator: Speculator, drafter: int, requests: int) -> DrafterLoad:

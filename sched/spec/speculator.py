@@ -138,8 +138,8 @@ class Speculator:
 
     def _known(self, drafter: int, requests: Sequence[Request]) -> tuple[int, list[AcceptanceRecord]]:
         """Tokens that a drafter has to catch up with for these requests, and what is known of its drafts for them."""
-        behind = self.drafters[drafter].uncached_tokens
-        return sum(behind(r) for r in requests), [self._record(r, drafter) for r in requests]
+        uncached = self.drafters[drafter].uncached_tokens
+        return sum(uncached(r) for r in requests), [self._record(r, drafter) for r in requests]
 
     def _shape(self, spec: DepthController, requests: int) -> Lookahead:
         """As far as the configuration says, or as far as is left of the budget for each (AdaServe's Eq. 8 and 9)."""
@@ -158,8 +158,8 @@ class Speculator:
         """Draft for those alone who are behind their targets, as far as that helps them."""
         room, seconds = max(0, self.budget - len(decoding)), self.step.of(len(decoding))
         needs = {r.id: need(r, now, seconds) for r in decoding}
-        behind = [r for r in decoding if needs[r.id] > _NEEDY]
-        needy = sorted(behind, key=lambda r: -needs[r.id])[:room]
+        late = [r for r in decoding if needs[r.id] > _NEEDY]
+        needy = sorted(late, key=lambda r: -needs[r.id])[:room]
         if not needy:
             return Lookahead()
         self._only = {r.id for r in needy}
@@ -241,8 +241,8 @@ class Speculator:
         common = self._verifying + sum(s for i, s in rounds.items() if not self.drafters[i].own_device)
         for w in scheduled:
             if (name := w.request.id) in self._assigned:
-                apart = name in drafted and self.drafters[drafted[name]].own_device
-                self._slots[name] = common + (rounds[drafted[name]] if apart else 0.0)
+                own_device = name in drafted and self.drafters[drafted[name]].own_device
+                self._slots[name] = common + (rounds[drafted[name]] if own_device else 0.0)
 
     def _select(
         self, proposed: Sequence[tuple[ScheduledRequest, int, Candidates]], forest: Forest, tokens: int, now: float

@@ -59,7 +59,8 @@ def host_pool(quantized: bool = False, pinned: bool = False) -> tuple[list[Owner
     """The target's pool with features and a drafter's of another size, over the same pages."""
     target, drafter = tiny.config(), tiny.config(num_layers=1, num_kv_heads=1, head_dim=32)
     owners = [
-        Owner(KVCache.zeros(target, PAGES, PAGE, "float32", True)), Owner(KVCache.zeros(drafter, PAGES, PAGE, "float32"))
+        Owner(KVCache.zeros(target, PAGES, PAGE, "float32", True)),
+        Owner(KVCache.zeros(drafter, PAGES, PAGE, "float32")),
     ]  # fmt: skip
     pool = HostKVCache(owners, 1e9, WarmUp(), quantized)
     pool = HostKVCache(owners, HOST * pool.page_bytes, WarmUp(), quantized)

@@ -243,13 +243,13 @@ def test_what_was_seen_long_ago_hardly_counts():
 KINDS = {40: (8.0, 4.0, 2.0), 3000: (3.0, 4.0, 7.0)}
 
 
-def lost_by_newcomers(seed: int, prior: bool, life: int = 24, slots: int = 8, slots: int = 400) -> float:
+def lost_by_newcomers(seed: int, prior: bool, life: int = 24, alive_at_once: int = 8, slots: int = 400) -> float:
     """Tokens a slot that requests get less than with their best drafter; whoever ends is replaced."""
     rng = np.random.default_rng(seed)
     policy = lbss([UNLIMITED] * 3, seed, prior=prior)
     alive, left, lost = [], [], []
     for t in range(slots):
-        while len(alive) < slots:
+        while len(alive) < alive_at_once:
             alive.append(request(f"{t} {len(alive)}", int(rng.choice(list(KINDS)))))
             left.append(int(rng.integers(1, 2 * life)))
         for i, (r, j) in enumerate(zip(alive, policy.assign(alive, lambda *_: 0.2), strict=True)):

@@ -33,15 +33,15 @@ def test_the_time_line() -> None:
 def test_halves_overlap_where_drafter_and_target_have_their_own_devices() -> None:
     """Drafting takes 8 and verifying 8 seconds, nothing is fixed: 16 in one piece, 12 in two, 10 in four."""
     own_device = [DrafterLoad(8, linear(1.0), 1.0, True)]
-    took = [seconds(parts, apart, 0, linear(0.5)) for parts in range(1, 9)]
+    took = [seconds(parts, own_device, 0, linear(0.5)) for parts in range(1, 9)]
     assert [took[0], took[1], took[3], took[7]] == [16.0, 12.0, 10.0, 9.0]
     assert all(b <= a for a, b in pairwise(took))
-    assert took[3] == took[4] and best(apart, 0, linear(0.5)) == 4  # five parts cannot be of equal size
+    assert took[3] == took[4] and best(own_device, 0, linear(0.5)) == 4  # five parts cannot be of equal size
     # What every part costs anew ends it, sooner or later.
-    assert best(apart, 0, linear(0.5, 1.5)) == 2
-    assert best(apart, 0, linear(0.5, 9.0)) == 1
+    assert best(own_device, 0, linear(0.5, 1.5)) == 2
+    assert best(own_device, 0, linear(0.5, 9.0)) == 1
     # Two drafters draft at once, and the slower one is what is waited for.
-    both = [*apart, DrafterLoad(4, linear(3.0), 1.0, True)]
+    both = [*own_device, DrafterLoad(4, linear(3.0), 1.0, True)]
     assert seconds(1, both, 0, linear(0.5)) == 12 + 12
 
 
@@ -59,7 +59,7 @@ def test_on_one_device_nothing_is_gained() -> None:
 def test_the_heuristic_never_takes_a_worse_cut_than_none(
     given_: list[tuple[int, float, float, bool]], others: int, each: float, fixed: float
 ) -> None:
-    loads = [DrafterLoad(n, linear(cost, 0.1), drafts, apart) for n, cost, drafts, apart in given_]
+    loads = [DrafterLoad(n, linear(cost, 0.1), drafts, own_device) for n, cost, drafts, own_device in given_]
     parts = best(loads, others, linear(each, fixed))
     assert 1 <= parts <= min(MAX_MICRO_BATCHES, max(n for n, *_ in given_))
     assert seconds(parts, loads, others, linear(each, fixed)) <= seconds(1, loads, others, linear(each, fixed))

@@ -113,7 +113,7 @@ def test_drafters_elsewhere_get_ready_for_who_may_come() -> None:
         scheduled.extend(given)
         Speculator.prefetch_features(own, given)
 
-    own.draft, draft = lambda scheduled, *off: (stage(scheduled), draft(scheduled, *off))[1], own.draft
+    own.draft, draft = lambda scheduled, *off: (prefetch_features(scheduled), draft(scheduled, *off))[1], own.draft
     round_of(own, running)
     own.precompute_kv(scheduled, lambda _: None)
     # It may need both; it need not get ready for the one that it drafts for anyway.

@@ -202,8 +202,9 @@ def serve(system: System, machine: Machine, work: Workload, longest: int, seed: 
         work = work.predict(noisy(work.output, system.error, np.random.default_rng(seed)))
     positions = machine.positions(system.kv)
     concurrency = max(1, positions // longest) if system.reserving else CONCURRENCY
+    policy = PolicyConfig.model_validate(system.policy)
     config = SchedulerConfig(
-        concurrency, max(BUDGET, concurrency), CONTEXT, None, max(64, concurrency), PolicyConfig.model_validate(system.policy),
+        concurrency, max(BUDGET, concurrency), CONTEXT, None, max(64, concurrency), policy,
         host_pages=int(HOST_BYTES / (PAGE_SIZE * machine.kv_bytes * system.kv)),
         costs=machine.swap_costs(PAGE_SIZE, system.kv),
     )  # fmt: skip

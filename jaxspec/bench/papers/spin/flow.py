@@ -27,10 +27,10 @@ class Flow(Timeline):
         self.verified, self.part = 0.0, 0
         return self
 
-    def add(self, apart: Iterable[float], beside: Iterable[float], verifying: float) -> None:
+    def add(self, own_device: Iterable[float], beside: Iterable[float], verifying: float) -> None:
         if self.part == len(self.ready):
             self.ready.append(0.0)
-        self.drafted = max(self.drafted, self.ready[self.part]) + max(apart, default=0.0)
+        self.drafted = max(self.drafted, self.ready[self.part]) + max(own_device, default=0.0)
         self.verified = max(self.drafted, self.verified) + verifying
         self.ready[self.part] = self.verified
         self.part += 1
