@@ -92,10 +92,10 @@ class LLM:
         named = list(slo) if isinstance(slo, Sequence) and not isinstance(slo, str) else [slo] * len(batch)
         if len(named) != len(batch):
             raise InvalidRequest("slo", f"{len(named)} slo for {len(batch)} prompts")
-        targets = [resolve(read(n), self.engine.config.slo) for n in named]
+        slos = [resolve(read(n), self.engine.config.slo) for n in named]
         ids = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in batch]  # type: ignore[arg-type]
-        for prompt, p, target in zip(ids, each, targets, strict=True):
-            self.engine.check(prompt, p, target)
+        for prompt, p, slo in zip(ids, each, slos, strict=True):
+            self.engine.check(prompt, p, slo)
         gathered = _Gathered(sum(p.n for p in each))
         outputs = [
             RequestOutput(
@@ -106,9 +106,9 @@ class LLM:
         ]  # fmt: skip
         submitted: list[str] = []
         try:
-            for output, p, target in zip(outputs, each, targets, strict=True):
+            for output, p, slo in zip(outputs, each, slos, strict=True):
                 for choice in output.outputs:
-                    submitted.append(self._submit(gathered, output, choice, p, target))
+                    submitted.append(self._submit(gathered, output, choice, p, slo))
             gathered.wait(self.engine)
         except BaseException:
             for request_id in submitted:

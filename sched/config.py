@@ -82,7 +82,7 @@ class AliseSettings(Section):
 Milliseconds = Annotated[float, Field(ge=0.001, allow_inf_nan=False)]
 
 
-class Targets(Section):
+class LatencySlo(Section):
     """Latency targets of a request."""
 
     #: Mean time per output token after the first.
@@ -95,11 +95,11 @@ class Targets(Section):
         return Slo(*(None if ms is None else ms / 1000 for ms in (self.tpot_ms, self.ttft_ms)))
 
 
-class SloSettings(Targets):
+class SloSettings(LatencySlo):
     """Targets of requests that name none, and what becomes of targets that cannot be met."""
 
     #: Targets by a name that requests give instead of their own.
-    categories: dict[str, Targets] = Field(default_factory=dict)
+    categories: dict[str, LatencySlo] = Field(default_factory=dict)
     #: strict: a request whose target cannot be met without breaking others' is refused.
     admission: Literal["best_effort", "strict"] = "best_effort"
 

@@ -13,21 +13,21 @@ import httpx
 
 from jaxspec.bench.report import Sample
 
-Endpoint = Literal["chat", "completions"]
-PATHS: Mapping[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+Route = Literal["chat", "completions"]
+PATHS: Mapping[Route, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Endpoint:
     """Where and how to ask: `url` without /v1, `fields` added to every request's body."""
 
     url: str
     model: str
-    endpoint: Endpoint = "chat"
+    route: Route = "chat"
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self, prompt: str, max_tokens: int) -> dict[str, Any]:
-        text = {"messages": [{"role": "user", "content": prompt}]} if self.endpoint == "chat" else {"prompt": prompt}
+        text = {"messages": [{"role": "user", "content": prompt}]} if self.route == "chat" else {"prompt": prompt}
         return {
             "model": self.model,
             **text,
@@ -38,7 +38,7 @@ class Target:
         }
 
 
-async def ask(http: httpx.AsyncClient, target: Target, prompt: str, max_tokens: int) -> Sample:
+async def ask(http: httpx.AsyncClient, endpoint: Endpoint, prompt: str, max_tokens: int) -> Sample:
     """Streams one answer; never raises for what a server or the network does, the sample's `error` says it.
 
     `start` is on `time.perf_counter`'s clock. Token counts come from the server's usage; one that reports none is
@@ -48,7 +48,7 @@ async def ask(http: httpx.AsyncClient, target: Target, prompt: str, max_tokens: 
     stamps: list[float] = []
     end = None
     usage: Mapping[str, Any] = {}
-    url, body = target.url + PATHS[target.endpoint], target.body(prompt, max_tokens)
+    url, body = endpoint.url + PATHS[endpoint.route], endpoint.body(prompt, max_tokens)
     try:
         async with http.stream("POST", url, json=body) as got:
             if got.status_code != 200:

@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 
 from jaxspec.bench import BenchError, options, prompts, slo_mix
-from jaxspec.bench.client import PATHS, Target, ask, error_message
+from jaxspec.bench.client import PATHS, Endpoint, ask, error_message
 from jaxspec.bench.report import Report, Sample, summarise
 from jaxspec.bench.scrape import Scraper
 from jaxspec.bench.slo_mix import SloMix
@@ -104,17 +104,17 @@ async def _run(args: argparse.Namespace, jobs: Sequence[Job], mix: SloMix | None
         fields = {"temperature": args.temperature, **({"ignore_eos": True} if args.ignore_eos else {}), **_extra(args)}
         if mix and "slo" in fields:
             raise BenchError("--extra-body: with --slo-mix, requests get their slo from that")
-        target = Target(url, await find_model(http, url, args.model), args.endpoint, fields)
+        endpoint = Endpoint(url, await find_model(http, url, args.model), args.endpoint, fields)
         for job in jobs[: args.warmup]:
-            sample = await ask(http, target, job.prompt, min(job.max_tokens, 8))
+            sample = await ask(http, endpoint, job.prompt, min(job.max_tokens, 8))
             if sample.error:
                 raise BenchError(f"the warm-up request failed: {sample.error}")
-        goals = await mix.targets(http, target) if mix else {}
+        goals = await mix.targets(http, endpoint) if mix else {}
 
         async def send(job: Job) -> Sample:
-            own = target
+            own = endpoint
             if job.category:
-                own = replace(target, fields={**fields, "slo": {"tpot_ms": goals[job.category]}})
+                own = replace(endpoint, fields={**fields, "slo": {"tpot_ms": goals[job.category]}})
             sample = await ask(http, own, job.prompt, job.max_tokens)
             sample.category = job.category
             return sample
@@ -125,7 +125,7 @@ async def _run(args: argparse.Namespace, jobs: Sequence[Job], mix: SloMix | None
             samples, duration, lag = await drive(jobs, send, args.concurrency, advance)
         metrics = await scraper.end()
     report = summarise("serve", samples, duration, options=options.plain(args), slo=options.slo(args))
-    report.extra = {"model": target.model, "generator_lag_ms": lag * 1e3, "server": metrics}
+    report.extra = {"model": endpoint.model, "generator_lag_ms": lag * 1e3, "server": metrics}
     add_server_numbers(report, metrics)
     if mix:
         mix.add_results(report, goals)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxspec.bench import BenchError, options, prompts
-from jaxspec.bench.client import Target, ask
+from jaxspec.bench.client import Endpoint, ask
 from jaxspec.bench.report import Distribution, Report, Sample, Slo
 
 #: Category -> its target as a multiple of the baseline.
@@ -106,7 +106,7 @@ class SloMix:
             out.append((name, text))
         return out
 
-    async def targets(self, http: httpx.AsyncClient, server: Target) -> dict[str, float]:
+    async def targets(self, http: httpx.AsyncClient, server: Endpoint) -> dict[str, float]:
         """Category -> TPOT in milliseconds. Raises `BenchError` where the baseline cannot be measured."""
         baseline = self.baseline or await measure(http, server)
         return {name: 1e3 * baseline * factor for name, factor in self.factors.items()}
@@ -132,7 +132,7 @@ def apportion(shares: Sequence[float], count: int) -> list[int]:
     return whole
 
 
-async def measure(http: httpx.AsyncClient, server: Target) -> float:
+async def measure(http: httpx.AsyncClient, server: Endpoint) -> float:
     """The server's median TPOT in seconds under the small load of the paper's baseline. Raises `BenchError`."""
     asking = replace(server, fields={**server.fields, "ignore_eos": True})
     texts = [prompts.of_words(prompts.PROMPTS, prompts.words(INPUT_TOKENS), 3 * i) for i in range(REQUESTS)]

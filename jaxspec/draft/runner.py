@@ -48,7 +48,7 @@ def round_buckets(max_tokens: int, max_requests: int, pages: int, fine: bool = F
     return sorted(shapes, key=lambda s: (s.trees, s.tokens))
 
 
-class Target(Protocol):
+class TargetModel(Protocol):
     """What drafting shares with the target's steps: it reads the features and writes what drafts are drawn from."""
 
     drawn: Drawn
@@ -65,7 +65,7 @@ class DraftRunner:
     """
 
     def __init__(
-        self, name: str, config: DecoderConfig, weights: Weights, target: Target, layers: Layers,
+        self, name: str, config: DecoderConfig, weights: Weights, target: TargetModel, layers: Layers,
         shapes: Sequence[BatchShape], num_pages: int, page_size: int, dtype: str, growths: Sequence[Growth] = BEAMS,
         device: Device | None = None, store: ProfileStore = NOT_KEPT,
     ):  # fmt: skip
@@ -183,7 +183,7 @@ class DraftRunner:
         return Staged(self._rows, origin)
 
     @property
-    def _shared(self) -> DraftRunner | Target:
+    def _shared(self) -> DraftRunner | TargetModel:
         """Whose `drawn` rounds write."""
         return self if self.own_device else self._target
 

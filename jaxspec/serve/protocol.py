@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidato
 
 from jaxspec.sampling_params import MAX_LOGPROBS, InvalidRequest, SamplingParams
 from jaxspec.serve.errors import ApiError
-from jaxspec.slo import NamedTargets
+from jaxspec.slo import RequestSlo
 
 logger = logging.getLogger("jaxspec.serve")
 
@@ -91,7 +91,7 @@ class GenerationRequest(_Lenient):
     skip_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     #: Unlike elsewhere unknown fields in here are refused: a promise that was misspelt would not be kept.
-    slo: NamedTargets | None = None
+    slo: RequestSlo | None = None
     #: Whether the answer's `metrics` are to say how many tokens were predicted.
     return_predicted_tokens: bool | None = None
 

@@ -16,7 +16,7 @@ from jaxspec.sampling_params import InvalidRequest, SamplingParams
 from jaxspec.sched.admission import SloRefused
 from jaxspec.sched.scheduler import QueueFull
 from jaxspec.serve.errors import ApiError
-from jaxspec.slo import NamedTargets, resolve
+from jaxspec.slo import RequestSlo, resolve
 
 if TYPE_CHECKING:
     from jaxspec.engine.engine import Engine
@@ -85,7 +85,7 @@ class Generation:
         prompts: Sequence[Sequence[int]],
         params: Sequence[SamplingParams],
         priority: int,
-        slo: NamedTargets | None,
+        slo: RequestSlo | None,
     ) -> None:
         """Submit sequence i as `prompts[i]` with `params[i]`: all of them, or none and an `ApiError`."""
         try:
@@ -96,7 +96,7 @@ class Generation:
             raise
 
     def _submit(
-        self, index: int, prompt: Sequence[int], params: SamplingParams, priority: int, slo: NamedTargets | None
+        self, index: int, prompt: Sequence[int], params: SamplingParams, priority: int, slo: RequestSlo | None
     ) -> None:
         def on_output(delta: OutputDelta) -> None:
             self._hub.put(self, index, delta)

@@ -13,7 +13,7 @@ import pytest
 
 from helpers.fake_server import GAP_S, TOKENS, FakeServer, running
 from jaxspec.bench.__main__ import main
-from jaxspec.bench.client import Target, ask
+from jaxspec.bench.client import Endpoint, ask
 from jaxspec.bench.report import Sample
 from jaxspec.bench.serve import Job, drive
 
@@ -28,15 +28,15 @@ def fake() -> Iterator[tuple[FakeServer, str]]:
 def asked(url: str, prompt: str, **kw) -> Sample:
     async def once() -> Sample:
         async with httpx.AsyncClient() as http:
-            return await ask(http, Target(url, "fake", **kw), prompt, 16)
+            return await ask(http, Endpoint(url, "fake", **kw), prompt, 16)
 
     return asyncio.run(once())
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
-def test_a_streamed_answer_is_timed(fake, endpoint):
+def test_a_streamed_answer_is_timed(fake, route):
     server, url = fake
-    sample = asked(url, "one two three", endpoint=endpoint, fields={"ignore_eos": True})
+    sample = asked(url, "one two three", route=route, fields={"ignore_eos": True})
     assert sample.error is None and sample.finish_reason == "length"
     assert (sample.input_tokens, sample.output_tokens, len(sample.itl)) == (3, TOKENS, TOKENS - 1)
     assert sample.ttft is not None and sample.tpot is not None and sample.e2e is not None

@@ -10,10 +10,12 @@ import pytest
 
 from helpers.fakes import FakeEngine
 from helpers.live_server import REQUESTS, ask, metrics, started, stream
-from jaxspec.sched.config import SloSettings, Targets
+from jaxspec.sched.config import LatencySlo, SloSettings
 from jaxspec.sched.slo import NONE, Slo
 
-SETTINGS = SloSettings(categories={"chat": Targets(tpot_ms=60_000), "code": Targets(tpot_ms=20_000, ttft_ms=90_000)})
+SETTINGS = SloSettings(
+    categories={"chat": LatencySlo(tpot_ms=60_000), "code": LatencySlo(tpot_ms=20_000, ttft_ms=90_000)}
+)
 
 
 @pytest.fixture(scope="module")
