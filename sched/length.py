@@ -9,10 +9,10 @@ from typing import Protocol
 from jaxspec.sched.config import PolicyConfig
 from jaxspec.sched.request import Request
 
-__all__ = ["NoisyOracle", "Nothing", "Oracle", "Predictor", "build", "check", "corrected"]
+__all__ = ["NoisyOracle", "Nothing", "Oracle", "LengthOracle", "build", "check", "corrected"]
 
 
-class Predictor(Protocol):
+class LengthOracle(Protocol):
     def predict(self, request: Request) -> float | None:
         """Output tokens of a request that has just arrived; None if it is not known, or not yet."""
         ...
@@ -38,7 +38,7 @@ def corrected(predicted: float, request: Request) -> float:
     return min(predicted, request.max_tokens)
 
 
-def build(policy: PolicyConfig) -> Predictor:
+def build(policy: PolicyConfig) -> LengthOracle:
     """The predictor that the configuration names."""
     match policy.predictor:
         case "none" | "auto" | "proxy" | "retrieval":  # the last three read texts, which the scheduler does not know

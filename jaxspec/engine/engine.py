@@ -27,7 +27,7 @@ from jaxspec.engine.startup import start_up
 from jaxspec.errors import EngineDead, EngineDraining
 from jaxspec.models.load import LoadedModel
 from jaxspec.outputs import OutputDelta, RequestMetrics
-from jaxspec.predict.predictor import TextPredictor
+from jaxspec.predict.predictor import LengthPredictor
 from jaxspec.sampling_params import InvalidRequest, SamplingParams, check_request
 from jaxspec.sched.admission import SloAdmission, least
 from jaxspec.sched.plan import RequestResult, ScheduledRequest
@@ -61,7 +61,7 @@ class Engine:
         config: EngineConfig,
         *,
         model: LoadedModel | None = None,
-        proxy: TextPredictor | None = None,
+        proxy: LengthPredictor | None = None,
         progress: Progress = silent,
         clock: Callable[[], float] = time.monotonic,
         renew_profiles: bool = False,

@@ -13,7 +13,7 @@ from jaxspec.draft.registry import build, room_for_draws, runners
 from jaxspec.models.load import LoadedModel, load_model
 from jaxspec.paths import cache_folder
 from jaxspec.predict.build import build as build_predictions
-from jaxspec.predict.predictor import TextPredictor
+from jaxspec.predict.predictor import LengthPredictor
 from jaxspec.predict.service import PredictionService
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
@@ -47,7 +47,7 @@ class Parts:
 def start_up(
     config: EngineConfig,
     model: LoadedModel | None,
-    proxy: TextPredictor | None,
+    proxy: LengthPredictor | None,
     progress: Progress,
     clock: Callable[[], float],
     renew_profiles: bool = False,

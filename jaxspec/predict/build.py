@@ -14,7 +14,7 @@ from jaxspec.models.load import LoadedModel
 from jaxspec.paths import cache_folder
 from jaxspec.predict import shipped
 from jaxspec.predict.index import LengthIndex
-from jaxspec.predict.predictor import TextPredictor
+from jaxspec.predict.predictor import LengthPredictor
 from jaxspec.predict.retrieval import RetrievalPredictor
 from jaxspec.predict.service import PredictionService
 
@@ -23,7 +23,7 @@ DEFAULT = {"smollm2-135m": "smollm2-length"}
 
 
 def build(
-    config: EngineConfig, model: LoadedModel, clock: Callable[[], float], proxy: TextPredictor | None = None
+    config: EngineConfig, model: LoadedModel, clock: Callable[[], float], proxy: LengthPredictor | None = None
 ) -> PredictionService | None:
     """A service that is neither warm nor started; None where the configuration names no predictor that reads texts.
 
@@ -39,7 +39,7 @@ def build(
     return PredictionService(predictor, lambda ids: model.tokenizer.decode(ids, skip_special_tokens=True), clock)
 
 
-def load_proxy(name: str | None, model: str) -> TextPredictor:
+def load_proxy(name: str | None, model: str) -> LengthPredictor:
     """A trained predictor: one that comes with the package, by name, or a file; None: the one made for the model.
 
     Raises `ConfigError`.
@@ -61,7 +61,7 @@ def load_proxy(name: str | None, model: str) -> TextPredictor:
         raise ConfigError(f"predictor_model: {error}{known}") from None
 
 
-def _retrieval(config: EngineConfig, proxy: TextPredictor, model: str) -> RetrievalPredictor:
+def _retrieval(config: EngineConfig, proxy: LengthPredictor, model: str) -> RetrievalPredictor:
     settings = config.retrieval
     path: Path | None = None
     if settings.path is None:

@@ -21,7 +21,7 @@ def clip(tokenizer: Tokenizer, text: str, most: int = MOST) -> list[int]:
     return [first, *body[max(0, len(body) - (most - 2)) :], last]
 
 
-class TextPredictor(Protocol):
+class LengthPredictor(Protocol):
     """Says from a prompt's text how many tokens the answer will have. Called from one thread at a time."""
 
     @property

@@ -27,7 +27,7 @@ _TOKENIZER = "tokenizer"
 
 
 @dataclass(frozen=True)
-class Predictor:
+class PredictorFile:
     """What a file holds. `about`: whatever else it should tell, such as the target model or figures."""
 
     model: LengthModel
@@ -40,7 +40,7 @@ class Predictor:
     digest: str = ""
 
 
-def write(predictor: Predictor, path: Path) -> None:
+def write(predictor: PredictorFile, path: Path) -> None:
     """At once or not at all. The head, which is small, stays float32."""
     small: Weights = {_TOKENIZER: np.frombuffer(predictor.tokenizer.to_str().encode(), np.uint8)}
     for name, value in weights_of(predictor.model).items():
@@ -62,7 +62,7 @@ def write(predictor: Predictor, path: Path) -> None:
         save_file(small, new, metadata)
 
 
-def read(path: Path) -> Predictor:
+def read(path: Path) -> PredictorFile:
     """What `write` wrote. Raises `ModelLoadError` with the reason if the file is damaged or something else."""
     try:
         with safe_open(path, framework="numpy") as file:
@@ -89,7 +89,7 @@ def read(path: Path) -> Predictor:
         raise ModelLoadError(f"predictor {path}: {error}") from None
 
 
-def _predictor(stored: Weights, metadata: dict[str, str], digest: str, where: str) -> Predictor:
+def _predictor(stored: Weights, metadata: dict[str, str], digest: str, where: str) -> PredictorFile:
     config = BertConfig(**json.loads(metadata["encoder"]))
     formulation = Formulation.from_dict(json.loads(metadata["formulation"]))
     try:
@@ -105,7 +105,7 @@ def _predictor(stored: Weights, metadata: dict[str, str], digest: str, where: st
 
     model = filled(make, weights, where)
     about, longest = json.loads(metadata["about"]), int(metadata["longest"])
-    return Predictor(model, formulation, tokenizer, metadata["name"], about, longest, digest)
+    return PredictorFile(model, formulation, tokenizer, metadata["name"], about, longest, digest)
 
 
 def _digest(tensors: Weights, metadata: dict[str, Any]) -> str:

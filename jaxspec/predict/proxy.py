@@ -68,7 +68,7 @@ class ProxyPredictor:
         """Write the predictor as one safetensors file, at once or not at all. Matrices are rounded to INT8."""
         longest = self._lengths[-1]
         parts = self._model, self.formulation, self.tokenizer, self.name, self.about, longest
-        file.write(file.Predictor(*parts), Path(path))
+        file.write(file.PredictorFile(*parts), Path(path))
 
     def predict(self, texts: Sequence[str]) -> np.ndarray:
         """Output tokens `[n]` float64, of prompts."""

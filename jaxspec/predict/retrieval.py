@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxspec.predict import index_file
 from jaxspec.predict.index import LengthIndex
-from jaxspec.predict.predictor import TextPredictor
+from jaxspec.predict.predictor import LengthPredictor
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class RetrievalPredictor:
     under another name with a warning. `model` is the name of the model whose answers are counted.
     """
 
-    def __init__(self, proxy: TextPredictor, index: LengthIndex, model: str, path: Path | None = None) -> None:
+    def __init__(self, proxy: LengthPredictor, index: LengthIndex, model: str, path: Path | None = None) -> None:
         self._proxy, self.index, self._model, self._path = proxy, index, model, path
         self._read: OrderedDict[str, tuple[float, np.ndarray]] = OrderedDict()
         self._probe: np.ndarray | None = None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxspec.predict.predictor import Learner, TextPredictor
+from jaxspec.predict.predictor import Learner, LengthPredictor
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class PredictionService:
 
     def __init__(
         self,
-        predictor: TextPredictor,
+        predictor: LengthPredictor,
         decode: Callable[[Sequence[int]], str],
         clock: Callable[[], float] = time.perf_counter,
         most_waiting: int = MOST_WAITING,

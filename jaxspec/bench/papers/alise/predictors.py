@@ -15,7 +15,7 @@ BINS = 10
 SERVED, ASKED, PROMPTS, SKEW = 1000, 500, 200, 1.0
 
 
-class Predictor(Protocol):
+class PredictorFile(Protocol):
     """As `jaxspec.predict`'s; one that learns has `learn(texts, lengths)` besides."""
 
     def predict(self, texts: Sequence[str]) -> np.ndarray: ...
@@ -29,7 +29,7 @@ def repeating(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def serve(
-    predictor: Predictor, texts: Sequence[str], length: np.ndarray, capped: np.ndarray
+    predictor: PredictorFile, texts: Sequence[str], length: np.ndarray, capped: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ask for each request and then, if the predictor learns, tell how long its answer `length [n]` was, unless it was
     cut when as much or more had been predicted: then it teaches nothing, and the engine does not tell of it either.
@@ -48,7 +48,7 @@ def serve(
 
 
 def compare(
-    predictors: Mapping[str, Predictor],
+    predictors: Mapping[str, PredictorFile],
     texts: Sequence[str],
     length: np.ndarray,
     capped: np.ndarray,
