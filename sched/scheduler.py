@@ -15,7 +15,7 @@ from jaxspec.sched.kv.wait_time import arrange
 from jaxspec.sched.plan import Lookahead, Plan, RequestResult, ScheduledRequest
 from jaxspec.sched.request import Request, RequestStatus
 from jaxspec.sched.timing import Runtime
-from jaxspec.sched.token_budget import Budget
+from jaxspec.sched.token_budget import TokenBudget
 from jaxspec.sched.waiting_queue import WaitingQueue
 
 NO_DRAFTS = Lookahead()
@@ -180,7 +180,7 @@ class Scheduler:
         if self._in_flight is not None:
             raise RuntimeError("the last plan has not been answered by update()")
         self._kv.begin_plan()
-        budget = Budget(self.config)
+        budget = TokenBudget(self.config)
         scheduled: list[ScheduledRequest] = []
         preempted: list[Request] = []
         paused: list[Request] = []
@@ -234,7 +234,7 @@ class Scheduler:
         self,
         scheduled: list[ScheduledRequest],
         service: Sequence[Request],
-        budget: Budget,
+        budget: TokenBudget,
         now: float,
         preempted: list[Request],
     ) -> None:
@@ -244,7 +244,7 @@ class Scheduler:
                 scheduled.append(share)
 
     def _fill_anyway(
-        self, scheduled: list[ScheduledRequest], budget: Budget, now: float, preempted: list[Request]
+        self, scheduled: list[ScheduledRequest], budget: TokenBudget, now: float, preempted: list[Request]
     ) -> None:
         """Where all that were to run lost their pages, those run that were to rest or wait."""
         budget.prompt_tokens = None

@@ -170,7 +170,7 @@ class StepTimes:
         return sizes[i - 1] if i else 0
 
     @property
-    def budget(self) -> int:
+    def verify_budget(self) -> int:
         """AdaServe's B (§3): tokens at which a step stops being bound by memory and begins to be bound by arithmetic.
 
         Its Table 1 divides a device's arithmetic by its bandwidth. This is the same from what was measured: a step of

@@ -10,7 +10,7 @@ from jaxspec.sched.plan import Lookahead, ScheduledRequest
 from jaxspec.sched.request import Request
 
 
-class Budget:
+class TokenBudget:
     """Tokens and logit slots of one step that are not taken yet."""
 
     def __init__(self, config: SchedulerConfig) -> None:

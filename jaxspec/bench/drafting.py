@@ -86,11 +86,11 @@ def measure(requests: int, iterations: int, seed: int = 0) -> dict[str, dict[str
 
 
 def _measure(
-    policy: TreePolicy | None, step: StepTimes, budget: int, requests: int, iterations: int, seed: int
+    policy: TreePolicy | None, step: StepTimes, verify_budget: int, requests: int, iterations: int, seed: int
 ) -> dict[str, float]:
     draw, prompt, adaptive = random.Random(seed), 16, isinstance(policy, AdaServe)
     speculator = Speculator(
-        [Drafter(np.random.default_rng(seed))], step, policy, adaptive=adaptive, budget=budget if adaptive else None,
+        [Drafter(np.random.default_rng(seed))], step, policy, adaptive=adaptive, verify_budget=verify_budget if adaptive else None,
         calibrate=policy is not None,
     )  # fmt: skip
     running = [

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
             engine = Engine(config, progress=progress, renew_profiles=args.renew)
     except (OSError, ValueError) as error:
         raise BenchError(str(error)) from None
-    profiles, budget = engine.profiled, engine.step_times.budget
+    profiles, budget = engine.profiled, engine.step_times.verify_budget
     engine.shutdown()
     console = Console()
     for profile in profiles:

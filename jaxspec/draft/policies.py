@@ -51,10 +51,10 @@ def arrange(
         chosen = draft_choice.build(
             config.draft_choice, len(names), limits, sizes, rng, config.lbss, config.epsilon_greedy.epsilon
         )
-    budgeted = config.tree in ("equal_greedy", "global_greedy", "adaserve")
-    shaped = budgeted and config.draft_nodes is None
+    size_by_budget = config.tree in ("equal_greedy", "global_greedy", "adaserve")
+    shaped = size_by_budget and config.draft_nodes is None
     return Speculator(
         drafters, step, policy, config.draft_levels or DEPTH, 1 if config.tree == "chain" else None,
         config.tree == "auto" or (config.tree == "adaserve" and config.adaserve.economic),
-        config.draft_budget if shaped else None, shaped, config.draft_calibration and budgeted, chosen,
+        config.draft_budget if shaped else None, shaped, config.draft_calibration and size_by_budget, chosen,
     )  # fmt: skip

@@ -55,7 +55,7 @@ class Speculator:
     best. With a `choice` that is not so: it says who drafts for whom, and hears what became of it.
 
     A `policy` replaces the choice of nodes by expected speed, and unless it is `adaptive`, that of `levels` and width
-    (up to `width`) too: with `budgeted`, as deep and wide as AdaServe's Eq. 8 and 9 allow where `budget` tokens (None:
+    (up to `width`) too: with `size_by_budget`, as deep and wide as AdaServe's Eq. 8 and 9 allow where `verify_budget` tokens (None:
     as many as `step` says) are a step's fill.
     An adaptive `AdaServe` drafts for those who are behind their targets even where that is slower for the others.
 
@@ -65,12 +65,12 @@ class Speculator:
 
     def __init__(
         self, drafters: Sequence[Drafter], step: StepTimes, policy: TreePolicy | None = None, levels: int | None = None,
-        width: int | None = None, adaptive: bool = False, budget: int | None = None, budgeted: bool = False,
+        width: int | None = None, adaptive: bool = False, verify_budget: int | None = None, size_by_budget: bool = False,
         calibrate: bool = False, choice: DraftChoice | None = None,
     ):  # fmt: skip
         self.drafters, self.policy, self.adaptive = list(drafters), policy, adaptive or policy is None
         self.step, self.calibrate, self.choice = step, calibrate, choice
-        self._budget, self._budgeted = budget, budgeted or budget is not None
+        self._verify_budget, self._budgeted = verify_budget, size_by_budget or verify_budget is not None
         most = Lookahead(MOST_NODES, min(levels or DEPTH, DEPTH))
         self.controllers = [
             DepthController(DraftTimes(step, d.seconds), most, [w for w in d.widths if width is None or w <= width])
@@ -88,9 +88,9 @@ class Speculator:
         self.switches, self.switch_seconds = 0, 0.0
 
     @property
-    def budget(self) -> int:
+    def verify_budget(self) -> int:
         """Tokens that a step holds before it becomes slow, AdaServe's B."""
-        return self._budget or self.step.budget
+        return self._verify_budget or self.step.verify_budget
 
     def lookahead(self, running: Sequence[Request], now: float) -> Lookahead:
         """How far the next step, which begins now, may draft for the requests that decode."""
@@ -146,17 +146,17 @@ class Speculator:
         spec.levels, spec.width, spec.probing = spec.most.levels, spec.widths[-1], False
         if not self._budgeted:
             return spec.most
-        if self.budget <= requests:
+        if self.verify_budget <= requests:
             spec.levels = 0
             return Lookahead()
-        spec.levels = max(1, min(spec.most.levels, ceil(self.budget / requests)))
-        wide = max(1, self.budget // requests)
+        spec.levels = max(1, min(spec.most.levels, ceil(self.verify_budget / requests)))
+        wide = max(1, self.verify_budget // requests)
         spec.width = max((w for w in spec.widths if w <= wide), default=spec.widths[0])
         return Lookahead(spec.most.drafts, spec.levels)
 
     def _draft_for_late(self, decoding: Sequence[Request], now: float) -> Lookahead:
         """Draft for those alone who are behind their targets, as far as that helps them."""
-        room, seconds = max(0, self.budget - len(decoding)), self.step.of(len(decoding))
+        room, seconds = max(0, self.verify_budget - len(decoding)), self.step.of(len(decoding))
         needs = {r.id: need(r, now, seconds) for r in decoding}
         late = [r for r in decoding if needs[r.id] > _NEEDY]
         needy = sorted(late, key=lambda r: -needs[r.id])[:room]
@@ -209,7 +209,7 @@ class Speculator:
     ) -> dict[str, Draft]:
         """Draft trees by request id, for work that may have one; `tokens` known ones are in the step that began now."""
         able = [w for w in scheduled if w.levels and (self._only is None or w.request.id in self._only)]
-        if self._budgeted and tokens >= self.budget:
+        if self._budgeted and tokens >= self.verify_budget:
             able = []  # nothing of what the drafters propose would be taken
         proposed = self._propose(able, sampling) if able else []
         drafts: dict[str, Draft] = {}
@@ -256,7 +256,7 @@ class Speculator:
                 return choose_nodes(self.step, forest, learned, limits, tokens, probing)
             with np.errstate(divide="ignore"):  # empty places have no chance
                 forest = forest.likely(np.log(learned))
-        room = self.budget - tokens
+        room = self.verify_budget - tokens
         seconds = self.step.of(tokens + max(0, room)) + sum(
             s.times.round(len(proposed), len(proposed), s.levels, s.width) for s in self.controllers if s.levels
         )

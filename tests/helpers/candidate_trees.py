@@ -57,10 +57,10 @@ def best_by_size(candidates: Candidates, limit: int) -> list[float]:
 
 
 def check(
-    policy: TreePolicy, trees: list[Candidates], limits: list[int], budget: int = 99, needs: list[float] | None = None
+    policy: TreePolicy, trees: list[Candidates], limits: list[int], room: int = 99, needs: list[float] | None = None
 ) -> list[np.ndarray]:
     """What any policy owes."""
-    masks = policy.select(trees, limits, budget, needs or [float("-inf")] * len(trees), len(trees))
+    masks = policy.select(trees, limits, room, needs or [float("-inf")] * len(trees), len(trees))
     assert len(masks) == len(trees)
     for tree, mask, limit in zip(trees, masks, limits, strict=True):
         assert mask.shape == (len(tree),) and mask.dtype == bool

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxspec.sched import PagePool, Plan, QueueFull, Request, RequestResult, RequestStatus, Scheduler, SchedulerConfig
-from jaxspec.sched.token_budget import Budget
+from jaxspec.sched.token_budget import TokenBudget
 
 PAGE = 4
 
@@ -180,7 +180,7 @@ def test_nobody_is_admitted_behind_one_that_took_all_logit_slots():
 
 
 def test_a_chunk_stops_short_of_sampling_when_no_logit_slot_is_left():
-    budget = Budget(SchedulerConfig(2, 16, 100, None, 2))
+    budget = TokenBudget(SchedulerConfig(2, 16, 100, None, 2))
     chain, short, one = (Request(str(n), n, [1] * n, 8, 0.0) for n in (3, 5, 1))
     chain.prompt_logprobs = True
     assert (share := budget.take(chain)) and (share.count, share.samples) == (2, False)

@@ -31,9 +31,9 @@ class AdaServe:
             raise ValueError(f"most_nodes is negative: {self.most_nodes}")
 
     def select(
-        self, candidates: Sequence[Candidates], limits: Sequence[int], budget: int, needs: Sequence[float], others: int
+        self, candidates: Sequence[Candidates], limits: Sequence[int], room: int, needs: Sequence[float], others: int
     ) -> list[np.ndarray]:
-        forest, left = Forest.of(candidates), max(budget, 0)
+        forest, left = Forest.of(candidates), max(room, 0)
         ranked = forest.ranked()
         ranked = ranked._replace(value=np.exp(ranked.value))
         most = np.clip(limits, 0, np.minimum(ranked.count, left))
@@ -67,13 +67,13 @@ class AdaServe:
         return taken, given
 
 
-def optimal(candidates: Sequence[Candidates], budget: int, needs: Sequence[float]) -> list[np.ndarray] | None:
+def optimal(candidates: Sequence[Candidates], room: int, needs: Sequence[float]) -> list[np.ndarray] | None:
     """AdaServe's Algorithm 1: the most expected tokens, were the log-probabilities of the candidates' paths the truth.
 
-    -> the chosen nodes as masks, or None (INVALID) if `budget` tokens, roots included, do not give every request what
+    -> the chosen nodes as masks, or None (INVALID) if `room` tokens, roots included, do not give every request what
     it needs. Not for serving: what `AdaServe` does is compared with it.
     """
-    left = budget - len(candidates)
+    left = room - len(candidates)
     best = [c.best(len(c)) for c in candidates]
     chances = [[exp(value) for value in values] for _, values in best]
     taken = [0] * len(best)

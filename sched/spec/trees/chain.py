@@ -21,7 +21,7 @@ class Chain:
             raise ValueError(f"the chain's length is negative: {self.k}")
 
     def select(
-        self, candidates: Sequence[Candidates], limits: Sequence[int], budget: int, needs: Sequence[float], others: int
+        self, candidates: Sequence[Candidates], limits: Sequence[int], room: int, needs: Sequence[float], others: int
     ) -> list[np.ndarray]:
         return [c.mask(self._path(c, min(self.k, limit))) for c, limit in zip(candidates, limits, strict=True)]
 

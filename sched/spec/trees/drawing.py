@@ -20,7 +20,7 @@ class Drawing:
     levels: int
 
     def select(
-        self, candidates: Sequence[Candidates], limits: Sequence[int], budget: int, needs: Sequence[float], others: int
+        self, candidates: Sequence[Candidates], limits: Sequence[int], room: int, needs: Sequence[float], others: int
     ) -> list[np.ndarray]:
         return [c.mask(self._first(c, max(limit, 0))) for c, limit in zip(candidates, limits, strict=True)]
 

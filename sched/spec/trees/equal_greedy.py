@@ -22,9 +22,9 @@ class EqualGreedy(SharedNodes):
     """
 
     def select(
-        self, candidates: Sequence[Candidates], limits: Sequence[int], budget: int, needs: Sequence[float], others: int
+        self, candidates: Sequence[Candidates], limits: Sequence[int], room: int, needs: Sequence[float], others: int
     ) -> list[np.ndarray]:
         forest = Forest.of(candidates)
         sharing = int(np.count_nonzero((np.diff(forest.first) > 0) & (np.asarray(limits) > 0)))
         ranked = forest.ranked()
-        return forest.take(ranked, np.minimum(ranked.count, np.minimum(self.within(budget) // max(sharing, 1), limits)))
+        return forest.take(ranked, np.minimum(ranked.count, np.minimum(self.within(room) // max(sharing, 1), limits)))

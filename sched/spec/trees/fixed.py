@@ -25,7 +25,7 @@ class Fixed:
             raise ValueError(f"every level must be at least one wide, not {self.widths}")
 
     def select(
-        self, candidates: Sequence[Candidates], limits: Sequence[int], budget: int, needs: Sequence[float], others: int
+        self, candidates: Sequence[Candidates], limits: Sequence[int], room: int, needs: Sequence[float], others: int
     ) -> list[np.ndarray]:
         return [c.mask(self._expand(c)[: max(limit, 0)]) for c, limit in zip(candidates, limits, strict=True)]
 

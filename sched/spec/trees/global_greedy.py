@@ -21,9 +21,9 @@ class GlobalGreedy(SharedNodes):
     """
 
     def select(
-        self, candidates: Sequence[Candidates], limits: Sequence[int], budget: int, needs: Sequence[float], others: int
+        self, candidates: Sequence[Candidates], limits: Sequence[int], room: int, needs: Sequence[float], others: int
     ) -> list[np.ndarray]:
         forest = Forest.of(candidates)
         ranked = forest.ranked()
-        best = forest.best(ranked, np.minimum(ranked.count, limits))[: self.within(budget)]
+        best = forest.best(ranked, np.minimum(ranked.count, limits))[: self.within(room)]
         return forest.take(ranked, np.bincount(forest.tree[best], minlength=len(forest)))

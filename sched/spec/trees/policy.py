@@ -15,12 +15,12 @@ class TreePolicy(Protocol):
     """Chooses, for all requests of a step at once, which candidates the target verifies."""
 
     def select(
-        self, candidates: Sequence[Candidates], limits: Sequence[int], budget: int, needs: Sequence[float], others: int
+        self, candidates: Sequence[Candidates], limits: Sequence[int], room: int, needs: Sequence[float], others: int
     ) -> list[np.ndarray]:
         """One `[n]` bool mask per request, closed under parents and with at most `limits[i]` nodes.
 
         `limits` bounds what the request may still write and what the step can hold; a limit below 1 is no draft.
-        `budget` draft nodes fit in the step before it becomes slow, `others` tokens of it are no drafts, and a request
+        `room` draft nodes fit in the step before it becomes slow, `others` tokens of it are no drafts, and a request
         has to get `needs[i]` tokens from it to keep its latency target (minus infinity without one): each policy heeds
         what it knows of.
         """
@@ -31,7 +31,7 @@ class Off:
     """No speculation: chooses nothing."""
 
     def select(
-        self, candidates: Sequence[Candidates], limits: Sequence[int], budget: int, needs: Sequence[float], others: int
+        self, candidates: Sequence[Candidates], limits: Sequence[int], room: int, needs: Sequence[float], others: int
     ) -> list[np.ndarray]:
         return [c.mask() for c in candidates]
 
@@ -46,6 +46,6 @@ class SharedNodes:
         if self.nodes is not None and self.nodes < 0:
             raise ValueError(f"the number of nodes is negative: {self.nodes}")
 
-    def within(self, budget: int) -> int:
-        """Draft nodes of a step that has room for `budget`."""
-        return max(budget, 0) if self.nodes is None else self.nodes
+    def within(self, room: int) -> int:
+        """Draft nodes of a step that has room for `room`."""
+        return max(room, 0) if self.nodes is None else self.nodes

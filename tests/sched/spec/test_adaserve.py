@@ -67,23 +67,23 @@ def test_what_makes_a_step_slower_than_it_is_worth_is_left_out():
 
 @settings(deadline=None, max_examples=150)
 @given(forest(), st.integers(-2, 20), st.data())
-def test_selection_keeps_to_trees_and_budget(given_, budget, data):
+def test_selection_keeps_to_trees_and_budget(given_, room, data):
     trees, limits = given_
     needs = [data.draw(NEEDS) for _ in trees]
     most = data.draw(st.integers(0, 8))
     for times in (None, StepTimes({1: 1.0, 8: 1.1, 16: 3.0})):
-        masks = check(AdaServe(most, times), trees, limits, budget, needs)
-        assert sum(int(m.sum()) for m in masks) <= max(budget, 0)
+        masks = check(AdaServe(most, times), trees, limits, room, needs)
+        assert sum(int(m.sum()) for m in masks) <= max(room, 0)
     everything = sum(
         min(max(limit, 0), int(np.isfinite(t.logprob).sum())) for t, limit in zip(trees, limits, strict=True)
     )
-    masks = AdaServe(most).select(trees, limits, budget, needs, len(trees))
-    assert sum(int(m.sum()) for m in masks) == min(max(budget, 0), everything)
+    masks = AdaServe(most).select(trees, limits, room, needs, len(trees))
+    assert sum(int(m.sum()) for m in masks) == min(max(room, 0), everything)
 
 
 @settings(deadline=None, max_examples=150)
 @given(forest(5), st.integers(0, 20), st.data())
-def test_the_oracle_is_brute_force(given_, budget, data):
+def test_the_oracle_is_brute_force(given_, room, data):
     """The most expected tokens under the budget, every need met; None exactly where that is impossible."""
     trees, _ = given_
     needs = [data.draw(st.one_of(st.just(-inf), st.floats(0, 4))) for _ in trees]
@@ -92,37 +92,37 @@ def test_the_oracle_is_brute_force(given_, budget, data):
         (
             sum(t[k] for t, k in zip(tables, sizes, strict=True))
             for sizes in product(*(range(len(t)) for t in tables))
-            if sum(sizes) + len(trees) <= budget
+            if sum(sizes) + len(trees) <= room
             and all(1 + t[k] >= a for t, k, a in zip(tables, sizes, needs, strict=True))
         ),
         default=None,
     )
-    found = optimal(trees, budget, needs)
+    found = optimal(trees, room, needs)
     if found is None or best is None:
         # Sums of chances that meet a need exactly may fall on either side of it.
         near = any(abs(1 + v - a) < 1e-6 for t, a in zip(tables, needs, strict=True) for v in t)
         assert near or (found is None and best is None)
         return
     assert all(closed(t, m) for t, m in zip(trees, found, strict=True))
-    assert sum(int(m.sum()) for m in found) + len(trees) <= budget
+    assert sum(int(m.sum()) for m in found) + len(trees) <= room
     assert sum(worth(t, m) for t, m in zip(trees, found, strict=True)) == pytest.approx(best)
 
 
 @settings(deadline=None, max_examples=80)
 @given(st.integers(0, 2**32), st.integers(1, 6), st.integers(0, 30), st.data())
-def test_it_finds_the_optimum_where_there_is_one(seed, count, budget, data):
+def test_it_finds_the_optimum_where_there_is_one(seed, count, room, data):
     """With room for each (n_max), the practical selection is the optimal one whenever all needs can be met."""
     rng = np.random.default_rng(seed)
     trees = [random_candidates(rng, int(rng.integers(1, 12))) for _ in range(count)]
     needs = [data.draw(st.floats(0, 3)) for _ in trees]
-    exact = optimal(trees, budget, needs)
+    exact = optimal(trees, room, needs)
     if exact is None or any(a > t.levels + 1 for a, t in zip(needs, trees, strict=True)):
         return
-    masks = AdaServe(99).select(trees, [99] * count, budget - count, needs, count)
+    masks = AdaServe(99).select(trees, [99] * count, room - count, needs, count)
     assert sum(worth(t, m) for t, m in zip(trees, masks, strict=True)) == pytest.approx(
         sum(worth(t, m) for t, m in zip(trees, exact, strict=True))
     )
-    free = GlobalGreedy().select(trees, [99] * count, budget - count, needs, count)
+    free = GlobalGreedy().select(trees, [99] * count, room - count, needs, count)
     assert sum(map(np.sum, free)) == sum(map(np.sum, masks))
 
 
@@ -151,11 +151,11 @@ def test_the_budget_is_where_memory_and_arithmetic_meet():
     """A device that takes 8 ms for up to 32 tokens and a quarter of one for each beyond: B is 32."""
     sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256)
     times = StepTimes({n: max(8e-3, 0.25e-3 * n) for n in sizes})
-    assert times.budget == 32
+    assert times.verify_budget == 32
     assert times.within(8e-3) == 32 and times.within(7.9e-3) == 0 and times.within(1.0) == 256
     for _ in range(200):
         times.observe(16, 16e-3)
-    assert times.of(1) == pytest.approx(16e-3, rel=0.01) and times.budget == 32
+    assert times.of(1) == pytest.approx(16e-3, rel=0.01) and times.verify_budget == 32
     assert StepTimes({1: 1.0, 4: 0.5}).of(4) == 1.0
 
 

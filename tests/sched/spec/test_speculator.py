@@ -48,7 +48,7 @@ def test_everyone_forgets_a_request_that_ends() -> None:
 def test_drafters_are_not_asked_where_a_step_has_no_room_for_what_they_say() -> None:
     """Prompts fill the step: a round of drafting would be for nothing."""
     drafter = Fake("a", 100, 1e-6, ["0", "1"])
-    speculator = Speculator([drafter], STEP, GlobalGreedy(), budget=16)
+    speculator = Speculator([drafter], STEP, GlobalGreedy(), verify_budget=16)
     running = requests(2)
     ahead = speculator.lookahead(running, 0.0)
     scheduled = [ScheduledRequest(r, 3, 1, ahead.drafts, ahead.levels) for r in running]
@@ -69,7 +69,7 @@ def promised(number: int, tpot: float | None, ahead: float = 0.0) -> Request:
 def drafted_for(running: list[Request], cost: float) -> list[str]:
     """With a drafter of which three of four drafts are accepted."""
     drafter = Fake("only", 100, cost, [r.id for r in running])
-    speculator = Speculator([drafter], STEP, AdaServe(16, STEP), adaptive=True, budget=32, calibrate=True)
+    speculator = Speculator([drafter], STEP, AdaServe(16, STEP), adaptive=True, verify_budget=32, calibrate=True)
     ahead = speculator.lookahead(running, 0.0)
     scheduled = [ScheduledRequest(r, 7, 1, ahead.drafts, ahead.levels) for r in running]
     return sorted(speculator.draft(scheduled, lambda _: SamplingInputs(), len(scheduled), 0.0))
@@ -88,7 +88,7 @@ def test_the_shape_follows_the_budget() -> None:
     """AdaServe's Eq. 8 and 9: ceil(B / n) levels, as wide as floor(B / n) allows; nothing where n fill the budget."""
     running = [promised(i, 0.009) for i in range(8)]
     drafter = Fake("only", 100, 1e-4, list("01234567"))
-    speculator = Speculator([drafter], STEP, AdaServe(16), budget=8, calibrate=True)
+    speculator = Speculator([drafter], STEP, AdaServe(16), verify_budget=8, calibrate=True)
     assert speculator.lookahead(running, 0.0).levels == 0
     assert speculator.lookahead(running[:3], 0.0).levels == 3
     assert speculator.lookahead(running[:1], 0.0).levels == 8

@@ -18,13 +18,13 @@ from jaxspec.sched.spec.trees.preorder import preorders
 
 @settings(deadline=None, max_examples=60)
 @given(forest(), st.integers(0, 20))
-def test_equal_greedy_is_the_best_for_each(given_: tuple[list[Candidates], list[int]], budget: int) -> None:
+def test_equal_greedy_is_the_best_for_each(given_: tuple[list[Candidates], list[int]], room: int) -> None:
     trees, limits = given_
-    masks = check(EqualGreedy(budget), trees, limits)
-    unset = check(EqualGreedy(), trees, limits, budget)
+    masks = check(EqualGreedy(room), trees, limits)
+    unset = check(EqualGreedy(), trees, limits, room)
     assert all((a == b).all() for a, b in zip(masks, unset, strict=True))
-    assert sum(mask.sum() for mask in masks) <= budget
-    share = budget // max(1, sum(len(t) > 0 and limit > 0 for t, limit in zip(trees, limits, strict=True)))
+    assert sum(mask.sum() for mask in masks) <= room
+    share = room // max(1, sum(len(t) > 0 and limit > 0 for t, limit in zip(trees, limits, strict=True)))
     for tree, mask, limit in zip(trees, masks, limits, strict=True):
         size = max(min(share, limit), 0)
         assert mask.sum() == min(size, np.isfinite(tree.logprob).sum())
@@ -33,17 +33,17 @@ def test_equal_greedy_is_the_best_for_each(given_: tuple[list[Candidates], list[
 
 @settings(deadline=None, max_examples=60)
 @given(forest(), st.integers(0, 20))
-def test_global_greedy_is_the_best_for_all(given_: tuple[list[Candidates], list[int]], budget: int) -> None:
+def test_global_greedy_is_the_best_for_all(given_: tuple[list[Candidates], list[int]], room: int) -> None:
     trees, limits = given_
-    masks = check(GlobalGreedy(budget), trees, limits)
-    unset = check(GlobalGreedy(), trees, limits, budget)
+    masks = check(GlobalGreedy(room), trees, limits)
+    unset = check(GlobalGreedy(), trees, limits, room)
     assert all((a == b).all() for a, b in zip(masks, unset, strict=True))
-    assert sum(mask.sum() for mask in masks) <= budget
+    assert sum(mask.sum() for mask in masks) <= room
     tables = [best_by_size(tree, max(limit, 0)) for tree, limit in zip(trees, limits, strict=True)]
     best = max(
         sum(table[k] for table, k in zip(tables, sizes, strict=True))
         for sizes in product(*(range(len(table)) for table in tables))
-        if sum(sizes) <= budget
+        if sum(sizes) <= room
     )
     assert sum(worth(t, m) for t, m in zip(trees, masks, strict=True)) == pytest.approx(best)
 
