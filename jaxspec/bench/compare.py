@@ -144,7 +144,11 @@ def load(presets: Sequence[str], overrides: dict[str, Any], stack: ExitStack) ->
     engines = []
     for preset in presets:
         with naming(preset):
-            engines.append(stack.enter_context(LLM(config=preset, show_progress=True, **{**options.WARM, **overrides})))
+            engines.append(
+                stack.enter_context(
+                    LLM(config=preset, show_progress=True, **{**options.COMPILE_ALL_FIRST, **overrides})
+                )
+            )
     return engines
 
 

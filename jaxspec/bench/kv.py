@@ -83,7 +83,7 @@ def quality(model: LoadedModel, ids: list[int], args: argparse.Namespace) -> dic
         begun = time.perf_counter()
         with LLM(
             model, draft=[], kv_dtype=kind, max_num_seqs=1, max_num_batched_tokens=args.chunk, prefix_caching=False,
-            token_buckets=[args.chunk], max_model_len=args.context + 1, swap_space_gb=0, **options.WARM,
+            token_buckets=[args.chunk], max_model_len=args.context + 1, swap_space_gb=0, **options.COMPILE_ALL_FIRST,
         ) as llm, progress(f"KV {kind}", len(windows)) as advance:  # fmt: skip
             entries = []
             for window in windows:

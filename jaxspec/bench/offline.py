@@ -80,7 +80,7 @@ def load_llm(args: argparse.Namespace) -> LLM:
     try:
         overrides = options.overrides(args)
         EngineConfig.load(args.config, **overrides)  # before `LLM`, which has parameters beside the settings
-        return LLM(config=args.config, show_progress=True, **{**options.WARM, **overrides})
+        return LLM(config=args.config, show_progress=True, **{**options.COMPILE_ALL_FIRST, **overrides})
     except (OSError, ValueError) as error:
         raise BenchError(explained(error)) from None
 

@@ -9,7 +9,7 @@ from jaxspec.bench.report import Slo
 from jaxspec.extras import install_hint
 
 #: Settings of an engine that is to be measured: nothing compiles beside it.
-WARM: dict[str, Any] = {"compile_in_background": False}
+COMPILE_ALL_FIRST: dict[str, Any] = {"compile_in_background": False}
 
 
 def positive(text: str) -> float:

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from jaxspec.progress import bar
 
     try:
-        config = EngineConfig.load(args.config, **{**options.WARM, **options.overrides(args)})
+        config = EngineConfig.load(args.config, **{**options.COMPILE_ALL_FIRST, **options.overrides(args)})
         with bar(sys.stderr.isatty()) as progress:
             engine = Engine(config, progress=progress, renew_profiles=args.renew)
     except (OSError, ValueError) as error:

@@ -147,17 +147,17 @@ def build(
         needed, more = runner.jobs()
         # Who drafts for whom is chosen by what each drafter takes, and a device of its own is not idle work.
         if config.draft_choice != "fastest" or devices:
-            warm_up.first("compiling the drafter", [*needed, *more])
+            warm_up.compile_now("compiling the drafter", [*needed, *more])
             runner.profile.measure()
         else:
-            warm_up.later("compiling the drafter", needed, rank=1)
-            warm_up.later("compiling the drafter", more, rank=4)
+            warm_up.compile_later("compiling the drafter", needed, rank=1)
+            warm_up.compile_later("compiling the drafter", more, rank=4)
             warm_up.measure(runner.profile)
         side_by_side.append(ModelDrafter(runner, clock))
     step = model_runner.times
     policy = tree_policy(config, step) if drawing is None else Drawing(config.draft_levels or DEPTH)
     speculator = arrange(config, side_by_side, step, policy)
-    model_runner.settled()
+    model_runner.startup_done()
     return speculator
 
 

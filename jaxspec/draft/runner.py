@@ -23,7 +23,7 @@ from jaxspec.step.packing import Tree, pack
 from jaxspec.step.profiles import NOT_KEPT, Profile, ProfileStore
 from jaxspec.step.rejection import Drawn
 from jaxspec.step.step import split
-from jaxspec.step.warmup import Job
+from jaxspec.step.warmup import CompileJob
 
 #: A `jax.Device`; that name is a variable to type checkers.
 Device = Any
@@ -120,15 +120,15 @@ class DraftRunner:
         """Whether any round can run: the largest shape holds all of them."""
         return self.shapes[-1] in self.ready
 
-    def jobs(self) -> tuple[list[Job], list[Job]]:
+    def jobs(self) -> tuple[list[CompileJob], list[CompileJob]]:
         """What to compile: what the runner has to have to be `usable`, and what makes it faster."""
 
         needed, more = [], []
         if self.own_device and self.conditioned:
-            needed.append(Job(f"{self.name} features", self._compile_fetch))
+            needed.append(CompileJob(f"{self.name} features", self._compile_fetch))
         for shape in self.shapes:
             name = f"{self.name} {shape.trees}×{shape.tokens}"
-            job = Job(name, partial(self._compile_round, shape), partial(self._adopt, shape))
+            job = CompileJob(name, partial(self._compile_round, shape), partial(self._adopt, shape))
             (needed if shape in (self.shapes[0], self.shapes[-1]) else more).append(job)
         return needed, more
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Pushed(NamedTuple):
-    """What `TextStream.push` gave: new text, the stop string that ended it, and how many of the tokens count.
+    """What `Detokenizer.push` gave: new text, the stop string that ended it, and how many of the tokens count.
 
     All tokens count unless a stop string ended the text: then those after the token that completed it do not.
     """
@@ -21,7 +21,7 @@ class Pushed(NamedTuple):
     consumed: int
 
 
-class TextStream:
+class Detokenizer:
     """The text of one sequence, in deltas whose concatenation is `tokenizer.decode` of all its ids.
 
     Held back are the bytes of an unfinished character and the longest end of the text that could begin a stop string.

@@ -257,7 +257,7 @@ class Engine:
             while not (self._inbox or self._ready) and (seconds := self._idle()) > 0:
                 self._lock.release()  # compiled programs are taken over, and measured, while no request waits
                 try:
-                    seconds = min(seconds, self.warm_up.turn(busy=self._scheduler.has_work))
+                    seconds = min(seconds, self.warm_up.adopt_ready(busy=self._scheduler.has_work))
                 finally:
                     self._lock.acquire()
                 seconds = min(seconds, self._idle())  # what was told meanwhile counts
@@ -293,7 +293,7 @@ class Engine:
 
     def _step(self) -> None:
         """One turn: plan, launch, hand out the last step's tokens, read, take in."""
-        self.warm_up.turn(busy=True)
+        self.warm_up.adopt_ready(busy=True)
         begun = self._clock()
         speculator = self.speculator
         if self._predictions:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxspec.engine.detokenizer import TextStream
+from jaxspec.engine.detokenizer import Detokenizer
 from jaxspec.models.load.tokenizer import Tokenizer
 from jaxspec.outputs import OutputDelta, RequestMetrics, TokenLogprob
 from jaxspec.sampling_params import SamplingParams
@@ -34,7 +34,9 @@ class RequestState:
         self.metrics = RequestMetrics(request.arrival, prompt_tokens=request.prompt_len, slo=request.slo)
         self._seed = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
         self._stop_ids = stop_ids
-        self._stream = TextStream(tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens)
+        self._stream = Detokenizer(
+            tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens
+        )
         self.penalty_row: int | None = None
         self._last_sampling: tuple[tuple[int | None, bool], SamplingInputs] | None = None
         self._penalty_known = 0

@@ -24,7 +24,7 @@ from jaxspec.step.kv_cache import pages_for
 from jaxspec.step.kv_host import HostKVCache, host_pool, swap_costs, swap_pages
 from jaxspec.step.profiles import ProfileStore
 from jaxspec.step.runner import ModelRunner
-from jaxspec.step.warmup import Job, Progress, WarmUp
+from jaxspec.step.warmup import CompileJob, Progress, WarmUp
 
 log = logging.getLogger(__name__)
 
@@ -78,14 +78,14 @@ def start_up(
     speculator = build(config, model_runner, models, pages, warm_up, store, clock) if models else None
     host = host_pool(config, model_runner, runners(speculator), warm_up, store)
     if predictions:
-        predictions.hold(True)
+        predictions.set_paused(True)
         stage = "compiling the length predictor"
-        warm_up.later(stage, [Job(name, job) for name, job in predictions.programs()], rank=2)
+        warm_up.compile_later(stage, [CompileJob(name, job) for name, job in predictions.programs()], rank=2)
         # After a failure too: a request meets it again, and it is reported.
-        answer = partial(predictions.hold, False)
-        last = Job("length predictor", predictions.warm_up, lambda _: answer(), failed=answer)
-        warm_up.later(stage, [last], rank=2)
-    model_runner.settled()
+        answer = partial(predictions.set_paused, False)
+        last = CompileJob("length predictor", predictions.warm_up, lambda _: answer(), failed=answer)
+        warm_up.compile_later(stage, [last], rank=2)
+    model_runner.startup_done()
     if model_runner.profile.measured:
         log.info("step times were measured %s", model_runner.profile.measured.strftime("%Y-%m-%d %H:%M UTC"))
     pool = PagePool(pages, config.page_size, config.prefix_caching)

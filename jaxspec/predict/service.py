@@ -79,7 +79,7 @@ class PredictionService:
         """Load what the predictor keeps, and compile what is not compiled yet."""
         self._predictor.warm_up()
 
-    def hold(self, held: bool) -> None:
+    def set_paused(self, held: bool) -> None:
         """Hold back answers, for as long as `warm_up` is to come or under way, or begin with those held back."""
         with self._changed:
             self._warm = not held

@@ -27,7 +27,7 @@ from jaxspec.step.kv_int8 import AnyKVCache
 from jaxspec.step.profiles import NOT_KEPT, ProfileStore
 from jaxspec.step.quantization import Quantized, dequantize, quantize
 from jaxspec.step.runner import ModelRunner
-from jaxspec.step.warmup import Job, WarmUp
+from jaxspec.step.warmup import CompileJob, WarmUp
 
 log = logging.getLogger(__name__)
 
@@ -120,12 +120,14 @@ class HostKVCache:
         self._take: dict[int, Any] = {}
         self._put: dict[int, Any] = {}
         jobs = [
-            Job(f"offload of {n}", partial(self._compile_take, n), partial(self._take.__setitem__, n)) for n in GROUPS
+            CompileJob(f"offload of {n}", partial(self._compile_take, n), partial(self._take.__setitem__, n))
+            for n in GROUPS
         ]
         jobs += [
-            Job(f"upload of {n}", partial(self._compile_put, n), partial(self._put.__setitem__, n)) for n in GROUPS
+            CompileJob(f"upload of {n}", partial(self._compile_put, n), partial(self._put.__setitem__, n))
+            for n in GROUPS
         ]
-        warm_up.first("compiling the host pool", jobs)
+        warm_up.compile_now("compiling the host pool", jobs)
         self._warm_up()
         self._measure(store)
 

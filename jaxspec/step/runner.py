@@ -32,7 +32,7 @@ from jaxspec.step.profiles import NOT_KEPT, ProfileStore
 from jaxspec.step.rejection import Drawn
 from jaxspec.step.sampler import Logprobs
 from jaxspec.step.step import StepResult, make_step, split
-from jaxspec.step.warmup import Job, WarmUp, compile_counter
+from jaxspec.step.warmup import CompileJob, WarmUp, compile_counter
 from jaxspec.step.xla import XlaLayers
 
 log = logging.getLogger(__name__)
@@ -109,13 +109,13 @@ class ModelRunner:
         #: The same for the shapes that are ready, corrected by the steps that run.
         self.times: StepTimes
         self._compile(warm_up)
-        self.settled()
+        self.startup_done()
 
     @property
     def compilations_after_warmup(self) -> int:
         return self._counter.count - self.compiled
 
-    def settled(self) -> None:
+    def startup_done(self) -> None:
         """From here on, compilations other than planned ones count as in a request's way."""
         self.compiled = self._counter.count
 
@@ -139,10 +139,11 @@ class ModelRunner:
         self._begun = False
         self.profile.on_guess.append(self._use)
         jobs = [
-            Job(f"step of {s.tokens}", partial(self._compile_step, s), partial(self._adopt, s)) for s in self.shapes
+            CompileJob(f"step of {s.tokens}", partial(self._compile_step, s), partial(self._adopt, s))
+            for s in self.shapes
         ]
-        both = Job("penalties", self._compile_penalties, self._adopt_penalties)
-        warm_up.first("compiling steps", [both, *(jobs[self.shapes.index(s)] for s in first)])
+        both = CompileJob("penalties", self._compile_penalties, self._adopt_penalties)
+        warm_up.compile_now("compiling steps", [both, *(jobs[self.shapes.index(s)] for s in first)])
         self.profile.guess()
         self.times = times = StepTimes(self._times())
         self._begun = True
@@ -151,8 +152,8 @@ class ModelRunner:
         for shape, job in zip(self.shapes, jobs, strict=True):
             if shape not in first:
                 (small if shape.tokens <= _SMALL else large).append(job)
-        warm_up.later("compiling steps", small, rank=0)
-        warm_up.later("compiling steps", large, rank=3)
+        warm_up.compile_later("compiling steps", small, rank=0)
+        warm_up.compile_later("compiling steps", large, rank=3)
         warm_up.measure(self.profile)
 
     def _compile_step(self, shape: BatchShape) -> Any:

@@ -70,7 +70,7 @@ def silent(stage: str, done: int, total: int) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class CompileJob:
     """One program: `compile` may run in any thread, `adopt` takes its result in the engine's thread and runs nothing.
     `failed` is called there instead where it could not be compiled."""
 
@@ -84,13 +84,13 @@ class Job:
 class _Entry:
     rank: int
     number: int
-    job: Job = field(compare=False)
+    job: CompileJob = field(compare=False)
 
 
 class WarmUp:
-    """Compiles jobs, those of `first` at once, those of `later` in a background thread if `background` is set.
+    """Compiles jobs, those of `compile_now` at once, those of `compile_later` in a background thread if `background` is set.
 
-    `turn` and `first` are for the engine's thread (or the one that builds the engine). After a job failed in the
+    `adopt_ready` and `compile_now` are for the engine's thread (or the one that builds the engine). After a job failed in the
     background, the engine serves without its program.
     """
 
@@ -101,7 +101,7 @@ class WarmUp:
         #: Programs compiled so far, and in all.
         self.ready = self.total = 0
         self._waiting: list[_Entry] = []
-        self._compiled: deque[tuple[Job, Any]] = deque()
+        self._compiled: deque[tuple[CompileJob, Any]] = deque()
         self._profiles: list[Profile] = []
         self._busy: Callable[[], bool] = lambda: False
         self._wake: Callable[[], None] = lambda: None
@@ -112,7 +112,7 @@ class WarmUp:
         self._not_before = 0.0  # when a program may be run beside requests again
         self._open = 0  # jobs of the background that are not adopted yet
 
-    def first(self, stage: str, jobs: Sequence[Job]) -> None:
+    def compile_now(self, stage: str, jobs: Sequence[CompileJob]) -> None:
         """Compile and adopt these now, several at once: XLA compiles without the interpreter lock."""
         self.total += len(jobs)
         self._progress(stage, 0, len(jobs))
@@ -125,10 +125,10 @@ class WarmUp:
             job.adopt(future.result())
             self.ready += 1
 
-    def later(self, stage: str, jobs: Sequence[Job], rank: int = 0) -> None:
+    def compile_later(self, stage: str, jobs: Sequence[CompileJob], rank: int = 0) -> None:
         """Compile these in the background, lower ranks first; without a background, now."""
         if not self.background:
-            return self.first(stage, jobs)
+            return self.compile_now(stage, jobs)
         for job in jobs:
             heappush(self._waiting, _Entry(rank, self.total, job))
             self.total += 1
@@ -143,7 +143,7 @@ class WarmUp:
 
     def start(self, busy: Callable[[], bool], wake: Callable[[], None]) -> None:
         """Begin with the background jobs. `busy`: whether requests run or wait. `wake` is called when there is
-        something for `turn`."""
+        something for `adopt_ready`."""
         self._busy, self._wake = busy, wake
         if not self._open:
             self._check_warm()
@@ -168,9 +168,9 @@ class WarmUp:
 
     # -- the engine's thread ---------------------------------------------------------------------------------------
 
-    def turn(self, busy: bool) -> float:
+    def adopt_ready(self, busy: bool) -> float:
         """Adopt what was compiled, and run at most one program to measure it: any, if the engine has been idle for a
-        while; one without any time yet, now and then, if it is `busy`. -> seconds until `turn` has something to do if
+        while; one without any time yet, now and then, if it is `busy`. -> seconds until `adopt_ready` has something to do if
         nothing else happens, infinity if it has not."""
         if self._warm.is_set():
             return float("inf")
@@ -194,7 +194,7 @@ class WarmUp:
         self._check_warm()
         return wait
 
-    def _adopt(self, job: Job, program: Any) -> None:
+    def _adopt(self, job: CompileJob, program: Any) -> None:
         self._open -= 1
         if program is None:
             job.failed()
@@ -230,6 +230,6 @@ class WarmUp:
             self._wake()
 
 
-def _compile(job: Job) -> Any:
+def _compile(job: CompileJob) -> Any:
     with planned():
         return job.compile()

@@ -10,7 +10,7 @@ from tokenizers import decoders
 from tokenizers.models import BPE
 
 from helpers.fakes import ByteTokenizer
-from jaxspec.engine.detokenizer import TextStream
+from jaxspec.engine.detokenizer import Detokenizer
 from jaxspec.models.load.tokenizer import Tokenizer
 
 ALPHABET = "aab é漢🦉 "
@@ -49,7 +49,7 @@ def first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
 
 @given(tokenized(), st.booleans(), st.data())
 def test_deltas_join_to_what_decode_gives(ids: list[int], skip: bool, data: st.DataObject) -> None:
-    stream = TextStream(TOKENIZER, skip_special_tokens=skip)
+    stream = Detokenizer(TOKENIZER, skip_special_tokens=skip)
     deltas = []
     rest = ids
     while rest:
@@ -66,7 +66,7 @@ def test_deltas_join_to_what_decode_gives(ids: list[int], skip: bool, data: st.D
 def test_stop_strings(ids: list[int], stop: list[str], include: bool) -> None:
     whole = TOKENIZER.decode(ids)
     found = first_stop(whole, stop)
-    stream = TextStream(TOKENIZER, stop, include)
+    stream = Detokenizer(TOKENIZER, stop, include)
     shown, consumed, hit = "", 0, None
     for id in ids:
         text, hit, n = stream.push([id])
@@ -91,7 +91,7 @@ def test_stop_strings(ids: list[int], stop: list[str], include: bool) -> None:
 
 @given(tokenized(), stops)
 def test_one_push_equals_many(ids: list[int], stop: list[str]) -> None:
-    at_once, singly = TextStream(TOKENIZER, stop), TextStream(TOKENIZER, stop)
+    at_once, singly = Detokenizer(TOKENIZER, stop), Detokenizer(TOKENIZER, stop)
     whole = at_once.push(ids)
     parts = [singly.push([i]) for i in ids]
     assert whole.text == "".join(p.text for p in parts)
@@ -101,32 +101,32 @@ def test_one_push_equals_many(ids: list[int], stop: list[str]) -> None:
 
 @given(st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=30))
 def test_bytes_that_are_no_text(ids: list[int]) -> None:
-    stream = TextStream(TOKENIZER)
+    stream = Detokenizer(TOKENIZER)
     assert stream.push(ids).text + stream.finish() == TOKENIZER.decode(ids)
 
 
 def test_nothing_is_held_back_longer_than_needed() -> None:
-    stream = TextStream(TOKENIZER, ["END"])
+    stream = Detokenizer(TOKENIZER, ["END"])
     assert [stream.push([ord(c)]).text for c in "aENb"] == ["a", "", "", "ENb"]
     assert stream.push(b"E").text == ""
     assert stream.finish() == "E"
 
 
 def test_overlapping_beginnings_of_a_stop_string() -> None:
-    stream = TextStream(TOKENIZER, ["aab"])
+    stream = Detokenizer(TOKENIZER, ["aab"])
     assert stream.push(b"aaab") == ("a", "aab", 4)
 
 
 def test_a_leading_space_goes_where_decode_drops_it() -> None:
     dropping = ByteTokenizer([b" a"], leading_space_drops=True)
     ids = [dropping.end_id, 256, 256]  # the special token is left out, so the space is still at the start
-    stream = TextStream(dropping)
+    stream = Detokenizer(dropping)
     assert stream.push(ids).text == dropping.decode(ids) == "a a"
 
 
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
-        TextStream(TOKENIZER, [""])
+        Detokenizer(TOKENIZER, [""])
 
 
 @pytest.fixture(scope="module")
@@ -146,11 +146,11 @@ def test_a_real_metaspace_decoder(metaspace: Tokenizer, data: st.DataObject) -> 
     piece = st.integers(256, metaspace.vocab_size - 1).map(lambda i: [i])
     char = st.sampled_from("é漢🦉x ").map(lambda c: list(c.encode()))
     ids = [i for part in data.draw(st.lists(piece | char, max_size=12)) for i in part]
-    stream = TextStream(metaspace)
+    stream = Detokenizer(metaspace)
     assert "".join(stream.push([i]).text for i in ids) + stream.finish() == metaspace.decode(ids)
 
 
 def test_only_one_leading_space_is_dropped(metaspace: Tokenizer) -> None:
     ids = metaspace.backend.get_vocab()
-    stream = TextStream(metaspace)
+    stream = Detokenizer(metaspace)
     assert stream.push([ids["▁▁"], ids["E"]]).text == metaspace.decode([ids["▁▁"], ids["E"]]) == " E"

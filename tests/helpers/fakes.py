@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from jaxspec.engine.detokenizer import TextStream
+from jaxspec.engine.detokenizer import Detokenizer
 from jaxspec.engine.metrics import EngineStats
 from jaxspec.errors import EngineDead, EngineDraining
 from jaxspec.outputs import OutputDelta, RequestMetrics, SpeculationCounts, TokenLogprob
@@ -67,7 +67,7 @@ class _Recital:
     params: SamplingParams
     max_tokens: int
     on_output: Callable[[OutputDelta], None]
-    stream: TextStream
+    stream: Detokenizer
     metrics: RequestMetrics
     position: int = field(default=0)
     last: float | None = None
@@ -162,7 +162,7 @@ class FakeEngine:
             raise InvalidRequest("prompt", "prompt token ids are outside the vocabulary")
         if any(t >= self.tokenizer.vocab_size for t in params.logit_bias):
             raise InvalidRequest("logit_bias", "logit_bias holds token ids outside the vocabulary")
-        stream = TextStream(self.tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens)
+        stream = Detokenizer(self.tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens)
         with self._lock:
             if self._state == "dead":
                 raise EngineDead(self.failure or "")

@@ -164,7 +164,7 @@ def test_a_request_goes_on_where_it_was() -> None:
     pool = HostKVCache([model_runner], 1e8, WarmUp())
     text = [int(t) for t in np.random.default_rng(4).integers(256, size=40)]
     expected = tiny.greedy(text, 20)  # compiles, too
-    model_runner.settled()
+    model_runner.startup_done()
     pages = [3, 1, 7, 9]
 
     def run(tokens: list[int], committed: int, at: list[int]) -> int:

@@ -14,7 +14,7 @@ from helpers import tiny
 from jaxspec import SamplingParams
 from jaxspec.llm import LLM
 from jaxspec.step.profiles import Profile
-from jaxspec.step.warmup import Job, WarmUp
+from jaxspec.step.warmup import CompileJob, WarmUp
 
 SETTINGS: dict[str, Any] = dict(
     page_size=16, max_num_seqs=4, max_num_batched_tokens=96, kv_cache_tokens=2048, max_model_len=128,
@@ -57,7 +57,7 @@ def test_it_serves_before_all_is_compiled_and_drafts_after(held: threading.Event
     """Same tokens with three step sizes and no drafter, while programs arrive, and with all of them."""
     with tiny.llm(compile_in_background=True, **SETTINGS) as llm:
         engine, expected = llm.engine, plain()
-        engine._model_runner.settled()  # `plain` compiles, too
+        engine._model_runner.startup_done()  # `plain` compiles, too
         before = engine.stats()
         assert [s.tokens for s in engine._model_runner.ready] == [1, 64, 96] == engine.step_times.sizes
         assert 0 < before.programs_ready < before.programs_total
@@ -110,20 +110,20 @@ def test_lower_ranks_come_first_and_a_failure_is_not_the_others(caplog: pytest.L
     order: list[str] = []
     warm_up = WarmUp(background=True)
 
-    def job(name: str) -> Job:
+    def job(name: str) -> CompileJob:
         def compile() -> str:
             if name == "broken":
                 raise RuntimeError("no")
             return name
 
-        return Job(name, compile, order.append, failed=lambda: order.append(f"not {name}"))
+        return CompileJob(name, compile, order.append, failed=lambda: order.append(f"not {name}"))
 
-    warm_up.first("stage", [job("first")])
-    warm_up.later("stage", [job("c"), job("d")], rank=2)
-    warm_up.later("stage", [job("a"), job("broken"), job("b")], rank=1)
+    warm_up.compile_now("stage", [job("first")])
+    warm_up.compile_later("stage", [job("c"), job("d")], rank=2)
+    warm_up.compile_later("stage", [job("a"), job("broken"), job("b")], rank=1)
     started(warm_up)
     assert order == ["first"], "the engine's thread adopts"
-    warm_up.turn(busy=False)
+    warm_up.adopt_ready(busy=False)
     assert order == ["first", "a", "not broken", "b", "c", "d"]
     assert (warm_up.ready, warm_up.total) == (5, 6) and warm_up.wait(0)
     assert "broken could not be compiled" in caplog.text
@@ -132,7 +132,7 @@ def test_lower_ranks_come_first_and_a_failure_is_not_the_others(caplog: pytest.L
 def test_without_a_background_later_is_now() -> None:
     order: list[str] = []
     warm_up = WarmUp()
-    warm_up.later("stage", [Job("a", lambda: "a", order.append)])
+    warm_up.compile_later("stage", [CompileJob("a", lambda: "a", order.append)])
     started(warm_up)
     assert order == ["a"] and warm_up.wait(0) and warm_up._thread is None
 
@@ -151,7 +151,7 @@ def two_programs(clock: Clock) -> tuple[WarmUp, Profile, list[str]]:
 
     warm_up = WarmUp(True, clock=clock)
     for name, guess in (("guessed", 1.0), ("new", None)):
-        warm_up.later("", [Job(name, lambda: 0, lambda _, n=name, g=guess: profile.offer(n, run(n), g))])
+        warm_up.compile_later("", [CompileJob(name, lambda: 0, lambda _, n=name, g=guess: profile.offer(n, run(n), g))])
     warm_up.measure(profile)
     started(warm_up)
     return warm_up, profile, runs
@@ -160,29 +160,29 @@ def two_programs(clock: Clock) -> tuple[WarmUp, Profile, list[str]]:
 def test_an_idle_engine_measures_after_a_while() -> None:
     clock = Clock()
     warm_up, profile, runs = two_programs(clock)
-    assert warm_up.turn(busy=False) == pytest.approx(0.5) and not runs
+    assert warm_up.adopt_ready(busy=False) == pytest.approx(0.5) and not runs
     clock.now += 0.6
-    assert warm_up.turn(busy=False) == 0.0 and runs == ["new"], "one without any time comes first"
+    assert warm_up.adopt_ready(busy=False) == 0.0 and runs == ["new"], "one without any time comes first"
     for _ in range(20):
         if warm_up.wait(0):
             break
         before = len(runs)
-        warm_up.turn(busy=False)
+        warm_up.adopt_ready(busy=False)
         assert len(runs) <= before + 1, "requests are looked for after each run"
-    assert profile.measured is not None and warm_up.turn(busy=False) == float("inf")
+    assert profile.measured is not None and warm_up.adopt_ready(busy=False) == float("inf")
 
 
 def test_beside_requests_only_what_has_no_time_is_run_and_rarely() -> None:
     clock = Clock()
     warm_up, profile, runs = two_programs(clock)
-    assert warm_up.turn(busy=True) == float("inf")
+    assert warm_up.adopt_ready(busy=True) == float("inf")
     assert runs == ["new"] and profile.seconds == {"guessed": 1.0, "new": 1.0}
     profile.offer("third", lambda: runs.append("third"))
     clock.now += 19.0
-    warm_up.turn(busy=True)
+    warm_up.adopt_ready(busy=True)
     assert runs == ["new"]
     clock.now += 2.0
-    warm_up.turn(busy=True)
+    warm_up.adopt_ready(busy=True)
     assert runs == ["new", "third"] and profile.measured is None
 
 
@@ -195,7 +195,7 @@ def test_while_requests_run_the_background_rests_for_longer_than_it_works() -> N
         time.sleep(0.1)
 
     warm_up = WarmUp(background=True)
-    warm_up.later("stage", [Job(str(i), work) for i in range(3)])
+    warm_up.compile_later("stage", [CompileJob(str(i), work) for i in range(3)])
     started(warm_up, busy=True)
     gaps = [b - a for a, b in itertools.pairwise(begun)]
     assert len(begun) == 3 and min(gaps) >= 0.1 + 4 * 0.1 - 0.01

@@ -53,7 +53,7 @@ def engines(presets: Mapping[str, Mapping[str, Any]], model: str | None) -> Iter
         for name, settings in presets.items():
             chosen = {"model": model, **settings} if model else dict(settings)
             try:
-                loaded[name] = stack.enter_context(LLM(show_progress=True, **{**options.WARM, **chosen}))
+                loaded[name] = stack.enter_context(LLM(show_progress=True, **{**options.COMPILE_ALL_FIRST, **chosen}))
             except (OSError, ValueError, RuntimeError) as error:
                 raise BenchError(f"{name}: {error}") from None
         yield loaded

@@ -15,12 +15,12 @@ def make(settings: dict[str, Any]) -> Answer:
     Prefix caching is off, for the same prompts come again and the others compute them again.
     """
     pin(settings["threads"])
-    from jaxspec.bench.options import WARM
+    from jaxspec.bench.options import COMPILE_ALL_FIRST
     from jaxspec.llm import LLM
     from jaxspec.models.load.tokenizer import chat_ids
     from jaxspec.sampling_params import SamplingParams
 
-    chosen = {**WARM, "prefix_caching": False, "draft": [], **settings["overrides"]}
+    chosen = {**COMPILE_ALL_FIRST, "prefix_caching": False, "draft": [], **settings["overrides"]}
     llm = LLM(model=settings["model"], show_progress=True, **chosen)
 
     def answer(turn: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from jaxspec.step.step import split
 from jaxspec.step.xla import XlaLayers
 
 #: Runs of each step before those that count.
-WARM = 2
+COMPILE_ALL_FIRST = 2
 
 
 def verification(args: argparse.Namespace, model: LoadedModel | None = None) -> dict[str, Any]:
@@ -128,11 +128,11 @@ class Comparison:
         """Milliseconds of a step launched and read (medians), bytes of its temporaries, and whether all chose alike."""
         rows = {name: way.rows(batch.nodes) for name, way in ways.items()}
         times: dict[str, list[float]] = {name: [] for name in ways}
-        for i in range(WARM + self._args.runs):
+        for i in range(COMPILE_ALL_FIRST + self._args.runs):
             for name, way in ways.items():
                 begun = perf_counter()
                 np.asarray(way.steps.run(way.packed).decision)
-                if i >= WARM:
+                if i >= COMPILE_ALL_FIRST:
                     times[name].append(1e3 * (perf_counter() - begun))
         return {
             "ms": {name: float(np.median(own)) for name, own in times.items()},
