@@ -125,7 +125,7 @@ $(STAMP): pyproject.toml | $(PY)
 	@echo $(ALL) > $@
 
 $(LINT_VENV)/.installed: pyproject.toml | $(LINT_PY)
-	$(LINT_PY) $(PIP) install --quiet --editable ".[lint,train,bench,retrieval]"
+	$(LINT_PY) $(PIP) install --quiet --editable ".[lint,test]"
 	@touch $@
 
 $(PEERS_VENV)/.installed: Makefile | $(PEERS_VENV)/bin/python

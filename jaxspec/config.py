@@ -22,7 +22,7 @@ class AdaServeSettings(Section):
     """`tree: adaserve`: draft tokens by latency targets (AdaServe §4.3)."""
 
     #: Most draft nodes that a request gets for its target in a step (n_max).
-    most_nodes: PositiveInt = 16
+    max_nodes: PositiveInt = 16
     #: Draft, and fill the budget, only as far as that raises the expected tokens per second or brings requests back to
     #: their targets; false: always and all of it, as in the paper.
     economic: bool = True
@@ -58,11 +58,11 @@ class EngineConfig(PolicyConfig):
     #: What of a drafter's candidates is verified; "auto": what raises the expected tokens per second.
     tree: Literal["auto", "chain", "fixed", "equal_greedy", "global_greedy", "adaserve"] = "auto"
     #: Most levels drafted: all of them with chain and fixed.
-    draft_levels: PositiveInt | None = None
-    #: Draft nodes of equal_greedy and global_greedy in a step; unset: what `draft_budget` leaves.
+    draft_depth: PositiveInt | None = None
+    #: Draft nodes of equal_greedy and global_greedy in a step; unset: what `verify_budget` leaves.
     draft_nodes: PositiveInt | None = None
     #: Tokens of a step, drafts included, up to which it is not much slower (AdaServe's B); unset: as profiled.
-    draft_budget: PositiveInt | None = None
+    verify_budget: PositiveInt | None = None
     #: equal_greedy, global_greedy, adaserve: whether a draft's chances are as learned or as its drafter says.
     draft_calibration: bool = True
     adaserve: AdaServeSettings = AdaServeSettings()
@@ -77,16 +77,16 @@ class EngineConfig(PolicyConfig):
     #: Token budget of a step: decoding requests take one each, prefill chunks the rest.
     max_num_batched_tokens: PositiveInt = Field(256, le=2048)
     #: Requests that may wait; more are refused.
-    max_waiting: PositiveInt = 256
+    max_queued_requests: PositiveInt = 256
     #: Positions of a KV page.
     page_size: Literal[16, 32, 64, 128] = 32
     #: Size of the KV pool; unset: what 64 half-kilotoken requests need, at most 40 % of free memory.
     kv_cache_tokens: PositiveInt | None = None
-    prefix_caching: bool = True
+    enable_prefix_caching: bool = True
     #: What the target's KV pool holds: numbers of `dtype`, or INT8 by channels, with which no answer is exact.
-    kv_dtype: Literal["auto", "int8"] = "auto"
+    kv_cache_dtype: Literal["auto", "int8"] = "auto"
     #: Most GiB of host memory for KV that had to leave the pool (`memory: swap`, `auto`), within half of what is free.
-    swap_space_gb: float = Field(default=1.0, ge=0, le=65536, allow_inf_nan=False)
+    swap_space: float = Field(default=1.0, ge=0, le=65536, allow_inf_nan=False)
     #: How it is kept there: as it was, or INT8 by channels.
     swap_dtype: Literal["same", "int8"] = "same"
     #: Step sizes to compile; unset: a ladder up to max_num_batched_tokens.
@@ -99,7 +99,7 @@ class EngineConfig(PolicyConfig):
     #: in the background; false: compile and measure everything first, as benchmarks do.
     compile_in_background: bool = True
     #: Folder of JAX's persistent compilation cache; "" switches it off, unset: beside the model cache.
-    compilation_cache: str | None = None
+    compilation_cache_dir: str | None = None
 
     @property
     def policy(self) -> PolicyConfig:
@@ -134,7 +134,7 @@ class EngineConfig(PolicyConfig):
             raise ValueError(f"rejection works with tree: auto, chain or fixed, not {tree}")
         return value
 
-    @field_validator("swap_space_gb")
+    @field_validator("swap_space")
     @classmethod
     def _room_to_swap(cls, value: float, info: ValidationInfo) -> float:
         if value == 0 and info.data.get("memory") == "swap":
@@ -149,6 +149,31 @@ class EngineConfig(PolicyConfig):
 
 #: Settings of a section that are listed where one of them was misspelt.
 MOST_LISTED = 12
+#: Former names of settings, and other engines' names for them.
+CALLED = {
+    "adaserve.most_nodes": "adaserve.max_nodes",
+    "block_size": "page_size",
+    "chunked_prefill_size": "max_num_batched_tokens",
+    "compilation_cache": "compilation_cache_dir",
+    "context_length": "max_model_len",
+    "draft_budget": "verify_budget",
+    "draft_levels": "draft_depth",
+    "draft_model": "draft",
+    "kv_dtype": "kv_cache_dtype",
+    "max_running_requests": "max_num_seqs",
+    "max_total_tokens": "kv_cache_tokens",
+    "max_waiting": "max_queued_requests",
+    "num_speculative_tokens": "draft_depth",
+    "preemption_mode": "memory",
+    "prefix_caching": "enable_prefix_caching",
+    "random_seed": "seed",
+    "schedule_policy": "order",
+    "scheduling_policy": "order",
+    "speculative_config": "draft",
+    "speculative_model": "draft",
+    "speculative_num_steps": "draft_depth",
+    "swap_space_gb": "swap_space",
+}
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -197,6 +222,8 @@ def _explain(error: Any, kind: type[BaseModel]) -> str:
 
 def _unknown(name: str, known: Sequence[str]) -> str:
     """What was probably meant; without a guess, and where the list is short, all that there is."""
+    if CALLED.get(name) in known:
+        return f"unknown setting {name!r}; it is called {CALLED[name]} here"
     by_case = {n.lower(): n for n in known}
     near = [by_case[n] for n in get_close_matches(name.lower(), by_case, n=3, cutoff=0.75)]
     guess = f"did you mean {' or '.join(near)}?" if near else ""

@@ -94,8 +94,8 @@ class LLM:
             raise InvalidRequest("slo", f"{len(named)} slo for {len(batch)} prompts")
         slos = [resolve(read(n), self.engine.config.slo) for n in named]
         ids = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in batch]  # type: ignore[arg-type]
-        for prompt, p, slo in zip(ids, each, slos, strict=True):
-            self.engine.check(prompt, p, slo)
+        for prompt, p, one in zip(ids, each, slos, strict=True):
+            self.engine.check(prompt, p, one)
         gathered = _Gathered(sum(p.n for p in each))
         outputs = [
             RequestOutput(
@@ -106,9 +106,9 @@ class LLM:
         ]  # fmt: skip
         submitted: list[str] = []
         try:
-            for output, p, slo in zip(outputs, each, slos, strict=True):
+            for output, p, one in zip(outputs, each, slos, strict=True):
                 for choice in output.outputs:
-                    submitted.append(self._submit(gathered, output, choice, p, slo))
+                    submitted.append(self._submit(gathered, output, choice, p, one))
             gathered.wait(self.engine)
         except BaseException:
             for request_id in submitted:

@@ -9,16 +9,16 @@ from jaxspec.sched.timing import SwapCosts
 
 __all__ = [
     "OutOfPages",
-    "RequestResult",
     "PagePool",
     "Plan",
     "PolicyConfig",
     "QueueFull",
     "Request",
+    "RequestResult",
+    "RequestStatus",
+    "ScheduledRequest",
     "Scheduler",
     "SchedulerConfig",
-    "RequestStatus",
     "SwapCosts",
     "Transfer",
-    "ScheduledRequest",
 ]

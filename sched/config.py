@@ -200,13 +200,13 @@ class SchedulerConfig:
     """Limits of one step (requests, tokens, logit slots), of one request and of the queue. Raises `ValueError`.
 
     A step has at least one token and one logit slot for each request it may run: that is what lets every decoding
-    request advance in every step while the oldest prefill still moves. `max_waiting=None` means an unbounded queue.
+    request advance in every step while the oldest prefill still moves. `max_queued_requests=None`: no limit.
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-    max_waiting: int | None
+    max_queued_requests: int | None
     max_logit_rows: int
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     #: Host pages that KV may be swapped to, of the size of the pool's; 0: nothing is swapped.
@@ -230,8 +230,8 @@ class SchedulerConfig:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least max_num_seqs ({self.max_num_seqs})")
         if self.host_pages < 0:
             raise ValueError(f"host_pages must not be negative, got {self.host_pages}")
-        if self.max_waiting is not None and self.max_waiting < 0:
-            raise ValueError(f"max_waiting must not be negative, got {self.max_waiting}")
+        if self.max_queued_requests is not None and self.max_queued_requests < 0:
+            raise ValueError(f"max_queued_requests must not be negative, got {self.max_queued_requests}")
 
     def check(self, request: Request, pool: PagePool) -> None:
         """Raise `ValueError` if a new request could never run to its end."""

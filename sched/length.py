@@ -9,7 +9,7 @@ from typing import Protocol
 from jaxspec.sched.config import PolicyConfig
 from jaxspec.sched.request import Request
 
-__all__ = ["NoisyOracle", "Nothing", "Oracle", "LengthOracle", "build", "check", "corrected"]
+__all__ = ["LengthOracle", "NoisyOracle", "Nothing", "Oracle", "build", "check", "corrected"]
 
 
 class LengthOracle(Protocol):

@@ -112,7 +112,7 @@ class Scheduler:
         if request.id in self._requests:
             raise ValueError(f"request {request.id!r} is already here")
         self.config.check(request, self.pool)
-        if self.config.max_waiting is not None and len(self.waiting) >= self.config.max_waiting:
+        if self.config.max_queued_requests is not None and len(self.waiting) >= self.config.max_queued_requests:
             raise QueueFull(f"{len(self.waiting)} requests are waiting")
         if request.predicted_len is None:
             request.predicted_len = self._predictor.predict(request)
@@ -153,7 +153,7 @@ class Scheduler:
         if plan.scheduled and plan is not self._in_flight:
             raise ValueError("not the plan in flight")
         if len(results) != len(plan.scheduled):
-            raise ValueError(f"{len(results)} outcomes for {len(plan.scheduled)} pieces of work")
+            raise ValueError(f"{len(results)} results for {len(plan.scheduled)} pieces of work")
         if self._learns:
             self.runtime.observe(plan, results, seconds)
         recomputed = sum(scheduled.recomputes for scheduled in plan.scheduled)
@@ -348,7 +348,7 @@ class Scheduler:
         if request.first_scheduled is None:
             request.first_scheduled = now
             request.cached_tokens = request.computed
-            if request.reuse_prefix and self.pool.prefix_caching:
+            if request.reuse_prefix and self.pool.enable_prefix_caching:
                 self.prefix_queries += len(request.tokens)
                 self.prefix_hits += request.computed
         self.waiting.remove(request)

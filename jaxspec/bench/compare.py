@@ -2,7 +2,7 @@
 
 Speeds of one machine differ from minute to minute by more than presets do, so all engines stay loaded and alternate,
 and what counts is the ratio of their medians. The warm-up turn leaves the prompts in the prefix caches: turns measure
-little prefill unless --set prefix_caching=false.
+little prefill unless --set enable_prefix_caching=false.
 """
 
 from __future__ import annotations

@@ -90,7 +90,8 @@ def _measure(
 ) -> dict[str, float]:
     draw, prompt, adaptive = random.Random(seed), 16, isinstance(policy, AdaServe)
     speculator = Speculator(
-        [Drafter(np.random.default_rng(seed))], step, policy, adaptive=adaptive, verify_budget=verify_budget if adaptive else None,
+        [Drafter(np.random.default_rng(seed))], step, policy, adaptive=adaptive,
+        verify_budget=verify_budget if adaptive else None,
         calibrate=policy is not None,
     )  # fmt: skip
     running = [

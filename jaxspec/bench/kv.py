@@ -82,8 +82,9 @@ def quality(model: LoadedModel, ids: list[int], args: argparse.Namespace) -> dic
     for kind in KINDS:
         begun = time.perf_counter()
         with LLM(
-            model, draft=[], kv_dtype=kind, max_num_seqs=1, max_num_batched_tokens=args.chunk, prefix_caching=False,
-            token_buckets=[args.chunk], max_model_len=args.context + 1, swap_space_gb=0, **options.COMPILE_ALL_FIRST,
+            model, draft=[], kv_cache_dtype=kind, max_num_seqs=1, max_num_batched_tokens=args.chunk,
+            enable_prefix_caching=False,
+            token_buckets=[args.chunk], max_model_len=args.context + 1, swap_space=0, **options.COMPILE_ALL_FIRST,
         ) as llm, progress(f"KV {kind}", len(windows)) as advance:  # fmt: skip
             entries = []
             for window in windows:
@@ -131,7 +132,7 @@ def pools(model: LoadedModel, args: argparse.Namespace) -> dict[str, float]:
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     executors: dict[str, ModelRunner] = {}
     for kind in KINDS:
-        config = setting(args, kv_dtype=kind)
+        config = setting(args, kv_cache_dtype=kind)
         trees, pages = trees_of(config, args)
         executors[kind] = ModelRunner(config, model.config, dict(model.weights), pages)
     with progress("steps by kind of KV", args.repeats) as advance:

@@ -192,7 +192,7 @@ def build_scheduler(
         max(config.max_num_seqs, MIN_LOGIT_ROWS), config.policy, host_pages, costs=costs,
         times=step_times(cost, config.max_num_batched_tokens),
     )  # fmt: skip
-    return Scheduler(limits, PagePool(pages, config.page_size, prefix_caching=False))
+    return Scheduler(limits, PagePool(pages, config.page_size, enable_prefix_caching=False))
 
 
 def summarise(served: Served, given: dict[str, Any], slo: Any) -> Report:

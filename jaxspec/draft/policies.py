@@ -18,7 +18,7 @@ def tree_policy(config: EngineConfig, step: StepTimes) -> TreePolicy | None:
     adaserve = config.adaserve
     match config.tree:
         case "chain":
-            return Chain(config.draft_levels or DEPTH)
+            return Chain(config.draft_depth or DEPTH)
         case "fixed":
             return Fixed()
         case "equal_greedy":
@@ -26,7 +26,7 @@ def tree_policy(config: EngineConfig, step: StepTimes) -> TreePolicy | None:
         case "global_greedy":
             return GlobalGreedy(config.draft_nodes)
         case "adaserve":
-            return AdaServe(adaserve.most_nodes, step if adaserve.economic else None)
+            return AdaServe(adaserve.max_nodes, step if adaserve.economic else None)
         case _:
             return None
 
@@ -54,7 +54,7 @@ def arrange(
     size_by_budget = config.tree in ("equal_greedy", "global_greedy", "adaserve")
     shaped = size_by_budget and config.draft_nodes is None
     return Speculator(
-        drafters, step, policy, config.draft_levels or DEPTH, 1 if config.tree == "chain" else None,
+        drafters, step, policy, config.draft_depth or DEPTH, 1 if config.tree == "chain" else None,
         config.tree == "auto" or (config.tree == "adaserve" and config.adaserve.economic),
-        config.draft_budget if shaped else None, shaped, config.draft_calibration and size_by_budget, chosen,
+        config.verify_budget if shaped else None, shaped, config.draft_calibration and size_by_budget, chosen,
     )  # fmt: skip

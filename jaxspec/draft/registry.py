@@ -155,7 +155,7 @@ def build(
             warm_up.measure(runner.profile)
         side_by_side.append(ModelDrafter(runner, clock))
     step = model_runner.times
-    policy = tree_policy(config, step) if drawing is None else Drawing(config.draft_levels or DEPTH)
+    policy = tree_policy(config, step) if drawing is None else Drawing(config.draft_depth or DEPTH)
     speculator = arrange(config, side_by_side, step, policy)
     model_runner.startup_done()
     return speculator

@@ -182,8 +182,8 @@ class Engine:
                 raise EngineDead(self.failure or "the engine has stopped")
             if self._health == "draining":
                 raise EngineDraining("the engine is shutting down")
-            if self._scheduler.num_waiting + self._queued >= self.config.max_waiting:
-                raise QueueFull(f"{self.config.max_waiting} requests are waiting already; try again later")
+            if self._scheduler.num_waiting + self._queued >= self.config.max_queued_requests:
+                raise QueueFull(f"{self.config.max_queued_requests} requests are waiting already; try again later")
             if request.id in self._states:
                 raise InvalidRequest("request_id", f"request {request.id!r} is already running")
             seed = params.seed if params.seed is not None else int(self._random.integers(0, 2**63))
@@ -393,7 +393,7 @@ class Engine:
             if delta.finish_reason is not None:
                 state.metrics.finished = self._clock()
                 swapped = self._host.quantized and state.request.swaps > 0
-                state.metrics.kv_quantized = swapped or self.config.kv_dtype == "int8"
+                state.metrics.kv_quantized = swapped or self.config.kv_cache_dtype == "int8"
                 self._close(state)
             try:
                 state.on_output(delta)

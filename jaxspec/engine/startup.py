@@ -71,7 +71,7 @@ def start_up(
     models = drafters.load_all(config.draft, loaded)
     conditioned = any("fuse" in weights for _, weights in filter(None, models.values()))
     warm_up = WarmUp(config.compile_in_background, progress, clock)
-    store = ProfileStore(cache_folder("profiles") if config.compilation_cache != "" else None, renew_profiles)
+    store = ProfileStore(cache_folder("profiles") if config.compilation_cache_dir != "" else None, renew_profiles)
     model_runner = ModelRunner(
         config, loaded.config, dict(loaded.weights), pages, warm_up, conditioned, room_for_draws(config, models), store
     )
@@ -88,7 +88,7 @@ def start_up(
     model_runner.startup_done()
     if model_runner.profile.measured:
         log.info("step times were measured %s", model_runner.profile.measured.strftime("%Y-%m-%d %H:%M UTC"))
-    pool = PagePool(pages, config.page_size, config.prefix_caching)
+    pool = PagePool(pages, config.page_size, config.enable_prefix_caching)
     costs = swap_costs(config, model_runner, host)
     limits = SchedulerConfig(
         config.max_num_seqs, config.max_num_batched_tokens, max_model_len, None, max_logit_rows(config.max_num_seqs),

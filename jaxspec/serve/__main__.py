@@ -15,6 +15,19 @@ from jaxspec.config import ConfigError, EngineConfig, parse_overrides
 _PROGRAM = "python -m jaxspec.serve"
 #: What a shell reports for a program that Ctrl-C ended.
 _INTERRUPTED = 130
+#: Settings that have an option of their own, named as in vLLM or SGLang; `--set` takes all of them.
+SETTINGS = {
+    "served_model_name": "the model's name in the API (default: its own)",
+    "dtype": "numbers of weights and KV: float32, bfloat16",
+    "max_model_len": "longest prompt and output together, in tokens (default: the model's limit)",
+    "max_num_seqs": "requests that run at once",
+    "max_num_batched_tokens": "token budget of a step",
+    "max_queued_requests": "requests that may wait; more get 429",
+    "enable_prefix_caching": "true or false: reuse the KV of equal prompt beginnings",
+    "kv_cache_dtype": "auto, int8",
+    "swap_space": "GiB of host memory for KV that leaves the device; 0: recompute instead",
+    "seed": "seed of requests that name none",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,13 +111,8 @@ def _parser() -> argparse.ArgumentParser:
         "other users of the machine don't see it",
     )
     add("--max-body-mb", type=_positive, default=8.0, metavar="MB", help="largest request body (default: %(default)g)")
-    add(
-        "--swap-space-gb",
-        type=_seconds,
-        metavar="GIB",
-        help="host memory for KV that has to leave the device (default: 1); 0: it is computed anew instead",
-    )
-    add("--max-queue", type=int, metavar="N", help="requests that may wait before new ones get 429")
+    for name, help in SETTINGS.items():
+        add("--" + name.replace("_", "-"), metavar="VALUE", help=help)
     add(
         "--drain-timeout",
         type=_seconds,
@@ -119,8 +127,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _overrides(args: argparse.Namespace) -> dict[str, Any]:
     """Settings named on the command line; an option wins over `--set`. Raises `ConfigError`."""
-    named = {"model": args.model, "draft": args.draft, "max_waiting": args.max_queue}
-    named["swap_space_gb"] = args.swap_space_gb
+    named = {name: getattr(args, name) for name in ("model", "draft", *SETTINGS)}
     return {**parse_overrides(args.set), **{key: value for key, value in named.items() if value is not None}}
 
 

@@ -96,7 +96,7 @@ class Serving:
     def params_of(self, body: GenerationRequest, prompts: list[list[int]], field: str) -> list[SamplingParams]:
         """For each prompt in turn the sampling of its n outputs. `field` is where the prompts came from."""
         params = body.sampling()
-        most = self.engine.config.max_waiting
+        most = self.engine.config.max_queued_requests
         if len(prompts) * params.n > most:
             param = field if params.n == 1 else "n"
             raise ApiError(400, f"at most {most} outputs (prompts × n) a request", param=param, code="invalid_value")

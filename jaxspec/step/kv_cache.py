@@ -88,6 +88,6 @@ def pages_for(config: EngineConfig, model: DecoderConfig) -> int:
         return max(1, -(-config.kv_cache_tokens // size))
     longest = min(config.max_model_len or model.max_position, model.max_position)
     wanted = min(64 * 512, config.max_num_seqs * longest) // size
-    stored = config.dtype if config.kv_dtype == "auto" else config.kv_dtype
+    stored = config.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     affordable = int(0.4 * psutil.virtual_memory().available) // page_bytes(model, size, stored)
     return max(1, min(max(wanted, -(-longest // size)), affordable))

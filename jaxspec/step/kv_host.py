@@ -49,7 +49,7 @@ def host_pool(
     config: EngineConfig, model_runner: ModelRunner, drafters: Sequence[Owner], warm_up: WarmUp, store: ProfileStore
 ) -> HostKVCache:
     """The host pool that the settings ask for; of no pages where the policy never swaps."""
-    space = config.swap_space_gb * 2**30 if config.memory in ("auto", "swap") else 0.0
+    space = config.swap_space * 2**30 if config.memory in ("auto", "swap") else 0.0
     pool = HostKVCache([model_runner, *drafters], space, warm_up, config.swap_dtype == "int8", store)
     if config.memory == "swap" and not pool.num_pages:
         log.warning("no page fits the host's memory: what has to leave the device is computed anew")

@@ -1,4 +1,4 @@
-"""The KV pool as INT8 by channels of a page (`kv_dtype: int8`).
+"""The KV pool as INT8 by channels of a page (`kv_cache_dtype: int8`).
 
 A page fills up token by token, and its channels' ranges grow. So the pages being filled are also kept as they were
 computed, one for each running request, and with each step written to the pool anew from there: whatever the pool holds

@@ -82,7 +82,7 @@ class ModelRunner:
         counter = compile_counter()
         longest = min(config.max_model_len or model.max_position, model.max_position)
         pages = min(num_pages, -(-longest // config.page_size))
-        self._opened = OpenPages(config.max_num_seqs) if config.kv_dtype == "int8" else None
+        self._opened = OpenPages(config.max_num_seqs) if config.kv_cache_dtype == "int8" else None
         #: What the drafts of the next step were drawn from (`acceptance: rejection`); drafters write it.
         self.drawn = drawn or Drawn.none()
         self.shapes = step_buckets(
@@ -262,7 +262,7 @@ def pick_layers(config: EngineConfig, model: DecoderConfig) -> Layers:
 
 def _use_cache(config: EngineConfig) -> None:
     """Point JAX's persistent compilation cache at our folder, unless the user's environment already names one."""
-    folder = config.compilation_cache
+    folder = config.compilation_cache_dir
     if folder == "" or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return
     jax.config.update("jax_compilation_cache_dir", folder or str(cache_folder("compiled")))

@@ -88,10 +88,10 @@ class _Entry:
 
 
 class WarmUp:
-    """Compiles jobs, those of `compile_now` at once, those of `compile_later` in a background thread if `background` is set.
+    """Compiles programs: `compile_now` at once, `compile_later` in a background thread if `background` is set.
 
-    `adopt_ready` and `compile_now` are for the engine's thread (or the one that builds the engine). After a job failed in the
-    background, the engine serves without its program.
+    Call `compile_now` and `adopt_ready` from the engine's thread (or the one that builds the engine). If a background
+    job fails, the engine serves without its program.
     """
 
     def __init__(
@@ -169,9 +169,11 @@ class WarmUp:
     # -- the engine's thread ---------------------------------------------------------------------------------------
 
     def adopt_ready(self, busy: bool) -> float:
-        """Adopt what was compiled, and run at most one program to measure it: any, if the engine has been idle for a
-        while; one without any time yet, now and then, if it is `busy`. -> seconds until `adopt_ready` has something to do if
-        nothing else happens, infinity if it has not."""
+        """Adopt compiled programs and run at most one of them to measure it.
+
+        An engine that has been idle for a while measures any program; a `busy` one, now and then, a program without
+        any measurement. -> seconds until there is more to do if nothing else happens; infinity if there is nothing.
+        """
         if self._warm.is_set():
             return float("inf")
         while self._compiled:

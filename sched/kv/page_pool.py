@@ -66,12 +66,12 @@ class PagePool:
     Fresh pages are the lowest free ones; when none is free, idle pages are evicted, least recently used first.
     """
 
-    def __init__(self, num_pages: int, page_size: int, prefix_caching: bool = True) -> None:
+    def __init__(self, num_pages: int, page_size: int, enable_prefix_caching: bool = True) -> None:
         if num_pages < 1 or page_size < 1:
             raise ValueError(f"a pool needs pages of tokens, got num_pages={num_pages}, page_size={page_size}")
         self.num_pages = num_pages
         self.page_size = page_size
-        self.prefix_caching = prefix_caching
+        self.enable_prefix_caching = enable_prefix_caching
         self._free = list(range(num_pages))  # a heap
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._references = [0] * num_pages
@@ -139,7 +139,7 @@ class PagePool:
         return self.page_size * sum(1 for _ in self._cached(tokens, limit, [] if keys is None else keys))
 
     def _cached(self, tokens: Sequence[int], limit: int, keys: list[bytes]) -> Iterator[int]:
-        for i in range(limit // self.page_size if self.prefix_caching else 0):
+        for i in range(limit // self.page_size if self.enable_prefix_caching else 0):
             extend_keys(keys, tokens, self.page_size, i + 1)
             page = self._prefixes.find(keys[i])
             if page is None:
@@ -153,7 +153,7 @@ class PagePool:
 
         A page whose content is already findable elsewhere stays private. `keys` as in `match`.
         """
-        if not self.prefix_caching:
+        if not self.enable_prefix_caching:
             return
         keys = [] if keys is None else keys
         extend_keys(keys, tokens, self.page_size, span.stop)

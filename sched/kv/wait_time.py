@@ -61,7 +61,7 @@ def by_wait(
     """(seconds, request) of all that wait, the shortest estimated wait first.
 
     A request waits for what remains of all before it, but no longer than until aging promotes it (Eq. 7). What the
-    paper's sum leaves out: those are served as many at once as run now, and while there are `free_slots`, nobody waits for one.
+    paper's sum leaves out: as many are served at once as run now, and with `free_slots` nobody waits for a slot.
     Takes O(log w) for each that is asked for, w being those that wait, and O(n log n) for the n that run.
     """
     sources = [_in_order(running, waiting, place, remaining, free_slots)]

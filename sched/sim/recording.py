@@ -89,7 +89,7 @@ class Recording:
             content: Any = json.loads(Path(path).read_text(encoding="utf-8"))
             steps = []
             for row in content["steps"]:
-                scheduled = [(int(i), int(start), int(count)) for i, start, count in row.pop("work")]
+                scheduled = [(int(i), int(start), int(count)) for i, start, count in row.pop("scheduled")]
                 levels = row.pop("lookahead")
                 steps.append(
                     Step(scheduled=scheduled, lookahead=(levels[0], levels[1]), load=StepLoad(**row.pop("load")), **row)

@@ -55,8 +55,8 @@ class Speculator:
     best. With a `choice` that is not so: it says who drafts for whom, and hears what became of it.
 
     A `policy` replaces the choice of nodes by expected speed, and unless it is `adaptive`, that of `levels` and width
-    (up to `width`) too: with `size_by_budget`, as deep and wide as AdaServe's Eq. 8 and 9 allow where `verify_budget` tokens (None:
-    as many as `step` says) are a step's fill.
+    (up to `width`) too: with `size_by_budget`, as deep and wide as AdaServe's Eq. 8 and 9 allow for a step of
+    `verify_budget` tokens (None: as many as `step` says).
     An adaptive `AdaServe` drafts for those who are behind their targets even where that is slower for the others.
 
     With `calibrate`, policies see the chance that a node is accepted, as learned for each drafter (by what it said and
@@ -65,8 +65,8 @@ class Speculator:
 
     def __init__(
         self, drafters: Sequence[Drafter], step: StepTimes, policy: TreePolicy | None = None, levels: int | None = None,
-        width: int | None = None, adaptive: bool = False, verify_budget: int | None = None, size_by_budget: bool = False,
-        calibrate: bool = False, choice: DraftChoice | None = None,
+        width: int | None = None, adaptive: bool = False, verify_budget: int | None = None,
+        size_by_budget: bool = False, calibrate: bool = False, choice: DraftChoice | None = None,
     ):  # fmt: skip
         self.drafters, self.policy, self.adaptive = list(drafters), policy, adaptive or policy is None
         self.step, self.calibrate, self.choice = step, calibrate, choice

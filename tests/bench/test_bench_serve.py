@@ -33,7 +33,7 @@ def asked(url: str, prompt: str, **kw) -> Sample:
     return asyncio.run(once())
 
 
-@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+@pytest.mark.parametrize("route", ["chat", "completions"])
 def test_a_streamed_answer_is_timed(fake, route):
     server, url = fake
     sample = asked(url, "one two three", route=route, fields={"ignore_eos": True})

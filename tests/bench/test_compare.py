@@ -15,7 +15,9 @@ from jaxspec.bench.__main__ import main
 from jaxspec.bench.compare import Contender, Turn, alternate, judge, names, take_turn
 
 #: Everything small; a preset adds what it is about.
-COMMON = "compilation_cache: ''\nkv_cache_tokens: 1024\nmax_model_len: 128\nmax_num_batched_tokens: 16\npage_size: 16\n"
+COMMON = (
+    "compilation_cache_dir: ''\nkv_cache_tokens: 1024\nmax_model_len: 128\nmax_num_batched_tokens: 16\npage_size: 16\n"
+)
 WORK = ["--num-prompts", "4", "--input-tokens", "5:9", "--max-tokens", "6", "--ignore-eos"]
 
 

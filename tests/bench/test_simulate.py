@@ -210,7 +210,7 @@ def test_the_engine_is_recorded_for_the_simulator(tmp_path, tiny_model, capsys):
         "--draft",
         "truncated:1",
     ]
-    work += ["--set", "tree=chain", "--set", "draft_levels=3", "--request-rate", "200"]
+    work += ["--set", "tree=chain", "--set", "draft_depth=3", "--request-rate", "200"]
     given = ["--json", files[0], "--profile", files[1], "--acceptance", files[2]]
     assert main(["record", *options, *work, *given]) == 0
     recording, profile = Recording.read(files[0]), load_profile(files[1])

@@ -36,7 +36,7 @@ def test_a_line_that_was_cut_off_is_left_out_and_can_be_mended(tmp_path: Path) -
 def engine() -> Iterator[Lasting]:
     llm = Lasting(
         tiny.model(), page_size=16, kv_cache_tokens=1024, max_num_seqs=6, max_model_len=80, max_num_batched_tokens=16,
-        token_buckets=[16], compilation_cache="", prefix_caching=False, compile_in_background=False,
+        token_buckets=[16], compilation_cache_dir="", enable_prefix_caching=False, compile_in_background=False,
     )  # fmt: skip
     yield llm
     llm.close()

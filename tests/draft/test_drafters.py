@@ -34,7 +34,7 @@ from jaxspec.step.rejection import Drawn
 from jaxspec.step.warmup import WarmUp
 from jaxspec.step.xla import XlaLayers
 
-COMMON: dict[str, Any] = dict(page_size=16, max_num_seqs=4, token_buckets=[1, 4, 16, 32], compilation_cache="")
+COMMON: dict[str, Any] = dict(page_size=16, max_num_seqs=4, token_buckets=[1, 4, 16, 32], compilation_cache_dir="")
 ROOMY: dict[str, Any] = dict(kv_cache_tokens=2048, max_num_batched_tokens=32, max_model_len=128)
 TIGHT: dict[str, Any] = dict(kv_cache_tokens=80, max_num_batched_tokens=12, max_model_len=72)
 
@@ -43,7 +43,7 @@ TIGHT: dict[str, Any] = dict(kv_cache_tokens=80, max_num_batched_tokens=12, max_
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "ngram": (None, dict(draft="ngram")),
     "truncated, fixed tree": (None, dict(draft="truncated:1", tree="fixed")),
-    "perfect, chain": (perfect, dict(draft="truncated:1", tree="chain", draft_levels=4)),
+    "perfect, chain": (perfect, dict(draft="truncated:1", tree="chain", draft_depth=4)),
     "perfect, by speed": (perfect, dict(draft="truncated:1")),
     "side by side": (conditioned, dict(draft=["ngram", "truncated:1"])),
     "conditioned, greedy tree": (conditioned, dict(draft="truncated:1", tree="global_greedy", draft_nodes=9)),
@@ -53,8 +53,8 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
         dict(
             draft="truncated:1",
             tree="adaserve",
-            adaserve={"economic": False, "most_nodes": 3},
-            draft_budget=24,
+            adaserve={"economic": False, "max_nodes": 3},
+            verify_budget=24,
             slo={"tpot_ms": 3.0},
             pace="deadline",
         ),
@@ -152,7 +152,7 @@ def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) ->
     shared: Any = SimpleNamespace(features=jnp.asarray(pool), drawn=Drawn.none())
     runner = DraftRunner("d", config, weights, shared, layers, [BatchShape(32, 2, 2, 4)], 8, 16, "float32", [Beam(4)])
     needed, more = runner.jobs()
-    WarmUp().first("", [*needed, *more])
+    WarmUp().compile_now("", [*needed, *more])
     runner.profile.guess()
     runner.start([Tree.chain(texts[0][:10], 0, pages[0], SamplingInputs())], 0, 1)
     chains = [

@@ -20,7 +20,7 @@ from jaxspec.errors import EngineDead
 from jaxspec.outputs import OutputDelta, RequestMetrics
 from jaxspec.sched.scheduler import QueueFull
 
-COMMON: dict[str, Any] = dict(draft=[], page_size=16, max_num_seqs=6, token_buckets=[1, 16], compilation_cache="")
+COMMON: dict[str, Any] = dict(draft=[], page_size=16, max_num_seqs=6, token_buckets=[1, 16], compilation_cache_dir="")
 
 
 @pytest.fixture(scope="module")
@@ -247,14 +247,14 @@ def small(**changes: Any) -> LLM:
 
 
 def test_queue_is_bounded_and_a_failure_answers_everyone(monkeypatch: pytest.MonkeyPatch) -> None:
-    with small(max_waiting=2, token_buckets=[16]) as llm:
+    with small(max_queued_requests=2, token_buckets=[16]) as llm:
         gate, ended = threading.Event(), []
 
         def failing(packed: Any) -> Any:
             gate.wait(30)
             raise RuntimeError("the device caught fire")
 
-        monkeypatch.setattr(llm.engine._model_runner, "launch", failing)
+        monkeypatch.setattr(llm.engine._model_runner, "execute", failing)
 
         def take(delta: OutputDelta) -> None:
             ended.append((delta.finish_reason, delta.error))

@@ -23,7 +23,7 @@ PREEMPTIVE = ("las", "laps_sd", "priority")
 #: anew; test_engine_swap has the other way.
 TIGHT: dict[str, Any] = dict(
     page_size=16, max_num_seqs=3, token_buckets=[1, 16], kv_cache_tokens=80,
-    max_num_batched_tokens=12, max_model_len=72, memory="recompute", draft="ngram", tree="chain", draft_levels=3,
+    max_num_batched_tokens=12, max_model_len=72, memory="recompute", draft="ngram", tree="chain", draft_depth=3,
     las={"quantum_ms": 0.0}, laps_sd={"first_threshold_ms": 0.5, "window": 12, "queues": 8},
 )  # fmt: skip
 #: Text that repeats itself, so that drafts are accepted, and a share of it that is common.
@@ -44,7 +44,7 @@ NOISY = {"predictor": "noisy_oracle", "predictor_noise": 0.5}
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Settings that share what was compiled: the programs are the same for all."""
-    return TIGHT | {"compilation_cache": str(tmp_path_factory.mktemp("compiled"))}
+    return TIGHT | {"compilation_cache_dir": str(tmp_path_factory.mktemp("compiled"))}
 
 
 @pytest.fixture(scope="module", params=PRESETS)
@@ -52,7 +52,7 @@ def llm(request: pytest.FixtureRequest, compiled: dict[str, Any]) -> Iterator[LL
     config = CONFIGS / f"{request.param}.yaml"
     own = NOISY if EngineConfig.load(config).predictor == "proxy" else {}
     if request.param == "adaserve":  # drafts in every step, as in the paper
-        own = {"tree": "adaserve", "adaserve": {"economic": False}, "draft_budget": 12}
+        own = {"tree": "adaserve", "adaserve": {"economic": False}, "verify_budget": 12}
     with tiny.llm(config=str(config), **compiled | own) as llm:
         yield llm
 

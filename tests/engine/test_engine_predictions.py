@@ -40,7 +40,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @contextmanager
 def started(compiled: str, proxy: FakePredictor | None, **settings: Any) -> Iterator[Engine]:
-    config = EngineConfig.load(None, **{**SETTINGS, "compilation_cache": compiled, **settings})
+    config = EngineConfig.load(None, **{**SETTINGS, "compilation_cache_dir": compiled, **settings})
     engine = Engine(config, model=tiny.model(), proxy=proxy)
     engine.start()
     try:
@@ -256,14 +256,14 @@ def test_the_oracles_predictions_are_told_too(compiled: str) -> None:
     ],
 )
 def test_a_predictor_that_is_not_there_is_named(compiled: str, settings: dict[str, Any], says: str) -> None:
-    config = EngineConfig.load(None, **{**SETTINGS, "compilation_cache": compiled, **settings})
+    config = EngineConfig.load(None, **{**SETTINGS, "compilation_cache_dir": compiled, **settings})
     proxy = FakePredictor() if "retrieval" in settings else None
     with pytest.raises(ConfigError, match=says):
         Engine(config, model=tiny.model(), proxy=proxy)
 
 
 def test_auto_predicts_where_something_can(compiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = EngineConfig.load(None, **{**SETTINGS, "compilation_cache": compiled, "predictor": "auto"})
+    config = EngineConfig.load(None, **{**SETTINGS, "compilation_cache_dir": compiled, "predictor": "auto"})
     assert build(config, tiny.model(), time.monotonic) is None
     assert build(config, tiny.model(), time.monotonic, FakePredictor()) is not None
     named = config.model_copy(update={"predictor_model": "nowhere/x.safetensors"})

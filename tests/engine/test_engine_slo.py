@@ -20,7 +20,7 @@ from jaxspec.serve.attainment import attainment
 
 SETTINGS: dict[str, Any] = dict(
     draft=[], page_size=16, max_num_seqs=6, token_buckets=[1, 16], kv_cache_tokens=1024, max_num_batched_tokens=16,
-    max_model_len=256, compilation_cache="", pace="deadline",
+    max_model_len=256, compilation_cache_dir="", pace="deadline",
     slo={"admission": "strict", "ttft_ms": 90_000, "categories": {"chat": {"tpot_ms": 5000}}},
 )  # fmt: skip
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -51,7 +51,7 @@ def llm() -> Iterator[LLM]:
 def slow(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
     """It takes its steps to be slow; so a target of 20 ms a token can be promised to one request."""
     monkeypatch.setattr(llm.engine, "_times", TIMES)
-    monkeypatch.setattr(llm.engine, "_promises", SloAdmission(TIMES, strict=True, paced=True, max_num_seqs=6))
+    monkeypatch.setattr(llm.engine, "_admission", SloAdmission(TIMES, strict=True, paced=True, max_num_seqs=6))
     return llm
 
 
@@ -135,7 +135,7 @@ def test_what_is_cached_need_not_be_computed(slow: LLM):
 def test_the_configurations_own_targets_are_just_missed(llm: LLM, monkeypatch: pytest.MonkeyPatch):
     settings = llm.engine.config.slo.model_copy(update={"tpot_ms": 0.002, "admission": "best_effort"})
     monkeypatch.setattr(llm.engine, "config", llm.engine.config.model_copy(update={"slo": settings}))
-    monkeypatch.setattr(llm.engine, "_promises", SloAdmission(TIMES, strict=False, paced=True, max_num_seqs=6))
+    monkeypatch.setattr(llm.engine, "_admission", SloAdmission(TIMES, strict=False, paced=True, max_num_seqs=6))
     (one,) = llm.generate([PROMPT], GREEDY)
     assert one.metrics.tpot_attained is False
     with pytest.raises(InvalidRequest, match="impossible"):

@@ -21,22 +21,27 @@ from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.draft import registry as drafters
 from jaxspec.outputs import OutputDelta
 
-COMMON: dict[str, Any] = dict(page_size=16, max_num_seqs=4, token_buckets=[1, 4, 16, 32], compilation_cache="")
+COMMON: dict[str, Any] = dict(page_size=16, max_num_seqs=4, token_buckets=[1, 4, 16, 32], compilation_cache_dir="")
 ROOMY: dict[str, Any] = dict(kv_cache_tokens=2048, max_num_batched_tokens=32, max_model_len=128, draft=[])
 #: Room for little more than one long request on the device, and for a few on the host.
 TIGHT: dict[str, Any] = dict(
-    kv_cache_tokens=96, max_num_batched_tokens=12, max_model_len=72, memory="swap", swap_space_gb=0.01
+    kv_cache_tokens=96, max_num_batched_tokens=12, max_model_len=72, memory="swap", swap_space=0.01
 )
 #: name -> (what replaces the drafter's weights, settings)
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "in turn": (None, dict(draft=[])),
     "least service": (None, dict(draft=[], order="las", las={"quantum_ms": 1}, aging_ms=2000)),
-    "alise": (None, dict(draft=["ngram"], order="alise", predictor="noisy_oracle", prefix_caching=False)),
-    "little room": (None, dict(draft=[], order="las", las={"quantum_ms": 1}, swap_space_gb=4e-5)),
+    "alise": (None, dict(draft=["ngram"], order="alise", predictor="noisy_oracle", enable_prefix_caching=False)),
+    "little room": (None, dict(draft=[], order="las", las={"quantum_ms": 1}, swap_space=4e-5)),
     "drafter": (
         perfect,
         dict(
-            draft="truncated:1", tree="chain", draft_levels=4, order="las", las={"quantum_ms": 1}, prefix_caching=False
+            draft="truncated:1",
+            tree="chain",
+            draft_depth=4,
+            order="las",
+            las={"quantum_ms": 1},
+            enable_prefix_caching=False,
         ),
     ),
     "conditioned": (conditioned, dict(draft=["ngram", "truncated:1"], order="alise", predictor="oracle")),
@@ -134,12 +139,12 @@ def test_int8_swaps_say_so() -> None:
 
 
 def test_settings_that_do_not_fit_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"swap_space_gb.*memory: swap"):
-        EngineConfig.load(None, memory="swap", swap_space_gb=0)
+    with pytest.raises(ConfigError, match=r"swap_space.*memory: swap"):
+        EngineConfig.load(None, memory="swap", swap_space=0)
     for bad in (-1, float("nan"), "x"):
-        with pytest.raises(ConfigError, match="swap_space_gb"):
-            EngineConfig.load(None, swap_space_gb=bad)
+        with pytest.raises(ConfigError, match="swap_space"):
+            EngineConfig.load(None, swap_space=bad)
     with pytest.raises(ConfigError, match="swap_dtype"):
         EngineConfig.load(None, swap_dtype="int4")
-    with pytest.raises(ConfigError, match="kv_dtype"):
-        EngineConfig.load(None, kv_dtype="int4")
+    with pytest.raises(ConfigError, match="kv_cache_dtype"):
+        EngineConfig.load(None, kv_cache_dtype="int4")

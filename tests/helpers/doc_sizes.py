@@ -18,11 +18,11 @@ from jaxspec.config import parse_overrides
 #: What an engine of the tiny model needs, and nothing to keep for the next one.
 _ENGINE = (
     " --set max_model_len=640 --set max_num_batched_tokens=64 --set token_buckets=[1,64] --set kv_cache_tokens=2560"
-    " --set compilation_cache="
+    " --set compilation_cache_dir="
 )
 _TINY = " --model {model}" + _ENGINE
 #: With a drafter that is a model, there are more programs to compile.
-_FEWER = _ENGINE + " --set max_num_seqs=2 --set max_num_batched_tokens=8 --set token_buckets=[8] --set draft_levels=2"
+_FEWER = _ENGINE + " --set max_num_seqs=2 --set max_num_batched_tokens=8 --set token_buckets=[8] --set draft_depth=2"
 _FEW = " --num-prompts 3 --max-tokens 4"
 _LOAD = _FEW + " --base-url {url} --request-rate 200"
 _RECORDED = " --num-prompts 4 --request-rate 500 --max-tokens 40 --ignore-eos"

@@ -115,8 +115,8 @@ class Drive:
         wake = scheduler.wake(now)
         ran = {request.id for request in scheduler.running}
         pinned = [request for request in scheduler.running if not scheduler.order.preemptible(request)]
-        since = {name: at for name, (at, _) in scheduler.waiting._waits._young.items()}
-        since |= {name: at for name, (at, _) in scheduler.waiting._waits._old.items()}
+        since = {name: at for name, (at, _) in scheduler.waiting._wait_times._young.items()}
+        since |= {name: at for name, (at, _) in scheduler.waiting._wait_times._old.items()}
         plan = scheduler.plan(now, Lookahead(self.random.randint(0, 5), self.random.randint(0, 3)))
         planned = {scheduled.request.id: scheduled for scheduled in plan.scheduled}
         preempted = {request.id for request in plan.preempted}

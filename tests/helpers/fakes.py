@@ -76,7 +76,7 @@ class _Recital:
 class FakeEngine:
     """Speaks the engine's interface. A request gets `RECITED` over and over, byte by byte, from its seed's place on.
 
-    `step` seconds pass between tokens. At most `max_num_seqs` run at once, `max_waiting` more may wait. With `draft` it
+    `step` seconds pass between tokens. At most `max_num_seqs` run, `max_queued_requests` more wait. With `draft` it
     says that it verified a draft of three tokens at every token but the first, accepting 1, 2, 0, 1, 2, 0 … of them.
     """
 
@@ -84,7 +84,7 @@ class FakeEngine:
         self,
         step: float = 0.0005,
         max_num_seqs: int = 64,
-        max_waiting: int = 128,
+        max_queued_requests: int = 128,
         max_model_len: int = 512,
         draft: Sequence[str] = (),
         predicted: float | None = None,
@@ -96,7 +96,7 @@ class FakeEngine:
         self.model_config = SimpleNamespace(vocab_size=self.tokenizer.vocab_size)
         self.config = SimpleNamespace(
             model="fake",
-            max_waiting=max_waiting,
+            max_queued_requests=max_queued_requests,
             max_num_seqs=max_num_seqs,
             draft=list(draft),
             slo=slo or SloSettings(),
@@ -168,7 +168,7 @@ class FakeEngine:
                 raise EngineDead(self.failure or "")
             if self._state == "draining":
                 raise EngineDraining
-            if len(self._requests) >= self.config.max_num_seqs + self.config.max_waiting:
+            if len(self._requests) >= self.config.max_num_seqs + self.config.max_queued_requests:
                 raise QueueFull("too many requests are waiting")
             slo = self.config.slo.slo if slo is None else slo
             if slo and self.refusal:

@@ -36,7 +36,7 @@ def test_the_step_serves_every_family(family: str) -> None:
     tokens, logits = [int(t) for t in golden["tokens"]], golden[family].astype(np.float64)
     expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     settings: dict[str, Any] = dict(page_size=16, kv_cache_tokens=256, max_num_seqs=8, max_num_batched_tokens=8)
-    with LLM(loaded, token_buckets=[8], compilation_cache="", **settings) as llm:
+    with LLM(loaded, token_buckets=[8], compilation_cache_dir="", **settings) as llm:
         out = llm.generate([tokens], SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0))[0]
     assert out.prompt_logprobs is not None
     for i, entry in enumerate(out.prompt_logprobs[1:], start=1):

@@ -40,7 +40,7 @@ def test_none_switches_a_presets_drafter_off(tmp_path: Path) -> None:
         ({"draft": ""}, "^draft: a drafter's name is empty"),
         ({"draft": 3}, "^draft: "),
         ({"draft": [3]}, r"^draft\.0: "),
-        ({"draft_levels": 0}, "^draft_levels: "),
+        ({"draft_depth": 0}, "^draft_depth: "),
         ({"draft_nodes": -1}, "^draft_nodes: "),
         ({"tree": "oak"}, "^tree: .*global_greedy"),
         ({"path": "x"}, "^unknown setting 'path'; valid settings: model, "),

@@ -20,7 +20,7 @@ COMMANDS = commands()
 #: What the pages write, and what stands for it here.
 URL, MODEL = "http://127.0.0.1:8000", 'LLM(model="smollm2-135m")'
 SMALL: dict[str, Any] = dict(
-    max_model_len=640, max_num_batched_tokens=64, token_buckets=[1, 64], kv_cache_tokens=2560, compilation_cache="",
+    max_model_len=640, max_num_batched_tokens=64, token_buckets=[1, 64], kv_cache_tokens=2560, compilation_cache_dir="",
     served_model_name="smollm2-135m", slo={"categories": {"chat": {"tpot_ms": 60_000}}},
 )  # fmt: skip
 

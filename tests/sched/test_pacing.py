@@ -116,7 +116,7 @@ def test_every_request_ends(seed, kind, prefill):
     rng = np.random.default_rng(seed)
     n = 25
     policy = PolicyConfig(pace=kind, prefill=prefill)
-    pool = PagePool(24, 16, prefix_caching=False)
+    pool = PagePool(24, 16, enable_prefix_caching=False)
     config = SchedulerConfig(8, 64, 200, None, 64, policy, times=StepTimes(TIMES))
     scheduler = Scheduler(config, pool)
     arrival = np.sort(rng.uniform(0, 2, n))

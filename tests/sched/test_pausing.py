@@ -80,7 +80,7 @@ def test_no_more_are_paused_than_the_step_has_tokens_for():
     assert run.finish()
 
 
-@pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.parametrize("max_num_seqs", [1, 2])
 def test_a_long_prompt_does_not_keep_the_step_from_those_before_it(max_num_seqs: int):
     run = Steps(seqs=max_num_seqs, tokens=8, order="priority")
     long = run.add("long", 2, prompt=80, priority=1)

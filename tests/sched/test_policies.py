@@ -57,7 +57,9 @@ def test_resting_loses_nothing(pace: str, data: st.DataObject, jobs: list[Job], 
 def test_the_same_events_lead_to_the_same_decisions(data: st.DataObject, jobs: list[Job], seed: int):
     first = drive(data, jobs, seed)
     config, pool = first.scheduler.config, first.scheduler.pool
-    again = Drive(Scheduler(config, PagePool(pool.num_pages, pool.page_size, pool.prefix_caching)), jobs, Random(seed))
+    again = Drive(
+        Scheduler(config, PagePool(pool.num_pages, pool.page_size, pool.enable_prefix_caching)), jobs, Random(seed)
+    )
     first.run()
     again.run()
     assert first.log == again.log

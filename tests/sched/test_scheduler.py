@@ -239,9 +239,9 @@ def test_several_tokens_of_one_outcome_commit_the_drafts_among_them():
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "message"),
+    ("results", "message"),
     [
-        ([], "0 outcomes for 2"),
+        ([], "0 results for 2"),
         ([RequestResult(), RequestResult()], "0 tokens"),
         ([RequestResult((7,)), RequestResult((7,))], "1 tokens"),
         ([RequestResult((7,) * 8), RequestResult()], "max_tokens"),

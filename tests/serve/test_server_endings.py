@@ -21,7 +21,7 @@ from jaxspec.serve.app import ServerOptions
 @pytest.fixture
 def own() -> Iterator[FakeEngine]:
     """An engine of the test's own, to be broken."""
-    engine = FakeEngine(step=0.002, max_num_seqs=2, max_waiting=2, max_model_len=100_000)
+    engine = FakeEngine(step=0.002, max_num_seqs=2, max_queued_requests=2, max_model_len=100_000)
     engine.start()
     yield engine
     engine.shutdown()

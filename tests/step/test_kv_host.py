@@ -157,7 +157,7 @@ def test_a_request_goes_on_where_it_was() -> None:
     """Prefill, swap to other pages and back while its own are overwritten, decode on."""
     config = EngineConfig(
         page_size=16, max_num_seqs=2, max_num_batched_tokens=16, token_buckets=[1, 16], max_model_len=96,
-        compilation_cache="", draft=[],
+        compilation_cache_dir="", draft=[],
     )  # fmt: skip
     loaded = tiny.model()
     model_runner = ModelRunner(config, loaded.config, dict(loaded.weights), 12)
@@ -169,7 +169,7 @@ def test_a_request_goes_on_where_it_was() -> None:
 
     def run(tokens: list[int], committed: int, at: list[int]) -> int:
         packed = model_runner.pack([Tree.chain(tokens, committed, np.asarray(at, np.int32), SamplingInputs())])
-        return int(model_runner.launch(packed).read()[packed.rows[0]])
+        return int(model_runner.execute(packed).wait()[packed.rows[0]])
 
     committed = 0
     while committed < len(text):

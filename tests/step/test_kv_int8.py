@@ -185,14 +185,14 @@ def test_the_books_of_open_pages() -> None:
 def test_the_engine_on_int8(kernels: str) -> None:
     common: dict[str, Any] = dict(
         page_size=16, max_num_seqs=4, token_buckets=[1, 4, 16], max_num_batched_tokens=16, max_model_len=96,
-        compilation_cache="", kv_cache_tokens=160,
+        compilation_cache_dir="", kv_cache_tokens=160,
     )  # fmt: skip
     texts = [list(range(i, i + 20)) for i in range(0, 80, 10)]
     scored = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
     with tiny.llm(draft=[], **common) as exact:
         expected = exact.generate(texts, scored)
     with tiny.llm(
-        draft=["ngram"], kernels=kernels, kv_dtype="int8", memory="swap", order="las",
+        draft=["ngram"], kernels=kernels, kv_cache_dtype="int8", memory="swap", order="las",
         las={"quantum_ms": 1}, **common,
     ) as llm:  # fmt: skip
         for out, exact_out in zip(llm.generate(texts, scored), expected, strict=True):

@@ -146,7 +146,7 @@ def test_in_the_engine(tree: str) -> None:
     target, prompt, temperature, count = small(), [3, 1, 4, 1, 5], 1.3, 3000
     sizes: dict[str, Any] = dict(
         page_size=16, max_num_seqs=32, token_buckets=[32, 128, 288], max_num_batched_tokens=288, max_model_len=32,
-        kv_cache_tokens=1024, compilation_cache="", max_waiting=count,
+        kv_cache_tokens=1024, compilation_cache_dir="", max_queued_requests=count,
     )  # fmt: skip
     with LLM(
         target, draft="truncated:1", compile_in_background=False, tree=tree, acceptance="rejection", **sizes

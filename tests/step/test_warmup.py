@@ -19,7 +19,7 @@ from jaxspec.step.warmup import CompileJob, WarmUp
 SETTINGS: dict[str, Any] = dict(
     page_size=16, max_num_seqs=4, max_num_batched_tokens=96, kv_cache_tokens=2048, max_model_len=128,
     token_buckets=[1, 4, 16, 64, 96],
-    draft=["truncated:1"], swap_space_gb=0,
+    draft=["truncated:1"], swap_space=0,
 )  # fmt: skip
 PROMPTS = [[5, 6, 7, 5, 6, 7], list(range(40)), [9] * 30, [1, 2]]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)

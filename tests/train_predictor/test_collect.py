@@ -24,7 +24,7 @@ END = tiny.model().config.eos_token_ids[0]
 def engine() -> Iterator[Lasting]:
     llm = Lasting(
         tiny.model(), page_size=16, kv_cache_tokens=2048, max_num_seqs=4, max_model_len=112, max_num_batched_tokens=16,
-        token_buckets=[16], compilation_cache="", compile_in_background=False,
+        token_buckets=[16], compilation_cache_dir="", compile_in_background=False,
     )  # fmt: skip
     yield llm
     LLM.close(llm)

@@ -39,7 +39,7 @@ def simulate(
     budget = max(2048, concurrency)
     pages = len(workload) * -(-limit // PAGE_SIZE)
     config = SchedulerConfig(concurrency, budget, limit, None, max(concurrency, 64), policy)
-    scheduler = Scheduler(config, PagePool(pages, PAGE_SIZE, prefix_caching=False))
+    scheduler = Scheduler(config, PagePool(pages, PAGE_SIZE, enable_prefix_caching=False))
     return Simulation(scheduler, workload, cost, acceptance, draft_length).run()
 
 

@@ -20,7 +20,7 @@ def make(settings: dict[str, Any]) -> Answer:
     from jaxspec.models.load.tokenizer import chat_ids
     from jaxspec.sampling_params import SamplingParams
 
-    chosen = {**COMPILE_ALL_FIRST, "prefix_caching": False, "draft": [], **settings["overrides"]}
+    chosen = {**COMPILE_ALL_FIRST, "enable_prefix_caching": False, "draft": [], **settings["overrides"]}
     llm = LLM(model=settings["model"], show_progress=True, **chosen)
 
     def answer(turn: dict[str, Any]) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         own = origin(model)
         if done:
             check(done.values(), own, str(out))
-        settings: dict[str, Any] = {"draft": (), "prefix_caching": False, "max_num_seqs": 64}
+        settings: dict[str, Any] = {"draft": (), "enable_prefix_caching": False, "max_num_seqs": 64}
         settings |= parse_overrides(args.set)
         if "model" in settings:
             raise ValueError("--set model: name the model with --model")

@@ -18,17 +18,17 @@ class AdaServe:
     """SLO-customised selection, then throughput-optimised selection (AdaServe §4.3, Algorithm 2).
 
     First requests take their best nodes, those that need most at first, until the expected number of accepted tokens
-    is what they need (A_cap: at most one a level and the root's own), or they have `most_nodes`. What the budget has
+    is what they need (A_cap: at most one a level and the root's own), or they have `max_nodes`. What the budget has
     left goes to the likeliest nodes over all requests. With `times`, the second part ends where another node would
     lower the expected tokens per second: on a device without a plateau a budget is no reason to spend it.
     """
 
-    most_nodes: int
+    max_nodes: int
     times: StepTimes | None = None
 
     def __post_init__(self) -> None:
-        if self.most_nodes < 0:
-            raise ValueError(f"most_nodes is negative: {self.most_nodes}")
+        if self.max_nodes < 0:
+            raise ValueError(f"max_nodes is negative: {self.max_nodes}")
 
     def select(
         self, candidates: Sequence[Candidates], limits: Sequence[int], room: int, needs: Sequence[float], others: int
@@ -51,7 +51,7 @@ class AdaServe:
     ) -> tuple[list[int], float]:
         """How many nodes each request takes for its target, and how many accepted tokens are expected of them."""
         taken, given = [0] * len(forest), 0.0
-        levels, at_most = forest.levels().tolist(), np.minimum(most, self.most_nodes).tolist()
+        levels, at_most = forest.levels().tolist(), np.minimum(most, self.max_nodes).tolist()
         for i in sorted(range(len(forest)), key=lambda i: -needs[i]):
             needed, expected = min(needs[i], levels[i] + 1), 1.0
             if expected >= needed:

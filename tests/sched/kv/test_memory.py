@@ -168,7 +168,7 @@ def test_the_same_events_lead_to_the_same_decisions(data: st.DataObject, jobs: l
     first = data.draw(swapping(jobs, seed))
     config, pool = first.scheduler.config, first.scheduler.pool
     again = Swapping(
-        Scheduler(config, PagePool(pool.num_pages, pool.page_size, pool.prefix_caching)), jobs, Random(seed)
+        Scheduler(config, PagePool(pool.num_pages, pool.page_size, pool.enable_prefix_caching)), jobs, Random(seed)
     )
     first.run()
     again.run()
@@ -186,7 +186,7 @@ def test_without_a_host_auto_is_recompute(data: st.DataObject, jobs: list[Job], 
         config = SchedulerConfig(
             c.max_num_seqs, c.max_num_batched_tokens, c.max_model_len, None, c.max_logit_rows, policy, times=TIMES
         )
-        scheduler = Scheduler(config, PagePool(pool.num_pages, pool.page_size, pool.prefix_caching))
+        scheduler = Scheduler(config, PagePool(pool.num_pages, pool.page_size, pool.enable_prefix_caching))
         assert type(scheduler._kv) is KVCacheManager
         run = Swapping(scheduler, jobs, Random(seed))
         run.run()

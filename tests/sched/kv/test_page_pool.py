@@ -134,7 +134,7 @@ def test_keys_are_computed_once():
 
 
 def test_without_the_cache_nothing_is_found():
-    pool = PagePool(2, PAGE, prefix_caching=False)
+    pool = PagePool(2, PAGE, enable_prefix_caching=False)
     tokens = [1] * 8
     cache(pool, tokens)
     assert pool.match(tokens, 8) == []

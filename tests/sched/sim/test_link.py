@@ -72,7 +72,7 @@ def simulate(memory: str, costs: SwapCosts = COSTS, host: int = 64, order: str =
     n = 30
     rng = np.random.default_rng(0)
     jobs = Workload(np.sort(rng.uniform(0, 60, n)), rng.integers(4, 40, n), rng.integers(5, 80, n), np.full(n, np.nan))
-    scheduler = Scheduler(config, PagePool(14, 16, prefix_caching=False))
+    scheduler = Scheduler(config, PagePool(14, 16, enable_prefix_caching=False))
     return Simulation(scheduler, jobs, Linear(1.0, token=0.1)).run()
 
 

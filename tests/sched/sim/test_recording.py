@@ -15,8 +15,8 @@ from jaxspec.sched.sim.cost import Profiled
 from jaxspec.sched.sim.recording import Recorder, Recording, Replay
 
 SMALL: dict[str, Any] = dict(
-    compilation_cache="", kv_cache_tokens=256, max_model_len=96, max_num_batched_tokens=16, max_num_seqs=3,
-    page_size=16, token_buckets=[16], prefix_caching=False,
+    compilation_cache_dir="", kv_cache_tokens=256, max_model_len=96, max_num_batched_tokens=16, max_num_seqs=3,
+    page_size=16, token_buckets=[16], enable_prefix_caching=False,
 )  # fmt: skip
 
 
@@ -30,14 +30,14 @@ def record(requests: int = 14, seed: int = 0, **settings: Any) -> tuple[Recordin
         recorder = Recorder(scheduler)
         drive(llm.engine, np.sort(rng.uniform(0, 0.08, requests)).tolist(), prompts, params)
         recording = recorder.stop()
-    pool = PagePool(scheduler.pool.num_pages, scheduler.pool.page_size, prefix_caching=False)
+    pool = PagePool(scheduler.pool.num_pages, scheduler.pool.page_size, enable_prefix_caching=False)
     return recording, Scheduler(scheduler.config, pool)
 
 
 PRESETS: dict[str, dict[str, Any]] = {
     "fcfs": {"draft": []},
     "fcfs, short of pages": {"draft": [], "kv_cache_tokens": 112},
-    "drafting": {"draft": ["ngram"], "tree": "chain", "draft_levels": 3},
+    "drafting": {"draft": ["ngram"], "tree": "chain", "draft_depth": 3},
     "sjf, dynamic": {"order": "sjf", "predictor": "noisy_oracle", "batching": "dynamic", "max_batch_size": 3},
     "las": {"draft": [], "order": "las", "las": {"quantum_ms": 2}, "max_num_seqs": 1},
     "laps_sd": {
@@ -46,7 +46,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "laps_sd": {"first_threshold_ms": 10, "tolerance": 0.3},
         "tree": "chain",
         "max_num_seqs": 1,
-        "draft_levels": 3,
+        "draft_depth": 3,
     },
 }
 
@@ -80,7 +80,7 @@ def test_another_policy_is_not_taken_for_the_recorded_one():
 
 
 def test_recordings_survive_a_file(tmp_path):
-    recording, _ = record(requests=3, draft=["ngram"], tree="chain", draft_levels=3)
+    recording, _ = record(requests=3, draft=["ngram"], tree="chain", draft_depth=3)
     recording.save(tmp_path / "r.json")
     assert Recording.read(tmp_path / "r.json") == recording
     for text in ("{}", "[]", '{"steps": [], "requests": [{"rounds": 3}]}', "nothing"):

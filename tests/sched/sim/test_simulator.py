@@ -20,7 +20,9 @@ def workload(arrival: list[float], inputs: list[int], outputs: list[int]) -> Wor
 
 
 def scheduler(max_num_seqs: int = 4, tokens: int = 64, pages: int = 256) -> Scheduler:
-    return Scheduler(SchedulerConfig(max_num_seqs, tokens, 512, None, 64), PagePool(pages, 16, prefix_caching=False))
+    return Scheduler(
+        SchedulerConfig(max_num_seqs, tokens, 512, None, 64), PagePool(pages, 16, enable_prefix_caching=False)
+    )
 
 
 def test_one_at_a_time_is_a_queue_with_one_server():

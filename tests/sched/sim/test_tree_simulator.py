@@ -43,7 +43,7 @@ def simulation(
 ) -> tuple[TreeSimulation, PagePool]:
     config = EngineConfig.load(None, **settings)
     times = StepTimes({n: COST.seconds(StepLoad(n)) for n in range(1, budget + 1)})
-    pool = PagePool(pages, 16, prefix_caching=False)
+    pool = PagePool(pages, 16, enable_prefix_caching=False)
     limits = SchedulerConfig(max_num_seqs, budget, 4096, None, budget, config.policy, times=times)
     scheduler = Scheduler(limits, pool)
     if not config.draft:

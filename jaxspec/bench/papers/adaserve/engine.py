@@ -92,7 +92,7 @@ def on_engine(args: argparse.Namespace, short: Lengths, long: Lengths) -> dict[s
     if not plain:
         raise BenchError(f"--engine-systems: {INCREMENTAL} or {SARATHI} must be there: they say what the load is")
     repeats = args.repeats or 3
-    limits = {"prefix_caching": False}
+    limits = {"enable_prefix_caching": False}
     presets = {name: {**limits, **SYSTEMS[name], **CHUNKS.get(name, {}), **more} for name in names}
     with engines(presets, args.model) as loaded:
         first = loaded[plain[0]]

@@ -188,7 +188,7 @@ def simulated(args: argparse.Namespace, short: Lengths, long: Lengths) -> dict[s
         "lengths": {name: [float(t.input.mean()), float(t.output.mean())] for name, t in
                     (("alpaca", own.short), ("arxiv", own.long))},
         "baseline_ms": {model: 1e3 * own.baseline for model, own in settings.items()},
-        "budget": {model: step_times(own.machine.cost, CONTEXT).budget for model, own in settings.items()},
+        "budget": {model: step_times(own.machine.cost, CONTEXT).verify_budget for model, own in settings.items()},
         "by_rate": by_rate, "by_share": by_share, "stricter": {"rate": STRICTER_RATE, "systems": stricter},
         "breakdown": breakdown,
     }  # fmt: skip

@@ -208,7 +208,7 @@ def serve(system: System, machine: Machine, work: Workload, longest: int, seed: 
         host_pages=int(HOST_BYTES / (PAGE_SIZE * machine.kv_bytes * system.kv)),
         costs=machine.swap_costs(PAGE_SIZE, system.kv),
     )  # fmt: skip
-    pool = PagePool(positions // PAGE_SIZE, PAGE_SIZE, prefix_caching=False)
+    pool = PagePool(positions // PAGE_SIZE, PAGE_SIZE, enable_prefix_caching=False)
     return Simulation(Scheduler(config, pool), work, machine.cost).run()
 
 
@@ -243,7 +243,7 @@ def on_engine(args: argparse.Namespace, tables: Mapping[str, Lengths]) -> dict[s
     with progress("turns", len(DATA) * len(presets) * (repeats + 1)) as advance:
         for data in DATA:
             table = scaled(tables[data], args.engine_tokens, args.engine_kv // 2)
-            limits = {"draft": [], "kv_cache_tokens": args.engine_kv, "prefix_caching": False}
+            limits = {"draft": [], "kv_cache_tokens": args.engine_kv, "enable_prefix_caching": False}
             with engines({name: {**limits, **own, **more} for name, own in presets.items()}, args.model) as loaded:
                 vocabulary = next(iter(loaded.values())).engine.model_config.vocab_size
 

@@ -207,7 +207,7 @@ def on_engine(
         raise BenchError(str(error)) from None
     repeats = args.repeats or 5
     counts = {MIXED: 32, **dict.fromkeys(tables, 20)}
-    limits = {"max_num_seqs": 1, "draft": [args.engine_draft], "tree": "chain", "draft_levels": DRAFTS}
+    limits = {"max_num_seqs": 1, "draft": [args.engine_draft], "tree": "chain", "draft_depth": DRAFTS}
     presets = {
         FCFS: {"order": "fcfs"},
         LP_SJF: {"order": "sjf", "predictor": "oracle"},

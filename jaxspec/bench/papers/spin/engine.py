@@ -181,7 +181,7 @@ def on_engine(args: argparse.Namespace) -> dict[str, Any]:
     except (ConfigError, OSError, ValueError) as error:
         raise BenchError(explained(error)) from None
     sizes, repeats = args.engine_batches, args.repeats or 3
-    common = {"draft": list(DRAFTERS), "prefix_caching": False, "max_model_len": 2048, **more}
+    common = {"draft": list(DRAFTERS), "enable_prefix_caching": False, "max_model_len": 2048, **more}
     presets = {"choices": {**common, "max_num_seqs": args.engine_concurrency}}
     if sizes:
         presets["batches"] = {**common, "draft": [CHAIN["draft"]], "max_num_seqs": max(sizes)}
@@ -198,7 +198,7 @@ def on_engine(args: argparse.Namespace) -> dict[str, Any]:
             if sizes:
                 own = bench["batches"]
                 own.contenders = {
-                    NONE: None, "chain": own.contender([CHAIN["draft"]], tree="chain", draft_levels=CHAIN["levels"]),
+                    NONE: None, "chain": own.contender([CHAIN["draft"]], tree="chain", draft_depth=CHAIN["levels"]),
                     "auto": own.contender([CHAIN["draft"]]),
                 }  # fmt: skip
                 by_size = own.batches(sizes, repeats, advance)

@@ -53,7 +53,7 @@ def pipelined(args: argparse.Namespace) -> dict[str, Any]:
     except (ConfigError, OSError, ValueError) as error:
         raise BenchError(explained(error)) from None
     common = {
-        "draft": [args.pipeline_draft], "tree": "chain", "draft_levels": args.pipeline_levels,
+        "draft": [args.pipeline_draft], "tree": "chain", "draft_depth": args.pipeline_levels,
         "max_num_seqs": args.pipeline_concurrency, "max_model_len": 1024, **more,
     }  # fmt: skip
     presets = {APART: {**common, "draft_devices": {args.pipeline_draft: 1}}, BESIDE: common}

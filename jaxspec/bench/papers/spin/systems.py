@@ -52,7 +52,7 @@ SYSTEMS: Mapping[str, System] = {
     UNPACKED: System(LBSS),
     UNPIPED: System(LBSS, padded=False),
     SPIN: System(LBSS, padded=False, micro_batches=None),
-    OURS: System({"tree": "auto", "draft_levels": None}, padded=False, micro_batches=None),
+    OURS: System({"tree": "auto", "draft_depth": None}, padded=False, micro_batches=None),
 }
 #: Fig. 11: padded and without pipeline.
 GREEDY, EPSILON, EPSILON_WRITTEN, FASTEST = "greedy", "ε-greedy", "ε-greedy as written", "fastest"
@@ -83,13 +83,13 @@ def simulation(
     system: System, costs: Costs, llm: str, requests: Requests, seed: int, concurrency: int = CONCURRENCY
 ) -> TreeSimulation:
     """Ready to run. The same seed gives every system the same drafts and the same truth."""
-    settings = {"tree": "chain", "draft_levels": WINDOW, "prefill": "first", "policy_seed": seed, **system.settings}
+    settings = {"tree": "chain", "draft_depth": WINDOW, "prefill": "first", "policy_seed": seed, **system.settings}
     config = EngineConfig.load(None, **settings)
     work, cost = requests.work, costs.targets[llm]
     longest = int((work.input + work.output).max())
     times = step_times(cost, PROMPTS)
     limits = SchedulerConfig(concurrency, PROMPTS, longest, None, PROMPTS, config.policy, times=times)
-    pool = PagePool(concurrency * -(-longest // PAGE_SIZE), PAGE_SIZE, prefix_caching=False)
+    pool = PagePool(concurrency * -(-longest // PAGE_SIZE), PAGE_SIZE, enable_prefix_caching=False)
     scheduler = Scheduler(limits, pool)
     if not system.ssms:
         return TreeSimulation(scheduler, work, cost, padded=system.padded)

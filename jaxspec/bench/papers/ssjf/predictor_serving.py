@@ -62,7 +62,7 @@ def measure(
             "max_num_seqs": MODES[mode],
             "max_batch_size": MODES[mode],
             "draft": [],
-            "prefix_caching": False,  # all prompts are served beforehand, but not to all
+            "enable_prefix_caching": False,  # all prompts are served beforehand, but not to all
             **order,
         }
         for mode in modes
