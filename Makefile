@@ -1,19 +1,19 @@
-# The engine and its tests go into .venv, the linters into .venv-lint; `make` alone lists the targets.
+# The engine and its tests are installed into .venv, the linters into .venv-lint. `make` alone lists the targets.
 #   make serve ARGS="--port 9000"     make test ARGS="-k bench"     make serve PYTHON=python3.12
 
 PYTHON    ?= python3
 VENV      ?= .venv
 LINT_VENV ?= .venv-lint
-# More extras for `make serve` and `make install`, as in EXTRAS=train,bench.
+# More extras to install, as in EXTRAS=train,bench.
 EXTRAS    ?=
-# Which JAX for NVIDIA cards: auto asks nvidia-smi, none leaves it out, cuda12 and cuda13 decide.
+# JAX for NVIDIA GPUs: auto asks nvidia-smi, none installs no CUDA, cuda12 and cuda13 override the choice.
 CUDA      ?= auto
 ARGS      ?=
-# The suite runs on the CPU, whose numbers it expects and where workers share memory; `make gpu-check` takes the card.
+# Tests run on the CPU: they expect its numerics, and workers share its memory. `make gpu-check` uses the GPU.
 ON_CPU  := JAX_PLATFORMS="$${JAX_PLATFORMS:-cpu}"
-# XLA compiles small programs in half the time so, and `make test` runs the same tests on what it makes of them else.
+# -O0 halves the compile time of small programs. `make test` runs the same tests at the default level.
 QUICKLY := XLA_FLAGS="$$XLA_FLAGS --xla_backend_optimization_level=0"
-# The benchmark's other engine, in a venv of its own.
+# The engine that `make bench-peers` compares with, in a venv of its own.
 TORCH        ?= torch==2.13.0
 TRANSFORMERS ?= transformers>=5
 PEERS_VENV   ?= .venv-peers
@@ -21,7 +21,7 @@ PEERS_VENV   ?= .venv-peers
 PY      := $(VENV)/bin/python
 LINT_PY := $(LINT_VENV)/bin/python
 PIP     := -m pip --disable-pip-version-check
-# The extras that $(VENV) has, and `base`.
+# Lists the extras installed in $(VENV), and `base`.
 STAMP   := $(VENV)/.installed
 comma := ,
 space := $(subst ,, )
@@ -31,17 +31,17 @@ space := $(subst ,, )
 
 help:
 	@echo "make serve        start the server on http://127.0.0.1:8000 (ARGS=\"--port 9000\")"
-	@echo "make test         the whole test suite, on the CPU (ARGS=\"-k bench\")"
-	@echo "make test-fast    the tests that need neither the real model nor much time"
-	@echo "make install      what serving needs, into .venv (EXTRAS=train,bench adds more)"
-	@echo "make lint         ruff, import rules and types"
-	@echo "make format       let ruff rewrite the code"
-	@echo "make gpu-check    the fast tests and an offline benchmark on an NVIDIA GPU"
-	@echo "make bench-peers  jaxspec beside transformers on torch, alternated in one run"
+	@echo "make test         run all tests, on the CPU (ARGS=\"-k bench\")"
+	@echo "make test-fast    run the tests that need neither the real model nor much time"
+	@echo "make install      install what serving needs into .venv (EXTRAS=train,bench adds more)"
+	@echo "make lint         check style, import rules and types"
+	@echo "make format       reformat the code with ruff"
+	@echo "make gpu-check    run the fast tests and an offline benchmark on an NVIDIA GPU"
+	@echo "make bench-peers  compare jaxspec with transformers on torch, alternating in one run"
 	@echo "make clean        remove what was built and installed here"
-	@echo "With an NVIDIA card its JAX is installed too; CUDA=none leaves it out, CUDA=cuda12 or cuda13 decides."
+	@echo "With an NVIDIA GPU, JAX for it is installed too; CUDA=none skips that, CUDA=cuda12 or cuda13 overrides."
 
-# Which extras $(VENV) is to have. Only the goals that install look at the machine.
+# Which extras $(VENV) needs. The machine is inspected only for goals that install something.
 ifneq ($(filter install serve test test-fast bench-peers,$(MAKECMDGOALS)),)
 ifeq ($(filter auto none cuda12 cuda13,$(CUDA)),)
 $(error CUDA is auto, none, cuda12 or cuda13, not "$(CUDA)")
@@ -54,12 +54,12 @@ ifeq ($(GPU)$(CUDA),auto)
 GPU   := $(shell sh .ci/cuda_extra.sh)
 endif
 endif
-# The CPU kernels need a C compiler. make has a CC of its own, so only one that the user set counts.
+# The CPU kernels need a C compiler. make sets CC by default, so only a CC set by the user counts.
 OWN_CC := $(if $(filter environment command,$(firstword $(origin CC))),$(firstword $(CC)))
 ZIG    := $(if $(shell for c in $(OWN_CC) cc clang gcc; do command -v $$c && break; done; true),,zig)
 TESTS  := $(if $(filter test test-fast,$(MAKECMDGOALS)),test)
 WANTED := base $(NAMED) $(GPU) $(ZIG) $(TESTS)
-# JAX loads one CUDA plugin. A card that nvidia-smi does not show just now takes nothing away.
+# JAX loads one CUDA plugin, so another one is removed. If nvidia-smi shows no GPU at the moment, nothing is removed.
 ifneq ($(GPU)$(filter none,$(CUDA)),)
 DROPPED := $(filter-out $(GPU),$(filter cuda12 cuda13,$(HAVE)))
 endif
@@ -91,7 +91,7 @@ format: $(LINT_VENV)/.installed
 	$(LINT_PY) -m ruff check --fix .
 	$(LINT_PY) -m ruff format .
 
-# Nothing is installed where a Python here has all it takes.
+# Installs nothing if one of these Pythons has all packages and its JAX sees a GPU.
 gpu-check:
 	@for python in $(wildcard $(PY)) $(PYTHON); do \
 	    if $$python .ci/gpu_ready.py; then exec $(MAKE) --no-print-directory gpu-run GPU_PYTHON="$$python"; fi; \
@@ -102,7 +102,7 @@ gpu-check:
 	$(MAKE) --no-print-directory install EXTRAS="$(EXTRAS),test" && $(PY) .ci/gpu_ready.py && \
 	$(MAKE) --no-print-directory gpu-run GPU_PYTHON=$(PY)
 
-# From the source tree: jaxspec/sched and jaxspec/models are links, so PYTHONPATH is all it takes.
+# Runs from the source tree: jaxspec/sched and the like are links, so setting PYTHONPATH is enough.
 gpu-run: export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 gpu-run:
 	$(GPU_PYTHON) -m pytest -m "not slow" $(ARGS)
@@ -119,7 +119,7 @@ clean:
 	$(PYTHON) -m venv $* || { rm -f $@; exit 1; }
 
 $(STAMP): pyproject.toml | $(PY)
-	@echo "Installing jaxspec$(LIST:%=[%]) into $(VENV) (once; a few minutes on a slow line)"
+	@echo "Installing jaxspec$(LIST:%=[%]) into $(VENV) (once; a few minutes on a slow connection)"
 	$(if $(DROPPED),$(PY) $(PIP) uninstall --yes $(DROPPED:%=jax-%-plugin) $(DROPPED:%=jax-%-pjrt))
 	$(PY) $(PIP) install --editable ".$(LIST:%=[%])"
 	@echo $(ALL) > $@

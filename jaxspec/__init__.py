@@ -1,6 +1,6 @@
-"""jaxspec: an LLM serving engine whose unit of work is the token tree.
+"""jaxspec: an LLM serving engine with speculative decoding, whose unit of work is the token tree.
 
-`LLM` and `Engine` load on first use, so that `import jaxspec` does not import JAX.
+`LLM`, `Engine` and `EngineConfig` are imported on first use, so that `import jaxspec` does not import JAX.
 """
 
 from __future__ import annotations

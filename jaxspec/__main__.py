@@ -1,4 +1,4 @@
-"""The `jaxspec` command, also `python -m jaxspec`: it passes its arguments on to the command that comes first."""
+"""The `jaxspec` command, also `python -m jaxspec`: runs the subcommand that its first argument names."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from jaxspec.version import __version__
 
 
 class Command(NamedTuple):
-    """`module` has a `main(argv)`, as each module that runs with `python -m` has; `steps` are commands below it."""
+    """A subcommand: `main(argv)` of `module`. `steps` maps nested subcommands to their modules."""
 
     module: str
     summary: str
-    steps: dict[str, str] = {}  # noqa: RUF012  (never changed)
+    steps: dict[str, str] = {}  # noqa: RUF012  (never mutated)
 
 
 COMMANDS = {
@@ -23,19 +23,19 @@ COMMANDS = {
     "bench": Command("jaxspec.bench.__main__", "measure: offline, against a server, simulated"),
     "train-predictor": Command(
         "jaxspec.train_predictor.__main__",
-        "train a length predictor; `train-predictor collect` gathers its data",
+        "train a length predictor; `train-predictor collect` collects its training data",
         {"collect": "jaxspec.train_predictor.collect"},
     ),
     "distill": Command(
         "jaxspec.draft.distill.__main__",
-        "train a drafter; `distill generate` writes the answers to train on",
+        "train a drafter; `distill generate` generates its training data",
         {"generate": "jaxspec.draft.distill.generate"},
     ),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the command's exit code; 2 where the command is not known."""
+    """Run a subcommand. Returns its exit status, or 2 if there is no such subcommand."""
     args = list(sys.argv[1:] if argv is None else argv)
     match args:
         case []:
@@ -52,13 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             module = command.module
             if rest and rest[0] in command.steps:
                 module = command.steps[rest.pop(0)]
-            # Imported late: only the command that runs is to import JAX.
+            # Imported late, because not every command needs JAX.
             return import_module(module).main(rest)
-    print(f"jaxspec: no command {args[0]!r}; there are {', '.join(COMMANDS)} (see --help)", file=sys.stderr)
+    print(f"jaxspec: no command {args[0]!r}; choose from {', '.join(COMMANDS)} (see --help)", file=sys.stderr)
     return 2
 
 
 def usage() -> str:
+    """The help text."""
     width = max(map(len, COMMANDS))
     return "\n".join(
         [

@@ -1,4 +1,4 @@
-"""The engine's configuration: a YAML preset, overridden by keywords or `key=value` strings, every name checked."""
+"""Settings of an engine: a YAML preset with overrides, validated; errors name the bad keys and values."""
 
 from __future__ import annotations
 
@@ -15,120 +15,129 @@ from jaxspec.sched.config import EpsilonGreedySettings, LbssSettings, PolicyConf
 
 
 class ConfigError(ValueError):
-    """A setting that does not exist or does not fit; the message names it."""
+    """A setting is unknown, out of range, or does not fit the others or the model; the message names it."""
 
 
 class AdaServeSettings(Section):
-    """`tree: adaserve`: draft tokens by latency targets (AdaServe §4.3)."""
+    """`tree: adaserve`: draft tokens by latency SLOs (AdaServe §4.3). Brackets: the paper's symbols."""
 
-    #: Most draft nodes that a request gets for its target in a step (n_max).
+    #: Maximum number of draft nodes that a request gets for its SLO in a step (n_max).
     max_nodes: PositiveInt = 16
-    #: Draft, and fill the budget, only as far as that raises the expected tokens per second or brings requests back to
-    #: their targets; false: always and all of it, as in the paper.
+    #: True: draft, and use the verify budget, only where that raises the expected tokens per second or helps requests
+    #: that are behind their SLO. False: draft in every step and use the whole budget, as in the paper.
     economic: bool = True
 
 
 class EngineConfig(PolicyConfig):
-    """Settings of one engine, those of its scheduling policy included; see docs/configuration.md.
+    """All settings of an engine, including its scheduling policy. docs/configuration.md explains them."""
 
-    Sizes are in tokens unless they say otherwise.
-    """
-
-    #: Built-in name, Hugging Face directory, .gguf file or hub id.
+    #: Target model: built-in name, Hugging Face folder, .gguf file or hub id.
     model: str = "smollm2-135m"
-    #: The name clients use; the model's own if unset.
+    #: Model name in the API. None: the model's own.
     served_model_name: str | None = None
-    #: Drafters: "ngram", "truncated:K", a trained one's name or file, or a model with the same tokenizer; of several,
-    #: each request gets the one it should be fastest with. "auto": ngram, and the trained one that comes with the
-    #: package for the model, if there is one. "none" or an empty list: no drafting.
+    #: Drafters: "ngram" (n-gram lookup), "truncated:K" (the target's first K layers), a trained drafter's name or file,
+    #: or a model with the same tokenizer. "auto": ngram and, if the package has one for the model, a trained drafter.
+    #: "none" or an empty list: no speculation.
     draft: list[str] = Field(default_factory=lambda: ["auto"])
-    #: Who drafts for a request. fastest: by expected speed, the next best where one has nothing; single: the first;
-    #: greedy: by its prompt's length, the small ones for short ones; epsilon_greedy: the one that did best for all so
-    #: far, or at random; lbss: what the bandit of SPIN §IV learns of the request.
+    #: With several drafters, which one drafts for a request. fastest: the best expected tokens per second, or the next
+    #: best if that has no candidates. single: the first. greedy: by prompt length, small drafters for short prompts.
+    #: epsilon_greedy: the best so far over all requests, or a random one. lbss: learned per request (SPIN §IV).
     draft_choice: Literal["fastest", "single", "greedy", "epsilon_greedy", "lbss"] = "fastest"
-    #: With a choice: requests that a drafter drafts for at once, by its name (SPIN's B_j); others take all.
-    draft_limits: dict[str, PositiveInt] = Field(default_factory=dict)
+    #: Maximum number of requests per step and drafter, by drafter name (SPIN's B_j). Drafters that are not named take
+    #: all. Not used by `draft_choice: fastest`.
+    draft_limits: dict[str, PositiveInt] = Field(default_factory=dict[str, PositiveInt])
+    #: Settings of `draft_choice: lbss`.
     lbss: LbssSettings = LbssSettings()
+    #: Settings of `draft_choice: epsilon_greedy`.
     epsilon_greedy: EpsilonGreedySettings = EpsilonGreedySettings()
-    #: Draft models that run on a device of their own, by name: its number among JAX's devices. The target has 0.
-    draft_devices: dict[str, NonNegativeInt] = Field(default_factory=dict)
-    #: Parts of a step, so that one is drafted while another is verified where `draft_devices` allows it; unset: as many
-    #: as pay by measured times (SPIN §V-B).
+    #: Draft models on a device of their own: index into JAX's devices, by drafter name. The target is on device 0.
+    draft_devices: dict[str, NonNegativeInt] = Field(default_factory=dict[str, NonNegativeInt])
+    #: Micro-batches of a step: one is drafted on `draft_devices` while another is verified. None: the fastest number by
+    #: profiled times (SPIN §V-B).
     micro_batches: PositiveInt | None = Field(default=None, le=8)
-    #: What of a drafter's candidates is verified; "auto": what raises the expected tokens per second.
+    #: Tree policy: which candidates are verified. auto: those that raise the expected tokens per second. chain: the
+    #: likeliest path. fixed: SpecInfer's tree. equal_greedy, global_greedy: the likeliest nodes, per request or over
+    #: all. adaserve: first the nodes that each request needs for its SLO, then the likeliest over all.
     tree: Literal["auto", "chain", "fixed", "equal_greedy", "global_greedy", "adaserve"] = "auto"
-    #: Most levels drafted: all of them with chain and fixed.
+    #: Maximum depth of a draft tree; chain and fixed always use it. More than 8, and None, count as 8.
     draft_depth: PositiveInt | None = None
-    #: Draft nodes of equal_greedy and global_greedy in a step; unset: what `verify_budget` leaves.
+    #: equal_greedy, global_greedy: draft nodes of a step, over all requests. None: what `verify_budget` leaves.
     draft_nodes: PositiveInt | None = None
-    #: Tokens of a step, drafts included, up to which it is not much slower (AdaServe's B); unset: as profiled.
+    #: equal_greedy, global_greedy, adaserve: step size in tokens, drafts included, up to which a step is hardly slower
+    #: (AdaServe's B). None: from profiled step times. Ignored if `draft_nodes` is set.
     verify_budget: PositiveInt | None = None
-    #: equal_greedy, global_greedy, adaserve: whether a draft's chances are as learned or as its drafter says.
+    #: equal_greedy, global_greedy, adaserve: rank nodes by observed acceptance rates (true) or by the drafter's
+    #: probabilities (false).
     draft_calibration: bool = True
+    #: Settings of `tree: adaserve`.
     adaserve: AdaServeSettings = AdaServeSettings()
-    #: When a draft token is accepted: "match", where the target chose the same; "rejection": by the chance that keeps
-    #: the target's distribution.
+    #: When a draft token is accepted. match: the target itself chooses that token. rejection: by rejection sampling,
+    #: which preserves the target's distribution; needs tree auto, chain or fixed, and at most one draft model.
     acceptance: Literal["match", "rejection"] = "match"
+    #: Data type of weights and KV. The native kernels need float32.
     dtype: Literal["float32", "bfloat16"] = "float32"
-    #: Longest prompt and output together; the model's own limit if unset.
+    #: Maximum prompt plus output tokens of a request. None, or more than the model supports: the model's limit.
     max_model_len: PositiveInt | None = None
-    #: Requests that run at once.
-    max_num_seqs: PositiveInt = Field(64, le=1024)
-    #: Token budget of a step: decoding requests take one each, prefill chunks the rest.
-    max_num_batched_tokens: PositiveInt = Field(256, le=2048)
-    #: Requests that may wait; more are refused.
+    #: Maximum number of running requests.
+    max_num_seqs: PositiveInt = Field(default=64, le=1024)
+    #: Token budget of a step, at least max_num_seqs: a token per decoding request, the rest for prefill and drafts.
+    max_num_batched_tokens: PositiveInt = Field(default=256, le=2048)
+    #: Maximum number of waiting requests. The server refuses more; `LLM` waits.
     max_queued_requests: PositiveInt = 256
-    #: Positions of a KV page.
+    #: Positions per KV page.
     page_size: Literal[16, 32, 64, 128] = 32
-    #: Size of the KV pool; unset: what 64 half-kilotoken requests need, at most 40 % of free memory.
+    #: Size of the KV pool in tokens. None: enough for 64 requests of 512 tokens and for one of max_model_len, but at
+    #: most 40 % of the host's available memory.
     kv_cache_tokens: PositiveInt | None = None
+    #: Whether requests share the KV of equal prompt prefixes.
     enable_prefix_caching: bool = True
-    #: What the target's KV pool holds: numbers of `dtype`, or INT8 by channels, with which no answer is exact.
+    #: Data type of the target's KV pool. auto: `dtype`. int8: INT8 per channel; outputs are then not exact.
     kv_cache_dtype: Literal["auto", "int8"] = "auto"
-    #: Most GiB of host memory for KV that had to leave the pool (`memory: swap`, `auto`), within half of what is free.
+    #: `memory: swap`, `auto`: maximum host memory for swapped KV, in GiB; at most half of what is available. 0: none.
     swap_space: float = Field(default=1.0, ge=0, le=65536, allow_inf_nan=False)
-    #: How it is kept there: as it was, or INT8 by channels.
+    #: Data type of swapped KV. same: as in the pool. int8: INT8 per channel; outputs are then not exact.
     swap_dtype: Literal["same", "int8"] = "same"
-    #: Step sizes to compile; unset: a ladder up to max_num_batched_tokens.
+    #: Step sizes to compile, in tokens; max_num_batched_tokens is always added. None: 20 sizes from 1 to 2048.
     token_buckets: list[PositiveInt] | None = None
-    #: What layers run on: the project's CPU kernels ("native"), XLA's operations, or the first where it can serve.
+    #: Implementation of the layers. native: C kernels for CPUs. xla: XLA operations. auto: native where possible.
     kernels: Literal["auto", "native", "xla"] = "auto"
-    #: Seeds requests that name none.
+    #: Requests without a seed draw theirs from a generator with this seed.
     seed: int = 0
-    #: Serve as soon as a few step sizes are compiled, and compile the other ones, the drafters and the length predictor
-    #: in the background; false: compile and measure everything first, as benchmarks do.
+    #: True: serve after the first three step sizes are compiled, and compile the rest, the drafters and the length
+    #: predictor in the background. False: compile and profile everything first, as benchmarks do.
     compile_in_background: bool = True
-    #: Folder of JAX's persistent compilation cache; "" switches it off, unset: beside the model cache.
+    #: Folder of JAX's persistent compilation cache. None: `compiled` in the cache folder. "": neither compiled programs
+    #: nor profiles are kept.
     compilation_cache_dir: str | None = None
 
     @property
     def policy(self) -> PolicyConfig:
-        """The scheduler's share of the settings."""
+        """The scheduler's part of the settings."""
         return PolicyConfig(**{name: getattr(self, name) for name in PolicyConfig.model_fields})
 
     @field_validator("draft", mode="before")
     @classmethod
-    def _as_list(cls, value: Any) -> Any:
-        """A single name needs no brackets, and `none` is how a command line says "no drafter"."""
+    def _to_list(cls, value: Any) -> Any:
+        """A single drafter may be given without brackets; `none` stands for an empty list."""
         if value in (None, "none", ["none"]):
             return []
         return [value] if isinstance(value, str) else value
 
     @field_validator("draft")
     @classmethod
-    def _names(cls, value: list[str]) -> list[str]:
+    def _check_draft(cls, value: list[str]) -> list[str]:
         if "" in value:
-            raise ValueError("a drafter's name is empty; none switches drafting off")
+            raise ValueError("a drafter's name is empty; use none for no speculation")
         if len(set(value)) < len(value):
             raise ValueError("a drafter is named twice")
         if "none" in value:
-            raise ValueError("none cannot stand beside other drafters")
+            raise ValueError("none cannot be combined with other drafters")
         return value
 
     @field_validator("acceptance")
     @classmethod
-    def _drawn_before(cls, value: str, info: ValidationInfo) -> str:
-        """Trees whose nodes are picked by what was drawn in them would skew the distribution."""
+    def _check_acceptance(cls, value: str, info: ValidationInfo) -> str:
+        """Rejection sampling is biased if the selection of nodes depends on which tokens were drawn."""
         tree = info.data.get("tree")
         if value == "rejection" and tree not in ("auto", "chain", "fixed"):
             raise ValueError(f"rejection works with tree: auto, chain or fixed, not {tree}")
@@ -136,21 +145,21 @@ class EngineConfig(PolicyConfig):
 
     @field_validator("swap_space")
     @classmethod
-    def _room_to_swap(cls, value: float, info: ValidationInfo) -> float:
+    def _check_swap_space(cls, value: float, info: ValidationInfo) -> float:
         if value == 0 and info.data.get("memory") == "swap":
-            raise ValueError("memory: swap needs room on the host")
+            raise ValueError("memory: swap needs host memory")
         return value
 
     @classmethod
     def load(cls, path: str | Path | None = None, /, **overrides: Any) -> EngineConfig:
-        """Read a preset (YAML mapping) and apply overrides. Raises `ConfigError` naming every bad key or value."""
+        """Read a preset, a YAML mapping, and apply overrides. Raises `ConfigError` naming every bad key or value."""
         return load_settings(cls, path, overrides)
 
 
-#: Settings of a section that are listed where one of them was misspelt.
-MOST_LISTED = 12
-#: Former names of settings, and other engines' names for them.
-CALLED = {
+#: Unknown settings get all valid names as a hint if there are at most this many, or if none is similar.
+_MAX_LISTED = 12
+#: Setting by its former name or its name in vLLM or SGLang, for hints.
+_OTHER_NAMES = {
     "adaserve.most_nodes": "adaserve.max_nodes",
     "block_size": "page_size",
     "chunked_prefill_size": "max_num_batched_tokens",
@@ -178,8 +187,9 @@ CALLED = {
 S = TypeVar("S", bound=BaseModel)
 
 
-def load_settings(kind: type[S], path: str | Path | None, overrides: Mapping[str, Any]) -> S:
-    """A YAML mapping (none: empty) with overrides as `kind`. Raises `ConfigError` naming every bad key or value."""
+def load_settings(schema: type[S], path: str | Path | None, overrides: Mapping[str, Any]) -> S:
+    """Validate the YAML mapping at `path` (None: empty) with overrides. Raises `ConfigError` naming every bad key or
+    value."""
     settings: Any = {}
     if path is not None:
         try:
@@ -189,31 +199,33 @@ def load_settings(kind: type[S], path: str | Path | None, overrides: Mapping[str
         if not isinstance(settings, dict):
             raise ConfigError(f"config {path} must be a mapping of settings, got {type(settings).__name__}")
     try:
-        return kind(**_merged({str(k): v for k, v in settings.items()}, overrides))
+        return schema(**_merged({str(k): v for k, v in settings.items()}, overrides))
     except ValidationError as error:
-        raise ConfigError("; ".join(_explain(e, kind) for e in error.errors())) from None
+        raise ConfigError("; ".join(_explain(e, schema) for e in error.errors())) from None
 
 
 def _merged(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The overrides win; where both hold a mapping, key by key."""
+    """Both together; overrides win, nested mappings are merged key by key."""
     out = dict(settings)
     for key, value in overrides.items():
-        below = out.get(key)
-        if isinstance(below, Mapping) and isinstance(value, Mapping):
-            value = _merged(below, value)
+        current = out.get(key)
+        if isinstance(current, Mapping) and isinstance(value, Mapping):
+            value = _merged(current, value)
         out[key] = value
     return out
 
 
-def _explain(error: Any, kind: type[BaseModel]) -> str:
+def _explain(error: Any, schema: type[BaseModel]) -> str:
+    """One pydantic error as a message."""
     name = ".".join(str(part) for part in error["loc"])
     match error["type"]:
         case "extra_forbidden":
-            return _unknown(name, _names(kind, error["loc"][:-1]))
+            return _unknown(name, _names(schema, error["loc"][:-1]))
         case "missing":
             return f"{name}: this setting is needed"
         case "model_type":
-            return f"{name} has settings of its own: {', '.join(_names(kind, error['loc']))} (got {error['input']!r})"
+            names = ", ".join(_names(schema, error["loc"]))
+            return f"{name} is a section with the settings {names} (got {error['input']!r})"
         case "value_error" if isinstance(error["input"], Mapping):  # settings that don't fit each other
             return f"{name}: {error['ctx']['error']}".removeprefix(": ")
         case _:
@@ -221,28 +233,28 @@ def _explain(error: Any, kind: type[BaseModel]) -> str:
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:
-    """What was probably meant; without a guess, and where the list is short, all that there is."""
-    if CALLED.get(name) in known:
-        return f"unknown setting {name!r}; it is called {CALLED[name]} here"
-    by_case = {n.lower(): n for n in known}
-    near = [by_case[n] for n in get_close_matches(name.lower(), by_case, n=3, cutoff=0.75)]
-    guess = f"did you mean {' or '.join(near)}?" if near else ""
-    if near and len(known) > MOST_LISTED:
-        return f"unknown setting {name!r}; {guess}"
-    return f"unknown setting {name!r}; valid settings: {', '.join(known)}" + (f" ({guess})" if guess else "")
+    """Message for an unknown setting: similar names, and all valid ones if the list is short or none is similar."""
+    if _OTHER_NAMES.get(name) in known:
+        return f"unknown setting {name!r}; it is called {_OTHER_NAMES[name]} here"
+    by_lowercase = {n.lower(): n for n in known}
+    similar = [by_lowercase[n] for n in get_close_matches(name.lower(), by_lowercase, n=3, cutoff=0.75)]
+    hint = f"did you mean {' or '.join(similar)}?" if similar else ""
+    if similar and len(known) > _MAX_LISTED:
+        return f"unknown setting {name!r}; {hint}"
+    return f"unknown setting {name!r}; valid settings: {', '.join(known)}" + (f" ({hint})" if hint else "")
 
 
-def _names(kind: type[BaseModel], path: Sequence[Any]) -> list[str]:
-    """Settings of a section, those inherited last."""
+def _names(schema: type[BaseModel], path: Sequence[Any]) -> list[str]:
+    """Full names of the settings in the section at `path`, inherited ones last."""
     prefix = "".join(f"{part}." for part in path)
     for part in path:
-        kind = kind.model_fields[part].annotation  # type: ignore[assignment]
-    own = [name for name in kind.model_fields if name in kind.__annotations__]
-    return [prefix + name for name in dict.fromkeys([*own, *kind.model_fields])]
+        schema = schema.model_fields[part].annotation  # type: ignore[assignment]
+    own = [name for name in schema.model_fields if name in schema.__annotations__]
+    return [prefix + name for name in dict.fromkeys([*own, *schema.model_fields])]
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
-    """`["key=value", "section.key=value", …]` with YAML values -> a dict for `EngineConfig.load`."""
+    """Parse `["key=value", "section.key=value", …]` with YAML values for `EngineConfig.load`. Raises `ConfigError`."""
     out: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

@@ -1,8 +1,8 @@
-"""The optional dependencies: which packages an extra brings, and the command that installs them."""
+"""The optional dependencies: packages of each extra, and how to install them."""
 
 from __future__ import annotations
 
-#: Extra of pyproject.toml -> its packages (a test compares the two).
+#: Extra in pyproject.toml -> its packages; a test keeps the two equal.
 PACKAGES = {
     "bench": ("matplotlib",),
     "retrieval": ("faiss-cpu",),
@@ -13,9 +13,9 @@ PACKAGES = {
 
 
 def install_hint(extra: str) -> str:
-    """How to install an extra, as the end of an error message.
+    """How to install an extra, for the end of an error message.
 
-    It never installs by the name `jaxspec`: on PyPI that is another project.
+    Never by a bare `jaxspec` and its extras in brackets: on PyPI, that is another project.
     """
     packages = " ".join(PACKAGES[extra])
     return f'run .venv/bin/pip install -e ".[{extra}]" in the jaxspec checkout (elsewhere: pip install {packages})'

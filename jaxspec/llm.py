@@ -1,4 +1,4 @@
-"""`LLM`: the engine for offline use."""
+"""`LLM`: offline inference."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from jaxspec.sched.slo import Slo
 from jaxspec.slo import read, resolve
 
 Prompt = str | Sequence[int]
-#: As over HTTP: tpot_ms, ttft_ms, category.
+#: The keys of `slo` in the HTTP API: tpot_ms, ttft_ms, category.
 SloFields = Mapping[str, Any]
 
 
 class LLM:
-    """A model and its engine; use as a context manager, or call `close`.
+    """A model and its engine. Use it as a context manager, or call `close`.
 
-    Args: `model` and `draft` as `--model` and `--draft` of the server (`draft=()` switches a preset's drafter off);
-    `config` a YAML preset; `overrides` any setting of `EngineConfig`.
-    Raises `ConfigError` and `ModelLoadError`.
+    `model` and `draft` are those of the server's `--model` and `--draft` (`draft=()` turns a preset's drafters off);
+    `config` is a YAML preset; `overrides` are settings of `EngineConfig`.
+
+    Raises `ConfigError` if a setting is invalid, `ModelLoadError` if a model cannot be loaded.
     """
 
     def __init__(
@@ -59,13 +60,13 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Stop the engine; unfinished requests are aborted."""
+        """Stop the engine. Unfinished requests are aborted."""
         self.engine.shutdown()
 
     def chat(
         self, messages: Sequence[Any], params: SamplingParams | None = None, *, slo: SloFields | None = None
     ) -> list[RequestOutput]:
-        """Generate for one conversation (a list of messages) or several, through the model's chat template."""
+        """Generate for one conversation (a list of messages) or several, formatted by the model's chat template."""
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts = [self.tokenizer.apply_chat_template(list(c)) for c in conversations]
         return self.generate([self.tokenizer.encode(p, add_special_tokens=False) for p in prompts], params, slo=slo)
@@ -77,39 +78,41 @@ class LLM:
         *,
         slo: SloFields | Sequence[SloFields | None] | None = None,
     ) -> list[RequestOutput]:
-        """Generate for every prompt (text, or token ids), in the order given.
+        """Generate for every prompt, a text or token ids. The outputs have the order of the prompts.
 
-        `params` is one for all or one each; the default is greedy with 16 tokens. `slo`, one for all or one each, are
-        latency targets: `{"tpot_ms": …, "ttft_ms": …, "category": …}`, the configuration's where nothing is named.
+        `params`: one for all prompts, or one per prompt; the default is greedy with 16 tokens. `slo`: latency targets
+        `{"tpot_ms": …, "ttft_ms": …, "category": …}`, for all prompts or one per prompt; the config's are the default.
 
-        Raises `InvalidRequest` before anything runs if one of them can't be served, RuntimeError if the engine fails
-        meanwhile, and with `slo.admission: strict` `SloRefused`: then all that it was given is cancelled.
+        Raises `InvalidRequest`, before anything runs, if a request cannot be served; `RuntimeError` if the engine
+        fails; with `slo.admission: strict`, `SloRefused`. On any error all requests of the call are cancelled.
         """
         batch = [prompts] if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)) else list(prompts)
-        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams(temperature=0)] * len(batch)
-        if len(each) != len(batch):
-            raise InvalidRequest("params", f"{len(each)} params for {len(batch)} prompts")
-        named = list(slo) if isinstance(slo, Sequence) and not isinstance(slo, str) else [slo] * len(batch)
-        if len(named) != len(batch):
-            raise InvalidRequest("slo", f"{len(named)} slo for {len(batch)} prompts")
-        slos = [resolve(read(n), self.engine.config.slo) for n in named]
+        sampling = (
+            list(params) if isinstance(params, Sequence) else [params or SamplingParams(temperature=0)] * len(batch)
+        )
+        if len(sampling) != len(batch):
+            raise InvalidRequest("params", f"{len(sampling)} params for {len(batch)} prompts")
+        slo_fields = list(slo) if isinstance(slo, Sequence) and not isinstance(slo, str) else [slo] * len(batch)
+        if len(slo_fields) != len(batch):
+            raise InvalidRequest("slo", f"{len(slo_fields)} slo for {len(batch)} prompts")
+        slos = [resolve(read(fields), self.engine.config.slo) for fields in slo_fields]
         ids = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in batch]  # type: ignore[arg-type]
-        for prompt, p, one in zip(ids, each, slos, strict=True):
-            self.engine.check(prompt, p, one)
-        gathered = _Gathered(sum(p.n for p in each))
+        for prompt, p, request_slo in zip(ids, sampling, slos, strict=True):
+            self.engine.check(prompt, p, request_slo)
+        collector = _Collector(sum(p.n for p in sampling))
         outputs = [
             RequestOutput(
                 str(i), source if isinstance(source, str) else None, prompt,
                 [CompletionOutput(k) for k in range(p.n)], RequestMetrics(0.0),
             )
-            for i, (source, prompt, p) in enumerate(zip(batch, ids, each, strict=True))
+            for i, (source, prompt, p) in enumerate(zip(batch, ids, sampling, strict=True))
         ]  # fmt: skip
         submitted: list[str] = []
         try:
-            for output, p, one in zip(outputs, each, slos, strict=True):
-                for choice in output.outputs:
-                    submitted.append(self._submit(gathered, output, choice, p, one))
-            gathered.wait(self.engine)
+            for output, p, request_slo in zip(outputs, sampling, slos, strict=True):
+                for completion in output.outputs:
+                    submitted.append(self._submit(collector, output, completion, p, request_slo))
+            collector.wait(self.engine)
         except BaseException:
             for request_id in submitted:
                 self.engine.cancel(request_id)
@@ -117,56 +120,68 @@ class LLM:
         return outputs
 
     def _submit(
-        self, gathered: _Gathered, output: RequestOutput, choice: CompletionOutput, params: SamplingParams, slo: Slo
+        self,
+        collector: _Collector,
+        output: RequestOutput,
+        completion: CompletionOutput,
+        params: SamplingParams,
+        slo: Slo,
     ) -> str:
-        def take(delta: OutputDelta) -> None:
-            gathered.add(output, choice, delta)
+        """Submit one request, waiting while the queue is full. Returns its id."""
 
-        if params.seed is not None and choice.index:
-            params = params.with_seed(params.seed + choice.index)
+        def on_delta(delta: OutputDelta) -> None:
+            collector.add(output, completion, delta)
+
+        if params.seed is not None and completion.index:
+            params = params.with_seed(params.seed + completion.index)
         while True:
             try:
-                return self.engine.submit(output.prompt_token_ids, params, take, slo=slo)
+                return self.engine.submit(output.prompt_token_ids, params, on_delta, slo=slo)
             except QueueFull:
-                gathered.wait_for_room()
+                collector.wait_for_progress()
 
 
-class _Gathered:
+class _Collector:
     """Collects deltas from the engine's thread until `expected` requests have ended."""
 
     def __init__(self, expected: int):
         self._changed = threading.Condition()
-        self._open = expected
+        self._unfinished = expected
         self._errors: list[str] = []
 
-    def add(self, output: RequestOutput, choice: CompletionOutput, delta: OutputDelta) -> None:
-        choice.text += delta.text
-        choice.token_ids += delta.token_ids
+    def add(self, output: RequestOutput, completion: CompletionOutput, delta: OutputDelta) -> None:
+        """Append a delta to its output. Called in the engine's thread."""
+        completion.text += delta.text
+        completion.token_ids += delta.token_ids
         if delta.logprobs:
-            choice.logprobs = [*(choice.logprobs or []), *delta.logprobs]
+            completion.logprobs = [*(completion.logprobs or []), *delta.logprobs]
         if delta.prompt_logprobs is not None:
             output.prompt_logprobs = list(delta.prompt_logprobs)
         if delta.finish_reason is None:
             return
-        choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
+        completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
         if delta.metrics is not None:
             output.metrics = delta.metrics
         with self._changed:
-            self._open -= 1
+            self._unfinished -= 1
             if delta.error:
                 self._errors.append(delta.error)
             self._changed.notify_all()
 
-    def wait_for_room(self) -> None:
+    def wait_for_progress(self) -> None:
+        """Until a request ends, at most 0.1 s."""
         with self._changed:
             self._changed.wait(0.1)
 
     def wait(self, engine: Engine) -> None:
-        """Until all have ended: the engine answers every request, also when it fails or is shut down."""
+        """Wait until all requests have ended: the engine ends every request, also when it fails or is shut down.
+
+        Raises `RuntimeError` if a request ended with an error or the engine is dead.
+        """
         with self._changed:
-            while self._open and (self._changed.wait(1.0) or engine.health != "dead"):
+            while self._unfinished and (self._changed.wait(1.0) or engine.health != "dead"):
                 pass
-            if self._open:
+            if self._unfinished:
                 raise RuntimeError(engine.failure or "the engine has stopped")
         if self._errors:
             raise RuntimeError(self._errors[0])

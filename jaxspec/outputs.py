@@ -1,4 +1,4 @@
-"""What comes back from the engine: deltas while a request runs, a `RequestOutput` when it has ended."""
+"""Outputs of the engine: `OutputDelta` per step, `RequestOutput` of a finished request, and request metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxspec.sched.slo import NONE, Slo
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One position's log-probabilities: the token there and the most likely ones as (token id, logprob), best first."""
+    """Log-probability of a token; `top` are the most likely tokens there as (token id, logprob), likeliest first."""
 
     token_id: int
     logprob: float
@@ -18,7 +18,8 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class SpeculationCounts:
-    """Draft tokens proposed and accepted, steps that verified some, and accepted ones by level (the first is 0)."""
+    """Draft tokens of a request: proposed, accepted, verifications (steps that verified drafts), and accepted by level;
+    `by_level[0]` is the first level."""
 
     proposed: int = 0
     accepted: int = 0
@@ -26,6 +27,7 @@ class SpeculationCounts:
     by_level: list[int] = field(default_factory=list)
 
     def add(self, proposed: int, accepted: int) -> None:
+        """Count one verification."""
         self.proposed += proposed
         self.accepted += accepted
         self.verifications += 1
@@ -34,7 +36,7 @@ class SpeculationCounts:
             self.by_level[level] += 1
 
     def merge(self, other: SpeculationCounts) -> None:
-        """Add what another sequence counted."""
+        """Add another request's counts."""
         self.proposed += other.proposed
         self.accepted += other.accepted
         self.verifications += other.verifications
@@ -44,18 +46,18 @@ class SpeculationCounts:
 
     @property
     def mean_proposed(self) -> float:
-        """Draft tokens of a verification."""
+        """Mean draft tokens per verification."""
         return self.proposed / self.verifications if self.verifications else 0.0
 
     @property
     def mean_accepted_length(self) -> float:
-        """Tokens a verification gave, the target's own included."""
+        """Mean accepted length: tokens per verification, bonus token included."""
         return 1 + self.accepted / self.verifications if self.verifications else 1.0
 
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Times in seconds on the engine's clock; counts in tokens."""
+    """Metrics of one request. Times are in seconds on the engine's clock."""
 
     arrival: float
     first_scheduled: float | None = None
@@ -65,11 +67,11 @@ class RequestMetrics:
     cached_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
-    #: Output tokens as first predicted; None: nobody said, or not before its end.
+    #: First prediction of its output tokens; None if there was none before it ended.
     predicted_tokens: float | None = None
-    #: Some of its KV went through INT8: it may have written something else than it would have alone.
+    #: Whether some of its KV was rounded to INT8, so that its output may differ from that of a run without.
     kv_quantized: bool = False
-    #: The latency targets it had.
+    #: Its latency targets.
     slo: Slo = NONE
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
@@ -80,44 +82,46 @@ class RequestMetrics:
 
     @property
     def e2e(self) -> float | None:
-        """End-to-end latency, the job completion time."""
+        """End-to-end latency (job completion time)."""
         return None if self.finished is None else self.finished - self.arrival
 
     @property
     def tpot(self) -> float | None:
-        """Mean time per output token after the first."""
+        """Mean time per output token after the first. None for an answer of one token."""
         if self.first_token is None or self.finished is None or self.output_tokens < 2:
             return None
         return (self.finished - self.first_token) / (self.output_tokens - 1)
 
     @property
     def tpot_slack(self) -> float | None:
-        """Target minus measured: positive is good. None without a target, or where nothing could be measured."""
+        """SLO minus measured TPOT, so negative if missed. None without an SLO or a measured TPOT."""
         return None if self.slo.tpot is None or self.tpot is None else self.slo.tpot - self.tpot
 
     @property
     def ttft_slack(self) -> float | None:
+        """SLO minus measured TTFT, so negative if missed. None without an SLO or a first token."""
         return None if self.slo.ttft is None or self.ttft is None else self.slo.ttft - self.ttft
 
     @property
     def tpot_attained(self) -> bool | None:
-        """Whether it was at its target; None as with the slack, but an answer of one token is at any."""
+        """Whether the TPOT SLO was met. None like `tpot_slack`, except that an answer of one token meets any."""
         if self.slo.tpot is not None and self.finished is not None and self.output_tokens == 1:
             return True
         return None if self.tpot_slack is None else self.tpot_slack >= 0
 
     @property
     def ttft_attained(self) -> bool | None:
+        """Whether the TTFT SLO was met. None like `ttft_slack`."""
         return None if self.ttft_slack is None else self.ttft_slack >= 0
 
 
 @dataclass(frozen=True, slots=True)
 class OutputDelta:
-    """What one step added to a request. The last delta has `finish_reason` set: stop, length, abort or error.
+    """Output that one step added to a request. `finish_reason` is set in the last delta: stop, length, abort or error.
 
-    `text` may lag behind `token_ids`: bytes of an unfinished UTF-8 character and a possible start of a stop string are
-    held back. `logprobs` has one entry a token of `token_ids`, or is empty if none were asked for. `stop_reason` is the
-    stop string or token id that ended the output. `error` holds the message when `finish_reason` is "error".
+    `text` may lag behind `token_ids`: incomplete UTF-8 characters and possible starts of stop strings are held back.
+    `logprobs` has one entry per token of `token_ids`, or none if they were not requested. `stop_reason` is the stop
+    string or token id that ended the output. `error` is the message if `finish_reason` is "error".
     """
 
     request_id: str
@@ -133,6 +137,8 @@ class OutputDelta:
 
 @dataclass(slots=True)
 class CompletionOutput:
+    """One of a request's `n` outputs."""
+
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -143,9 +149,9 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A finished request of `LLM.generate`: one `CompletionOutput` for each of `n`.
+    """A prompt of `LLM.generate` with its `n` outputs.
 
-    `metrics`, its `speculation` included, are those of the output that ended last.
+    `metrics`, `speculation` included, are those of the output that ended last.
     """
 
     request_id: str

@@ -1,4 +1,4 @@
-"""Where things that can be made again are kept."""
+"""The cache folder, for files that can be regenerated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def cache_folder(kind: str) -> Path:
-    """`kind` ("kernels", "compiled") within `$JAXSPEC_CACHE`, or else `~/.cache/jaxspec` (`$XDG_CACHE_HOME` counts)."""
+    """The subfolder `kind` ("kernels", "compiled") of `$JAXSPEC_CACHE`, by default `$XDG_CACHE_HOME/jaxspec` or
+    `~/.cache/jaxspec`."""
     base = os.environ.get("JAXSPEC_CACHE")
     if not base:
         base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "jaxspec"

@@ -1,4 +1,4 @@
-"""Progress bars on standard error. Nothing here imports JAX: the load generator uses them too."""
+"""Progress bars on standard error. Does not import JAX, because the load generator uses it too."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-#: (stage, done, total): `jaxspec.step.warmup.Progress`, said again since that module imports JAX.
+#: (stage, done, total). Repeats `jaxspec.step.warmup.Progress`, whose module imports JAX.
 Report = Callable[[str, int, int], None]
 
 
 @contextmanager
 def bar(show: bool = True) -> Iterator[Report]:
-    """A callback for loading and compiling; each stage with a total starts a bar of its own."""
+    """Gives a callback that reports progress of loading and compiling, with one bar per stage."""
     if not show:
         yield lambda stage, done, total: None
         return
     columns = TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True)) as drawn:
+    with Progress(*columns, console=Console(stderr=True)) as display:
         task: TaskID | None = None
 
         def report(stage: str, done: int, total: int) -> None:
             nonlocal task
             if done == 0 or task is None:
-                task = drawn.add_task(stage, total=total)
-            drawn.update(task, completed=done, description=stage if done < total else None)
+                task = display.add_task(stage, total=total)
+            display.update(task, completed=done, description=stage if done < total else None)
 
         yield report
 
 
 @contextmanager
 def progress(what: str, total: int, done: int = 0) -> Iterator[Callable[[], None]]:
-    """One bar, gone when it is full; gives the function that moves it on by one from `done`."""
+    """Shows one bar, starting at `done`, and removes it at the end. Gives a function that advances it by one."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as drawn:
-        task = drawn.add_task(what, total=total, completed=done)
-        yield lambda: drawn.advance(task)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as display:
+        task = display.add_task(what, total=total, completed=done)
+        yield lambda: display.advance(task)

@@ -1,4 +1,4 @@
-"""What a client may ask of one request's output. Pure Python: server, engine and device step all read it."""
+"""Sampling parameters of a request, and their validation. Pure Python: server, engine and step use it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GREEDY_BELOW = 1e-5
 
 
 class InvalidRequest(ValueError):
-    """A request that can't be served as asked; `field` names the offending parameter."""
+    """A request that cannot be served; `field` names the invalid parameter."""
 
     def __init__(self, field: str, message: str):
         super().__init__(message)
@@ -24,10 +24,12 @@ class InvalidRequest(ValueError):
 class SamplingParams:
     """Sampling parameters with OpenAI's names and vLLM's extensions.
 
-    Raises `InvalidRequest` (a `ValueError`) naming the field that is out of range. `top_k=0` means no limit.
-    `logprobs=k` asks for the sampled token's log-probability and those of the k most likely tokens (0 ≤ k ≤ 20), taken
-    from the unmodified distribution. `prompt_logprobs` does the same for every prompt token but the first.
-    Presence and frequency penalties count generated tokens, the repetition penalty counts the prompt too (as in vLLM).
+    `top_k` of 0 or -1 means no limit. `logprobs=k` returns the log-probabilities of the sampled token and of the k most
+    likely tokens (0 ≤ k ≤ 20), from the unmodified distribution; `prompt_logprobs` does the same for every prompt token
+    but the first. Presence and frequency penalties count generated tokens; the repetition penalty counts the prompt too
+    (as in vLLM).
+
+    Raises `InvalidRequest` (a `ValueError`) naming the field that is out of range.
     """
 
     temperature: float = 1.0
@@ -86,7 +88,7 @@ class SamplingParams:
             check(name, value is None or 0 <= value <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}")
 
     def with_seed(self, seed: int) -> SamplingParams:
-        """The same with another seed, wrapped to 64 bits: the i-th of n outputs gets seed + i."""
+        """A copy with another seed, wrapped to 64 bits: the i-th of n outputs uses seed + i."""
         return replace(self, seed=seed % 2**64)
 
     @property
@@ -95,33 +97,33 @@ class SamplingParams:
 
     @property
     def penalised(self) -> bool:
-        """Whether the choice depends on tokens other than through the logits."""
+        """Whether logits are modified by penalties or a bias."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1 or self.logit_bias)
 
 
 def check_request(prompt_ids: Sequence[int], params: SamplingParams, vocab: int, max_model_len: int) -> int:
-    """The most tokens that a request may generate of a model with so many tokens and positions.
+    """The most tokens that the request may generate: `max_tokens`, or else what the context leaves.
 
-    Raises `InvalidRequest`.
+    `vocab` is the size of the vocabulary. Raises `InvalidRequest` if prompt or params do not fit the model.
     """
     n = len(prompt_ids)
     for name, ids in (
         ("prompt", prompt_ids), ("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)
     ):  # fmt: skip
         if not all(isinstance(t, Integral) for t in ids):
-            raise InvalidRequest(name, f"{name} must hold token ids, whole numbers")
+            raise InvalidRequest(name, f"{name} must hold token ids, which are integers")
     if n == 0:
         raise InvalidRequest("prompt", "the prompt is empty")
     if n >= max_model_len:
-        raise InvalidRequest("prompt", f"the prompt has {n} tokens, the context is {max_model_len}")
+        raise InvalidRequest("prompt", f"the prompt has {n} tokens, the context length is {max_model_len}")
     if not all(0 <= t < vocab for t in prompt_ids):
         raise InvalidRequest("prompt", f"prompt token ids must be between 0 and {vocab - 1}")
     if params.max_tokens is not None and n + params.max_tokens > max_model_len:
         raise InvalidRequest(
             "max_tokens",
-            f"prompt ({n} tokens) and max_tokens ({params.max_tokens}) exceed the context of {max_model_len}",
+            f"prompt ({n} tokens) and max_tokens ({params.max_tokens}) exceed the context length of {max_model_len}",
         )
     for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
         if not all(0 <= t < vocab for t in ids):
-            raise InvalidRequest(name, f"{name} holds token ids outside 0 … {vocab - 1}")
+            raise InvalidRequest(name, f"{name} token ids must be between 0 and {vocab - 1}")
     return params.max_tokens or max_model_len - n

@@ -1,4 +1,4 @@
-"""Latency targets as requests name them, over HTTP and in `LLM`, and what they come to on an engine."""
+"""The `slo` field of requests, in the HTTP API and in `LLM`, and its resolution to latency targets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxspec.sched.slo import Slo
 
 
 class RequestSlo(LatencySlo):
-    """`{"tpot_ms": …, "ttft_ms": …, "category": …}`, each of which may be left out. Types are strict."""
+    """`{"tpot_ms": …, "ttft_ms": …, "category": …}`, all optional. Types are not converted."""
 
     model_config = ConfigDict(strict=True)
 
@@ -21,7 +21,7 @@ class RequestSlo(LatencySlo):
 
 
 def read(slo: Any) -> RequestSlo | None:
-    """A mapping as a caller of `LLM` writes it; None: nothing is named. Raises `InvalidRequest` naming the field."""
+    """Validate the `slo` argument of `LLM`. Raises `InvalidRequest` naming the field."""
     if slo is None:
         return None
     try:
@@ -32,31 +32,33 @@ def read(slo: Any) -> RequestSlo | None:
         raise InvalidRequest(field, f"{field}: {first['msg']}") from None
 
 
-def resolve(named: RequestSlo | None, settings: SloSettings) -> Slo:
-    """The targets of a request. What it does not name is its category's; the configuration's if it has no category.
+def resolve(fields: RequestSlo | None, settings: SloSettings) -> Slo:
+    """A request's SLO. Fields that it does not set come from its category, or without one from the config.
 
-    Raises `InvalidRequest` for a category that there is not.
+    Raises `InvalidRequest` for an unknown category.
     """
-    if named is None:
+    if fields is None:
         return settings.slo
     base: LatencySlo = settings
-    if named.category is not None:
-        if named.category not in settings.categories:
-            known = ", ".join(sorted(settings.categories)) or "none at all"
-            raise InvalidRequest("slo.category", f"slo.category: {named.category!r:.64} is unknown; there are: {known}")
-        base = settings.categories[named.category]
-    return LatencySlo(tpot_ms=named.tpot_ms or base.tpot_ms, ttft_ms=named.ttft_ms or base.ttft_ms).slo
+    if fields.category is not None:
+        if fields.category not in settings.categories:
+            known = ", ".join(sorted(settings.categories)) or "none"
+            raise InvalidRequest("slo.category", f"slo.category: {fields.category!r:.64} is unknown; known: {known}")
+        base = settings.categories[fields.category]
+    return LatencySlo(tpot_ms=fields.tpot_ms or base.tpot_ms, ttft_ms=fields.ttft_ms or base.ttft_ms).slo
 
 
 def check_possible(slo: Slo, least: Slo, default: Slo) -> None:
-    """Raises `InvalidRequest` for a target below `least`, which nothing on this engine can meet.
+    """Raises `InvalidRequest` for a latency target below `least`, which no schedule on this engine can meet.
 
-    The configuration's `default` ones are not the request's doing, so they are just missed.
+    The config's `default` targets are exempt: the request did not set them.
     """
     for name in ("tpot", "ttft"):
-        wanted, possible = getattr(slo, name), getattr(least, name)
-        if wanted is not None and wanted < possible and wanted != getattr(default, name):
-            message = (
-                f"is impossible: the least on this engine is about {round(1000 * possible, 4):g}, by its measured steps"
+        target_s, least_s = getattr(slo, name), getattr(least, name)
+        if target_s is not None and target_s < least_s and target_s != getattr(default, name):
+            field = f"slo.{name}_ms"
+            lowest = f"{round(1000 * least_s, 4):g}"
+            raise InvalidRequest(
+                field,
+                f"{field}: {1000 * target_s:g} is impossible; by measured step times this engine needs about {lowest}",
             )
-            raise InvalidRequest(f"slo.{name}_ms", f"slo.{name}_ms: {1000 * wanted:g} {message}")

@@ -1,7 +1,7 @@
-"""The BERT encoder (Devlin et al. 2019): learned positions, norms after each sublayer, attention in both directions.
+"""The BERT encoder (Devlin et al. 2019): learned positions, post-norm, bidirectional attention.
 
-Weights are float32 and matrices `[in, out]`; queries, keys and values are one product. There is no dropout and no
-pooler: length prediction reads the first token (`BertEncoder.first`), retrieval the mean of all (`mean_pool`).
+Weights are float32, matrices `[in, out]`, with fused q|k|v. There is no dropout and no pooler: length prediction reads
+the first token (`BertEncoder.first`), retrieval the mean of all tokens (`mean_pool`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-#: `hidden_act` of a configuration -> the function it names.
+#: `hidden_act` of config.json -> activation function.
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=False),
     "gelu_new": partial(jax.nn.gelu, approximate=True),
@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 @dataclass(frozen=True, slots=True)
 class BertConfig:
-    """Sizes of an encoder. `eps` is the layer norms'; `activation` a key of `ACTIVATIONS`."""
+    """Sizes of an encoder. `eps`: of the layer norms; `activation`: a key of `ACTIVATIONS`."""
 
     vocab_size: int
     hidden: int
@@ -39,7 +39,7 @@ class BertConfig:
 
 
 class BertBlock(nnx.Module):
-    """One layer: attention, then the feed-forward part, each added to its input and normed."""
+    """One layer: attention and feed-forward, each with residual and post-norm."""
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         c = self.config = config
@@ -52,7 +52,7 @@ class BertBlock(nnx.Module):
         self.mlp_norm = layer_norm(c, rngs)
 
     def __call__(self, x: jax.Array, mask: jax.Array, queries: int | None = None) -> jax.Array:
-        """`x [B, T, H]`, `mask [B, T]` bool -> `[B, T, H]`, or `[B, queries, H]`: only of the first positions."""
+        """`x [B, T, H]`, `mask [B, T]` bool -> `[B, T, H]`, or `[B, queries, H]` for the first `queries` positions."""
         c = self.config
         q, k, v = (part.reshape(*x.shape[:2], c.heads, -1) for part in jnp.split(self.qkv(x), 3, -1))
         attended = jax.nn.dot_product_attention(q[:, :queries], k, v, mask=mask[:, None, None, :])
@@ -62,7 +62,7 @@ class BertBlock(nnx.Module):
 
 
 class BertEncoder(nnx.Module):
-    """Embeddings and layers; begins with BERT's random initialisation (normal, 0.02)."""
+    """Embeddings and layers. Initialised like BERT (normal, 0.02)."""
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         c = self.config = config
@@ -74,9 +74,9 @@ class BertEncoder(nnx.Module):
         self.layers = nnx.List(BertBlock(c, rngs) for _ in range(c.layers))
 
     def __call__(self, ids: jax.Array, mask: jax.Array) -> jax.Array:
-        """`ids [B, T]` int32, `mask [B, T]` bool (True where there is a token) -> `[B, T, H]` float32.
+        """`ids [B, T]` int32, `mask [B, T]` bool (True for tokens) -> `[B, T, H]` float32.
 
-        All tokens are of type 0. What stands at masked positions means nothing.
+        All tokens have type 0. Outputs at masked positions are undefined.
         """
         x = self.embed(ids)
         for layer in self.layers:
@@ -84,14 +84,14 @@ class BertEncoder(nnx.Module):
         return x
 
     def first(self, ids: jax.Array, mask: jax.Array) -> jax.Array:
-        """The first token's vector `[B, H]`, without the last layer's work on the others."""
+        """Hidden state of the first token `[B, H]`; the last layer skips the other tokens."""
         x = self.embed(ids)
         for i, layer in enumerate(self.layers):
             x = layer(x, mask, 1 if i == len(self.layers) - 1 else None)
         return x[:, 0]
 
     def embed(self, ids: jax.Array) -> jax.Array:
-        """`ids [B, T]` -> `[B, T, H]`, what the first layer reads."""
+        """`ids [B, T]` -> embeddings `[B, T, H]`, the input of the first layer."""
         positions = self.positions.embedding[...][: ids.shape[1]]
         return self.norm(self.tokens(ids) + positions + self.types.embedding[...][0])
 
@@ -101,7 +101,7 @@ def layer_norm(config: BertConfig, rngs: nnx.Rngs) -> nnx.LayerNorm:
 
 
 def mean_pool(hidden: jax.Array, mask: jax.Array) -> jax.Array:
-    """`hidden [B, T, H]`, `mask [B, T]` -> sentence embeddings `[B, H]`: the mean over a row's tokens, of length 1."""
-    there = mask[..., None].astype(hidden.dtype)
-    mean = jnp.sum(hidden * there, 1) / jnp.maximum(jnp.sum(there, 1), 1)
+    """`hidden [B, T, H]`, `mask [B, T]` -> sentence embeddings `[B, H]`: mean over tokens, normalised to length 1."""
+    weight = mask[..., None].astype(hidden.dtype)
+    mean = jnp.sum(hidden * weight, 1) / jnp.maximum(jnp.sum(weight, 1), 1)
     return mean / jnp.maximum(jnp.linalg.norm(mean, axis=-1, keepdims=True), 1e-12)

@@ -1,4 +1,4 @@
-"""The shape of a LLaMA-family decoder, read from a Hugging Face `config.json` or a GGUF header."""
+"""Configuration of a LLaMA-family decoder, read from a Hugging Face `config.json` or a GGUF header."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """`linear`: positions divided by `factor`. `llama3`: frequencies rescaled by wavelength (Llama 3.1)."""
+    """Scaling of rotary embeddings. `linear`: positions / `factor`. `llama3`: by wavelength (Llama 3.1)."""
 
     kind: Literal["linear", "llama3"]
     factor: float
@@ -19,7 +19,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Sizes and switches that tell Llama, Mistral, Qwen2, Qwen3 and SmolLM2 apart."""
+    """Sizes and options of Llama, Mistral, Qwen2, Qwen3 and SmolLM2 models."""
 
     family: str
     vocab_size: int
@@ -36,9 +36,9 @@ class DecoderConfig:
     tie_embeddings: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
-    #: Keys further back than this many positions are not attended to; None: all are.
+    #: A query attends to this many positions, its own included; None: to all.
     sliding_window: int | None = None
-    #: Which layers the window applies to; empty: all of them.
+    #: Layers with the sliding window; empty: all.
     windowed_layers: tuple[int, ...] = field(default=())
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None

@@ -1,8 +1,8 @@
-"""Draft models: a few layers that share the target's embedding and, over a trimmed vocabulary, its head.
+"""Draft models: a few layers that share the target's embedding and, for a reduced vocabulary, its head.
 
-Two kinds in one module. A plain drafter reads tokens. A conditioned one reads beside each token the target's final
-hidden state (its "feature") at the position before, after EAGLE (Li et al. 2024, §4.1); where the target has not been
-yet, its own output takes the feature's place.
+Two kinds in one module. A plain drafter reads tokens. A conditioned drafter reads each token together with the target's
+final hidden state ("feature") at the previous position, as in EAGLE (Li et al. 2024, §4.1). Where the target has not
+computed that position yet, the drafter's own output replaces the feature.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from jaxspec.models.llama import Rope, blocks
 
 
 class DraftDecoder(nnx.Module):
-    """`config` is the target's with fewer layers. Weights: `jaxspec.models.load`'s names, and
+    """A draft model. `config` is the target's with fewer layers. Weights as in `jaxspec.models.load`, and
 
-    fuse [2 * hidden, hidden] (conditioned drafters only): of the token's embedding and the feature before it;
-    vocab [V'] int32: the target's token of each column of `head [hidden, V']`.
+    fuse [2 * hidden, hidden] (conditioned drafters only): projects the token's embedding and the previous feature;
+    vocab [V'] int32: target token of each column of `head [hidden, V']`.
     """
 
     def __init__(self, config: DecoderConfig, weights: Mapping[str, jax.Array], product: Product = linear):
@@ -36,12 +36,13 @@ class DraftDecoder(nnx.Module):
 
     @property
     def conditioned(self) -> bool:
+        """Whether the drafter reads the target's features."""
         return self.fuse is not None
 
     def embed(self, tokens: jax.Array, features: jax.Array) -> jax.Array:
-        """`tokens [T]` int32, `features [T, hidden]` of the positions before -> `[T, hidden]`.
+        """`tokens [T]` int32, `features [T, hidden]` of the previous positions -> `[T, hidden]`.
 
-        Plain drafters leave the features unread.
+        Plain drafters ignore the features.
         """
         x = self.embedding[...].at[tokens].get(mode="clip")
         if self.fuse is None:
@@ -50,21 +51,22 @@ class DraftDecoder(nnx.Module):
         return self.product(both, self.fuse[...], self.config.hidden_size, None)
 
     def rope(self, positions: jax.Array) -> Rope:
+        """Rotary tables of `positions [T]`, see `rope_tables`."""
         return rope_tables(positions, inverse_frequencies(self.config))
 
     def finish(self, x: jax.Array) -> jax.Array:
-        """Final norm: `[T, hidden]` of the last layer -> the drafter's own features."""
+        """Final norm: `x [T, hidden]` of the last layer -> the drafter's features `[T, hidden]`."""
         return rms_norm(x, self.norm[...], self.config.norm_eps)
 
     def logits(self, features: jax.Array) -> jax.Array:
-        """`[T, hidden]` -> `[T, V']`, float32; column i stands for token `vocab[i]`."""
+        """`features [T, hidden]` -> logits `[T, V']` float32; column i is token `vocab[i]`."""
         return self.product(features, self.head[...], self.vocab.shape[0], None).astype(jnp.float32)
 
 
 def draft_forward(model: DraftDecoder, tokens: jax.Array, features: jax.Array) -> jax.Array:
-    """The drafter's features `[T, hidden]` for one sequence `tokens [T]`, without a cache (for training and tests).
+    """The drafter's features `[T, hidden]` of one sequence `tokens [T]`, without a KV cache (training, tests).
 
-    `features [T, hidden]`: the target's at positions 0 … T - 1; position p reads that of p - 1, position 0 zeros.
+    `features [T, hidden]`: the target's at positions 0 … T - 1. Position p reads the one at p - 1, position 0 zeros.
     """
     c = model.config
     positions = jnp.arange(tokens.shape[0])

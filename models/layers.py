@@ -1,4 +1,4 @@
-"""The small parts that decoders share: RMS norm, linear maps, rotary positions."""
+"""Building blocks of decoders: RMS norm, linear layers, rotary embeddings."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from jaxspec.models.config import DecoderConfig, RopeScaling
 
-#: (x [T, in], weight, width of the result, layer or None) -> [T, width]; the last two for weights that are padded or
-#: stacked over layers.
+#: Matrix product: (x [T, in], weight, out, layer index or None) -> [T, out]. `out` and the layer index are for weights
+#: that are padded or stacked over layers.
 Product = Callable[[jax.Array, jax.Array, int, jax.Array | None], jax.Array]
 
 
@@ -22,12 +22,12 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
 
 
 def linear(x: jax.Array, weight: jax.Array, width: int, layer: jax.Array | None = None) -> jax.Array:
-    """`x [T, in]` times `weight [in, out]`: XLA's own product. Others (`Product`) hold weights in other ways."""
+    """The `Product` with XLA, for plain weights: `x [T, in]` times `weight [in, out]`."""
     return x @ weight
 
 
 def inverse_frequencies(config: DecoderConfig) -> np.ndarray:
-    """Rotary inverse frequencies `[head_dim / 2]`, float32, with the model's scaling applied."""
+    """Rotary inverse frequencies `[head_dim / 2]` float32, with the model's `rope_scaling` applied."""
     dim = config.head_dim
     inv = 1.0 / config.rope_theta ** (np.arange(0, dim, 2, dtype=np.float64) / dim)
     scaling = config.rope_scaling
@@ -39,22 +39,22 @@ def inverse_frequencies(config: DecoderConfig) -> np.ndarray:
 
 
 def _llama3(inv: np.ndarray, s: RopeScaling) -> np.ndarray:
-    """Llama 3.1's rule: long wavelengths are divided by `factor`, short ones kept, those between interpolated."""
-    turns = s.original_max_position * inv / (2 * np.pi)
-    blend = np.clip((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0, 1)
+    """Llama 3.1 scaling: low frequencies are divided by `factor`, high ones kept, those in between interpolated."""
+    rotations = s.original_max_position * inv / (2 * np.pi)
+    blend = np.clip((rotations - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0, 1)
     return (1 - blend) * inv / s.factor + blend * inv
 
 
 def rope_tables(positions: jax.Array, inv: np.ndarray) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines `[T, head_dim / 2]`, float32, of `positions [T]`."""
+    """Cosines and sines `[T, head_dim / 2]` float32 for `positions [T]`."""
     angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(inv)
     return jnp.cos(angles), jnp.sin(angles)
 
 
 def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotary embedding of `x [T, heads, head_dim]`, halves paired as Hugging Face does.
+    """Apply rotary embeddings to `x [T, heads, head_dim]`, halves paired as in Hugging Face.
 
-    The halves are swapped by reversing an axis of two: XLA on CPU makes a concatenation of them a branch an element.
+    The halves are swapped by flipping an axis of size two: XLA on CPU compiles a concatenation to a branch per element.
     """
     cos, sin = (t[:, None, None, :].astype(x.dtype) for t in rope)
     halves = x.reshape(*x.shape[:-1], 2, -1)

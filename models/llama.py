@@ -1,8 +1,7 @@
-"""The LLaMA-family decoder: Llama, Mistral, Qwen2, Qwen3 and SmolLM2 by configuration.
+"""The LLaMA-family decoder: Llama, Mistral, Qwen2, Qwen3 and SmolLM2.
 
-The module holds weights and arithmetic only. How queries meet keys is the caller's business: every layer hands its
-query, new keys and new values to an `attend` function, so the same module serves the packed token-tree step and a plain
-forward pass.
+The caller supplies attention: every layer passes its queries, new keys and new values to an `attend` function. So the
+same module serves the packed token-tree step and a plain forward pass.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ Rope = tuple[jax.Array, jax.Array]
 
 
 class Block(nnx.Module):
-    """One layer, or all of them: then every weight has a leading axis of layers, and a call says which one it means.
+    """One layer, or all layers stacked: then weights have a leading layer axis, and calls pass a layer index.
 
-    The projections are fused (q|k|v and gate|up): fewer and larger products.
+    Projections are fused (q|k|v and gate|up) for fewer and larger matrix products.
     """
 
     def __init__(self, config: DecoderConfig, weights: Mapping[str, jax.Array], product: Product):
@@ -41,7 +40,7 @@ class Block(nnx.Module):
         self.down = nnx.Param(weights["down"])
 
     def __call__(self, x: jax.Array, rope: Rope, attend: Attend, layer: jax.Array | None = None) -> jax.Array:
-        """`x [T, hidden]` -> `[T, hidden]`; `layer` [] int32 if the weights are stacked."""
+        """`x [T, hidden]` -> `[T, hidden]`. `layer`: index (`[]` int32) if the weights are stacked."""
         c = self.config
 
         def vector(p: nnx.Param) -> jax.Array:
@@ -67,7 +66,7 @@ class Block(nnx.Module):
 
 
 def blocks(config: DecoderConfig, weights: Mapping[str, jax.Array], product: Product) -> nnx.List[Block]:
-    """A Block a layer from `device_weights`, a single one of all layers from `stacked_weights`."""
+    """One Block per layer from `device_weights`, one Block for all layers from `stacked_weights`."""
     prefixes = ["layers."] if "layers.qkv" in weights else [f"layers.{i}." for i in range(config.num_layers)]
     return nnx.List(
         Block(config, {k.removeprefix(p): w for k, w in weights.items() if k.startswith(p)}, product) for p in prefixes
@@ -77,8 +76,7 @@ def blocks(config: DecoderConfig, weights: Mapping[str, jax.Array], product: Pro
 class Decoder(nnx.Module):
     """Embedding, layers, final norm and head.
 
-    Weights from `device_weights` make a Block a layer, those from `stacked_weights` a single Block of all layers, with
-    the `product` that reads them.
+    `weights`: from `device_weights`, or from `stacked_weights` with a `product` that reads their layout.
     """
 
     def __init__(self, config: DecoderConfig, weights: Mapping[str, jax.Array], product: Product = linear):
@@ -93,25 +91,26 @@ class Decoder(nnx.Module):
         return self.embedding[...].at[tokens].get(mode="clip")
 
     def rope(self, positions: jax.Array) -> Rope:
+        """Rotary tables of `positions [T]`, see `rope_tables`."""
         return rope_tables(positions, inverse_frequencies(self.config))
 
     def finish(self, x: jax.Array) -> jax.Array:
-        """Final norm: `[T, hidden]` of the last layer -> the features that the head, and drafters, read."""
+        """Final norm: `x [T, hidden]` of the last layer -> features `[T, hidden]`, the input of head and drafters."""
         return rms_norm(x, self.norm[...], self.config.norm_eps)
 
     def logits(self, features: jax.Array) -> jax.Array:
-        """`features [C, hidden]` -> `[C, vocab]`, float32."""
+        """`features [C, hidden]` -> logits `[C, vocab]` float32."""
         return self.product(features, self.head[...], self.config.vocab_size, None).astype(jnp.float32)
 
 
 def window_of(config: DecoderConfig, layer: int) -> int | None:
-    """The sliding window of a layer in positions, or None."""
+    """Sliding window of a layer in positions, or None."""
     windowed = not config.windowed_layers or layer in config.windowed_layers
     return config.sliding_window if windowed else None
 
 
 def device_weights(config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> dict[str, jax.Array]:
-    """Put weights on the device as `[in, out]`, with a head of its own where the embedding is tied."""
+    """Put weights on the device, matrices `[in, out]`; a tied embedding is copied to the head."""
     out = {name: jnp.asarray(w, dtype) for name, w in weights.items()}
     if config.tie_embeddings:
         out["head"] = out["embed"].T.copy()
@@ -119,14 +118,14 @@ def device_weights(config: DecoderConfig, weights: Mapping[str, np.ndarray], dty
 
 
 def head_of(config: DecoderConfig, weights: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The head `[hidden, vocab]`, the embedding's transpose where they are tied."""
+    """The head `[hidden, vocab]`: the transposed embedding if they are tied."""
     return weights["embed"].T if config.tie_embeddings else weights["head"]
 
 
 def stacked_weights(
     config: DecoderConfig, weights: Mapping[str, np.ndarray], pack: Callable[[Sequence[np.ndarray]], np.ndarray]
 ) -> dict[str, jax.Array]:
-    """Put weights on the device stacked over layers, as `layers.<part>`; `pack` lays out one matrix a layer."""
+    """Put weights on the device, stacked over layers as `layers.<part>`; `pack` stacks the layers' matrices."""
     out = {name: jnp.asarray(weights[name], "float32") for name in ("embed", "norm")}
     out["head"] = jax.device_put(pack([np.asarray(head_of(config, weights), np.float32)]))
     for part in sorted({name.rsplit(".", 1)[1] for name in weights if name.startswith("layers.")}):
@@ -136,19 +135,19 @@ def stacked_weights(
 
 
 def forward(model: Decoder, tokens: jax.Array) -> jax.Array:
-    """Logits `[T, vocab]` of one sequence `tokens [T]`, without a cache: the plain decode that the step must equal."""
+    """Logits `[T, vocab]` of one sequence `tokens [T]` without a KV cache: the reference for the step."""
     return model.logits(forward_features(model, tokens))
 
 
 def forward_features(model: Decoder, tokens: jax.Array) -> jax.Array:
-    """The same before the head: `[T, hidden]`."""
+    """Features `[T, hidden]` (input of the head) of one sequence `tokens [T]`, without a KV cache."""
     c = model.config
     positions = jnp.arange(tokens.shape[0])
     rope, x = model.rope(positions), model.embed(tokens)
-    back = positions[:, None] - positions[None, :]
+    distance = positions[:, None] - positions[None, :]
     for i, layer in enumerate(model.layers):
         window = window_of(c, i)
-        mask = (back >= 0) if window is None else (back >= 0) & (back < window)
+        mask = (distance >= 0) if window is None else (distance >= 0) & (distance < window)
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array = mask) -> jax.Array:
             groups = c.num_heads // c.num_kv_heads

@@ -1,4 +1,4 @@
-"""Which latency targets can be promised: what the engine could reach at all, and what it can beside its promises."""
+"""Admission control by latency SLO: which SLOs are possible at all, and which can be met with the present load."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
 from jaxspec.sched.timing import StepTimes
 
-#: Share of a target that may be planned for. The rest is for what is not foreseen, above all prompts in the steps.
+#: Share of an SLO that admission plans with. The rest covers what it does not foresee, above all prefill.
 MARGIN = 0.9
-#: Measured times vary: only less than this share of them is called impossible.
+#: Measured times vary: an SLO is impossible only below this share of them.
 _POSSIBLE = 0.5
 
 
 class SloRefused(RuntimeError):
-    """A target that could not be kept beside those promised already; try again later."""
+    """The SLO cannot be met together with those already admitted; try again later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """Means over what an engine has done: tokens that a verification gave, its draft tokens, and the seconds of a step
-    for drafting and swapping."""
+    """Means over an engine's steps so far: tokens per verification (`gain`), draft tokens per verification, and seconds
+    per step for drafting and swapping (`overhead`)."""
 
     gain: float = 1.0
     drafts: float = 0.0
@@ -31,54 +31,54 @@ class Experience:
 
 
 def least(times: StepTimes, levels: int, prompt_tokens: int) -> Slo:
-    """The tightest targets that a request may hope for with the engine to itself.
+    """The tightest SLO a request can get on an otherwise idle engine.
 
-    Half of the measured times: of a step of one token, with all of `levels` draft tokens accepted (0: none are
-    drafted), and of computing the prompt's tokens, as far as they are not cached.
+    Half of the measured times of a step of one token with all of `levels` draft tokens accepted (0: no drafts), and of
+    computing `prompt_tokens`, the uncached tokens of the prompt.
     """
     return Slo(_POSSIBLE * times.of(1) / (1 + levels), _POSSIBLE * times.of(prompt_tokens))
 
 
 class SloAdmission:
-    """The targets for the time per output token (TPOT) that are being kept, and whether one more can be.
+    """Keeps the TPOT SLOs of admitted requests and decides whether one more can be met.
 
-    Let t be the tightest of the targets t_i, the new one's included, and g the tokens that a verification gives. With
-    steps of g·t seconds, request i is at its target if it is in a share t / t_i of them; where nobody ever rests
-    (`paced` false), it is in all. So such a step holds n = Σ t / t_i requests, and they can be kept if it is so fast:
+    Let t be the tightest of the TPOTs t_i, the new one included, and g the tokens per verification. With steps of g·t
+    seconds, request i meets its TPOT if it takes part in a share t / t_i of them; without throttling (`paced` false) it
+    takes part in all. So a step holds n = Σ t / t_i requests, and all SLOs can be met if
 
         overhead + step(⌈n⌉) ≤ 0.9 t                      without drafts, or
-        overhead + step(⌈n (1 + drafts)⌉) ≤ 0.9 g t       with as many draft tokens a verification as gave g
+        overhead + step(⌈n (1 + drafts)⌉) ≤ 0.9 g t       with as many draft tokens per verification as gave g.
 
-    Conservative: everyone is taken to decode from now on, although some only wait yet or are ahead of their targets,
-    and loads are rounded up. Not conservative: all was measured under another load, long prompts and requests without a
-    target (which are let in always, and rest only where `paced`) take more of the steps than the margin, and there may
-    be no KV pages. So the promise is kept mostly, not always.
+    Conservative: all requests count as decoding from now on, although some still wait or have slack, and loads are
+    rounded up. Optimistic: the means were measured under another load; long prompts and requests without an SLO (always
+    admitted, throttled only if `paced`) may take more than the margin; pages may run out. So SLOs of admitted requests
+    are met mostly, not always.
 
-    A target for the first token (TTFT) is promised if a seat is free, and the step under way and then everything that
-    is known and not computed (prompts ahead, one token of each that decodes, the new prompt) take at most 0.9 of it, at
-    the pace of full steps where it is more than one. Conservative: some of it may be cached. Not conservative: an order
-    other than fcfs may let later requests go first.
+    A TTFT is accepted if a slot is free and the step under way plus everything known and not computed (prompts ahead,
+    one token per decoding request, the new prompt) take at most 0.9 of it; if that exceeds one step, at the speed of
+    full steps. Conservative: part of it may be cached. Optimistic: an order other than fcfs may let later requests go
+    first.
 
-    Not thread-safe; the engine calls it under its lock.
+    Not thread-safe: the engine calls it under its lock.
     """
 
     def __init__(self, times: StepTimes, *, strict: bool, paced: bool, max_num_seqs: int) -> None:
-        """`max_num_seqs`: requests that may run at once. Unless `strict`, nothing is refused, and nothing kept."""
+        """`max_num_seqs`: requests that may run at once. Unless `strict`, every request is admitted."""
         self._times, self._strict, self._paced, self._max_num_seqs = times, strict, paced, max_num_seqs
         self._tpot: dict[str, float] = {}
         #: Requests refused so far.
         self.refused = 0
 
     def __len__(self) -> int:
-        """TPOT targets that are being kept."""
+        """Admitted requests with a TPOT."""
         return len(self._tpot)
 
     def admit(
         self, request: Request, prompt_tokens: int, others: Iterable[Request], seen: Experience = Experience()
     ) -> None:
-        """Promise a new request its targets, until `release`. Raises `SloRefused`, and then nothing is promised.
+        """Admit a request; its SLO counts until `release`. Raises `SloRefused`.
 
-        `prompt_tokens`: those of its prompt to be computed; `others`: all that wait or run.
+        `prompt_tokens`: uncached tokens of its prompt; `others`: all waiting and running requests.
         """
         if not self._strict or not request.slo:
             return
@@ -91,21 +91,21 @@ class SloAdmission:
             self._tpot[request.id] = slo.tpot
 
     def release(self, request_id: str) -> None:
-        """The request has ended, in whatever way. Unknown ids are ignored."""
+        """The request has ended. Unknown ids are ignored."""
         self._tpot.pop(request_id, None)
 
     def _too_slow(self, tpot: float | None, seen: Experience) -> str | None:
         if tpot is None:
             return None
-        targets = [*self._tpot.values(), tpot]
-        tightest = min(targets)
-        load = sum(tightest / t for t in targets) if self._paced else len(targets)
+        tpots = [*self._tpot.values(), tpot]
+        tightest = min(tpots)
+        load = sum(tightest / t for t in tpots) if self._paced else len(tpots)
         plain, drafted = (self._step(ceil(load * (1 + k) - 1e-9), seen) for k in (0.0, seen.drafts))
         if plain <= MARGIN * tightest or drafted <= MARGIN * tightest * seen.gain:
             return None
         return (
-            f"slo.tpot_ms: {_ms(tpot)} cannot be kept beside {len(self)} requests with such a target: a step for "
-            f"all takes about {_ms(plain)} ms, and may take {_ms(MARGIN * tightest)} ms"
+            f"slo.tpot_ms: {_ms(tpot)} cannot be met together with {len(self)} requests that have a TPOT SLO: a step "
+            f"for all takes about {_ms(plain)} ms and may take {_ms(MARGIN * tightest)} ms"
         )
 
     def _too_late(
@@ -115,14 +115,14 @@ class SloAdmission:
             return None
         others = list(others)
         if len(others) >= self._max_num_seqs:
-            return f"slo.ttft_ms: {_ms(ttft)} cannot be promised while all {self._max_num_seqs} running slots are taken"
+            return f"slo.ttft_ms: {_ms(ttft)} cannot be met while all {self._max_num_seqs} slots are taken"
         decoding, ahead = sum(r.decoding for r in others), sum(r.remaining_known for r in others)
         seconds = (self._step(decoding, seen) if decoding else 0.0) + self._step(ahead + prompt_tokens, seen)
         if seconds <= MARGIN * ttft:
             return None
         return (
-            f"slo.ttft_ms: {_ms(ttft)} cannot be kept: {ahead} tokens are to be computed before the prompt's "
-            f"{prompt_tokens}, which takes about {_ms(seconds)} ms, and may take {_ms(MARGIN * ttft)} ms"
+            f"slo.ttft_ms: {_ms(ttft)} cannot be met: {ahead} tokens are to be computed before the prompt's "
+            f"{prompt_tokens}, which takes about {_ms(seconds)} ms and may take {_ms(MARGIN * ttft)} ms"
         )
 
     def _step(self, tokens: int, seen: Experience) -> float:

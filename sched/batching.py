@@ -1,4 +1,4 @@
-"""When waiting requests are let in: SSJF §3.2's three modes."""
+"""When waiting requests are admitted: the three modes of SSJF §3.2."""
 
 from __future__ import annotations
 
@@ -8,28 +8,30 @@ from jaxspec.sched.config import PolicyConfig
 
 
 class Batching(Protocol):
-    """Asked before each admission, told of each."""
+    """Decides before each admission, and is informed of each."""
 
-    #: Requests that run at once.
+    #: Most requests that run at once.
     size: int
 
     def free_slots(self, running: int, waiting: int, oldest: float | None, now: float) -> int:
-        """How many may be let in now; `oldest` is when the longest wait began."""
+        """How many requests may be admitted now; `oldest` is when the longest wait began."""
         ...
 
-    def admitted(self) -> None: ...
+    def admitted(self) -> None:
+        """A request was admitted."""
+        ...
 
     def sent_back(self) -> None:
-        """A running request lost its pages and waits again."""
+        """A running request was preempted and waits again."""
         ...
 
     def wake(self, running: int, oldest: float | None) -> float | None:
-        """When requests may be let in although nothing happens until then; None: not before something does."""
+        """When requests may be admitted even if nothing happens until then; None: only after another event."""
         ...
 
 
 class Continuous:
-    """Whoever ends is replaced in the next step. With a size of 1: no batching, one request after the other."""
+    """A finished request is replaced in the next step. A size of 1 means no batching."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -48,18 +50,18 @@ class Continuous:
 
 
 class Dynamic:
-    """A batch starts when `size` requests wait, or one has waited for `timeout` seconds, and runs to its end.
+    """A batch starts when `size` requests wait, or one has waited `timeout` seconds, and runs until all have finished.
 
-    A batch's seats are given out once: nobody takes the place of a request that ends early. Requests that the step's
-    token budget or the memory does not let in at once come in as soon as it does.
+    Each slot of a batch is used once: a request that finishes early is not replaced. Requests of the batch that do not
+    fit the token budget or the KV pool at once are admitted as soon as they do.
     """
 
     def __init__(self, size: int, timeout: float) -> None:
         self.size, self.timeout = size, timeout
-        self._left = 0  # seats of the batch that nobody has taken yet
+        self._left = 0  # slots of the batch not used yet
 
     def free_slots(self, running: int, waiting: int, oldest: float | None, now: float) -> int:
-        self._left = min(self._left, waiting)  # whoever was to take one may have been cancelled
+        self._left = min(self._left, waiting)  # waiting requests may have been cancelled
         ended = not (running or self._left)
         if ended and oldest is not None and (waiting >= self.size or now >= oldest + self.timeout):
             self._left = min(self.size, waiting)
@@ -76,7 +78,7 @@ class Dynamic:
 
 
 def build(policy: PolicyConfig, max_num_seqs: int) -> Batching:
-    """The batching that the configuration names, for at most `max_num_seqs` requests."""
+    """The batching mode for `policy.batching`, with at most `max_num_seqs` requests."""
     match policy.batching:
         case "none":
             return Continuous(1)

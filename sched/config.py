@@ -1,4 +1,4 @@
-"""The settings of the scheduler: one policy for each slot, and the limits of the engine."""
+"""Scheduler settings: `PolicyConfig` selects the policies, `SchedulerConfig` adds the limits of one engine."""
 
 from __future__ import annotations
 
@@ -16,179 +16,214 @@ if TYPE_CHECKING:
 
 
 class Section(BaseModel):
-    """Settings of one choice; unknown names are refused."""
+    """Settings of one policy, as a nested mapping. Immutable; unknown names are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class PrioritySettings(Section):
-    #: Whether a waiting request of higher priority takes a running one's place. Never on a tie.
+    """`order: priority`: static priorities."""
+
+    #: Whether a waiting request preempts a running request with lower priority. Ties never preempt.
     preemptive: bool = True
 
 
 class PairwiseSettings(Section):
-    #: Chance that the comparator is wrong about two requests; the same two always get the same answer.
+    """`order: pairwise`: shortest job first by comparing requests two at a time (SSJF §3.1)."""
+
+    #: Fraction of pairs that the comparator gets wrong. Comparing the same pair again gives the same result.
     error_rate: float = Field(default=0.0, ge=0, le=1)
 
 
 class LasSettings(Section):
-    #: Attained service is compared in whole quanta: the least time between two switches. 0: exactly.
+    """`order: las`: least attained service, a baseline of LAPS-SD (§3)."""
+
+    #: Attained service is rounded down to multiples of this many ms, so that requests do not alternate at every step.
+    #: 0: no rounding.
     quantum_ms: float = Field(default=100.0, ge=0)
 
 
 class LapsSdSettings(Section):
-    """LAPS-SD §4; the paper's symbols in brackets."""
+    """`order: laps_sd`: least attained, then least perceived service (LAPS-SD §4). Brackets: the paper's symbols."""
 
-    #: Priority queues (K).
+    #: Number of priority queues (K).
     queues: int = Field(default=4, ge=1, le=64)
-    #: How many times as much service each queue holds as the one above it (M).
+    #: Upper service bound of a queue relative to that of the queue above it (M).
     growth: float = Field(default=2.0, gt=1, le=100)
-    #: Most attained service of a request in the first queue (S_up of queue 1).
+    #: Attained service, in ms, up to which a request stays in the first queue (S_up of queue 1).
     first_threshold_ms: PositiveFloat = 500.0
-    #: Rounds over which the acceptance rate must be stable (γ), and by how much less than this it may vary (δ).
+    #: Steps over which the acceptance rate of a request must be stable (γ).
     window: int = Field(default=5, ge=2)
+    #: The acceptance rate is stable if it varies by less than this within the window (δ).
     tolerance: PositiveFloat = 0.05
-    #: Tokens drafted a round (n); unset: the mean of what was drafted for the request.
+    #: Draft tokens per step (n) in the estimate of execution time. None: the request's own mean.
     draft_tokens: NonNegativeFloat | None = None
-    #: Time to draft a token (T_ssm) and to verify a round's (T_llm); unset: learned from the rounds.
+    #: Time to draft one token, in ms (T_ssm). None: fitted to the observed steps.
     draft_token_ms: NonNegativeFloat | None = None
+    #: Time of a step without its drafting, in ms (T_llm). None: fitted to the observed steps.
     verify_ms: PositiveFloat | None = None
-    #: "oracle": the acceptance rate is known at arrival where the request tells it: what full knowledge would give.
+    #: observed: the acceptance rate is measured. oracle: it is known at arrival if the request states it, as in the
+    #: simulator; needs draft_tokens, draft_token_ms and verify_ms.
     acceptance: Literal["observed", "oracle"] = "observed"
-    #: Where requests stand whose rate is not stable yet: first come, first served among themselves, as in the paper, or
-    #: with the others, as if they went at a typical pace.
+    #: Position of requests without a stable acceptance rate. fcfs: last in their queue, in order of arrival, as in the
+    #: paper. typical: there is one queue, shortest estimated time first, and they are assumed to run at the mean speed
+    #: of the requests with a stable rate.
     unknown: Literal["fcfs", "typical"] = "fcfs"
 
     @model_validator(mode="after")
-    def _an_oracle_needs_costs(self) -> Self:
-        unknown = [n for n in ("draft_tokens", "draft_token_ms", "verify_ms") if getattr(self, n) is None]
-        if self.acceptance == "oracle" and unknown:
-            raise ValueError(f"acceptance: oracle reckons before any round has been seen, so set {', '.join(unknown)}")
+    def _check_oracle(self) -> Self:
+        missing = [n for n in ("draft_tokens", "draft_token_ms", "verify_ms") if getattr(self, n) is None]
+        if self.acceptance == "oracle" and missing:
+            raise ValueError(f"acceptance: oracle has no observed steps to fit, so set {', '.join(missing)}")
         return self
 
 
 class AliseSettings(Section):
-    """ALISE §3.1: queues by estimated remaining execution time. Its aging is `aging_ms`."""
+    """`order: alise`: priority queues by estimated remaining execution time (ALISE §3.1). Its aging is `aging_ms`."""
 
-    #: Priority queues.
+    #: Number of priority queues.
     queues: int = Field(default=16, ge=1, le=64)
-    #: Most remaining time of a request in the first queue.
+    #: Longest estimated remaining time, in ms, of requests in the first queue.
     first_threshold_ms: PositiveFloat = 500.0
-    #: How many times as much remaining time each queue holds as the one above it.
+    #: Upper time bound of a queue relative to that of the queue above it.
     growth: float = Field(default=1.5, gt=1, le=100)
 
 
-#: A microsecond is less than any step takes, and far from where a division gives 0.
+#: A latency in ms. 1 µs is below any step time, yet large enough that dividing by it never overflows.
 Milliseconds = Annotated[float, Field(ge=0.001, allow_inf_nan=False)]
 
 
 class LatencySlo(Section):
-    """Latency targets of a request."""
+    """The SLO of a request or of a category of requests."""
 
-    #: Mean time per output token after the first.
+    #: Mean time per output token after the first (TPOT), in ms. None: no TPOT SLO.
     tpot_ms: Milliseconds | None = None
-    #: Time to first token.
+    #: Time to first token (TTFT), in ms. None: no TTFT SLO.
     ttft_ms: Milliseconds | None = None
 
     @property
     def slo(self) -> Slo:
+        """The same in seconds."""
         return Slo(*(None if ms is None else ms / 1000 for ms in (self.tpot_ms, self.ttft_ms)))
 
 
 class SloSettings(LatencySlo):
-    """Targets of requests that name none, and what becomes of targets that cannot be met."""
+    """The default SLO of requests that state none, SLO categories, and admission control."""
 
-    #: Targets by a name that requests give instead of their own.
-    categories: dict[str, LatencySlo] = Field(default_factory=dict)
-    #: strict: a request whose target cannot be met without breaking others' is refused.
+    #: SLOs by category name. A request may state a category instead of latencies.
+    categories: dict[str, LatencySlo] = Field(default_factory=dict[str, LatencySlo])
+    #: best_effort: every request is admitted. strict: a request is refused if its SLO cannot be met without breaking
+    #: those of admitted requests. Mostly useful with a `pace`.
     admission: Literal["best_effort", "strict"] = "best_effort"
 
 
 class RetrievalSettings(Section):
-    """ALISE §3.1: answers to similar prompts say how long this one will be."""
+    """`predictor: retrieval`: output lengths of similar prompts (ALISE §3.1, Algorithm 1)."""
 
-    #: Most neighbours that are asked.
+    #: Maximum number of similar prompts whose output lengths are averaged, weighted by similarity.
     k: int = Field(default=8, ge=1, le=256)
-    #: Least similarity (cosine) of a neighbour; where nobody is so near, the proxy predicts.
+    #: Minimum cosine similarity of their embeddings. If no prompt reaches it, the proxy predicts.
     threshold: float = Field(default=0.9, gt=0, le=1)
-    #: Most answers remembered; then those that were least recently put in or found make room.
+    #: Maximum number of lengths stored, about 1.5 KB each. A full index evicts the least recently stored or found.
     capacity: int = Field(default=10_000, ge=1, le=1_000_000)
-    #: The file that they are kept in; unset: one for each model and encoder in the cache folder, "": none.
+    #: File that keeps them across restarts. None: one file per model and encoder in the cache folder. "": none.
     path: str | None = None
 
 
 class EpsilonGreedySettings(Section):
-    #: Chance that a request explores in a slot (ε).
+    """`draft_choice: epsilon_greedy`: the ε-greedy baseline of SPIN (§VI-B2)."""
+
+    #: Probability that a request gets a random drafter in a step (ε).
     epsilon: float = Field(default=0.2, ge=0, le=1)
 
 
 class LbssSettings(Section):
-    """SPIN §IV-B; the paper's symbols in brackets."""
+    """`draft_choice: lbss`: bandit that learns each request's drafter (SPIN §IV-B). Brackets: the paper's symbols."""
 
-    #: Slots of each epoch in which random drafters are tried (α), and how many in a row are one drafter's (β).
+    #: Steps of each epoch in which random drafters are tried (α).
     exploration: PositiveInt = 2
+    #: Consecutive exploration steps with the same drafter (β), at most `exploration`.
     chunk: PositiveInt = 2
-    #: What a second spent on changing the drafter counts, in seconds of drafting (λ).
+    #: Weight of the time lost by switching drafters, relative to drafting time (λ). 0: switching is free.
     switch_weight: NonNegativeFloat = 1.0
-    #: Whether a request starts from what similar ones did on each drafter, and how many slots of its own that counts.
+    #: Whether new requests start from the results of requests with prompts of similar length.
     prior: bool = True
+    #: Weight of these results, in steps of the request's own.
     prior_slots: NonNegativeFloat = 16.0
-    #: Where that says something of every drafter, the epoch in whose exploitation requests begin.
+    #: Once these results cover every drafter, a new request skips exploration and starts with the exploitation phase of
+    #: this epoch k, which has 2^k steps.
     prior_epoch: int = Field(default=4, ge=1, le=32)
 
     @model_validator(mode="after")
-    def _a_chunk_is_part_of_an_exploration(self) -> Self:
+    def _check_chunk(self) -> Self:
         if self.chunk > self.exploration:
             raise ValueError(f"chunk ({self.chunk}) is longer than exploration ({self.exploration})")
         return self
 
 
 class PolicyConfig(BaseModel):
-    """One choice for each slot of the scheduler, with its parameters."""
+    """One policy for each slot of the scheduler, with its parameters."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    #: Who goes first.
+    #: Which request goes first. fcfs: first come, first served. sjf: shortest predicted output (SSJF). pairwise:
+    #: shortest output by pairwise comparison. priority: smallest `priority` field. las: least attained service.
+    #: laps_sd: least attained, then least perceived service. alise: shortest remaining time, in queues. The last three
+    #: preempt, and so does priority by default.
     order: Literal["fcfs", "sjf", "pairwise", "priority", "las", "laps_sd", "alise"] = "fcfs"
-    #: Who says how many tokens a request will write. The oracles need its true length, or else take its max_tokens;
-    #: proxy and retrieval read its prompt, and tell when it may be running already; auto: proxy, where one comes with
-    #: the package for the model or is named, else none.
+    #: Source of output lengths, for sjf, laps_sd, alise, `pace: deadline` and swapping. none: max_tokens. oracle: the
+    #: true length where the caller states it, else max_tokens. noisy_oracle: that with a random error. proxy: an
+    #: encoder that reads the prompt (SSJF). retrieval: lengths of similar prompts, else the proxy (ALISE). auto: proxy
+    #: if `predictor_model` is set or the package has one for the model, else none. proxy and retrieval run next to the
+    #: engine, so a request may run before it is predicted.
     predictor: Literal["none", "auto", "oracle", "noisy_oracle", "proxy", "retrieval"] = "none"
-    #: noisy_oracle: σ of its log-normal error. 0.5: two of three predictions are within a factor of 1.65.
+    #: σ of the log-normal error of noisy_oracle. With 0.5, two of three predictions are within a factor of 1.65.
     predictor_noise: float = Field(default=0.5, ge=0)
-    #: proxy, retrieval, auto: name or file of a trained predictor; unset: the one that comes with the package for the
-    #: model.
+    #: Trained predictor of proxy, retrieval and auto: a name or a file. None: the one in the package for the model.
     predictor_model: str | None = Field(default=None, min_length=1)
+    #: Settings of `predictor: retrieval`.
     retrieval: RetrievalSettings = RetrievalSettings()
-    #: Seeds whatever a policy draws at random.
+    #: Seed of policies that draw at random: noisy_oracle, pairwise, epsilon_greedy, lbss.
     policy_seed: int = 0
-    #: continuous: whoever ends is replaced in the next step; dynamic: a batch runs to its end; none: one at a time.
+    #: When waiting requests are admitted (SSJF §3.2). continuous: in every step, to free slots. dynamic: in batches,
+    #: each of which runs until all its requests have finished. none: one request at a time.
     batching: Literal["continuous", "dynamic", "none"] = "continuous"
-    #: dynamic: requests of a batch, and how long it waits for them to come. At most max_num_seqs run in any case.
+    #: dynamic: requests in a batch; max_num_seqs if that is smaller.
     max_batch_size: PositiveInt = 8
+    #: dynamic: a batch that is not full starts when a request has waited this long, in ms.
     batch_wait_timeout_ms: float = Field(default=50.0, ge=0)
-    #: Whether prompts are computed beside those that decode, in what a step has left, or before all else.
+    #: mixed: chunked prefill uses the tokens that decoding requests leave of a step. first: nothing decodes while
+    #: prompts are computed.
     prefill: Literal["mixed", "first"] = "mixed"
-    #: Who decodes in a step while some have a TPOT target. none: all. fcfs, stta: as many as keep a step within the
-    #: tightest target, by arrival or those nearest to missing theirs. deadline: as stta, by what they have got ahead.
+    #: Which requests decode in a step while some have a TPOT SLO; the others are throttled. none: all decode. fcfs,
+    #: stta: as many as fit in a step no longer than the tightest TPOT SLO, by arrival or by least slack (baselines of
+    #: AdaServe, §6.3). deadline: as stta, but a step may take as long as the least slack.
     pace: Literal["none", "fcfs", "stta", "deadline"] = "none"
-    #: With a pace: how long the prompts of requests without a TTFT target wait for those who decode.
+    #: With a pace: how long, in ms, prompts without a TTFT SLO may wait for decoding requests.
     prompt_patience_ms: float = Field(default=5000.0, ge=0)
+    #: SLOs and admission control.
     slo: SloSettings = SloSettings()
-    #: A request that has waited so long goes before all that have not; unset: no aging.
+    #: With any order: a request that has waited this long, in ms, since it arrived or last ran goes first and is no
+    #: longer preemptible. None: no aging.
     aging_ms: PositiveFloat | None = None
+    #: Settings of `order: priority`.
     priority: PrioritySettings = PrioritySettings()
+    #: Settings of `order: pairwise`.
     pairwise: PairwiseSettings = PairwiseSettings()
+    #: Settings of `order: las`.
     las: LasSettings = LasSettings()
+    #: Settings of `order: laps_sd`.
     laps_sd: LapsSdSettings = LapsSdSettings()
+    #: Settings of `order: alise`.
     alise: AliseSettings = AliseSettings()
-    #: What becomes of KV for which there is no room. defer: nobody is let in who might need another's pages. recompute:
-    #: it is given up and computed anew later. swap: it is moved to the host ahead of need and back ahead of its turn,
-    #: and given up where the host is full. auto: whichever is faster by measured costs; without host pages, recompute.
+    #: What happens to KV that does not fit in the pool. defer: a request is admitted only when there are pages for all
+    #: its tokens, so it never loses any. recompute: it is freed and computed again later. swap: it moves to host memory
+    #: ahead of need and back before its request runs; if the host is full, recompute. auto: whichever of swap and
+    #: recompute is estimated to be faster for the request; without host memory, recompute.
     memory: Literal["auto", "defer", "recompute", "swap"] = "auto"
 
     @model_validator(mode="after")
-    def _batches_run_to_their_end(self) -> Self:
+    def _check_batching(self) -> Self:
         preempts = self.order in ("las", "laps_sd", "alise") or (self.order == "priority" and self.priority.preemptive)
         if self.batching == "dynamic" and preempts:
             raise ValueError(f"batching: dynamic runs a batch to its end, but order: {self.order} preempts")
@@ -197,28 +232,33 @@ class PolicyConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Limits of one step (requests, tokens, logit slots), of one request and of the queue. Raises `ValueError`.
+    """Policy, limits and measured costs of one scheduler. Raises `ValueError` if a limit is out of range.
 
-    A step has at least one token and one logit slot for each request it may run: that is what lets every decoding
-    request advance in every step while the oldest prefill still moves. `max_queued_requests=None`: no limit.
+    A step has at least one token and one logit row per running request. So every decoding request can advance in every
+    step while the oldest prefill progresses.
     """
 
+    #: Requests that run at once.
     max_num_seqs: int
+    #: Token budget of a step, at least max_num_seqs.
     max_num_batched_tokens: int
+    #: Prompt and output tokens of a request.
     max_model_len: int
+    #: Requests that may wait. None: no limit.
     max_queued_requests: int | None
+    #: Logit rows of a step, at least max_num_seqs.
     max_logit_rows: int
     policy: PolicyConfig = field(default_factory=PolicyConfig)
-    #: Host pages that KV may be swapped to, of the size of the pool's; 0: nothing is swapped.
+    #: Host pages that KV can be swapped to, as large as those of the pool. 0: no swapping.
     host_pages: int = 0
-    #: Whether KV comes back from the host as it was. If not, it is not offered to other requests' prefixes.
+    #: Whether swapping preserves KV exactly. If not, a request that was swapped adds nothing to the prefix cache.
     exact_swap: bool = True
-    #: What swapping and computing anew take; None: not known, then what fits the host is swapped.
+    #: Costs of swapping and recomputing. None: unknown; then KV is swapped whenever it fits on the host.
     costs: SwapCosts | None = None
-    #: Pages that a plan moves ahead of need, each way, unless one request has more: what a step can bear beside its own
-    #: work. None: any number.
+    #: Maximum number of pages that one plan moves ahead of need in each direction, so that transfers do not delay the
+    #: step; a single request may exceed it. None: no limit.
     swap_pages: int | None = None
-    #: What steps take; None: not known, then there is no pace.
+    #: Step times. None: unknown; then `pace` must be none.
     times: StepTimes | None = None
 
     def __post_init__(self) -> None:
@@ -234,12 +274,12 @@ class SchedulerConfig:
             raise ValueError(f"max_queued_requests must not be negative, got {self.max_queued_requests}")
 
     def check(self, request: Request, pool: PagePool) -> None:
-        """Raise `ValueError` if a new request could never run to its end."""
-        longest = request.prompt_len + request.max_tokens
+        """Raise `ValueError` if a new request could never finish within the limits."""
+        total = request.prompt_len + request.max_tokens
         if request.prompt_len < 1 or request.prompt_len != len(request.tokens) or request.max_tokens < 1:
-            raise ValueError("a request starts with a prompt of at least one token and asks for at least one more")
-        if longest > self.max_model_len:
-            raise ValueError(f"prompt and max_tokens are {longest} tokens, the limit is {self.max_model_len}")
-        if pool.pages_for(longest) > pool.num_pages:
-            room = pool.num_pages * pool.page_size
-            raise ValueError(f"prompt and max_tokens are {longest} tokens, the KV pool holds {room}")
+            raise ValueError("a new request needs a prompt of at least one token, no output, and max_tokens >= 1")
+        if total > self.max_model_len:
+            raise ValueError(f"prompt and max_tokens are {total} tokens, the limit is {self.max_model_len}")
+        if pool.pages_for(total) > pool.num_pages:
+            capacity = pool.num_pages * pool.page_size
+            raise ValueError(f"prompt and max_tokens are {total} tokens, the KV pool holds {capacity}")

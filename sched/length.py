@@ -1,4 +1,4 @@
-"""Length oracles: output lengths for benchmarks and simulators, and how a prediction is corrected."""
+"""Length oracles (true output lengths, for benchmarks and the simulator), and the correction of predictions."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ __all__ = ["LengthOracle", "NoisyOracle", "Nothing", "Oracle", "build", "check",
 
 class LengthOracle(Protocol):
     def predict(self, request: Request) -> float | None:
-        """Output tokens of a request that has just arrived; None if it is not known, or not yet."""
+        """Output tokens of a request that has just arrived; None if unknown."""
         ...
 
 
 class Nothing:
-    """Predicts nothing; somebody else may (`Scheduler.predicted`)."""
+    """Predicts nothing. A length predictor may report lengths later (`Scheduler.predicted`)."""
 
     def predict(self, request: Request) -> float | None:
         return None
 
 
 def check(predicted: float) -> None:
-    """Raise `ValueError` unless this may be a length."""
+    """Raises `ValueError` unless the length is positive."""
     if not predicted > 0:
         raise ValueError(f"a predicted length is a positive number of tokens, not {predicted}")
 
 
 def corrected(predicted: float, request: Request) -> float:
-    """A prediction doubled until the request has not outlived it; never more than it may write."""
+    """The prediction, doubled until it exceeds the request's output length; at most max_tokens (ALISE §3.1)."""
     while predicted <= request.output_len:
         predicted *= 2
     return min(predicted, request.max_tokens)
 
 
 def build(policy: PolicyConfig) -> LengthOracle:
-    """The predictor that the configuration names."""
+    """The length oracle for `policy.predictor`."""
     match policy.predictor:
-        case "none" | "auto" | "proxy" | "retrieval":  # the last three read texts, which the scheduler does not know
+        case "none" | "auto" | "proxy" | "retrieval":  # the last three read the prompt's text, outside the scheduler
             return Nothing()
         case "oracle":
             return Oracle()
@@ -50,17 +50,19 @@ def build(policy: PolicyConfig) -> LengthOracle:
 
 
 def true_len(request: Request) -> int:
-    """Output tokens where somebody told them, else the most the request may write: true where it ignores EOS."""
+    """The request's true output length; if unknown, max_tokens, which is right for requests that ignore EOS."""
     return request.max_tokens if request.true_len is None else request.true_len
 
 
 class Oracle:
+    """Predicts the true length."""
+
     def predict(self, request: Request) -> float | None:
         return float(true_len(request))
 
 
 class NoisyOracle:
-    """The true length times a log-normal error of parameter `sigma`, within what the request may write."""
+    """The true length times a log-normal error with parameter `sigma`, between 1 and max_tokens."""
 
     def __init__(self, sigma: float, random: Random) -> None:
         self._sigma, self._random = sigma, random

@@ -1,4 +1,4 @@
-"""Who decodes in a step, where all at once would make it too slow for the most urgent."""
+"""Decode throttling (`pace`): some requests skip a step so that it stays short enough for TPOT SLOs."""
 
 from __future__ import annotations
 
@@ -11,34 +11,32 @@ from jaxspec.sched.request import Request
 from jaxspec.sched.slo import slack
 from jaxspec.sched.timing import StepTimes
 
-#: Steps after which a request that was left out takes part again, whatever its target.
+#: A request is throttled for at most this many steps in a row.
 _PATIENCE = 16
-#: In every which step prompts that have waited for long go on, where drafts can bring the others back to their targets
-#: in between.
+#: While drafting, run overdue prompts only every Nth step, so drafts can catch the others up in between.
 _PROMPT_STEPS = 4
-#: A step that takes so much longer than the shortest is as short as that.
+#: Steps within this factor of the shortest count as equally short.
 _EQUAL = 1.05
-#: A request whose target asks for less than this share of the shortest step a token cannot be brought back to it.
+#: A request that needs tokens faster than this share of the shortest step will miss its TPOT anyway.
 _FASTEST = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """Requests that decode and have to rest in this step, and the most prompt tokens it may compute (None: any)."""
+    """Decoding requests (ids) that skip this step, and the most prompt tokens it may compute (None: no limit)."""
 
     throttled: frozenset[str] = frozenset()
     prompt_tokens: int | None = None
 
 
 class DecodeThrottle:
-    """Keeps steps short while there are requests with a target for the time per output token (TPOT).
+    """Keeps steps short while requests with a TPOT SLO decode.
 
-    A step may take as long as the tightest target (AdaServe §6.3, its baselines), or with `credit` as long as the most
-    urgent request has got ahead of its own. As many requests decode as fit; the others keep their seats and pages and
-    rest. `first` says who comes first; requests without a target come last, and nobody rests for long. Prompts are
-    computed in what time is left, and in any case before they have waited for longer than they may: `patience` seconds
-    where no target says how long. With `credit`, in steps that draft, only time is left that the most urgent has got
-    ahead by more than a shortest step.
+    A step may take as long as the tightest TPOT (AdaServe §6.3, its baselines), or, with `credit`, as long as the slack
+    of the most urgent request. As many requests decode as fit; the others keep slots and pages and skip the step.
+    `first` orders them; requests without an SLO come last, and none skips more than 16 steps in a row. Prompts get the
+    time that is left. A prompt that would miss its TTFT, or has waited `patience` seconds without one, runs in any
+    case. With `credit`, while drafting, prompts only get slack beyond the shortest step.
     """
 
     def __init__(
@@ -51,21 +49,23 @@ class DecodeThrottle:
     def choose(
         self, running: Sequence[Request], waiting: Request | None, now: float, drafting: bool = False
     ) -> Throttle:
-        """For a step that begins now; `waiting` is the next to be let in, `drafting` whether the step may draft."""
+        """Throttle the step that begins now. `waiting`: the next request to admit; `drafting`: the step may draft."""
         decoding = [r for r in running if r.decoding]
-        promised = [
+        with_slo = [
             r for r in decoding if r.slo.tpot is not None and not (self._credit and self._misses_anyway(r, now))
         ]
-        if not promised:
+        if not with_slo:
             self._throttled.clear()
             return Throttle()
-        longest = min(r.slo.tpot or inf for r in promised)
+        longest = min(r.slo.tpot or inf for r in with_slo)
         if self._credit:
-            longest = max(longest, min(slack(r, now) for r in promised))
-        # Where even the shortest step is too long, to rest shortens nothing as long as steps are no shorter for it.
+            longest = max(longest, min(slack(r, now) for r in with_slo))
+        # If even the shortest step is too long, throttling must not go below the size of the shortest step.
         fill = self._times.within(max(longest, _EQUAL * self._times.of(1)))
-        kept = {r.id for r in promised}
-        order = sorted(decoding, key=lambda r: (not self._tired(r), r.id not in kept, self._first(r, now), r.number))
+        urgent = {r.id for r in with_slo}
+        order = sorted(
+            decoding, key=lambda r: (not self._skipped_enough(r), r.id not in urgent, self._first(r, now), r.number)
+        )
         slots = max(1, fill)
         throttled = frozenset(r.id for r in order[slots:])
         self._throttled = {id: self._throttled.get(id, 0) + 1 for id in throttled}
@@ -76,36 +76,38 @@ class DecodeThrottle:
             self._since_prompts = 0
             return Throttle(throttled)
         if drafting:
-            # What prompts take of a step, drafts do not get, and those would bring the urgent ahead.
-            spare = min(slack(r, now) for r in promised) - self._times.of(1)
+            # Prompt tokens take the place of drafts, which would give the urgent requests slack.
+            spare = min(slack(r, now) for r in with_slo) - self._times.of(1)
             fill = self._times.within(spare)
         return Throttle(throttled, max(0, fill - min(slots, len(order))))
 
-    def _tired(self, request: Request) -> bool:
+    def _skipped_enough(self, request: Request) -> bool:
         return self._throttled.get(request.id, 0) >= _PATIENCE
 
     def _due(self, request: Request, now: float, drafting: bool) -> bool:
-        """Whether its prompt may not wait any more."""
+        """Whether its prompt must run now."""
         if request.slo.ttft is not None:
-            # The step before may be as long: one of others' prompts.
+            # Factor 2: the step before it may be as long, with prompts of other requests.
             return now + 2 * self._times.of(request.remaining_known) >= request.arrival + request.slo.ttft
         return now - request.arrival >= self._patience and (not drafting or self._since_prompts >= _PROMPT_STEPS)
 
     def _misses_anyway(self, request: Request, now: float) -> bool:
-        """Whether it will miss its target whatever is done, by its predicted length."""
+        """Whether it will miss its TPOT in any case, by its predicted length."""
         assert request.slo.tpot is not None
         left = max(1.0, request.expected_len - request.output_len)
         allowed = slack(request, now) + request.slo.tpot * (left - 1)
         return allowed / left < _FASTEST * self._times.of(1)
 
 
+def _by_arrival(request: Request, now: float) -> float:
+    return request.number
+
+
 def build(policy: PolicyConfig, times: StepTimes | None) -> DecodeThrottle | None:
-    """The pace that the configuration names; None where all decode in every step. Raises `ValueError` without times."""
+    """The throttle for `policy.pace`; None: all requests decode in every step. Raises `ValueError` without `times`."""
     if policy.pace == "none":
         return None
     if times is None:
-        raise ValueError(
-            f"pace: {policy.pace} needs to know what steps take: give SchedulerConfig its `times`, or choose pace: none"
-        )
-    first = slack if policy.pace != "fcfs" else lambda request, now: request.number
+        raise ValueError(f"pace: {policy.pace} needs step times: give SchedulerConfig `times`, or set pace: none")
+    first = slack if policy.pace != "fcfs" else _by_arrival
     return DecodeThrottle(times, policy.prompt_patience_ms / 1000, first, credit=policy.pace == "deadline")

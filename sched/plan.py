@@ -1,4 +1,4 @@
-"""What the scheduler asks the engine to run in one step, and what the engine answers."""
+"""The interface of scheduler and engine: the plan of one step, and its results."""
 
 from __future__ import annotations
 
@@ -11,58 +11,60 @@ from jaxspec.sched.request import Request
 class ScheduledRequest:
     """Compute `count` known tokens of `request` from position `start`. Pages for all of them are allocated.
 
-    The derived properties hold until the plan is answered by `update`, which appends to the request's tokens.
+    The properties are valid until `Scheduler.update`, which appends to the request's tokens.
     """
 
     request: Request
     start: int
     count: int
-    #: Most draft nodes that may follow the last known token, and most levels of them; pages and budget are set aside.
+    #: Most draft nodes after the last known token, and most levels; pages and token budget are reserved for them.
     drafts: int = 0
     levels: int = 0
 
     @property
     def samples(self) -> bool:
-        """Whether the step's choice at the last token is a new token of the request."""
+        """Whether the step samples a new token: it reaches the end of the known tokens."""
         return self.start + self.count == len(self.request.tokens)
 
     @property
     def reads_all(self) -> bool:
-        """Whether the logits of every position are read, not of the last only: those of a chunk that begins in a prompt
-        whose log-probabilities are asked for (after a preemption it may go on into the output)."""
+        """Whether the logits of all positions are read: a chunk that begins in a prompt with `prompt_logprobs`.
+
+        After a preemption such a chunk may continue into the output.
+        """
         return self.request.prompt_logprobs and self.start < self.request.prompt_len
 
     @property
     def logit_rows(self) -> int:
-        """How many positions' logits are read: all, or the last one's if it samples."""
+        """Positions whose logits are read: all, or the last one if it samples."""
         return self.count if self.reads_all else int(self.samples)
 
     @property
     def recomputes(self) -> int:
-        """How many of the tokens had been computed before the request lost its pages."""
-        lost = self.request.recompute_until
-        return 0 if lost is None else max(0, min(self.start + self.count, lost) - self.start)
+        """Tokens that had been computed before the request was preempted."""
+        until = self.request.recompute_until
+        return 0 if until is None else max(0, min(self.start + self.count, until) - self.start)
 
     @property
     def last_row(self) -> int:
-        """Where the last position's choice stands among those of this work."""
+        """The logit row of the last position, relative to the request's first row."""
         return self.count - 1 if self.reads_all else 0
 
     def check(self, result: RequestResult) -> None:
-        """Raise `ValueError` if this cannot have come of it."""
+        """Raise `ValueError` if this cannot be its result."""
         request, new = self.request, result.tokens
         if result.finish_reason is None:
             if bool(new) != self.samples:
-                raise ValueError(f"request {request.id!r}: {len(new)} tokens from work that samples: {self.samples}")
+                raise ValueError(f"request {request.id!r}: {len(new)} tokens, but samples is {self.samples}")
             if request.output_len + len(new) >= request.max_tokens:
-                raise ValueError(f"request {request.id!r} goes on after its max_tokens of {request.max_tokens}")
+                raise ValueError(f"request {request.id!r} continues beyond its max_tokens of {request.max_tokens}")
         if not 0 <= result.accepted <= result.proposed:
             raise ValueError(f"request {request.id!r}: {result.accepted} of {result.proposed} draft tokens accepted")
 
 
 @dataclass(frozen=True, slots=True)
 class Lookahead:
-    """How far a step may draft: nodes and levels for each decoding request."""
+    """How far a step may draft: nodes and levels per decoding request."""
 
     drafts: int = 0
     levels: int = 0
@@ -70,7 +72,7 @@ class Lookahead:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Whole pages of one request to be moved, device page `device[i]` from or to host page `host[i]`."""
+    """Pages of one request to move: device page `device[i]` to or from host page `host[i]`."""
 
     request: Request
     device: tuple[int, ...]
@@ -79,26 +81,26 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step, what is moved before it, and who had to make room for it.
+    """What one step runs, which pages move before it, and which requests lost slots or pages for it.
 
-    First all offloads read the device as the step before left it, then uploads write, then the step runs. So pages that
-    are offloaded may be others' in this very step, and uploaded ones may be read by it; host pages of an upload are
-    offloaded to in later plans only. Transfers are carried out where there is no work, too.
+    All offloads read the device as the previous step left it, then uploads write, then the step runs. So offloaded
+    pages may be reused in the same step, and uploaded pages may be read by it; the host pages of an upload are reused
+    in later plans only. Transfers happen even if nothing is scheduled.
 
-    `preempted` requests lost their device pages, to the host or for good (then they will be recomputed); `paused` ones
-    lost their seat to others that go before them and keep their pages. One that lost first the seat and then the pages
-    is in both.
+    `preempted` requests lost their device pages, to the host or to be recomputed. `paused` ones lost their slot and
+    keep their pages. A request that lost first the slot and then the pages is in both.
     """
 
     scheduled: tuple[ScheduledRequest, ...]
     preempted: tuple[Request, ...] = ()
     paused: tuple[Request, ...] = ()
-    #: Device pages to host pages, and host pages to device pages.
+    #: Transfers to the host, and from the host.
     offload: tuple[Transfer, ...] = ()
     upload: tuple[Transfer, ...] = ()
 
     @property
     def num_tokens(self) -> int:
+        """Known tokens that the step computes, drafts not counted."""
         return sum(w.count for w in self.scheduled)
 
 
@@ -106,12 +108,12 @@ class Plan:
 class RequestResult:
     """New tokens of one `ScheduledRequest` (none for a chunk that does not reach the end), and whether it ended.
 
-    Several tokens are accepted drafts and one more: the KV of all but the last is committed behind the known tokens'.
-    `accepted` may be more than their number, when the request ends among them.
+    Several tokens are accepted drafts and the bonus token: the KV of all but the last is committed after that of the
+    known tokens. `accepted` may exceed their number if the request ended among them.
     """
 
     tokens: tuple[int, ...] = ()
     finish_reason: str | None = None
-    #: Draft tokens that were verified, and those accepted; a round without any is plain decoding.
+    #: Draft tokens verified, and accepted; both 0 for plain decoding.
     proposed: int = 0
     accepted: int = 0

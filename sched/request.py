@@ -1,4 +1,4 @@
-"""A request as the scheduler sees it: token ids, progress and the pages it holds."""
+"""A request as the scheduler sees it: token ids, progress, pages."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from jaxspec.sched.slo import NONE, Slo
 class RequestStatus(Enum):
     WAITING = "waiting"
     RUNNING = "running"
-    #: Waiting for its turn with its pages: others go before it.
+    #: Waiting with its pages: it lost its slot to others.
     PAUSED = "paused"
-    #: Waiting with its KV on the host.
+    #: Waiting with its KV in host memory.
     SWAPPED = "swapped"
     FINISHED = "finished"
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """`tokens` is prompt and output together; `computed` of them have their KV committed, in `pages`.
+    """`tokens` is prompt and output; the KV of the first `computed` tokens is committed, in `pages`.
 
-    A step computes tokens `computed … computed + n`. When it reaches the end of `tokens`, the choice at the last one is
-    a new token: so prefill, chunked prefill, plain decoding (n = 1) and recomputing after a preemption are the same
-    thing. Invariant between steps: computed < len(tokens).
+    A step computes tokens `computed … computed + n`. If it reaches the end of `tokens`, it samples a new token there.
+    So prefill, chunked prefill, decoding (n = 1) and recomputation after a preemption are the same. Invariant between
+    steps: computed < len(tokens).
     """
 
     id: str
@@ -33,65 +33,65 @@ class Request:
     max_tokens: int
     arrival: float
     priority: int = 0
-    #: Its latency targets.
+    #: Its latency SLOs.
     slo: Slo = NONE
-    #: False for requests that need the logits of every prompt token, which a cached prefix would skip.
+    #: False if the logits of every prompt token are needed, which a cached prefix would skip.
     reuse_prefix: bool = True
-    #: Prompt positions whose choice is read too (echo with logprobs).
+    #: Whether logits of all prompt positions are read (echo with logprobs).
     prompt_logprobs: bool = False
-    #: Output tokens it will write, as predicted; None: not known yet. Advisory, doubled when outlived.
+    #: Predicted output tokens; None: not known yet. Advisory; doubled when the output exceeds it.
     predicted_len: float | None = None
-    #: The first that was predicted, as far as it may write so much; what came later knew how far it had got.
+    #: The first prediction, at most max_tokens. Later ones already know part of the output.
     first_prediction: float | None = None
-    #: Output tokens it will write, and the share of its draft tokens that will be accepted, where somebody knows:
-    #: benchmarks and simulators, for the oracles.
+    #: True output length and acceptance rate, for oracles in benchmarks and the simulator.
     true_len: int | None = None
     true_acceptance: float | None = None
 
     status: RequestStatus = RequestStatus.WAITING
     computed: int = 0
-    pages: list[int] = field(default_factory=list)
-    #: Host pages that hold the KV of its `computed` tokens while it is swapped out.
-    host_pages: list[int] = field(default_factory=list)
-    #: Prefix-cache keys of the leading full pages of `tokens`; they stay true when the request is preempted.
-    page_keys: list[bytes] = field(default_factory=list)
-    #: How many of `pages` came from the prefix cache or have been offered to it.
+    pages: list[int] = field(default_factory=list[int])
+    #: Host pages with the KV of its `computed` tokens while it is swapped.
+    host_pages: list[int] = field(default_factory=list[int])
+    #: Prefix-cache keys of the leading full pages of `tokens`; still valid after a preemption.
+    page_keys: list[bytes] = field(default_factory=list[bytes])
+    #: How many of `pages` are in the prefix cache.
     registered: int = 0
-    #: Prompt tokens that the prefix cache spared at the first admission.
+    #: Prompt tokens found in the prefix cache at the first admission.
     cached_tokens: int = 0
-    #: Times it lost its pages, to the host (swaps) or for good, times it lost only its seat, and tokens computed again
-    #: for lack of pages.
+    #: Preemptions, those of them by swapping, pauses (it lost only its slot), and tokens computed again.
     preemptions: int = 0
     swaps: int = 0
     switches: int = 0
     recomputed: int = 0
-    #: Tokens whose KV it had when it lost its pages, until a new token shows that it is past them.
+    #: Tokens whose KV was lost by preemption and has to be computed again; None after the next new token.
     recompute_until: int | None = None
-    #: Its place in the order of arrival, given by the scheduler.
+    #: Position in order of arrival, set by the scheduler.
     number: int = 0
-    #: Seconds of the rounds (steps after the first token, drafting included) that it took part in.
+    #: Attained service (LAPS-SD): seconds of its steps after the first token, drafting included.
     attained: float = 0.0
-    #: Draft tokens verified and accepted so far.
+    #: Draft tokens verified, and accepted, so far.
     proposed: int = 0
     accepted: int = 0
     first_scheduled: float | None = None
-    #: When its first token came.
+    #: When its first token was sampled.
     first_token: float | None = None
 
     @property
     def remaining_known(self) -> int:
-        """Known tokens whose KV is not committed yet; 1 while decoding."""
+        """Known tokens whose KV is not committed; 1 while decoding."""
         return len(self.tokens) - self.computed
 
     @property
     def output_len(self) -> int:
+        """Output tokens so far."""
         return len(self.tokens) - self.prompt_len
 
     @property
     def expected_len(self) -> float:
-        """Output tokens, as well as anybody knows: the prediction, or else the most it may write."""
+        """Predicted output tokens; max_tokens without a prediction."""
         return self.max_tokens if self.predicted_len is None else self.predicted_len
 
     @property
     def decoding(self) -> bool:
+        """Whether only its last token, an output token, has no KV."""
         return self.computed + 1 == len(self.tokens) > self.prompt_len

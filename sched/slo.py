@@ -1,4 +1,4 @@
-"""Latency targets of a request, and how it stands against them."""
+"""Latency SLOs of a request, and its progress relative to them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Targets in seconds, None where nothing is promised. Raises `ValueError` naming the one that is not positive.
+    """Latency targets in seconds; None: no target. Raises `ValueError` naming a target that is not positive.
 
-    `tpot` is the mean time per output token after the first, `ttft` the time to the first.
+    `tpot` is the mean time per output token after the first, `ttft` the time to the first token.
     """
 
     tpot: float | None = None
@@ -27,19 +27,19 @@ class Slo:
                 raise ValueError(f"slo.{name}_ms must be positive, got {1000 * value:g}")
 
     def __bool__(self) -> bool:
-        """Whether anything is promised."""
+        """Whether there is any target."""
         return self.tpot is not None or self.ttft is not None
 
 
-#: Nothing is promised.
+#: No target.
 NONE = Slo()
 
 
 def need(request: Request, now: float, seconds: float) -> float:
-    """Tokens that a decoding request has to get from a step of so many seconds that begins now, to be at its target.
+    """Tokens a decoding request needs from a step of `seconds` that begins now to meet its TPOT.
 
-    A(r) of AdaServe's Eq. 5: `(l + t_spec) / tpot - o`, l and o being the time since its first token and the tokens
-    after it. Minus infinity without a target.
+    A(r) of AdaServe's Eq. 5: `(l + t_spec) / tpot - o`, with l the time since its first token and o the tokens after
+    it. Minus infinity without a TPOT.
     """
     if request.slo.tpot is None or request.first_token is None:
         return -inf
@@ -47,7 +47,7 @@ def need(request: Request, now: float, seconds: float) -> float:
 
 
 def slack(request: Request, now: float) -> float:
-    """Seconds until a decoding request needs its next token to be at its target; infinity without one."""
+    """Seconds until a decoding request needs its next token to meet its TPOT; infinity without one."""
     if request.slo.tpot is None or request.first_token is None:
         return inf
     return request.slo.tpot * request.output_len - (now - request.first_token)

@@ -1,4 +1,4 @@
-"""What one step has left to give."""
+"""The token budget of one step."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from jaxspec.sched.request import Request
 
 
 class TokenBudget:
-    """Tokens and logit slots of one step that are not taken yet."""
+    """Tokens and logit rows of one step that are not used yet."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.tokens = config.max_num_batched_tokens
         self.slots = config.max_logit_rows
-        #: Prompt tokens (and those computed again) among them; None: any.
+        #: Prompt tokens (recomputed ones included) among them; None: no limit.
         self.prompt_tokens: int | None = None
 
     def __bool__(self) -> bool:
-        """Whether a prompt could take something."""
+        """Whether a prompt could take tokens."""
         return self.tokens > 0 and self.slots > 0 and self.prompt_tokens != 0
 
     def take(self, request: Request) -> ScheduledRequest | None:
-        """As many of the request's known tokens as fit, from where it stands; None if none do."""
+        """Schedule as many of the request's uncomputed tokens as fit; None if none do."""
         known = len(request.tokens) - request.computed
         count = min(known, self.tokens)
         if not request.decoding and self.prompt_tokens is not None:
@@ -32,7 +32,7 @@ class TokenBudget:
         if request.prompt_logprobs:
             count = min(count, self.slots)
         elif count == known and not self.slots:
-            count -= 1  # stop short of the token whose logits are read
+            count -= 1  # leave out the token whose logits are read
         if count < 1:
             return None
         scheduled = ScheduledRequest(request, request.computed, count)
@@ -43,7 +43,7 @@ class TokenBudget:
         return scheduled
 
     def allow_drafts(self, scheduled: list[ScheduledRequest], lookahead: Lookahead, kv: KVCacheManager) -> None:
-        """Share what is left among the requests that decode, and find pages for what they may accept."""
+        """Divide what is left among the decoding requests as draft nodes, with pages for what they may accept."""
         decoding = [i for i, w in enumerate(scheduled) if w.count == 1 and w.samples and w.request.decoding]
         for rank, i in enumerate(decoding):
             request = scheduled[i].request

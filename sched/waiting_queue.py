@@ -12,17 +12,17 @@ from jaxspec.sched.request import Request, RequestStatus
 
 
 class IndexedHeap:
-    """Requests by `key`, smaller first, then by number; everything takes O(log n) comparisons.
+    """A priority queue of requests by `key`, then by number; all operations take O(log n) comparisons.
 
-    A heap whose outdated entries stay until they come up or outnumber the others. Keys are taken when a request is
-    pushed or updated: whoever changes what a key depends on has to say so.
+    A heap whose outdated entries stay until they reach the top or outnumber the others. Keys are computed by `push`:
+    after a change of what a key depends on, push the request again.
     """
 
     def __init__(self, key: Callable[[Request], Any]) -> None:
         self._key = key
         self._heap: list[tuple[Any, int, int, Request]] = []
         self._entries: dict[str, tuple[Any, int, int, Request]] = {}
-        self._serial = count()  # requests themselves can't be compared
+        self._serial = count()  # requests cannot be compared
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -32,11 +32,11 @@ class IndexedHeap:
         return entry is not None and entry[3] is request
 
     def __iter__(self) -> Iterator[Request]:
-        """In order; this one sorts."""
+        """In order; O(n log n)."""
         return (entry[3] for entry in sorted(self._entries.values()))
 
     def first(self) -> Request | None:
-        """The request that goes first; None if the line is empty."""
+        """The first request; None if empty."""
         heap, entries = self._heap, self._entries
         while heap:
             request = heap[0][3]
@@ -46,7 +46,7 @@ class IndexedHeap:
         return None
 
     def ahead(self) -> Iterator[Request]:
-        """In order, one at a time: the n-th takes O(log n). Nothing may change meanwhile."""
+        """In order, lazily: O(log n) for the n-th. Don't modify the heap meanwhile."""
         heap, entries = self._heap, self._entries
         next_up = [(heap[0], 0)] if heap else []
         while next_up:
@@ -57,7 +57,7 @@ class IndexedHeap:
                 yield entry[3]
 
     def push(self, request: Request) -> None:
-        """Let a request in, or give one that is here the place that it has by now."""
+        """Add a request, or move one to where its key now puts it."""
         entry = (self._key(request), request.number, next(self._serial), request)
         self._entries[request.id] = entry
         heappush(self._heap, entry)
@@ -70,7 +70,7 @@ class IndexedHeap:
 
 
 class Reversed:
-    """A key the other way round."""
+    """A key with reversed order."""
 
     __slots__ = ("key",)
 
@@ -82,22 +82,22 @@ class Reversed:
 
 
 class WaitTimes:
-    """Waiting requests, the longest wait first. Times must not go backwards."""
+    """Waiting requests by the time their wait began. Times must not go backwards."""
 
     def __init__(self) -> None:
         self._young: OrderedDict[str, tuple[float, Request]] = OrderedDict()
-        self._old: OrderedDict[str, tuple[float, Request]] = OrderedDict()  # these have been called overdue
+        self._old: OrderedDict[str, tuple[float, Request]] = OrderedDict()  # already returned by `overdue`
 
     @property
     def oldest(self) -> float | None:
-        """When the longest wait began; None if nobody waits."""
+        """When the longest wait began; None if no request waits."""
         for line in (self._old, self._young):
             if line:
                 return next(iter(line.values()))[0]
         return None
 
     def __iter__(self) -> Iterator[tuple[float, Request]]:
-        """(when the wait began, request)."""
+        """(when the wait began, request), longest wait first."""
         for line in (self._old, self._young):
             yield from line.values()
 
@@ -109,7 +109,7 @@ class WaitTimes:
             del self._old[request.id]
 
     def overdue(self, seconds: float, now: float) -> Iterator[Request]:
-        """Those that have come to wait for `seconds` since the last call."""
+        """Requests whose wait has reached `seconds` since the last call."""
         while self._young:
             name, (since, request) = next(iter(self._young.items()))
             if now < since + seconds:
@@ -119,27 +119,27 @@ class WaitTimes:
 
 
 class WaitingQueue:
-    """Those that wait: the first in order at hand, the first and last of the paused ones too, and who waits longest.
+    """All requests that don't run, by priority; the paused ones among them; and all by waiting time.
 
-    A request's state says which it is: WAITING without KV, PAUSED with its pages, or SWAPPED with its KV on the host.
+    A request's status is WAITING (without KV), PAUSED (with its pages) or SWAPPED (KV on the host).
     """
 
     def __init__(self, key: Callable[[Request], Any]) -> None:
-        self._heap_of_all = IndexedHeap(key)
+        self._all = IndexedHeap(key)
         self._first_paused = IndexedHeap(key)
         self._last_paused = IndexedHeap(lambda request: Reversed((key(request), request.number)))
         self._wait_times = WaitTimes()
-        #: Pages that paused requests hold, shared ones counted for each.
+        #: Pages that paused requests hold; shared pages count once per request.
         self.paused_pages = 0
         self._pages: dict[str, int] = {}
         self._swapped: set[str] = set()
 
     def __len__(self) -> int:
-        return len(self._heap_of_all)
+        return len(self._all)
 
     def __iter__(self) -> Iterator[Request]:
-        """In order; this one sorts."""
-        return iter(self._heap_of_all)
+        """In order; O(n log n)."""
+        return iter(self._all)
 
     @property
     def num_paused(self) -> int:
@@ -151,18 +151,18 @@ class WaitingQueue:
 
     @property
     def oldest(self) -> float | None:
-        """When the longest wait began; None if nobody waits."""
+        """When the longest wait began; None if no request waits."""
         return self._wait_times.oldest
 
     def first(self) -> Request | None:
-        return self._heap_of_all.first()
+        return self._all.first()
 
     def ahead(self) -> Iterator[Request]:
-        """In order, one at a time; nothing may change meanwhile."""
-        return self._heap_of_all.ahead()
+        """In order, lazily. Don't modify the queue meanwhile."""
+        return self._all.ahead()
 
     def longest(self) -> Iterator[tuple[float, Request]]:
-        """(when its wait began, request), the longest wait first; nothing may change meanwhile."""
+        """(when its wait began, request), longest wait first. Don't modify the queue meanwhile."""
         return iter(self._wait_times)
 
     def first_paused(self) -> Request | None:
@@ -174,26 +174,26 @@ class WaitingQueue:
         return self._last_paused.first()
 
     def paused_backwards(self) -> Iterator[Request]:
-        """Paused requests, the last in order first; nothing may change meanwhile."""
+        """Paused requests, the last in order first. Don't modify the queue meanwhile."""
         return self._last_paused.ahead()
 
     def push(self, request: Request, now: float) -> None:
-        self._heap_of_all.push(request)
+        self._all.push(request)
         self._wait_times.begin(request, now)
-        self._file(request)
+        self._index(request)
 
     def remove(self, request: Request) -> None:
-        self._heap_of_all.remove(request)
+        self._all.remove(request)
         self._wait_times.end(request)
-        self._unfile(request)
+        self._unindex(request)
 
     def change(self, request: Request, status: RequestStatus) -> None:
-        """A request goes on waiting in another state."""
-        self._unfile(request)
+        """Set the status of a request that keeps waiting."""
+        self._unindex(request)
         request.status = status
-        self._file(request)
+        self._index(request)
 
-    def _file(self, request: Request) -> None:
+    def _index(self, request: Request) -> None:
         if request.status is RequestStatus.PAUSED:
             self._first_paused.push(request)
             self._last_paused.push(request)
@@ -202,7 +202,7 @@ class WaitingQueue:
         elif request.status is RequestStatus.SWAPPED:
             self._swapped.add(request.id)
 
-    def _unfile(self, request: Request) -> None:
+    def _unindex(self, request: Request) -> None:
         if request.status is RequestStatus.PAUSED:
             self._first_paused.remove(request)
             self._last_paused.remove(request)
@@ -211,11 +211,11 @@ class WaitingQueue:
             self._swapped.remove(request.id)
 
     def move(self, request: Request) -> None:
-        """Give a request the place that its key has got by now; nothing for one that is not here."""
-        for line in (self._heap_of_all, self._first_paused, self._last_paused):
+        """Move a request to where its key now puts it. Requests that are not here are ignored."""
+        for line in (self._all, self._first_paused, self._last_paused):
             if request in line:
                 line.push(request)
 
     def overdue(self, seconds: float, now: float) -> Iterator[Request]:
-        """Those that have come to wait for `seconds` since the last call."""
+        """Requests whose wait has reached `seconds` since the last call."""
         return self._wait_times.overdue(seconds, now)

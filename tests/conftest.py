@@ -1,4 +1,4 @@
-"""What all tests share: the programs that one of them, or an earlier run, has compiled, and no deadlines."""
+"""Settings for all tests: a shared cache of compiled programs, and few samples per measured time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hypothesis import settings
 
 from jaxspec.paths import cache_folder
 
-#: Seconds after which a compiled program is thrown away: code changes, and nobody asks for the old ones again.
+#: Seconds after which a compiled program is thrown away: after changes to the code it is never used again.
 _KEPT = 7 * 24 * 3600
 
 
 def _share_programs() -> None:
     """Give JAX a persistent cache, in this process and those that it starts (xdist's workers, servers).
 
-    Most of the suite's time would else go into compiling the same small programs in each module and each worker.
+    Without it, most of the suite's time would go into compiling the same small programs in each module and worker.
     """
     folder = cache_folder("compiled-tests")
     folder.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ def _share_programs() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests need no exact step times: with two workers on two cores none would repeat. No server should find them."""
+    """Measure step times with one sample: tests need no exact times, and a server must not find them in its cache."""
     folder = tmp_path_factory.mktemp("profiles")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jaxspec.step.profiles.SAMPLES", 1)

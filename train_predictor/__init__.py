@@ -1,1 +1,1 @@
-"""Training length predictors: `python -m jaxspec.train_predictor --config configs/predictor/X.yaml`."""
+"""Trains length predictors: `python -m jaxspec.train_predictor --config configs/predictor/X.yaml`."""

@@ -1,4 +1,4 @@
-"""Train a length predictor, or go on training: `python -m jaxspec.train_predictor --config X.yaml [--set K=V]...`"""
+"""Train a length predictor, or resume: `python -m jaxspec.train_predictor --config X.yaml [--set K=V]...`"""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         loaded, data = prepare(config)
         print(f"{name}: {data}", flush=True)
         trainer = Trainer(config, loaded, data)
-        found = trainer.run(Path(config.work) / name)
-        print(json.dumps({"test": rounded(found)}), flush=True)
+        metrics = trainer.run(Path(config.work) / name)
+        print(json.dumps({"test": rounded(metrics)}), flush=True)
         trainer.predictor(Path(config.out).stem).save(config.out)
     except (ConfigError, ModelLoadError) as error:
         return training.fail(PROG, str(error))

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: kept with Orbax, and taken up again only by the same run, unharmed."""
+"""Orbax checkpoints of a training run. Only the same run resumes from them, and only if they are undamaged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxspec.config import ConfigError
 
 
 class Checkpoints:
-    """The last two checkpoints in `folder/checkpoints`; `identity` (plain JSON values) is what a run goes by."""
+    """The last two checkpoints, in `folder/checkpoints`. `identity` (plain JSON values) identifies the run."""
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]):
         self.folder, self.identity = folder.resolve() / "checkpoints", dict(identity)
@@ -29,14 +29,14 @@ class Checkpoints:
         self._manager.close()
 
     def save(self, step: int, state: Any, log: Mapping[str, Any]) -> None:
-        """`state`: a tree of arrays; `log`: plain JSON values."""
-        written = {"identity": self.identity, "digest": digest(state), **log}
-        kinds = ocp.args.Composite(state=ocp.args.StandardSave(state), log=ocp.args.JsonSave(written))
-        self._manager.save(step, args=kinds)
+        """Save `state`, a pytree of arrays, and `log`, plain JSON values."""
+        record = {"identity": self.identity, "digest": digest(state), **log}
+        args = ocp.args.Composite(state=ocp.args.StandardSave(state), log=ocp.args.JsonSave(record))
+        self._manager.save(step, args=args)
         self._manager.wait_until_finished()  # the next step donates the state
 
     def log(self) -> dict[str, Any] | None:
-        """Of the last checkpoint; none if there is none. Raises `ConfigError` if it is of another run."""
+        """The last checkpoint's log, None without a checkpoint. Raises `ConfigError` if it belongs to another run."""
         if (step := self._manager.latest_step()) is None:
             return None
         try:
@@ -46,45 +46,45 @@ class Checkpoints:
             raise self._damaged(step, error) from error
         if not identity:
             raise ConfigError(
-                f"work: {self.folder} holds checkpoints of an earlier version, which do not say of which run; set "
+                f"work: {self.folder} holds checkpoints of an earlier version, which do not name their run; set "
                 "another `work`, or remove that folder"
             )
-        other = [
+        differences = [
             f"{name}: {identity.get(name)} there, {self.identity.get(name)} here"
             for name in {**identity, **self.identity}
             if identity.get(name) != self.identity.get(name)
         ]
-        if other:
+        if differences:
             raise ConfigError(
-                f"work: {self.folder} holds checkpoints of a run with other settings ({'; '.join(other)}); set another "
-                "`work`, or remove that folder"
+                f"work: {self.folder} holds checkpoints of a run with other settings ({'; '.join(differences)}); set "
+                "another `work`, or remove that folder"
             )
         return log
 
     def restore(self, like: Any) -> Any:
-        """The last checkpoint's state, a tree as `like`. Raises `ConfigError` if it is damaged."""
+        """The last checkpoint's state, with the structure of `like`. Raises `ConfigError` if it is damaged."""
         step = self._manager.latest_step()
-        kinds = ocp.args.Composite(state=ocp.args.StandardRestore(like), log=ocp.args.JsonRestore())
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(like), log=ocp.args.JsonRestore())
         try:
-            found = self._manager.restore(step, args=kinds)
-            if digest(found["state"]) != found["log"]["digest"]:
+            saved = self._manager.restore(step, args=args)
+            if digest(saved["state"]) != saved["log"]["digest"]:
                 raise ValueError("its arrays are not those that were saved")
-        except Exception as error:  # the storage raises whatever its layers do
+        except Exception as error:  # the storage layers raise anything
             raise self._damaged(step, error) from error
-        return found["state"]
+        return saved["state"]
 
     def _damaged(self, step: int | None, error: Exception) -> ConfigError:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return ConfigError(
-            f"work: the checkpoint {self.folder / str(step)} is damaged ({lines[0][:200]}); remove that folder to go "
-            "on from the one before, or all of them to start anew"
+            f"work: the checkpoint {self.folder / str(step)} is damaged ({lines[0][:200]}); remove that folder to "
+            "resume from the one before, or all of them to start over"
         )
 
 
 def digest(tree: Any) -> str:
-    """Tells one tree of arrays from another, to the bit."""
-    of = hashlib.sha256()
+    """SHA-256 of a pytree's arrays: types, shapes and bits."""
+    sha = hashlib.sha256()
     for leaf in jax.tree.leaves(tree):
         array = np.asarray(leaf)
-        of.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
-    return of.hexdigest()
+        sha.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+    return sha.hexdigest()

@@ -1,10 +1,10 @@
-"""True output lengths for prompts, by serving them: `python -m jaxspec.train_predictor.collect --prompts A --out B`.
+"""Serves prompts and records output lengths: `python -m jaxspec.train_predictor.collect --prompts A --out B`.
 
-A prompt file holds one JSON object a line with "turns" (the user's texts), as a rule an "id", and with several turns
-"replies". Every turn is asked, after the turns before it and their replies: the file's, or with --history own the
-model's. Each answer runs to its end token or to --max-tokens, and gives a line of the output:
-{"id", "turn", "temperature", "prompt", "length", "capped", "group", "source", "model"}; capped: it was cut, so its true
-length is more than "length". Run again, it goes on with what is missing.
+A prompt file holds one JSON object per line with "turns" (the user's texts), usually an "id", and "replies" if there
+are several turns. Every turn is asked with the earlier turns and their replies as history: the file's replies, or with
+--history own the model's. Each answer runs to its end token or to --max-tokens and gives one line of output:
+{"id", "turn", "temperature", "prompt", "length", "capped", "group", "source", "model"}. "capped" means that the answer
+was cut, so its true length exceeds "length". A second run resumes with the turns that are missing.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from jaxspec.train_predictor.data import group_of
 
 PROG = "jaxspec.train_predictor.collect"
 
-#: Requests handed to the engine at once: those that run, and as many that wait for a place.
+#: Most requests submitted to the engine at a time, running and waiting.
 AT_ONCE = 128
 
 
 class Key(NamedTuple):
-    """What is found again in the output."""
+    """Identifies a row of the output."""
 
     id: str
     temperature: float
@@ -49,8 +49,11 @@ class Key(NamedTuple):
 
 @dataclass
 class Conversation:
-    """`replies` are the model's own, as far as they have been given, or the file's. `left` is set when a turn cannot be
-    asked: then neither can those after it."""
+    """One conversation at one temperature.
+
+    `replies` are the model's if `own`, added as they arrive, else the file's. `left` is set if a turn's prompt is too
+    long, and gives its size; later turns are not asked then either.
+    """
 
     id: str
     source: str
@@ -78,7 +81,7 @@ class Conversation:
 
 @dataclass
 class Asked:
-    """One turn that the engine is answering."""
+    """A turn that was submitted to the engine, and its answer so far."""
 
     conversation: Conversation
     turn: int
@@ -104,24 +107,25 @@ class Asked:
             "model": self.model,
         }
         if c.own and self.turn + 1 < len(c.turns):
-            row["reply"] = self.text  # the history of the next turn, if that is asked in another run
+            row["reply"] = self.text  # history of the next turn, in case another run asks it
         return row
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"python -m {PROG}", description=__doc__)
     parser.add_argument("--prompts", nargs="+", required=True, metavar="JSONL")
-    parser.add_argument("--out", required=True, metavar="JSONL", help="is appended to")
+    parser.add_argument("--out", required=True, metavar="JSONL", help="output file; appended to")
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the engine")
-    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0], help="one answer for each (default: 0)")
-    parser.add_argument("--max-tokens", type=count, default=1024, help="the cap of an answer (default: 1024)")
-    parser.add_argument("--max-prompt-tokens", type=count, default=2048, help="longer prompts are left out")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="an engine setting; repeatable")
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0], help="one answer each (default: 0)")
+    parser.add_argument("--max-tokens", type=count, default=1024, help="cap of an answer (default: 1024)")
+    parser.add_argument("--max-prompt-tokens", type=count, default=2048, help="skip longer prompts (default: 2048)")
     parser.add_argument(
-        "--history", choices=("file", "own"), default="file", help="whose replies the later turns follow"
-    )
-    parser.add_argument("--limit", type=count, help="ask so many conversations, those asked before included")
-    parser.add_argument("--seed", type=int, default=0, help="of the order and of the samples")
+        "--history", choices=("file", "own"), default="file",
+        help="replies that later turns follow: the file's or the model's own (default: file)",
+    )  # fmt: skip
+    parser.add_argument("--limit", type=count, help="number of conversations, those already asked included")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order and of sampling (default: 0)")
     return parser.parse_args(argv)
 
 
@@ -136,45 +140,47 @@ def main(argv: Sequence[str] | None = None) -> int:
         total = sum(len(c.turns) for c in wanted)
         missing = deque(turns_left(wanted, done))
         if not missing:
-            print(f"{out}: all {total} turns were answered before")
+            print(f"{out}: all {total} turns were already answered")
             return 0
         settings = {"draft": (), "max_num_seqs": 64, **parse_overrides(args.set)}
         llm = LLM(**settings | {"model": args.model})
     except (OSError, ValueError) as error:
         return training.fail(PROG, explained(error))
-    before = sum(key in done for c in wanted for key in c.keys)
+    answered = sum(key in done for c in wanted for key in c.keys)
     try:
-        with llm, out.open("a") as file, progress("answers", total, before) as advance:
+        with llm, out.open("a") as file, progress("answers", total, answered) as advance:
             collect(llm.engine, missing, done, file, args, advance)
     except RuntimeError as error:
-        return training.fail(PROG, f"{error}; run again to go on")
+        return training.fail(PROG, f"{error}; run again to resume")
     except KeyboardInterrupt:
-        training.fail(PROG, f"interrupted; {out} keeps what is done, run again to go on")
+        training.fail(PROG, f"interrupted; {out} keeps the finished answers, run again to resume")
         return 130
     report(out, wanted)
     return 0
 
 
 def conversations(paths: Sequence[str], temperatures: Sequence[float], own: bool, seed: int) -> list[Conversation]:
-    """Every conversation at every temperature, in an order that `seed` and the ids decide: the first so many are a fair
-    sample. Raises `OSError` and `ValueError`."""
-    found = [
+    """Every conversation at every temperature, shuffled by `seed` and id, so that any prefix is a random sample.
+
+    Raises `OSError`, and `ValueError` if a file holds no prompts, bad ones, or one twice.
+    """
+    out = [
         Conversation(id, source, t, turns, [] if own else replies, own)
         for path in paths
         for id, source, turns, replies in read_conversations(Path(path), own)
         for t in temperatures
     ]
-    if not found:
+    if not out:
         raise ValueError(f"no prompts in {', '.join(paths)}")
-    (id, _), times = Counter((c.id, c.temperature) for c in found).most_common(1)[0]
+    (id, _), times = Counter((c.id, c.temperature) for c in out).most_common(1)[0]
     if times > 1:
-        raise ValueError(f"the id {id!r} stands for two prompts, or a file or temperature was given twice")
-    return sorted(found, key=lambda c: _number(seed, "order", c.id, c.temperature))
+        raise ValueError(f"two prompts have the id {id!r}, or a file or temperature was given twice")
+    return sorted(out, key=lambda c: _stable_hash(seed, "order", c.id, c.temperature))
 
 
 def read_conversations(path: Path, own: bool) -> Iterator[tuple[str, str, list[str], list[str]]]:
-    """(id, source, user turns, replies) of each line; turns whose history is not in the file are left out, unless the
-    model's `own` replies are to be it. Raises `OSError` and `ValueError`."""
+    """(id, source, user turns, replies) of each line. Unless the history is the model's `own` replies, turns without
+    replies to all earlier turns are left out. Raises `OSError` and `ValueError`."""
     for i, row in enumerate(read_lines(path)):
         id, turns, replies = str(row.get("id", f"{path.stem}-{i}")), row.get("turns"), row.get("replies") or []
         if not (isinstance(turns, list) and turns and all(isinstance(t, str) for t in turns)):
@@ -185,7 +191,7 @@ def read_conversations(path: Path, own: bool) -> Iterator[tuple[str, str, list[s
 
 
 def collected(out: Path) -> dict[Key, dict[str, Any]]:
-    """Rows of a file by their keys; its last line, if cut off, is removed. Raises `OSError` and `ValueError`."""
+    """The rows of an output file. A truncated last line is removed from it. Raises `OSError` and `ValueError`."""
     if not out.exists():
         return {}
     mend(out)
@@ -196,18 +202,18 @@ def collected(out: Path) -> dict[Key, dict[str, Any]]:
 
 
 def fitting(done: dict[Key, dict[str, Any]], model: str, cap: int) -> None:
-    """Raises `ValueError` if rows collected before do not go with new ones."""
+    """Raises `ValueError` if earlier rows have another model or a lower cap than the new ones will have."""
     for row in done.values():
         if row.get("model", model) != model:
-            raise ValueError(f"--model: {row['id']} was answered by {row['model']} before; name another --out")
+            raise ValueError(f"--model: {row['id']} was answered by {row['model']}; set another --out")
         if row["capped"] and row["length"] < cap:
-            raise ValueError(f"--max-tokens: {row['id']} was cut at {row['length']} tokens before; name another --out")
+            raise ValueError(f"--max-tokens: {row['id']} was cut at {row['length']} tokens; set another --out")
 
 
 def turns_left(wanted: Sequence[Conversation], done: dict[Key, dict[str, Any]]) -> Iterator[tuple[Conversation, int]]:
-    """Turns that can be asked now: of conversations that follow the model's own replies the first that is missing.
+    """Missing turns that can be asked now: all of them, or only the first if the history is the model's own replies.
 
-    Raises `ValueError` if the model's replies were not kept.
+    Restores those replies from `done`. Raises `ValueError` if they were not recorded.
     """
     for c in wanted:
         missing = [key.turn for key in c.keys if key not in done]
@@ -215,7 +221,7 @@ def turns_left(wanted: Sequence[Conversation], done: dict[Key, dict[str, Any]]) 
             try:
                 c.replies = [done[key]["reply"] for key in c.keys[: missing[0]]]
             except KeyError:
-                raise ValueError(f"{c.id} was collected with --history file before; name another --out") from None
+                raise ValueError(f"{c.id} was collected with --history file; set another --out") from None
             missing = missing[:1]
         yield from ((c, turn) for turn in missing)
 
@@ -228,9 +234,12 @@ def collect(
     args: argparse.Namespace,
     advance: Callable[[], None],
 ) -> None:
-    """Ask all that is `missing`, many at once, and write a line as each answer ends. Raises `RuntimeError`."""
-    most = min(args.max_prompt_tokens, engine.max_model_len - args.max_tokens)
-    if most < 1:
+    """Ask the `missing` turns, up to `AT_ONCE` at a time, and write a line when an answer ends.
+
+    Raises `RuntimeError` if the engine or a request fails, or if --max-tokens leaves no room for prompts.
+    """
+    max_prompt = min(args.max_prompt_tokens, engine.max_model_len - args.max_tokens)
+    if max_prompt < 1:
         raise RuntimeError(
             f"--max-tokens {args.max_tokens} leaves no room for a prompt in {engine.max_model_len} tokens"
         )
@@ -240,16 +249,16 @@ def collect(
         while missing and running < AT_ONCE:
             conversation, turn = missing.popleft()
             ids = conversation.ids(engine.tokenizer, turn)
-            if len(ids) > most:
+            if len(ids) > max_prompt:
                 conversation.left = f"{len(ids)} tokens"
                 advance()
                 continue
-            seed = _number(args.seed, conversation.id, conversation.temperature, turn)
+            seed = _stable_hash(args.seed, conversation.id, conversation.temperature, turn)
             params = SamplingParams(temperature=conversation.temperature, max_tokens=args.max_tokens, seed=seed)
-            # One prompt may open several conversations, and be in other files, of token ids too.
+            # By the first prompt: several conversations may begin with it, and files of token ids may hold it too.
             first = engine.tokenizer.decode(conversation.ids(engine.tokenizer, 0))
             asked = Asked(conversation, turn, engine.tokenizer.decode(ids), group_of(first), args.model)
-            engine.submit(ids, params, _taking(asked, ended))
+            engine.submit(ids, params, _collect_into(asked, ended))
             running += 1
         if not running:
             continue
@@ -272,8 +281,8 @@ def collect(
         advance()
 
 
-def _taking(asked: Asked, ended: SimpleQueue[Asked]) -> Callable[[OutputDelta], None]:
-    """Called from the engine's thread."""
+def _collect_into(asked: Asked, ended: SimpleQueue[Asked]) -> Callable[[OutputDelta], None]:
+    """A request's callback, for the engine's thread: collects the answer and finally puts it into `ended`."""
 
     def take(delta: OutputDelta) -> None:
         asked.text += delta.text
@@ -286,17 +295,18 @@ def _taking(asked: Asked, ended: SimpleQueue[Asked]) -> Callable[[OutputDelta], 
 
 
 def report(out: Path, wanted: Sequence[Conversation]) -> None:
+    """Print a summary of the output file."""
     rows = collected(out).values()
     lengths = sorted(row["length"] for row in rows)
     capped = sum(row["capped"] for row in rows)
     if lengths:
         print(f"{out}: {len(lengths)} rows, median {lengths[len(lengths) // 2]} tokens, {capped} capped")
     if left := sum(c.left is not None for c in wanted):
-        print(f"{left} conversations were left out, or their last turns, as prompts were too long")
+        print(f"{left} conversations were left out, or their last turns, because prompts were too long")
 
 
-def _number(*parts: Any) -> int:
-    """A number that follows from `parts` alone."""
+def _stable_hash(*parts: Any) -> int:
+    """A 60-bit hash that is the same in every process."""
     return int(hashlib.sha256(repr(parts).encode()).hexdigest()[:15], 16)
 
 

@@ -1,4 +1,4 @@
-"""Settings of one training run."""
+"""Settings of a length predictor's training run."""
 
 from __future__ import annotations
 
@@ -14,58 +14,59 @@ FormulationName = Literal["reg_l1", "reg_mse", "cls", "ord_mse", "ord_l1", "bina
 
 
 class PredictorConfig(BaseModel):
-    """A preset of `configs/predictor`; unknown keys are refused. Paths are relative to the current folder."""
+    """A preset of `configs/predictor`. Unknown keys are refused. Paths are relative to the current folder."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    #: Files of rows, as `train_predictor.collect` and `draft.distill.generate` write them, or prompts with lengths.
+    #: Files written by `train_predictor.collect` or `draft.distill.generate`, or other prompts with lengths.
     data: list[str] = Field(min_length=1)
-    #: Whose answers these are: its tokenizer reads rows of token ids.
+    #: The model that gave the answers. Its tokenizer decodes rows of token ids.
     target: str = "smollm2-135m"
-    #: Tokens at which answers were cut, of files that do not say of each row whether it was.
+    #: Token limit at which answers were cut, for rows that do not say whether theirs was.
     cap: PositiveInt | None = None
-    #: Use so many rows, the first of the files' order; all if unset.
+    #: Use only the first `limit` rows, in file order; all if unset.
     limit: PositiveInt | None = None
-    #: Shares of the conversations kept for early stopping, and for the report at the end.
+    #: Shares of the conversations held out for early stopping (validation) and for the final report (test).
     validation: float = Field(0.1, gt=0, lt=0.5)
     test: float = Field(0.1, gt=0, lt=0.5)
 
     #: "all-minilm-l6-v2", or a local BERT folder.
     encoder: str = "all-minilm-l6-v2"
-    #: Keep the encoder's first so many layers; all if unset.
+    #: Number of encoder layers to keep, from the first; all if unset.
     layers: PositiveInt | None = None
-    #: Tokens of a prompt that are read, the last ones.
+    #: Maximum tokens read of a prompt; the last ones are kept.
     longest: PositiveInt = Field(512, ge=8)
     formulation: FormulationName = "reg_l1"
-    #: What regressions are fitted to: the logarithm of the length, or the length.
+    #: Whether regressions fit log(length + 1) or the length.
     scale: Literal["log", "linear"] = "log"
-    #: Percentile classes, of classification and of the report.
+    #: Number of percentile classes, for classification and in the report.
     classes: int = Field(5, ge=2, le=100)
     #: Width of the head's hidden layer.
     width: PositiveInt = 128
 
-    #: Rows a step.
+    #: Rows per step.
     batch: int = Field(32, ge=2)
     #: First phase: encoder and head.
     steps: PositiveInt = 1000
     learning_rate: PositiveFloat = 5e-5
     warmup: PositiveInt = 50
-    #: Whether the encoder's embeddings stay as they are: half of MiniLM's weights, and most tokens are rare.
+    #: Do not train the encoder's embeddings: they are half of MiniLM's weights, and most tokens are rare.
     freeze_embeddings: bool = False
     #: Second phase: the head only.
     head_steps: int = Field(1000, ge=0)
     head_learning_rate: PositiveFloat = 1e-3
     weight_decay: float = Field(0.01, ge=0)
-    #: Share of the CLS vector that a training step leaves out.
+    #: Dropout on the CLS vector.
     dropout: float = Field(0.1, ge=0, lt=1)
-    #: Steps between evaluations and checkpoints, and evaluations without a better loss that end a phase.
+    #: Steps between evaluations; each also writes a checkpoint.
     every: PositiveInt = 50
+    #: A phase ends after this many evaluations without a lower validation loss.
     patience: PositiveInt = 4
     seed: int = 0
 
-    #: Where checkpoints and curves are kept.
+    #: Folder of checkpoints and learning curves.
     work: str = "predictor"
-    #: The trained predictor.
+    #: File of the trained predictor.
     out: str = Field(pattern=r"\.safetensors$")
 
     @model_validator(mode="after")
@@ -76,5 +77,5 @@ class PredictorConfig(BaseModel):
 
     @classmethod
     def load(cls, path: str | Path, **overrides: Any) -> PredictorConfig:
-        """Raises `ConfigError` naming every bad key or value."""
+        """Read a YAML file and apply `overrides`. Raises `ConfigError` naming every bad key or value."""
         return load_settings(cls, path, overrides)

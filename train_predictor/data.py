@@ -1,10 +1,12 @@
-"""Training data: served answers with their lengths, tokenised and split."""
+"""Training data: prompts with the lengths of their answers, tokenised and split."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -12,6 +14,8 @@ import numpy as np
 
 from jaxspec.config import ConfigError
 from jaxspec.draft.distill.lines import check_readable, read_lines
+from jaxspec.draft.distill.origin import Origin, OtherModel, check
+from jaxspec.draft.distill.origin import origin as origin_of
 from jaxspec.errors import explained, reason
 from jaxspec.models.load import load_model
 from jaxspec.models.load.bert import LoadedEncoder, load_bert
@@ -19,13 +23,13 @@ from jaxspec.predict.predictor import clip
 from jaxspec.progress import progress
 from jaxspec.train_predictor.config import PredictorConfig
 
-#: Parts of the data, as numbers in `Corpus.part`.
+#: Values of `Corpus.part`.
 TRAIN, VALIDATION, TEST = 0, 1, 2
 PARTS = ("train", "validation", "test")
 
 
 class Tokenizer(Protocol):
-    """The target's: what is asked of it here."""
+    """The methods of the target's tokenizer that reading rows needs."""
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
@@ -34,7 +38,10 @@ class Tokenizer(Protocol):
 
 
 class Row(NamedTuple):
-    """`group` decides the part; `length` in output tokens of the target, its end token included."""
+    """One prompt and its answer's `length` in tokens of the target, end token included.
+
+    `group` decides which part the row belongs to.
+    """
 
     prompt: str
     length: int
@@ -44,8 +51,13 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """`[rows]` each: prompts as text and as the encoder's token ids, lengths int32 (of a capped row: what was written
-    before it was cut), capped bool, part int8."""
+    """The rows as arrays.
+
+    texts, ids  prompts, as text and as the encoder's token ids int32
+    length      `[rows]` int32, tokens of the answer; of a capped row those generated before the cut
+    capped      `[rows]` bool, whether the answer was cut
+    part        `[rows]` int8: TRAIN, VALIDATION or TEST
+    """
 
     texts: list[str]
     ids: list[np.ndarray]
@@ -57,15 +69,15 @@ class Corpus:
         return len(self.texts)
 
     def rows(self, part: int) -> np.ndarray:
-        """Numbers of the rows of a part, ascending."""
+        """Indices of a part's rows, ascending."""
         return np.flatnonzero(self.part == part)
 
     def digest(self) -> str:
-        """Tells one corpus from another."""
-        of = hashlib.sha256(self.length.tobytes() + self.capped.tobytes() + self.part.tobytes())
+        """Identifies the corpus: all but the texts."""
+        sha = hashlib.sha256(self.length.tobytes() + self.capped.tobytes() + self.part.tobytes())
         for ids in self.ids:
-            of.update(len(ids).to_bytes(4, "little") + ids.tobytes())
-        return of.hexdigest()[:16]
+            sha.update(len(ids).to_bytes(4, "little") + ids.tobytes())
+        return sha.hexdigest()[:16]
 
     def __str__(self) -> str:
         counts = ", ".join(f"{int((self.part == i).sum())} {name}" for i, name in enumerate(PARTS))
@@ -73,28 +85,39 @@ class Corpus:
 
 
 def read_rows(
-    paths: Sequence[str], tokenizer: Callable[[], Tokenizer], cap: int | None = None, limit: int | None = None
+    paths: Sequence[str],
+    tokenizer: Callable[[], Tokenizer],
+    cap: int | None = None,
+    limit: int | None = None,
+    origin: Callable[[], Origin] | None = None,
 ) -> list[Row]:
-    """Rows of all files in their order, up to `limit`. `tokenizer` is called only if a file holds token ids.
+    """Rows of all files in file order, up to `limit`.
 
-    Raises `ConfigError` naming the field and the file.
+    `tokenizer` and `origin`, those of the target, are called only for rows of token ids. Without `origin`, answers of
+    any model are taken.
+
+    Raises `ConfigError` naming the field and the file, also where token ids are answers of another model.
     """
     try:
-        check_readable(paths)  # before the model is loaded whose tokens one of them holds
+        check_readable(paths)  # before the target is loaded
     except OSError as error:
         raise ConfigError(f"data: cannot read {explained(error)}") from None
     rows: list[Row] = []
     loaded: Tokenizer | None = None
     for path in paths:
         try:
-            for number, line in enumerate(read_lines(Path(path)), 1):
-                if len(rows) == limit:
-                    return rows
+            lines = list(islice(read_lines(Path(path)), None if limit is None else limit - len(rows)))
+            with_ids = [line for line in lines if "prompt_ids" in line]
+            if with_ids and origin is not None:
+                check(with_ids, origin(), path)
+            for number, line in enumerate(lines, 1):
                 if "prompt_ids" in line:
                     loaded = loaded or tokenizer()
-                    rows.append(_of_ids(line, loaded, cap, f"{path}, row {number}"))
+                    rows.append(_row_of_ids(line, loaded, cap, f"{path}, row {number}"))
                 else:
-                    rows.append(_of_text(line, cap, f"{path}, row {number}"))
+                    rows.append(_row_of_text(line, cap, f"{path}, row {number}"))
+        except OtherModel as error:
+            raise ConfigError(f"data: {error}: set another `target`, or generate answers of this one") from None
         except (OSError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
@@ -104,7 +127,7 @@ def read_rows(
     return rows
 
 
-def _of_text(line: Mapping[str, Any], cap: int | None, where: str) -> Row:
+def _row_of_text(line: Mapping[str, Any], cap: int | None, where: str) -> Row:
     match line:
         case {"prompt": str(prompt), "length": int(length)} if length > 0 and not isinstance(length, bool):
             capped = line.get("capped", cap is not None and length >= cap)
@@ -112,16 +135,16 @@ def _of_text(line: Mapping[str, Any], cap: int | None, where: str) -> Row:
                 raise ConfigError(f'data: {where}: "capped" must be true or false, not {capped!r}')
             return Row(prompt, length, capped, str(line.get("group") or group_of(prompt)))
     raise ConfigError(
-        f'data: {where}: needs "prompt", a text, and "length", a positive number of tokens, or "prompt_ids" and '
+        f'data: {where}: needs "prompt", a text, and "length", a positive number of tokens; or "prompt_ids" and '
         '"output_ids"'
     )
 
 
-def _of_ids(line: Mapping[str, Any], tokenizer: Tokenizer, cap: int | None, where: str) -> Row:
+def _row_of_ids(line: Mapping[str, Any], tokenizer: Tokenizer, cap: int | None, where: str) -> Row:
     prompt_ids, output_ids = line["prompt_ids"], line.get("output_ids")
     if not (_ids(prompt_ids) and _ids(output_ids) and output_ids):
         raise ConfigError(
-            f'data: {where}: "prompt_ids" and "output_ids" must be lists of token ids, the latter not empty'
+            f'data: {where}: "prompt_ids" and "output_ids" must be lists of token ids, "output_ids" not empty'
         )
     ended = output_ids[-1] in tokenizer.eos_token_ids
     match line.get("finished"):
@@ -130,7 +153,7 @@ def _of_ids(line: Mapping[str, Any], tokenizer: Tokenizer, cap: int | None, wher
         case _ if ended:
             capped = False
         case _ if cap is None:
-            raise ConfigError(f"cap: this setting is needed, as {where} does not say whether its answer was cut")
+            raise ConfigError(f"cap: this setting is needed, because {where} does not say whether its answer was cut")
         case _:
             capped = len(output_ids) >= cap
     prompt = tokenizer.decode(prompt_ids)
@@ -142,18 +165,21 @@ def _ids(value: Any) -> bool:
 
 
 def group_of(prompt: str) -> str:
-    """What decides a prompt's part where it belongs to no conversation of several turns."""
+    """The group of a prompt that belongs to no multi-turn conversation."""
     return hashlib.sha256(prompt.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def part_of(group: str, validation: float, test: float) -> int:
-    """The same for a group in every run and file."""
+    """TRAIN, VALIDATION or TEST, by the group's hash: the same in every run and file."""
     at = int(hashlib.sha256(group.encode()).hexdigest()[:8], 16) / 2**32
     return TEST if at < test else VALIDATION if at < test + validation else TRAIN
 
 
 def corpus(rows: Sequence[Row], clip: Callable[[str], Sequence[int]], validation: float, test: float) -> Corpus:
-    """Rows as the encoder reads them; `clip` gives a text's token ids. Raises `ConfigError` if a part is empty."""
+    """Tokenise and split the rows; `clip` gives a text's token ids.
+
+    Raises `ConfigError` if a part is empty or every training row is capped.
+    """
     ids = []
     with progress("prompts tokenised", len(rows)) as advance:
         for row in rows:
@@ -163,21 +189,21 @@ def corpus(rows: Sequence[Row], clip: Callable[[str], Sequence[int]], validation
     for number, name in enumerate(PARTS):
         if not (part == number).any():
             groups = len({row.group for row in rows})
-            raise ConfigError(f"data: {groups} conversations are too few: by chance none of them is in the {name} part")
+            raise ConfigError(f"data: {groups} conversations are too few: none of them fell into the {name} part")
     length = np.asarray([row.length for row in rows], np.int32)
     capped = np.asarray([row.capped for row in rows])
     if capped[part == TRAIN].all():
-        raise ConfigError("data: every answer to train on was cut, so no length is known; collect with a higher cap")
+        raise ConfigError("data: every training answer was cut, so no length is known; collect with a higher cap")
     return Corpus([row.prompt for row in rows], ids, length, capped, part)
 
 
 def batches(
     order: np.ndarray, width: Sequence[int], size: int, window: int, rng: np.random.Generator
 ) -> Iterator[np.ndarray]:
-    """One epoch of row numbers in groups of `size` (the last may be smaller), rows of like `width` together.
+    """Row indices of one epoch, in groups of `size` (the last of a window may be smaller) of similar `width`.
 
-    `order`: the rows; `width`: of every row of the corpus, in tokens. Rows are shuffled, sorted by width within windows
-    of `window` rows only, and the groups of each window are shuffled again, so that no epoch repeats another's groups.
+    `order`: the rows; `width`: tokens of every row of the corpus. The rows are shuffled, sorted by width only within
+    windows of `window` rows, and each window's groups are shuffled again, so every epoch forms other groups.
     """
     widths = np.asarray(width)
     shuffled = rng.permutation(order)
@@ -190,9 +216,10 @@ def batches(
 
 
 def prepare(config: PredictorConfig) -> tuple[LoadedEncoder, Corpus]:
-    """Raises `ConfigError` naming the setting, and `ModelLoadError`."""
-    # First what is here, then what may have to be downloaded.
-    rows = read_rows(config.data, lambda: load_model(config.target).tokenizer, config.cap, config.limit)
+    """Load the encoder and the data. Raises `ConfigError` naming the setting, and `ModelLoadError`."""
+    target = cache(lambda: load_model(config.target))
+    # The data first: the encoder may have to be downloaded.
+    rows = read_rows(config.data, lambda: target().tokenizer, config.cap, config.limit, lambda: origin_of(target()))
     loaded = load_bert(config.encoder, config.layers)
     if config.longest > loaded.config.max_positions:
         raise ConfigError(f"longest: {config.encoder} reads {loaded.config.max_positions} tokens, not {config.longest}")

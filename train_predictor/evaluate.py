@@ -1,4 +1,4 @@
-"""Evaluation of a predictor: error metrics and the learning curve."""
+"""Error metrics of a length predictor, and its learning curve."""
 
 from __future__ import annotations
 
@@ -13,10 +13,16 @@ from jaxspec.draft.distill.curve import keep
 
 
 class Metrics(TypedDict):
-    """rows, and of them capped; capped_reached: share of the capped ones predicted to be at least as long as they got;
-    mae: mean absolute error in tokens; error_ratio: that divided by the mean true length, both without capped rows;
-    class_rows: rows whose class is certain; accuracy and macro_f1 over these (F1: mean over the classes that occur);
-    tau: Kendall's τ-b. NaN where nothing could be computed."""
+    """Quality of predictions. Values without data are NaN.
+
+    rows, capped        number of rows, and of those whose answer was cut
+    capped_reached      share of capped rows predicted at least as long as they were when cut
+    mae                 mean absolute error in tokens, without capped rows
+    error_ratio         `mae` / mean true length, without capped rows
+    class_rows          rows whose percentile class is certain
+    accuracy, macro_f1  over `class_rows`; macro F1 is the mean over the classes that occur
+    tau                 Kendall's τ-b
+    """
 
     rows: int
     capped: int
@@ -30,10 +36,10 @@ class Metrics(TypedDict):
 
 
 def evaluate(predicted: np.ndarray, length: np.ndarray, capped: np.ndarray, bounds: np.ndarray) -> Metrics:
-    """All `[rows]`: predicted lengths, true ones (of capped rows: what was written), whether they were cut.
+    """Compare `predicted [rows]` with true lengths `[rows]` (of `capped [rows]` answers: tokens before the cut).
 
-    `bounds`: as `jaxspec.predict.formulation.class_bounds` finds them among training lengths; a length is in the class
-    of as many of them as are no greater than it.
+    `bounds`: the classes' lower bounds, from `jaxspec.predict.formulation.class_bounds` of the training lengths. A
+    length's class is the number of bounds that are not above it.
     """
     known = ~capped
     error = np.abs(predicted - length)[known]
@@ -55,7 +61,7 @@ def evaluate(predicted: np.ndarray, length: np.ndarray, capped: np.ndarray, boun
 
 
 def rounded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """For JSON: four digits, None for what is no number."""
+    """For JSON: floats rounded to four digits, NaN as None."""
     return {
         key: (round(value, 4) if value == value else None) if isinstance(value, float) else value
         for key, value in values.items()
@@ -76,9 +82,14 @@ def _mean(values: np.ndarray) -> float:
 
 
 class Evaluation(TypedDict):
-    """step: of both phases together; phase: 1 (all weights) or 2 (head only); train: mean loss of the steps since the
-    evaluation before (None: no step was made); validation: loss of the validation part; mae in tokens and Kendall's τ
-    there (None: no number)."""
+    """One point of the learning curve.
+
+    step        steps so far, of both phases
+    phase       1 (all weights) or 2 (head only)
+    train       mean loss since the previous evaluation, None before the first step
+    validation  loss on the validation part
+    mae, tau    mean absolute error in tokens and Kendall's τ on the validation part, None if undefined
+    """
 
     step: int
     phase: int
@@ -89,12 +100,12 @@ class Evaluation(TypedDict):
 
 
 def write(evaluations: Sequence[Evaluation], folder: Path, title: str) -> None:
-    """Both files, anew; without matplotlib the picture is left out."""
+    """Write `curve.json`, and `curve.png` if matplotlib is installed."""
     keep(evaluations, folder, lambda path: draw(evaluations, path, title))
 
 
 def draw(evaluations: Sequence[Evaluation], path: Path, title: str) -> None:
-    """Losses against steps, a line where the second phase begins. Raises `ModuleNotFoundError` without matplotlib."""
+    """Plot losses against steps, with a line where phase 2 begins. Raises `ModuleNotFoundError` without matplotlib."""
     from matplotlib.figure import Figure  # the optional extra `bench`
 
     figure = Figure(figsize=(6, 4), layout="constrained")
@@ -103,7 +114,7 @@ def draw(evaluations: Sequence[Evaluation], path: Path, title: str) -> None:
     axes.plot([s for s, _ in known], [loss for _, loss in known], marker=".", label="training")
     axes.plot([e["step"] for e in evaluations], [e["validation"] for e in evaluations], marker="o", label="validation")
     if second := [e["step"] for e in evaluations if e["phase"] == 2]:
-        axes.axvline(second[0], color="grey", linestyle="--", label="from here on the head only")
+        axes.axvline(second[0], color="grey", linestyle="--", label="head only from here")
     axes.set(xlabel="steps", ylabel="loss", title=title, xlim=(0, None))
     axes.grid(alpha=0.3)
     axes.legend()

@@ -1,7 +1,7 @@
-"""Fine-tuning an encoder and a head to output lengths, in SSJF's two phases (§3.1): all weights, then the head only.
+"""Fine-tunes an encoder and a head to predict output lengths, in SSJF's two phases (§3.1): all weights, then the head.
 
-Each phase ends after its steps, or when the validation loss has not fallen for a while; what goes on, and what is
-exported, are the weights with the lowest one. In the second phase the encoder's vectors are computed once and kept.
+A phase ends after its steps, or early when the validation loss stops falling. The weights with the lowest validation
+loss start the next phase and are exported. In the second phase the encoder's vectors are computed once and reused.
 """
 
 from __future__ import annotations
@@ -32,19 +32,25 @@ from jaxspec.train_predictor.config import PredictorConfig
 from jaxspec.train_predictor.data import TEST, TRAIN, VALIDATION, Corpus, batches
 from jaxspec.train_predictor.evaluate import Metrics, evaluate, rounded
 
-#: Widths that rows are padded to: each compiles once.
+#: Widths that batches are padded to; each compiles once.
 WIDTHS = (32, 64, 96, 128, 192, 256, 384, 512)
-#: Batches among whose rows those of like length are put together.
+#: Batches per window within which rows are sorted by width.
 WINDOW = 32
-#: Tokens whose activations are kept for the gradient at once: a larger batch goes through in pieces.
+#: Most tokens per gradient computation, which bounds memory: larger batches accumulate gradients over pieces.
 TOKENS = 4096
-#: The encoder's parts that `freeze_embeddings` leaves as they are.
+#: The encoder's modules that `freeze_embeddings` does not train.
 EMBEDDINGS = ("tokens", "positions", "types")
 
 
 class Batch(NamedTuple):
-    """Rows: ids `[B, T]` int32, tokens `[B]` int32: how many there are, length `[B]` float32, capped `[B]` bool,
-    weights `[B]` float32: 0 for rows that only fill the batch."""
+    """One step's rows.
+
+    ids      `[B, T]` int32
+    tokens   `[B]` int32, tokens of each row without padding
+    length   `[B]` float32, tokens of the answer
+    capped   `[B]` bool, whether the answer was cut
+    weights  `[B]` float32, 0 for rows that only fill the batch
+    """
 
     ids: jax.Array
     tokens: jax.Array
@@ -58,8 +64,14 @@ class Batch(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Where a run is: phase 1, 2, or 3 when it has ended; steps in that phase, and in all; the best validation loss;
-    evaluations since it."""
+    """Progress of a run.
+
+    phase  1, 2, or 3 when the run has ended
+    step   steps done in this phase
+    steps  steps done in both phases
+    best   lowest validation loss
+    worse  evaluations since then
+    """
 
     phase: int = 1
     step: int = 0
@@ -69,9 +81,9 @@ class Progress(NamedTuple):
 
 
 class Trainer:
-    """State of a run; `run` goes on from the last checkpoint in the work folder.
+    """A training run; `run` resumes from the last checkpoint in its folder.
 
-    Raises `ConfigError` if the data are not fit to train on.
+    Raises `ConfigError` if the formulation cannot be fitted to the data.
     """
 
     def __init__(self, config: PredictorConfig, loaded: LoadedEncoder, data: Corpus):
@@ -89,7 +101,7 @@ class Trainer:
         weights = {"encoder": copied(learn), "head": head_state}
         self.optimizers = self._optimizers()
         self.state: dict[str, Any] = {**weights, "optimizer": self.optimizers[0].init(weights)}
-        #: The weights with the lowest validation loss.
+        #: Weights with the lowest validation loss.
         self.best: dict[str, Any] = copied(weights)
         self.at = Progress()
         self.evaluations: list[curve.Evaluation] = []
@@ -103,7 +115,7 @@ class Trainer:
         return nnx.merge(self.encoder_graph, learn, rest)
 
     def _optimizers(self) -> tuple[optax.GradientTransformation, optax.GradientTransformation]:
-        """Of the first phase and of the second."""
+        """The optimizers of the first and the second phase."""
         c = self.config
 
         def adam(rate: float, steps: int) -> optax.GradientTransformation:
@@ -122,7 +134,7 @@ class Trainer:
     # Steps
 
     def _loss(self, head: Any, first: jax.Array, batch: Batch, key: jax.Array) -> jax.Array:
-        """Of the vectors `first [B, H]`, some of their numbers left out."""
+        """Loss of the encoder's vectors `first [B, H]`, after dropout."""
         if self.config.dropout:
             kept = jax.random.bernoulli(key, 1 - self.config.dropout, first.shape)
             first = jnp.where(kept, first / (1 - self.config.dropout), 0)
@@ -131,7 +143,7 @@ class Trainer:
 
     def _make_update(self) -> Callable[..., Any]:
         def update(state: dict[str, Any], rest: Any, batch: Batch, step: jax.Array) -> tuple[dict[str, Any], jax.Array]:
-            """-> state after a step, loss before it."""
+            """Returns the state after the step and the loss before it."""
             key = jax.random.fold_in(self._key, step)
 
             def loss(weights: Any, piece: Batch, key: jax.Array) -> jax.Array:
@@ -140,8 +152,8 @@ class Trainer:
 
             def add(total: Any, piece: tuple[Batch, jax.Array]) -> tuple[Any, None]:
                 share = jnp.sum(piece[0].weights) / jnp.sum(batch.weights)
-                found = jax.value_and_grad(loss)(weights, *piece)
-                return jax.tree.map(lambda t, v: t + share * v, total, found), None
+                loss_and_grads = jax.value_and_grad(loss)(weights, *piece)
+                return jax.tree.map(lambda t, v: t + share * v, total, loss_and_grads), None
 
             weights = {"encoder": state["encoder"], "head": state["head"]}
             count = pieces(*batch.ids.shape)
@@ -149,10 +161,10 @@ class Trainer:
                 value, grads = jax.value_and_grad(loss)(weights, batch, key)
             else:
                 split = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
-                nothing = jax.tree.map(jnp.zeros_like, (jnp.float32(0), weights))
-                (value, grads), _ = jax.lax.scan(add, nothing, (split, jax.random.split(key, count)))
-            changes, optimizer = self.optimizers[0].update(grads, state["optimizer"], weights)
-            return {**optax.apply_updates(weights, changes), "optimizer": optimizer}, value  # type: ignore[dict-item]
+                zeros = jax.tree.map(jnp.zeros_like, (jnp.float32(0), weights))
+                (value, grads), _ = jax.lax.scan(add, zeros, (split, jax.random.split(key, count)))
+            updates, optimizer = self.optimizers[0].update(grads, state["optimizer"], weights)
+            return {**optax.apply_updates(weights, updates), "optimizer": optimizer}, value  # type: ignore[dict-item]
 
         return update
 
@@ -160,23 +172,26 @@ class Trainer:
         def update(
             state: dict[str, Any], vectors: jax.Array, batch: Batch, rows: jax.Array, step: jax.Array
         ) -> tuple[dict[str, Any], jax.Array]:
-            """The same for the head alone; `vectors [N, H]`, of which `rows [B]` are the batch's."""
+            """The same for the head alone. `rows [B]` index `vectors [N, H]`."""
             key = jax.random.fold_in(self._key, step)
             value, grads = jax.value_and_grad(self._loss)(state["head"], vectors[rows], batch, key)
-            changes, optimizer = self.optimizers[1].update(grads, state["optimizer"], state["head"])
-            return {"head": optax.apply_updates(state["head"], changes), "optimizer": optimizer}, value
+            updates, optimizer = self.optimizers[1].update(grads, state["optimizer"], state["head"])
+            return {"head": optax.apply_updates(state["head"], updates), "optimizer": optimizer}, value
 
         return update
 
     # Batches
 
     def batch(self, rows: np.ndarray, read: bool = True) -> Batch:
-        """A full batch of rows' numbers: some again, without weight, where there are too few. Without ids unless it
-        is to be `read`."""
+        """A full batch of these rows; missing ones are filled with repeated rows of weight 0.
+
+        Without `read` the ids are left out (`T` = 0), for steps that do not run the encoder.
+        """
         d, size = self.data, self.config.batch
         filled = np.resize(rows, size)
         tokens = np.asarray([len(d.ids[r]) for r in filled], np.int32)
-        ids = np.zeros((size, width_of(int(tokens.max())) if read else 0), np.int32)
+        # No wider than `longest`: an encoder may have fewer positions than the next fixed width.
+        ids = np.zeros((size, min(width_of(int(tokens.max())), self.config.longest) if read else 0), np.int32)
         for i, r in enumerate(filled if read else ()):
             ids[i, : tokens[i]] = d.ids[r]
         weights = (np.arange(size) < len(rows)).astype(np.float32)
@@ -184,17 +199,17 @@ class Trainer:
         return Batch(*map(jnp.asarray, arrays))
 
     def epochs(self, phase: int) -> Iterator[np.ndarray]:
-        """Row numbers of the training batches for ever."""
+        """Row indices of the training batches, epoch after epoch without end."""
         rows, widths, size = self.data.rows(TRAIN), [len(ids) for ids in self.data.ids], self.config.batch
         epoch = 0
         while True:
             rng = np.random.default_rng((self.config.seed, phase, epoch))
-            # Among vectors there are no lengths to sort by.
+            # Phase 2 reads vectors of one size, so sorting by width gains nothing.
             yield from batches(rows, widths, size, WINDOW * size if phase == 1 else size, rng)
             epoch += 1
 
     def vectors(self, rows: np.ndarray, weights: dict[str, Any]) -> np.ndarray:
-        """The encoder's vectors `[rows, H]` float32, with `weights`."""
+        """The encoder's vectors of these rows, `[rows, H]` float32, computed with `weights`."""
         out = np.zeros((len(rows), self.loaded.config.hidden), np.float32)
         order = np.argsort([len(self.data.ids[r]) for r in rows], kind="stable")
         for i in range(0, len(rows), self.config.batch):
@@ -202,13 +217,13 @@ class Trainer:
             out[part] = np.asarray(self._first(weights["encoder"], self.rest, self.batch(rows[part])))[: len(part)]
         return out
 
-    # A run
+    # The run
 
     def run(self, folder: Path) -> Metrics:
-        """Train to the end of both phases, with checkpoints and the curves in `folder`; -> how good the result is on
-        the test part, which is written to `report.json` too.
+        """Train both phases to the end. Returns the metrics on the test part.
 
-        Raises `ConfigError` if the checkpoints there are of another run, or damaged.
+        Writes checkpoints, `curve.json`, `curve.png` and `report.json` (the metrics) to `folder`. Raises `ConfigError`
+        if the checkpoints there belong to another run or are damaged, or if the loss is not finite.
         """
         folder.mkdir(parents=True, exist_ok=True)
         with Checkpoints(folder, self._identity()) as checkpoints:
@@ -218,34 +233,41 @@ class Trainer:
             if self.at.phase == 2:
                 self._phase(checkpoints, folder, self.config.head_steps, self._steps_of_head())
         curve.write(self.evaluations, folder, folder.name)
-        found = self.report()
-        (folder / "report.json").write_text(json.dumps(rounded(found), indent=1) + "\n")
-        return found
+        metrics = self.report()
+        (folder / "report.json").write_text(json.dumps(rounded(metrics), indent=1) + "\n")
+        return metrics
 
     def _phase(
-        self, checkpoints: Checkpoints, folder: Path, steps: int, step: tuple[Callable[[np.ndarray], Any], Any]
+        self,
+        checkpoints: Checkpoints,
+        folder: Path,
+        steps: int,
+        functions: tuple[Callable[[np.ndarray], jax.Array], Callable[[], np.ndarray]],
     ) -> None:
-        """Steps of the phase that is on, up to its end; then the next one begins from the best weights."""
-        make, judge = step
-        groups = islice(self.epochs(self.at.phase), self.at.step, None)  # not the epoch anew, if taken up again
-        begun, losses = time.monotonic(), []
+        """Run the current phase to its end, then switch to the next one with the best weights.
+
+        `functions`: a training step, and the raw outputs for the validation part.
+        """
+        step, validate = functions
+        groups = islice(self.epochs(self.at.phase), self.at.step, None)  # a resumed run continues within its epoch
+        start, losses = time.monotonic(), []
         if not self.evaluations:
-            self._evaluated(judge(), None, begun)
+            self._record_evaluation(validate(), None, start)
         with progress(f"phase {self.at.phase}, steps", steps, self.at.step) as advance:
             while self.at.step < steps and self.at.worse < self.config.patience:
-                losses.append(make(next(groups)))
+                losses.append(step(next(groups)))
                 self.at = self.at._replace(step=self.at.step + 1, steps=self.at.steps + 1)
                 advance()
                 if self.at.step % self.config.every == 0 or self.at.step == steps:
                     mean = float(np.mean([float(loss) for loss in losses]))
                     losses = []
-                    self._evaluated(judge(), mean, begun)
-                    self._keep(checkpoints, folder)
+                    self._record_evaluation(validate(), mean, start)
+                    self._save(checkpoints, folder)
         self._next_phase()
-        self._keep(checkpoints, folder)
+        self._save(checkpoints, folder)
 
     def _steps_of_all(self) -> tuple[Callable[[np.ndarray], Any], Callable[[], np.ndarray]]:
-        """A step on a group of rows, and the raw outputs for the validation part."""
+        """Phase 1: a training step on a group of rows, and the raw outputs for the validation part."""
         rows = self.data.rows(VALIDATION)
 
         def step(group: np.ndarray) -> jax.Array:
@@ -255,23 +277,27 @@ class Trainer:
         return step, lambda: np.asarray(self._read(self.state["head"], self.vectors(rows, self.state)))
 
     def _steps_of_head(self) -> tuple[Callable[[np.ndarray], Any], Callable[[], np.ndarray]]:
+        """The same for phase 2, which trains the head on the vectors of the best encoder."""
         rows = self.data.rows(TRAIN)
         vectors = jnp.asarray(self.vectors(rows, self.best))
-        held = jnp.asarray(self.vectors(self.data.rows(VALIDATION), self.best))
-        place = np.full(len(self.data), -1, np.int32)
-        place[rows] = np.arange(len(rows))
+        validation = jnp.asarray(self.vectors(self.data.rows(VALIDATION), self.best))
+        index = np.full(len(self.data), -1, np.int32)  # row -> its place in `vectors`
+        index[rows] = np.arange(len(rows))
 
         def step(group: np.ndarray) -> jax.Array:
-            own = place[np.resize(group, self.config.batch)]
+            chosen = index[np.resize(group, self.config.batch)]
             batch = self.batch(group, read=False)
-            self.state, loss = self._update_head(self.state, vectors, batch, own, np.int32(self.at.steps))
+            self.state, loss = self._update_head(self.state, vectors, batch, chosen, np.int32(self.at.steps))
             return loss
 
-        return step, lambda: np.asarray(self._read(self.state["head"], held))
+        return step, lambda: np.asarray(self._read(self.state["head"], validation))
 
-    def _evaluated(self, raw: np.ndarray, train: float | None, begun: float) -> None:
-        """Take note of the validation part's raw outputs `[rows, outputs]`. Raises `ConfigError` if they are no
-        numbers."""
+    def _record_evaluation(self, raw: np.ndarray, train: float | None, start: float) -> None:
+        """Evaluate the raw outputs `[rows, outputs]` for the validation part; keep the weights if they are the best.
+
+        `train`: mean training loss since the previous evaluation; `start`: when this process started the phase.
+        Raises `ConfigError` if the loss is not finite.
+        """
         rows = self.data.rows(VALIDATION)
         length, capped = self.data.length[rows], self.data.capped[rows]
         weights = jnp.ones(len(rows))
@@ -280,10 +306,10 @@ class Trainer:
         )
         if not math.isfinite(loss):
             raise ConfigError(f"learning_rate: at step {self.at.steps} the loss is {loss}; set a lower rate")
-        found = evaluate(self.formulation.lengths(raw), length, capped, self.bounds)
-        numbers = rounded({"train": train, "validation": loss, "mae": found["mae"], "tau": found["tau"]})
+        metrics = evaluate(self.formulation.lengths(raw), length, capped, self.bounds)
+        numbers = rounded({"train": train, "validation": loss, "mae": metrics["mae"], "tau": metrics["tau"]})
         self.evaluations.append(curve.Evaluation(step=self.at.steps, phase=self.at.phase, **numbers))
-        print(json.dumps({**self.evaluations[-1], "seconds": round(time.monotonic() - begun)}), flush=True)
+        print(json.dumps({**self.evaluations[-1], "seconds": round(time.monotonic() - start)}), flush=True)
         if loss < self.at.best:
             self.at = self.at._replace(best=loss, worse=0)
             self.best |= {name: copied(self.state[name]) for name in self.best if name in self.state}
@@ -291,6 +317,7 @@ class Trainer:
             self.at = self.at._replace(worse=self.at.worse + 1)
 
     def _next_phase(self) -> None:
+        """Switch to the next phase: the best head and a fresh optimizer."""
         self.at = self.at._replace(phase=self.at.phase + 1, step=0, worse=0)
         head = copied(self.best["head"])
         self.state = {"head": head, "optimizer": self.optimizers[1].init(head)}
@@ -298,21 +325,22 @@ class Trainer:
     # Checkpoints
 
     def _identity(self) -> dict[str, Any]:
-        """What a run must have in common with the checkpoints that it goes on from."""
-        unimportant = {"data", "target", "cap", "limit", "work", "out"}
-        settings = self.config.model_dump(exclude=unimportant)
+        """Settings and data that must equal those of the checkpoints to resume from."""
+        settings = self.config.model_dump(exclude={"data", "target", "cap", "limit", "work", "out"})
         return {**settings, "layers": self.loaded.config.layers, "rows and lengths": self.data.digest()}
 
     def _restore(self, checkpoints: Checkpoints) -> None:
+        """Resume from the last checkpoint, if there is one."""
         if (log := checkpoints.log()) is None:
             return
         at = Progress(*log["at"])
         if at.phase > 1:
-            self._next_phase()
+            self._next_phase()  # the state's structure that the checkpoint has
         restored = checkpoints.restore({"state": self.state, "best": self.best})
         self.state, self.best, self.at, self.evaluations = restored["state"], restored["best"], at, log["curve"]
 
-    def _keep(self, checkpoints: Checkpoints, folder: Path) -> None:
+    def _save(self, checkpoints: Checkpoints, folder: Path) -> None:
+        """Write a checkpoint and the learning curve."""
         log = {"at": list(self.at), "curve": self.evaluations}
         checkpoints.save(self.at.steps + self.at.phase - 1, {"state": self.state, "best": self.best}, log)
         curve.write(self.evaluations, folder, folder.name)
@@ -320,21 +348,21 @@ class Trainer:
     # The result
 
     def raw(self, rows: np.ndarray) -> np.ndarray:
-        """Raw outputs `[rows, outputs]` of the best weights."""
+        """Raw outputs `[rows, outputs]` with the best weights."""
         return np.asarray(self._read(self.best["head"], self.vectors(rows, self.best)))
 
     def calibrated(self) -> Formulation:
-        """The formulation, told what its scores mean if it deals in scores."""
+        """The formulation, calibrated on the training part if it predicts scores."""
         return self.formulation.calibrated(self.raw(self.data.rows(TRAIN)))
 
     def report(self) -> Metrics:
-        """Of the best weights, on the test part."""
+        """Metrics on the test part, with the best weights."""
         rows = self.data.rows(TEST)
         predicted = self.calibrated().lengths(self.raw(rows))
         return evaluate(predicted, self.data.length[rows], self.data.capped[rows], self.bounds)
 
     def predictor(self, name: str) -> ProxyPredictor:
-        """With the best weights."""
+        """The trained predictor, with the best weights."""
         encoder = self._encoder(self.best["encoder"], self.rest)
         head = nnx.merge(self.head_graph, self.best["head"])
         about = {"target": self.config.target, "encoder": self.config.encoder, "data": str(self.data)}
@@ -342,16 +370,16 @@ class Trainer:
 
 
 def copied(tree: Any) -> Any:
-    """Arrays that a step may take for its own, or that outlive one which takes the originals."""
+    """A copy of a pytree's arrays: a training step donates its state."""
     return jax.tree.map(jnp.copy, tree)
 
 
 def width_of(tokens: int) -> int:
-    """What rows of up to so many tokens are padded to."""
+    """The width that a batch with rows of up to `tokens` tokens is padded to."""
     return next((width for width in WIDTHS if tokens <= width), -(-tokens // 128) * 128)
 
 
 def pieces(rows: int, width: int) -> int:
-    """How many equal parts a batch is cut into, of two rows at least."""
-    fitting = (n for n in range(1, rows // 2 + 1) if rows % n == 0 and rows // n * width <= TOKENS)
-    return next(fitting, max(n for n in range(1, rows // 2 + 1) if rows % n == 0))
+    """The number of equal pieces of a batch: as few as keep a piece within `TOKENS`, each of at least two rows."""
+    divisors = [n for n in range(1, rows // 2 + 1) if rows % n == 0]
+    return next((n for n in divisors if rows // n * width <= TOKENS), divisors[-1])

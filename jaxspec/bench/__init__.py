@@ -1,5 +1,5 @@
-"""Benchmarks of the engine, the server and the simulator."""
+"""Benchmarks of the engine, the server and the scheduler, and the simulator's command."""
 
 
 class BenchError(Exception):
-    """Its message is all that the user sees; the exit code is 2."""
+    """A benchmark cannot run. The command prints the message in one line and exits with code 2."""

@@ -1,4 +1,7 @@
-"""`python -m jaxspec.bench …`: exit code 0 if all went well, 1 if requests failed, 2 if nothing could be measured."""
+"""Benchmarks of the engine, the server and the scheduler, and the simulator.
+
+Exit code: 0 success, 1 some requests failed, 2 nothing could be measured, 130 interrupted.
+"""
 
 from __future__ import annotations
 
@@ -15,33 +18,39 @@ from jaxspec.bench.report import Report, print_table, write_json
 from jaxspec.errors import explained
 from jaxspec.extras import install_hint
 
-#: name → (module, help); a module offers `add_arguments(parser)` and `run(args)`.
+#: Command -> (module, help). A module has `add_arguments(parser)` and `run(args)`; its docstring is the description.
 COMMANDS = {
-    "offline": ("jaxspec.bench.offline", "generate for prompts that are all there from the start"),
-    "serve": ("jaxspec.bench.serve", "send load to an OpenAI-compatible server"),
-    "compare": ("jaxspec.bench.compare", "presets beside each other, taking turns in one process"),
-    "scheduler": ("jaxspec.bench.scheduler", "what the decisions of a policy cost with many requests waiting"),
-    "simulate": ("jaxspec.bench.simulate", "serve a trace or a synthetic load on a virtual clock"),
-    "record": ("jaxspec.bench.record", "measure the engine for the simulator: step times, acceptance, events"),
-    "paper": ("jaxspec.bench.papers", "a paper's experiments again, simulated and on the engine"),
-    "predictor": ("jaxspec.bench.papers.ssjf.predictor", "length predictors beside each other: SSJF's ablation"),
+    "offline": ("jaxspec.bench.offline", "throughput and latency of LLM.generate, all prompts submitted at once"),
+    "serve": ("jaxspec.bench.serve", "load test of an OpenAI-compatible server"),
+    "compare": ("jaxspec.bench.compare", "compare presets: their engines alternate in one process"),
+    "scheduler": ("jaxspec.bench.scheduler", "CPU time of scheduling decisions with many waiting requests"),
+    "simulate": ("jaxspec.bench.simulate", "run the scheduler on a virtual clock, with a cost model for step times"),
+    "record": ("jaxspec.bench.record", "record the engine and fit the simulator's cost and acceptance models"),
+    "paper": ("jaxspec.bench.papers", "reproduce a paper's experiments, simulated and on the engine"),
+    "predictor": ("jaxspec.bench.papers.ssjf.predictor", "compare length predictors (SSJF's ablation)"),
     "profile": (
         "jaxspec.bench.profile",
-        "what the engine's programs take, as measured and kept, or measured again",
+        "show or renew the profile: measured step and draft times of this machine",
     ),
-    "startup": ("jaxspec.bench.startup", "how long a start takes until the first token"),
-    "kv": ("jaxspec.bench.kv", "what INT8 KV costs in quality, and what swapping costs beside a step"),
-    "kernels": ("jaxspec.bench.kernels", "the CPU kernels beside XLA's own operations, alternated"),
-    "peers": ("jaxspec.bench.peers", "jaxspec beside transformers on torch, taking turns in one run"),
+    "startup": ("jaxspec.bench.startup", "time from process start to the first token"),
+    "kv": ("jaxspec.bench.kv", "quality of INT8 KV, and step time while pages are swapped"),
+    "kernels": ("jaxspec.bench.kernels", "compare the native CPU kernels with XLA's operations"),
+    "peers": ("jaxspec.bench.peers", "compare jaxspec with transformers on torch"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one benchmark; argparse itself exits with 2 on wrong options."""
+    """Run one benchmark. Returns the exit code; argparse raises `SystemExit` with code 2 for wrong options."""
     parser = argparse.ArgumentParser(prog="python -m jaxspec.bench", description=__doc__)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     modules: dict[str, ModuleType] = {}
+    if argv is None:
+        argv = sys.argv[1:]
     for name, (module, summary) in COMMANDS.items():
+        if not _installed(module):
+            if argv[:1] == [name]:
+                parser.error(f"{name} runs from a checkout of the repository; wheels don't contain the experiments")
+            continue
         modules[name] = importlib.import_module(module)
         modules[name].add_arguments(subparsers.add_parser(name, help=summary, description=modules[name].__doc__))
     args = parser.parse_args(argv)
@@ -57,8 +66,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _installed(module: str) -> bool:
+    """Wheels leave out `jaxspec.bench.papers`."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
 def check_outputs(args: argparse.Namespace) -> None:
-    """Better to hear before a long run than after it that its results can't be kept. Raises `BenchError` or OSError."""
+    """Check before a long run that its results can be written. Raises `BenchError` or OSError."""
     if args.json:
         Path(args.json).parent.mkdir(parents=True, exist_ok=True)
         Path(args.json).touch()
@@ -67,7 +84,7 @@ def check_outputs(args: argparse.Namespace) -> None:
 
 
 def finish(report: Report, args: argparse.Namespace) -> int:
-    """Shows and writes the report."""
+    """Print the report and write its files. Returns the exit code."""
     print_table(report)
     if args.json:
         write_json(args.json, report.to_json())

@@ -1,4 +1,4 @@
-"""One streamed request to an OpenAI-compatible server, timed where its client sits."""
+"""Sends one streamed request to an OpenAI-compatible server and measures it on the client's side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATHS: Mapping[Route, str] = {"chat": "/v1/chat/completions", "completions": "/v
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where and how to ask: `url` without /v1, `fields` added to every request's body."""
+    """A server's route and request fields: `url` without /v1; `fields` are added to every request body."""
 
     url: str
     model: str
@@ -39,10 +39,10 @@ class Endpoint:
 
 
 async def ask(http: httpx.AsyncClient, endpoint: Endpoint, prompt: str, max_tokens: int) -> Sample:
-    """Streams one answer; never raises for what a server or the network does, the sample's `error` says it.
+    """Send one request and measure its stream. Server and network errors are not raised but stored in `Sample.error`.
 
-    `start` is on `time.perf_counter`'s clock. Token counts come from the server's usage; one that reports none is
-    credited a token a chunk. `itl` holds the gaps between chunks with text, which may carry more than one token.
+    `start` is on `time.perf_counter`'s clock. Token counts come from the server's usage, or without one from the
+    number of chunks. `itl` holds the gaps between chunks with text; a chunk may have more than one token.
     """
     sample = Sample(start=time.perf_counter())
     stamps: list[float] = []
@@ -75,7 +75,7 @@ async def ask(http: httpx.AsyncClient, endpoint: Endpoint, prompt: str, max_toke
         sample.error = f"{type(error).__name__}: {error}"
         return sample
     except (ValueError, AttributeError, TypeError) as error:
-        sample.error = f"not an OpenAI stream: {error}"
+        sample.error = f"the response is not an OpenAI stream: {error}"
         return sample
     if end is None:
         sample.error = "the stream ended without a finish reason"
@@ -92,15 +92,15 @@ async def ask(http: httpx.AsyncClient, endpoint: Endpoint, prompt: str, max_toke
 
 
 def error_message(body: bytes) -> str:
-    """The message of OpenAI's error object, or the start of whatever came instead."""
+    """The message of an OpenAI error object; for other bodies their first 200 characters."""
     try:
         error = json.loads(body)["error"]
         return str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, KeyError, TypeError):
-        return body.decode(errors="replace")[:200].strip() or "no body"
+        return body.decode(errors="replace")[:200].strip() or "empty body"
 
 
 def _text(choice: Mapping[str, Any]) -> str:
-    """What a chunk adds, be it a completion's, a chat's, or a thinking model's."""
+    """The text of a chunk from a completion, a chat or a reasoning model."""
     delta = choice.get("delta") or {}
     return choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""

@@ -1,8 +1,8 @@
-"""Presets beside each other: an engine for each, all in one process, taking turns on the same prompts.
+"""Compare presets: one engine per preset, all in one process, alternating on the same prompts.
 
-Speeds of one machine differ from minute to minute by more than presets do, so all engines stay loaded and alternate,
-and what counts is the ratio of their medians. The warm-up turn leaves the prompts in the prefix caches: turns measure
-little prefill unless --set enable_prefix_caching=false.
+The speed of a machine varies more from minute to minute than presets differ. Therefore all engines stay loaded and take
+turns, and the result is the ratio of their median speeds to the first preset's. A warm-up turn fills the prefix caches,
+so measured turns include little prefill unless --set enable_prefix_caching=false.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from jaxspec.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from jaxspec.llm import LLM
 
-#: Fields of `EngineStats` that say how drafting went; an engine that doesn't draft may lack them.
+#: Fields of `EngineStats` about speculation; counted as 0 where an engine's stats lack them.
 COUNTERS = ("draft_tokens", "accepted_tokens", "verifications")
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A preset's engine, and the prompts as token ids of its own tokenizer."""
+    """One of the compared presets: its engine, and the prompts as token ids of its tokenizer."""
 
     name: str
     llm: LLM
@@ -48,8 +48,8 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One pass over all prompts: wall time in seconds, each answer's token ids, growth of each of `COUNTERS`, and mean
-    completion time of the requests (E2E) in seconds."""
+    """One pass over all prompts: wall time in seconds, output token ids of each prompt, increase of each of `COUNTERS`,
+    and mean E2E latency of the requests in seconds."""
 
     seconds: float
     answers: list[list[int]]
@@ -58,38 +58,53 @@ class Turn:
 
     @property
     def speed(self) -> float:
-        """Output tokens a second."""
+        """Output tokens per second."""
         return sum(map(len, self.answers)) / self.seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    # argparse would put the files last, where a list like that of --concurrency swallows them.
+    # argparse would print the files last, where options with several values, like --concurrency, consume them.
     parser.usage = "%(prog)s A.yaml B.yaml [C.yaml ...] [options]"
-    parser.add_argument("baseline", metavar="A.yaml", help="the preset that the others are compared with")
-    parser.add_argument("others", nargs="+", metavar="B.yaml", help="more presets, as configs/default.yaml")
+    parser.add_argument("baseline", metavar="A.yaml", help="baseline preset: the ratios are relative to it")
+    parser.add_argument("others", nargs="+", metavar="B.yaml", help="presets to compare, such as configs/default.yaml")
     engine = parser.add_argument_group("engines")
-    engine.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for all; may be given again")
-    engine.add_argument("--repeats", type=options.count, default=5, metavar="N", help="measured turns (default: 5)")
+    engine.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="engine setting for all presets (docs/configuration.md); repeatable",
+    )  # fmt: skip
+    engine.add_argument(
+        "--repeats", type=options.count, default=5, metavar="N", help="measured turns per preset (default: 5)"
+    )
     work = parser.add_argument_group("workload")
-    at_once = "N prompts at a time, the next N when these have ended; of several N each is measured (default: all)"
-    work.add_argument("--concurrency", type=options.count, nargs="+", metavar="N", help=at_once)
-    work.add_argument("--num-prompts", type=options.count, default=32, metavar="N", help="default: 32")
-    work.add_argument("--max-tokens", type=options.count, default=128, metavar="N", help="default: 128")
+    concurrency = (
+        "prompts submitted at a time; the next N follow when all of them have finished. Several values are measured "
+        "one after another (default: all prompts at once)"
+    )
+    work.add_argument("--concurrency", type=options.count, nargs="+", metavar="N", help=concurrency)
+    work.add_argument(
+        "--num-prompts", type=options.count, default=32, metavar="N", help="number of prompts (default: 32)"
+    )
+    work.add_argument(
+        "--max-tokens", type=options.count, default=128, metavar="N",
+        help="maximum output tokens per prompt (default: 128)",
+    )  # fmt: skip
     work.add_argument(
         "--prompts", nargs="+", metavar="JSONL",
-        help='files of {"turns": [text, ...]}, of several as many prompts each (default: built-in ones)',
+        help=f"{options.PROMPTS_HELP}; several files contribute equally many prompts (default: built-in prompts)",
     )  # fmt: skip
-    work.add_argument("--input-tokens", type=options.span, metavar="N|LOW:HIGH", help="prompts of this length")
-    work.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0")
-    work.add_argument("--ignore-eos", action="store_true", help="always write --max-tokens tokens")
-    work.add_argument("--seed", type=int, default=0, help="of prompts, lengths and sampling")
+    work.add_argument("--input-tokens", type=options.span, metavar="N|LOW:HIGH", help=options.INPUT_TOKENS_HELP)
+    work.add_argument("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature (default: 0)")
+    work.add_argument("--ignore-eos", action="store_true", help="always generate --max-tokens tokens")
+    work.add_argument("--seed", type=int, default=0, help="seed of prompts, lengths and sampling (default: 0)")
     results = parser.add_argument_group("results")
-    results.add_argument("--json", metavar="FILE", help="write everything measured, each turn included")
-    results.add_argument("--plot", metavar="PNG", help=f"draw the turns; needs matplotlib: {install_hint('bench')}")
+    results.add_argument("--json", metavar="FILE", help="write all measurements, including every turn, as JSON")
+    results.add_argument(
+        "--plot", metavar="PNG", help=f"plot the speed of every turn; needs matplotlib: {install_hint('bench')}"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints and writes the comparison. Raises `BenchError` where nothing can be measured."""
+    """Print and write the comparison. Raises `BenchError` if nothing can be measured."""
     from jaxspec.config import parse_overrides
 
     try:
@@ -127,23 +142,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def names(presets: Sequence[str]) -> list[str]:
-    """Short but different: file names if these tell the presets apart, numbered where a preset is given again."""
+    """A short unique name for each preset: its file name, else its path; numbered if a preset is given repeatedly."""
     stems = [Path(preset).stem for preset in presets]
     chosen = stems if len(set(stems)) == len(set(presets)) else list(presets)
     return [n if chosen.count(n) == 1 else f"{n} #{chosen[: i + 1].count(n)}" for i, n in enumerate(chosen)]
 
 
 def load(presets: Sequence[str], overrides: dict[str, Any], stack: ExitStack) -> list[LLM]:
-    """An engine for each preset, which `stack` will close. Raises `BenchError`."""
+    """An engine for each preset, which `stack` closes. Raises `BenchError`."""
     from jaxspec.config import EngineConfig
     from jaxspec.llm import LLM
 
-    for preset in presets:  # all of them before the first engine: that takes its time
-        with naming(preset):
+    for preset in presets:  # check all presets before the first engine, which takes long to load
+        with naming_preset(preset):
             EngineConfig.load(preset, **overrides)
     engines = []
     for preset in presets:
-        with naming(preset):
+        with naming_preset(preset):
             engines.append(
                 stack.enter_context(
                     LLM(config=preset, show_progress=True, **{**options.COMPILE_ALL_FIRST, **overrides})
@@ -153,32 +168,32 @@ def load(presets: Sequence[str], overrides: dict[str, Any], stack: ExitStack) ->
 
 
 @contextmanager
-def naming(preset: str) -> Iterator[None]:
-    """Turns what goes wrong with a preset into a `BenchError` that names it."""
+def naming_preset(preset: str) -> Iterator[None]:
+    """Convert errors to a `BenchError` that names the preset."""
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:
-        said = explained(error)
-        raise BenchError(said if preset in said else f"{preset}: {said}") from None
+        message = explained(error)
+        raise BenchError(message if preset in message else f"{preset}: {message}") from None
 
 
 def alternate(
     contenders: Sequence[Contender], params: SamplingParams, level: int, repeats: int, advance: Callable[[], None]
 ) -> list[list[Turn]]:
-    """`repeats` turns of each contender, after one that only warms up; they go one after the other, in order."""
+    """`repeats` turns of each contender after one warm-up turn each. In every round the contenders run in order."""
     turns: list[list[Turn]] = [[] for _ in contenders]
     for repeat in range(repeats + 1):
-        for contender, own in zip(contenders, turns, strict=True):
-            with naming(contender.name):
+        for contender, measured in zip(contenders, turns, strict=True):
+            with naming_preset(contender.name):
                 turn = take_turn(contender, params, level)
             advance()
             if repeat:
-                own.append(turn)
+                measured.append(turn)
     return turns
 
 
 def take_turn(contender: Contender, params: SamplingParams, level: int) -> Turn:
-    """All prompts, `level` at a time."""
+    """Generate for all prompts, `level` at a time."""
     llm, given = contender.llm, contender.prompts
     before = llm.engine.stats()
     begin = time.perf_counter()
@@ -191,26 +206,26 @@ def take_turn(contender: Contender, params: SamplingParams, level: int) -> Turn:
 
 
 def judge(contenders: Sequence[Contender], turns: Sequence[Sequence[Turn]], level: int) -> list[dict[str, Any]]:
-    """What came of the measured turns of each contender, the first being the baseline; speeds in tokens a second.
+    """Results of each contender over its turns; the first contender is the baseline. Speeds in tokens per second.
 
-    `mean_accepted_length` is in tokens a verification: those accepted and one of the target's own. `agreeing_requests`
-    have, in every turn, exactly the tokens of the baseline's first turn; None if the prompts' token ids differ already.
+    `mean_accepted_length`: tokens per verification, bonus token included. `agreeing_requests`: number of requests with
+    exactly the tokens of the baseline's first turn in every turn; None if the prompts' token ids differ.
     """
     reference = turns[0][0].answers
     results: list[dict[str, Any]] = []
-    for contender, own in zip(contenders, turns, strict=True):
-        speeds = [turn.speed for turn in own]
-        drafted, accepted, verified = (sum(turn.counts[name] for turn in own) for name in COUNTERS)
-        same = [all(turn.answers[i] == answer for turn in own) for i, answer in enumerate(reference)]
+    for contender, measured in zip(contenders, turns, strict=True):
+        speeds = [turn.speed for turn in measured]
+        drafted, accepted, verified = (sum(turn.counts[name] for turn in measured) for name in COUNTERS)
+        same = [all(turn.answers[i] == answer for turn in measured) for i, answer in enumerate(reference)]
         results.append(
             {
                 "preset": contender.name, "concurrency": level,
-                "tokens_per_s": speeds, "seconds": [turn.seconds for turn in own],
-                "output_tokens": [sum(map(len, turn.answers)) for turn in own],
+                "tokens_per_s": speeds, "seconds": [turn.seconds for turn in measured],
+                "output_tokens": [sum(map(len, turn.answers)) for turn in measured],
                 "median": median(speeds), "lowest": min(speeds), "highest": max(speeds),
                 "ratio": median(speeds) / (results[0]["median"] if results else median(speeds)),
-                "mean_e2e_s": [turn.e2e for turn in own],
-                "e2e_ratio": median(turn.e2e for turn in own) / median(turn.e2e for turn in turns[0]),
+                "mean_e2e_s": [turn.e2e for turn in measured],
+                "e2e_ratio": median(turn.e2e for turn in measured) / median(turn.e2e for turn in turns[0]),
                 "draft_tokens": drafted, "accepted_tokens": accepted, "verifications": verified,
                 "acceptance_rate": accepted / drafted if drafted else None,
                 "mean_accepted_length": 1 + accepted / verified if verified else None,
@@ -221,7 +236,7 @@ def judge(contenders: Sequence[Contender], turns: Sequence[Sequence[Turn]], leve
 
 
 def show(results: Sequence[Mapping[str, Any]], requests: int) -> None:
-    """A row for each concurrency and preset; what comes of drafting only if something was drafted."""
+    """Print one row per concurrency and preset; columns on speculation only if something was drafted."""
     columns = {
         "median": ("median", "{:.1f}"), "lowest": ("lowest", "{:.1f}"), "highest": ("highest", "{:.1f}"),
         "ratio": ("ratio", "{:.3f}"), "E2E\nratio": ("e2e_ratio", "{:.3f}"),
@@ -229,7 +244,7 @@ def show(results: Sequence[Mapping[str, Any]], requests: int) -> None:
     }  # fmt: skip
     if any(r["draft_tokens"] for r in results):
         columns |= {"accepted": ("acceptance_rate", "{:.1%}"), "mean\nlen.": ("mean_accepted_length", "{:.2f}")}
-    # Without lines between its columns it fits into 80 characters.
+    # Without column separators the table fits into 80 characters.
     table = Table("at\nonce", title="output tokens/s", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("preset", overflow="fold")
     for name in columns:

@@ -1,6 +1,7 @@
-"""What deciding on drafts costs: time of the speculator's part of an iteration, with a drafter that answers at once.
+"""CPU time of the speculator's decisions in a step, with a drafter that takes no time.
 
-Every request has a candidate tree of all levels and four nodes a level, and gets what an imaginary target accepts."""
+Every request gets a candidate tree with all levels and four nodes per level. Acceptance of its nodes is drawn at random
+in place of a target model."""
 
 from __future__ import annotations
 
@@ -19,19 +20,19 @@ from jaxspec.sched.spec.speculator import DEPTH, Speculator
 from jaxspec.sched.spec.trees import AdaServe, Candidates, EqualGreedy, GlobalGreedy, TreePolicy
 from jaxspec.sched.timing import StepTimes
 
-#: Nodes of a level.
+#: Nodes per level.
 WIDTH = 4
-#: Seconds of a step with at most so many draft tokens a request, so that all levels are drafted; beyond, of as many
-#: steps.
+#: A step takes `_STEP` seconds with up to `_DRAFTS` draft tokens per request, twice that with up to twice as many
+#: tokens and so on. So all levels are drafted.
 _STEP, _DRAFTS = 0.03, 8
-#: Candidate trees that are made in advance, and given out in turns.
+#: Candidate trees, generated in advance and used in rotation.
 _TREES = 256
-#: The targets of requests, in turns; half of them have none.
-_TARGETS = (Slo(), Slo(tpot=0.012), Slo(), Slo(tpot=0.05))
+#: SLOs, assigned to requests in rotation; half of the requests have none.
+_SLOS = (Slo(), Slo(tpot=0.012), Slo(), Slo(tpot=0.05))
 
 
 class Drafter(SharedDevice):
-    """Beams that were made in advance."""
+    """Proposes candidate trees that were generated in advance."""
 
     name, widths = "ready", (WIDTH,)
 
@@ -58,22 +59,22 @@ class Drafter(SharedDevice):
 
 
 def _beam(rng: np.random.Generator) -> Candidates:
-    """`DEPTH` levels of `WIDTH` nodes, each hanging on one of the level before, the likeliest first."""
+    """A random tree: `DEPTH` levels of `WIDTH` nodes, each with a parent in the level above, most likely first."""
     parent, logprob, above = [], [], np.zeros(1)
     for level in range(DEPTH):
-        own = rng.integers(len(above), size=WIDTH)
-        chance = above[own] + np.log(rng.uniform(0.05, 0.95, WIDTH))
-        order = np.argsort(-chance)
-        parent += (own[order] + (level - 1) * WIDTH).tolist() if level else [-1] * WIDTH
-        above = chance[order]
+        parents = rng.integers(len(above), size=WIDTH)
+        logprobs = above[parents] + np.log(rng.uniform(0.05, 0.95, WIDTH))
+        order = np.argsort(-logprobs)
+        parent += (parents[order] + (level - 1) * WIDTH).tolist() if level else [-1] * WIDTH
+        above = logprobs[order]
         logprob += above.tolist()
     token = np.arange(DEPTH * WIDTH, dtype=np.int32)
     return Candidates(token, np.asarray(parent, np.int32), np.asarray(logprob, np.float32))
 
 
 def measure(requests: int, iterations: int, seed: int = 0) -> dict[str, dict[str, float]]:
-    """By `tree`, CPU milliseconds of an iteration's decisions (how far to draft, what to verify) and of what is learned
-    after it, and the nodes verified in one. The first tenth is a warm-up, left out."""
+    """For each `tree` setting: CPU milliseconds per step for the decisions (lookahead, node selection) and for learning
+    from the outcome, and the nodes verified per step. The times omit the first tenth of the iterations (warm-up)."""
     nodes, size = _DRAFTS * requests, (1 + _DRAFTS) * requests
     step = StepTimes({k * size: k * _STEP for k in range(1, 1 + DEPTH * WIDTH)})
     policies: dict[str, TreePolicy | None] = {
@@ -88,14 +89,14 @@ def measure(requests: int, iterations: int, seed: int = 0) -> dict[str, dict[str
 def _measure(
     policy: TreePolicy | None, step: StepTimes, verify_budget: int, requests: int, iterations: int, seed: int
 ) -> dict[str, float]:
-    draw, prompt, adaptive = random.Random(seed), 16, isinstance(policy, AdaServe)
+    rng, prompt, adaptive = random.Random(seed), 16, isinstance(policy, AdaServe)
     speculator = Speculator(
         [Drafter(np.random.default_rng(seed))], step, policy, adaptive=adaptive,
         verify_budget=verify_budget if adaptive else None,
         calibrate=policy is not None,
     )  # fmt: skip
     running = [
-        Request(str(i), prompt, [7] * (prompt + 1), 10**9, 0.0, slo=_TARGETS[i % len(_TARGETS)], first_token=0.0)
+        Request(str(i), prompt, [7] * (prompt + 1), 10**9, 0.0, slo=_SLOS[i % len(_SLOS)], first_token=0.0)
         for i in range(requests)
     ]
     deciding: list[float] = []
@@ -104,38 +105,38 @@ def _measure(
     for _ in range(iterations):
         for request in running:
             request.computed = len(request.tokens) - 1
-        begun = time.thread_time()
-        ahead = speculator.lookahead(running, now)
-        between = time.thread_time()
-        scheduled = [ScheduledRequest(r, r.computed, 1, ahead.drafts, ahead.levels) for r in running]
-        again = time.thread_time()
+        lookahead_start = time.thread_time()
+        lookahead = speculator.lookahead(running, now)
+        lookahead_end = time.thread_time()
+        scheduled = [ScheduledRequest(r, r.computed, 1, lookahead.drafts, lookahead.levels) for r in running]
+        draft_start = time.thread_time()
         drafts = speculator.draft(scheduled, lambda _: None, requests, now)
-        decided = time.thread_time()
+        draft_end = time.thread_time()
         now += _STEP
         accepted = {}
         for request in running:
             draft = drafts.get(request.id)
             path: list[int] = []
-            while draft is not None and draw.random() < 0.7:
+            while draft is not None and rng.random() < 0.7:
                 last = path[-1] if path else -1
-                below = [i for i, above in enumerate(draft.parent.tolist()) if above == last]
-                if not below:
+                children = [i for i, parent in enumerate(draft.parent.tolist()) if parent == last]
+                if not children:
                     break
-                path.append(below[0])
+                path.append(children[0])
             accepted[request.id] = path
-        observing = time.thread_time()
+        observe_start = time.thread_time()
         for request in running:
             speculator.observe(request, accepted[request.id])
-        learned = time.thread_time()
+        observe_end = time.thread_time()
         for request in running:
             request.tokens += [7] * (1 + len(accepted[request.id]))
-        deciding.append(1e3 * (between - begun + decided - again))
-        learning.append(1e3 * (learned - observing))
+        deciding.append(1e3 * (lookahead_end - lookahead_start + draft_end - draft_start))
+        learning.append(1e3 * (observe_end - observe_start))
         nodes += sum(len(draft) for draft in drafts.values())
-    kept = iterations // 10
+    warmup = iterations // 10
     return {
-        "median ms": median(deciding[kept:]),
-        "p99 ms": quantiles(deciding[kept:], n=100)[98] if len(deciding) - kept > 1 else deciding[-1],
-        "learning ms": median(learning[kept:]),
+        "median ms": median(deciding[warmup:]),
+        "p99 ms": quantiles(deciding[warmup:], n=100)[98] if len(deciding) - warmup > 1 else deciding[-1],
+        "learning ms": median(learning[warmup:]),
         "nodes": nodes / iterations,
     }

@@ -1,7 +1,10 @@
-"""The CPU kernels beside XLA's own operations, with SmolLM2-135M's sizes: all matrix products of a step, and attention
-of a decode step over committed KV. Everything takes turns in one run; medians.
+"""Compare the native CPU kernels with XLA's operations at the sizes of SmolLM2-135M.
 
-Several compilers' kernels can be compared in the same way: `--compilers cc zig`."""
+Measures all matrix products of a step, and attention of a decode step over committed KV. The variants alternate in one
+run; the tables show medians.
+
+--compilers cc zig compares kernels built by different compilers.
+"""
 
 from __future__ import annotations
 
@@ -31,30 +34,41 @@ DEPTHS = (HIDDEN, HIDDEN, HIDDEN, INNER)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tokens", type=options.count, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128])
-    parser.add_argument("--contexts", type=options.count, nargs="+", default=[128, 512])
-    parser.add_argument("--requests", type=options.count, default=16)
-    parser.add_argument("--repeats", type=options.count, default=15)
+    parser.add_argument(
+        "--tokens", type=options.count, nargs="+", metavar="N", default=[1, 2, 4, 8, 16, 32, 64, 128],
+        help="step sizes for the matrix products, in tokens (default: 1 2 4 8 16 32 64 128)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--contexts", type=options.count, nargs="+", metavar="N", default=[128, 512],
+        help="committed KV positions of each request for attention (default: 128 512)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--requests", type=options.count, default=16, metavar="N", help="requests for attention (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--repeats", type=options.count, default=15, metavar="N", help="measured rounds (default: %(default)s)"
+    )
     parser.add_argument(
         "--compilers", nargs="+", metavar="COMMAND",
-        help="compare the kernels that these make: commands, or zig for the ziglang package (default: as when serving)",
+        help="compilers to compare: commands, or zig for the ziglang package (default: the one used when serving)",
     )  # fmt: skip
-    parser.add_argument("--no-xla", action="store_true", help="leave XLA's own operations out")
+    parser.add_argument("--no-xla", action="store_true", help="do not measure XLA's operations")
     parser.add_argument(
         "--cpu-time", action="store_true",
-        help="processor time of all threads rather than time: for busy machines, with JAXSPEC_THREADS=1",
+        help="measure CPU time of all threads instead of wall time; for busy machines, together with JAXSPEC_THREADS=1",
     )  # fmt: skip
-    parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--plot", metavar="FILE", help="a PNG of the products' times")
+    parser.add_argument("--json", metavar="FILE", help="write all measured times as JSON")
+    parser.add_argument("--plot", metavar="PNG", help="plot the times of the matrix products")
 
 
-#: Each contender's milliseconds, round by round.
+#: Milliseconds of each round, by variant.
 Times = dict[str, list[float]]
-#: A name's function and its two arguments.
+#: Variant -> (function, its two arguments).
 Cases = dict[str, tuple[Callable[..., Any], Any, Any]]
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print and write the times. Raises `BenchError` if the kernels cannot be built."""
     try:
         for compiler in args.compilers or [""]:
             cpu.load(compiler)
@@ -93,18 +107,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _kernels(function: Callable[..., Any], a: Any, b: Any, args: argparse.Namespace) -> Cases:
-    def by(compiler: str) -> Callable[..., Any]:  # a function of its own, because JAX keeps what it traced
-        def built(a: Any, b: Any) -> Any:
+    """A case for each of `args.compilers`."""
+
+    def with_compiler(compiler: str) -> Callable[..., Any]:  # a new function each: JAX caches traces by function
+        def call(a: Any, b: Any) -> Any:
             with cpu.built_by(compiler):
                 return function(a, b)
 
-        return built
+        return call
 
-    return {compiler or "kernel": (by(compiler), a, b) for compiler in args.compilers or [""]}
+    return {compiler or "kernel": (with_compiler(compiler), a, b) for compiler in args.compilers or [""]}
 
 
 def _take_turns(cases: Cases, args: argparse.Namespace) -> Times:
-    """Each round begins with another one."""
+    """Measure all cases in each round, starting with a different one each time. Two warm-up rounds are not counted."""
     compiled = {name: jax.jit(f).lower(a, b).compile() for name, (f, a, b) in cases.items()}
     times: Times = {name: [] for name in cases}
     names, clock = list(cases), time.process_time if args.cpu_time else time.perf_counter
@@ -136,10 +152,10 @@ def _kernel_products(x: jax.Array, weights: list[jax.Array]) -> jax.Array:
 
 
 def _attention(requests: int, context: int, rng: np.random.Generator, args: argparse.Namespace) -> Times:
-    """One query token a request, every page full but perhaps the last."""
-    each = -(-context // PAGE)
-    pages = requests * each
-    table = jnp.asarray(rng.permutation(pages).reshape(requests, each), jnp.int32)
+    """Attention with one query token per request; all pages are full except perhaps each request's last."""
+    pages_each = -(-context // PAGE)
+    pages = requests * pages_each
+    table = jnp.asarray(rng.permutation(pages).reshape(requests, pages_each), jnp.int32)
     q = jnp.asarray(rng.normal(size=(requests, KV_HEADS * GROUPS, DIM)), jnp.float32)
     kv = jnp.asarray(rng.normal(size=(requests, KV_HEADS, DIM)), jnp.float32)
     keys = jnp.asarray(rng.normal(size=(LAYERS, pages, KV_HEADS, DIM, PAGE)), jnp.float32)
@@ -156,10 +172,10 @@ def _attention(requests: int, context: int, rng: np.random.Generator, args: argp
 
         return lax.scan(layer, q, jnp.arange(LAYERS))[0]
 
-    def per_layer(one: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    def per_layer(attend: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
         def step(q: jax.Array, pool: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
             for k, v in pool:
-                q = q + one(q.reshape(requests, KV_HEADS, GROUPS, DIM), k, v).reshape(q.shape)
+                q = q + attend(q.reshape(requests, KV_HEADS, GROUPS, DIM), k, v).reshape(q.shape)
             return q
 
         return step
@@ -169,10 +185,10 @@ def _attention(requests: int, context: int, rng: np.random.Generator, args: argp
         return jnp.einsum("rkgjp,rjkpd->rkgd", weights, v[table])
 
     def in_place(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        """Rows of a whole array in their own order: what XLA is fastest at, were the pool always full."""
-        rows = jnp.repeat(q, each, axis=0)
+        """Reads the whole pool in memory order, without a page table: XLA's best case, valid only for a full pool."""
+        rows = jnp.repeat(q, pages_each, axis=0)
         weights = jax.nn.softmax(jnp.einsum("nkgd,nkdp->nkgp", rows, k))
-        return jnp.einsum("nkgp,nkpd->nkgd", weights, v).reshape(requests, each, KV_HEADS, GROUPS, DIM).sum(1)
+        return jnp.einsum("nkgp,nkpd->nkgd", weights, v).reshape(requests, pages_each, KV_HEADS, GROUPS, DIM).sum(1)
 
     layers = [] if args.no_xla else [(keys[i], values[i]) for i in range(LAYERS)]
     xla = {"XLA, gathered": (per_layer(gathered), q, layers), "XLA, in place": (per_layer(in_place), q, layers)}
@@ -180,9 +196,10 @@ def _attention(requests: int, context: int, rng: np.random.Generator, args: argp
 
 
 def _show(title: str, first: str, rows: dict[int, Times]) -> None:
-    """Medians, and what they are to the last one's: the ratio, and quartiles of the rounds' ratios."""
+    """Print medians and, in brackets, their ratio to the last variant's with the quartiles of the rounds' ratios."""
     *others, last = next(iter(rows.values()))
-    table = Table(first, *others, last, title=title, caption=f"in brackets: times that of {last}")
+    caption = f"in brackets: relative to {last} (ratio of medians; quartiles of the ratios per round)"
+    table = Table(first, *others, last, title=title, caption=caption)
     for key, row in rows.items():
         base = np.asarray(row[last])
         cells = []

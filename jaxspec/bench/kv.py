@@ -1,7 +1,9 @@
-"""What INT8 KV costs in quality, and what moving pages costs beside a step.
+"""Measure what INT8 KV costs in quality and what swapping pages costs in step time.
 
-Perplexity of a text and the share of positions where the likeliest token changes, with KV as computed and as INT8;
-and a decoding step with pages moved out and in before it, alternated with steps without."""
+Quality: perplexity of a text with exact and with INT8 KV, and the share of positions where the most likely token
+changes. Swapping: time of a decoding step with KV pages moved to and from the host before it, alternating with steps
+without.
+"""
 
 from __future__ import annotations
 
@@ -25,30 +27,50 @@ if TYPE_CHECKING:
     from jaxspec.models.load import LoadedModel
     from jaxspec.step.packing import Tree
 
-#: Of the KV pool, that are compared.
+#: Values of `kv_cache_dtype` that are compared.
 KINDS = ("auto", "int8")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="smollm2-135m", help="as of the server (default: %(default)s)")
-    parser.add_argument("--text", metavar="FILE", help="plain text to score; without one only steps are measured")
-    parser.add_argument("--tokens", type=options.count, default=20_000, help="of the text (default: %(default)s)")
-    parser.add_argument("--context", type=options.count, default=512, help="tokens scored at a go (default: 512)")
     parser.add_argument(
-        "--chunk", type=options.count, default=32,
-        help="tokens a step computes: all that came before is read from the pool (default: 32)",
+        "--model", default="smollm2-135m",
+        help="built-in name, Hugging Face directory, .gguf file or hub id (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--requests", type=options.count, default=16, help="of the step that is timed (default: 16)")
-    parser.add_argument("--committed", type=options.count, default=272, help="positions of each (default: 272)")
-    parser.add_argument(
-        "--pages", type=options.count, nargs="+", default=[1, 2, 4, 8], help="moved out, and in, a step"
+    scoring = parser.add_argument_group("quality")
+    scoring.add_argument("--text", metavar="FILE", help="plain text to score (default: none, only steps are measured)")
+    scoring.add_argument(
+        "--tokens", type=options.count, default=20_000, metavar="N",
+        help="tokens of the text to score (default: %(default)s)",
+    )  # fmt: skip
+    scoring.add_argument(
+        "--context", type=options.count, default=512, metavar="N",
+        help="the text is scored in windows of N tokens (default: %(default)s)",
+    )  # fmt: skip
+    scoring.add_argument(
+        "--chunk", type=options.count, default=32, metavar="N",
+        help="tokens computed per step; earlier tokens are read from the KV cache (default: %(default)s)",
+    )  # fmt: skip
+    swapping = parser.add_argument_group("step time")
+    swapping.add_argument(
+        "--requests", type=options.count, default=16, metavar="N",
+        help="decoding requests in the measured step (default: %(default)s)",
+    )  # fmt: skip
+    swapping.add_argument(
+        "--committed", type=options.count, default=272, metavar="N",
+        help="committed KV positions of each request (default: %(default)s)",
+    )  # fmt: skip
+    swapping.add_argument(
+        "--pages", type=options.count, nargs="+", default=[1, 2, 4, 8], metavar="N",
+        help="pages moved per step, each way; several values are compared (default: 1 2 4 8)",
+    )  # fmt: skip
+    swapping.add_argument(
+        "--repeats", type=options.count, default=15, metavar="N", help="measured steps of each kind (default: 15)"
     )
-    parser.add_argument("--repeats", type=options.count, default=15)
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", metavar="FILE", help="write all measurements as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises `BenchError` where nothing can be measured."""
+    """Print and write the results. Raises `BenchError` if nothing can be measured."""
     from jaxspec.models.load import ModelLoadError, load_model
 
     try:
@@ -57,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     except (ModelLoadError, OSError, UnicodeDecodeError) as error:
         raise BenchError(explained(error)) from None
     if args.text and len(ids) < args.tokens:
-        raise BenchError(f"{args.text} has {len(ids)} tokens, {args.tokens} are asked for")
+        raise BenchError(f"{args.text} has only {len(ids)} tokens, --tokens is {args.tokens}")
     found: dict[str, Any] = {"machine": machine(), "options": options.plain(args)}
     if args.text:
         found["quality"] = quality(model, ids[: args.tokens], args)
@@ -70,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def quality(model: LoadedModel, ids: list[int], args: argparse.Namespace) -> dict[str, Any]:
-    """Perplexity by kind of KV, and how often INT8 changes the likeliest token."""
+    """Perplexity for each of `KINDS`, the share of positions where INT8 changes the most likely token, and by how much
+    it changes the log-probability of the text's tokens."""
     from jaxspec.llm import LLM
     from jaxspec.sampling_params import SamplingParams
 
@@ -105,8 +128,8 @@ def quality(model: LoadedModel, ids: list[int], args: argparse.Namespace) -> dic
     return out
 
 
-def setting(args: argparse.Namespace, **more: Any) -> EngineConfig:
-    """An engine whose only step is the one that is timed."""
+def step_config(args: argparse.Namespace, **more: Any) -> EngineConfig:
+    """The config of an engine with one bucket, the size of the measured step."""
     from jaxspec.config import EngineConfig
 
     n = args.requests
@@ -115,29 +138,30 @@ def setting(args: argparse.Namespace, **more: Any) -> EngineConfig:
     )
 
 
-def trees_of(config: EngineConfig, args: argparse.Namespace) -> tuple[list[Tree], int]:
-    """A decoding token of each request over its committed positions, and how many pages they have."""
+def decode_trees(config: EngineConfig, args: argparse.Namespace) -> tuple[list[Tree], int]:
+    """One decoding token per request after its committed positions, and the number of pages of all requests."""
     from jaxspec.step.packing import SamplingInputs, Tree
 
-    each = -(-(args.committed + 1) // config.page_size)
-    pages = args.requests * each
-    tables = np.random.default_rng(0).permutation(pages).reshape(-1, each).astype(np.int32)
+    pages_each = -(-(args.committed + 1) // config.page_size)
+    pages = args.requests * pages_each
+    tables = np.random.default_rng(0).permutation(pages).reshape(-1, pages_each).astype(np.int32)
     return [Tree.chain([1], args.committed, row, SamplingInputs()) for row in tables], pages
 
 
 def pools(model: LoadedModel, args: argparse.Namespace) -> dict[str, float]:
-    """Milliseconds of a decoding step by kind of KV, in turns."""
+    """Median milliseconds of a decoding step for each of `KINDS`, measured alternately."""
     from jaxspec.step.runner import ModelRunner
 
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    executors: dict[str, ModelRunner] = {}
+    model_runners: dict[str, ModelRunner] = {}
+    trees: list[Tree] = []
     for kind in KINDS:
-        config = setting(args, kv_cache_dtype=kind)
-        trees, pages = trees_of(config, args)
-        executors[kind] = ModelRunner(config, model.config, dict(model.weights), pages)
-    with progress("steps by kind of KV", args.repeats) as advance:
+        config = step_config(args, kv_cache_dtype=kind)
+        trees, pages = decode_trees(config, args)
+        model_runners[kind] = ModelRunner(config, model.config, dict(model.weights), pages)
+    with progress("steps by KV dtype", args.repeats) as advance:
         for i in range(args.repeats + 2):
-            for kind, model_runner in executors.items():
+            for kind, model_runner in model_runners.items():
                 begun = time.perf_counter()
                 model_runner.execute(model_runner.pack(trees)).wait()
                 if i >= 2:
@@ -148,7 +172,8 @@ def pools(model: LoadedModel, args: argparse.Namespace) -> dict[str, float]:
 
 
 def steps(model: LoadedModel, swap_dtype: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of a decoding step by pages moved before it, and of moving a page by itself."""
+    """Median milliseconds of a decoding step by the number of pages moved before it, of moving one page in each
+    direction, and of one token in a full prefill step."""
     import jax
 
     from jaxspec.sched.plan import Plan, Transfer
@@ -158,33 +183,33 @@ def steps(model: LoadedModel, swap_dtype: str, args: argparse.Namespace) -> dict
     from jaxspec.step.runner import ModelRunner
     from jaxspec.step.warmup import WarmUp
 
-    most = max(args.pages)
-    config = setting(args, swap_dtype=swap_dtype)
-    trees, pages = trees_of(config, args)
-    model_runner = ModelRunner(config, model.config, dict(model.weights), pages + 2 * most)
+    max_pages = max(args.pages)
+    config = step_config(args, swap_dtype=swap_dtype)
+    trees, pages = decode_trees(config, args)
+    model_runner = ModelRunner(config, model.config, dict(model.weights), pages + 2 * max_pages)
     pool = host_pool(config, model_runner, (), WarmUp(), ProfileStore())
-    nobody = Request("swapped", 1, [0], 1, 0.0)
-    out, back = range(pages, pages + most), range(pages + most, pages + 2 * most)
+    swapped = Request("swapped", 1, [0], 1, 0.0)
+    out, back = range(pages, pages + max_pages), range(pages + max_pages, pages + 2 * max_pages)
 
-    def plan(pages: int, to: int | None, come: int) -> Plan:
-        """Offloads to host pages from `to` on, and uploads those from `come` on."""
+    def plan(pages: int, offload_to: int | None, upload_from: int) -> Plan:
+        """Offloads to host pages from `offload_to` on, and uploads host pages from `upload_from` on."""
         host = lambda first: tuple(range(first, first + pages))  # noqa: E731
-        gone = () if to is None else (Transfer(nobody, tuple(out[:pages]), host(to)),)
-        return Plan((), offload=gone, upload=(Transfer(nobody, tuple(back[:pages]), host(come)),))
+        offload = () if offload_to is None else (Transfer(swapped, tuple(out[:pages]), host(offload_to)),)
+        return Plan((), offload=offload, upload=(Transfer(swapped, tuple(back[:pages]), host(upload_from)),))
 
     def step(pages: int) -> float:
-        """One in a row of steps that each move so many pages out and in."""
-        for host in (0, most):
+        """Seconds of a step in a series in which each step moves `pages` pages out and in."""
+        for host in (0, max_pages):
             pool.offload(out[:pages], range(host, host + pages))
         pool.carry_out(plan(pages, None, 0))
         jax.block_until_ready(model_runner.pool)
         begun = time.perf_counter()
-        pool.carry_out(plan(pages, 2 * most, most))  # those of the step before are put in their places here
+        pool.carry_out(plan(pages, 2 * max_pages, max_pages))  # also stores the pages uploaded by the plan before
         model_runner.execute(model_runner.pack(trees)).wait()
         return time.perf_counter() - begun
 
     times: dict[int, list[float]] = {pages: [] for pages in (0, *args.pages)}
-    with progress(f"steps, swapped as {swap_dtype}", args.repeats) as advance:
+    with progress(f"steps, swap_dtype {swap_dtype}", args.repeats) as advance:
         for i in range(args.repeats + 2):
             for pages in times:
                 seconds = step(pages)
@@ -208,25 +233,26 @@ def _show(found: dict[str, Any]) -> None:
     console = Console()
     if "quality" in found:
         quality = found["quality"]
-        table = Table("KV", "perplexity", "positions", "s", title="the text, scored", title_justify="left")
+        table = Table("KV", "perplexity", "positions", "s", title="quality on the text", title_justify="left")
         for kind in KINDS:
             row = quality[kind]
             table.add_row(kind, f"{row['perplexity']:.4f}", f"{row['positions']:,}", f"{row['seconds']:.0f}")
         console.print(table)
         console.print(
-            f"INT8 changes the likeliest token at {quality['likeliest_changed']:.2%} of the positions, and its "
-            f"log-probability by {quality['logprob_change_mean']:.4f} (at most {quality['logprob_change_max']:.3f})"
+            f"INT8 changes the most likely token at {quality['likeliest_changed']:.2%} of the positions, and the "
+            f"log-probability of the text's token by {quality['logprob_change_mean']:.4f} on average (at most "
+            f"{quality['logprob_change_max']:.3f})"
         )
-    kinds = ", ".join(f"KV {kind} {ms:.2f} ms" for kind, ms in found["pool_step_ms"].items())
-    console.print(f"a decoding step: {kinds}")
+    kinds = ", ".join(f"{ms:.2f} ms with KV {kind}" for kind, ms in found["pool_step_ms"].items())
+    console.print(f"decoding step: {kinds}")
     for row in found["steps"]:
-        table = Table("pages out and in", "ms", "against none", title_justify="left")
-        table.title = f"a decoding step, swapped as {row['swap_dtype']}"
-        alone = row["step_ms"]["0"]
+        table = Table("pages moved each way", "ms", "vs. 0 pages", title_justify="left")
+        table.title = f"decoding step with swapping, swap_dtype {row['swap_dtype']}"
+        without = row["step_ms"]["0"]
         for pages, ms in row["step_ms"].items():
-            table.add_row(pages, f"{ms:.2f}", f"{ms / alone - 1:+.1%}")
+            table.add_row(pages, f"{ms:.2f}", f"{ms / without - 1:+.1%}")
         console.print(table)
         console.print(
-            f"a page: {row['page_bytes'] / 2**20:.2f} MiB, {row['out_ms']:.2f} ms out and {row['in_ms']:.2f} ms in; "
-            f"a token of a full step: {row['prefill_token_ms']:.2f} ms"
+            f"one page: {row['page_bytes'] / 2**20:.2f} MiB, {row['out_ms']:.2f} ms to the host, {row['in_ms']:.2f} ms "
+            f"to the device; one token of a full prefill step: {row['prefill_token_ms']:.2f} ms"
         )

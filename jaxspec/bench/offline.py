@@ -1,4 +1,4 @@
-"""Throughput and latency of `LLM.generate` on prompts that are all there from the start."""
+"""Measure throughput and latency of LLM.generate, with all prompts submitted at once."""
 
 from __future__ import annotations
 
@@ -23,12 +23,18 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     engine = options.add_engine(parser)
-    engine.add_argument("--repeats", type=options.count, default=1, metavar="N", help="report the median run of N")
+    engine.add_argument(
+        "--repeats",
+        type=options.count,
+        default=1,
+        metavar="N",
+        help="number of runs; the one with median throughput is reported (default: 1)",
+    )
     options.add_workload(parser)
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Raises `BenchError` where nothing can be measured."""
+    """The report of the run with median throughput. Raises `BenchError` if nothing can be measured."""
     rng = np.random.default_rng(args.seed)
     try:
         texts = prompts.load(args.prompts) if args.prompts else list(prompts.PROMPTS)
@@ -73,13 +79,13 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def load_llm(args: argparse.Namespace) -> LLM:
-    """The engine that the options ask for. Raises `BenchError`."""
+    """The engine configured by the options of `options.add_engine`. Raises `BenchError`."""
     from jaxspec.config import EngineConfig
     from jaxspec.llm import LLM
 
     try:
         overrides = options.overrides(args)
-        EngineConfig.load(args.config, **overrides)  # before `LLM`, which has parameters beside the settings
+        EngineConfig.load(args.config, **overrides)  # rejects names that are parameters of `LLM` but not settings
         return LLM(config=args.config, show_progress=True, **{**options.COMPILE_ALL_FIRST, **overrides})
     except (OSError, ValueError) as error:
         raise BenchError(explained(error)) from None
@@ -88,7 +94,7 @@ def load_llm(args: argparse.Namespace) -> LLM:
 def tokenise(
     tokenizer: Tokenizer, texts: list[str], args: argparse.Namespace, rng: np.random.Generator
 ) -> list[list[int]]:
-    """Token ids of `--num-prompts` prompts: texts in the model's chat template, or cut to `--input-tokens`."""
+    """Token ids of `--num-prompts` prompts: texts in the model's chat template, or plain text of `--input-tokens`."""
     if args.input_tokens:
         low, high = args.input_tokens
         plain = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
@@ -101,7 +107,7 @@ def tokenise(
 
 
 def to_sample(output: RequestOutput, begin: float) -> Sample:
-    """Times from the engine's own clock, the run's beginning at `begin`: arrival is when `generate` handed it over."""
+    """The sample of a request, with times of the engine's clock; `begin` is the start of the run on that clock."""
     metrics, answer = output.metrics, output.outputs[0]
     return Sample(
         start=metrics.arrival - begin,
@@ -111,12 +117,16 @@ def to_sample(output: RequestOutput, begin: float) -> Sample:
         input_tokens=len(output.prompt_token_ids),
         output_tokens=len(answer.token_ids),
         finish_reason=answer.finish_reason,
-        error="the engine gave it up" if answer.finish_reason in ("error", "abort") else None,
+        error="the engine aborted the request" if answer.finish_reason in ("error", "abort") else None,
     )
 
 
 def add_engine_numbers(report: Report, before: EngineStats, after: EngineStats) -> None:
-    """What happened since `before`, when the counters of steps, tokens and time were set to zero."""
+    """Add the engine's counters to the report.
+
+    `before` was taken right after `reset_stats`, which zeroes the counters of steps, tokens and time; the remaining
+    counters are reported as differences.
+    """
     report.host_overhead_fraction = after.host_seconds / after.step_seconds if after.step_seconds else None
     report.padding_fraction = after.padded_fraction
     report.token_padding_fraction = after.token_padded_fraction

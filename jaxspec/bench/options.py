@@ -1,4 +1,4 @@
-"""Command-line options that several benchmarks share, and how their values are read."""
+"""Command-line options shared by several benchmarks, and the types of their values."""
 
 from __future__ import annotations
 
@@ -8,52 +8,67 @@ from typing import Any
 from jaxspec.bench.report import Slo
 from jaxspec.extras import install_hint
 
-#: Settings of an engine that is to be measured: nothing compiles beside it.
+#: Settings of a measured engine: no compilation in the background.
 COMPILE_ALL_FIRST: dict[str, Any] = {"compile_in_background": False}
+PROMPTS_HELP = 'JSONL file with one {"turns": ["text", ...]} per line; the first text is the prompt'
+INPUT_TOKENS_HELP = "prompts of N tokens, or uniformly distributed from LOW to HIGH tokens"
+TRACE_HELP = "CSV file of arrivals with the column arrival_s and optionally input_tokens, output_tokens"
+BURSTINESS_HELP = (
+    "coefficient of variation of the gaps between arrivals: 0 equal gaps, 1 Poisson arrivals, above 1 bursts "
+    "(default: 1)"
+)
 
 
 def positive(text: str) -> float:
     value = float(text)
     if not value > 0:
-        raise argparse.ArgumentTypeError(f"must be positive, not {text}")
+        raise argparse.ArgumentTypeError(f"must be positive, got {text}")
     return value
 
 
 def finite(text: str) -> float:
     value = positive(text)
     if value == float("inf"):
-        raise argparse.ArgumentTypeError(f"must be finite, not {text}")
+        raise argparse.ArgumentTypeError(f"must be finite, got {text}")
     return value
 
 
 def count(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
     return value
 
 
 def span(text: str) -> tuple[int, int]:
-    """`N` or `LOW:HIGH`, both ends included."""
+    """`N` or `LOW:HIGH` as (low, high), both inclusive."""
     low, _, high = text.partition(":")
     ends = (int(low), int(high or low))
     if not 1 <= ends[0] <= ends[1]:
-        raise argparse.ArgumentTypeError(f"must be N or LOW:HIGH with 1 <= LOW <= HIGH, not {text}")
+        raise argparse.ArgumentTypeError(f"must be N or LOW:HIGH with 1 <= LOW <= HIGH, got {text}")
     return ends
 
 
 def add_engine(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Which engine."""
+    """Add the options that select and configure the engine. Returns their group."""
     engine = parser.add_argument_group("engine")
-    engine.add_argument("--model", help="a built-in name, a Hugging Face folder, a .gguf file or a hub id")
-    engine.add_argument("--draft", action="append", default=[], metavar="D", help="as of the server; none: no drafter")
-    engine.add_argument("--config", metavar="YAML", help="a preset, as configs/default.yaml")
-    engine.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="may be given again")
+    engine.add_argument(
+        "--model", help="built-in name, Hugging Face directory, .gguf file or hub id (default: smollm2-135m)"
+    )
+    engine.add_argument(
+        "--draft", action="append", default=[], metavar="DRAFTER",
+        help="drafter, same values as --draft of jaxspec.serve; none: no speculative decoding; repeatable",
+    )  # fmt: skip
+    engine.add_argument("--config", metavar="YAML", help="preset, such as configs/default.yaml")
+    engine.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="engine setting (docs/configuration.md), overrides the preset; repeatable",
+    )  # fmt: skip
     return engine
 
 
 def overrides(args: argparse.Namespace) -> dict[str, Any]:
-    """Settings that the options of `add_engine` name. Raises `ConfigError`."""
+    """Settings given by the options of `add_engine`. Raises `ConfigError`."""
     from jaxspec.config import parse_overrides
 
     chosen = {key: value for key, value in (("model", args.model), ("draft", args.draft)) if value}
@@ -61,36 +76,42 @@ def overrides(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_workload(parser: argparse.ArgumentParser) -> None:
-    """What is asked, what counts as good, and where the results go."""
+    """Add the options of the workload, the SLO and the results."""
     work = parser.add_argument_group("workload")
-    work.add_argument("--num-prompts", type=count, default=32, metavar="N", help="default: 32")
-    work.add_argument("--max-tokens", type=count, default=128, metavar="N", help="default: 128")
+    work.add_argument("--num-prompts", type=count, default=32, metavar="N", help="number of requests (default: 32)")
     work.add_argument(
-        "--prompts", metavar="JSONL", help='a file of {"turns": [text, ...]} (default: the built-in prompts)'
+        "--max-tokens", type=count, default=128, metavar="N", help="maximum output tokens per request (default: 128)"
     )
-    work.add_argument("--input-tokens", type=span, metavar="N|LOW:HIGH", help="prompts of this length, uniformly drawn")
-    work.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0")
-    work.add_argument("--ignore-eos", action="store_true", help="always write --max-tokens tokens")
-    work.add_argument("--seed", type=int, default=0, help="of prompts, lengths and arrivals")
-    goals = parser.add_argument_group("service level")
-    goals.add_argument("--slo-ttft-ms", type=positive, metavar="MS", help="a good request's time to first token")
-    goals.add_argument(
-        "--slo-tpot-ms", type=positive, metavar="MS", help="a good request's mean time per token after it"
-    )
+    work.add_argument("--prompts", metavar="JSONL", help=f"{PROMPTS_HELP} (default: built-in prompts)")
+    work.add_argument("--input-tokens", type=span, metavar="N|LOW:HIGH", help=INPUT_TOKENS_HELP)
+    work.add_argument("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature (default: 0)")
+    work.add_argument("--ignore-eos", action="store_true", help="always generate --max-tokens tokens")
+    work.add_argument("--seed", type=int, default=0, help="seed of prompts, lengths and arrivals (default: 0)")
+    slo_options = parser.add_argument_group("SLO", "Latency targets used to compute SLO attainment and goodput.")
+    slo_options.add_argument("--slo-ttft-ms", type=positive, metavar="MS", help="target time to first token (TTFT)")
+    slo_options.add_argument(
+        "--slo-tpot-ms", type=positive, metavar="MS",
+        help="target mean time per output token after the first (TPOT)",
+    )  # fmt: skip
     add_outputs(parser)
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
+    """Add `--json` and `--plot`."""
     results = parser.add_argument_group("results")
-    results.add_argument("--json", metavar="FILE", help="write everything measured, each request included")
-    results.add_argument("--plot", metavar="PNG", help=f"draw the latencies; needs matplotlib: {install_hint('bench')}")
+    results.add_argument("--json", metavar="FILE", help="write all measurements, including every request, as JSON")
+    results.add_argument(
+        "--plot", metavar="PNG",
+        help=f"plot the distributions of TTFT and TPOT; needs matplotlib: {install_hint('bench')}",
+    )  # fmt: skip
 
 
 def slo(args: argparse.Namespace) -> Slo | None:
-    wanted = Slo(args.slo_ttft_ms, args.slo_tpot_ms)
-    return wanted if wanted else None
+    """The SLO given by the options; None if they set no target."""
+    targets = Slo(args.slo_ttft_ms, args.slo_tpot_ms)
+    return targets if targets else None
 
 
 def plain(args: argparse.Namespace) -> dict[str, Any]:
-    """The options as given, for the JSON file: no secrets, nothing that isn't data."""
+    """The options as given, for the JSON file, without the API key and callables."""
     return {k: v for k, v in vars(args).items() if k not in ("api_key", "run", "command") and not callable(v)}

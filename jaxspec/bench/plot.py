@@ -1,4 +1,4 @@
-"""Results as pictures."""
+"""Plots of benchmark results, with matplotlib (the extra `bench`)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def draw(report: Report, path: str | Path) -> None:
-    """Cumulative distributions of TTFT and TPOT over the requests, the targets as dashed lines. Raises `BenchError`."""
-    from matplotlib.figure import Figure  # the optional extra `bench`
+    """Cumulative distributions of TTFT and TPOT, with latency targets as dashed lines. Raises `BenchError`."""
+    from matplotlib.figure import Figure
 
     slo = report.slo or Slo()
     panels = (
@@ -41,7 +41,7 @@ def draw(report: Report, path: str | Path) -> None:
 def lines(
     path: str | Path, series: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_label: str, title: str
 ) -> None:
-    """One line a series of (x, y), both axes logarithmic. Raises `BenchError`."""
+    """One line per series of (x, y), on logarithmic axes. Raises `BenchError`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")
@@ -61,7 +61,7 @@ def curves(
     y_label: str,
     top: float | None = None,
 ) -> None:
-    """A panel for every title, in it a line for every name; axes begin at 0, and end at `top`. Raises `BenchError`."""
+    """One panel per title with one line per name; the y axes range from 0 to `top`. Raises `BenchError`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(0.5 + 3.2 * len(panels), 3), layout="constrained")
@@ -76,25 +76,25 @@ def curves(
 
 
 def turns(path: str | Path, panels: Mapping[str, Mapping[str, Sequence[float]]], y_label: str) -> None:
-    """A dot a turn and a line at each median: a panel for every title, a column for every name. Raises `BenchError`."""
+    """One panel per title with one column per name: a dot per turn and a line at the median. Raises `BenchError`."""
     from matplotlib.figure import Figure
 
-    most = max(map(len, panels.values()))
-    figure = Figure(figsize=(1 + max(4, 0.7 * most) * len(panels), 4), layout="constrained")
+    max_columns = max(map(len, panels.values()))
+    figure = Figure(figsize=(1 + max(4, 0.7 * max_columns) * len(panels), 4), layout="constrained")
     for axes, (title, columns) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for i, values in enumerate(columns.values()):
-            # From left to right as they were taken, so that a drift of the machine shows.
+            # Dots in order of time, to show a drift of the machine's speed.
             axes.plot(i + np.linspace(-0.2, 0.2, len(values)), values, "o", alpha=0.7)
             axes.hlines(float(np.median(values)), i - 0.3, i + 0.3, colors=f"C{i}")
         axes.set(title=title, ylim=(0, None), xlim=(-0.5, len(columns) - 0.5))
-        axes.set_xticks(range(len(columns)), list(columns), rotation=15 if most < 6 else 30, ha="right")
+        axes.set_xticks(range(len(columns)), list(columns), rotation=15 if max_columns < 6 else 30, ha="right")
         axes.grid(alpha=0.3, axis="y")
     figure.supylabel(y_label)
     _save(figure, path)
 
 
 def bars(path: str | Path, panels: Mapping[str, Mapping[str, float]], y_label: str) -> None:
-    """A panel for every title, in it a bar for every name, the same in all. Raises `BenchError`."""
+    """One panel per title with one bar per name; all panels have the same names. Raises `BenchError`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(2 + 2.2 * len(panels), 3), layout="constrained")

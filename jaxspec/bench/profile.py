@@ -1,6 +1,7 @@
-"""What the engine's programs take: the times that are measured once a machine and kept, shown or measured again.
+"""Show the profile: the measured step and draft times of this machine, on which scheduling and drafting decide.
 
-Scheduling and drafting decide by these times. `--renew` measures them again, say after a first start on a busy machine.
+The engine measures them once and keeps them in the cache folder. --renew measures them again, for example if the
+first start was on a busy machine.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_engine(parser)
-    parser.add_argument("--renew", action="store_true", help="measure again, and keep the new times")
-    parser.add_argument("--json", metavar="FILE", help="write the times")
+    parser.add_argument("--renew", action="store_true", help="measure again and keep the new times")
+    parser.add_argument("--json", metavar="FILE", help="write the times as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises `BenchError` where no engine can be made."""
+    """Print and write the profile. Raises `BenchError` if the engine cannot be created."""
     from jaxspec.config import EngineConfig
     from jaxspec.engine.engine import Engine
     from jaxspec.progress import bar
@@ -37,15 +38,16 @@ def run(args: argparse.Namespace) -> int:
             engine = Engine(config, progress=progress, renew_profiles=args.renew)
     except (OSError, ValueError) as error:
         raise BenchError(str(error)) from None
-    profiles, budget = engine.profiled, engine.step_times.verify_budget
+    profiles, verify_budget = engine.profiled, engine.step_times.verify_budget
     engine.shutdown()
     console = Console()
     for profile in profiles:
         console.print(_table(profile))
-    console.print(f"a step stays bound by memory up to {budget} tokens (AdaServe's B)")
+    console.print(f"verify budget: {verify_budget} tokens (AdaServe's B); larger steps are compute-bound")
     if args.json:
-        told = {p.what: {"measured": _when(p), "seconds": p.seconds} for p in profiles}
-        write_json(args.json, {"machine": machine(), "model": engine.model_name, "budget": budget, "profiles": told})
+        times = {p.what: {"measured": _when(p), "seconds": p.seconds} for p in profiles}
+        about = {"machine": machine(), "model": engine.model_name, "budget": verify_budget}
+        write_json(args.json, about | {"profiles": times})
     return 0
 
 
@@ -57,5 +59,5 @@ def _table(profile: Profile) -> Table:
 
 
 def _when(profile: Profile) -> str:
-    assert profile.measured is not None, "the engine measures before it serves"
+    assert profile.measured is not None, "with COMPILE_ALL_FIRST the engine measures on start"
     return profile.measured.isoformat(timespec="minutes")

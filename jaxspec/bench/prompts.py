@@ -1,4 +1,4 @@
-"""Prompts to measure on: a built-in set of mixed kinds and lengths, or a JSONL file of the user's."""
+"""Benchmark prompts: a built-in set of mixed kinds and lengths, or a JSONL file."""
 
 from __future__ import annotations
 
@@ -71,17 +71,17 @@ PROMPTS: tuple[str, ...] = (
     " praise, excuses what went wrong, and says that the maps return in the first week of May.",
 )
 
-#: English text has about this many words a token; where a length is asked for in tokens, prompts are cut by it.
+#: Approximate words per token of English text, to make prompts of a given number of tokens without a tokenizer.
 WORDS_PER_TOKEN = 0.75
 
 
 def words(tokens: int) -> int:
-    """About how many words make so many tokens."""
+    """Approximate number of words in `tokens` tokens."""
     return max(1, round(tokens * WORDS_PER_TOKEN))
 
 
 def load(path: str | Path) -> list[str]:
-    """First user texts of a JSONL file: each line an object with a list `turns`. Raises OSError or ValueError."""
+    """The first text of `turns` of each line of a JSONL file. Raises OSError or ValueError, which names the line."""
     texts = []
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
@@ -91,7 +91,7 @@ def load(path: str | Path) -> list[str]:
         except (json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
             raise ValueError(f"{path}, line {number}: {no_turns(error)}") from None
         if not isinstance(text, str) or not text:
-            raise ValueError(f"{path}, line {number}: the first of 'turns' is not a text")
+            raise ValueError(f"{path}, line {number}: the first entry of 'turns' is not a text")
         texts.append(text)
     if not texts:
         raise ValueError(f"{path}: no prompts")
@@ -99,12 +99,12 @@ def load(path: str | Path) -> list[str]:
 
 
 def mixed(kinds: Sequence[Sequence[str]]) -> list[str]:
-    """As many texts of each kind, as many as the smallest has, in turns."""
-    return [text for together in zip(*kinds, strict=False) for text in together]
+    """The texts of all kinds interleaved, each kind cut to the length of the shortest."""
+    return [text for row in zip(*kinds, strict=False) for text in row]
 
 
 def choose(texts: Sequence[str], count: int, rng: np.random.Generator) -> list[str]:
-    """`count` of `texts` in random order; each comes up once before any is repeated."""
+    """`count` of `texts` in random order; every text is used once before any is repeated."""
     picked: list[str] = []
     while len(picked) < count:
         picked += [texts[int(i)] for i in rng.permutation(len(texts))[: count - len(picked)]]
@@ -112,12 +112,12 @@ def choose(texts: Sequence[str], count: int, rng: np.random.Generator) -> list[s
 
 
 def of_words(texts: Sequence[str], count: int, start: int) -> str:
-    """A text of `count` words, running through `texts` from the `start`-th on and round again."""
-    turned = [texts[(start + i) % len(texts)] for i in range(len(texts))]
-    return " ".join(islice(cycle(word for text in turned for word in text.split()), count))
+    """A text of `count` words: the words of `texts` from `texts[start]` on, cyclically."""
+    rotated = [texts[(start + i) % len(texts)] for i in range(len(texts))]
+    return " ".join(islice(cycle(word for text in rotated for word in text.split()), count))
 
 
 def of_tokens(ids: Sequence[Sequence[int]], count: int, start: int) -> list[int]:
-    """Exactly `count` token ids, running through the tokenised texts `ids` from the `start`-th on and round again."""
-    turned = [ids[(start + i) % len(ids)] for i in range(len(ids))]
-    return list(islice(cycle(token for text in turned for token in text), count))
+    """Exactly `count` token ids: those of the tokenised texts `ids` from `ids[start]` on, cyclically."""
+    rotated = [ids[(start + i) % len(ids)] for i in range(len(ids))]
+    return list(islice(cycle(token for text in rotated for token in text), count))

@@ -1,6 +1,7 @@
-"""Record the engine at work: its scheduler's events, the times of its steps and what became of its drafts.
+"""Run a workload on the engine and record scheduler events, step times and draft acceptance for the simulator.
 
-The simulator takes the results: --profile as its --cost, --acceptance as its --acceptance; --json keeps the recording.
+jaxspec.bench simulate reads the file of --profile with its option --cost, and that of --acceptance with --acceptance.
+--json writes the recording itself.
 """
 
 from __future__ import annotations
@@ -32,30 +33,32 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    engine = parser.add_argument_group("engine")
-    engine.add_argument("--model", help="a built-in name, a Hugging Face folder, a .gguf file or a hub id")
-    engine.add_argument("--draft", action="append", default=[], metavar="D", help="as of the server; none: no drafter")
-    engine.add_argument("--config", metavar="YAML", help="a preset, as configs/default.yaml")
-    engine.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="may be given again")
-    scheduled = parser.add_argument_group("workload")
-    scheduled.add_argument("--num-prompts", type=options.count, default=32, metavar="N", help="default: 32")
-    scheduled.add_argument("--max-tokens", type=options.count, default=128, metavar="N", help="default: 128")
-    scheduled.add_argument("--request-rate", type=options.positive, metavar="R", help="a second (default: all at once)")
-    scheduled.add_argument(
-        "--prompts", metavar="JSONL", help='a file of {"turns": [text, ...]} (default: built-in ones)'
+    options.add_engine(parser)
+    work = parser.add_argument_group("workload")
+    work.add_argument(
+        "--num-prompts", type=options.count, default=32, metavar="N", help="number of requests (default: 32)"
     )
-    scheduled.add_argument("--input-tokens", type=options.span, metavar="N|LOW:HIGH", help="prompts of this length")
-    scheduled.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0")
-    scheduled.add_argument("--ignore-eos", action="store_true", help="always write --max-tokens tokens")
-    scheduled.add_argument("--seed", type=int, default=0, help="of prompts, lengths and arrivals")
+    work.add_argument(
+        "--max-tokens", type=options.count, default=128, metavar="N",
+        help="maximum output tokens per request (default: 128)",
+    )  # fmt: skip
+    work.add_argument(
+        "--request-rate", type=options.positive, metavar="R",
+        help="mean requests per second, Poisson arrivals (default: all at once)",
+    )  # fmt: skip
+    work.add_argument("--prompts", metavar="JSONL", help=f"{options.PROMPTS_HELP} (default: built-in prompts)")
+    work.add_argument("--input-tokens", type=options.span, metavar="N|LOW:HIGH", help=options.INPUT_TOKENS_HELP)
+    work.add_argument("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature (default: 0)")
+    work.add_argument("--ignore-eos", action="store_true", help="always generate --max-tokens tokens")
+    work.add_argument("--seed", type=int, default=0, help="seed of prompts, lengths and arrivals (default: 0)")
     results = parser.add_argument_group("results")
-    results.add_argument("--json", metavar="FILE", help="the recording: every request and step")
-    results.add_argument("--profile", metavar="FILE", help="the cost model of this engine")
-    results.add_argument("--acceptance", metavar="FILE", help="the acceptance process of its drafts")
+    results.add_argument("--json", metavar="FILE", help="write the recording: every request and step")
+    results.add_argument("--profile", metavar="FILE", help="write a cost model fitted to the steps")
+    results.add_argument("--acceptance", metavar="FILE", help="write an acceptance process fitted to the drafts")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints and writes what was recorded. Raises `BenchError` where nothing can be."""
+    """Print and write the recording and the fitted models. Raises `BenchError` if nothing can be recorded."""
     rng = np.random.default_rng(args.seed)
     try:
         texts = prompts.load(args.prompts) if args.prompts else list(prompts.PROMPTS)
@@ -68,12 +71,12 @@ def run(args: argparse.Namespace) -> int:
         engine = llm.engine
         ids = tokenise(engine.tokenizer, texts, args, rng)
         times = arrivals.gamma(len(ids), args.request_rate, 1.0, rng) if args.request_rate else arrivals.burst(len(ids))
-        recorder = Recorder(engine._scheduler)  # the only one who looks in: a benchmark is no reason for an interface
+        recorder = Recorder(engine.loop.scheduler)
         with progress("requests", len(ids)) as advance:
             drive(engine, [a.time for a in times], ids, [params] * len(ids), advance)
         recording = recorder.stop()
         about = f"{engine.model_name} on {machine()['processor']}, {machine()['cores']} cores"
-        sizes = [shape.tokens for shape in engine._model_runner.shapes]
+        sizes = [shape.tokens for shape in engine.loop.model_runner.shapes]
     try:
         profile = Profiled.fit([s.load for s in recording.steps], took(recording), sizes, about)
         process = fit(recording.traces()) if args.acceptance else None
@@ -88,14 +91,16 @@ def run(args: argparse.Namespace) -> int:
     steps = ", ".join(f"{n}: {1e3 * s:.1f}" for n, s in zip(profile.buckets, profile.step, strict=True))
     console = Console()
     console.print(f"{len(recording.requests)} requests, {len(recording.steps)} steps; {about}")
-    console.print(f"milliseconds of a step by its tokens: {steps}; of a draft level: {1e3 * profile.draft_level:.2f}")
+    console.print(
+        f"step time in ms by step size in tokens: {steps}; per draft level: {1e3 * profile.draft_level:.2f} ms"
+    )
     if process is not None:
         console.print(f"acceptance: {process}")
     return 0
 
 
 def took(recording: Recording) -> list[float]:
-    """Seconds of each step, planning and taking in included, without waiting for requests."""
+    """Seconds of each step, including planning and processing of the results, without waiting for requests."""
     return [step.ended - step.begun for step in recording.steps]
 
 
@@ -109,22 +114,21 @@ def drive(
     expected: Sequence[int] | None = None,
     slos: Sequence[Slo] | None = None,
 ) -> list[RequestMetrics]:
-    """Submits each request at its time, in seconds from now; -> their metrics, in the same order, when all have ended.
+    """Submit request i at `times[i]`, in seconds from now, and wait for all. Returns their metrics in the same order.
 
-    `expected`: output tokens of each, for an oracle; where it is not given oracles take the limit for the length.
-    `slos`: latency targets of each.
-    Raises `BenchError` when the engine fails.
+    `expected`: output tokens of each request, for the length oracle, which defaults to the request's `max_tokens`.
+    `slos`: latency targets of each request. Raises `BenchError` if the engine fails.
     """
     metrics: list[RequestMetrics | None] = [None] * len(ids)
-    left = threading.Semaphore(0)
+    finished = threading.Semaphore(0)
 
     def listener(i: int) -> Callable[[OutputDelta], None]:
-        def take(delta: OutputDelta) -> None:
+        def on_output(delta: OutputDelta) -> None:
             if delta.finish_reason is not None:
                 metrics[i] = delta.metrics if delta.error is None else None
-                left.release()
+                finished.release()
 
-        return take
+        return on_output
 
     begin = clock()
     try:
@@ -136,9 +140,9 @@ def drive(
     except (ValueError, RuntimeError) as error:
         raise BenchError(str(error)) from None
     for _ in ids:
-        left.acquire()
+        finished.acquire()
         advance()
-    done = [m for m in metrics if m is not None]
-    if len(done) < len(ids):
-        raise BenchError(engine.failure or f"the engine gave up {len(ids) - len(done)} requests")
-    return done
+    succeeded = [m for m in metrics if m is not None]
+    if len(succeeded) < len(ids):
+        raise BenchError(engine.failure or f"{len(ids) - len(succeeded)} requests failed")
+    return succeeded

@@ -1,4 +1,4 @@
-"""From samples of requests to the numbers people compare: percentiles, service levels, a JSON file and a table."""
+"""Summarises samples of requests: percentiles, SLO attainment and goodput, as a JSON file and a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxspec.version import __version__
 
 @dataclass(slots=True)
 class Sample:
-    """One request as its client saw it. Times in seconds; `error` is set when it failed, the times are then None."""
+    """One request as measured by its client. Times in seconds; None if the request failed, and `error` says why."""
 
     start: float
     ttft: float | None = None
@@ -32,13 +32,13 @@ class Sample:
     output_tokens: int = 0
     finish_reason: str | None = None
     error: str | None = None
-    #: What kind of request it was, where there are several.
+    #: Request category, with `--slo-mix`.
     category: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Of a latency, in milliseconds."""
+    """Mean and percentiles of a latency, in milliseconds."""
 
     mean: float
     p50: float
@@ -47,7 +47,10 @@ class Distribution:
 
     @classmethod
     def of(cls, seconds: Iterable[float | None]) -> Distribution | None:
-        """None if no value is there. Percentiles interpolate linearly between samples, as numpy does by default."""
+        """The distribution of the values that are not None; None if there are none.
+
+        Percentiles are interpolated linearly (numpy's default).
+        """
         values = 1e3 * np.array([s for s in seconds if s is not None], dtype=float)
         if values.size == 0:
             return None
@@ -57,7 +60,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Latency targets in milliseconds; None: not asked for."""
+    """Latency targets in milliseconds; None: no target."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -66,7 +69,10 @@ class Slo:
         return self.ttft_ms is not None or self.tpot_ms is not None
 
     def met_by(self, sample: Sample) -> bool:
-        """Whether mean TTFT and TPOT are within the targets. A failed request meets none; one token has no TPOT."""
+        """Whether TTFT and mean TPOT are within the targets.
+
+        A failed request never meets its SLO; a request with one output token meets any TPOT target.
+        """
         if sample.error is not None or sample.ttft is None:
             return False
         if self.ttft_ms is not None and sample.ttft * 1e3 > self.ttft_ms:
@@ -76,7 +82,7 @@ class Slo:
 
 @dataclass(slots=True)
 class Report:
-    """What one benchmark found. Null where a run cannot know the number (a foreign server's padding, for example)."""
+    """The result of a benchmark. None: not measurable in this run, such as the padding of another engine's server."""
 
     kind: str
     options: dict[str, Any]
@@ -93,9 +99,9 @@ class Report:
     itl_ms: Distribution | None
     e2e_ms: Distribution | None
     slo: Slo | None = None
-    #: Share of all requests, failed ones included, that met every target given.
+    #: Share of all requests, failed ones included, that met every target of the SLO.
     slo_attainment: float | None = None
-    #: Output tokens a second of the requests that met their targets (AdaServe's sense).
+    #: Output tokens per second of the requests that met their SLO (AdaServe's definition).
     goodput_tokens_per_s: float | None = None
     acceptance_rate: float | None = None
     mean_accepted_length: float | None = None
@@ -104,12 +110,12 @@ class Report:
     host_overhead_fraction: float | None = None
     compilations_after_warmup: int | None = None
     peak_memory_bytes: int | None = None
-    #: Whatever else the run knows: a server's own counters, the generator's lag.
+    #: Further results of the benchmark, such as the server's metrics and the load generator's lag.
     extra: dict[str, Any] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """A dictionary of plain values, with the version and the machine that gave them."""
+        """The report as plain values, with jaxspec's version, the time and the machine."""
         return {
             "jaxspec": __version__,
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -121,7 +127,7 @@ class Report:
 def summarise(
     kind: str, samples: Sequence[Sample], duration_s: float, *, options: dict[str, Any], slo: Slo | None = None
 ) -> Report:
-    """The report of a run of `duration_s` seconds, from the first request's start to the last one's end."""
+    """The report of a run that took `duration_s` seconds from the start of the first request to the end of the last."""
     done = [s for s in samples if s.error is None]
     output_tokens = sum(s.output_tokens for s in done)
     per_second = 1 / duration_s if duration_s > 0 else 0.0
@@ -151,20 +157,20 @@ def summarise(
 
 
 def machine() -> dict[str, Any]:
-    """What ran it, as far as a reader needs to compare numbers."""
+    """The machine, for comparing results: system, processor, available cores, Python version."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {"system": platform.system(), "processor": _processor(), "cores": cores, "python": platform.python_version()}
 
 
 def write_json(path: str | Path, content: dict[str, Any]) -> None:
-    """Writes `content` as one indented JSON document, making the folder if need be. Raises OSError."""
+    """Write `content` as one indented JSON document; creates the folder. Raises OSError."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def print_table(report: Report, console: Console | None = None) -> None:
-    """The report for a person: counts and rates, then the latencies, then what went wrong."""
+    """Print counts and rates, then the latencies, then the errors."""
     console = console or Console()
     table = Table(title=f"jaxspec.bench {report.kind}", show_header=False, title_justify="left")
     table.add_column(style="bold")
@@ -173,7 +179,7 @@ def print_table(report: Report, console: Console | None = None) -> None:
         table.add_row(name, text)
     console.print(table)
 
-    latencies = Table("milliseconds", *(c for c in ("mean", "p50", "p95", "p99")))
+    latencies = Table("latency, ms", *(c for c in ("mean", "p50", "p95", "p99")))
     for column in latencies.columns[1:]:
         column.justify = "right"
     for name, d in (("TTFT", report.ttft_ms), ("TPOT", report.tpot_ms), ("ITL", report.itl_ms), ("E2E", report.e2e_ms)):

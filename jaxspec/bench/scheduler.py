@@ -1,7 +1,8 @@
-"""What the scheduler's decisions cost: CPU time of plan and update an iteration, with many requests waiting.
+"""Measure the scheduler's CPU time per step (plan and update) with many waiting requests.
 
-Nothing is computed: every request writes at once what an imaginary device says. As many requests come as end, so that
-the number of waiting ones stays the same. Beside it, what deciding on drafts costs by `tree`."""
+No model runs: results are drawn at random. Finished requests are replaced, so the number of waiting requests stays
+constant. A second table has the CPU time of the speculator's decisions for each tree policy.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +26,37 @@ ORDERS = ("fcfs", "sjf", "pairwise", "priority", "las", "laps_sd", "alise")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("presets", nargs="*", metavar="PRESET", help="YAML files (default: each order by itself)")
-    parser.add_argument("--waiting", type=options.count, default=10_000, metavar="N", help="default: 10000")
-    parser.add_argument("--running", type=options.count, default=64, metavar="N", help="default: 64")
-    parser.add_argument("--iterations", type=options.count, default=2000, metavar="N", help="default: 2000")
-    parser.add_argument("--drafting", type=options.count, default=32, metavar="N", help="requests drafted for (32)")
     parser.add_argument(
-        "--pages", type=options.count, metavar="N", help="of 32 tokens (default: 16 for each that runs)"
+        "presets", nargs="*", metavar="PRESET", help="presets (YAML files) to measure (default: every order, alone)"
     )
-    parser.add_argument("--host-pages", type=options.count, default=0, metavar="N", help="to swap to (default: none)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument(
+        "--waiting", type=options.count, default=10_000, metavar="N", help="waiting requests (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--running", type=options.count, default=64, metavar="N",
+        help="maximum number of running requests (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--iterations", type=options.count, default=2000, metavar="N",
+        help="steps, of which the first tenth is a warm-up (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--drafting", type=options.count, default=32, metavar="N",
+        help="running requests in the measurement of tree policies (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--pages", type=options.count, metavar="N", help="KV pages of 32 tokens (default: 16 per running request)"
+    )
+    parser.add_argument(
+        "--host-pages", type=options.count, default=0, metavar="N",
+        help="KV pages in host memory for swapping (default: none)",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="seed of requests and results (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write the results as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print and write the results. Raises `BenchError` for a preset with errors."""
     rows: dict[str, dict[str, float]] = {}
     policies = _policies(args.presets)
     trees = drafting.measure(args.drafting, args.iterations, args.seed)
@@ -49,10 +67,10 @@ def run(args: argparse.Namespace) -> int:
             )
             advance()
     _print("policy", rows, f"{args.waiting} waiting, {args.running} running")
-    _print("tree", trees, f"{args.drafting} drafted for")
+    _print("tree", trees, f"{args.drafting} running, speculator only")
     if args.json:
-        found = {"options": options.plain(args), "policies": rows, "trees": trees}
-        Path(args.json).write_text(json.dumps(found, indent=1))
+        results = {"options": options.plain(args), "policies": rows, "trees": trees}
+        Path(args.json).write_text(json.dumps(results, indent=1))
     return 0
 
 
@@ -70,9 +88,9 @@ def _policies(presets: list[str]) -> dict[str, PolicyConfig]:
         policies = {Path(path).stem: EngineConfig.load(path).policy for path in presets}
     except ConfigError as error:
         raise BenchError(str(error)) from None
-    # The requests here have no text that a trained predictor could read.
-    known = {"predictor": "oracle"}
-    return {n: p.model_copy(update=known) if p.predictor in ("proxy", "retrieval") else p for n, p in policies.items()}
+    # The requests have no text that a length predictor could read.
+    oracle = {"predictor": "oracle"}
+    return {n: p.model_copy(update=oracle) if p.predictor in ("proxy", "retrieval") else p for n, p in policies.items()}
 
 
 def measure(
@@ -84,26 +102,29 @@ def measure(
     pages: int | None = None,
     host_pages: int = 0,
 ) -> dict[str, float]:
-    """CPU milliseconds of an iteration's decisions, and what was decided. The first tenth is a warm-up, left out."""
-    draw = random.Random(seed)
+    """CPU milliseconds of plan and update per step, and counts of the scheduler's decisions.
+
+    The times omit the first tenth of the iterations (warm-up).
+    """
+    rng = random.Random(seed)
     config = SchedulerConfig(running, 4 * running, 1024, None, 8 * running, policy, host_pages)
     scheduler = Scheduler(config, PagePool(pages or 16 * running, 32))
-    coming = _requests(draw)
+    arrivals = _requests(rng)
     now = 0.0
     for _ in range(waiting + running):
-        scheduler.add(next(coming), now)
+        scheduler.add(next(arrivals), now)
     times: list[float] = []
     for _ in range(iterations):
-        begun = time.thread_time()
+        plan_start = time.thread_time()
         plan = scheduler.plan(now)
-        planned = time.thread_time()
-        results = [_outcome(scheduled, draw) for scheduled in plan.scheduled]
+        plan_end = time.thread_time()
+        results = [_result(scheduled, rng) for scheduled in plan.scheduled]
         now += 0.03
-        again = time.thread_time()
+        update_start = time.thread_time()
         scheduler.update(plan, results, now, 0.03)
-        times.append((planned - begun + time.thread_time() - again) * 1000)
+        times.append((plan_end - plan_start + time.thread_time() - update_start) * 1000)
         while scheduler.num_waiting < waiting:
-            scheduler.add(next(coming), now)
+            scheduler.add(next(arrivals), now)
         if not plan.scheduled:
             now = scheduler.wake(now) or now
     times = times[iterations // 10 :]
@@ -117,19 +138,21 @@ def measure(
     }
 
 
-def _requests(draw: random.Random) -> Iterator[Request]:
-    """Prompts of 8 to 128 tokens that share nothing, answers of about 60 tokens with a long tail."""
+def _requests(rng: random.Random) -> Iterator[Request]:
+    """Requests with prompts of 8 to 128 tokens without common prefixes. Output lengths are exponentially distributed
+    with mean 60, cut at 800 tokens."""
     number = 0
     while True:
-        prompt = draw.randint(8, 128)
-        length = min(800, 1 + int(draw.expovariate(1 / 60)))
+        prompt = rng.randint(8, 128)
+        length = min(800, 1 + int(rng.expovariate(1 / 60)))
         tokens = [number % 2**31, *range(prompt - 1)]
-        yield Request(str(number), prompt, tokens, 800, 0.0, draw.randint(0, 3), true_len=length)
+        yield Request(str(number), prompt, tokens, 800, 0.0, rng.randint(0, 3), true_len=length)
         number += 1
 
 
-def _outcome(scheduled: ScheduledRequest, draw: random.Random) -> RequestResult:
+def _result(scheduled: ScheduledRequest, rng: random.Random) -> RequestResult:
+    """One token per decoding request, `stop` at its true length; of four drafts a random number is accepted."""
     if not scheduled.samples:
         return RequestResult()
     last = scheduled.request.output_len + 1 >= (scheduled.request.true_len or 1)
-    return RequestResult((7,), "stop" if last else None, 4, draw.randint(0, 3))
+    return RequestResult((7,), "stop" if last else None, 4, rng.randint(0, 3))

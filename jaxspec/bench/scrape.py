@@ -1,4 +1,4 @@
-"""What a server says of itself at /metrics, over the time of a run."""
+"""Reads a server's Prometheus metrics (/metrics) during a run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 PREFIXES = ("jaxspec:", "vllm:")
-#: Labels that tell nothing about a run.
+#: Labels that are dropped because they are constant during a run.
 IDLE_LABELS = {"model_name", "engine"}
 
 
 class Scraper:
-    """Counters' growth, gauges' last and highest values and histograms' means between `begin` and `end`.
+    """Collects the increase of counters, last and maximum values of gauges, and means of histograms between `begin` and
+    `end`.
 
-    Only metrics of known engines (names under `PREFIXES`) are read. A server without /metrics gives empty results.
+    Only metrics with one of `PREFIXES` are read. For a server without /metrics the results are empty. `every`: seconds
+    between readings.
     """
 
     def __init__(self, http: httpx.AsyncClient, url: str, every: float = 1.0):
@@ -29,13 +31,13 @@ class Scraper:
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Reads once, and from then on every second if there was anything to read."""
+        """Take the first reading, and if it has metrics, start reading periodically."""
         self._first = await self._read()
         if self._first:
             self._task = asyncio.create_task(self._poll())
 
     async def end(self) -> dict[str, dict[str, Any]]:
-        """{"counters": name → growth, "gauges": name → {last, max}, "means": histogram → mean}, or {} without any."""
+        """Results: {"counters": name -> increase, "gauges": name -> {last, max}, "means": histogram -> mean} or {}."""
         if self._task is None or self._first is None:
             return {}
         self._task.cancel()
@@ -58,10 +60,10 @@ class Scraper:
             await self._read()
 
     async def _read(self) -> dict[str, float]:
-        """One reading; keeps the last good one when the server gives none."""
+        """Read the metrics once. If that fails, the previous reading is kept and returned."""
         try:
-            answer = await self._http.get(self._url)
-            families = list(text_string_to_metric_families(answer.text)) if answer.status_code == 200 else []
+            response = await self._http.get(self._url)
+            families = list(text_string_to_metric_families(response.text)) if response.status_code == 200 else []
         except (httpx.HTTPError, ValueError):
             return self._last
         values: dict[str, float] = {}
@@ -83,7 +85,7 @@ class Scraper:
 
 
 def _kind(family: str, name: str) -> str | None:
-    """gauge, counter, sum or count; None for samples that are not read, as the times at which metrics were made."""
+    """gauge, counter, sum or count; None for samples that are not read, such as creation times and buckets."""
     if family == "gauge":
         return None if name.endswith("_created") else "gauge"
     if family == "counter":

@@ -1,4 +1,4 @@
-"""A load generator against any OpenAI-compatible server: requests sent as they arrive, answers timed."""
+"""Load test of an OpenAI-compatible server: send requests at their arrival times and measure their latencies."""
 
 from __future__ import annotations
 
@@ -28,48 +28,61 @@ from jaxspec.sched.sim import arrivals as arrival_times
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request to send `at` seconds after the start."""
+    """A request to send `at` seconds after the start of the run."""
 
     at: float
     prompt: str
     max_tokens: int
-    #: With `--slo-mix`, what kind of request it is.
+    #: Request category, with `--slo-mix`.
     category: str | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("server")
-    where.add_argument("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="with or without /v1")
-    where.add_argument("--endpoint", choices=tuple(PATHS), default="chat")
-    where.add_argument("--model", help="the model's name there (default: the first of /v1/models)")
-    where.add_argument("--api-key", help="sent as a bearer token (default: $OPENAI_API_KEY)")
     where.add_argument(
-        "--extra-body", default="{}", metavar="JSON", help='more fields, as \'{"slo": {"tpot_ms": 50}}\''
+        "--base-url", default="http://127.0.0.1:8000", metavar="URL",
+        help="URL of the server, with or without /v1 (default: %(default)s)",
+    )  # fmt: skip
+    where.add_argument(
+        "--endpoint", choices=tuple(PATHS), default="chat", help="API route to measure (default: %(default)s)"
     )
-    where.add_argument("--timeout", type=options.positive, default=300.0, metavar="S", help="without any answer")
+    where.add_argument("--model", help="model name in the requests (default: the first in /v1/models)")
+    where.add_argument("--api-key", metavar="KEY", help="API key of the server (default: $OPENAI_API_KEY)")
+    where.add_argument(
+        "--extra-body", default="{}", metavar="JSON",
+        help='further fields of every request body, such as \'{"slo": {"tpot_ms": 50}}\'',
+    )  # fmt: skip
+    where.add_argument(
+        "--timeout", type=options.positive, default=300.0, metavar="SECONDS",
+        help="a request fails if nothing is received for this long (default: %(default)g)",
+    )  # fmt: skip
     when = parser.add_argument_group("arrivals")
-    when.add_argument("--request-rate", type=options.positive, metavar="R", help="a second (default: all at once)")
     when.add_argument(
-        "--burstiness", type=float, default=1.0, metavar="CV", help="of the gaps: 1 Poisson, more is burstier, 0 even"
-    )
-    when.add_argument("--trace", metavar="CSV", help="columns arrival_s[, input_tokens, output_tokens]")
-    when.add_argument("--concurrency", type=options.count, metavar="N", help="at most N at a time (a closed loop)")
+        "--request-rate", type=options.positive, metavar="R",
+        help="mean requests per second; with --trace, rescales its arrival times (default: all at once)",
+    )  # fmt: skip
+    when.add_argument("--burstiness", type=float, default=1.0, metavar="CV", help=options.BURSTINESS_HELP)
+    when.add_argument("--trace", metavar="CSV", help=options.TRACE_HELP)
     when.add_argument(
-        "--warmup", type=int, default=1, metavar="N", help="requests before the clock starts (default: 1)"
+        "--concurrency", type=options.count, metavar="N",
+        help="maximum number of requests in flight; further ones wait in the load generator (default: no limit)",
+    )  # fmt: skip
+    when.add_argument(
+        "--warmup", type=int, default=1, metavar="N", help="warm-up requests before the measurement (default: 1)"
     )
     options.add_workload(parser)
     slo_mix.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Raises `BenchError` where nothing can be measured; failed requests are counted in the report instead."""
+    """Run the load test. Failed requests are counted in the report. Raises `BenchError` if nothing can be measured."""
     mix = SloMix.of(args)
     jobs = plan(args, np.random.default_rng(args.seed), mix)
     return asyncio.run(_run(args, jobs, mix))
 
 
 def plan(args: argparse.Namespace, rng: np.random.Generator, mix: SloMix | None = None) -> list[Job]:
-    """What to send when. All randomness of a run is here."""
+    """The requests to send, in order of time. All random numbers of a run are drawn here. Raises `BenchError`."""
     try:
         texts = prompts.load(args.prompts) if args.prompts else list(prompts.PROMPTS)
         if args.trace:
@@ -81,8 +94,8 @@ def plan(args: argparse.Namespace, rng: np.random.Generator, mix: SloMix | None 
     except (OSError, ValueError) as error:
         raise BenchError(explained(error)) from None
     if mix:
-        asked = mix.requests(texts, len(arrivals), rng)
-        return [Job(a.time, text, args.max_tokens, name) for a, (name, text) in zip(arrivals, asked, strict=True)]
+        mixed = mix.requests(texts, len(arrivals), rng)
+        return [Job(a.time, text, args.max_tokens, name) for a, (name, text) in zip(arrivals, mixed, strict=True)]
     jobs = []
     for text, arrival in zip(prompts.choose(texts, len(arrivals), rng), arrivals, strict=True):
         length = arrival.input_tokens
@@ -103,19 +116,19 @@ async def _run(args: argparse.Namespace, jobs: Sequence[Job], mix: SloMix | None
     async with httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits) as http:
         fields = {"temperature": args.temperature, **({"ignore_eos": True} if args.ignore_eos else {}), **_extra(args)}
         if mix and "slo" in fields:
-            raise BenchError("--extra-body: with --slo-mix, requests get their slo from that")
+            raise BenchError("--extra-body: slo cannot be combined with --slo-mix, which sets it")
         endpoint = Endpoint(url, await find_model(http, url, args.model), args.endpoint, fields)
         for job in jobs[: args.warmup]:
             sample = await ask(http, endpoint, job.prompt, min(job.max_tokens, 8))
             if sample.error:
                 raise BenchError(f"the warm-up request failed: {sample.error}")
-        goals = await mix.targets(http, endpoint) if mix else {}
+        tpot_targets = await mix.targets(http, endpoint) if mix else {}
 
         async def send(job: Job) -> Sample:
-            own = endpoint
+            to = endpoint
             if job.category:
-                own = replace(endpoint, fields={**fields, "slo": {"tpot_ms": goals[job.category]}})
-            sample = await ask(http, own, job.prompt, job.max_tokens)
+                to = replace(endpoint, fields={**fields, "slo": {"tpot_ms": tpot_targets[job.category]}})
+            sample = await ask(http, to, job.prompt, job.max_tokens)
             sample.category = job.category
             return sample
 
@@ -128,7 +141,7 @@ async def _run(args: argparse.Namespace, jobs: Sequence[Job], mix: SloMix | None
     report.extra = {"model": endpoint.model, "generator_lag_ms": lag * 1e3, "server": metrics}
     add_server_numbers(report, metrics)
     if mix:
-        mix.add_results(report, goals)
+        mix.add_results(report, tpot_targets)
     return report
 
 
@@ -138,16 +151,17 @@ async def drive(
     concurrency: int | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> tuple[list[Sample], float, float]:
-    """Sends every job at its time; returns the samples in the jobs' order, the duration and the generator's worst lag.
+    """Send every job at its time. Returns the samples in the jobs' order, the duration and the load generator's maximum
+    lag behind the schedule, in seconds.
 
-    Seconds all. Samples' `start` becomes relative to the run's. With `concurrency`, a job whose time has come waits for
-    a free place; its latencies count from when it is sent.
+    `Sample.start` becomes relative to the start of the run. With `concurrency`, jobs beyond the limit wait here; their
+    latencies count from when they are sent.
     """
-    gate = asyncio.Semaphore(concurrency) if concurrency else contextlib.nullcontext()
+    limit = asyncio.Semaphore(concurrency) if concurrency else contextlib.nullcontext()
     begin = time.perf_counter()
 
     async def one(job: Job) -> Sample:
-        async with gate:
+        async with limit:
             sample = await send(job)
         sample.start -= begin
         advance()
@@ -165,25 +179,28 @@ async def drive(
 
 
 async def find_model(http: httpx.AsyncClient, url: str, wanted: str | None) -> str:
-    """The model's name to send; also tells at once when nobody answers. Raises `BenchError`."""
+    """The model name to send: `wanted`, or the server's first. Also checks the connection. Raises `BenchError`."""
     try:
-        answer = await http.get(url + "/v1/models")
+        response = await http.get(url + "/v1/models")
     except httpx.InvalidURL as error:
-        raise BenchError(f"{url} is no URL: {error}") from None
+        raise BenchError(f"{url} is not a URL: {error}") from None
     except httpx.HTTPError as error:
         raise BenchError(f"cannot reach {url}: {error or type(error).__name__}") from None
     if wanted:
         return wanted
-    if answer.status_code != 200:
-        raise BenchError(f"{url}/v1/models answers HTTP {answer.status_code}: {error_message(answer.content)}")
+    if response.status_code != 200:
+        raise BenchError(f"{url}/v1/models returned HTTP {response.status_code}: {error_message(response.content)}")
     try:
-        return answer.json()["data"][0]["id"]
+        return response.json()["data"][0]["id"]
     except (ValueError, KeyError, IndexError, TypeError):
-        raise BenchError(f"{url}/v1/models lists no model; name one with --model") from None
+        raise BenchError(f"{url}/v1/models lists no model; set --model") from None
 
 
 def add_server_numbers(report: Report, metrics: dict[str, dict[str, Any]]) -> None:
-    """Fills what only the engine knows, as far as it tells. Ratios are over its life, counters over the run."""
+    """Fill the report's fields that only the server's metrics have.
+
+    Ratios cover the server's lifetime, counters only the run.
+    """
 
     def value(name: str) -> float | None:
         counters, gauges = metrics.get("counters", {}), metrics.get("gauges", {})

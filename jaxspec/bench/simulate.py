@@ -1,7 +1,8 @@
-"""Requests served on a virtual clock: the scheduler itself, with a cost model in place of the device.
+"""Run the engine's scheduler on a virtual clock, with a cost model instead of a device.
 
-Lengths come from the trace, from a table, or from a synthetic distribution (log-normal); times are the cost model's, so
-compare policies with them, not machines. What a preset needs and simulated requests lack is named with its stand-in.
+Lengths come from a trace, a table or a log-normal distribution. Times are those of the cost model: use them to compare
+policies, not machines. Whatever a preset needs but simulated requests lack (text, priorities, draft models) is
+replaced, and a line before the results reports each replacement. See docs/simulate.md.
 """
 
 from __future__ import annotations
@@ -30,82 +31,118 @@ from jaxspec.sched.sim.workload import Synthetic, Workload, join, read_lengths
 from jaxspec.sched.timing import SwapCosts
 
 SYNTHETIC = f"{Synthetic().median:g}:{Synthetic().sigma:g}"
-#: As of the engine (`jaxspec.step.buckets.choices`), whose module imports JAX.
+#: The engine's minimum of logit rows, repeated here because `jaxspec.step.buckets` imports JAX.
 MIN_LOGIT_ROWS = 64
-#: Prompt tokens of the step that says what a prompt token costs.
+#: Prompt tokens of the step from which the cost of one prompt token is computed.
 FULL_STEP = 256
-#: Requests that are written one by one into the JSON file and drawn; of more, as many evenly spread ones.
-MOST_SAMPLES = 10_000
+#: Maximum number of requests written to the JSON file and plotted; of more requests an evenly spaced subset.
+MAX_SAMPLES = 10_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     system = parser.add_argument_group("system")
-    plain = (
-        "a preset: its limits, policies and drafts (default: the engine's limits, first come first served, no drafts)"
-    )
-    system.add_argument("--config", metavar="YAML", help=plain)
-    system.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="may be given again")
-    scales = f"the file of a profile (jaxspec.bench record), or one of {', '.join(PAPER_SCALE)} (default: ssjf)"
-    system.add_argument("--cost", default="ssjf", metavar="NAME|JSON", help=scales)
-    chain = "draft a chain of N tokens a round; 0: none (default: what the preset drafts, by its tree and drafters)"
-    system.add_argument("--draft-length", type=int, metavar="N", help=chain)
-    drafts = "of each draft token: a rate, or a process fitted by jaxspec.bench record (default: 0.6)"
-    system.add_argument("--acceptance", default="0.6", metavar="RATE|JSON", help=drafts)
-    system.add_argument("--host-pages", type=options.count, default=0, metavar="N", help="to swap to (default: none)")
-    each_way = "to move a page, each way (default: 1)"
-    system.add_argument("--swap-page-ms", type=options.positive, default=1.0, metavar="MS", help=each_way)
-    when = parser.add_argument_group("arrivals")
-    when.add_argument("--trace", metavar="CSV", help="columns arrival_s[, input_tokens, output_tokens]")
-    when.add_argument("--request-rate", type=options.positive, metavar="R", help="a second; stretches a trace")
+    system.add_argument(
+        "--config", metavar="YAML",
+        help="preset, of which limits, policies and drafting are used (default: the engine's default limits, first "
+        "come first served, no drafting)",
+    )  # fmt: skip
+    system.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="engine setting (docs/configuration.md), overrides the preset; repeatable",
+    )  # fmt: skip
+    system.add_argument(
+        "--cost", default="ssjf", metavar="NAME|JSON",
+        help="cost model for step times: a file written by jaxspec.bench record --profile, or one of "
+        f"{', '.join(PAPER_SCALE)} (default: %(default)s)",
+    )  # fmt: skip
+    system.add_argument(
+        "--draft-length", type=int, metavar="N",
+        help="draft a chain of N tokens per request and step; 0: no drafting (default: the preset's tree and drafters)",
+    )  # fmt: skip
+    system.add_argument(
+        "--acceptance", default="0.6", metavar="RATE|JSON",
+        help="acceptance of draft tokens: a probability, or a file written by jaxspec.bench record --acceptance "
+        "(default: %(default)s)",
+    )  # fmt: skip
+    system.add_argument(
+        "--host-pages", type=options.count, default=0, metavar="N",
+        help="KV pages in host memory for swapping (default: none)",
+    )  # fmt: skip
+    system.add_argument(
+        "--swap-page-ms", type=options.positive, default=1.0, metavar="MS",
+        help="time to move one KV page, in each direction (default: %(default)g)",
+    )  # fmt: skip
+    when = parser.add_argument_group("arrivals", "One of --trace, --request-rate and --burst is required.")
+    when.add_argument("--trace", metavar="CSV", help=options.TRACE_HELP)
     when.add_argument(
-        "--burstiness", type=float, default=1.0, metavar="CV", help="of the gaps: 1 Poisson, more burstier"
-    )
-    when.add_argument("--burst", action="store_true", help="all at once")
+        "--request-rate", type=options.positive, metavar="R",
+        help="mean requests per second; with --trace, rescales its arrival times",
+    )  # fmt: skip
+    when.add_argument("--burstiness", type=float, default=1.0, metavar="CV", help=options.BURSTINESS_HELP)
+    when.add_argument("--burst", action="store_true", help="all requests arrive at once")
     work = parser.add_argument_group("workload")
-    work.add_argument("--num-requests", type=options.count, metavar="N", help="default: all of a trace, else 1000")
-    work.add_argument("--lengths", metavar="CSV|JSONL", help="output_tokens[, input_tokens], or prompts with answers")
-    made_up = (
-        "where neither --lengths nor the trace says: answers are log-normal with this median and standard deviation of "
-        f"the logarithm, at most {Synthetic().most} tokens (default: {SYNTHETIC}, in the mean 190)"
-    )
-    work.add_argument("--output-tokens", type=_synthetic, default=SYNTHETIC, metavar="MEDIAN[:SIGMA]", help=made_up)
-    work.add_argument("--predictions", metavar="COLUMN", help="of --lengths: predicted output tokens, or classes")
     work.add_argument(
-        "--input-tokens", type=options.count, default=64, metavar="N", help="of a prompt, where nothing says (64)"
+        "--num-requests", type=options.count, metavar="N",
+        help="number of requests (default: all of --trace, otherwise 1000)",
+    )  # fmt: skip
+    work.add_argument(
+        "--lengths", metavar="CSV|JSONL",
+        help="file to draw lengths from: CSV with the column output_tokens and optionally input_tokens, or JSONL of "
+        "prompts with a reference answer",
+    )  # fmt: skip
+    work.add_argument(
+        "--output-tokens", type=_synthetic, default=SYNTHETIC, metavar="MEDIAN[:SIGMA]",
+        help="without --lengths and lengths in the trace: log-normal output lengths with this median and standard "
+        f"deviation of the logarithm, at most {Synthetic().most} tokens (default: %(default)s, mean 190)",
+    )  # fmt: skip
+    work.add_argument(
+        "--predictions", metavar="COLUMN",
+        help="column of the --lengths CSV with predicted output tokens; if its name contains 'class', with classes",
+    )  # fmt: skip
+    work.add_argument(
+        "--input-tokens", type=options.count, default=64, metavar="N",
+        help="prompt tokens of requests without a given input length (default: %(default)s)",
+    )  # fmt: skip
+    work.add_argument("--seed", type=int, default=0, help="seed of arrivals, lengths and acceptance (default: 0)")
+    slo_options = parser.add_argument_group(
+        "SLO", "Latency targets used to compute SLO attainment and goodput (default: the preset's slo settings)."
     )
-    work.add_argument("--seed", type=int, default=0, help="of arrivals, lengths and acceptance")
-    goals = parser.add_argument_group("service level")
-    goals.add_argument("--slo-ttft-ms", type=options.positive, metavar="MS", help="time to first token")
-    goals.add_argument("--slo-tpot-ms", type=options.positive, metavar="MS", help="mean time per token after it")
+    slo_options.add_argument(
+        "--slo-ttft-ms", type=options.positive, metavar="MS", help="target time to first token (TTFT)"
+    )
+    slo_options.add_argument(
+        "--slo-tpot-ms", type=options.positive, metavar="MS",
+        help="target mean time per output token after the first (TPOT)",
+    )  # fmt: skip
     options.add_outputs(parser)
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Raises `BenchError` where nothing can be simulated."""
-    # Streams of their own: another acceptance or another trace leaves the lengths what they were.
+    """Print the notes on replacements, simulate, and return the report. Raises `BenchError` for bad input."""
+    # Separate random streams, so that another trace or acceptance does not change the lengths.
     for_arrivals, for_lengths, for_drafts = np.random.default_rng(args.seed).spawn(3)
     try:
         config = _settings(args)
         cost, process = load_cost(args.cost), load_process(args.acceptance)
         workload, notes = _workload(args, for_arrivals, for_lengths)
         drafting = bool(config.draft) if args.draft_length is None else args.draft_length > 0
-        found = stand_in(config, workload, args.host_pages, drafting)
-        notes += found.notes
+        simulated = stand_in(config, workload, args.host_pages, drafting)
+        notes += simulated.notes
         costs = swap_costs(cost, args.swap_page_ms / 1000)
-        scheduler = build_scheduler(found.config, workload, cost, args.host_pages, costs)
+        scheduler = build_scheduler(simulated.config, workload, cost, args.host_pages, costs)
         if args.draft_length is None and config.draft:
             times = scheduler.config.times
             assert times is not None
-            drafters, assumed = drafters_of(found.config, workload, process, cost, for_drafts)
-            notes.append(assumed)
+            drafters, note = drafters_of(simulated.config, workload, process, cost, for_drafts)
+            notes.append(note)
             simulation: Simulation = TreeSimulation(
-                scheduler, workload, cost, speculator_of(found.config, drafters, times), drafters,
-                found.config.micro_batches, slo=found.slo,
+                scheduler, workload, cost, speculator_of(simulated.config, drafters, times), drafters,
+                simulated.config.micro_batches, slo=simulated.slo,
             )  # fmt: skip
         else:
             length = args.draft_length or 0
             acceptance = Sampled(process, len(workload), for_drafts) if length else None
-            simulation = Simulation(scheduler, workload, cost, acceptance, length, found.slo)
+            simulation = Simulation(scheduler, workload, cost, acceptance, length, simulated.slo)
         for note in notes:
             print(note, flush=True)
         begin = time.perf_counter()
@@ -113,67 +150,70 @@ def run(args: argparse.Namespace) -> Report:
             served = simulation.run(advance)
     except (OSError, ValueError, Stuck) as error:
         raise BenchError(explained(error)) from None
-    targets = config.slo
-    report = summarise(served, options.plain(args), options.slo(args) or Slo(targets.ttft_ms, targets.tpot_ms) or None)
+    slo = options.slo(args) or Slo(config.slo.ttft_ms, config.slo.tpot_ms) or None
+    report = summarise(served, options.plain(args), slo)
     report.extra["simulated_in_s"] = time.perf_counter() - begin
     report.extra["notes"] = notes
     return report
 
 
 def _settings(args: argparse.Namespace) -> EngineConfig:
-    """Raises `ConfigError`, or ValueError naming an option."""
+    """The config given by the options. Raises `ConfigError`, or ValueError naming an option."""
     if args.draft_length is not None and args.draft_length < 0:
         raise ValueError(f"--draft-length must not be negative, got {args.draft_length}")
-    # Without a preset nobody asked for drafts: a plain baseline.
-    plain = {} if args.config else {"draft": []}
-    return EngineConfig.load(args.config, **{**plain, **parse_overrides(args.set)})
+    # The engine drafts by default; a simulation without a preset is a plain baseline.
+    defaults = {} if args.config else {"draft": []}
+    return EngineConfig.load(args.config, **{**defaults, **parse_overrides(args.set)})
 
 
 def _workload(
     args: argparse.Namespace, for_arrivals: np.random.Generator, for_lengths: np.random.Generator
 ) -> tuple[Workload, list[str]]:
-    """The requests, and a line if their lengths are made up. Raises OSError or ValueError."""
+    """The requests, and a note if their lengths are synthetic. Raises OSError or ValueError."""
     lengths = read_lengths(args.lengths, args.predictions) if args.lengths else None
     if args.predictions and lengths is None:
         raise ValueError("--predictions names a column of --lengths, which is not given")
-    coming = when(args, for_arrivals)
-    if lengths is None and all(a.output_tokens is None for a in coming):
-        made_up = args.output_tokens
-        coming = made_up.draw(coming, for_lengths)
+    requests = when(args, for_arrivals)
+    if lengths is None and all(a.output_tokens is None for a in requests):
+        synthetic = args.output_tokens
+        requests = synthetic.draw(requests, for_lengths)
         note = (
-            f"lengths: synthetic answers, log-normal: median {made_up.median:g} tokens, σ {made_up.sigma:g}, at most "
-            f"{made_up.most} (--output-tokens MEDIAN:SIGMA; --lengths FILE for real ones)"
+            f"lengths: output lengths are synthetic: log-normal with median {synthetic.median:g} tokens, "
+            f"σ {synthetic.sigma:g}, at most {synthetic.most} (change with --output-tokens MEDIAN:SIGMA, or read real "
+            "ones with --lengths FILE)"
         )
-        return join(coming, None, args.input_tokens, for_lengths), [note]
-    return join(coming, lengths, args.input_tokens, for_lengths), []
+        return join(requests, None, args.input_tokens, for_lengths), [note]
+    return join(requests, lengths, args.input_tokens, for_lengths), []
 
 
 def _synthetic(text: str) -> Synthetic:
     """`MEDIAN` or `MEDIAN:SIGMA`."""
     median, _, sigma = text.partition(":")
     try:
-        found = Synthetic(float(median), float(sigma) if sigma else Synthetic().sigma)
+        synthetic = Synthetic(float(median), float(sigma) if sigma else Synthetic().sigma)
     except ValueError:
-        found = Synthetic(median=0)
-    if not (1 <= found.median <= found.most and 0 <= found.sigma < 10):
-        raise argparse.ArgumentTypeError(f"must be MEDIAN[:SIGMA], a median from 1 to {found.most} tokens, not {text}")
-    return found
+        synthetic = Synthetic(median=0)
+    if not (1 <= synthetic.median <= synthetic.most and 0 <= synthetic.sigma < 10):
+        raise argparse.ArgumentTypeError(
+            f"must be MEDIAN[:SIGMA] with MEDIAN from 1 to {synthetic.most} and SIGMA from 0 to 10, got {text}"
+        )
+    return synthetic
 
 
 def when(args: argparse.Namespace, rng: np.random.Generator) -> list[arrivals.Arrival]:
-    """The arrivals that the options ask for. Raises OSError or ValueError."""
+    """The arrivals given by the options. Raises OSError or ValueError."""
     count = args.num_requests or 1000
     if args.trace:
         return arrivals.trace(args.trace, args.num_requests, args.request_rate)
     if args.burst:
         return arrivals.burst(count)
     if not args.request_rate:
-        raise ValueError("when do requests arrive? Give --trace, --request-rate or --burst")
+        raise ValueError("arrivals are missing: give --trace, --request-rate or --burst")
     return arrivals.gamma(count, args.request_rate, args.burstiness, rng)
 
 
 def swap_costs(cost: Cost, page: float) -> SwapCosts:
-    """What a scheduler knows of a cost model beforehand, with the seconds to move a page each way."""
+    """The scheduler's estimate of swap and recompute costs under a cost model; `page`: seconds to move one page."""
     load = StepLoad(FULL_STEP, starting=1)
     return SwapCosts(page, page, cost.seconds(load) / FULL_STEP, cost.seconds(StepLoad(1)))
 
@@ -181,8 +221,11 @@ def swap_costs(cost: Cost, page: float) -> SwapCosts:
 def build_scheduler(
     config: EngineConfig, workload: Workload, cost: Cost, host_pages: int = 0, costs: SwapCosts | None = None
 ) -> Scheduler:
-    """The scheduler of a preset, with pages for its KV pool, or where it names none, for as many of the longest request
-    as may run; nobody is refused, and prefixes are not cached. Raises ValueError, `ConfigError`."""
+    """The scheduler of a config, with an unlimited queue and without prefix caching.
+
+    The pool has `kv_cache_tokens`; if unset, it fits `max_num_seqs` requests of the longest request's length. Raises
+    ValueError or `ConfigError`.
+    """
     longest = int((workload.input + workload.output).max()) if len(workload) else 1
     if config.max_model_len is not None and longest > config.max_model_len:
         raise ConfigError(f"max_model_len ({config.max_model_len}): the longest request has {longest} tokens")
@@ -196,12 +239,12 @@ def build_scheduler(
 
 
 def summarise(served: Served, given: dict[str, Any], slo: Any) -> Report:
-    """The numbers of a benchmark; every request is a row of arrays, so there may be millions."""
+    """The report of a simulation, computed on arrays because there may be millions of requests."""
     work, jct = served.workload, served.jct
     ttft, tpot = served.first_token - work.arrival, served.tpot
     per_second = 1 / served.duration if served.duration > 0 else 0.0
     tokens = int(work.output.sum())
-    rows = np.unique(np.linspace(0, len(work) - 1, min(len(work), MOST_SAMPLES)).astype(int))
+    rows = np.unique(np.linspace(0, len(work) - 1, min(len(work), MAX_SAMPLES)).astype(int))
     report = Report(
         kind="simulate", options=given, duration_s=served.duration, completed=len(work), failed=0, errors={},
         input_tokens=int(work.input.sum()), output_tokens=tokens, output_tokens_per_s=tokens * per_second,
@@ -220,7 +263,7 @@ def summarise(served: Served, given: dict[str, Any], slo: Any) -> Report:
         if slo.ttft_ms is not None:
             met &= 1e3 * ttft <= slo.ttft_ms
         if slo.tpot_ms is not None:
-            met &= ~(1e3 * tpot > slo.tpot_ms)  # one token has no TPOT
+            met &= ~(1e3 * tpot > slo.tpot_ms)  # NaN (one output token) meets any target
         report.slo_attainment = float(met.mean())
         report.goodput_tokens_per_s = int(work.output[met].sum()) * per_second
     if drafted := int(served.drafted.sum()):
@@ -237,5 +280,5 @@ def summarise(served: Served, given: dict[str, Any], slo: Any) -> Report:
 
 
 def _spread(seconds: np.ndarray) -> Distribution | None:
-    """Of those that are numbers."""
+    """The distribution of the values that are not NaN."""
     return Distribution.of(seconds[~np.isnan(seconds)].tolist())

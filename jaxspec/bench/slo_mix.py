@@ -1,7 +1,7 @@
-"""Requests of three categories with a target each for the time per output token (TPOT): AdaServe's workload (§6.1).
+"""AdaServe's workload (§6.1): three categories of requests with different TPOT targets.
 
-Its Table 2 for Llama-2-7b: strict requests at the server's baseline (12.5 ms there), search at 30 ms, chat at 100 ms.
-Other models and machines take the same multiples of their own baseline.
+The targets of its Table 2 for Llama-2-7b: strict requests at the server's baseline TPOT (12.5 ms), search at 30 ms,
+chat at 100 ms. Other models and machines use the same multiples of their own baseline.
 """
 
 from __future__ import annotations
@@ -21,57 +21,60 @@ from jaxspec.bench import BenchError, options, prompts
 from jaxspec.bench.client import Endpoint, ask
 from jaxspec.bench.report import Distribution, Report, Sample, Slo
 
-#: Category -> its target as a multiple of the baseline.
+#: Category -> TPOT target as a multiple of the baseline.
 FACTORS = {"strict": 1.0, "search": 30 / 12.5, "chat": 100 / 12.5}
-#: The name of all categories together.
+#: Name of the row for all categories together.
 ALL = "all"
-#: What the baseline is measured with: requests at once, tokens of a prompt, tokens of an answer.
+#: Load of the baseline measurement: concurrent requests, prompt tokens, output tokens.
 REQUESTS, INPUT_TOKENS, OUTPUT_TOKENS = 8, 32, 128
-#: Tokens of a search's prompt unless said otherwise, and most words of the other prompts.
-_SEARCH_TOKENS, _SHORT = 512, 48
+#: Default prompt tokens of search requests, and maximum words in the prompts of the other categories.
+_SEARCH_TOKENS, _MAX_WORDS = 512, 48
 _SUMMARISE = "Summarise this in three sentences:"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     mix = parser.add_argument_group(
-        "AdaServe's mix",
-        "Three categories of requests, each with a target for its mean time per output token (slo.tpot_ms): strict"
-        " at the server's baseline, search at 2.4 and chat at 8 times that, which are the paper's 12.5, 30 and"
-        " 100 ms for Llama-2-7b. Of a trace only the arrivals are used.",
+        "AdaServe's request mix",
+        "Three categories of requests, each with a target for the mean time per output token (slo.tpot_ms): strict"
+        " at the server's baseline, search at 2.4 times and chat at 8 times the baseline. These are the paper's 12.5,"
+        " 30 and 100 ms for Llama-2-7b. With --trace only its arrival times are used.",
     )
     mix.add_argument(
         "--slo-mix", type=shares, nargs="?", const=shares("60:20:20"), metavar="STRICT:SEARCH:CHAT",
-        help="shares of requests (60:20:20 if none are given); search summarises long texts, the others are short",
+        help="send this mix; the value has the shares of the categories (60:20:20 without a value). Search requests"
+        " summarise long texts, the others have short prompts",
     )  # fmt: skip
     mix.add_argument(
         "--baseline-tpot-ms", type=options.finite, metavar="MS",
-        help="default: measured first, with eight requests at once, 32 tokens in and 128 out. The paper's is of a"
-        " server without speculation: to compare servers, give all of them the same",
+        help="baseline TPOT (default: measured before the run with eight concurrent requests of 32 input and 128 output"
+        " tokens). The paper's baseline is a server without speculation; to compare servers, use one value for all",
     )  # fmt: skip
     mix.add_argument(
         "--strict-factor", type=options.finite, metavar="X",
-        help="the strict target as a multiple of the baseline (default: 1; 0.8 is in the paper's Fig. 10)",
+        help="TPOT target of strict requests as a multiple of the baseline (default: 1; the paper's Fig. 10 includes"
+        " 0.8)",
     )  # fmt: skip
     mix.add_argument(
-        "--search-tokens", type=options.count, metavar="N", help=f"of a search's prompt (default: {_SEARCH_TOKENS})"
-    )
+        "--search-tokens", type=options.count, metavar="N",
+        help=f"prompt tokens of search requests (default: {_SEARCH_TOKENS})",
+    )  # fmt: skip
 
 
 def shares(text: str) -> tuple[float, ...]:
-    """`STRICT:SEARCH:CHAT`, in any unit."""
+    """`STRICT:SEARCH:CHAT` as three numbers, which need not sum to 1."""
     try:
         values = tuple(float(part) for part in text.split(":"))
     except ValueError:
         values = ()
     if len(values) != len(FACTORS) or not all(0 <= v < float("inf") for v in values) or not sum(values):
-        raise argparse.ArgumentTypeError(f"must be three shares as in 60:20:20, not {text}")
+        raise argparse.ArgumentTypeError(f"must be three shares such as 60:20:20, got {text}")
     return values
 
 
 @dataclass(frozen=True, slots=True)
 class SloMix:
-    """What to ask for: shares of the categories, their targets as multiples of the baseline, tokens of a search's
-    prompt, and the baseline in seconds a token, None: to be measured."""
+    """Shares of the categories, TPOT targets as multiples of the baseline, prompt tokens of search requests, and the
+    baseline TPOT in seconds (None: measure it)."""
 
     shares: Sequence[float]
     factors: Mapping[str, float]
@@ -80,26 +83,26 @@ class SloMix:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> SloMix | None:
-        """None where no mix is asked for. Raises `BenchError` naming an option that does not go with the others."""
-        own = ("baseline_tpot_ms", "strict_factor", "search_tokens")
-        replaced = ("slo_tpot_ms", "slo_ttft_ms", "input_tokens")
-        for name in replaced if args.slo_mix else own:
+        """The mix given by the options; None without `--slo-mix`. Raises `BenchError` naming an incompatible option."""
+        dependent = ("baseline_tpot_ms", "strict_factor", "search_tokens")
+        incompatible = ("slo_tpot_ms", "slo_ttft_ms", "input_tokens")
+        for name in incompatible if args.slo_mix else dependent:
             if getattr(args, name) is not None:
-                wrong = "does not go with --slo-mix" if args.slo_mix else "needs --slo-mix"
-                raise BenchError(f"--{name.replace('_', '-')} {wrong}")
+                problem = "cannot be combined with --slo-mix" if args.slo_mix else "needs --slo-mix"
+                raise BenchError(f"--{name.replace('_', '-')} {problem}")
         if not args.slo_mix:
             return None
         factors = FACTORS | ({"strict": args.strict_factor} if args.strict_factor else {})
-        given = args.baseline_tpot_ms and args.baseline_tpot_ms / 1e3
-        return cls(args.slo_mix, factors, args.search_tokens or _SEARCH_TOKENS, given)
+        baseline = args.baseline_tpot_ms and args.baseline_tpot_ms / 1e3
+        return cls(args.slo_mix, factors, args.search_tokens or _SEARCH_TOKENS, baseline)
 
     def requests(self, texts: Sequence[str], count: int, rng: np.random.Generator) -> list[tuple[str, str]]:
-        """(category, prompt) of `count` requests: as many of each category as its share says, in random order."""
-        short = [t for t in texts if len(t.split()) <= _SHORT] or [" ".join(t.split()[:_SHORT]) for t in texts]
-        asked = prompts.choose(short, count, rng)
+        """(category, prompt) of `count` requests in random order, with the categories in proportion to their shares."""
+        short = [t for t in texts if len(t.split()) <= _MAX_WORDS] or [" ".join(t.split()[:_MAX_WORDS]) for t in texts]
+        chosen = prompts.choose(short, count, rng)
         names = np.repeat(list(self.factors), apportion(self.shares, count))
         out: list[tuple[str, str]] = []
-        for name, text in zip(rng.permutation(names).tolist(), asked, strict=True):
+        for name, text in zip(rng.permutation(names).tolist(), chosen, strict=True):
             if name == "search":
                 start = int(rng.integers(len(texts)))
                 text = f"{_SUMMARISE} {prompts.of_words(texts, prompts.words(self.search_tokens), start)}"
@@ -107,24 +110,25 @@ class SloMix:
         return out
 
     async def targets(self, http: httpx.AsyncClient, server: Endpoint) -> dict[str, float]:
-        """Category -> TPOT in milliseconds. Raises `BenchError` where the baseline cannot be measured."""
+        """Category -> TPOT target in milliseconds. Raises `BenchError` if the baseline cannot be measured."""
         baseline = self.baseline or await measure(http, server)
         return {name: 1e3 * baseline * factor for name, factor in self.factors.items()}
 
     def add_results(self, report: Report, targets: Mapping[str, float]) -> None:
-        """Put the categories into the report, and show them."""
-        found = rows(report.samples, targets, report.duration_s)
-        report.slo_attainment, report.goodput_tokens_per_s = found[ALL].slo_attainment, found[ALL].goodput_tokens_per_s
+        """Add SLO attainment, goodput and the rows of the categories to the report, and print the rows."""
+        by_category = rows(report.samples, targets, report.duration_s)
+        report.slo_attainment = by_category[ALL].slo_attainment
+        report.goodput_tokens_per_s = by_category[ALL].goodput_tokens_per_s
         report.extra["slo_mix"] = {
             "baseline_tpot_ms": targets["chat"] / self.factors["chat"],
             "baseline_measured": self.baseline is None,
-            "categories": {name: asdict(row) for name, row in found.items()},
+            "categories": {name: asdict(row) for name, row in by_category.items()},
         }
-        print_rows(found)
+        print_rows(by_category)
 
 
 def apportion(shares: Sequence[float], count: int) -> list[int]:
-    """`count` in whole numbers by these shares; what rounding down leaves goes to the largest remainders."""
+    """Split `count` into integers in proportion to `shares`, by the largest remainder method."""
     exact = [count * share / sum(shares) for share in shares]
     whole = [int(value) for value in exact]
     for i in sorted(range(len(exact)), key=lambda i: whole[i] - exact[i])[: count - sum(whole)]:
@@ -133,63 +137,64 @@ def apportion(shares: Sequence[float], count: int) -> list[int]:
 
 
 async def measure(http: httpx.AsyncClient, server: Endpoint) -> float:
-    """The server's median TPOT in seconds under the small load of the paper's baseline. Raises `BenchError`."""
-    asking = replace(server, fields={**server.fields, "ignore_eos": True})
+    """The server's median TPOT in seconds under the light load of the paper's baseline. Raises `BenchError`."""
+    endpoint = replace(server, fields={**server.fields, "ignore_eos": True})
     texts = [prompts.of_words(prompts.PROMPTS, prompts.words(INPUT_TOKENS), 3 * i) for i in range(REQUESTS)]
-    samples = await asyncio.gather(*(ask(http, asking, text, OUTPUT_TOKENS) for text in texts))
-    found = [s.tpot for s in samples if s.tpot]
-    if len(found) < REQUESTS:
-        why = next((s.error for s in samples if s.error), "answers of one token")
-        raise BenchError(f"the baseline cannot be measured, give it with --baseline-tpot-ms: {why}")
-    return median(found)
+    samples = await asyncio.gather(*(ask(http, endpoint, text, OUTPUT_TOKENS) for text in texts))
+    tpots = [s.tpot for s in samples if s.tpot]
+    if len(tpots) < REQUESTS:
+        why = next((s.error for s in samples if s.error), "a response has only one token")
+        raise BenchError(f"the baseline TPOT cannot be measured ({why}); set it with --baseline-tpot-ms")
+    return median(tpots)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the requests of one category got. Times in milliseconds, None where no request gave any."""
+    """Results of one category. Times in milliseconds; None if no request has a value."""
 
     requests: int
     failed: int
     #: None for all categories together.
     target_tpot_ms: float | None
-    #: Share of the requests, failed ones included, whose mean TPOT was within the target; None without requests.
+    #: Share of the requests, failed ones included, whose mean TPOT met the target; None without requests.
     slo_attainment: float | None
-    #: Output tokens a second of those.
+    #: Output tokens per second of the requests that met the target.
     goodput_tokens_per_s: float
     tpot_ms: Distribution | None
     ttft_ms: Distribution | None
 
 
 def rows(samples: Sequence[Sample], targets: Mapping[str, float], duration: float) -> dict[str, Row]:
-    """By category, and of `ALL`. `targets` in milliseconds, `duration` in seconds."""
+    """A row for each category and for `ALL`. `targets` in milliseconds, `duration` in seconds."""
 
-    def row(own: Sequence[Sample], target: float | None) -> Row:
-        met = [s for s in own if s.category and Slo(tpot_ms=targets[s.category]).met_by(s)]
-        done = [s for s in own if s.error is None]
+    def row(members: Sequence[Sample], target: float | None) -> Row:
+        met = [s for s in members if s.category and Slo(tpot_ms=targets[s.category]).met_by(s)]
+        done = [s for s in members if s.error is None]
         return Row(
-            requests=len(own),
-            failed=len(own) - len(done),
+            requests=len(members),
+            failed=len(members) - len(done),
             target_tpot_ms=target,
-            slo_attainment=len(met) / len(own) if own else None,
+            slo_attainment=len(met) / len(members) if members else None,
             goodput_tokens_per_s=sum(s.output_tokens for s in met) / duration if duration > 0 else 0.0,
             tpot_ms=Distribution.of(s.tpot for s in done),
             ttft_ms=Distribution.of(s.ttft for s in done),
         )
 
-    found = {name: row([s for s in samples if s.category == name], target) for name, target in targets.items()}
-    return found | {ALL: row(samples, None)}
+    by_category = {name: row([s for s in samples if s.category == name], target) for name, target in targets.items()}
+    return by_category | {ALL: row(samples, None)}
 
 
-def print_rows(found: Mapping[str, Row], console: Console | None = None) -> None:
+def print_rows(by_category: Mapping[str, Row], console: Console | None = None) -> None:
+    """Print one row per category."""
     columns = ("requests", "target ms", "SLO attainment", "goodput tokens/s", "TPOT mean", "p95", "TTFT mean", "p95")
-    table = Table("category", *columns, title="AdaServe's mix", title_justify="left")
+    table = Table("category", *columns, title="AdaServe's request mix", title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
 
     def shown(value: float | None, form: str = "{:,.1f}") -> str:
         return "" if value is None else form.format(value)
 
-    for name, row in found.items():
+    for name, row in by_category.items():
         times = [shown(d and getattr(d, part)) for d in (row.tpot_ms, row.ttft_ms) for part in ("mean", "p95")]
         attained = shown(row.slo_attainment, "{:.1%}")
         goodput = shown(row.goodput_tokens_per_s)

@@ -1,5 +1,7 @@
-"""What stands in for what a simulated request lacks: text, a priority, a latency target, a draft model. Each is said in
-a line, so that no table passes for a policy that was not simulated."""
+"""Replacements for what simulated requests lack: text, priorities, latency targets, draft models.
+
+Each replacement is reported in a note, so that results are not mistaken for those of the preset's own policy.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,18 @@ from jaxspec.sched.slo import Slo
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.sched.timing import StepTimes
 
-#: Predictors that read the text of a prompt; `auto` is `proxy` wherever one is there.
+#: Predictors that read the prompt's text; `auto` is `proxy` if one is available for the model.
 READS_TEXT = ("auto", "proxy", "retrieval")
-#: Orders that go by the expected length of an answer.
+#: Orders that use the predicted output length.
 BY_LENGTH = ("sjf", "laps_sd", "alise")
 NGRAM, AUTO, TRAINED = "ngram", "auto", "trained"
-#: Output tokens of all requests that drafts are drawn for beforehand: some 50 bytes each.
-MOST_DRAFTED = 20_000_000
+#: Maximum output tokens of all requests with simulated drafters, which need about 50 bytes per token.
+MAX_DRAFTED = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class StandIns:
-    """The settings as simulated, the targets of requests that name none, and a line for each difference."""
+    """The config as simulated, the SLO of requests without their own, and a note for each replacement."""
 
     config: EngineConfig
     slo: Slo
@@ -39,46 +41,46 @@ class StandIns:
 
 
 def stand_in(config: EngineConfig, workload: Workload, host_pages: int, drafting: bool) -> StandIns:
-    """`drafting`: whether anything is drafted for the requests."""
+    """The replacements that `config` needs. `drafting`: whether drafting is simulated."""
     notes: list[str] = []
     unpredicted = bool(np.isnan(workload.predicted).any())
     if config.predictor in READS_TEXT and unpredicted:
         notes.append(
-            f"predictor: {config.predictor} reads prompts, and simulated requests have no text: noisy_oracle stands in "
-            f"(the true length, off by a log-normal error of σ {config.predictor_noise:g}; --set predictor_noise=S, "
-            "--set predictor=oracle or none, or --predictions COLUMN of --lengths)"
+            f"predictor: {config.predictor} reads prompts, but simulated requests have no text; replaced by "
+            f"noisy_oracle, the true length with a log-normal error of σ {config.predictor_noise:g} (change with --set "
+            "predictor_noise=S, --set predictor=oracle or none, or --predictions COLUMN)"
         )
         config = config.model_copy(update={"predictor": "noisy_oracle"})
     elif config.predictor == "none" and config.order in BY_LENGTH and unpredicted:
         notes.append(
-            f"predictor: none, so order: {config.order} goes by what requests ask for, which here is what they write: "
-            "this is an oracle (--set predictor=noisy_oracle has errors)"
+            f"predictor: none, so order: {config.order} uses max_tokens, which equals the output length of simulated "
+            "requests: an oracle (for predictions with errors: --set predictor=noisy_oracle)"
         )
     if config.order == "priority":
-        notes.append("order: priority: simulated requests have none of their own: this is first come, first served")
+        notes.append("order: priority: all simulated requests have the same priority: first come, first served")
     slo = config.slo.slo
-    heeds = config.pace != "none" or (drafting and config.tree == "adaserve")
-    if heeds and not slo and workload.tpot is None:
-        what = f"pace: {config.pace}" if config.pace != "none" else "tree: adaserve"
-        notes.append(f"{what}: no request has a latency target to heed (--set slo.tpot_ms=MS gives all of them one)")
+    uses_slo = config.pace != "none" or (drafting and config.tree == "adaserve")
+    if uses_slo and not slo and workload.tpot is None:
+        setting = f"pace: {config.pace}" if config.pace != "none" else "tree: adaserve"
+        notes.append(f"{setting}: no request has a latency target (--set slo.tpot_ms=MS sets one for all requests)")
     if config.slo.admission == "strict":
-        notes.append("slo.admission: strict: no request is refused here")
+        notes.append("slo.admission: strict: not simulated, no request is refused")
     if config.memory == "swap" and not host_pages:
-        notes.append("memory: swap: there is no host memory to swap to, KV is recomputed instead (--host-pages N)")
+        notes.append("memory: swap: no host memory to swap to, so KV is recomputed (--host-pages N adds host memory)")
     return StandIns(config, slo, notes)
 
 
 def drafters_of(
     config: EngineConfig, workload: Workload, process: Process, cost: Cost, rng: np.random.Generator
 ) -> tuple[list[SimulatedDrafter], str]:
-    """A simulated drafter for each that the settings name, and a line that says what is assumed of them.
+    """A simulated drafter for each drafter of the config, and a note on what is assumed of them.
 
-    Raises `BenchError` for more output tokens than drafts are drawn for.
+    Raises `BenchError` if the requests have more than `MAX_DRAFTED` output tokens.
     """
-    if (tokens := int(workload.output.sum())) > MOST_DRAFTED:
+    if (tokens := int(workload.output.sum())) > MAX_DRAFTED:
         raise BenchError(
-            f"draft: {tokens:,} output tokens are more than the {MOST_DRAFTED:,} that drafts are drawn for: simulate "
-            "fewer requests, a chain (--draft-length N) or no drafts (--draft-length 0)"
+            f"draft: the requests have {tokens:,} output tokens, drafters can be simulated for {MAX_DRAFTED:,}: use "
+            "fewer requests, draft a chain (--draft-length N) or do not draft (--draft-length 0)"
         )
     model = draft_cost(cost)
     drafters = []
@@ -90,24 +92,24 @@ def drafters_of(
                 (1,) if free else (1, 2, 4), name, bool(config.draft_devices.get(name)),
             )
         )  # fmt: skip
-    took = f"a run of a draft model takes {1e3 * model.seconds(1, 1, 1, 1):.2f} ms"
+    duration = f"one forward pass of a draft model takes {1e3 * model.seconds(1, 1, 1, 1):.2f} ms"
     if model == FREE:
-        took = "drafting takes no time, as this cost model knows none"
+        duration = "drafting takes no time, because the cost model has no draft times"
     elif names == [NGRAM]:
-        took = "ngram takes no time"
+        duration = "ngram takes no time"
     note = (
-        f"draft: {', '.join(names)} simulated: each guesses a token right with the chance {process.mean:g}, whatever "
-        f"the text (--acceptance), and {took}; --draft-length 0 for no drafts"
+        f"draft: {', '.join(names)} simulated: a draft token is right with probability {process.mean:g} independent of "
+        f"the text (--acceptance), and {duration}; --draft-length 0: no drafting"
     )
     return drafters, note
 
 
 def speculator_of(config: EngineConfig, drafters: Sequence[SimulatedDrafter], times: StepTimes) -> Speculator:
-    """What decides on drafts, as the settings say. Raises `ConfigError`."""
+    """The engine's speculator for this config, with simulated drafters. Raises `ConfigError`."""
     return arrange(config, drafters, times, tree_policy(config, times))
 
 
 def _names(draft: Sequence[str]) -> list[str]:
-    """`auto` is n-gram lookup and the model's trained drafter."""
-    named = [n for name in draft for n in ((NGRAM, TRAINED) if name == AUTO else (name,))]
-    return list(dict.fromkeys(named))
+    """Names of the drafters, with `auto` replaced by n-gram lookup and the model's trained drafter."""
+    names = [n for name in draft for n in ((NGRAM, TRAINED) if name == AUTO else (name,))]
+    return list(dict.fromkeys(names))

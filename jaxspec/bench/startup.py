@@ -1,7 +1,8 @@
-"""How long a start takes: seconds, and CPU seconds of all threads, from the process's begin to its first token.
+"""Measure the startup time: wall and CPU seconds from process start until the server or LLM is ready and has generated
+its first token.
 
-Each start is a process of its own. The first one is cold with `--cold`: it has an empty cache, so it fetches the model
-and compiles everything it needs. It goes on until all is compiled and measured, so later ones find that in the cache.
+Each start is a new process. With --cold the first one has an empty cache, so it downloads the model and compiles
+everything. The first process runs until everything is compiled and measured, so that later ones find it in the cache.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from jaxspec.bench import BenchError, options
 from jaxspec.bench.report import machine, write_json
 from jaxspec.progress import progress
 
-#: Seconds after which a start has failed.
-_LONGEST = 900.0
-#: What a process that uses `LLM` does, told the settings as JSON.
+#: Seconds after which a start counts as failed.
+_TIMEOUT = 900.0
+#: Program of a process that uses `LLM`; its arguments are the preset and the settings as JSON.
 _LLM = """
 import json, sys
 from jaxspec import LLM, SamplingParams
@@ -45,24 +46,31 @@ with LLM(config=sys.argv[1] or None, **json.loads(sys.argv[2])) as llm:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_engine(parser)
-    parser.add_argument("--kind", choices=("server", "llm"), default="server", help="default: %(default)s")
-    parser.add_argument("--repeats", type=options.count, default=3, metavar="N", help="starts (default: 3)")
-    parser.add_argument("--cold", action="store_true", help="begin with an empty cache")
-    parser.add_argument("--json", metavar="FILE", help="write the times")
+    parser.add_argument(
+        "--kind",
+        choices=("server", "llm"),
+        default="server",
+        help="start the server or an LLM object (default: %(default)s)",
+    )
+    parser.add_argument("--repeats", type=options.count, default=3, metavar="N", help="number of starts (default: 3)")
+    parser.add_argument("--cold", action="store_true", help="use an empty cache for the first start")
+    parser.add_argument("--json", metavar="FILE", help="write the times as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises `BenchError` where a process fails."""
-    begin = _server if args.kind == "server" else _llm
+    """Print and write the times. Raises `BenchError` if a process fails."""
+    start_once = _server if args.kind == "server" else _llm
     starts: list[dict[str, Any]] = []
     with ExitStack() as stack, progress("starts", args.repeats) as advance:
         environment = dict(os.environ)
         if args.cold:
             environment["JAXSPEC_CACHE"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxspec-cold-"))
         for i in range(args.repeats):
-            starts.append({"cache": "empty" if args.cold and i == 0 else "filled", **begin(args, environment, i == 0)})
+            starts.append(
+                {"cache": "empty" if args.cold and i == 0 else "filled", **start_once(args, environment, i == 0)}
+            )
             advance()
-    table = Table("cache", "ready s", "CPU s", "first token s", "CPU s", "resident GiB")
+    table = Table("cache", "ready, s", "CPU, s", "first token, s", "CPU, s", "resident, GiB")
     for start in starts:
         numbers = [start[key] for key in ("ready_s", "ready_cpu_s", "first_token_s", "first_token_cpu_s")]
         table.add_row(start["cache"], *(f"{n:.1f}" for n in numbers), f"{start['resident_bytes'] / 2**30:.2f}")
@@ -72,41 +80,43 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _server(args: argparse.Namespace, environment: Mapping[str, str], to_the_end: bool) -> dict[str, Any]:
+def _server(args: argparse.Namespace, environment: Mapping[str, str], finish_warm_up: bool) -> dict[str, Any]:
+    """Start a server and measure. `finish_warm_up`: let it compile and measure everything before it is stopped."""
     with tempfile.TemporaryDirectory() as folder:
-        ready = os.path.join(folder, "log")
+        log_path = os.path.join(folder, "log")
         command = [sys.executable, "-m", "jaxspec.serve", "--port", "0"]
         for name, value in (("--config", args.config), ("--model", args.model)):
             command += [name, value] if value else []
         for name, values in (("--draft", args.draft), ("--set", args.set)):
             command += [part for value in values for part in (name, value)]
-        with open(ready, "w+") as log, _Watched(command, environment, log) as process:
+        with open(log_path, "w+") as log, _Watched(command, environment, log) as process:
             url = process.wait_for("serves ", log).split(" at ", 1)[1].split()[0]
             at_ready = process.used("ready")
             body = {"prompt": "Hello there, my", "max_tokens": 1, "temperature": 0}
-            httpx.post(f"{url}/v1/completions", json=body, timeout=_LONGEST).raise_for_status()
-            found = at_ready | process.used("first_token")
-            while to_the_end and not httpx.get(f"{url}/health").json()["programs"]["measured"]:
+            httpx.post(f"{url}/v1/completions", json=body, timeout=_TIMEOUT).raise_for_status()
+            measured = at_ready | process.used("first_token")
+            while finish_warm_up and not httpx.get(f"{url}/health").json()["programs"]["measured"]:
                 time.sleep(0.2)
-            return found
+            return measured
 
 
-def _llm(args: argparse.Namespace, environment: Mapping[str, str], to_the_end: bool) -> dict[str, Any]:
+def _llm(args: argparse.Namespace, environment: Mapping[str, str], finish_warm_up: bool) -> dict[str, Any]:
+    """The same with an `LLM`."""
     with tempfile.TemporaryFile("w+") as log:
         command = [sys.executable, "-c", _LLM, args.config or "", json.dumps(options.overrides(args))]
         with _Watched(command, environment, log) as process:
             process.wait_for("ready", log)
             at_ready = process.used("ready")
             process.wait_for("token", log)
-            found = at_ready | process.used("first_token")
-            if to_the_end:
-                process.tell("go on")
+            measured = at_ready | process.used("first_token")
+            if finish_warm_up:
+                process.send("continue")
                 process.wait_for("warm", log)
-            return found
+            return measured
 
 
 class _Watched:
-    """A process whose output goes to a file, and what it has used so far."""
+    """A process whose output goes to the file `log`, with its resource usage. Terminated on exit."""
 
     def __init__(self, command: list[str], environment: Mapping[str, str], log: Any) -> None:
         self._begun = time.perf_counter()
@@ -126,25 +136,26 @@ class _Watched:
             self._process.kill()
 
     def wait_for(self, text: str, log: Any) -> str:
-        """The first line with `text`. Raises `BenchError`."""
-        while time.perf_counter() - self._begun < _LONGEST:
+        """Wait for the first output line with `text`. Raises `BenchError` if the process ends or takes too long."""
+        while time.perf_counter() - self._begun < _TIMEOUT:
             log.seek(0)
             lines = log.read().splitlines()
             if found := next((line for line in lines if text in line), None):
                 return found
             if self._process.poll() is not None:
-                raise BenchError(f"the start failed: {lines[-1] if lines else self._process.returncode}")
+                raise BenchError(f"the process failed: {lines[-1] if lines else self._process.returncode}")
             time.sleep(0.02)
-        raise BenchError(f"not ready after {_LONGEST:g} s")
+        raise BenchError(f"the process was not ready after {_TIMEOUT:g} s")
 
-    def tell(self, line: str) -> None:
-        """Write a line to its standard input."""
+    def send(self, line: str) -> None:
+        """Write a line to the process's standard input."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
 
     def used(self, moment: str) -> dict[str, Any]:
-        """Seconds and CPU seconds, of its children too, up to now."""
+        """Wall and CPU seconds since the start, child processes included, under keys that begin with `moment`; and the
+        resident memory in bytes."""
         cpu, seconds = self._usage.cpu_times(), time.perf_counter() - self._begun
         total = cpu.user + cpu.system + cpu.children_user + cpu.children_system
         resident = self._usage.memory_info().rss

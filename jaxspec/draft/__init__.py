@@ -1,1 +1,1 @@
-"""Drafters: what proposes the tokens that the target verifies."""
+"""Drafters: n-gram lookup and draft models, which propose the tokens that the target model verifies."""

@@ -1,4 +1,4 @@
-"""How a draft tree grows from level to level: by a beam of the likeliest paths, or by draws in a shape set before."""
+"""How a draft tree grows from level to level: a beam of the likeliest paths, or random draws in a fixed shape."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ from jaxspec.step.sampler import argmax, clocks
 
 
 class Level(NamedTuple):
-    """The nodes of a level, `[R, W]` each: the column of its token, its parent's place in the level above (int32), and
-    the log-probability of the path to it, minus infinity where there is no node."""
+    """The nodes of a level, `[R, W]` each.
+
+    column   int32, index of the token in the drafter's vocabulary
+    parent   int32, index of the parent in the level above
+    logprob  float32, log-probability of the path to the node, -inf where there is no node
+    """
 
     column: jax.Array
     parent: jax.Array
@@ -26,7 +30,10 @@ class Level(NamedTuple):
 
 
 class Growth(Protocol):
-    """`width` W: most nodes of a level; `draws`: whether rejection sampling may judge what it grows."""
+    """Grows one level of a tree.
+
+    `width` W is the most nodes of a level; `draws` says whether nodes are random draws, as rejection sampling needs.
+    """
 
     @property
     def width(self) -> int: ...
@@ -34,16 +41,16 @@ class Growth(Protocol):
     def draws(self) -> bool: ...
 
     def grow(self, logits: jax.Array, path: jax.Array, level: jax.Array, batch: Batch, position: jax.Array) -> Level:
-        """The level below N nodes with logits `[R, N, V']` and path log-probabilities `[R, N]`.
+        """The level below N nodes with logits `[R, N, V']` and path log-probabilities `[R, N]`. Traced.
 
-        `level` [] counts from 0; `batch` says how each request chooses; the new nodes stand at `position [R]`.
+        `level` [] counts from 0; `batch` has each request's sampling inputs; the new nodes are at `position [R]`.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Beam:
-    """The W most likely nodes of each level, by the probability of their path."""
+    """Keeps the W nodes of each level with the most likely paths."""
 
     width: int
     draws = False
@@ -60,11 +67,12 @@ class Beam:
 
 @dataclass(frozen=True)
 class Draws:
-    """Every node of level j has `widths[j]` children, drawn from the drafter's distribution without replacement, in the
-    order of their places; for greedy requests, its likeliest.
+    """Draws `widths[j]` children of every node of level j from the drafter's distribution, without replacement.
 
-    A request's noise at a position is the same at every node: only one of them is ever used. It is another stream than
-    the target's own, which must not know what was drawn.
+    Siblings stand in the order in which they were drawn. Greedy requests get the likeliest children.
+
+    All nodes of a request at one position share their noise, since at most one of them is used. The target's sampling
+    uses another stream, because it must be independent of the draws. Raises `ValueError` for an empty level.
     """
 
     widths: tuple[int, ...]
@@ -80,7 +88,7 @@ class Draws:
 
     @cached_property
     def _places(self) -> tuple[np.ndarray, np.ndarray]:
-        """Parent's place and rank among its children, `[levels, W]` int32; rank -1: no node."""
+        """Each node's parent and its rank among its siblings, `[levels, W]` int32; rank -1 where there is no node."""
         parent, rank = np.zeros((2, len(self.widths), self.width), np.int32)
         nodes = 1
         for level, k in enumerate(self.widths):
@@ -93,30 +101,30 @@ class Draws:
         r, n, vocab = logits.shape
         parents, ranks = (jnp.asarray(x)[level] for x in self._places)
         scaled = tempered(logits, batch)
-        noise = jnp.log(clocks(batch.seed ^ _OWN, position, vocab))
+        noise = jnp.log(clocks(batch.seed ^ _DRAFT_STREAM, position, vocab))
         greedy = (batch.temperature < GREEDY_BELOW)[:, None]
         score = scaled - jnp.where(greedy, 0.0, noise)[:, None]
         _, column = top(score.reshape(r * n, vocab), max(self.widths))
         column = column.reshape(r, n, -1)[:, parents, jnp.maximum(ranks, 0)]  # [R, W]
-        own = jnp.take_along_axis(scaled[:, parents], column[..., None], 2)[..., 0]
-        logprob = path[:, parents] + own - jax.nn.logsumexp(scaled, -1)[:, parents]
+        logit = jnp.take_along_axis(scaled[:, parents], column[..., None], 2)[..., 0]
+        logprob = path[:, parents] + logit - jax.nn.logsumexp(scaled, -1)[:, parents]
         return Level(column, jnp.broadcast_to(parents, (r, self.width)), jnp.where(ranks >= 0, logprob, -jnp.inf))
 
 
-#: Makes the key of the drafter's noise out of a request's.
-_OWN = 0x5BD1E995
+#: XORed to a request's seed: the drafter's noise must differ from the target's.
+_DRAFT_STREAM = 0x5BD1E995
 
 
 def tempered(logits: jax.Array, batch: Batch) -> jax.Array:
-    """`[R, N, V']` by each request's temperature, greedy ones' as they are."""
+    """Logits `[R, N, V']` divided by each request's temperature; unchanged for greedy requests."""
     temperature = jnp.where(batch.temperature < GREEDY_BELOW, 1.0, batch.temperature)
     return logits / temperature[:, None, None]
 
 
 def top(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """The `count` largest of each row, descending, `[N, V]` -> values and places `[N, count]`; count is small.
+    """The `count` largest of each row of `[N, V]`, descending: values and indices, `[N, count]` each.
 
-    One maximum after another: a sort of thousands takes XLA on CPU a hundred times as long.
+    Takes one maximum after another, for small counts: on CPU, XLA's sort of thousands takes a hundred times as long.
     """
     values, places = [], []
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""What proposes drafts: a look-up in the text itself, or a model on the device."""
+"""The two drafters: n-gram lookup, and a draft model on the device."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from jaxspec.sched.spec.drafter import Proposal, SamplingOf, SharedDevice
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.step.packing import Tree
 
-#: Seconds in which candidates are read that are there already.
-_AT_ONCE = 2e-4
+#: A read shorter than this (seconds) did not wait: the round had ended earlier.
+_NO_WAIT = 2e-4
 
 
 class NgramDrafter(SharedDevice):
-    """Looks the end of a request's text up in the text itself (`jaxspec.draft.ngram`)."""
+    """Proposes what followed an earlier occurrence of the request's last tokens (`jaxspec.draft.ngram`)."""
 
     name, widths = "ngram", (1,)
 
@@ -31,16 +31,16 @@ class NgramDrafter(SharedDevice):
         return 0
 
     def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
-        found: list[Candidates | None] = [self._candidates(w.request, levels) for w in scheduled]
-        return lambda: found
+        candidates: list[Candidates | None] = [self._candidates(s.request, levels) for s in scheduled]
+        return lambda: candidates
 
     def _candidates(self, request: Request, levels: int) -> Candidates:
         index = self._indexes.setdefault(request.id, NGramIndex())
         index.extend(request.tokens[len(index) :])
         token = np.asarray(index.propose(levels), np.int32)
-        ahead = np.arange(len(token), dtype=np.int32)
-        # It knows no probabilities: one a node, which calibration turns into what such matches are worth.
-        return Candidates(token, ahead - 1, ((ahead + 1) * log(0.5)).astype(np.float32))
+        level = np.arange(len(token), dtype=np.int32)
+        # A lookup gives no probabilities. 0.5 per level is a placeholder, which calibration corrects.
+        return Candidates(token, level - 1, ((level + 1) * log(0.5)).astype(np.float32))
 
     def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
         return 5e-6 * requests
@@ -50,13 +50,13 @@ class NgramDrafter(SharedDevice):
 
 
 class ModelDrafter:
-    """A draft model on the device. Keeps each request's watermark: how many of its tokens the model has seen."""
+    """A draft model. Keeps each request's watermark: the number of its tokens in the draft model's KV cache."""
 
     def __init__(self, runner: DraftRunner, clock: Callable[[], float]):
         self.name, self.widths, self.runner, self._clock = runner.name, runner.widths, runner, clock
-        self._seen: dict[str, tuple[int, int]] = {}  # id -> (losses of its KV at that time, tokens)
-        self._staged: dict[str, range] = {}  # id -> where the features before its next tokens are
-        self._scale = 1.0  # how much longer a round takes than its profile says: attention, the host's part
+        self._cached: dict[str, tuple[int, int]] = {}  # id -> (`_losses` at that time, tokens cached)
+        self._prefetched: dict[str, range] = {}  # id -> rows with the features before its next tokens
+        self._scale = 1.0  # observed / profiled time of a round: the profile lacks attention and host time
 
     @property
     def own_device(self) -> bool:
@@ -67,89 +67,92 @@ class ModelDrafter:
         return self.runner.usable
 
     def _watermark(self, request: Request) -> int:
-        lost, seen = self._seen.get(request.id, (0, 0))
-        # Pages lost for good are others' now. Those that went to the host held no more than the target's KV.
-        return min(seen, request.computed) if lost == self._losses(request) else 0
+        losses, cached = self._cached.get(request.id, (0, 0))
+        # After a loss the pages belong to other requests. Pages swapped out held the target's computed tokens at most.
+        return min(cached, request.computed) if losses == self._losses(request) else 0
 
     def _losses(self, request: Request) -> int:
-        """Times that the drafter's KV of a request was lost: what goes to the host takes along the rows of those
-        drafters that stand beside the target."""
+        """How often a preemption has lost the request's draft KV. A swap keeps it if the drafter shares the target's
+        device."""
         return request.preemptions - (0 if self.own_device else request.swaps)
 
     def uncached_tokens(self, request: Request) -> int:
         return len(request.tokens) - self._watermark(request)
 
     def prefetch_features(self, scheduled: Sequence[ScheduledRequest]) -> None:
-        self._staged.clear()
+        self._prefetched.clear()
         if not self.runner.conditioned:
             return
-        page_size, room = self.runner.page_size, self.runner.most_tokens
+        page_size, left = self.runner.page_size, self.runner.most_tokens
         slots: list[np.ndarray] = []
-        for one in sorted(scheduled, key=lambda w: self.uncached_tokens(w.request)):
-            request, seen = one.request, self._watermark(one.request)
-            position = np.arange(seen, min(len(request.tokens), seen + room)) - 1
+        for request in sorted((s.request for s in scheduled), key=self.uncached_tokens):
+            cached = self._watermark(request)
+            position = np.arange(cached, min(len(request.tokens), cached + left)) - 1
             if not len(position):
                 break
             pages = np.asarray(request.pages, np.int32)
             slots.append(np.where(position < 0, -1, pages[position // page_size] * page_size + position % page_size))
-            first = self.runner.most_tokens - room
-            self._staged[request.id] = range(first, first + len(position))
-            room -= len(position)
+            first = self.runner.most_tokens - left
+            self._prefetched[request.id] = range(first, first + len(position))
+            left -= len(position)
         self.runner.prefetch_features(np.concatenate(slots))
 
     def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
-        begun = self._clock()
-        chains, whose, staged = self._chains(scheduled, sampling)
-        read = self.runner.start(chains, levels, width, staged)
+        started = self._clock()
+        chains, sources, rows = self._chains(scheduled, sampling)
+        read = self.runner.start(chains, levels, width, rows)
         tokens = sum(len(c.token) for c in chains)
         expected = self.runner.seconds(len(chains), tokens, levels, width)
 
         def proposal() -> list[Candidates | None]:
-            asked = self._clock()
+            waiting = self._clock()
             out: list[Candidates | None] = [None] * len(scheduled)
-            for (i, complete), candidates in zip(whose, read(), strict=True):
+            for (i, complete), candidates in zip(sources, read(), strict=True):
                 out[i] = candidates if complete else None
             now = self._clock()
-            took = (now - begun) / expected if expected else 1.0
-            if now - asked < _AT_ONCE:  # it was done before, nobody saw when
-                took = min(took, self._scale)
-            self._scale += 0.05 * (min(took, 2 * self._scale) - self._scale)
+            ratio = (now - started) / expected if expected else 1.0
+            if now - waiting < _NO_WAIT:  # the round ended earlier, so `ratio` is only an upper bound
+                ratio = min(ratio, self._scale)
+            self._scale += 0.05 * (min(ratio, 2 * self._scale) - self._scale)
             return out
 
         return proposal
 
     def precompute_kv(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
-        chains, _, staged = self._chains(scheduled, sampling)
+        chains, _, rows = self._chains(scheduled, sampling)
         if chains:
-            self.runner.start(chains, 0, self.widths[0], staged)
+            self.runner.start(chains, 0, self.widths[0], rows)
 
     def _chains(
         self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf
     ) -> tuple[list[Tree], list[tuple[int, bool]], list[range]]:
-        """What to catch up with, those with the least first: the chains, whose each is (index of the work, and whether
-        that is all of it), and where the features for them were staged."""
+        """The uncached tokens as chains, as many as fit a round, requests with the fewest first; raises watermarks.
+
+        Returns the chains; for each, its index in `scheduled` and whether it covers all uncached tokens; and the rows
+        of its prefetched features (a conditioned drafter on its own device only).
+        """
         chains: list[Tree] = []
-        whose: list[tuple[int, bool]] = []
-        staged: list[range] = []
-        room, most_requests = self.runner.most_tokens, self.runner.shapes[-1].trees
+        sources: list[tuple[int, bool]] = []
+        rows: list[range] = []
+        left, max_requests = self.runner.most_tokens, self.runner.shapes[-1].trees
         for i in sorted(range(len(scheduled)), key=lambda i: self.uncached_tokens(scheduled[i].request)):
-            request, seen = scheduled[i].request, self._watermark(scheduled[i].request)
-            end = min(len(request.tokens), seen + room)
+            request, cached = scheduled[i].request, self._watermark(scheduled[i].request)
+            end = min(len(request.tokens), cached + left)
             if self.own_device and self.runner.conditioned:
-                there = self._staged.get(request.id, range(0))
-                end = min(end, seen + len(there))
-                staged.append(there[: end - seen])
-            if end <= seen or len(chains) == most_requests:
+                prefetched = self._prefetched.get(request.id, range(0))
+                end = min(end, cached + len(prefetched))
+                rows.append(prefetched[: end - cached])
+            if end <= cached or len(chains) == max_requests:
                 break
             pages = np.asarray(request.pages, np.int32)
-            chains.append(Tree.chain(request.tokens[seen:end], seen, pages, sampling(request)))
-            whose.append((i, end == len(request.tokens)))
-            self._seen[request.id] = (self._losses(request), end)
-            room -= end - seen
-        return chains, whose, staged[: len(chains)]
+            chains.append(Tree.chain(request.tokens[cached:end], cached, pages, sampling(request)))
+            sources.append((i, end == len(request.tokens)))
+            self._cached[request.id] = (self._losses(request), end)
+            left -= end - cached
+        return chains, sources, rows[: len(chains)]
 
     def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
         return self._scale * self.runner.seconds(requests, min(catch_up, self.runner.most_tokens), levels, width)
 
     def forget(self, request: Request) -> None:
-        self._seen.pop(request.id, None)
+        self._cached.pop(request.id, None)

@@ -1,4 +1,4 @@
-"""Drafting without a model: text that repeats itself is looked up in itself."""
+"""N-gram lookup: drafts for text that repeats itself, without a model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable
 class NGramIndex:
     """Prompt lookup decoding (Saxena 2023), also called n-gram speculation, for one request.
 
-    The last n known tokens are searched for among the tokens before them, the longest n first, and what followed their
-    most recent earlier occurrence is proposed. Every n-gram is kept in a dictionary, so a token costs one insertion per
-    n however long the text is, and a proposal costs one look-up per n.
+    Searches the earlier tokens for the last n tokens, longest n first, and proposes what followed their most recent
+    earlier occurrence. All n-grams are in a dictionary: per n, a new token costs one insertion and a proposal one
+    lookup, however long the text is.
     """
 
     def __init__(self, longest: int = 4, shortest: int = 2) -> None:
@@ -18,8 +18,8 @@ class NGramIndex:
             raise ValueError(f"n-grams from {shortest} to {longest} tokens: expected 1 <= shortest <= longest")
         self._lengths = range(longest, shortest - 1, -1)
         self._tokens: list[int] = []
-        # Where the text went on after the latest occurrence of each n-gram. One that ends the text has not gone on yet:
-        # it is entered when the next token comes, so that a look-up of the text's end finds earlier occurrences only.
+        # n-gram -> index of the token after its latest occurrence. The n-gram that ends the text is inserted with the
+        # next token, so looking up the end of the text finds earlier occurrences only.
         self._after: dict[tuple[int, ...], int] = {}
 
     def __len__(self) -> int:
@@ -27,7 +27,7 @@ class NGramIndex:
         return len(self._tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append known tokens: the prompt at first, then what each step accepted."""
+        """Append tokens: the prompt first, then each step's new ones."""
         known, after = self._tokens, self._after
         for token in tokens:
             end = len(known)
@@ -37,10 +37,10 @@ class NGramIndex:
             known.append(token)
 
     def propose(self, count: int) -> list[int]:
-        """Up to `count` tokens to follow the known ones: all of them if anything matches, else none.
+        """`count` tokens to follow the known ones if an n-gram matches, else none.
 
-        Where the copy reaches the end of the known tokens it goes on with what it has proposed itself, so a text that
-        repeats a period is continued with that period.
+        A copy that reaches the end of the known tokens continues with its own proposal, so a periodic text is
+        continued with its period.
         """
         known = self._tokens
         end = len(known)

@@ -1,4 +1,4 @@
-"""From settings to tree policy, draft choice and speculator. Free of JAX, so that the simulator builds the same."""
+"""Builds tree policy, draft choice and speculator from the config. Does not import JAX: the simulator uses it too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxspec.sched.timing import StepTimes
 
 
 def tree_policy(config: EngineConfig, step: StepTimes) -> TreePolicy | None:
-    """The policy that `tree` names; None: what raises the expected tokens per second."""
+    """The policy that `tree` names, None for `auto`: the speculator then maximises expected tokens per second."""
     adaserve = config.adaserve
     match config.tree:
         case "chain":
@@ -34,27 +34,27 @@ def tree_policy(config: EngineConfig, step: StepTimes) -> TreePolicy | None:
 def arrange(
     config: EngineConfig, drafters: Sequence[Drafter], step: StepTimes, policy: TreePolicy | None
 ) -> Speculator:
-    """These drafters at work under `policy`, shaped, calibrated and chosen from as the settings say.
+    """The speculator of these drafters under `policy`, with the config's draft choice, tree sizes and calibration.
 
-    Raises `ConfigError` for a limit on a drafter that is not there.
+    Raises `ConfigError` if `draft_limits` names a drafter that is not configured.
     """
     names = [d.name for d in drafters]
     if unknown := sorted({*config.draft_limits} - {*names}):
-        raise ConfigError(f"draft_limits: no drafter {', '.join(unknown)} here (there are: {', '.join(names)})")
-    chosen = None
+        raise ConfigError(f"draft_limits: no drafter {', '.join(unknown)} (configured: {', '.join(names)})")
+    choice = None
     if config.draft_choice != "fastest":
         from jaxspec.sched.spec import draft_choice
 
         limits = [config.draft_limits.get(name, config.max_num_seqs) for name in names]
         sizes = [d.seconds(1, 1, 1, d.widths[0]) for d in drafters]
         rng = np.random.default_rng(config.policy_seed)
-        chosen = draft_choice.build(
+        choice = draft_choice.build(
             config.draft_choice, len(names), limits, sizes, rng, config.lbss, config.epsilon_greedy.epsilon
         )
-    size_by_budget = config.tree in ("equal_greedy", "global_greedy", "adaserve")
-    shaped = size_by_budget and config.draft_nodes is None
+    budget_policy = config.tree in ("equal_greedy", "global_greedy", "adaserve")
+    by_budget = budget_policy and config.draft_nodes is None
     return Speculator(
         drafters, step, policy, config.draft_depth or DEPTH, 1 if config.tree == "chain" else None,
         config.tree == "auto" or (config.tree == "adaserve" and config.adaserve.economic),
-        config.verify_budget if shaped else None, shaped, config.draft_calibration and size_by_budget, chosen,
+        config.verify_budget if by_budget else None, by_budget, config.draft_calibration and budget_policy, choice,
     )  # fmt: skip

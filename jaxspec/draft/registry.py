@@ -1,4 +1,4 @@
-"""The drafters that a configuration names: loaded, built and given to a speculator."""
+"""Loads the drafters that the config names and builds the speculator with them."""
 
 from __future__ import annotations
 
@@ -35,41 +35,44 @@ log = logging.getLogger(__name__)
 
 NGRAM, AUTO = "ngram", "auto"
 _TRUNCATED = re.compile(r"truncated:(\d+)\Z")
-#: Drafters that come with the package, by name.
+#: Folder of the drafters that ship with the package.
 SHIPPED = Path(__file__).parent / "trained"
 
 
-#: The one of them that drafts best for a model, by the model's name.
+#: Target model's name -> the best shipped drafter for it.
 DEFAULT = {"smollm2-135m": "smollm2-eagle"}
 
 
 def load_all(names: Sequence[str], target: LoadedModel) -> dict[str, tuple[DecoderConfig, Weights] | None]:
-    """What `load` gives for each drafter, None for n-gram lookup. `auto` stands for that and a shipped one, if it fits:
-    a model may go by the name of another. Raises `ConfigError` for others that don't fit."""
+    """Each drafter's `load` result by name, None for n-gram lookup.
+
+    `auto` is n-gram lookup and the shipped drafter for the target, if there is one. If that does not fit (the name may
+    be another model's), a warning says so. Raises `ConfigError` if a named drafter does not fit.
+    """
     out: dict[str, tuple[DecoderConfig, Weights] | None] = {}
     for name in names:
         if name not in (AUTO, NGRAM):
             out[name] = load(name, target)
             continue
         out.setdefault(NGRAM, None)
-        if name == AUTO and (own := DEFAULT.get(target.name)) is not None:
+        if name == AUTO and (default := DEFAULT.get(target.name)) is not None:
             try:
-                out[own] = load(own, target)
+                out[default] = load(default, target)
             except ConfigError as error:
-                log.warning("drafting without %s: %s", own, error)
+                log.warning("drafting without %s: %s", default, error)
     return out
 
 
 def shipped() -> list[str]:
-    """Names of the drafters that come with the package."""
+    """Names of the drafters that ship with the package."""
     return sorted(path.stem for path in SHIPPED.glob("*.safetensors"))
 
 
 def load(name: str, target: LoadedModel) -> tuple[DecoderConfig, Weights]:
-    """Configuration and weights (see `jaxspec.models.drafter`) of a drafter that is a model.
+    """Model config and weights (see `jaxspec.models.drafter`) of a draft model.
 
-    `truncated:K`, a name of `shipped()`, a `.safetensors` file of `draft.distill`, or a model `load_model` takes
-    that has the target's tokenizer. Raises `ConfigError` with the reason if it does not fit the target.
+    `name`: `truncated:K`, one of `shipped()`, a `.safetensors` file of `draft.distill`, or a model for `load_model`
+    with the target's tokenizer. Raises `ConfigError` with the reason if it cannot be loaded or does not fit the target.
     """
     if match := _TRUNCATED.match(name):
         return truncated(target, int(match[1]))
@@ -79,15 +82,16 @@ def load(name: str, target: LoadedModel) -> tuple[DecoderConfig, Weights]:
             return load_drafter(path, target.config, dict(target.weights))
         other = load_model(name)
     except ModelLoadError as error:
-        known = f"{NGRAM}, truncated:K, {', '.join(shipped())}" if shipped() else f"{NGRAM}, truncated:K"
+        known = ", ".join([NGRAM, "truncated:K", *shipped()])
         raise ConfigError(f"draft: {error} (drafters by name: {known})") from None
     if other.config.vocab_size != target.config.vocab_size or not same_tokenizer(other, target):
-        raise ConfigError(f"draft: {name} has another tokenizer than {target.name}: its tokens mean something else")
+        raise ConfigError(f"draft: {name} has another tokenizer than {target.name}; a drafter must share the target's")
     return other.config, whole(other)
 
 
 def truncated(target: LoadedModel, layers: int) -> tuple[DecoderConfig, Weights]:
-    """The target's first layers with its own norm and head."""
+    """The target's first `layers` layers with the target's norm and head. Raises `ConfigError` if there are not that
+    many, or no layer is left out."""
     c = target.config
     if not 1 <= layers < c.num_layers:
         raise ConfigError(
@@ -102,7 +106,7 @@ def truncated(target: LoadedModel, layers: int) -> tuple[DecoderConfig, Weights]
 
 
 def whole(model: LoadedModel) -> Weights:
-    """A model's weights as a drafter's, over its whole vocabulary."""
+    """A model's weights as a draft model's, over the whole vocabulary."""
     return {
         **model.weights,
         "head": head_of(model.config, model.weights),
@@ -111,12 +115,12 @@ def whole(model: LoadedModel) -> Weights:
 
 
 def same_tokenizer(a: LoadedModel, b: LoadedModel) -> bool:
-    """Whether both cut and number text alike, judged by what they make of text with a bit of everything."""
+    """Whether both models tokenize a sample of words, digits, code, accents, CJK and emoji alike."""
     probe = "The quick brown fox, naïve café №1: 3.14159 + x_2 == {\n\t'y': [1, 2]}  你好 \U0001f600 don't <|im_start|>"
     return a.tokenizer.encode(probe) == b.tokenizer.encode(probe)
 
 
-#: Configuration and weights of each drafter by its name, None of n-gram lookup.
+#: Drafter's name -> model config and weights, None for n-gram lookup.
 Models = Mapping[str, tuple[DecoderConfig, Weights] | None]
 
 
@@ -129,15 +133,18 @@ def build(
     store: ProfileStore,
     clock: Callable[[], float],
 ) -> Speculator:
-    """The speculator of these drafters, beside `model_runner`. Measured times are kept in `store`."""
+    """The speculator with these drafters for the target of `model_runner`. `store` keeps measured times.
+
+    Compiles the draft rounds through `warm_up`. Raises `ConfigError` for settings that do not fit the drafters.
+    """
     drawing = _drawing(config, models)
     devices = _devices(config, models)
     largest = model_runner.shapes[-1]
     sizes = largest.tokens, largest.trees, largest.pages
-    side_by_side: list[Drafter] = []
+    drafters: list[Drafter] = []
     for name, model in models.items():
         if model is None:
-            side_by_side.append(NgramDrafter())
+            drafters.append(NgramDrafter())
             continue
         shapes = round_buckets(*sizes, fine=name in devices)
         runner = DraftRunner(
@@ -145,7 +152,8 @@ def build(
             BEAMS if drawing is None else [drawing], devices.get(name), store,
         )  # fmt: skip
         needed, more = runner.jobs()
-        # Who drafts for whom is chosen by what each drafter takes, and a device of its own is not idle work.
+        # Compile and measure now for a draft choice, which compares the drafters' times, and for drafters on their own
+        # devices, whose rounds are not measured in the engine's idle time.
         if config.draft_choice != "fastest" or devices:
             warm_up.compile_now("compiling the drafter", [*needed, *more])
             runner.profile.measure()
@@ -153,38 +161,38 @@ def build(
             warm_up.compile_later("compiling the drafter", needed, rank=1)
             warm_up.compile_later("compiling the drafter", more, rank=4)
             warm_up.measure(runner.profile)
-        side_by_side.append(ModelDrafter(runner, clock))
+        drafters.append(ModelDrafter(runner, clock))
     step = model_runner.times
     policy = tree_policy(config, step) if drawing is None else Drawing(config.draft_depth or DEPTH)
-    speculator = arrange(config, side_by_side, step, policy)
+    speculator = arrange(config, drafters, step, policy)
     model_runner.startup_done()
     return speculator
 
 
 def _devices(config: EngineConfig, models: Models) -> dict[str, Device]:
-    """Where drafters run that don't run beside the target. Raises `ConfigError` naming what is not there."""
+    """Devices of the drafters that `draft_devices` names. Raises `ConfigError` for an unknown drafter or device."""
     known = jax.devices()
     for name, number in config.draft_devices.items():
         if models.get(name) is None:
-            there = ", ".join(n for n, model in models.items() if model is not None) or "none"
-            raise ConfigError(f"draft_devices: no draft model {name!r} here (there is: {there})")
+            configured = ", ".join(n for n, model in models.items() if model is not None) or "none"
+            raise ConfigError(f"draft_devices: no draft model {name!r} (configured: {configured})")
         if number >= len(known):
             raise ConfigError(f"draft_devices.{name}: no device {number}, there are {len(known)}")
         if config.acceptance == "rejection" and number:
-            raise ConfigError("draft_devices: acceptance: rejection needs its drafter beside the target")
+            raise ConfigError("draft_devices: acceptance: rejection needs the drafter on the target's device")
     return {name: known[number] for name, number in config.draft_devices.items()}
 
 
 def runners(speculator: Speculator | None) -> list[DraftRunner]:
-    """Those of the drafters that are models beside the target: their pools are swapped along with its own."""
+    """Runners of the draft models on the target's device, whose pools are swapped together with the target's."""
     models = [d for d in speculator.drafters if isinstance(d, ModelDrafter)] if speculator else []
     return [d.runner for d in models if not d.own_device]
 
 
 def _drawing(config: EngineConfig, models: Models) -> Draws | None:
-    """How drafts are drawn for rejection sampling, which fixes a tree's shape before; None without it.
+    """How to draw drafts for rejection sampling, which needs a fixed tree shape; None without rejection sampling.
 
-    N-gram lookup draws nothing: what it is sure of is accepted by the same chance under both rules.
+    N-gram lookup draws nothing: its tokens are certain, so both acceptance rules accept them with the same probability.
     """
     if config.acceptance != "rejection" or not any(models.values()):
         return None
@@ -192,9 +200,10 @@ def _drawing(config: EngineConfig, models: Models) -> Draws | None:
 
 
 def room_for_draws(config: EngineConfig, models: Models) -> Drawn:
-    """Where the distributions that drafts were drawn from are kept until they are verified.
+    """Memory for the distributions that drafts were drawn from, kept until they are verified; empty without rejection
+    sampling.
 
-    Raises `ConfigError` for more than one draft model: there is one vocabulary.
+    Raises `ConfigError` for more than one draft model: the distributions are over one draft vocabulary.
     """
     drawing = _drawing(config, models)
     if drawing is None:

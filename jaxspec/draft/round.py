@@ -1,8 +1,8 @@
-"""One round of drafting on the device: catch up with what was accepted, then grow a tree.
+"""One draft round on the device: compute KV for the uncached tokens, then grow a tree.
 
-The catch-up is a step like any other: each request's tokens since its watermark, as a chain, through the drafter's
-layers into its pool. From each chain's last token a tree grows, level by level W nodes a request (`growth`). Its nodes
-attend to the pool and to their ancestors; their KV is dropped afterwards.
+The first part is a step like the target's: each request's tokens since its watermark run as a chain through the
+drafter's layers, and their KV goes into the drafter's pool. From each chain's last token a tree grows level by level, W
+nodes per request and level (`growth`). Its nodes attend to the pool and to their ancestors; their KV is discarded.
 """
 
 from __future__ import annotations
@@ -27,38 +27,43 @@ from jaxspec.step.tree import ancestors
 
 
 class Staged(NamedTuple):
-    """The target's features where its pool is on another device."""
+    """Target features that were copied to the drafter's own device."""
 
     rows: jax.Array  # [S, hidden]
-    origin: jax.Array | np.ndarray  # [T] int32: the row with the feature before each node; S where there is none
+    origin: jax.Array | np.ndarray  # [T] int32: the row with the feature before each node; S if there is none
 
 
-#: The target's feature pool `[pages, page_size, hidden]`, or what was brought over from it.
+#: The target's feature pool `[pages, page_size, hidden]`, or rows copied from it.
 Features = jax.Array | Staged
-#: (weights, pool and drawn [donated], features, buffer, levels) -> (pool, drawn, `[3, R, depth, W]` int32)
+#: (weights, pool and drawn [donated], features, buffer, levels) -> (pool, drawn, `[3, R, depth, W]` int32 as
+#: `_Tree.out`)
 Round = Callable[
     [tuple[jax.Array, ...], KVCache, Drawn, Features, jax.Array, jax.Array], tuple[KVCache, Drawn, jax.Array]
 ]
 
 
 class _Tree(NamedTuple):
-    """The level reached. R requests, W nodes each, S = depth * W slots."""
+    """A tree under construction: its latest level, and all levels' KV and output.
+
+    R requests, W nodes per level, S = depth * W slots.
+    """
 
     token: jax.Array  # [R, W] int32
-    logprob: jax.Array  # [R, W] of the path
-    feature: jax.Array  # [R, W, hidden]: the drafter's own, at the parent
+    logprob: jax.Array  # [R, W] float32, of the path from the root
+    feature: jax.Array  # [R, W, hidden]: the drafter's own feature at the parent
     seen: jax.Array  # [R, W, S] bool: slots of the ancestors
     keys: jax.Array  # [layers, R, S, kv_heads, head_dim]
     values: jax.Array
-    out: jax.Array  # [3, R, depth, W]: token, parent's place in its level, bits of logprob
+    out: jax.Array  # [3, R, depth, W] int32: token, parent's index in its level, bits of logprob
 
 
 def make_round(
     graph: nnx.GraphDef[DraftDecoder], treedef: Any, shape: BatchShape, layers: Layers, growth: Growth, depth: int
 ) -> Round:
-    """The pure function of one batch shape (whose choices are its trees), to be compiled with its pool donated.
+    """The pure round function of one batch shape (one logit row per tree), to be compiled with pool and drawn donated.
 
-    `levels` [] int32 (up to depth) is how many the tree grows, the first of them always. Unreached levels are zeros.
+    Its argument `levels` [] int32 is the number of levels to grow, at most `depth`; the first is always grown. Levels
+    not grown are zeros.
     """
 
     def one_round(
@@ -71,8 +76,8 @@ def make_round(
         x = model.embed(batch.token, _features_before(model, features, batch, page_size))
         x, new = layers.run(model, x, pool, batch, ancestors(batch.subtree))
         pool = layers.commit(pool, new, batch, batch.known > 0, x)
-        own = model.finish(x).at[batch.logit_node].get(mode="clip")  # [R, hidden]
-        return _grow(model, pool, drawn, batch, own, layers, growth, depth, levels)
+        feature = model.finish(x).at[batch.logit_node].get(mode="clip")  # [R, hidden]
+        return _grow(model, pool, drawn, batch, feature, layers, growth, depth, levels)
 
     return one_round
 
@@ -90,62 +95,70 @@ def _features_before(model: DraftDecoder, features: Features, batch: Batch, page
 
 
 def _grow(
-    model: DraftDecoder, pool: KVCache, drawn: Drawn, batch: Batch, own: jax.Array, layers: Layers, growth: Growth,
+    model: DraftDecoder, pool: KVCache, drawn: Drawn, batch: Batch, feature: jax.Array, layers: Layers, growth: Growth,
     depth: int, levels: jax.Array,
 ) -> tuple[KVCache, Drawn, jax.Array]:  # fmt: skip
-    """The pool, unchanged, goes through the loop and out again: were it only read there, XLA would copy it."""
+    """Grow trees from the chains' last tokens with features `[R, hidden]`. Returns (pool, drawn, `_Tree.out`).
+
+    The loop carries the pool although it does not change it: XLA would copy a pool that is only read.
+    """
     c, r, width = model.config, batch.first.shape[0], growth.width
     slots = depth * width
     last = batch.position.at[batch.logit_node].get(mode="clip")
 
-    def below(own: jax.Array, path: jax.Array, level: jax.Array | int, drawn: Drawn) -> tuple[Level, jax.Array, Drawn]:
-        """The level below nodes with `own [R, N, hidden]` and `path [R, N]`; its tokens `[R, W]` int32."""
-        n = own.shape[1]
-        logits = model.logits(own.reshape(r * n, -1)).reshape(r, n, -1)
+    def next_level(
+        feature: jax.Array, path: jax.Array, level: jax.Array | int, drawn: Drawn
+    ) -> tuple[Level, jax.Array, Drawn]:
+        """The level below nodes with features `[R, N, hidden]` and path log-probabilities `[R, N]`; its tokens `[R, W]`
+        int32; `drawn` with what they were drawn from."""
+        n = feature.shape[1]
+        logits = model.logits(feature.reshape(r * n, -1)).reshape(r, n, -1)
         new = growth.grow(logits, path, jnp.asarray(level), batch, last + 1 + level)
         if growth.draws:
             rows = lax.dynamic_update_slice(drawn.logits, tempered(logits, batch)[:, None], (0, level, 0, 0))
             drawn = drawn._replace(logits=rows)
         return new, model.vocab[...][new.column].astype(jnp.int32), drawn
 
-    first, token, drawn = below(own[:, None], jnp.zeros((r, 1)), 0, drawn)
+    first, token, drawn = next_level(feature[:, None], jnp.zeros((r, 1)), 0, drawn)
     kv = jnp.zeros((c.num_layers, r, slots, c.num_kv_heads, c.head_dim))
     out = jnp.zeros((3, r, depth, width), jnp.int32)
     tree = _Tree(
-        token, first.logprob, jnp.broadcast_to(own[:, None], (r, width, own.shape[-1])),
+        token, first.logprob, jnp.broadcast_to(feature[:, None], (r, width, feature.shape[-1])),
         jnp.zeros((r, width, slots), bool), kv, kv, _write(out, 0, token, first),
     )  # fmt: skip
-    real = batch.nodes > 0  # requests that are padding come last, so their nodes do, as the kernel wants it
-    number = jnp.arange(r * width, dtype=jnp.int32)
+    # Every node is a tree of its own. Padding comes last, as the kernels require, because padding requests do.
+    real = batch.nodes > 0
+    index = jnp.arange(r * width, dtype=jnp.int32)
     nodes = batch._replace(
-        subtree=jnp.ones_like(number),
-        tree=number,
-        first=number,
+        subtree=jnp.ones_like(index),
+        tree=index,
+        first=index,
         nodes=jnp.repeat(real.astype(jnp.int32), width),
         committed=jnp.repeat(jnp.where(real, last + 1, 0), width),
         table=jnp.repeat(batch.table, width, axis=0),
     )
-    alone = jnp.eye(r * width, dtype=bool)
+    only_self = jnp.eye(r * width, dtype=bool)
 
     def grow(j: jax.Array, state: tuple[KVCache, Drawn, _Tree]) -> tuple[KVCache, Drawn, _Tree]:
-        """From level j - 1 to level j."""
+        """Run the nodes of level j - 1 and grow level j."""
         pool, drawn, tree = state
         at = nodes._replace(position=jnp.repeat(last + j, width))
         x = model.embed(tree.token.reshape(-1), tree.feature.reshape(r * width, -1))
-        x, (k, v) = layers.run(model, x, pool, at, alone, Earlier(tree.keys, tree.values, tree.seen))
-        own = model.finish(x).reshape(r, width, -1)
+        x, (k, v) = layers.run(model, x, pool, at, only_self, Earlier(tree.keys, tree.values, tree.seen))
+        feature = model.finish(x).reshape(r, width, -1)
         start = (j - 1) * width
 
-        def put(slots_of: jax.Array, new: jax.Array) -> jax.Array:
+        def put(kv: jax.Array, new: jax.Array) -> jax.Array:
+            """`kv [layers, R, S, …]` with this level's slots filled."""
             new = new.reshape(c.num_layers, r, width, c.num_kv_heads, c.head_dim)
-            return lax.dynamic_update_slice_in_dim(slots_of, new, start, 2)
+            return lax.dynamic_update_slice_in_dim(kv, new, start, 2)
 
-        new, token, drawn = below(own, tree.logprob, j, drawn)
+        new, token, drawn = next_level(feature, tree.logprob, j, drawn)
         parent = new.parent[..., None]
-        mine = jnp.arange(slots) == (start + jnp.arange(width))[:, None]  # [W, S]
+        own_slot = jnp.arange(slots) == (start + jnp.arange(width))[:, None]  # [W, S]
         return pool, drawn, _Tree(
-            token, new.logprob, jnp.take_along_axis(own, parent, 1),
-            jnp.take_along_axis(tree.seen | mine, parent, 1), put(tree.keys, k), put(tree.values, v),
+            token, new.logprob, jnp.take_along_axis(feature, parent, 1),
+            jnp.take_along_axis(tree.seen | own_slot, parent, 1), put(tree.keys, k), put(tree.values, v),
             _write(tree.out, j, token, new),
         )  # fmt: skip
 
@@ -154,5 +167,6 @@ def _grow(
 
 
 def _write(out: jax.Array, level: jax.Array | int, token: jax.Array, new: Level) -> jax.Array:
+    """`_Tree.out` with this level's nodes written."""
     row = jnp.stack([token, new.parent.astype(jnp.int32), lax.bitcast_convert_type(new.logprob, jnp.int32)])
     return lax.dynamic_update_slice_in_dim(out, row[:, :, None], level, 2)

@@ -1,4 +1,4 @@
-"""A drafter on the device: its weights, its pool and its compiled rounds."""
+"""A draft model on the device: weights, KV pool and compiled draft rounds."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ from jaxspec.step.rejection import Drawn
 from jaxspec.step.step import split
 from jaxspec.step.warmup import CompileJob
 
-#: A `jax.Device`; that name is a variable to type checkers.
+#: A `jax.Device`, which type checkers take for a variable.
 Device = Any
-#: The beams that are compiled: a chain, and a tree.
+#: The beams that are compiled: a chain and a tree.
 BEAMS = Beam(1), Beam(4)
-#: Levels of the rounds that are measured; others lie on the line through them.
+#: Numbers of levels whose rounds are timed; the times of others are interpolated linearly.
 _TIMED = (1, 3)
 
 
 def round_buckets(max_tokens: int, max_requests: int, pages: int, fine: bool = False) -> list[BatchShape]:
-    """Shapes of rounds, by requests and then tokens: few tokens to catch up with, or those of prompts.
+    """Shapes of rounds, sorted by requests, then tokens: for each batch size one for few uncached tokens (decode) and
+    one for `max_tokens` (prefill).
 
-    `fine`: for halves and quarters of batches too, so that a part of the requests takes a part of the time.
+    `fine` adds halves and quarters of batches, so that a micro-batch takes a fraction of the time.
     """
     sizes = [(1, 8), (1, 64), (4, 32), (16, 64), (64, 256), (256, 512), (1024, 2048)]
     if fine:
@@ -49,7 +50,7 @@ def round_buckets(max_tokens: int, max_requests: int, pages: int, fine: bool = F
 
 
 class TargetModel(Protocol):
-    """What drafting shares with the target's steps: it reads the features and writes what drafts are drawn from."""
+    """The target's state that rounds use: they read `features` and write the distributions of drafts to `drawn`."""
 
     drawn: Drawn
 
@@ -58,10 +59,10 @@ class TargetModel(Protocol):
 
 
 class DraftRunner:
-    """Runs rounds of one drafter over the target's pages. Not thread-safe, like the executor it stands beside.
+    """Runs draft rounds of one draft model, with the page numbers of the target's requests. Not thread-safe.
 
-    On a `device` of its own it shares nothing with the target but the numbers of pages. The target's features are
-    brought over by `stage`, because its pool belongs to a step as long as one is under way.
+    On its own `device` it shares only page numbers with the target. `prefetch_features` copies the target's features
+    before the target's step starts: a running step owns the feature pool.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class DraftRunner:
         shapes: Sequence[BatchShape], num_pages: int, page_size: int, dtype: str, growths: Sequence[Growth] = BEAMS,
         device: Device | None = None, store: ProfileStore = NOT_KEPT,
     ):  # fmt: skip
-        """`store`: where measured times are kept."""
+        """`growths`: one per tree width to compile; `store`: keeps measured times."""
         self.name, self.page_size, self.shapes = name, page_size, list(shapes)
         self._target, self._layers = target, layers
         self._growths = {g.width: g for g in growths}
@@ -78,7 +79,7 @@ class DraftRunner:
         self.conditioned = model.conditioned
         self._graph, self._treedef, leaves = split(model)
         pool = KVCache.zeros(config, num_pages, page_size, dtype, zeros=layers.zeros)
-        #: Whether it runs elsewhere than the target.
+        #: Whether it runs on another device than the target.
         self.own_device = device is not None and device not in target.features.devices()
         self._device = device if self.own_device else None
         self._leaves, self.pool, self.drawn, self._rows = leaves, pool, Drawn.none(), jnp.zeros((0, 0))
@@ -89,39 +90,39 @@ class DraftRunner:
             )
         self._buffers = BatchBuffers(self.shapes)
         self._rounds: dict[tuple[BatchShape, int], Any] = {}
-        #: Shapes that are compiled, in the order of `shapes`.
+        #: Shapes that are compiled and timed, in the order of `shapes`.
         self.ready: list[BatchShape] = []
         programs = [(s, w, n) for s in self.shapes for w in self.widths for n in _TIMED]
-        larger = [(a, b) for a in programs for b in programs if _no_longer(a, b)]
+        larger = [(a, b) for a in programs for b in programs if _at_most_as_long(a, b)]
         sizes = [leaf.shape for leaf in self._leaves]
         key = (self._config, sizes, self.shapes, layers.version, str(self.pool.keys.dtype))
-        #: Seconds of rounds.
+        #: Measured seconds of rounds.
         self.profile: Profile = store.open(
             f"rounds of {name}", key, [_title(*p) for p in programs], [(_title(*a), _title(*b)) for a, b in larger]
         )
-        self.profile.on_guess.append(self._use)
+        self.profile.on_guess.append(self._update_ready)
         self._abstract = jax.tree.map(_abstract, (self._leaves, self.pool, self._shared.drawn))
 
     def overwritten(self, pages: Sequence[int]) -> None:
-        """Nothing is remembered of pages here; see `jaxspec.step.kv_host.Owner`."""
+        """Does nothing: the runner keeps no state per page (see `jaxspec.step.kv_host.Owner`)."""
 
     @property
     def widths(self) -> list[int]:
-        """Of the trees it can grow, ascending."""
+        """Widths of the trees it can grow, ascending."""
         return sorted(self._growths)
 
     @property
     def most_tokens(self) -> int:
-        """Known tokens that a round takes in."""
+        """Most uncached tokens per round."""
         return self.shapes[-1].tokens
 
     @property
     def usable(self) -> bool:
-        """Whether any round can run: the largest shape holds all of them."""
+        """Whether the largest shape is ready: it fits every round."""
         return self.shapes[-1] in self.ready
 
     def jobs(self) -> tuple[list[CompileJob], list[CompileJob]]:
-        """What to compile: what the runner has to have to be `usable`, and what makes it faster."""
+        """The compile jobs that the runner needs to be `usable`, and those that make it faster."""
 
         needed, more = [], []
         if self.own_device and self.conditioned:
@@ -133,7 +134,7 @@ class DraftRunner:
         return needed, more
 
     def _compile_round(self, shape: BatchShape) -> dict[int, Any]:
-        """The round of one shape, by its width."""
+        """The compiled rounds of one shape, by tree width."""
         buffer, levels = jax.ShapeDtypeStruct((shape.size,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
         leaves, pool, drawn = self._abstract
         features = jax.tree.map(_abstract, self._features(shape, ()))
@@ -146,14 +147,15 @@ class DraftRunner:
         return programs
 
     def _adopt(self, shape: BatchShape, programs: Mapping[int, Any]) -> None:
-        """The rounds of a shape are compiled. They are used once there are times for all of them."""
+        """Take over a shape's compiled rounds. They are used once all of them are timed."""
         for width, program in programs.items():
             self._rounds[shape, width] = program
             for levels in _TIMED:
                 self.profile.offer(_title(shape, width, levels), partial(self._run_empty, shape, width, levels))
-        self._use()
+        self._update_ready()
 
-    def _use(self, _: str = "") -> None:
+    def _update_ready(self, _: str = "") -> None:
+        """A profile callback, hence the unused name of a program."""
         self.ready = [
             s
             for s in self.shapes
@@ -169,7 +171,7 @@ class DraftRunner:
         self._fetch = jax.jit(fetch).lower(self._target.features, slots).compile()
 
     def prefetch_features(self, slots: np.ndarray) -> None:
-        """Bring over the features at these slots of the target's pool (page * page size + offset; negative: zeros)."""
+        """Copy features from these slots of the target's pool (page * page size + offset; negative: zeros)."""
         padded = np.full(self.most_tokens, self._target.features.shape[0] * self.page_size, np.int32)
         padded[: len(slots)] = np.where(slots < 0, padded[0], slots)
         self._rows = jax.device_put(self._fetch(self._target.features, padded), self._device)
@@ -178,17 +180,17 @@ class DraftRunner:
         if not self.own_device:
             return self._target.features
         origin = np.full(shape.tokens, self.most_tokens, np.int32)
-        found = np.asarray([row for rows in staged for row in rows], np.int32)
-        origin[: len(found)] = found
+        rows = np.asarray([row for of_chain in staged for row in of_chain], np.int32)
+        origin[: len(rows)] = rows
         return Staged(self._rows, origin)
 
     @property
     def _shared(self) -> DraftRunner | TargetModel:
-        """Whose `drawn` rounds write."""
+        """The owner of the `drawn` that rounds write."""
         return self if self.own_device else self._target
 
     def seconds(self, requests: int, tokens: int, levels: int, width: int) -> float:
-        """What a round takes by its requests, the tokens to catch up with, its levels and width, as measured."""
+        """Measured time of a round with `tokens` uncached tokens, by its shape, levels and width."""
         shape = next((s for s in self.ready if s.trees >= requests and s.tokens >= tokens), self.ready[-1])
         first, third = (self.profile.seconds[_title(shape, width, n)] for n in _TIMED)
         return first + max(third - first, 0.0) / 2 * (levels - 1)
@@ -209,11 +211,12 @@ class DraftRunner:
     def start(
         self, chains: Sequence[Tree], levels: int, width: int, staged: Sequence[range] = ()
     ) -> Callable[[], list[Candidates]]:
-        """Catch up along `chains` (known tokens from each request's watermark on), then grow trees from their ends.
-        Where the runner is apart and `conditioned`, `staged` are the rows that hold the features for each chain.
+        """Start a round: compute KV for `chains` (each request's tokens from its watermark on), grow trees from their
+        ends.
 
-        -> what waits for the candidates of each, `levels * width` nodes in order of their levels, none at all if
-        `levels` is 0.
+        `staged`: the prefetched feature rows of each chain, for a `conditioned` runner on its own device. `width` is
+        rounded up to one of `widths`. Returns a function that waits for the candidates of each chain: `levels * width`
+        nodes in level order, none if `levels` is 0.
         """
         width = next(w for w in self.widths if w >= min(width, self.widths[-1]))
         packed = pack(chains, self.ready, self._buffers, self.page_size)
@@ -222,33 +225,32 @@ class DraftRunner:
 
     def _read(self, out: jax.Array, count: int, levels: int, width: int) -> list[Candidates]:
         if levels == 0:
-            return [Candidates(*_NOTHING)] * count
-        token, parent, bits = np.asarray(out)[:, :count, :levels]  # [R, levels, W] each
-        out_parent = parent
-        parent = parent + (np.arange(levels, dtype=np.int32) * width - width)[:, None]
+            return [Candidates(*_NO_NODES)] * count
+        token, parent_column, bits = np.asarray(out)[:, :count, :levels]  # [R, levels, W] each
+        parent = parent_column + (np.arange(levels, dtype=np.int32) * width - width)[:, None]
         parent[:, 0] = -1
         logprob = bits.view(np.float32)
         drawn: list[np.ndarray | None] = [None] * count
         if self._growths[width].draws:
-            # Rows of `drawn`: that of a node is its parent's place in the round's request and the node's level.
-            above = out_parent + width * (np.arange(levels)[:, None] + DEPTH * np.arange(count)[:, None, None])
-            drawn = list(above.astype(np.int32))
+            # Row of `Drawn.logits` (flattened) that a node was drawn from: its request, its level, its parent's index.
+            row = parent_column + width * (np.arange(levels)[:, None] + DEPTH * np.arange(count)[:, None, None])
+            drawn = list(row.astype(np.int32))
         return [
             Candidates(token[i].ravel(), parent[i].ravel(), logprob[i].ravel(), None if d is None else d.ravel())
             for i, d in enumerate(drawn)
         ]
 
 
-_NOTHING = np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)
+_NO_NODES = np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 
 def _title(shape: BatchShape, width: int, levels: int) -> str:
-    """The name of a round in the profile."""
+    """A round's name in the profile."""
     return f"{shape.trees}×{shape.tokens} width {width} levels {levels}"
 
 
-def _no_longer(a: tuple[BatchShape, int, int], b: tuple[BatchShape, int, int]) -> bool:
-    """Whether round `a` cannot take longer than `b`: all is the same but its levels, or its tokens."""
+def _at_most_as_long(a: tuple[BatchShape, int, int], b: tuple[BatchShape, int, int]) -> bool:
+    """Whether round `a` cannot take longer than `b`: they differ only in levels or tokens, and `a` has fewer."""
     (s, width, levels), (t, *other) = a, b
     if s == t:
         return width == other[0] and levels < other[1]
@@ -256,5 +258,5 @@ def _no_longer(a: tuple[BatchShape, int, int], b: tuple[BatchShape, int, int]) -
 
 
 def _abstract(x: jax.Array | np.ndarray) -> jax.ShapeDtypeStruct:
-    """Shape, type and place of an array, which may be donated while programs that take its like are compiled."""
+    """Shape, dtype and sharding of an array, for compiling while the array itself may be donated."""
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None))

@@ -1,4 +1,4 @@
-"""Token ids to text, a token at a time: never a cut character, nothing that may yet belong to a stop string."""
+"""Incremental detokenization: never an incomplete character, never text that may belong to a stop string."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 class Pushed(NamedTuple):
-    """What `Detokenizer.push` gave: new text, the stop string that ended it, and how many of the tokens count.
+    """Result of `Detokenizer.push`: new text, the stop string that ended it, and how many tokens were consumed.
 
-    All tokens count unless a stop string ended the text: then those after the token that completed it do not.
+    Tokens after the one that completes a stop string are not consumed.
     """
 
     text: str
@@ -24,10 +24,9 @@ class Pushed(NamedTuple):
 class Detokenizer:
     """The text of one sequence, in deltas whose concatenation is `tokenizer.decode` of all its ids.
 
-    Held back are the bytes of an unfinished character and the longest end of the text that could begin a stop string.
-    Of several stop strings the one that is complete first wins (the longer one, if they end together), so the result
-    does not depend on how the text is cut into tokens. `include_stop` keeps the stop string in the text. Bytes that
-    are no UTF-8 become U+FFFD.
+    It holds back the bytes of an incomplete character and the longest suffix that could begin a stop string. The stop
+    string that is complete first wins (the longer one, if two end together), so the result does not depend on how the
+    text is split into tokens. `include_stop` keeps the stop string in the text. Invalid UTF-8 becomes U+FFFD.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class Detokenizer:
         self._stop: str | None = None
 
     def push(self, token_ids: Iterable[int]) -> Pushed:
-        """Add tokens. After a stop string nothing is added any more."""
+        """Append tokens. After a stop string, tokens are ignored."""
         out: list[str] = []
         consumed = 0
         for id in token_ids:
@@ -60,7 +59,7 @@ class Detokenizer:
         return Pushed("".join(out), self._stop, consumed)
 
     def finish(self) -> str:
-        """The text still held back, once no token follows; an unfinished character in it is U+FFFD."""
+        """The text still held back, when no token follows. An incomplete character becomes U+FFFD."""
         if self._stop is not None:
             return ""
         text = self._add(self._decoder.decode(b"", final=True))
@@ -71,14 +70,14 @@ class Detokenizer:
         raw = self._tokenizer.token_bytes(id)
         if self._at_start and raw:
             self._at_start = False
-            # Vocabularies that write a space before every word have one dropped at the start. Ask, don't guess.
+            # Some tokenizers drop the space before the first word: compare with what decode gives.
             spaces = len(raw) - len(raw.lstrip(b" "))
             shown = self._tokenizer.decode([id], self._skip_special_tokens) if spaces else ""
             return raw[max(0, spaces - (len(shown) - len(shown.lstrip(" ")))) :]
         return raw
 
     def _add(self, text: str) -> str:
-        """Take in decoded text and return what is safe to show; sets `_stop` when a stop string is complete."""
+        """Append decoded text. -> what is safe to output. Sets `_stop` when a stop string is complete."""
         if not self._matchers:
             return text
         begun = len(self._held)
@@ -95,7 +94,7 @@ class Detokenizer:
 
 
 class _Matcher:
-    """Knuth-Morris-Pratt for one stop string: `matched` is how much of its beginning the text now ends with."""
+    """Knuth-Morris-Pratt for one stop string. `matched`: length of its prefix that the text ends with."""
 
     __slots__ = ("_fallback", "matched", "stop")
 
@@ -104,7 +103,7 @@ class _Matcher:
             raise ValueError("a stop string must not be empty")
         self.stop = stop
         self.matched = 0
-        #: _fallback[i]: length of the longest proper end of stop[:i + 1] that stop begins with.
+        #: _fallback[i]: length of the longest proper suffix of stop[:i + 1] that is a prefix of stop.
         self._fallback = [0] * len(stop)
         for i in range(1, len(stop)):
             self._fallback[i] = self._next(self._fallback[i - 1], stop[i])

@@ -1,8 +1,9 @@
-"""The engine's counters, and a snapshot of them."""
+"""The engine's counters and step timer, and a snapshot of all counters."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -11,40 +12,74 @@ from jaxspec.predict.service import PredictionCounts
 from jaxspec.sched.admission import Experience
 
 if TYPE_CHECKING:
+    from jaxspec.engine.loop import EngineLoop
     from jaxspec.sched.plan import ScheduledRequest
-    from jaxspec.sched.scheduler import Scheduler
-    from jaxspec.sched.spec.speculator import Speculator
-    from jaxspec.step.kv_host import HostKVCache
     from jaxspec.step.packing import Packed
-    from jaxspec.step.runner import ModelRunner
-    from jaxspec.step.warmup import WarmUp
+
+
+class StepTimer:
+    """Splits the wall time of one step: drafting and swapping, host work, waiting for the device. Seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.begun = self.launched = self.read = clock()
+        self._drafting = 0.0
+        self._since = self.begun
+
+    @contextmanager
+    def drafting_or_swapping(self) -> Iterator[None]:
+        """What runs in the block is not part of the plain step."""
+        begun = self._clock()
+        yield
+        self._drafting += self._clock() - begun
+
+    @property
+    def plain_begun(self) -> float:
+        """When the step would have begun without drafting and swapping."""
+        return self.begun + self._drafting
+
+    def mark_launched(self, micro_batches: int) -> None:
+        """All micro-batches are on the device. The host work before counts only for a step in one piece."""
+        self.launched = self._clock()
+        self._since = self.plain_begun if micro_batches == 1 else self.launched
+
+    def mark_read(self) -> float:
+        """A micro-batch's result is here. -> the seconds that it took."""
+        since, self.read = self._since, self._clock()
+        self._since = self.read
+        return self.read - since
+
+    def now(self) -> float:
+        return self._clock()
 
 
 @dataclass(slots=True)
 class Counters:
-    """What the engine's loop counts."""
+    """Counted by the engine loop."""
 
     prompt_tokens: int = 0
     generation_tokens: int = 0
     steps: int = 0
+    #: KV positions that attention read, and those of them that held the request's KV.
     read_positions: int = 0
     used_positions: int = 0
+    #: Tokens of all steps with padding, and without.
     step_tokens: int = 0
     real_tokens: int = 0
     host_seconds: float = 0.0
     step_seconds: float = 0.0
-    #: Of those, what steps take without drafting and swapping.
+    #: `step_seconds` without drafting and swapping.
     plain_seconds: float = 0.0
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
     @property
     def experience(self) -> Experience:
-        """What the steps so far say of those to come."""
-        beside = (self.step_seconds - self.plain_seconds) / self.steps if self.steps else 0.0
-        return Experience(self.speculation.mean_accepted_length, self.speculation.mean_proposed, max(0.0, beside))
+        """What admission control knows from the steps so far."""
+        drafting = (self.step_seconds - self.plain_seconds) / self.steps if self.steps else 0.0
+        return Experience(self.speculation.mean_accepted_length, self.speculation.mean_proposed, max(0.0, drafting))
 
     def count(self, scheduled: Sequence[ScheduledRequest], packed: Packed, read: int) -> None:
-        """A step of this work that reads `read` positions of committed KV."""
+        """Count a step of these requests that reads `read` positions of committed KV."""
         self.steps += 1
         self.read_positions += read
         self.used_positions += int(packed.committed.sum())
@@ -52,26 +87,33 @@ class Counters:
         self.real_tokens += packed.real_tokens
         self.prompt_tokens += sum(max(0, min(w.start + w.count, w.request.prompt_len) - w.start) for w in scheduled)
 
+    def add_times(self, timer: StepTimer) -> None:
+        """Count the seconds of a step that ends now."""
+        done = timer.now()
+        self.plain_seconds += timer.read - timer.plain_begun
+        self.host_seconds += (timer.launched - timer.plain_begun) + (done - timer.read)
+        self.step_seconds += done - timer.begun
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counters since warm-up. Padding fractions are padded over all positions: of KV work items, and of step tokens."""
+    """Counters since the last `reset_stats`. Padding fractions: padded / total, for KV positions and step tokens."""
 
     running: int = 0
     waiting: int = 0
-    #: Those that wait with their KV on the host.
+    #: Waiting requests whose KV is in host memory.
     swapped: int = 0
     kv_usage: float = 0.0
     prefix_queries: int = 0
     prefix_hits: int = 0
-    #: Times a request lost its pages, how often to the host, times one lost only its seat, and what computing anew what
-    #: was lost for good has cost.
+    #: Preemptions (a request lost its pages), those of them by swapping, pauses (a request lost its slot but kept its
+    #: pages), and the cost of recomputation.
     preemptions: int = 0
     swaps: int = 0
     switches: int = 0
     recomputed_tokens: int = 0
     recompute_seconds: float = 0.0
-    #: Share of the host pages in use, how many there are, and pages moved out to them and in again.
+    #: Host pages: fraction in use, number, and pages swapped out and in so far.
     host_usage: float = 0.0
     host_pages: int = 0
     pages_swapped_out: int = 0
@@ -79,44 +121,36 @@ class EngineStats:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     steps: int = 0
-    #: Compilations that a request may have waited for; should stay 0.
+    #: Compilations that were not ahead of time; should stay 0.
     compilations_after_warmup: int = 0
-    #: Programs that are compiled, of those that are prepared in all.
+    #: Compiled programs, and all that will be compiled.
     programs_ready: int = 0
     programs_total: int = 0
-    #: Whether all of them are, and what they take is measured.
+    #: Whether all programs are compiled and measured.
     programs_measured: bool = False
     padded_fraction: float = 0.0
     token_padded_fraction: float = 0.0
     host_seconds: float = 0.0
     step_seconds: float = 0.0
     peak_memory_bytes: int = 0
-    #: Draft tokens verified, those accepted, requests' steps that verified any, and accepted ones by level.
+    #: Draft tokens verified and accepted, verifications (requests × steps with drafts), accepted tokens by depth.
     draft_tokens: int = 0
     accepted_tokens: int = 0
     verifications: int = 0
     accepted_by_level: tuple[int, ...] = ()
-    #: Requests' changes from one drafter to another (with a `draft_choice`), and seconds of computing their KV anew.
+    #: Changes of a request's drafter (with a `draft_choice`), and the seconds to compute its KV for the new drafter.
     drafter_switches: int = 0
     drafter_switch_seconds: float = 0.0
     predictions: PredictionCounts = field(default_factory=PredictionCounts)
-    #: Requests that strict admission has turned away, since the start.
+    #: Requests refused by strict admission since the start.
     slo_refused: int = 0
 
 
-def snapshot(
-    counters: Counters,
-    scheduler: Scheduler,
-    model_runner: ModelRunner,
-    host: HostKVCache,
-    queued: int,
-    refused: int,
-    predictions: PredictionCounts | None,
-    speculator: Speculator | None,
-    warm_up: WarmUp,
-) -> EngineStats:
-    """How an engine's parts stand now. `queued` requests have not come to the scheduler yet."""
-    c = counters
+def snapshot(loop: EngineLoop, queued: int, refused: int) -> EngineStats:
+    """The counters of an engine now. `queued` requests have not reached the scheduler yet."""
+    scheduler, model_runner, host, warm_up = loop.scheduler, loop.model_runner, loop.host, loop.warm_up
+    speculator, predictions = loop.speculator, loop.predictions
+    c = loop.counters
     return EngineStats(
         running=scheduler.num_running,
         waiting=scheduler.num_waiting + queued,
@@ -151,13 +185,13 @@ def snapshot(
         accepted_by_level=tuple(c.speculation.by_level),
         drafter_switches=speculator.switches if speculator else 0,
         drafter_switch_seconds=speculator.switch_seconds if speculator else 0.0,
-        predictions=replace(predictions) if predictions else PredictionCounts(),
+        predictions=replace(predictions.counts) if predictions else PredictionCounts(),
         slo_refused=refused,
     )
 
 
 def peak_memory() -> int:
-    """Most bytes that the process has held."""
+    """Peak resident memory of the process, in bytes."""
     import resource  # Unix only; Linux counts in KiB
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

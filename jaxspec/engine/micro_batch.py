@@ -1,4 +1,4 @@
-"""Some of a step's work on its way through the device: all of it, or a micro-batch."""
+"""A micro-batch: requests packed into one program call, and what the device decided about them."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from jaxspec.step.runner import ModelRunner, PendingStep
 
 
 class VerifiedRequest(NamedTuple):
-    """What became of one request's work."""
+    """The device's decision about one scheduled request."""
 
     scheduled: ScheduledRequest
     state: RequestState
-    #: New tokens, none where the work does not reach the end of what is known.
+    #: New tokens; none for a prefill chunk that does not reach the end of the known tokens.
     tokens: list[int]
-    #: Where its choices begin in the decision vector.
+    #: Its first logit row in the decision vector.
     row: int
-    #: Of a draft tree: the tree, and its accepted nodes with the root, in preorder: one path.
+    #: The draft tree and its accepted nodes, root included, in preorder (they form one path); None without drafts.
     draft: Draft | None
     path: list[int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Packed and launched work."""
+    """Scheduled requests whose step is under way on the device."""
 
     scheduled: Sequence[ScheduledRequest]
     states: Sequence[RequestState]
@@ -45,6 +45,7 @@ class MicroBatch:
         drafts: Mapping[str, Draft],
         model_runner: ModelRunner,
     ) -> MicroBatch:
+        """Build the requests' token trees, pack them and start the step. `drafts` are by request id."""
         trees = [
             state.draft_tree(w, draft, model_runner)
             if (draft := drafts.get(w.request.id))
@@ -54,7 +55,7 @@ class MicroBatch:
         return cls(scheduled, states, drafts, model_runner.execute(model_runner.pack(trees)))
 
     def requests(self, decision: np.ndarray) -> Iterator[VerifiedRequest]:
-        """By the flight's decision vector, in the order of the work."""
+        """Split `decision [C + T]` int32 (`PendingStep.wait`) by request, in the order of `scheduled`."""
         packed = self.pending.packed
         sampled, accepted = decision[: packed.shape.rows], decision[packed.shape.rows :]
         for i, (scheduled, state) in enumerate(zip(self.scheduled, self.states, strict=True)):
@@ -62,7 +63,7 @@ class MicroBatch:
             path: list[int] | None = None
             node, row = packed.nodes[i], packed.rows[i]
             if (draft := self.drafts.get(scheduled.request.id)) is not None:
-                # Each accepted node's choice is the token after it.
+                # The token sampled at an accepted node is the one after it.
                 path = np.flatnonzero(accepted[node : node + len(draft) + 1]).tolist()
                 tokens = sampled[row : row + len(draft) + 1][path].tolist()
             elif scheduled.samples:

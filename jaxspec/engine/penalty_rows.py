@@ -1,4 +1,4 @@
-"""Who has which row of the table of penalties."""
+"""Allocation of rows in the device's penalty table (`step/penalties.py`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class PenaltyRows:
-    """As many rows as requests may run, from 1 on: row 0 is nobody's. Its length is that of the free ones."""
+    """Free rows: one for each of `max_num_seqs` requests, numbered from 1. Row 0 stays zero. `len`: free rows."""
 
     def __init__(self, max_num_seqs: int) -> None:
         self._free = list(range(1, max_num_seqs + 1))
@@ -19,12 +19,12 @@ class PenaltyRows:
         return len(self._free)
 
     def give(self, states: Iterable[RequestState]) -> None:
-        """A row to each that needs one and has none; for requests that run."""
+        """Give a row to each of these running requests that has penalties and no row yet."""
         for state in states:
             if state.penalty_row is None and state.params.penalised:
                 state.penalty_row = self._free.pop()
 
     def take(self, state: RequestState) -> None:
-        """Back from a request that stops running, if it has one."""
-        if (row := state.drop_penalty_row()) is not None:
+        """Take the row back from a request that stops running, if it has one."""
+        if (row := state.release_penalty_row()) is not None:
             self._free.append(row)

@@ -1,4 +1,4 @@
-"""From a configuration to the parts of an engine: loaded, and compiled as far as the first request needs it."""
+"""Building an engine: load the models, compile the programs, measure step times, create the scheduler."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What `start_up` makes."""
+    """The parts of a running engine."""
 
     model: LoadedModel
     max_model_len: int
@@ -52,7 +52,7 @@ def start_up(
     clock: Callable[[], float],
     renew_profiles: bool = False,
 ) -> Parts:
-    """Load, compile and measure; with `compile_in_background` only what the first request needs.
+    """Load the models, compile and measure. With `compile_in_background`, only what the first request needs.
 
     Raises `ConfigError` and `ModelLoadError`.
     """
@@ -69,11 +69,18 @@ def start_up(
     longest = loaded.config.max_position
     max_model_len = min(config.max_model_len or longest, longest, pages * config.page_size)
     models = drafters.load_all(config.draft, loaded)
-    conditioned = any("fuse" in weights for _, weights in filter(None, models.values()))
+    reads_features = any("fuse" in weights for _, weights in filter(None, models.values()))
     warm_up = WarmUp(config.compile_in_background, progress, clock)
     store = ProfileStore(cache_folder("profiles") if config.compilation_cache_dir != "" else None, renew_profiles)
     model_runner = ModelRunner(
-        config, loaded.config, dict(loaded.weights), pages, warm_up, conditioned, room_for_draws(config, models), store
+        config,
+        loaded.config,
+        dict(loaded.weights),
+        pages,
+        warm_up,
+        reads_features,
+        room_for_draws(config, models),
+        store,
     )
     speculator = build(config, model_runner, models, pages, warm_up, store, clock) if models else None
     host = host_pool(config, model_runner, runners(speculator), warm_up, store)
@@ -81,9 +88,9 @@ def start_up(
         predictions.set_paused(True)
         stage = "compiling the length predictor"
         warm_up.compile_later(stage, [CompileJob(name, job) for name, job in predictions.programs()], rank=2)
-        # After a failure too: a request meets it again, and it is reported.
-        answer = partial(predictions.set_paused, False)
-        last = CompileJob("length predictor", predictions.warm_up, lambda _: answer(), failed=answer)
+        # Also after a failure: a request then fails the same way, and that is reported.
+        resume = partial(predictions.set_paused, False)
+        last = CompileJob("length predictor", predictions.warm_up, lambda _: resume(), failed=resume)
         warm_up.compile_later(stage, [last], rank=2)
     model_runner.startup_done()
     if model_runner.profile.measured:

@@ -1,1 +1,1 @@
-"""Kernels in C for the CPU, called from JAX through its foreign function interface."""
+"""CPU kernels in C, called from JAX through its foreign function interface."""

@@ -1,20 +1,20 @@
-/* Attention of token trees over their committed pages and over the nodes of the same tree, in one pass.
+/* Tree attention: token trees over their committed pages and over nodes of the same tree, in one pass.
 
-   Request decomposition (SPIN §V-A) taken to its end: each piece of work is some query nodes of one request and one
-   head of keys; it walks the request's own pages and reads exactly the positions that count, so nothing is padded.
-   Softmax runs online (FlashAttention): scores of a page, a new maximum, rescaled sums. */
+   Request decomposition (SPIN §V-A): a work item is a group of query nodes of one request and one key-value head. It
+   reads only the request's committed positions, without padding. Softmax is computed online (FlashAttention): scores of
+   a page, new maximum, rescaled sums. */
 #include <math.h>
 #include <string.h>
 
 #include "kernel.h"
 
-#define MAX_ROWS 48  /* query rows of a piece of work */
-#define CHUNK 32     /* nodes of the tree itself are read in pages of this many */
+#define MAX_ROWS 48  /* query rows per work item */
+#define CHUNK 32     /* nodes of the tree are read in chunks of this size */
 #define NEVER -1e30f
 #if WIDTH == 16
 #define ROWS 6
 #else
-#define ROWS 3 /* with 32 numbers each, 12 of 16 registers */
+#define ROWS 3 /* of 32 floats: 12 of 16 registers */
 #endif
 
 typedef struct {
@@ -22,13 +22,13 @@ typedef struct {
   float *out, *lse;
   const int32_t *position, *subtree, *first, *nodes, *committed, *table;
   int64_t heads, kv_heads, dim, page, table_width, trees, pages, window;
-  /* Of a quantised pool, instead of keys and values; else NULL. */
+  /* Instead of keys and values for an INT8 cache, else NULL. */
   const uint8_t *key_codes, *value_codes;
   const uint16_t *key_scale, *value_scale;
   const int16_t *key_zero, *value_zero;
 } Attention;
 
-/* Scores of M query rows against B * LANES positions; keys lie [dim, page]. `ahead` is read soon. */
+/* Scores of M query rows for B * LANES positions. Keys are [dim, page]. `ahead` is prefetched: it is read next. */
 #define SCORES(M, B)                                                                                                  \
   static void scores##M##x##B(const float *q, const float *keys, float *s, int64_t dim, int64_t page,                 \
                               const float *ahead) {                                                                   \
@@ -42,7 +42,7 @@ typedef struct {
     TILE_OF(M, B * VECTORS) *(vec *)(s + m * MAX_PAGE + c * WIDTH) = sum[m][c];                                       \
   }
 
-/* out[M, B * LANES] = out * scale + weights[M, low … high) values, values' rows `stride` apart. */
+/* out[M, B * LANES] = out * scale + weights[M, low … high) * values. Rows of values are `stride` floats apart. */
 #define MIX(M, B)                                                                                                     \
   static void mix##M##x##B(const float *s, const float *values, float *out, const float *scale, int low,              \
                            int high, int64_t stride) {                                                                \
@@ -73,7 +73,7 @@ static Mix *const mix[2][4] = {{NULL, mix1x1, mix2x1, mix3x1}, {NULL, mix1x2, mi
 
 static vec pick(ints mask, vec yes, vec no) { return (vec)(((ints)yes & mask) | ((ints)no & ~mask)); }
 
-/* e^x for x ≤ 0, relative error under 2e-7: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes' expf). */
+/* e^x for x ≤ 0 with relative error < 2e-7: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (as Cephes' expf). */
 static vec exponential(vec x) {
   vec floor = (vec){0} - 87.0f;
   x = pick(x < floor, floor, x);
@@ -94,10 +94,10 @@ typedef struct {
   float q[MAX_ROWS * MAX_DIM], out[MAX_ROWS * MAX_DIM], s[MAX_ROWS * MAX_PAGE], keys[MAX_DIM * CHUNK];
   float peak[MAX_ROWS], total[MAX_ROWS], scale[MAX_ROWS];
   const float *page_keys, *page_values;
-  _Alignas(64) float decoded[2 * MAX_DIM * MAX_PAGE]; /* last: only as much of it as a page needs is touched */
+  _Alignas(64) float decoded[2 * MAX_DIM * MAX_PAGE]; /* last, so that only the part that a page needs is touched */
 } Scratch;
 
-/* Scores of all rows against positions 0 … width (rounded up to LANES) of a page, whose values lie from `values` on. */
+/* Scores of all rows for positions 0 … width (rounded up to LANES) of a page. Prefetches the page's values. */
 static void score(Scratch *x, int rows, const float *keys, const float *values, int width, int64_t dim, int64_t page) {
   for (int p = 0, blocks; p < width; p += blocks * LANES) {
     blocks = width - p > LANES && page - p >= 2 * LANES ? 2 : 1;
@@ -108,7 +108,7 @@ static void score(Scratch *x, int rows, const float *keys, const float *values, 
   }
 }
 
-/* Takes scores of positions low … high into the rows' sums. Those outside must be NEVER up to a multiple of LANES. */
+/* Adds positions low … high to the rows' running softmax. Scores outside must be NEVER up to a multiple of LANES. */
 static void absorb(Scratch *x, int rows, const float *values, int low, int high, int64_t dim, int64_t stride) {
   for (int r = 0; r < rows; r++) {
     float *s = x->s + r * MAX_PAGE, top = x->peak[r], sum = 0;
@@ -121,7 +121,7 @@ static void absorb(Scratch *x, int rows, const float *values, int low, int high,
     vec none = {0};
     for (int p = low / WIDTH * WIDTH; p < high; p += WIDTH) {
       vec part = *(vec *)(s + p);
-      part = pick(part > NEVER / 2, exponential(part - top), none); /* exactly nothing where nothing may be seen */
+      part = pick(part > NEVER / 2, exponential(part - top), none); /* exactly 0 for masked positions */
       *(vec *)(s + p) = part;
       sums += part;
     }
@@ -139,24 +139,26 @@ static void absorb(Scratch *x, int rows, const float *values, int low, int high,
   }
 }
 
+/* Mask positions low … high of a row. */
 static void hide(Scratch *x, int row, int low, int high) {
   for (int p = low; p < high; p++) x->s[row * MAX_PAGE + p] = NEVER;
 }
 
-/* Finds keys and values of head h in page number i of tree r, and has the next one fetched: pages lie anywhere, no
-   hardware would guess. */
+/* Locates (and dequantises) keys and values of head h in the i-th page of tree r, and prefetches the next page: pages
+   are scattered, so the hardware prefetcher cannot. */
 static void find_page(const Attention *a, Scratch *x, int64_t r, int64_t h, int64_t i) {
   const int32_t *pages = a->table + r * a->table_width;
   int64_t at = pages[i] * a->kv_heads + h, size = a->page * a->dim;
-  int64_t more = (i + 1) * a->page < a->committed[r], next = more ? pages[i + 1] * a->kv_heads + h : 0;
+  int64_t has_next = (i + 1) * a->page < a->committed[r], next = has_next ? pages[i + 1] * a->kv_heads + h : 0;
   if (a->key_codes) {
     float *values = x->decoded + size;
-    read_keys(x->decoded, a->key_codes + at * size, a->key_scale + at * a->dim, a->key_zero + at * a->dim, a->dim, a->page);
+    read_keys(x->decoded, a->key_codes + at * size, a->key_scale + at * a->dim, a->key_zero + at * a->dim, a->dim,
+              a->page);
     read_values(values, a->value_codes + at * size, a->value_scale + at * a->dim, a->value_zero + at * a->dim, a->dim,
                 a->page);
     x->page_keys = x->decoded;
     x->page_values = values;
-    for (int64_t b = 0; more && b < size; b += 64) {
+    for (int64_t b = 0; has_next && b < size; b += 64) {
       __builtin_prefetch(a->key_codes + next * size + b, 0, 2);
       __builtin_prefetch(a->value_codes + next * size + b, 0, 2);
     }
@@ -164,12 +166,13 @@ static void find_page(const Attention *a, Scratch *x, int64_t r, int64_t h, int6
   }
   x->page_keys = a->keys + at * size;
   x->page_values = a->values + at * size;
-  for (int64_t b = 0; more && b < size; b += LANES) __builtin_prefetch(a->keys + next * size + b, 0, 2);
+  for (int64_t b = 0; has_next && b < size; b += LANES) __builtin_prefetch(a->keys + next * size + b, 0, 2);
 }
 
-static int64_t nodes_a_piece(const Attention *a) { return MAX_ROWS / (a->heads / a->kv_heads); }
+/* Query nodes per work item. */
+static int64_t nodes_per_item(const Attention *a) { return MAX_ROWS / (a->heads / a->kv_heads); }
 
-/* Nodes `low` … `high` of tree r, all query heads of key head h. */
+/* One work item: nodes low … high of tree r, all query heads of key-value head h. */
 static void attend(const Attention *a, int64_t r, int64_t h, int64_t low, int64_t high) {
   Scratch scratch, *x = &scratch;
   int64_t groups = a->heads / a->kv_heads, dim = a->dim, page = a->page;
@@ -182,7 +185,7 @@ static void attend(const Attention *a, int64_t r, int64_t h, int64_t low, int64_
     x->total[i] = 0;
   }
   int64_t committed = a->committed[r], from = 0;
-  if (a->window) { /* nodes deeper in the tree see less */
+  if (a->window) { /* start at the first page that any node sees; deeper nodes see less of it */
     int64_t nearest = a->position[low];
     for (int64_t t = low; t < high; t++) nearest = a->position[t] < nearest ? a->position[t] : nearest;
     from = nearest - a->window + 1 > 0 ? nearest - a->window + 1 : 0;
@@ -225,9 +228,10 @@ static void attend(const Attention *a, int64_t r, int64_t h, int64_t low, int64_
   }
 }
 
-static void piece(const void *work, int64_t unit) {
+/* Maps a unit of the parallel loop to its tree, nodes and head. */
+static void item(const void *work, int64_t unit) {
   const Attention *a = work;
-  int64_t h = unit % a->kv_heads, at = unit / a->kv_heads, size = nodes_a_piece(a);
+  int64_t h = unit % a->kv_heads, at = unit / a->kv_heads, size = nodes_per_item(a);
   for (int64_t r = 0; r < a->trees; r++) {
     int64_t here = (a->nodes[r] + size - 1) / size;
     if (at < here) {
@@ -239,14 +243,16 @@ static void piece(const void *work, int64_t unit) {
   }
 }
 
-/* q [T, heads, dim], k and v [T, kv_heads, dim], keys [layers, rows, kv_heads, dim, page],
-   values [layers, rows, kv_heads, page, dim], float32 or, with four arguments more at the end, uint8; layer [], window [] (0: none), position [T], subtree [T], first [R],
-   nodes [R], committed [R], table [R, pages] -> out [T, heads, dim] and the logarithm of each softmax's sum [T, heads];
-   nodes of no tree get zeros, and a logarithm that weighs nothing. The four: scale and zero point of keys, then of
-   values, bfloat16 and int16 [layers, rows, kv_heads, dim]. */
+/* Arguments: q [T, heads, dim]; k, v [T, kv_heads, dim]; keys [layers, pages, kv_heads, dim, page] and
+   values [layers, pages, kv_heads, page, dim], float32 or uint8; layer [], window [] (0: none), position [T],
+   subtree [T], first [R], nodes [R], committed [R], table [R, pages per request], all int32. If keys and values are
+   uint8, then also key scale, key zero point, value scale, value zero point [layers, pages, kv_heads, dim], bfloat16
+   and int16.
+   Results: out [T, heads, dim] and the log-sum-exp of the scores [T, heads]. Padding nodes get zeros and NEVER. */
 XLA_FFI_Error *jaxspec_attention(XLA_FFI_CallFrame *frame) {
   if (is_query(frame)) return NULL;
-  Attention a = {.q = input(frame, 0), .k = input(frame, 1), .v = input(frame, 2), .out = output(frame, 0), .lse = output(frame, 1),
+  Attention a = {.q = input(frame, 0), .k = input(frame, 1), .v = input(frame, 2), .out = output(frame, 0),
+                 .lse = output(frame, 1),
                  .position = input(frame, 7), .subtree = input(frame, 8), .first = input(frame, 9),
                  .nodes = input(frame, 10), .committed = input(frame, 11), .table = input(frame, 12),
                  .heads = dim(frame, 0, 1), .kv_heads = dim(frame, 1, 1), .dim = dim(frame, 0, 2),
@@ -264,13 +270,13 @@ XLA_FFI_Error *jaxspec_attention(XLA_FFI_CallFrame *frame) {
     a.value_scale = (const uint16_t *)input(frame, 15) + rows * a.dim;
     a.value_zero = (const int16_t *)input(frame, 16) + rows * a.dim;
   }
-  int64_t pieces = 0, nodes = 0, tokens = dim(frame, 0, 0), size = nodes_a_piece(&a);
+  int64_t items = 0, nodes = 0, tokens = dim(frame, 0, 0), size = nodes_per_item(&a);
   for (int64_t r = 0; r < a.trees; r++) {
-    pieces += (a.nodes[r] + size - 1) / size;
+    items += (a.nodes[r] + size - 1) / size;
     nodes += a.nodes[r];
   }
   for (int64_t i = nodes * a.heads; i < tokens * a.heads; i++) a.lse[i] = NEVER;
   memset(a.out + nodes * a.heads * a.dim, 0, (tokens - nodes) * a.heads * a.dim * sizeof(float));
-  parallel_for(frame, pieces * a.kv_heads, piece, &a, sizeof a);
+  parallel_for(frame, items * a.kv_heads, item, &a, sizeof a);
   return NULL;
 }

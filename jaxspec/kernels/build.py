@@ -1,7 +1,7 @@
-"""Compiling the kernels, once a machine: with the system's C compiler, for the CPU at hand.
+"""Compiles the kernels with the system's C compiler, once per machine.
 
-Built at the first start rather than shipped, so that they use the vectors this CPU has and the headers of the XLA that
-is installed.
+They are built at the first start and not shipped, to use this CPU's vector instructions and the headers of the
+installed XLA.
 """
 
 from __future__ import annotations
@@ -25,43 +25,45 @@ from jaxspec.paths import cache_folder
 
 log = logging.getLogger(__name__)
 
-#: What a library exports: XLA's handlers.
+#: XLA FFI handlers that the library exports.
 SYMBOLS = ("jaxspec_linear", "jaxspec_attention", "jaxspec_commit", "jaxspec_commit_quantized", "jaxspec_zeros")
 
 _FOLDER = Path(__file__).parent
 _MACHINE = platform.machine().lower()
 _NATIVE: tuple[str, ...] = ()
 if _MACHINE in ("x86_64", "amd64"):
-    _NATIVE = ("-march=native", "-mprefer-vector-width=512")  # clang halves vectors of 512 bits on Intel's CPUs else
+    _NATIVE = ("-march=native", "-mprefer-vector-width=512")  # clang defaults to 256 bits on Intel
 elif _MACHINE in ("aarch64", "arm64"):
     _NATIVE = ("-mcpu=native",)
 _FLAGS = (
-    # clang would unroll loops over the depth, whose sums fill the registers already; zig's debugs undefined behaviour.
+    # no-unroll-loops: clang would unroll the loops over the depth, whose accumulators already fill the registers.
+    # no-sanitize: zig's compiler checks for undefined behaviour by default.
     "-std=c11", "-O3", *_NATIVE, "-ffp-contract=fast", "-fno-unroll-loops", "-fno-sanitize=undefined", "-shared",
     "-fPIC",
 )  # fmt: skip
 _INSTALL = 'install one with `apt install gcc`, or in a checkout with `.venv/bin/pip install -e ".[zig]"`'
-#: Seconds; it takes one or two.
+#: Seconds. Compilation takes one or two.
 _TIMEOUT = 300
 
 
 class KernelsUnavailable(RuntimeError):
-    """The kernels cannot be built here; the message says why."""
+    """The kernels cannot be built; the message says why."""
 
 
 def build(compiler: str | None = None) -> Path:
-    """The shared library, compiled unless the cache has it. Raises `KernelsUnavailable`.
+    """Path of the shared library, compiled unless it is in the cache. Raises `KernelsUnavailable`.
 
-    With `compiler` (a command, or `zig` for the `ziglang` package's), or else the first of `compilers` that works.
+    `compiler`: a command, or `zig` for the `ziglang` package; default: the first of `compilers` that works.
     """
     commands = compilers() if compiler is None else [_command(compiler)]
     folder = cache_folder("kernels")
     code = _digest(_FLAGS, jax.__version__, _MACHINE, _cpu(), *map(Path.read_bytes, sources()))
-    # All that might be tried count, not the one that worked: so a start need not try them again, and a compiler that is
-    # new, updated or now asked for by $CC gets its turn. Files are looked at because `--version` takes longer.
+    # The key contains all compilers that may be tried, not the one that worked: failing ones are not tried again at
+    # every start, but a new, updated or newly configured ($CC) compiler is tried. Compilers are identified by their
+    # files because `--version` takes longer.
     name = f"cpu-{code}-{_digest(*map(_identity, commands))}"
     for library in sorted(folder.glob(f"{name}-*.so")):
-        if not _flaw(library):
+        if not _defect(library):
             return library
     reasons = []
     try:
@@ -69,23 +71,23 @@ def build(compiler: str | None = None) -> Path:
         for command in commands:
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 built = Path(scratch) / "cpu.so"
-                why = _compile(command, built) or _unloadable(built)
-                if why is None:
+                reason = _compile(command, built) or _unloadable(built)
+                if reason is None:
                     library = folder / f"{name}-{_digest(built.read_bytes())}.so"
-                    built.replace(library)  # in one go: another process may be looking
+                    built.replace(library)  # atomic: another process may be reading
                     return library
-            reasons.append(f"{shlex.join(command)}: {why}")
+            reasons.append(f"{shlex.join(command)}: {reason}")
             log.warning("a C compiler cannot build the CPU kernels: %s", reasons[-1])
     except OSError as error:
         raise KernelsUnavailable(f"cannot write to {folder}: {error}") from None
     for library in sorted(folder.glob(f"cpu-{code}-*.so")):
-        if compiler is None and not _flaw(library):  # from when there was a compiler
+        if compiler is None and not _defect(library):  # built when there was a compiler
             return library
     raise KernelsUnavailable("; ".join(["no C compiler that can build them was found", *reasons, _INSTALL]))
 
 
 def compilers() -> list[list[str]]:
-    """Commands to try, in this order: `$CC`, the system's compilers, and the one in the `ziglang` package."""
+    """Commands to try, in order: `$CC`, the system's compilers, the `ziglang` package."""
     named = [name for name in (os.environ.get("CC", ""),) if name.strip()]
     found = [path for name in ("cc", "clang", "gcc") if (path := shutil.which(name))]
     zig = ["zig"] if importlib.util.find_spec("ziglang") else []
@@ -93,7 +95,7 @@ def compilers() -> list[list[str]]:
 
 
 def sources() -> list[Path]:
-    """What is compiled, headers included."""
+    """Source files, including headers."""
     return sorted(_FOLDER.glob("*.[ch]"))
 
 
@@ -102,12 +104,12 @@ def _command(compiler: str) -> list[str]:
         return [sys.executable, "-m", "ziglang", "cc"]
     try:
         return shlex.split(compiler)
-    except ValueError:  # a quote that is not closed
+    except ValueError:  # unbalanced quotes
         return [compiler]
 
 
 def _identity(command: list[str]) -> tuple[object, ...]:
-    """What differs between compilers and their versions, without running them."""
+    """Identifies a compiler and its version by its file, without running it."""
     path = shutil.which(command[0])
     if command == _command("zig"):
         spec = importlib.util.find_spec("ziglang")
@@ -120,7 +122,7 @@ def _identity(command: list[str]) -> tuple[object, ...]:
 
 
 def _compile(command: list[str], target: Path) -> str | None:
-    """Why it failed, None if it did not."""
+    """Compile to `target`. Returns None, or why it failed."""
     files = [str(path) for path in sources() if path.suffix == ".c"]
     includes = (f"-I{_FOLDER}", f"-I{jax.ffi.include_dir()}")
     try:
@@ -138,8 +140,8 @@ def _compile(command: list[str], target: Path) -> str | None:
     return next((line for line in lines if "error" in line.lower()), lines[-1]).strip()[:500]
 
 
-def _flaw(library: Path) -> str | None:
-    """Why a file of the cache cannot be used. Its name holds its digest, because loading half a file can be fatal."""
+def _defect(library: Path) -> str | None:
+    """Why a cached library cannot be used, or None. Its name contains its digest: loading a partial file can crash."""
     try:
         if not library.stem.endswith(_digest(library.read_bytes())):
             return "it is damaged"
@@ -149,6 +151,7 @@ def _flaw(library: Path) -> str | None:
 
 
 def _unloadable(library: Path) -> str | None:
+    """Why the library cannot be loaded, or None."""
     try:
         found = ctypes.CDLL(str(library))
     except OSError as error:
@@ -162,7 +165,7 @@ def _digest(*parts: object) -> str:
 
 
 def _cpu() -> str:
-    """What tells one CPU's instruction set from another's: caches are shared between machines."""
+    """Identifies the CPU's instruction set, because cache folders may be shared between machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

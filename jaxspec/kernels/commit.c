@@ -1,4 +1,4 @@
-/* Stores accepted tokens' keys and values in the pool, in place. */
+/* Writes the keys and values of accepted tokens to the KV cache, in place. */
 #include "kernel.h"
 
 #include <string.h>
@@ -17,15 +17,16 @@ static void layer(const void *work, int64_t l) {
     if (!c->accepted[t] || c->slot[t] < 0) continue;
     int64_t row = l * c->rows + c->slot[t] / c->page, offset = c->slot[t] % c->page;
     for (int64_t h = 0; h < c->heads; h++) {
-      const int64_t from = ((l * c->tokens + t) * c->heads + h) * c->dim, page = (row * c->heads + h) * c->dim * c->page;
+      const int64_t from = ((l * c->tokens + t) * c->heads + h) * c->dim;
+      const int64_t page = (row * c->heads + h) * c->dim * c->page;
       for (int64_t d = 0; d < c->dim; d++) c->keys[page + d * c->page + offset] = c->k[from + d];
       memcpy(c->values + page + offset * c->dim, c->v + from, c->dim * sizeof(float));
     }
   }
 }
 
-/* keys [layers, rows, heads, dim, page] and values [layers, rows, heads, page, dim], both aliased to the outputs;
-   k and v [layers, T, heads, dim], slot [T] int32 (row * page + offset, -1: none), accepted [T] bool */
+/* Arguments: keys [layers, pages, heads, dim, page], values [layers, pages, heads, page, dim], both aliased to the
+   results; k, v [layers, T, heads, dim]; slot [T] int32 (page index * page + offset, -1: none); accepted [T] bool. */
 XLA_FFI_Error *jaxspec_commit(XLA_FFI_CallFrame *frame) {
   if (is_query(frame)) return NULL;
   Commit c = {.keys = output(frame, 0), .values = output(frame, 1), .k = input(frame, 2), .v = input(frame, 3),

@@ -1,6 +1,6 @@
-"""The CPU kernels as JAX functions, to be used inside jit; `load` must have succeeded before.
+"""The CPU kernels as JAX functions for use inside jit. Call `load` first.
 
-All numbers are float32, beside pools that are INT8 by channels (`jaxspec.step.kv_int8`).
+All floats are float32. KV caches are float32 or INT8 (`jaxspec.step.kv_int8`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxspec.kernels.build import SYMBOLS, build
 
-#: Columns of a weight panel, what heads and pages are multiples of, and the limits of attention.c.
+#: Columns per weight panel, factor of head_dim and page_size, limits of attention.c.
 PANEL, LANES, MAX_ROWS, MAX_DIM, MAX_PAGE = 32, 16, 48, 256, 128
 
 
@@ -27,10 +27,10 @@ _prefix: ContextVar[str] = ContextVar("prefix", default="")
 
 @cache
 def load(compiler: str = "") -> str:
-    """Build the kernels if need be and make them known to XLA. -> the library's name, another one for other code,
-    another compiler or another CPU. Raises `KernelsUnavailable`.
+    """Build the kernels if needed and register them with XLA. Raises `KernelsUnavailable`.
 
-    `compiler`: see `build`; what it made is only called by what is traced within `built_by(compiler)`.
+    Returns the library's name, which identifies code, compiler and CPU.
+    `compiler`: see `build`. Its kernels are called only by functions traced within `built_by(compiler)`.
     """
     path = build(compiler or None)
     library = ctypes.CDLL(str(path))
@@ -41,7 +41,7 @@ def load(compiler: str = "") -> str:
 
 @contextmanager
 def built_by(compiler: str) -> Iterator[None]:
-    """To compare compilers: what is traced within calls the kernels that `load(compiler)` made known."""
+    """To compare compilers: functions traced in the block call the kernels that `load(compiler)` registered."""
     token = _prefix.set(compiler)
     try:
         yield
@@ -49,25 +49,27 @@ def built_by(compiler: str) -> Iterator[None]:
         _prefix.reset(token)
 
 
-def _call(name: str, results: Any, **more: Any) -> Any:
-    return jax.ffi.ffi_call(_prefix.get() + name, results, **more)
+def _call(name: str, results: Any, **options: Any) -> Any:
+    return jax.ffi.ffi_call(_prefix.get() + name, results, **options)
 
 
 def supports(heads: int, kv_heads: int, head_dim: int, page_size: int) -> bool:
-    """Whether `attention` can take these sizes."""
+    """Whether `attention` supports these sizes."""
     fits = head_dim <= MAX_DIM and page_size <= MAX_PAGE and heads // kv_heads <= MAX_ROWS
     return fits and head_dim % LANES == 0 and page_size % LANES == 0
 
 
 def zeros(shape: Sequence[int], dtype: Any) -> jax.Array:
-    """As `jnp.zeros`, but memory is taken, and time, only where the array is written later (on Linux)."""
+    """Like `jnp.zeros`, but memory is allocated only when it is written (on Linux)."""
     call = _call("jaxspec_zeros", jax.ShapeDtypeStruct(tuple(shape), dtype))
     return jax.jit(call)(np.int32(jnp.dtype(dtype).itemsize))
 
 
 def panels(matrices: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
-    """Weights `[in, out]` of each layer as `linear` reads them: `[layers, ceil(out / 32), in, 32]` float32, padded with
-    zeros. The array is aligned so that JAX takes it as it is: there are hundreds of megabytes of them."""
+    """Convert weights `[in, out]` of each layer to panels for `linear`: `[layers, ceil(out / 32), in, 32]` float32.
+
+    Padded with zeros. The array is aligned so that JAX uses it without a copy: weights are hundreds of megabytes.
+    """
     depth, width = matrices[0].shape
     full, rest = divmod(width, PANEL)
     out = _aligned((len(matrices), full + (rest > 0), depth, PANEL))
@@ -79,7 +81,7 @@ def panels(matrices: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
 
 
 def _aligned(shape: Sequence[int]) -> np.ndarray:
-    """An uninitialised float32 array that begins at a multiple of 64 bytes."""
+    """An uninitialised float32 array, aligned to 64 bytes."""
     size = 4 * int(np.prod(shape))
     raw = np.empty(size + 64, np.uint8)
     start = -raw.ctypes.data % 64
@@ -87,7 +89,10 @@ def _aligned(shape: Sequence[int]) -> np.ndarray:
 
 
 def linear(x: jax.Array, weight: jax.Array, width: int, layer: jax.Array | None = None) -> jax.Array:
-    """`x [T, in]` times layer `layer` (int32, default 0) of `weight`, from `panels` -> `[T, width]`."""
+    """`x [T, in]` times layer `layer` (`[]` int32, default 0) of `weight` (from `panels`) -> `[T, width]`.
+
+    Raises `ValueError` if shapes or dtypes do not fit.
+    """
     if x.ndim != 2 or weight.ndim != 4 or x.shape[1] != weight.shape[2] or -(-width // PANEL) != weight.shape[1]:
         raise ValueError(f"linear: x {x.shape} does not fit weights {weight.shape} of width {width}")
     _check(x, weight)
@@ -100,13 +105,14 @@ def attention(
     position: jax.Array, subtree: jax.Array, first: jax.Array, nodes: jax.Array, committed: jax.Array,
     table: jax.Array, channels: Sequence[jax.Array] = (),
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """Each node over its request's committed pages and its ancestors in the batch.
+    """Tree attention: every node attends to its request's committed pages and to its ancestors in the batch.
 
-    -> `[T, heads, dim]` and the logarithm of each softmax's sum `[T, heads]`, to merge it with other parts.
+    Returns the output `[T, heads, dim]` and the log-sum-exp of the scores `[T, heads]`, to merge it with other parts.
 
-    q `[T, heads, dim]`, k and v `[T, kv_heads, dim]`; keys, values of a `kv_cache.KVCache`; layer, window (0: none)
-    `[]` int32; the rest are fields of `jaxspec.step.batch.Batch`, of which first, nodes, committed and table must be
-    in bounds: they are not checked. `channels`: of a quantised pool, scale and zero point of keys, then of values.
+    q `[T, heads, dim]`, k and v `[T, kv_heads, dim]`; keys, values: of a `kv_cache.KVCache`; layer, window (0: none)
+    `[]` int32; the others are fields of `jaxspec.step.batch.Batch`. first, nodes, committed and table are not
+    checked and must be in bounds. `channels`: for an INT8 cache, scale and zero point of keys, then of values. Raises
+    `ValueError` for unsupported sizes or dtypes.
     """
     if not supports(q.shape[1], k.shape[1], q.shape[2], keys.shape[4]):
         raise ValueError(f"attention: heads of {q.shape}, {k.shape} or pages of {keys.shape} are not supported")
@@ -124,9 +130,11 @@ def commit(
     keys: jax.Array, values: jax.Array, k: jax.Array, v: jax.Array, slot: jax.Array, accepted: jax.Array,
     after: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """The pool's keys and values with accepted tokens (`[T]` bool) at their slots (`[T]`); k, v `[layers, T, …]`.
+    """Write accepted tokens (`[T]` bool) to their slots (`[T]`); k, v `[layers, T, kv_heads, dim]`. Returns the pool's
+    keys and values, updated in place.
 
-    Not before `after` is there, whatever it is: nothing weaker than an operand keeps XLA from moving reads behind it.
+    Runs after `after` is computed. It is an operand because nothing weaker keeps XLA from moving reads of the pool
+    behind the write.
     """
     _check(keys, values, k, v)
     pool = (jax.ShapeDtypeStruct(keys.shape, jnp.float32), jax.ShapeDtypeStruct(values.shape, jnp.float32))
@@ -139,10 +147,10 @@ def commit_quantized(
     pool: Sequence[jax.Array], k: jax.Array, v: jax.Array, integers: Sequence[jax.Array], accepted: jax.Array,
     after: jax.Array,
 ) -> Sequence[jax.Array]:  # fmt: skip
-    """`pool` with accepted tokens (`[T]` bool) at their slots; k, v `[layers, T, kv_heads, dim]`. Not before `after`.
+    """Like `commit`, for an `Int8KVCache`. Returns the updated `pool`.
 
-    `pool`: keys, values, scale and zero point of keys and of values, open keys and values, of a `Int8KVCache`;
-    `integers`: slot, tree, place, written, written_tree, written_base, opened, reread and committed of the batch.
+    `pool`: keys, values, scale and zero point of keys, those of values, open keys, open values; `integers`: slot, tree,
+    place, written, written_tree, written_base, opened, reread and committed of the batch.
     """
     keys, values, *channels, open_keys, open_values = pool
     _check(k, v, open_keys, open_values)
@@ -157,9 +165,9 @@ def _check_pool(keys: jax.Array, values: jax.Array, channels: Sequence[jax.Array
         return _check(keys, values)
     found = [jnp.dtype(x.dtype) for x in (keys, values, *channels)]
     if found != [jnp.dtype(x) for x in (jnp.uint8, jnp.uint8, *(jnp.bfloat16, jnp.int16) * 2)]:
-        raise ValueError(f"the kernels do not take a quantised pool of {[str(x) for x in found]}")
+        raise ValueError(f"the kernels do not support a quantised KV cache of {[str(x) for x in found]}")
 
 
 def _check(*arrays: jax.Array) -> None:
     if any(x.dtype != jnp.float32 for x in arrays):
-        raise ValueError(f"the kernels take float32, got {[str(x.dtype) for x in arrays]}")
+        raise ValueError(f"the kernels need float32, not {[str(x.dtype) for x in arrays]}")

@@ -8,7 +8,7 @@
 #endif
 
 int is_query(XLA_FFI_CallFrame *frame) {
-  __typeof__(frame->extension_start) extension = frame->extension_start; /* its type's name depends on the XLA */
+  __typeof__(frame->extension_start) extension = frame->extension_start; /* the type's name depends on XLA */
   if (!extension || extension->type != XLA_FFI_Extension_Metadata) return 0;
   XLA_FFI_Metadata *metadata = ((XLA_FFI_Metadata_Extension *)extension)->metadata;
   metadata->api_version.major_version = XLA_FFI_API_MAJOR;
@@ -16,7 +16,7 @@ int is_query(XLA_FFI_CallFrame *frame) {
   return 1;
 }
 
-/* On the heap and counted, because a helper may wake up when the loop is over already. */
+/* On the heap and reference-counted: a helper thread may start after the loop has ended. */
 typedef struct {
   atomic_int_fast64_t next, done;
   atomic_int holders;
@@ -26,12 +26,12 @@ typedef struct {
 } Job;
 
 static void take_units(Job *job) {
-  int64_t u, mine = 0;
+  int64_t u, finished = 0;
   while ((u = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed)) < job->units) {
     job->unit(job->work, u);
-    mine++;
+    finished++;
   }
-  atomic_fetch_add_explicit(&job->done, mine, memory_order_release);
+  atomic_fetch_add_explicit(&job->done, finished, memory_order_release);
 }
 
 static void drop(Job *job) {
@@ -48,13 +48,13 @@ static void relax(int tries) {
   __builtin_ia32_pause();
 #endif
 #ifndef _WIN32
-  if (tries > 1000) sched_yield(); /* the thread we wait for may need this core */
+  if (tries > 1000) sched_yield(); /* the thread that is waited for may need this core */
 #else
   (void)tries;
 #endif
 }
 
-/* 1 if the call failed; XLA's error is dropped, because the loop can do with fewer threads. */
+/* 1 if the call failed. The error is discarded: the loop also works with fewer threads. */
 static int failed(const XLA_FFI_Api *api, XLA_FFI_Error *error) {
   if (!error) return 0;
   XLA_FFI_Error_Destroy_Args args = {.struct_size = XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, .error = error};
@@ -62,8 +62,8 @@ static int failed(const XLA_FFI_Api *api, XLA_FFI_Error *error) {
   return 1;
 }
 
-/* What $JAXSPEC_THREADS allows a kernel, 0: as many as there are. */
-static int64_t allowed(void) {
+/* Maximum threads per kernel from $JAXSPEC_THREADS, 0: no limit. */
+static int64_t thread_limit(void) {
   const char *text = getenv("JAXSPEC_THREADS");
   return text ? atoll(text) : 0;
 }
@@ -74,15 +74,15 @@ void parallel_for(XLA_FFI_CallFrame *frame, int64_t units, Unit *unit, const voi
   XLA_FFI_ThreadPool_NumThreads_Args count = {
       .struct_size = XLA_FFI_ThreadPool_NumThreads_Args_STRUCT_SIZE, .ctx = frame->ctx, .num_threads = &threads};
   Job *job = NULL;
-  const int64_t most = allowed();
-  if (units > 1 && most != 1 && !failed(api, api->XLA_FFI_ThreadPool_NumThreads(&count)) && threads > 1)
+  const int64_t limit = thread_limit();
+  if (units > 1 && limit != 1 && !failed(api, api->XLA_FFI_ThreadPool_NumThreads(&count)) && threads > 1)
     job = malloc(sizeof(Job) + size);
   if (!job) {
     for (int64_t u = 0; u < units; u++) unit(work, u);
     return;
   }
   if (threads > units) threads = units;
-  if (most > 0 && threads > most) threads = most;
+  if (limit > 0 && threads > limit) threads = limit;
   atomic_init(&job->next, 0);
   atomic_init(&job->done, 0);
   atomic_init(&job->holders, (int)threads);

@@ -1,14 +1,14 @@
-/* y = x W for weights laid out in panels: [layers, panels, in, 32], so that a panel is read once, in order, whatever
-   the number of rows. XLA's own products repack the weights at every call, which for few rows costs more than the
-   product (docs/results/kernels.md). */
+/* y = x W for weights in panels [layers, panels, in, 32]: each panel is read once, sequentially, for any number of
+   rows. XLA repacks the weights at every call, which for few rows costs more than the product itself
+   (docs/results/kernels.md). */
 #include <string.h>
 
 #include "kernel.h"
 
 #define PANEL 32
 
-/* A tile's sums and what is multiplied fill the registers: 32 of them, or 16 with AVX2. AHEAD rows of a panel are
-   fetched ahead where FETCHES says so: for a single row the hardware does better alone. */
+/* A tile's accumulators and operands fill the registers: 32 with AVX-512, else 16. If FETCHES, a panel is prefetched
+   AHEAD rows ahead; for a single row with 16 registers, the hardware prefetcher does better. */
 #if WIDTH == 16
 #define ROWS 14
 #define WIDE_ROWS 14
@@ -21,8 +21,8 @@
 #define FETCHES(M) (M > 1)
 #endif
 
-/* M rows by B * LANES columns of y over the whole depth: each number is summed in the order of the depth, so that it
-   does not depend on the tile. y's rows are `stride` floats apart. */
+/* M rows by B * LANES columns of y over the full depth. Sums accumulate in order of depth, so results do not depend on
+   the tile shape. y's rows are `stride` floats apart. */
 #define TILE(M, B)                                                                                                    \
   static void tile##M##x##B(const float *x, const float *w, float *y, int64_t depth, int64_t stride) {                \
     vec sum[M][B * VECTORS];                                                                                          \
@@ -53,7 +53,7 @@ typedef struct {
   int64_t rows, depth, width;
 } Linear;
 
-/* One panel, all rows, in groups of equal size. */
+/* One panel for all rows, in groups of about equal size. */
 static void panel(const void *work, int64_t p) {
   const Linear *l = work;
   int64_t groups = (l->rows + ROWS - 1) / ROWS;
@@ -66,7 +66,7 @@ static void panel(const void *work, int64_t p) {
       int64_t left = l->width - (p * PANEL + c);
       if (left >= columns) {
         tiles[rows](x, w + c, y, l->depth, l->width);
-      } else if (left > 0) { /* the last panel is padded with zeros, y is not */
+      } else if (left > 0) { /* the last panel is padded, y is not */
         float edge[ROWS * PANEL];
         tiles[rows](x, w + c, edge, l->depth, PANEL);
         for (int64_t m = 0; m < rows; m++) memcpy(y + m * l->width, edge + m * PANEL, left * sizeof(float));
@@ -82,7 +82,7 @@ XLA_FFI_Error *jaxspec_linear(XLA_FFI_CallFrame *frame) {
   Linear work = {.x = input(frame, 0), .y = output(frame, 0), .rows = dim(frame, 0, 0), .depth = depth,
                  .width = ((XLA_FFI_Buffer *)frame->rets.rets[0])->dims[1]};
   work.w = (const float *)input(frame, 1) + *(int32_t *)input(frame, 2) * panels * depth * PANEL;
-  if (work.rows * depth * panels < 2048) /* not worth waking a thread */
+  if (work.rows * depth * panels < 2048) /* too small to wake another thread */
     for (int64_t p = 0; p < panels; p++) panel(&work, p);
   else
     parallel_for(frame, panels, panel, &work, sizeof work);

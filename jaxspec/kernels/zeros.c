@@ -1,4 +1,4 @@
-/* Zeros that take no memory and no time until they are written: for pools of gigabytes that fill slowly. */
+/* Zeros that use no memory or time until they are written, for KV caches of gigabytes that fill slowly. */
 #define _DEFAULT_SOURCE
 #include <stdint.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 
 #include "kernel.h"
 
-/* bytes of an element [] int32 -> an array of whatever shape is asked for, all zeros */
+/* element size in bytes [] int32 -> zeros of the result's shape */
 XLA_FFI_Error *jaxspec_zeros(XLA_FFI_CallFrame *frame) {
   if (is_query(frame)) return NULL;
   XLA_FFI_Buffer *buffer = (XLA_FFI_Buffer *)frame->rets.rets[0];
@@ -17,7 +17,7 @@ XLA_FFI_Error *jaxspec_zeros(XLA_FFI_CallFrame *frame) {
   for (int64_t axis = 0; axis < buffer->rank; axis++) size *= buffer->dims[axis];
   char *data = buffer->data;
 #ifdef __linux__
-  /* The kernel gives whole pages of private memory back as zeros when they are touched next. */
+  /* Linux drops whole pages of private memory and maps zeros when they are touched next. */
   uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
   char *first = (char *)(((uintptr_t)data + page - 1) / page * page);
   char *last = (char *)((uintptr_t)(data + size) / page * page);

@@ -1,13 +1,13 @@
-"""Predicting how many tokens a model will answer a prompt with."""
+"""Length predictors: how many tokens will the model answer a prompt with?"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-#: Predictors that come with the package, one a file.
+#: Folder of the length predictors that ship with the package, one per file.
 SHIPPED = Path(__file__).parent / "trained"
 
 
 def shipped() -> dict[str, Path]:
-    """Their files by name."""
+    """Files of the shipped predictors, by name."""
     return {path.stem: path for path in sorted(SHIPPED.glob("*.safetensors"))}

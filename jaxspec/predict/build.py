@@ -1,4 +1,4 @@
-"""From the configuration to a prediction service."""
+"""Builds the prediction service from the config."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from jaxspec.predict.predictor import LengthPredictor
 from jaxspec.predict.retrieval import RetrievalPredictor
 from jaxspec.predict.service import PredictionService
 
-#: The predictor that comes with the package for a model, by the model's name.
+#: Model's name -> the shipped predictor for it.
 DEFAULT = {"smollm2-135m": "smollm2-length"}
 
 
 def build(
     config: EngineConfig, model: LoadedModel, clock: Callable[[], float], proxy: LengthPredictor | None = None
 ) -> PredictionService | None:
-    """A service that is neither warm nor started; None where the configuration names no predictor that reads texts.
+    """The prediction service, neither warmed up nor started; None if the config names no predictor that reads prompts.
 
-    `proxy` may be passed already loaded. Raises `ConfigError` naming the setting that does not work.
+    `proxy` is used instead of loading one. Raises `ConfigError` naming the setting that does not work.
     """
     if config.predictor not in ("auto", "proxy", "retrieval"):
         return None
@@ -40,24 +40,24 @@ def build(
 
 
 def load_proxy(name: str | None, model: str) -> LengthPredictor:
-    """A trained predictor: one that comes with the package, by name, or a file; None: the one made for the model.
+    """A trained predictor: a shipped one by name, or a file. None: the shipped one for `model`.
 
-    Raises `ConfigError`.
+    Raises `ConfigError` if there is none or it cannot be loaded.
     """
     from jaxspec.predict.proxy import ProxyPredictor
 
-    own = shipped()
-    if name is None and (name := DEFAULT.get(model)) not in own:
+    files = shipped()
+    if name is None and (name := DEFAULT.get(model)) not in files:
         raise ConfigError(
-            f"predictor_model: no length predictor comes with the package for {model}; name one of another model "
-            f"({', '.join(own)}) or a file made by python -m jaxspec.train_predictor, or set predictor: none, and "
-            "requests count as their max_tokens"
+            f"predictor_model: no length predictor ships with the package for {model}; set another model's "
+            f"({', '.join(files)}) or a file made by python -m jaxspec.train_predictor, or set predictor: none, which "
+            "takes max_tokens for a request's length"
         )
     assert name is not None
     try:
-        return ProxyPredictor.load(own.get(name) or Path(name).expanduser())
+        return ProxyPredictor.load(files.get(name) or Path(name).expanduser())
     except (ModelLoadError, OSError) as error:
-        known = f" (predictors by name: {', '.join(own)})" if own else ""
+        known = f" (predictors by name: {', '.join(files)})" if files else ""
         raise ConfigError(f"predictor_model: {error}{known}") from None
 
 
@@ -65,15 +65,15 @@ def _retrieval(config: EngineConfig, proxy: LengthPredictor, model: str) -> Retr
     settings = config.retrieval
     path: Path | None = None
     if settings.path is None:
-        # Lengths are one model's, embeddings one encoder's; names say neither for certain.
+        # Lengths belong to one model and embeddings to one encoder. Their names may be ambiguous, hence the digest.
         source = Path(config.model).expanduser()
         where = str(source.resolve()) if source.exists() else config.model
-        told = hashlib.sha256(f"{where} {proxy.digest}".encode()).hexdigest()[:12]
-        path = cache_folder("retrieval") / (re.sub(r"[^\w.-]+", "_", f"{model}-{proxy.name}-{told}") + ".safetensors")
+        digest = hashlib.sha256(f"{where} {proxy.digest}".encode()).hexdigest()[:12]
+        path = cache_folder("retrieval") / (re.sub(r"[^\w.-]+", "_", f"{model}-{proxy.name}-{digest}") + ".safetensors")
     elif settings.path:
         path = Path(settings.path).expanduser()
         if path.is_dir():
-            raise ConfigError(f"retrieval.path: {path} is a folder; name the file in it")
+            raise ConfigError(f"retrieval.path: {path} is a folder; set a file in it")
     try:
         index = LengthIndex(settings.k, settings.threshold, settings.capacity)
     except ImportError as error:

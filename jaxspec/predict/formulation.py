@@ -1,6 +1,6 @@
-"""What a head's outputs mean, and what it is trained to (SSJF, §3.1 and Table 2).
+"""Formulations of length prediction: loss and interpretation of the head's outputs (SSJF, §3.1 and Table 2).
 
-An answer that was cut at a cap is known to be at least so long: a prediction of more is then no error, in any of them.
+A capped answer, cut at L tokens, has a true length of at least L. No formulation penalises predicting more.
 """
 
 from __future__ import annotations
@@ -10,43 +10,42 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from statistics import NormalDist
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 SCALES = ("log", "linear")
-#: Points of the curve from a pairwise score to a length.
+#: Points of the curve that maps a pairwise score to a length.
 _KNOTS = 64
 
 
 @dataclass(frozen=True)
 class Formulation(ABC):
-    """One of `NAMES`, fitted to training lengths; `outputs` is the width of the head.
-
-    Fields that make no sense together raise `ValueError`.
-    """
+    """One of `NAMES`, fitted to training lengths. Raises `ValueError` for inconsistent fields."""
 
     name: str
 
     @property
-    @abstractmethod
-    def outputs(self) -> int: ...
+    def outputs(self) -> int:
+        """Number of the head's outputs."""
+        return 1
 
     @abstractmethod
     def loss(self, raw: jax.Array, length: jax.Array, weights: jax.Array, capped: jax.Array | None = None) -> jax.Array:
-        """`raw [B, outputs]`, `length [B]` tokens, `weights [B]` (0 leaves a row out) -> weighted mean, a scalar.
+        """Weighted mean loss, a scalar, of `raw [B, outputs]` for answers of `length [B]` tokens. Traced.
 
-        `capped [B]` bool: the answer was cut at `length`. Traceable by JAX.
+        `weights [B]` of 0 leave rows out; `capped [B]` bool says that an answer was cut at `length`.
         """
 
     @abstractmethod
     def lengths(self, raw: np.ndarray) -> np.ndarray:
-        """`raw [B, outputs]` -> predicted tokens `[B]` float64, on the host."""
+        """Predicted tokens `[B]` float64 of `raw [B, outputs]`, on the host."""
 
     def calibrated(self, raw: np.ndarray) -> Self:
-        """Itself, told `raw [N, outputs]` of the training rows after training: only `pairwise` has use for them."""
+        """The formulation calibrated with the trained head's `raw [N, outputs]` for the training rows; changes only
+        `pairwise`."""
         return self
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,20 +54,20 @@ class Formulation(ABC):
 
     @staticmethod
     def fit(name: str, lengths: Sequence[float] | np.ndarray, classes: int = 5, scale: str = "log") -> Formulation:
-        """The formulation `name` for training `lengths [N]`.
+        """The formulation `name`, fitted to training `lengths [N]`.
 
-        `scale`, "log" (of length + 1) or "linear", is what regressions work on. Classes hold equal shares of the
-        lengths where ties allow. Raises `ValueError` naming the argument.
+        `scale`: regressions fit "log" (log(length + 1)) or "linear". Classes hold equal shares of the lengths, as far
+        as ties allow. Raises `ValueError` naming the argument.
         """
         values = np.asarray(lengths, np.float64)
         if name not in KINDS:
-            raise ValueError(f"formulation {name!r} is not known; {', '.join(KINDS)} are")
+            raise ValueError(f"formulation {name!r} is not known; choose from {', '.join(KINDS)}")
         if values.ndim != 1 or not values.size or not np.isfinite(values).all() or values.min() < 1:
             raise ValueError("lengths must be one or more finite numbers of at least 1")
         if classes < 2:
             raise ValueError(f"classes must be at least 2, not {classes}")
         if scale not in SCALES:
-            raise ValueError(f"scale {scale!r} is not known; {', '.join(SCALES)} are")
+            raise ValueError(f"scale {scale!r} is not known; choose from {', '.join(SCALES)}")
         kind = KINDS[name]
         if kind is Regression:
             return _regression(name, values, scale)
@@ -76,19 +75,19 @@ class Formulation(ABC):
             return _pairwise(name, values)
         bounds = class_bounds(values, 2 if name == "binary" else classes)
         if not bounds:
-            raise ValueError("lengths are all alike, so they make no classes")
+            raise ValueError("all lengths are equal, so there are no classes")
         label = np.searchsorted(bounds, values, side="right")
         means = tuple(float(values[label == i].mean()) for i in range(len(bounds) + 1))
         return kind(name, bounds, means)  # type: ignore[call-arg]
 
     @staticmethod
     def from_dict(spec: Mapping[str, Any]) -> Formulation:
-        """Raises `ValueError` saying what is wrong with `spec`."""
+        """The inverse of `to_dict`. Raises `ValueError` with the reason if `spec` is invalid."""
         kind = KINDS.get(str(spec.get("name")))
         if kind is None:
-            raise ValueError(f"formulation {spec.get('name')!r} is not known; {', '.join(KINDS)} are")
-        if (wanted := {f.name for f in fields(kind)}) != spec.keys():
-            raise ValueError(f"formulation {spec['name']} must have the fields {', '.join(sorted(wanted))}")
+            raise ValueError(f"formulation {spec.get('name')!r} is not known; choose from {', '.join(KINDS)}")
+        if (expected := {f.name for f in fields(kind)}) != spec.keys():
+            raise ValueError(f"formulation {spec['name']} must have the fields {', '.join(sorted(expected))}")
         values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in spec.items()}
         try:
             return kind(**values)
@@ -98,16 +97,16 @@ class Formulation(ABC):
 
 @dataclass(frozen=True)
 class Regression(Formulation):
-    """Of the length, on `scale`, standardised by the training lengths' mean and spread there. L1 or squared error.
+    """Regression of the length by L1 or squared error.
 
-    Predictions stay between 1 and the `longest` of training.
+    The head predicts the length on `scale`, standardised by the training lengths' `mean` and `spread` on that scale.
+    Predictions are clipped to 1 … `longest`, the longest training length.
     """
 
     scale: str
     mean: float
     spread: float
     longest: float
-    outputs: ClassVar[int] = 1
 
     def loss(self, raw: jax.Array, length: jax.Array, weights: jax.Array, capped: jax.Array | None = None) -> jax.Array:
         scaled = jnp.log1p(length) if self.scale == "log" else length
@@ -128,8 +127,11 @@ class Regression(Formulation):
 
 @dataclass(frozen=True)
 class Classes(Formulation):
-    """Percentile classes by cross-entropy: class i holds the lengths in `[bounds[i - 1], bounds[i])`, `means[i]` on
-    average. Of a cut answer all classes from its own upwards are right."""
+    """Classification into percentile classes by cross-entropy.
+
+    Class i holds the lengths in `[bounds[i - 1], bounds[i])`; it predicts their mean, `means[i]`. For a capped answer,
+    its class and all longer ones are correct.
+    """
 
     bounds: tuple[float, ...]
     means: tuple[float, ...]
@@ -140,12 +142,12 @@ class Classes(Formulation):
 
     def loss(self, raw: jax.Array, length: jax.Array, weights: jax.Array, capped: jax.Array | None = None) -> jax.Array:
         label = _label(self.bounds, length)[:, None]
-        each = jnp.arange(self.outputs)
-        right = each == label
+        classes = jnp.arange(self.outputs)
+        correct = classes == label
         if capped is not None:
-            right |= capped[:, None] & (each > label)
-        of_right = jax.nn.logsumexp(jnp.where(right, raw, -jnp.inf), -1)
-        return _mean(jax.nn.logsumexp(raw, -1) - of_right, weights)
+            correct |= capped[:, None] & (classes > label)
+        log_correct = jax.nn.logsumexp(jnp.where(correct, raw, -jnp.inf), -1)
+        return _mean(jax.nn.logsumexp(raw, -1) - log_correct, weights)
 
     def lengths(self, raw: np.ndarray) -> np.ndarray:
         return np.asarray(self.means, np.float64)[raw.argmax(-1)]
@@ -156,12 +158,11 @@ class Classes(Formulation):
 
 @dataclass(frozen=True)
 class Ordinal(Formulation):
-    """A regression of the class's number, counted from the middle class; rounded to one when read (Winship & Mare 1984
-    by way of SSJF, §3.1). Bounds and means as in `Classes`."""
+    """Ordinal classification (Winship & Mare 1984, cited by SSJF, §3.1): regression of the class index relative to the
+    middle class, rounded to a class for prediction. Bounds and means as in `Classes`."""
 
     bounds: tuple[float, ...]
     means: tuple[float, ...]
-    outputs: ClassVar[int] = 1
 
     def loss(self, raw: jax.Array, length: jax.Array, weights: jax.Array, capped: jax.Array | None = None) -> jax.Array:
         error = _below(raw[:, 0] + len(self.bounds) / 2 - _label(self.bounds, length), capped)
@@ -177,21 +178,21 @@ class Ordinal(Formulation):
 
 @dataclass(frozen=True)
 class Pairwise(Formulation):
-    """A score, and the logistic loss of its difference over all pairs of a batch of which it is known who is longer.
+    """Ranking by a score: logistic loss of the score difference, over all pairs of a batch whose longer one is known.
 
-    SSJF's pairwise predictor reads both prompts at once; a score of each orders a queue with one reading a prompt. The
-    score at `scores[i]` means `quantiles[i]` tokens: both curves hold the same shares of the training rows.
+    SSJF's pairwise predictor reads two prompts at once. With a score per prompt, ordering a queue takes one encoder
+    pass per prompt. A score of `scores[i]` predicts `quantiles[i]` tokens: the quantiles of scores and lengths over the
+    training rows are matched.
     """
 
     scores: tuple[float, ...]
     quantiles: tuple[float, ...]
-    outputs: ClassVar[int] = 1
 
     def loss(self, raw: jax.Array, length: jax.Array, weights: jax.Array, capped: jax.Array | None = None) -> jax.Array:
         score = raw[:, 0]
         longer = length[:, None] > length[None, :]
         if capped is not None:
-            longer &= ~capped[None, :]  # how long the shorter one would have become is not known
+            longer &= ~capped[None, :]  # a capped answer might be the longer one
         pairs = weights[:, None] * weights[None, :] * longer
         return _mean(jax.nn.softplus(score[None, :] - score[:, None]), pairs)
 
@@ -205,14 +206,14 @@ class Pairwise(Formulation):
     def __post_init__(self) -> None:
         _numbers(self.name, (*self.scores, *self.quantiles))
         if not self.scores or len(self.scores) != len(self.quantiles):
-            raise ValueError(f"formulation {self.name}: scores and quantiles must be as many as each other")
+            raise ValueError(f"formulation {self.name}: scores and quantiles must be of equal, non-zero number")
         for values in (self.scores, self.quantiles):
             if any(b < a for a, b in pairwise(values)):
                 raise ValueError(f"formulation {self.name}: scores and quantiles must ascend")
 
 
-#: reg_l1, reg_mse: a regression of the length. cls: percentile classes. ord_mse, ord_l1: a regression of the class's
-#: number. binary: below the median or not. pairwise: a score that is higher for the longer of two.
+#: reg_l1, reg_mse: regression of the length. cls: percentile classes. ord_mse, ord_l1: regression of the class index.
+#: binary: below the median or not. pairwise: a score that is higher for longer answers.
 KINDS: dict[str, type[Formulation]] = {
     "reg_l1": Regression,
     "reg_mse": Regression,
@@ -226,8 +227,7 @@ NAMES = tuple(KINDS)
 
 
 def class_bounds(lengths: np.ndarray, classes: int) -> tuple[float, ...]:
-    """The lower bounds of percentile classes but the first, ascending; fewer where lengths are tied. No class is
-    empty."""
+    """Lower bounds of the percentile classes except the first, ascending. Ties give fewer classes; none is empty."""
     inner = np.quantile(lengths, np.arange(1, classes) / classes, method="higher")
     return tuple(float(b) for b in np.unique(inner) if b > lengths.min())
 
@@ -238,7 +238,7 @@ def _regression(name: str, lengths: np.ndarray, scale: str) -> Regression:
 
 
 def _pairwise(name: str, lengths: np.ndarray) -> Pairwise:
-    """Until it is calibrated, scores count as standard normal."""
+    """Until `calibrated`, scores are taken to be standard normal."""
     normal = tuple(NormalDist().inv_cdf(share) for share in _shares())
     return Pairwise(name, normal, tuple(float(q) for q in np.quantile(lengths, _shares())))
 
@@ -252,7 +252,7 @@ def _label(bounds: tuple[float, ...], length: jax.Array) -> jax.Array:
 
 
 def _below(error: jax.Array, capped: jax.Array | None) -> jax.Array:
-    """The error, less what of it lies above a cap."""
+    """The error, with 0 for capped rows predicted too long."""
     return error if capped is None else jnp.where(capped, jnp.minimum(error, 0), error)
 
 
@@ -268,6 +268,6 @@ def _numbers(name: str, values: tuple[object, ...]) -> None:
 def _check_classes(name: str, bounds: tuple[float, ...], means: tuple[float, ...]) -> None:
     _numbers(name, (*bounds, *means))
     if not bounds or len(means) != len(bounds) + 1:
-        raise ValueError(f"formulation {name}: there must be one mean more than bounds")
+        raise ValueError(f"formulation {name}: there must be one more mean than bounds")
     if any(b <= a for a, b in pairwise(bounds)):
         raise ValueError(f"formulation {name}: bounds must ascend")

@@ -1,4 +1,4 @@
-"""Lengths of answered requests, found again by the embedding of their prompts (ALISE §3.1)."""
+"""Index of output lengths by prompt embedding (ALISE §3.1)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from typing import Any
 
 import numpy as np
 
-#: Two embeddings of the same text are at least so similar: batches of another shape round differently.
+#: Least cosine similarity of two embeddings of one text; batch shapes differ in rounding.
 SAME = 0.9999
-#: Share of the capacity that is freed at once: taking rows out moves those behind them.
+#: Share of the capacity that is evicted at once, because removing rows moves all later ones.
 _FREED = 1 / 64
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """An index as plain arrays: unit vectors `[n, H]` float32, true lengths `[n]` float32, and the turns at which each
-    row was put in and last of use, `[n]` int64."""
+    """An index's content as arrays.
+
+    vectors         `[n, H]` float32, unit vectors
+    lengths         `[n]` float32, true lengths in tokens
+    inserted, used  `[n]` int64, when each row was inserted and last used (logical time)
+    """
 
     vectors: np.ndarray
     lengths: np.ndarray
@@ -33,24 +37,22 @@ class Rows:
 
 
 class LengthIndex:
-    """The `k` most similar prompts of similarity (cosine) `threshold` or more say how long an answer will be.
+    """Estimates an answer's length from the `k` most similar prompts with a cosine similarity of at least `threshold`.
 
-    The search is exact: the index is small enough (0.4 ms for 10,000 rows), and an approximate one would have to be
-    trained anew as rows come and go. It holds at most `capacity` rows. When it is full, the rows that have gone longest
-    without being put in or found are dropped: a prompt that keeps coming keeps its rows, those seen once go in the
-    order of their age. Of a prompt that comes again and again only the last `k` lengths are kept, as no search would
-    see more of them. Safe to use from several threads.
+    The search is exact: that is fast enough (0.4 ms for 10,000 rows), and an approximate index would need retraining as
+    rows come and go. A full index, at `capacity` rows, evicts those least recently inserted or used. A repeated prompt
+    keeps only its last `k` lengths, since no search returns more. Thread-safe.
     """
 
     def __init__(self, k: int, threshold: float, capacity: int) -> None:
-        """Raises `ImportError` where FAISS is not installed."""
+        """Raises `ImportError` if FAISS is not installed."""
         import faiss
 
         self.k, self.threshold, self.capacity = k, threshold, capacity
         self._faiss: Any = faiss
         self._lock = threading.Lock()
-        self._turn = 0
-        self._index: Any = None  # made by the first row, which says how wide rows are
+        self._now = 0  # logical time: counts insertions and uses
+        self._index: Any = None  # created with the first row, which sets the width
         self._lengths = np.zeros(0, np.float32)
         self._inserted = np.zeros(0, np.int64)
         self._used = np.zeros(0, np.int64)
@@ -59,8 +61,8 @@ class LengthIndex:
         return len(self._lengths)
 
     def estimate(self, vectors: np.ndarray) -> np.ndarray:
-        """The neighbours' true lengths, weighted by similarity, for unit vectors `[n, H]`; -> `[n]` float64, NaN where
-        no neighbour is near enough. Raises `ValueError` if the rows are of another width."""
+        """Estimated lengths `[n]` float64 for unit vectors `[n, H]`: the neighbours' lengths weighted by similarity, or
+        NaN if no neighbour is similar enough. Raises `ValueError` if H is not the index's."""
         vectors = _rows(vectors)
         out = np.full(len(vectors), np.nan)
         with self._lock:
@@ -69,14 +71,15 @@ class LengthIndex:
                 near = similarity >= self.threshold
                 if near.any():
                     out[i] = np.average(self._lengths[found[near]], weights=similarity[near])
-                    self._turn += 1
-                    self._used[found[near]] = self._turn
+                    self._now += 1
+                    self._used[found[near]] = self._now
         return out
 
     def insert(self, vectors: np.ndarray, lengths: Sequence[float] | np.ndarray) -> None:
-        """Add unit vectors `[n, H]` with the true lengths of their answers `[n]`; what is no such pair is left out.
+        """Add unit vectors `[n, H]` with the true lengths of their answers `[n]`. Rows that are no unit vector or have
+        no positive length are skipped.
 
-        Raises `ValueError` if the rows are of another width.
+        Raises `ValueError` if H is not the index's, or for another number of lengths than vectors.
         """
         vectors, lengths = _rows(vectors), np.asarray(lengths, np.float32)
         if lengths.shape != (len(vectors),):
@@ -88,7 +91,7 @@ class LengthIndex:
                 self._insert(vector, length)
 
     def rows(self) -> Rows:
-        """A copy of what it holds."""
+        """A copy of the content."""
         with self._lock:
             width = 0 if self._index is None else self._index.d
             vectors = np.zeros((0, width), np.float32)
@@ -97,7 +100,7 @@ class LengthIndex:
             return Rows(vectors, self._lengths.copy(), self._inserted.copy(), self._used.copy())
 
     def restore(self, rows: Rows) -> None:
-        """Hold these rows in place of its own; of too many, those used last."""
+        """Replace the content. If there are more rows than `capacity`, the most recently used are kept."""
         if len(rows) > self.capacity:
             rows = rows.take(np.sort(np.argsort(rows.used, kind="stable")[-self.capacity :]))
         with self._lock:
@@ -106,29 +109,30 @@ class LengthIndex:
                 self._index.add(_rows(rows.vectors))
             self._lengths, self._inserted = rows.lengths.astype(np.float32), rows.inserted.astype(np.int64)
             self._used = rows.used.astype(np.int64)
-            self._turn = int(max(self._used.max(), self._inserted.max())) if len(rows) else 0
+            self._now = int(max(self._used.max(), self._inserted.max())) if len(rows) else 0
 
     # -- with the lock held ----------------------------------------------------------------------------------------
 
     def _nearest(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Similarities and rows of the nearest, at most `k`, the most similar first.
+        """Similarities and row indices of the up to `k` nearest rows, most similar first.
 
-        One vector at a time: FAISS then stays in the calling thread, and its others don't spin beside the engine's.
+        Searches one vector at a time: FAISS then runs in the calling thread, and none of its worker threads spins while
+        the engine computes.
         """
         if not len(self._lengths):
             return np.zeros(0, np.float32), np.zeros(0, np.int64)
         self._check(vector)
         similarity, found = self._index.search(vector[None], min(self.k, len(self._lengths)))
-        seen = found[0] >= 0  # a NaN is similar to nothing
-        return similarity[0][seen], found[0][seen]
+        valid = found[0] >= 0  # a vector with NaN finds nothing
+        return similarity[0][valid], found[0][valid]
 
     def _insert(self, vector: np.ndarray, length: np.float32) -> None:
         similarity, found = self._nearest(vector)
-        self._turn += 1
+        self._now += 1
         if len(found) == self.k and similarity[-1] >= SAME:
             oldest = found[np.argmin(self._inserted[found])]
             self._lengths[oldest] = length
-            self._inserted[oldest] = self._used[oldest] = self._turn
+            self._inserted[oldest] = self._used[oldest] = self._now
             return
         if len(self._lengths) >= self.capacity:
             self._evict(max(1, int(self.capacity * _FREED)))
@@ -137,12 +141,12 @@ class LengthIndex:
         self._check(vector)
         self._index.add(vector[None])
         self._lengths = np.append(self._lengths, length)
-        self._inserted = np.append(self._inserted, self._turn)
-        self._used = np.append(self._used, self._turn)
+        self._inserted = np.append(self._inserted, self._now)
+        self._used = np.append(self._used, self._now)
 
     def _evict(self, count: int) -> None:
         rows = np.argsort(self._used, kind="stable")[:count].astype(np.int64)
-        self._index.remove_ids(rows)  # the others close up in order, as the arrays do
+        self._index.remove_ids(rows)  # keeps the order of the other rows, as np.delete does
         self._lengths, self._inserted, self._used = (
             np.delete(a, rows) for a in (self._lengths, self._inserted, self._used)
         )
@@ -155,5 +159,5 @@ class LengthIndex:
 def _rows(vectors: np.ndarray) -> np.ndarray:
     vectors = np.ascontiguousarray(vectors, np.float32)
     if vectors.ndim != 2:
-        raise ValueError(f"vectors are rows of a matrix, not an array of {vectors.ndim} dimensions")
+        raise ValueError(f"vectors must be rows of a matrix, not an array of {vectors.ndim} dimensions")
     return vectors

@@ -1,4 +1,4 @@
-"""What a length predictor is, and the text that it reads."""
+"""The interface of length predictors, and their tokenisation of prompts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from tokenizers import Tokenizer
 
-#: Tokens of BERT's input, its two marks included.
+#: Most tokens of BERT's input, [CLS] and [SEP] included.
 MOST = 512
 
 
 def clip(tokenizer: Tokenizer, text: str, most: int = MOST) -> list[int]:
-    """Ids of `[CLS] … [SEP]`, at most `most`; of a longer text the last tokens stay (SSJF, §3.1: of a conversation in
-    rounds, the latest). Lone surrogates become question marks."""
+    """Ids of `[CLS] … [SEP]`, at most `most`. A longer text keeps its last tokens (SSJF, §3.1: the latest rounds of a
+    conversation). Lone surrogates become question marks."""
     body = tokenizer.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False).ids
     first, last = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
     assert first is not None and last is not None, "a BERT tokenizer has both"
@@ -22,45 +22,45 @@ def clip(tokenizer: Tokenizer, text: str, most: int = MOST) -> list[int]:
 
 
 class LengthPredictor(Protocol):
-    """Says from a prompt's text how many tokens the answer will have. Called from one thread at a time."""
+    """Predicts from a prompt's text how many tokens the answer will have. Called from one thread at a time."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def digest(self) -> str:
-        """Tells predictors of the same name apart."""
+        """Identifies the predictor: names need not be unique."""
         ...
 
     def programs(self, embeddings: bool = False) -> list[tuple[str, Callable[[], None]]]:
-        """What `warm_up` compiles, one by one: (name, job for any thread). Without them `warm_up` compiles all."""
+        """Compile jobs for any thread, as (name, job). Running them beforehand leaves less for `warm_up`."""
         ...
 
     def warm_up(self, embeddings: bool = False) -> None:
-        """Compile whatever `predict` will run, or with `embeddings` whatever `embed` and `read` will."""
+        """Compile all shapes of `predict`, or with `embeddings` those of `embed` and `read`."""
         ...
 
     def predict(self, texts: Sequence[str]) -> np.ndarray:
-        """Output tokens `[n]`, float64 and positive."""
+        """Predicted output tokens `[n]`, float64 and positive."""
         ...
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Embeddings `[n, H]`, float32 and of length 1."""
+        """Embeddings `[n, H]` float32, unit vectors."""
         ...
 
     def read(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """What `predict` and `embed` give, for the cost of one of them."""
+        """The results of `predict` and `embed` from one encoder pass."""
         ...
 
 
 @runtime_checkable
 class Learner(Protocol):
-    """A predictor that gets better with what it is told of the requests served."""
+    """A predictor that learns from served requests."""
 
     def learn(self, texts: Sequence[str], lengths: Sequence[int]) -> None:
-        """Take in the true output tokens of these prompts."""
+        """Learn the true output tokens of these prompts."""
         ...
 
     def flush(self) -> None:
-        """Write down what was learned since the last time, if it is kept anywhere."""
+        """Persist what was learned since the last call, if the predictor has a file."""
         ...

@@ -1,4 +1,4 @@
-"""A trained predictor as one safetensors file: INT8 matrices, tokenizer, configuration, and a digest of it all."""
+"""File format of a trained predictor: one safetensors file with INT8 matrices, tokenizer, model config and a digest."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ _TOKENIZER = "tokenizer"
 
 @dataclass(frozen=True)
 class PredictorFile:
-    """What a file holds. `about`: whatever else it should tell, such as the target model or figures."""
+    """The content of a file. `about`: further metadata, such as the target model or metrics."""
 
     model: LengthModel
     formulation: Formulation
     tokenizer: Tokenizer
     name: str
     about: dict[str, str]
-    #: Most tokens of a text that it was trained to read.
+    #: Maximum tokens of a text that it was trained to read.
     longest: int
     digest: str = ""
 
 
 def write(predictor: PredictorFile, path: Path) -> None:
-    """At once or not at all. The head, which is small, stays float32."""
-    small: Weights = {_TOKENIZER: np.frombuffer(predictor.tokenizer.to_str().encode(), np.uint8)}
+    """Write the file atomically. The encoder's matrices are rounded to INT8; the small head stays float32."""
+    tensors: Weights = {_TOKENIZER: np.frombuffer(predictor.tokenizer.to_str().encode(), np.uint8)}
     for name, value in weights_of(predictor.model).items():
         if value.ndim == 2 and name.startswith("encoder."):
-            small |= quantized(name, value, rows=name.endswith("embedding"))
+            tensors |= quantized(name, value, rows=name.endswith("embedding"))
         else:
-            small[name] = value
+            tensors[name] = value
     metadata = {
         "format": f"{_KIND}-{_VERSION}",
         "name": predictor.name,
@@ -56,14 +56,14 @@ def write(predictor: PredictorFile, path: Path) -> None:
         "formulation": json.dumps(predictor.formulation.to_dict()),
         "about": json.dumps(predictor.about),
     }
-    metadata["digest"] = _digest(small, metadata)
+    metadata["digest"] = _digest(tensors, metadata)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as new:
-        save_file(small, new, metadata)
+        save_file(tensors, new, metadata)
 
 
 def read(path: Path) -> PredictorFile:
-    """What `write` wrote. Raises `ModelLoadError` with the reason if the file is damaged or something else."""
+    """Read a file from `write`. Raises `ModelLoadError` with the reason if it is damaged or something else."""
     try:
         with safe_open(path, framework="numpy") as file:
             metadata: dict[str, str] = file.metadata() or {}
@@ -95,7 +95,7 @@ def _predictor(stored: Weights, metadata: dict[str, str], digest: str, where: st
     try:
         tokenizer = Tokenizer.from_str(stored.pop(_TOKENIZER).tobytes().decode())
     except Exception as error:  # what the Rust side raises is a bare Exception
-        raise ModelLoadError(f"{where}: its tokenizer is not readable ({error})") from None
+        raise ModelLoadError(f"{where}: cannot read its tokenizer ({error})") from None
     weights = restored(stored)
     width = weights["head.inner.bias"].size
 

@@ -1,4 +1,4 @@
-"""The proxy predictor (SSJF, §3.1): a small encoder and a head that read the length of the answer off the prompt."""
+"""The proxy predictor (SSJF, §3.1): a small encoder and a head that predict the answer's length from the prompt."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from jaxspec.predict import predictor_file as file
 from jaxspec.predict.formulation import Formulation
 from jaxspec.predict.predictor import MOST, clip
 
-#: Tokens of a compiled program's rows: a text takes the least that holds it.
+#: Row widths of the compiled programs, in tokens: a text is padded to the smallest that fits.
 LENGTHS = (32, 64, 128, 256, MOST)
-#: Rows of a compiled program, the most first; never more tokens in all than `_TOKENS`. Texts are dealt out so that no
-#: row stays empty: on a CPU an empty row costs as much as another.
+#: Numbers of rows of the compiled programs, descending; a program has at most `_TOKENS` tokens, or one row. Texts are
+#: split so that no row stays empty: on a CPU a padding row costs as much as any other.
 BATCHES = (16, 4, 1)
 _TOKENS = 2048
 
@@ -33,7 +33,7 @@ Job = Literal["predict", "read"]
 
 
 class ProxyPredictor:
-    """Answers in batches of a few fixed shapes. To be called from one thread at a time, whichever."""
+    """Predicts in batches of a few fixed shapes. Not thread-safe, but not bound to a thread."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class ProxyPredictor:
         longest: int = MOST,
         digest: str = "",
     ):
-        """`name`: for people and metrics. `about`: what else the file should tell (target model, figures, licence).
-        `longest`: tokens of a text that are read, the last ones. `digest`: of the file that it was read from."""
+        """`name`: for logs and metrics. `about`: further metadata for the file (target model, metrics, licence).
+        `longest`: maximum tokens read of a text, the last ones. `digest`: of the file it was loaded from."""
         self.formulation, self.tokenizer = formulation, tokenizer
         self.name, self.about, self.digest = name, dict(about or {}), digest
         self.config = encoder.config
@@ -60,44 +60,43 @@ class ProxyPredictor:
 
     @classmethod
     def load(cls, path: str | Path) -> ProxyPredictor:
-        """What `save` wrote. Raises `ModelLoadError` with the reason if the file is damaged or something else."""
+        """Load a file from `save`. Raises `ModelLoadError` with the reason if it is damaged or something else."""
         p = file.read(Path(path))
         return cls(p.model.encoder, p.model.head, p.formulation, p.tokenizer, p.name, p.about, p.longest, p.digest)
 
     def save(self, path: str | Path) -> None:
-        """Write the predictor as one safetensors file, at once or not at all. Matrices are rounded to INT8."""
+        """Write the predictor atomically as one safetensors file. The encoder's matrices are rounded to INT8."""
         longest = self._lengths[-1]
         parts = self._model, self.formulation, self.tokenizer, self.name, self.about, longest
         file.write(file.PredictorFile(*parts), Path(path))
 
     def predict(self, texts: Sequence[str]) -> np.ndarray:
-        """Output tokens `[n]` float64, of prompts."""
+        """Predicted output tokens `[n]` float64."""
         return self.formulation.lengths(self._run("predict", texts, self.formulation.outputs))
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Sentence embeddings `[n, H]` float32, of length 1."""
+        """Sentence embeddings `[n, H]` float32, unit vectors."""
         return self.read(texts)[1]
 
     def read(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Output tokens `[n]` float64 and embeddings `[n, H]` float32, of one pass through the encoder."""
+        """Predicted output tokens `[n]` float64 and embeddings `[n, H]` float32, from one encoder pass."""
         outputs = self.formulation.outputs
-        both = self._run("read", texts, outputs + self.config.hidden)
-        return self.formulation.lengths(both[:, :outputs]), both[:, outputs:]
+        joined = self._run("read", texts, outputs + self.config.hidden)
+        return self.formulation.lengths(joined[:, :outputs]), joined[:, outputs:]
 
     def programs(self, embeddings: bool = False) -> list[tuple[str, Callable[[], None]]]:
-        """Jobs (name, job) that compile every shape of `predict`, or with `embeddings` of `embed` and `read`."""
+        """Compile jobs (name, job) of every shape of `predict`, or with `embeddings` of `embed` and `read`."""
         job: Job = "read" if embeddings else "predict"
         shapes = [(batch, n) for n in self._lengths for batch in BATCHES if batch * n <= max(_TOKENS, n)]
         return [(f"{self.name} {batch}×{n}", partial(self._compile, job, batch, n)) for batch, n in shapes]
 
     def warm_up(self, embeddings: bool = False) -> None:
-        """Compile every shape of `predict`, or with `embeddings` of `embed` and `read`: afterwards these compile
-        nothing."""
+        """Compile every shape of `predict`, or with `embeddings` of `embed` and `read`, which then compile nothing."""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda program: program[1](), self.programs(embeddings)))
         if jax.default_backend() == "cpu":
             return
-        for (_, batch, length), program in self._programs.items():  # the first run on an accelerator takes longer
+        for (_, batch, length), program in self._programs.items():  # an accelerator's first run takes longer
             jax.block_until_ready(program(self._leaves, np.zeros((batch, length), np.int32), np.ones(batch, np.int32)))
 
     def _compile(self, job: Job, batch: int, length: int) -> None:
@@ -120,17 +119,17 @@ class ProxyPredictor:
         """`[n, width]` float32, in the order of `texts`."""
         rows = [clip(self.tokenizer, text, self._lengths[-1]) for text in texts]
         out = np.empty((len(rows), width), np.float32)
-        for indices, length in self._dealt([len(row) for row in rows]):
+        for indices, length in self._batches([len(row) for row in rows]):
             ids = np.zeros((len(indices), length), np.int32)
-            for at, i in enumerate(indices):
-                ids[at, : len(rows[i])] = rows[i]
+            for k, i in enumerate(indices):
+                ids[k, : len(rows[i])] = rows[i]
             counts = np.asarray([len(rows[i]) for i in indices], np.int32)
             self._compile(job, len(indices), length)
             out[indices] = self._programs[job, len(indices), length](self._leaves, ids, counts)
         return out
 
-    def _dealt(self, sizes: Sequence[int]) -> Iterator[tuple[list[int], int]]:
-        """(rows of a batch, its length): every row once, each batch of a shape that `warm_up` compiles."""
+    def _batches(self, sizes: Sequence[int]) -> Iterator[tuple[list[int], int]]:
+        """Row indices and width of each batch: every row once, in shapes that `warm_up` compiles."""
 
         def length_of(i: int) -> int:
             return next(n for n in self._lengths if sizes[i] <= n)

@@ -1,4 +1,4 @@
-"""ALISE's predictor: what became of similar prompts, or else what the proxy says (§3.1, Algorithm 1)."""
+"""ALISE's predictor (§3.1, Algorithm 1): the answer lengths of similar prompts, else the proxy's prediction."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from jaxspec.predict.predictor import LengthPredictor
 
 log = logging.getLogger(__name__)
 
-#: Texts that need not be read again: from their prediction until their answer has ended, and when they come back.
+#: Texts whose encoder results are cached: they are needed again when the answer ends or the prompt is repeated.
 _REMEMBERED = 1024
-#: Embedded to recognise the encoder by.
+#: Its embedding identifies the encoder.
 _PROBE = "How long will the answer be?"
 
 
 class RetrievalPredictor:
-    """Looks prompts up among those served; where none is near enough, `proxy` predicts: its head is the paper's MLP.
+    """Looks up similar prompts among those served. If there are none, `proxy` predicts; its head is the paper's MLP.
 
-    The index survives a restart in the file at `path` (None: it does not). A file that cannot be used is set aside
-    under another name with a warning. `model` is the name of the model whose answers are counted.
+    `path` is the file that keeps the index across restarts (None keeps nothing). An unusable file is renamed, with a
+    warning. `model` is the name of the model that gives the answers.
     """
 
     def __init__(self, proxy: LengthPredictor, index: LengthIndex, model: str, path: Path | None = None) -> None:
@@ -36,7 +36,7 @@ class RetrievalPredictor:
         self._probe: np.ndarray | None = None
         self._unsaved = False
         self._warned = False
-        #: Predictions made from neighbours, and those that are the proxy's.
+        #: Number of predictions from neighbours, and from the proxy.
         self.found = 0
         self.asked = 0
 
@@ -49,18 +49,18 @@ class RetrievalPredictor:
         return self._proxy.digest
 
     def programs(self, embeddings: bool = True) -> list[tuple[str, Callable[[], None]]]:
-        """Those of the encoder."""
+        """Compile jobs of the encoder, always with embeddings."""
         return self._proxy.programs(embeddings=True)
 
     def warm_up(self, embeddings: bool = True) -> None:
-        """Compile the encoder, and take in the file."""
+        """Compile the encoder and load the file."""
         self._proxy.warm_up(embeddings=True)
         self._probe = self._proxy.embed([_PROBE])[0]
         if self._path is not None:
             self._load(self._path)
 
     def predict(self, texts: Sequence[str]) -> np.ndarray:
-        """Output tokens `[n]` float64."""
+        """Predicted output tokens `[n]` float64."""
         if not texts:
             return np.zeros(0)
         proxied, vectors = self.read(texts)
@@ -72,18 +72,18 @@ class RetrievalPredictor:
         return out
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Embeddings `[n, H]` float32."""
+        """Embeddings `[n, H]` float32, unit vectors."""
         return self.read(texts)[1]
 
     def read(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The proxy's lengths `[n]` and embeddings `[n, H]`; texts read lately are not read again."""
+        """The proxy's lengths `[n]` and embeddings `[n, H]`. Recent texts come from a cache."""
         if not texts:
             return np.zeros(0), np.zeros((0, 0), np.float32)
         known = {text: self._read[text] for text in texts if text in self._read}
         if new := [text for text in dict.fromkeys(texts) if text not in known]:
             known |= zip(new, zip(*self._proxy.read(new), strict=True), strict=True)
-        for text, both in known.items():
-            self._read[text] = both
+        for text, result in known.items():
+            self._read[text] = result
             self._read.move_to_end(text)
         while len(self._read) > _REMEMBERED:
             self._read.popitem(last=False)
@@ -98,7 +98,7 @@ class RetrievalPredictor:
             self._unsaved = True
 
     def flush(self) -> None:
-        """Write the index if something was learned since. A disk that refuses it is warned about once."""
+        """Write the index if something was learned since the last time. A write error is logged once."""
         if self._path is None or not self._unsaved or self._probe is None:
             return
         self._unsaved = False
@@ -106,7 +106,7 @@ class RetrievalPredictor:
             index_file.write(self._path, self.index.rows(), self._model, self._probe)
         except OSError as error:
             if not self._warned:
-                log.warning("cannot keep the lengths of served requests in %s: %s", self._path, error)
+                log.warning("cannot write the lengths of served requests to %s: %s", self._path, error)
             self._unsaved = self._warned = True
 
     def _load(self, path: Path) -> None:
@@ -117,15 +117,15 @@ class RetrievalPredictor:
         except (FileNotFoundError, NotADirectoryError):
             pass
         except OSError as error:
-            self._path = None  # what cannot be read now may be whole: it is not written over
-            log.warning("cannot read the lengths of served requests in %s (%s); none will be kept", path, error)
+            self._path = None  # the file may be intact, so do not overwrite it
+            log.warning("cannot read the lengths of served requests in %s (%s); new ones are not kept", path, error)
         except index_file.IndexUnfit as unfit:
             names = (path.with_name(f"{path.name}.unusable{n or ''}") for n in count())
             aside = next(name for name in names if not name.exists())
             try:
                 os.replace(path, aside)
-                kept = f"it is now {aside}"
+                outcome = f"it was renamed to {aside}"
             except OSError as error:
-                kept = f"it stays where it is ({error}), and nothing will be kept"
+                outcome = f"it cannot be renamed ({error}), so new lengths are not kept"
                 self._path = None
-            log.warning("%s holds no lengths to start from: %s; %s", path, unfit, kept)
+            log.warning("cannot use the lengths of served requests in %s: %s; %s", path, unfit, outcome)

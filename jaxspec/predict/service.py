@@ -1,4 +1,4 @@
-"""The length predictor beside the engine: a thread that predicts, and its counters."""
+"""Runs the length predictor in its own thread next to the engine."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ from jaxspec.predict.predictor import Learner, LengthPredictor
 
 @dataclass(slots=True)
 class PredictionCounts:
-    """`made` predictions of lengths, `late` ones whose request had ended by then, requests that went `without` because
-    too many waited or the predictor failed, and the seconds that the predictor took, learning included."""
+    """Counters of the prediction service.
+
+    made     predictions
+    late     predictions that came after their request had ended
+    without  requests without a prediction, because too many waited or the predictor failed
+    seconds  time spent predicting and learning
+    """
 
     made: int = 0
     late: int = 0
@@ -27,19 +32,19 @@ class PredictionCounts:
 
 log = logging.getLogger(__name__)
 
-#: Texts of a batch. While one is computed the next ones gather; there is never more than one under way.
+#: Most texts per batch. One batch is computed at a time, while the next one gathers.
 BATCH = 32
-#: Requests that may wait for a prediction; later ones go without.
+#: Most requests that wait for a prediction; further ones get none.
 MOST_WAITING = 1024
-#: The encoder reads the last 512 of its tokens, which so many of the model's hold in all but strange texts.
+#: Last prompt tokens that are decoded for the encoder, which reads 512 of its own: nearly always enough for those.
 TOKENS_READ = 2048
-#: Seconds between two writes of what was learned, and for which the thread sleeps at most.
+#: Seconds between two flushes of learned lengths, and the longest sleep of the thread.
 FLUSH_EVERY = 30.0
 
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
-    """One request. Its id may be given again after its end, so tickets are told apart by identity."""
+    """One request's prediction. Compared by identity: a request id may be reused after the request has ended."""
 
     request_id: str
     prompt_ids: Sequence[int]
@@ -48,7 +53,11 @@ class _Ticket:
 
 
 class PredictionService:
-    """`add`, `apply` and `ended` are for the engine's thread; none of them waits. `decode` turns ids into text."""
+    """Predicts and learns output lengths in a thread of its own.
+
+    `add`, `apply` and `ended` are for the engine's thread and do not block on the predictor. `decode` turns token ids
+    into text.
+    """
 
     def __init__(
         self,
@@ -67,29 +76,32 @@ class PredictionService:
         self._waiting: deque[_Ticket] = deque()
         self._ready: deque[_Ticket] = deque()
         self._learned: deque[tuple[_Ticket, int]] = deque(maxlen=most_waiting)
-        self._warm, self._closing = True, False
-        self._failed = False  # and said so
+        self._paused, self._closing = False, False
+        self._failed = False  # the first failure is logged, later ones are not
         self._thread = threading.Thread(target=self._run, name="jaxspec-predictions", daemon=True)
 
     def programs(self) -> list[tuple[str, Callable[[], None]]]:
-        """What to compile before `warm_up`, as (name, job)."""
+        """Compile jobs to run before `warm_up`, as (name, job)."""
         return self._predictor.programs()
 
     def warm_up(self) -> None:
-        """Load what the predictor keeps, and compile what is not compiled yet."""
+        """Load the predictor's file and compile what is not compiled yet."""
         self._predictor.warm_up()
 
-    def set_paused(self, held: bool) -> None:
-        """Hold back answers, for as long as `warm_up` is to come or under way, or begin with those held back."""
+    def set_paused(self, paused: bool) -> None:
+        """Pause or resume the thread; it must be paused until `warm_up` has ended. Requests may be added meanwhile."""
         with self._changed:
-            self._warm = not held
+            self._paused = paused
             self._changed.notify()
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Take in and write what is left to learn, then stop. May be called again, and without a start."""
+        """Learn and flush what is queued, then stop. May be called twice, and without `start`.
+
+        Waits `timeout` seconds for the thread; after that, a warning says that the last lengths are lost.
+        """
         with self._changed:
             self._closing = True
             self._waiting.clear()
@@ -102,7 +114,7 @@ class PredictionService:
     # -- the engine's thread ---------------------------------------------------------------------------------------
 
     def add(self, request_id: str, prompt_ids: Sequence[int]) -> None:
-        """Ask for a prediction."""
+        """Queue a request for prediction."""
         with self._changed:
             if self._closing or len(self._waiting) >= self._most_waiting:
                 self.counts.without += 1
@@ -113,7 +125,8 @@ class PredictionService:
             self._changed.notify()
 
     def apply(self, predicted: Callable[[str, float, float], bool], now: float) -> None:
-        """Hand over what is there, as `Scheduler.predicted` takes it."""
+        """Pass finished predictions to `predicted(request_id, tokens, now)`, which returns whether the request was
+        still there, as `Scheduler.predicted` does."""
         while self._ready:
             ticket = self._ready.popleft()
             current = self._live.get(ticket.request_id) is ticket
@@ -122,15 +135,15 @@ class PredictionService:
                 self.counts.late += 1
 
     def ended(self, request_id: str, tokens: int, reason: str) -> None:
-        """A request has written so many tokens and ended for this reason.
+        """A request has ended with `tokens` output tokens and finish reason `reason`; learn its length.
 
-        One that was cut off at its limit would have written more: it teaches something only if less was predicted.
+        A request that was cut at its limit would have generated more, so it is learned only if less was predicted.
         """
         with self._changed:
             if (ticket := self._live.pop(request_id, None)) is None:
                 return
-            whole = reason == "stop" or (reason == "length" and ticket.length is not None and ticket.length < tokens)
-            if self._learner is not None and whole and tokens > 0:
+            useful = reason == "stop" or (reason == "length" and ticket.length is not None and ticket.length < tokens)
+            if self._learner is not None and useful and tokens > 0:
                 self._learned.append((ticket, tokens))
                 self._changed.notify()
 
@@ -140,9 +153,9 @@ class PredictionService:
         flushed = self._clock()
         while True:
             with self._changed:
-                if not self._warm:
+                if self._paused:
                     if self._closing:
-                        return  # nothing was loaded, so nothing is to be kept
+                        return  # the predictor's file was not loaded, so it must not be overwritten
                     self._changed.wait(self._flush_every)
                     continue
                 if not (self._waiting or self._learned or self._closing):
@@ -150,14 +163,14 @@ class PredictionService:
                 batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
                 learned = [self._learned.popleft() for _ in range(min(BATCH, len(self._learned)))]
                 closing = self._closing and not learned
-            begun = self._clock()
+            started = self._clock()
             if batch := [t for t in batch if self._live.get(t.request_id) is t]:
                 self._guarded(lambda batch=batch: self._predict(batch), len(batch))
             if learned:
                 self._guarded(lambda learned=learned: self._learn(learned), 0)
             ended = self._clock()
             if batch or learned:
-                self.counts.seconds += ended - begun
+                self.counts.seconds += ended - started
             if self._learner is not None and (closing or ended - flushed >= self._flush_every):
                 self._guarded(self._learner.flush, 0)
                 flushed = ended
@@ -165,20 +178,20 @@ class PredictionService:
                 return
 
     def _guarded(self, work: Callable[[], None], requests: int) -> None:
-        """Serving goes on whatever happens here; it is said once, with its trace."""
+        """Run `work`; an exception costs `requests` their prediction. The first one is logged with its traceback."""
         try:
             work()
         except Exception:
             with self._changed:
                 self.counts.without += requests
             if not self._failed:
-                log.exception("the length predictor failed; requests go on without predictions where it does")
+                log.exception("the length predictor failed; affected requests run without a prediction")
             self._failed = True
 
     def _predict(self, batch: list[_Ticket]) -> None:
         for ticket in batch:
             ticket.text = self._decode(ticket.prompt_ids)
-        texts = list(dict.fromkeys(t.text for t in batch if t.text is not None))  # n answers to a prompt: once
+        texts = list(dict.fromkeys(t.text for t in batch if t.text is not None))  # once per prompt, also for n > 1
         lengths = np.asarray(self._predictor.predict(texts), np.float64)
         if lengths.shape != (len(texts),) or not (np.isfinite(lengths) & (lengths > 0)).all():
             raise ValueError(f"{self._predictor.name} predicted {lengths} for {len(texts)} texts")

@@ -1,4 +1,4 @@
-"""OpenAI's response objects, made from the engine's deltas: whole, or chunk by chunk."""
+"""Builds OpenAI response objects from the engine's output deltas: one complete object, or chunks of a stream."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ if TYPE_CHECKING:
     from jaxspec.models.load.tokenizer import Tokenizer
 
 Json = dict[str, Any]
-#: JSON has no infinity: the log-probability of what can't happen.
-_NEVER = -9999.0
+#: Stands for a log-probability of minus infinity, which JSON cannot represent.
+_MIN_LOGPROB = -9999.0
 
 
 @dataclass(slots=True)
 class Choice:
-    """One sequence of the answer, and what is known of it so far. `text` and `logprobs` gather for whole answers."""
+    """State of one entry of the response's `choices`. `text` and `logprobs` are filled for complete responses only."""
 
     index: int
     prompt: Sequence[int]
     text: list[str] = field(default_factory=list)
     logprobs: list[Json] = field(default_factory=list)
+    #: Whether `_opening` has been written.
     opened: bool = False
+    #: Output tokens so far.
     tokens: int = 0
-    #: Where the next token's text begins, in characters.
+    #: Character offset of the next token's text.
     offset: int = 0
-    #: From its end on.
+    #: Set when the sequence has finished.
     metrics: RequestMetrics | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
@@ -42,9 +44,11 @@ class Choice:
 
 
 class Answer(ABC):
-    """The response to one HTTP request. `prompts[i]` is the prompt of choice i; `n` neighbours share one.
+    """Builds the response to one HTTP request.
 
-    With `drafting` it says what speculation did for it, with `predictions` how many tokens were predicted.
+    `prompts[i]` holds the token ids of choice i's prompt; every `n` consecutive choices share a prompt. With
+    `usage_chunk` a stream ends with a chunk that has the usage. With `drafting` the response's `metrics` include
+    speculation counts, with `predictions` the predicted number of output tokens.
     """
 
     whole_object: ClassVar[str]
@@ -70,11 +74,12 @@ class Answer(ABC):
         self._predictions = predictions
 
     def whole(self) -> Json:
-        """The response, after every delta went through `gather`."""
+        """The complete response, once `gather` has received every delta."""
         choices = [self._choice(c) for c in self.choices]
         return {"object": self.whole_object, **self._head, "choices": choices, "usage": self.usage(), **self._metrics()}
 
     def usage(self) -> Json:
+        """OpenAI's `usage`, in tokens. A prompt with several choices counts once."""
         prompt = sum(len(c.prompt) for c in self.choices[:: self._n])
         completion = sum(c.tokens for c in self.choices)
         cached = sum(c.metrics.cached_tokens for c in self.choices[:: self._n] if c.metrics)
@@ -86,9 +91,9 @@ class Answer(ABC):
         }
 
     def _metrics(self) -> Json:
-        """What only this engine tells, over all choices; OpenAI's clients pass on fields that they don't know."""
+        """The `metrics` field over all choices: an extension, which OpenAI's clients pass through."""
         metrics: Json = {}
-        own = [c.metrics for c in self.choices if c.metrics is not None]
+        finished = [c.metrics for c in self.choices if c.metrics is not None]
         if (counts := self._speculation) is not None:
             metrics["speculative_decoding"] = {
                 "proposed": counts.proposed,
@@ -97,17 +102,17 @@ class Answer(ABC):
                 "mean_accepted_length": counts.mean_accepted_length,
             }
         if self._predictions:
-            # To be compared with the usage's completion_tokens; a part of it would mislead.
-            known = [m.predicted_tokens for m in own if m.predicted_tokens is not None]
+            # Comparable with usage.completion_tokens only if every choice has a prediction.
+            known = [m.predicted_tokens for m in finished if m.predicted_tokens is not None]
             metrics["predicted_tokens"] = round(sum(known)) if len(known) == len(self.choices) else None
         if any(c.kv_quantized for c in self.choices):
             metrics["kv_quantized"] = True
-        if any(m.slo for m in own):
-            metrics["slo"] = attainment(own)
+        if any(m.slo for m in finished):
+            metrics["slo"] = attainment(finished)
         return {"metrics": metrics} if metrics else {}
 
     def gather(self, index: int, delta: OutputDelta) -> None:
-        """Keep a delta for `whole`."""
+        """Add a delta to the response that `whole` returns."""
         choice = self.choices[index]
         self._count(choice, delta)
         choice.text.append(delta.text)
@@ -115,7 +120,7 @@ class Answer(ABC):
             choice.logprobs.append(self._logprobs(choice, delta.logprobs))
 
     def chunks(self, index: int, delta: OutputDelta) -> list[Json]:
-        """What a delta gives a stream: nothing if it has nothing to show yet."""
+        """The stream chunks for a delta; empty if it has no visible output yet."""
         choice = self.choices[index]
         self._count(choice, delta)
         out = [] if choice.opened else self._opening(choice, delta)
@@ -127,10 +132,11 @@ class Answer(ABC):
             out.append(self._ending(choice))
         chunks = [self._chunk([piece]) for piece in out]
         if choice.finish_reason is not None and choice.kv_quantized and not self._usage_chunk:
-            chunks[-1]["metrics"] = {"kv_quantized": True}  # nobody may miss that it is not exact
+            chunks[-1]["metrics"] = {"kv_quantized": True}  # always reported, because the output may not be exact
         return chunks
 
     def last_chunks(self) -> list[Json]:
+        """The chunk with usage and metrics that ends a stream, if the client requested it."""
         return [self._chunk([]) | {"usage": self.usage()} | self._metrics()] if self._usage_chunk else []
 
     def _count(self, choice: Choice, delta: OutputDelta) -> None:
@@ -149,7 +155,7 @@ class Answer(ABC):
         return chunk
 
     def _token(self, id: int) -> str:
-        """The token's text, or OpenAI's `bytes:` notation for one that is no whole character."""
+        """The token's text, or OpenAI's `bytes:` notation if its bytes are not valid UTF-8."""
         raw = self._tokenizer.token_bytes(id)
         try:
             return raw.decode()
@@ -158,26 +164,28 @@ class Answer(ABC):
 
     @abstractmethod
     def _choice(self, choice: Choice) -> Json:
-        """The choice as it stands in a whole response."""
+        """The choice object of a complete response."""
 
     @abstractmethod
     def _opening(self, choice: Choice, first: OutputDelta) -> list[Json]:
-        """What a stream says of a choice before its first text."""
+        """Choice objects that precede the first generated text."""
 
     @abstractmethod
     def _piece(self, choice: Choice, text: str, logprobs: Json | None) -> Json:
-        """New text in a stream."""
+        """A choice object with new text."""
 
     @abstractmethod
     def _ending(self, choice: Choice) -> Json:
-        """A choice's last words in a stream."""
+        """The choice object that ends a stream, with the finish reason."""
 
     @abstractmethod
     def _logprobs(self, choice: Choice, entries: Sequence[TokenLogprob]) -> Json:
-        """Log-probabilities of new tokens. Called once for each token, in order."""
+        """Log-probabilities of new tokens, in the format of the route. Must be called once per token, in order."""
 
 
 class ChatAnswer(Answer):
+    """The response of `/v1/chat/completions`."""
+
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
@@ -213,11 +221,14 @@ class ChatAnswer(Answer):
 
     def _entry(self, id: int, logprob: float) -> Json:
         raw = self._tokenizer.token_bytes(id)
-        return {"token": self._token(id), "logprob": max(logprob, _NEVER), "bytes": list(raw)}
+        return {"token": self._token(id), "logprob": max(logprob, _MIN_LOGPROB), "bytes": list(raw)}
 
 
 class CompletionAnswer(Answer):
-    """`echo[i]` is the text to repeat before choice i; `only_echo` leaves out what was generated after it."""
+    """The response of `/v1/completions`.
+
+    `echo[i]` is the prompt text to put before choice i; `only_echo` omits the generated tokens.
+    """
 
     whole_object = chunk_object = "text_completion"
 
@@ -272,22 +283,25 @@ class CompletionAnswer(Answer):
         return self._scored(choice, [(e.token_id, e) for e in entries])
 
     def _scored(self, choice: Choice, tokens: Sequence[tuple[int, TokenLogprob | None]]) -> Json:
-        """Four lists with one entry a token; the first token of a prompt has no log-probability."""
+        """OpenAI's four lists, with one entry per token. The first token of a prompt has no log-probability."""
         out: Json = {key: [] for key in _LOGPROB_KEYS}
         for id, entry in tokens:
             text = self._token(id)
             out["tokens"].append(text)
-            out["token_logprobs"].append(None if entry is None else max(entry.logprob, _NEVER))
+            out["token_logprobs"].append(None if entry is None else max(entry.logprob, _MIN_LOGPROB))
             out["top_logprobs"].append(None if entry is None else self._top(entry))
             out["text_offset"].append(choice.offset)
             choice.offset += len(self._tokenizer.token_text(id))
         return out
 
     def _top(self, entry: TokenLogprob) -> Json:
-        """The likeliest tokens by text, and the one that was chosen; of two with the same text the likelier counts."""
+        """Log-probability by token text of the most likely tokens and the sampled one.
+
+        If two tokens have the same text, the more likely one is kept.
+        """
         top: Json = {}
         for id, logprob in (*entry.top, (entry.token_id, entry.logprob)):
-            top.setdefault(self._token(id), max(logprob, _NEVER))
+            top.setdefault(self._token(id), max(logprob, _MIN_LOGPROB))
         return top
 
 

@@ -1,4 +1,4 @@
-"""The routes."""
+"""The FastAPI application and its routes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jaxspec.serve.answer import ChatAnswer, CompletionAnswer
 from jaxspec.serve.errors import ApiError, install_handlers
 from jaxspec.serve.guard import BearerAuth, BodyLimit
 from jaxspec.serve.metrics import ServerMetrics
-from jaxspec.serve.prompts import encode, encode_chat, encode_prompts, room
+from jaxspec.serve.prompts import encode, encode_chat, encode_prompts, resolve_max_tokens
 from jaxspec.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, GenerationRequest, TokenizeRequest
 from jaxspec.serve.reply import Reply
 from jaxspec.serve.stream import Generation, OutputHub
@@ -36,14 +36,14 @@ MEGABYTE = 2**20
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """`api_key=None` asks for no key. `max_body` is in bytes."""
+    """`api_key=None` disables authentication. `max_body` is the limit on request bodies, in bytes."""
 
     api_key: str | None = None
     max_body: int = 8 * MEGABYTE
 
 
 def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
-    """The server of a started engine."""
+    """The ASGI application that serves a started engine."""
     options = options or ServerOptions()
     metrics = ServerMetrics(engine, engine.model_name)
 
@@ -57,12 +57,12 @@ def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
     install_handlers(app)
     app.add_middleware(BodyLimit, limit=options.max_body)
     if options.api_key is not None:
-        app.add_middleware(BearerAuth, key=options.api_key)  # the last added is asked first
+        app.add_middleware(BearerAuth, key=options.api_key)  # the middleware added last runs first
     return app
 
 
 class Serving:
-    """What the routes work with. One for the app's lifetime, in its event loop."""
+    """State shared by the routes: one per app, used in its event loop."""
 
     def __init__(self, engine: Engine, metrics: ServerMetrics, hub: OutputHub) -> None:
         self.engine = engine
@@ -73,7 +73,7 @@ class Serving:
 
     @property
     def card(self) -> dict[str, Any]:
-        """The model, as `/v1/models` lists it."""
+        """The model's entry in `/v1/models`."""
         return {
             "id": self.engine.model_name,
             "object": "model",
@@ -83,26 +83,32 @@ class Serving:
         }
 
     def check_model(self, name: str | None) -> None:
+        """Raises `ApiError` (404) if the request names another model."""
         if name is not None and name != self.engine.model_name:
-            message = f"the model {name!r} does not exist; this server has {self.engine.model_name!r}"
+            message = f"the model {name!r} does not exist; this server serves {self.engine.model_name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def check_health(self) -> None:
+        """Raises `ApiError` (503) if the engine takes no requests."""
         if self.engine.health == "draining":
             raise ApiError(503, "the server is shutting down", code="draining")
         if self.engine.health != "ok":
             raise ApiError(503, f"the engine has failed: {self.engine.failure}", code="engine_dead")
 
     def params_of(self, body: GenerationRequest, prompts: list[list[int]], field: str) -> list[SamplingParams]:
-        """For each prompt in turn the sampling of its n outputs. `field` is where the prompts came from."""
+        """Sampling parameters of each output: `n` per prompt, in the prompts' order.
+
+        `field` is the request field that the prompts came from. Raises `ApiError` (400) for values out of range.
+        """
         params = body.sampling()
-        most = self.engine.config.max_queued_requests
-        if len(prompts) * params.n > most:
+        limit = self.engine.config.max_queued_requests
+        if len(prompts) * params.n > limit:
             param = field if params.n == 1 else "n"
-            raise ApiError(400, f"at most {most} outputs (prompts × n) a request", param=param, code="invalid_value")
+            message = f"a request may have at most {limit} outputs (prompts × n)"
+            raise ApiError(400, message, param=param, code="invalid_value")
         out = []
         for prompt in prompts:
-            length = room(prompt, params.max_tokens, self.engine.max_model_len, field, body.length_field)
+            length = resolve_max_tokens(prompt, params.max_tokens, self.engine.max_model_len, field, body.length_field)
             each = replace(params, max_tokens=length)
             out += [each if each.seed is None else each.with_seed(each.seed + i) for i in range(each.n)]
         return out
@@ -110,6 +116,7 @@ class Serving:
     def submit(
         self, id: str, body: GenerationRequest, prompts: list[list[int]], params: list[SamplingParams]
     ) -> Generation:
+        """Submit sequence i with `prompts[i]` and `params[i]`. Raises `ApiError`."""
         generation = Generation(self.engine, self.hub, id)
         generation.submit(prompts, params, body.priority or 0, body.slo)
         return generation
@@ -117,7 +124,7 @@ class Serving:
 
 class _JsonRequest(Request):
     async def json(self) -> Any:
-        """Stricter than the standard library's: no NaN, no infinities, no broken UTF-8."""
+        """Parse the body with orjson, which rejects NaN, infinities and invalid UTF-8."""
         return orjson.loads(await self.body())
 
 
@@ -208,7 +215,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     serving.check_model(body.model)
     tokenizer = serving.engine.tokenizer
     if any(id >= tokenizer.vocab_size for id in body.tokens):
-        message = f"tokens must be below the vocabulary's {tokenizer.vocab_size}"
+        message = f"tokens must be below the vocabulary size, {tokenizer.vocab_size}"
         raise ApiError(400, message, param="tokens", code="invalid_value")
     return JSONResponse({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
 

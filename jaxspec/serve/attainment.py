@@ -1,4 +1,4 @@
-"""How requests stood against their latency targets: for their clients, and counted for Prometheus."""
+"""SLO attainment of finished requests: in the response's `metrics.slo`, and as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from jaxspec.outputs import RequestMetrics
 
-_TARGETS = ("tpot", "ttft")
-#: Shares of the target; negative ones were missed.
-_SLACKS = (-4, -2, -1, -0.5, -0.25, -0.1, -0.05, 0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1)
+_LATENCIES = ("tpot", "ttft")
+#: Slack / target; negative: missed.
+_SLACK_BUCKETS = (-4, -2, -1, -0.5, -0.25, -0.1, -0.05, 0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1)
 
 
-def attainment(answers: Sequence[RequestMetrics]) -> dict[str, Any]:
-    """What the answers to one request, of the same targets, came to: attained if all are, the slack of the worst.
+def attainment(outputs: Sequence[RequestMetrics]) -> dict[str, Any]:
+    """The `slo` object over all outputs of one HTTP request, which have the same targets. Times in milliseconds.
 
-    None where there is no target, or nothing to measure. Times in milliseconds.
+    A target is attained if every output attained it; the slack is the smallest. None without a target or a measurement.
     """
     out: dict[str, Any] = {}
-    for name in _TARGETS:
-        target = getattr(answers[0].slo, name)
-        attained = [a for m in answers if (a := getattr(m, f"{name}_attained")) is not None]
-        slacks = [s for m in answers if (s := getattr(m, f"{name}_slack")) is not None]
+    for name in _LATENCIES:
+        target = getattr(outputs[0].slo, name)
+        attained = [a for m in outputs if (a := getattr(m, f"{name}_attained")) is not None]
+        slacks = [s for m in outputs if (s := getattr(m, f"{name}_slack")) is not None]
         out[f"{name}_ms"] = None if target is None else _milliseconds(target)
         out[f"{name}_attained"] = all(attained) if attained else None
         out[f"{name}_slack_ms"] = _milliseconds(min(slacks)) if slacks else None
@@ -31,43 +31,43 @@ def attainment(answers: Sequence[RequestMetrics]) -> dict[str, Any]:
 
 
 def _milliseconds(seconds: float) -> float:
-    """To a tenth of a microsecond: 0.04 s are 40 ms, without the error of a binary fraction."""
+    """Rounded to 0.1 µs, so that 0.04 s is exactly 40 ms despite binary fractions."""
     return round(1000 * seconds, 4)
 
 
 class AttainmentMetrics:
-    """Counts over all requests that ended by themselves."""
+    """Prometheus metrics over all requests that finished with `stop` or `length`."""
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         self._requests = Counter(
             "jaxspec:slo_requests",
-            "Requests that had a latency target, by whether they were at it.",
+            "Finished requests with a latency target, by target (ttft, tpot) and whether it was met.",
             ["model_name", "target", "attained"],
             registry=registry,
         )
         slack = Histogram(
             "jaxspec:slo_slack_ratio",
-            "What was left of a target as a share of it; negative where it was missed.",
+            "(target - measured latency) / target of finished requests; negative if the target was missed.",
             ["model_name", "target"],
-            buckets=_SLACKS,
+            buckets=_SLACK_BUCKETS,
             registry=registry,
         )
         goodput = Counter(
             "jaxspec:slo_goodput_tokens",
-            "Output tokens of requests that were at their target for the time per output token.",
+            "Output tokens of requests that met their target for the time per output token (TPOT).",
             ["model_name"],
             registry=registry,
         )
         self._model_name = model_name
-        self._slack = {name: slack.labels(model_name, name) for name in _TARGETS}
+        self._slack = {name: slack.labels(model_name, name) for name in _LATENCIES}
         self._goodput = goodput.labels(model_name)
-        for name in _TARGETS:
+        for name in _LATENCIES:
             for attained in ("true", "false"):
                 self._requests.labels(model_name, name, attained)
 
     def observe(self, metrics: RequestMetrics) -> None:
-        """A request has ended."""
-        for name in _TARGETS:
+        """Count a finished request."""
+        for name in _LATENCIES:
             if (attained := getattr(metrics, f"{name}_attained")) is not None:
                 self._requests.labels(self._model_name, name, str(attained).lower()).inc()
             if (slack := getattr(metrics, f"{name}_slack")) is not None:

@@ -1,4 +1,4 @@
-"""Everything that goes wrong, as OpenAI's error object with the right status."""
+"""Errors as OpenAI error objects with the matching HTTP status."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ _TYPES = {
 
 
 class ApiError(HTTPException):
-    """An error to answer with: `param` names the offending field, `code` is OpenAI's short word for it.
+    """An error response: `param` names the offending field, `code` is OpenAI's error code.
 
-    A Starlette `HTTPException`, because the framework lets those through wherever they are raised.
+    Subclasses Starlette's `HTTPException`, which the framework handles wherever it is raised, pydantic validators
+    included.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ def error_body(status: int, message: str, param: str | None = None, code: str | 
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Let every error of `app` leave as an error object: the framework's own, those of validation, and bugs."""
+    """Make `app` return every error as an error object: framework errors, validation errors and bugs."""
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, e: HTTPException) -> Response:
@@ -62,7 +63,7 @@ def install_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def _bug(request: Request, e: Exception) -> Response:
-        # The traceback goes to the log (the framework raises the error again), never to the client.
+        # The framework re-raises the error, so the traceback goes to the log and never to the client.
         return render(ApiError(500, "internal server error", code="internal_error"))
 
 
@@ -80,14 +81,14 @@ def _from_framework(request: Request, e: HTTPException) -> ApiError:
 
 
 def _from_validation(request: Request, errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """The first of pydantic's errors; the client mends them one by one."""
+    """The first of pydantic's errors; an OpenAI error object describes one error."""
     first = errors[0]
     if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON: {first['ctx']['error']}", code="invalid_json")
+        return ApiError(400, f"the request body is not valid JSON: {first['ctx']['error']}", code="invalid_json")
     if first["loc"] == ("body",):
         kind = request.headers.get("content-type", "")
         hint = "" if "json" in kind else ", sent with the header Content-Type: application/json"
-        return ApiError(400, f"the body must be a JSON object{hint}", code="invalid_body")
+        return ApiError(400, f"the request body must be a JSON object{hint}", code="invalid_body")
     param = _field(first["loc"])
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "missing":

@@ -1,4 +1,4 @@
-"""What a client sent as a prompt, text or token ids or a conversation, as checked token ids."""
+"""Converts the prompts of a request (text, token ids or chat messages) to token ids and checks their length."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxspec.serve.protocol import Message, TextPart
 if TYPE_CHECKING:
     from jaxspec.models.load.tokenizer import Tokenizer
 
-#: Longer texts are encoded in a thread, so that the event loop goes on serving the streams meanwhile.
+#: Characters; longer texts are encoded in a thread so that they do not block the event loop.
 _LONG_TEXT = 16_384
 
 
@@ -23,17 +23,20 @@ async def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool = Tru
 
 
 async def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str] | Sequence[list[int]]) -> list[list[int]]:
-    """Token ids of each prompt, none of them empty."""
+    """Token ids of each prompt. Raises `ApiError` if a prompt is empty."""
     if not prompts:
         raise ApiError(400, "prompt must not be empty", param="prompt", code="empty_prompt")
     ids = [await encode(tokenizer, p) if isinstance(p, str) else p for p in prompts]
     if not all(ids):
-        raise ApiError(400, "prompt must have at least one token", param="prompt", code="empty_prompt")
+        raise ApiError(400, "every prompt must have at least one token", param="prompt", code="empty_prompt")
     return ids
 
 
 async def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
-    """Token ids of the conversation in the model's own template, up to where the assistant's turn begins."""
+    """Token ids of the messages in the model's chat template, with the generation prompt of the assistant.
+
+    Raises `ApiError` if the model has no template, the template rejects the messages, or the result is empty.
+    """
     if not tokenizer.has_chat_template:
         raise ApiError(400, "this model has no chat template; use /v1/completions", param="messages")
     try:
@@ -42,19 +45,25 @@ async def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message]) -> list
         raise ApiError(400, str(e), param="messages", code="chat_template_error") from e
     ids = await encode(tokenizer, text, add_special_tokens=False)
     if not ids:
-        raise ApiError(400, "messages make an empty prompt", param="messages", code="empty_prompt")
+        raise ApiError(400, "messages result in an empty prompt", param="messages", code="empty_prompt")
     return ids
 
 
-def room(prompt: Sequence[int], max_tokens: int | None, max_model_len: int, field: str, length_field: str) -> int:
-    """How many tokens may follow `prompt`: as many as asked for, or what the context holds if nothing was said."""
+def resolve_max_tokens(
+    prompt: Sequence[int], max_tokens: int | None, max_model_len: int, field: str, length_field: str
+) -> int:
+    """`max_tokens`, or if None, the number of tokens that fit into the context after `prompt`.
+
+    `field` and `length_field` are the request fields of the prompt and of `max_tokens`. Raises `ApiError` (400) if
+    prompt and output exceed `max_model_len`.
+    """
     free = max_model_len - len(prompt)
-    asked = 1 if max_tokens is None else max_tokens
-    if asked > free:
+    requested = 1 if max_tokens is None else max_tokens
+    if requested > free:
         raise ApiError(
             400,
-            f"this model's context is {max_model_len} tokens; the request needs {len(prompt) + asked} "
-            f"({len(prompt)} in the {field}, {asked} in the completion)",
+            f"this model's maximum context length is {max_model_len} tokens; the request needs "
+            f"{len(prompt) + requested} ({len(prompt)} in the {field}, {requested} in the completion)",
             param=field if free < 1 else length_field,
             code="context_length_exceeded",
         )
@@ -62,7 +71,7 @@ def room(prompt: Sequence[int], max_tokens: int | None, max_model_len: int, fiel
 
 
 def _plain(message: Message) -> dict[str, str]:
-    """A message as templates know it: text content, and "developer" under its older name."""
+    """The message as chat templates expect it: content as one string, role "developer" as "system"."""
     role = "system" if message.role == "developer" else message.role
     text = message.content if isinstance(message.content, str) else "\n".join(_text(p) for p in message.content)
     named = {} if message.name is None else {"name": message.name}

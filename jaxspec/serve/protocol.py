@@ -1,7 +1,7 @@
-"""What a client may send: OpenAI's fields and jaxspec's own, as pydantic models, and the sampling they ask for.
+"""Request bodies as pydantic models: OpenAI's fields and jaxspec's extensions, and their `SamplingParams`.
 
-Types are strict (the string "1" is no number, `true` is no integer), NaN and infinities are refused, and `null` means
-the default. Ranges that `SamplingParams` checks are not repeated here.
+Types are strict ("1" is not a number, `true` is not an integer), NaN and infinities are rejected, and `null` means the
+default. `SamplingParams` checks the ranges of its own fields.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from jaxspec.slo import RequestSlo
 
 logger = logging.getLogger("jaxspec.serve")
 
-#: So many different unknown fields are logged; the names come from clients, who don't get to fill the memory.
+#: Unknown field names that are remembered and logged; bounded because clients choose the names.
 _MAX_LOGGED = 64
 _logged: set[str] = set()
 
 
-def _instead(message: str) -> WrapValidator:
-    """One message for a union, in place of one error for each of its branches."""
+def _single_error(message: str) -> WrapValidator:
+    """Report `message` for a union, instead of one error per branch."""
 
     def validate(value: Any, inner: Callable[[Any], Any]) -> Any:
         try:
@@ -39,20 +39,21 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
 Prompt = Annotated[
     str | list[TokenId] | list[str] | list[list[TokenId]],
-    _instead("must be a string, a list of strings, a list of token ids, or a list of such lists"),
+    _single_error("must be a string, a list of strings, a list of token ids, or a list of lists of token ids"),
 ]
 Stop = Annotated[
-    StopString | list[StopString] | None, _instead("must be a string of 1 to 1000 characters, or a list of them")
+    StopString | list[StopString] | None,
+    _single_error("must be a string of 1 to 1000 characters, or a list of such strings"),
 ]
 
 
-class _Lenient(BaseModel):
-    """Fields that are not known are ignored, as other servers of this API do, and logged once."""
+class _ApiModel(BaseModel):
+    """Unknown fields are ignored, as in other servers of this API, and logged once."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
     @model_validator(mode="after")
-    def _tell_unknown(self) -> _Lenient:
+    def _log_unknown(self) -> _ApiModel:
         for name in self.model_extra or ():
             if name not in _logged and len(_logged) < _MAX_LOGGED:
                 _logged.add(name)
@@ -60,12 +61,12 @@ class _Lenient(BaseModel):
         return self
 
 
-class StreamOptions(_Lenient):
+class StreamOptions(_ApiModel):
     include_usage: bool | None = None
 
 
-class GenerationRequest(_Lenient):
-    """What completions and chat have in common."""
+class GenerationRequest(_ApiModel):
+    """Fields common to completions and chat completions."""
 
     model: str | None = None
     temperature: float | None = None
@@ -81,7 +82,7 @@ class GenerationRequest(_Lenient):
     user: str | None = None
     max_tokens: int | None = None
 
-    # Not OpenAI's.
+    # Extensions of OpenAI's API.
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -90,12 +91,12 @@ class GenerationRequest(_Lenient):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
-    #: Unlike elsewhere unknown fields in here are refused: a promise that was misspelt would not be kept.
+    #: Unknown fields in `slo` are rejected, unlike elsewhere: a misspelt target must not go unnoticed.
     slo: RequestSlo | None = None
-    #: Whether the answer's `metrics` are to say how many tokens were predicted.
+    #: Whether the response's `metrics` include `predicted_tokens`.
     return_predicted_tokens: bool | None = None
 
-    # Only their trivial values are served.
+    # Accepted only with values that change nothing.
     response_format: dict[str, Any] | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
@@ -117,7 +118,7 @@ class GenerationRequest(_Lenient):
     @model_validator(mode="after")
     def _options_need_stream(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
-            raise ApiError(400, "stream_options is only allowed with stream", param="stream_options")
+            raise ApiError(400, "stream_options is only allowed with stream: true", param="stream_options")
         return self
 
     @property
@@ -126,28 +127,31 @@ class GenerationRequest(_Lenient):
 
     @property
     def length_field(self) -> str:
-        """The field that says how many tokens to generate."""
+        """The field that limits the output length."""
         return "max_tokens"
 
     def sampling(self) -> SamplingParams:
-        """The sampling asked for, its `max_tokens` None where nothing was said. Raises `ApiError`."""
+        """The request's `SamplingParams`; `max_tokens` is None if the request has no limit. Raises `ApiError`."""
         given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
         if self.logit_bias:
             given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
         try:
-            return SamplingParams(**{"max_tokens": None, **given, **self._own_sampling()})
+            return SamplingParams(**{"max_tokens": None, **given, **self._route_sampling()})
         except InvalidRequest as e:
             raise ApiError(400, str(e), param=e.field, code="invalid_value") from e
 
-    def _own_sampling(self) -> dict[str, Any]:
+    def _route_sampling(self) -> dict[str, Any]:
+        """Sampling parameters whose fields differ between the routes."""
         return {}
 
 
-#: Fields that mean the same here and there.
+#: Fields with the same name and meaning in `SamplingParams`.
 _SAMPLING = SamplingParams.__dataclass_fields__.keys() - {"logit_bias", "logprobs", "prompt_logprobs"}
 
 
 class CompletionRequest(GenerationRequest):
+    """Body of `/v1/completions`."""
+
     prompt: Prompt
     max_tokens: int | None = 16
     best_of: int | None = None
@@ -159,18 +163,18 @@ class CompletionRequest(GenerationRequest):
     @classmethod
     def _no_suffix(cls, value: str | None) -> str | None:
         if value:
-            raise ValueError("inserting text before a suffix is not supported")
+            raise ValueError("is not supported")
         return value
 
     @model_validator(mode="after")
-    def _best_is_all(self) -> CompletionRequest:
+    def _check_best_of(self) -> CompletionRequest:
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise ApiError(400, "best_of is only supported when it equals n", param="best_of")
         return self
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        """Always a list of prompts, each a text or token ids."""
+        """The prompts as a list: texts, or lists of token ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):
@@ -179,27 +183,29 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def only_scores(self) -> bool:
-        """`max_tokens` 0 with `echo`: the client wants the prompt back, with its log-probabilities, and no more."""
+        """`max_tokens` 0 with `echo`: return only the prompt and its log-probabilities."""
         return self.max_tokens == 0 and bool(self.echo)
 
-    def _own_sampling(self) -> dict[str, Any]:
-        # The engine's least is one token, which is then left out.
+    def _route_sampling(self) -> dict[str, Any]:
+        # The engine generates at least one token; the response omits it.
         tokens = {"max_tokens": 1} if self.only_scores else {"max_tokens": 16} if self.max_tokens is None else {}
         return {**tokens, "logprobs": self.logprobs, "prompt_logprobs": self.logprobs if self.echo else None}
 
 
-class TextPart(_Lenient):
+class TextPart(_ApiModel):
     type: Literal["text"]
     text: str
 
 
-class Message(_Lenient):
+class Message(_ApiModel):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str | list[TextPart], _instead("must be a string or a list of text parts")]
+    content: Annotated[str | list[TextPart], _single_error("must be a string or a list of text parts")]
     name: str | None = None
 
 
 class ChatRequest(GenerationRequest):
+    """Body of `/v1/chat/completions`."""
+
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
@@ -208,20 +214,20 @@ class ChatRequest(GenerationRequest):
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
-            raise ApiError(400, "top_logprobs is only allowed with logprobs", param="top_logprobs")
+            raise ApiError(400, "top_logprobs is only allowed with logprobs: true", param="top_logprobs")
         return self
 
     @property
     def length_field(self) -> str:
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
-    def _own_sampling(self) -> dict[str, Any]:
+    def _route_sampling(self) -> dict[str, Any]:
         tokens = {} if self.max_completion_tokens is None else {"max_tokens": self.max_completion_tokens}
         return {**tokens, "logprobs": (self.top_logprobs or 0) if self.logprobs else None}
 
 
-class TokenizeRequest(_Lenient):
-    """Either `prompt` or `messages`; special tokens are added to a plain prompt only."""
+class TokenizeRequest(_ApiModel):
+    """Body of `/tokenize`: either `prompt` or `messages`. `add_special_tokens` applies to `prompt` only."""
 
     model: str | None = None
     prompt: str | None = None
@@ -229,13 +235,15 @@ class TokenizeRequest(_Lenient):
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> TokenizeRequest:
+    def _either_prompt_or_messages(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
-            raise ApiError(400, "give either prompt or messages", param="prompt")
+            raise ApiError(400, "exactly one of prompt and messages is required", param="prompt")
         return self
 
 
-class DetokenizeRequest(_Lenient):
+class DetokenizeRequest(_ApiModel):
+    """Body of `/detokenize`."""
+
     model: str | None = None
     tokens: list[TokenId]
 
@@ -243,4 +251,4 @@ class DetokenizeRequest(_Lenient):
 def _token_id(key: str) -> int:
     if key.isascii() and key.isdigit() and len(key) < 10:
         return int(key)
-    raise ApiError(400, f"logit_bias: {key[:20]!r} is no token id", param="logit_bias", code="invalid_value")
+    raise ApiError(400, f"logit_bias: {key[:20]!r} is not a token id", param="logit_bias", code="invalid_value")

@@ -1,4 +1,4 @@
-"""The HTTP response that a generation becomes: one JSON object, or a stream of server-sent events."""
+"""The HTTP response of a generation: one JSON object, or a stream of server-sent events."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _SSE_HEADERS = [
 
 
 class Reply(Response):
-    """Reads `generation` to its end and answers with it, `stream` or whole.
+    """Sends the output of `generation`, as a stream if `stream`.
 
-    A stream's headers wait for the first output: until then a failure still gets its own status. When the client goes,
-    or anything fails, what still runs is cancelled.
+    The headers of a stream are sent with the first output, so that earlier failures get their own HTTP status. If the
+    client disconnects or anything fails, unfinished sequences are cancelled.
     """
 
     def __init__(self, generation: Generation, answer: Answer, stream: bool) -> None:

@@ -1,4 +1,4 @@
-"""The server process: its socket, its signals, and its orderly end."""
+"""The server process: socket, signal handling and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from jaxspec.serve.app import ServerOptions, create_app
 if TYPE_CHECKING:
     from jaxspec.engine.engine import Engine
 
-#: Seconds that the last bytes of finished answers get to leave.
-_FLUSH = 5
-#: Seconds after the second signal in which the process has ended, whatever the device is doing.
-_AT_ONCE = 1.0
+#: Seconds to send the remaining bytes of finished responses.
+_FLUSH_TIMEOUT = 5
+#: Seconds from the second signal until the process exits, even if a step is still running on the device.
+_EXIT_TIMEOUT = 1.0
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket, not listening yet: a port in use shows before the model is loaded. Raises `OSError`."""
+    """A bound socket that does not listen yet, to detect a used port before loading the model. Raises `OSError`."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     sock = socket.socket(family, kind, protocol)
     try:
@@ -40,14 +40,18 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(sock: socket.socket) -> str:
+    """The URL at which a local client reaches `sock`."""
     host, port = sock.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, str(host))
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class Server(uvicorn.Server):
-    """The first SIGTERM or SIGINT drains: new requests get 503, running ones may end. The second ends it at once:
-    connections are closed, and `exit_code` is the shells' for a program that this signal ended, 128 and its number."""
+    """A uvicorn server that drains on the first SIGTERM or SIGINT and stops at once on the second.
+
+    While draining, new requests get 503 and running ones may finish. After the second signal connections are closed
+    and `exit_code` is 128 plus the signal number, as in shells.
+    """
 
     def __init__(self, config: uvicorn.Config, engine: Engine, drain_timeout: float, greeting: str) -> None:
         super().__init__(config)
@@ -66,7 +70,7 @@ class Server(uvicorn.Server):
             print(self._greeting, flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # Unlike uvicorn's own, this does not raise the signal again at the end: a drained server exits with 0.
+        # Unlike uvicorn's handler, this does not re-raise the signal at the end: a drained server exits with 0.
         self._signals += 1
         if self._signals == 1 and self._loop is not None:
             again = "Ctrl-C again" if sig == signal.SIGINT else "a second signal"
@@ -74,20 +78,23 @@ class Server(uvicorn.Server):
             return
         self.exit_code = 128 + sig
         self.should_exit = self.force_exit = True
-        # A step of the engine may take longer than anyone waits, and its thread cannot be interrupted.
-        last = threading.Timer(_AT_ONCE, os._exit, [self.exit_code])
-        last.daemon = True
-        last.start()
+        # The engine's thread cannot be interrupted, and a step may take longer than the timeout.
+        force_exit = threading.Timer(_EXIT_TIMEOUT, os._exit, [self.exit_code])
+        force_exit.daemon = True
+        force_exit.start()
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._drop)
+            self._loop.call_soon_threadsafe(self._abort)
 
-    def _drop(self) -> None:
-        """Close the connections and stop the engine. Requests see that their client is gone, and end by themselves:
-        cancelled by the loop's end, each would leave a traceback."""
+    def _abort(self) -> None:
+        """Close the connections and stop the engine.
+
+        Handlers then see a disconnected client and return. Cancelled by the end of the loop, each would log a
+        traceback.
+        """
         for connection in list(self.server_state.connections):
             if (transport := connection.transport) is not None:
                 transport.abort()
-        for name in ("uvicorn.error", "asyncio"):  # no client is left to hear of a failure
+        for name in ("uvicorn.error", "asyncio"):  # failures no longer matter: all connections are closed
             logging.getLogger(name).disabled = True
         threading.Thread(target=self._engine.shutdown, daemon=True).start()
 
@@ -97,9 +104,9 @@ class Server(uvicorn.Server):
     async def _drain_engine(self, again: str) -> None:
         stats = self._engine.stats()
         if count := stats.running + stats.waiting:
-            what = "1 request" if count == 1 else f"{count} requests"
+            requests = "1 request" if count == 1 else f"{count} requests"
             print(
-                f"shutting down: {what} may finish (up to {self._drain_timeout:g} s); {again} ends at once",
+                f"shutting down: waiting up to {self._drain_timeout:g} s for {requests}; {again} stops at once",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
         try:
@@ -111,13 +118,16 @@ class Server(uvicorn.Server):
 def serve(
     engine: Engine, sock: socket.socket, options: ServerOptions, drain_timeout: float = 30.0, log_level: str = "info"
 ) -> int:
-    """Serve a started engine until a signal ends it; -> the exit code: 0, or 128 and the number of a second signal that
-    ended it at once. Raises `OSError` if the port was taken meanwhile."""
+    """Serve a started engine on the bound socket until a signal stops the server. `drain_timeout` in seconds.
+
+    Returns the exit code: 0, or 128 plus the number of the second signal. Raises `OSError` if the port is in use by
+    now.
+    """
     config = uvicorn.Config(
         create_app(engine, options),
         log_config=None,
         access_log=log_level == "debug",
-        timeout_graceful_shutdown=_FLUSH,
+        timeout_graceful_shutdown=_FLUSH_TIMEOUT,
     )
     server = Server(config, engine, drain_timeout, _greeting(engine, url_of(sock), options.api_key is not None))
     with contextlib.closing(sock):
@@ -129,6 +139,6 @@ def _greeting(engine: Engine, url: str, keyed: bool) -> str:
     key = ' -H "Authorization: Bearer $JAXSPEC_API_KEY"' if keyed else ""
     body = f'{{"model": "{engine.model_name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     return (
-        f"jaxspec serves {engine.model_name} at {url} (Ctrl-C ends it). Try:\n"
+        f"jaxspec serves {engine.model_name} at {url} (Ctrl-C to stop). Try:\n"
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
     )

@@ -1,4 +1,4 @@
-"""From the engine's thread to the event loop: outputs cross in batches, and go to the HTTP request they belong to."""
+"""Transfers outputs in batches from the engine's thread to the event loop and to their HTTP requests."""
 
 from __future__ import annotations
 
@@ -21,22 +21,21 @@ from jaxspec.slo import RequestSlo, resolve
 if TYPE_CHECKING:
     from jaxspec.engine.engine import Engine
 
-#: How long the loop lets outputs gather before it takes them, in seconds: the rest of a step's outputs follow the first
-#: within this, and one wake-up serves them all.
+#: Seconds from the first output to the flush. All outputs of a step arrive within it, so one wake-up suffices per step.
 GATHER = 0.001
-#: Seconds.
+#: Headers of 429 responses; the value is in seconds.
 _RETRY = {"Retry-After": "1"}
 
 
 class ClientGone(Exception):
-    """The client closed the connection; nobody reads the answer."""
+    """The client closed the connection."""
 
 
 class OutputHub:
-    """Carries outputs to the event loop's thread, with one wake-up for all that a step gives.
+    """Passes outputs to the event loop's thread, with one wake-up for all outputs of a step.
 
-    A thread hop for each token would cost the engine more than the token's own host work: the loop's thread would take
-    the interpreter lock in the middle of the engine's step, once a token.
+    One wake-up per token would cost the engine more than the token's own host work: the loop's thread would take the
+    interpreter lock during the step, once per token.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -47,10 +46,10 @@ class OutputHub:
     def put(self, to: Generation, index: int, delta: OutputDelta) -> None:
         """Called in the engine's thread; never blocks."""
         self._outbox.append((to, index, delta))
-        # The flush clears the flag before it empties the outbox, so what is appended while it is set is never missed.
+        # `_flush` clears the flag before it empties the outbox, so outputs appended while the flag is set are flushed.
         if not self._awake:
             self._awake = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the server has gone, nobody waits
+            with contextlib.suppress(RuntimeError):  # the loop is closed because the server has stopped
                 self._loop.call_soon_threadsafe(self._loop.call_later, GATHER, self._flush)
 
     def _flush(self) -> None:
@@ -61,24 +60,25 @@ class OutputHub:
 
 
 class Generation:
-    """The sequences of one HTTP request: submitted together, read as one stream, cancelled together.
+    """The sequences of one HTTP request, which are submitted, read and cancelled together.
 
-    Lives in the event loop's thread.
+    Must be used in the event loop's thread.
     """
 
     def __init__(self, engine: Engine, hub: OutputHub, id: str) -> None:
         self.id = id
         self._engine = engine
         self._hub = hub
-        self._open: dict[int, str] = {}
+        #: Request id by index of the unfinished sequences.
+        self._unfinished: dict[int, str] = {}
         self._inbox: list[tuple[int, OutputDelta]] = []
         self._waker: asyncio.Future[None] | None = None
-        self._gone = False
+        self._disconnected = False
 
     @property
     def running(self) -> bool:
-        """Whether there is more to read."""
-        return bool(self._open or self._inbox)
+        """Whether `next` has or will have more outputs."""
+        return bool(self._unfinished or self._inbox)
 
     def submit(
         self,
@@ -87,7 +87,7 @@ class Generation:
         priority: int,
         slo: RequestSlo | None,
     ) -> None:
-        """Submit sequence i as `prompts[i]` with `params[i]`: all of them, or none and an `ApiError`."""
+        """Submit sequence i with `prompts[i]` and `params[i]`. Submits all, or raises `ApiError` and submits none."""
         try:
             for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
                 self._submit(index, prompt, sampling, priority, slo)
@@ -115,46 +115,47 @@ class Generation:
             raise ApiError(503, "the server is shutting down", code="draining") from e
         except EngineDead as e:
             raise ApiError(503, f"the engine has failed: {e}", code="engine_dead") from e
-        self._open[index] = request_id
+        self._unfinished[index] = request_id
 
     def deliver(self, index: int, delta: OutputDelta) -> None:
-        if index not in self._open:
+        """Called by the hub."""
+        if index not in self._unfinished:
             return  # cancelled
         if delta.finish_reason is not None:
-            del self._open[index]
+            del self._unfinished[index]
         self._inbox.append((index, delta))
         self._wake()
 
     async def next(self) -> list[tuple[int, OutputDelta]]:
-        """All new outputs, as (sequence, delta), waiting for the first.
+        """Wait for outputs and return all new ones as (sequence index, delta).
 
-        Raises `ClientGone`, or `ApiError` once a sequence has ended other than by its own stop or length.
+        Raises `ClientGone` if the client has disconnected, `ApiError` if a sequence finished with `error` or `abort`.
         """
-        while not self._inbox and not self._gone:
+        while not self._inbox and not self._disconnected:
             self._waker = asyncio.get_running_loop().create_future()
             await self._waker
-        if self._gone:
+        if self._disconnected:
             raise ClientGone
         batch, self._inbox = self._inbox, []
         for i, (_, delta) in enumerate(batch):
             if delta.finish_reason in ("error", "abort"):
                 if i == 0:
                     raise self._failure(delta)
-                # What came before the failure is read first.
+                # Return the outputs before the failure first.
                 self._inbox = batch[i:]
                 return batch[:i]
         return batch
 
     def _failure(self, delta: OutputDelta) -> ApiError:
         if delta.finish_reason == "abort":
-            return ApiError(503, "the server ended this request before it was finished", code="aborted")
+            return ApiError(503, "the server aborted this request", code="aborted")
         if self._engine.health == "dead":
             return ApiError(503, f"the engine has failed: {delta.error}", code="engine_dead")
         return ApiError(500, delta.error or "the request has failed", code="engine_error")
 
     @contextlib.asynccontextmanager
     async def attached(self, receive: Receive) -> AsyncIterator[None]:
-        """While inside, the client's leaving ends `next`; on the way out whatever still runs is cancelled."""
+        """Inside the context a client disconnect ends `next`; on exit unfinished sequences are cancelled."""
         watch = asyncio.create_task(self._watch(receive))
         try:
             yield
@@ -165,7 +166,7 @@ class Generation:
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._gone = True
+        self._disconnected = True
         self._wake()
 
     def _wake(self) -> None:
@@ -173,7 +174,7 @@ class Generation:
             self._waker.set_result(None)
 
     def close(self) -> None:
-        """Cancel the sequences that still run."""
-        for request_id in self._open.values():
+        """Cancel the unfinished sequences."""
+        for request_id in self._unfinished.values():
             self._engine.cancel(request_id)
-        self._open.clear()
+        self._unfinished.clear()

@@ -1,37 +1,43 @@
-"""Attention of one step with XLA's own operations: committed KV and the step's own tokens, merged by log-sum-exp.
+"""Tree attention with XLA operations: over committed KV and over the step's own tokens, merged by log-sum-exp.
 
 Every part yields a `Partial`: an unnormalised output with its running maximum and sum, so parts merge in any order
-(SPIN §V-A, FlashDecoding). Committed pages of all requests form one list, read in blocks of pages; a block is scored
-against every node of the step and masked, which costs a GPU little and keeps the shape free of the requests' lengths.
+(SPIN §V-A, FlashDecoding). The committed pages of all requests form one list that is read in blocks. Each block is
+scored against all nodes of the step and masked. That costs a GPU little and makes the shapes independent of the
+requests' lengths.
+
+Dimensions: T nodes, H query heads, K key-value heads, G query heads per key-value head, D head_dim, S keys.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
+from jaxtyping import Bool, Float, Int32
 
 from jaxspec.step.batch import Batch
 from jaxspec.step.kv_int8 import AnyKVCache
 
-#: Stands for minus infinity, but keeps exp(m - m) finite where nothing was attended to.
+#: Used instead of -inf, so that exp(m - m) stays finite for rows that attend to nothing.
 NEVER = -1e30
-#: Positions read at once.
+#: Positions read per block.
 BLOCK = 512
 
 
 class Earlier(NamedTuple):
-    """Nodes of levels before, whose KV is in no pool yet. R requests, W nodes a level and request, S slots."""
+    """KV of earlier draft levels, which is in no pool yet.
 
-    keys: jax.Array  # [layers, R, S, kv_heads, head_dim]
-    values: jax.Array  # the same
-    seen: jax.Array  # [R, W, S] bool: the slots of a node's ancestors
+    R requests, W nodes per level and request, S slots for nodes of earlier levels.
+    """
+
+    keys: Float[Array, "layers R S K D"]
+    values: Float[Array, "layers R S K D"]
+    seen: Bool[Array, "R W S"]  # whether the slot holds an ancestor of the node
 
 
-def over_earlier(q: jax.Array, earlier: Earlier, layer: jax.Array) -> Partial:
-    """Attention of nodes over their ancestors. q `[K, T, G, D]` (scaled), T = R * W."""
+def over_earlier(q: Float[Array, "K T G D"], earlier: Earlier, layer: Int32[Array, ""]) -> Partial:
+    """Attention of nodes to their ancestors of earlier levels. q is scaled; T = R * W."""
     kv, t, g, d = q.shape
     r, w, _ = earlier.seen.shape
     scores = jnp.einsum("krwgd,rskd->krwgs", q.reshape(kv, r, w, g, d), earlier.keys[layer])
@@ -44,43 +50,56 @@ def over_earlier(q: jax.Array, earlier: Earlier, layer: jax.Array) -> Partial:
 
 
 def block_pages(page_size: int) -> int:
-    """Pages read at once."""
+    """Pages read per block."""
     return max(1, BLOCK // page_size)
 
 
 class Partial(NamedTuple):
-    """out `[..., D]` = Σ exp(score - peak) value; peak, total `[...]`."""
+    """Softmax-weighted values before normalisation: out = Σ exp(score - peak) value, total = Σ exp(score - peak)."""
 
-    out: jax.Array
-    peak: jax.Array
-    total: jax.Array
+    out: Float[Array, "K T G D"]
+    peak: Float[Array, "K T G"]
+    total: Float[Array, "K T G"]
 
 
 def merge(a: Partial, b: Partial) -> Partial:
+    """Combine two disjoint sets of keys."""
     peak = jnp.maximum(a.peak, b.peak)
     x, y = jnp.exp(a.peak - peak), jnp.exp(b.peak - peak)
     return Partial(a.out * x[..., None] + b.out * y[..., None], peak, a.total * x + b.total * y)
 
 
-def _partial(scores: jax.Array, values: jax.Array, mask: jax.Array) -> Partial:
-    """scores `[K, T, G, S]`, values `[S, K, D]`, mask `[T, S]` -> `[K, T, G]`; a row that sees nothing has total 0."""
-    mask = mask[None, :, None, :]
-    scores = jnp.where(mask, scores, NEVER)
+def _partial(scores: Float[Array, "K T G S"], values: Float[Array, "S K D"], mask: Bool[Array, "T S"]) -> Partial:
+    """Online softmax over one set of keys. A row whose mask is all false has total 0."""
+    visible = mask[None, :, None, :]
+    scores = jnp.where(visible, scores, NEVER)
     peak = jnp.max(scores, -1)
-    weights = jnp.where(mask, jnp.exp(scores - peak[..., None]), 0.0)
+    weights = jnp.where(visible, jnp.exp(scores - peak[..., None]), 0.0)
     return Partial(jnp.einsum("ktgs,skd->ktgd", weights, values), peak, jnp.sum(weights, -1))
 
 
-def within_batch(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> Partial:
-    """The T×T part. q `[K, T, G, D]` (scaled), k and v `[T, K, D]`, mask `[T, T]`."""
+def within_batch(
+    q: Float[Array, "K T G D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"], mask: Bool[Array, "T T"]
+) -> Partial:
+    """Attention among the nodes of the step. q is scaled."""
     return _partial(jnp.einsum("ktgd,skd->ktgs", q, k), v, mask)
 
 
 def attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, pool: AnyKVCache, layer: jax.Array, batch: Batch, mask: jax.Array,
-    window: int | jax.Array | None = None, earlier: Earlier | None = None,
-) -> jax.Array:  # fmt: skip
-    """All parts: `[T, heads, D]` from q `[T, heads, D]`, k and v `[T, K, D]`, mask `[T, T]` of ancestors."""
+    q: Float[Array, "T H D"],
+    k: Float[Array, "T K D"],
+    v: Float[Array, "T K D"],
+    pool: AnyKVCache,
+    layer: Int32[Array, ""],
+    batch: Batch,
+    mask: Bool[Array, "T T"],
+    window: int | Int32[Array, ""] | None = None,
+    earlier: Earlier | None = None,
+) -> Float[Array, "T H D"]:
+    """Attention of every node to its request's committed positions and to its ancestors.
+
+    mask: from `tree.ancestors`; window: sliding window in positions; earlier: ancestors outside batch and pool.
+    """
     (_, kv, d), heads = k.shape, q.shape[1]
     if window is not None:
         mask = mask & (batch.position[:, None] - batch.position[None, :] < window)
@@ -93,15 +112,19 @@ def attend(
 
 
 def committed(
-    q: jax.Array, pool: AnyKVCache, layer: jax.Array, batch: Batch, window: int | jax.Array | None
+    q: Float[Array, "K T G D"],
+    pool: AnyKVCache,
+    layer: Int32[Array, ""],
+    batch: Batch,
+    window: int | Int32[Array, ""] | None,
 ) -> Partial:
-    """The part over the pool. q `[K, T, G, D]`, scaled; `window` hides keys that many positions back or more."""
+    """Attention to committed positions in the pool. q is scaled; keys `window` or more positions back are masked."""
     page = pool.keys.shape[-1]
     size = block_pages(page)
     counts = -(-batch.committed // page)
     ends = jnp.cumsum(counts)
 
-    def block(i: jax.Array, acc: Partial) -> Partial:
+    def block(i: Int32[Array, ""], acc: Partial) -> Partial:
         place = i * size + jnp.arange(size)
         tree = jnp.searchsorted(ends, place, side="right")
         index = place - (ends - counts).at[tree].get(mode="clip")
@@ -113,10 +136,11 @@ def committed(
         if window is not None:
             mask &= batch.position[:, None] - position < window
         scores = jnp.einsum("ktgd,bkdp->ktgbp", q, keys).reshape(*q.shape[:3], -1)
+        # Unwritten positions may hold NaN, which a zero weight does not remove.
         values = jnp.where(
             live[:, None, None], values.transpose(0, 2, 1, 3).reshape(size * page, *values.shape[1::2]), 0
         )
         return merge(acc, _partial(scores, values, mask))
 
-    nothing = Partial(jnp.zeros(q.shape), jnp.full(q.shape[:3], NEVER), jnp.zeros(q.shape[:3]))
-    return lax.fori_loop(0, -(-ends[-1] // size), block, nothing)
+    empty = Partial(jnp.zeros(q.shape), jnp.full(q.shape[:3], NEVER), jnp.zeros(q.shape[:3]))
+    return lax.fori_loop(0, -(-ends[-1] // size), block, empty)

@@ -1,7 +1,7 @@
-"""The batch of one step: every field's shape in one place, carried to the device as a single int32 buffer.
+"""The inputs of one step: all fields with their shapes, packed into a single int32 buffer.
 
-One transfer a step instead of thirty keeps dispatch cheap. Host code writes through numpy views of the buffer, device
-code reads static slices of it; float fields are the same bits seen as float32.
+One host-to-device transfer per step instead of thirty keeps dispatch cheap. Host code writes through numpy views of the
+buffer; device code reads static slices of it. Float fields are float32 values bit-cast to int32.
 """
 
 from __future__ import annotations
@@ -11,20 +11,27 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import cycle
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float32, Int32
+
+if TYPE_CHECKING:
+    AnyArray = Any  # host code assigns to slices, device code uses `.at`: no static type has both
+else:
+    #: A numpy view on the host, a JAX array on the device.
+    AnyArray = np.ndarray | jax.Array
 
 
 @dataclass(frozen=True)
 class BatchShape:
     """The static sizes of one compiled step.
 
-    tokens T: nodes of all trees, padded; choices C: nodes whose logits are computed; trees R; pages M: most pages of a
-    request; children K: most children of a node that rejection sampling tells apart, 0 without it; written W: most
-    pages that are written, where the pool is quantised, else 0.
+    tokens T: nodes of all trees, padded; rows C: logit rows; trees R; pages M: maximum pages per request; children K:
+    maximum children per node for rejection sampling, 0 without it; written W: maximum pages that one step writes if the
+    KV cache is quantised, else 0.
     """
 
     tokens: int
@@ -62,48 +69,52 @@ class BatchShape:
 
 
 class Batch(NamedTuple):
-    """The fields, as numpy views on the host or arrays on the device. Shapes: T tokens, C choices, R trees, M pages,
-    W written pages.
+    """The fields, as numpy views on the host or JAX arrays on the device.
 
-    Nodes lie in depth-first preorder, tree after tree. Padding nodes come last, with token 0, subtree 1, slot -1 and
-    tree R; padding trees have no nodes.
+    Dimensions: T nodes, C logit rows, R trees, M pages per request, W written pages, K children (see `BatchShape`).
+    `T_or_0` and `R_or_0` are 0 if W is 0, `C_or_0` is 0 if K is 0.
+
+    Nodes are in depth-first preorder, one tree after another. Padding nodes come last, with token 0, subtree 1, slot -1
+    and tree R. Padding trees have no nodes.
     """
 
-    token: Any  # [T] int32
-    position: Any  # [T] absolute position of the node
-    subtree: Any  # [T] nodes of its subtree, itself included
-    known: Any  # [T] 1: prompt or decided token, accepted by right; 0: draft
-    parent_row: Any  # [T] which choice must equal a draft's token: that of its parent
-    slot: Any  # [T] page * page_size + offset where the KV goes if accepted, -1 for padding
-    tree: Any  # [T] the node's tree
-    first: Any  # [R] first node of the tree
-    nodes: Any  # [R] its number of nodes
-    committed: Any  # [R] positions of its request that are committed
-    table: Any  # [R, M] pages of the request, in order
-    logit_node: Any  # [C] node whose logits are wanted
-    following: Any  # [C] the known token after it, whose log-probability a prompt's logprobs need
-    mode: Any  # [3] CHOICE: 0 argmax, 1 sampled, 2 filtered too; PENALTY: 0/1; LOGPROBS: 0/1
-    temperature: Any  # [C]
-    top_p: Any  # [C]
-    min_p: Any  # [C]
-    top_k: Any  # [C] 0: no limit
-    seed: Any  # [C, 2] the request's key
-    presence: Any  # [C]
-    frequency: Any  # [C]
-    repetition: Any  # [C]
-    penalty_row: Any  # [C] row of the penalty table
-    written: Any  # [W] pages that the nodes' slots lie in, -1: none (this and the next five are [0] if W is 0)
-    written_tree: Any  # [W] whose they are
-    written_base: Any  # [W] the position of their first slot
-    place: Any  # [T] which of them the node's slot lies in, W: none
-    opened: Any  # [R] the open page (`jaxspec.step.kv_int8`) that the request is filling
-    reread: Any  # [R] 1: it must be read from the pool first
-    children: Any  # [C, K] tokens of the draft nodes below it, in the order in which they were drawn; -1: no more
-    drawn_from: Any  # [C] row of `Drawn` that they were drawn from, -1: none ([0] if K is 0)
+    token: Int32[AnyArray, " T"]
+    position: Int32[AnyArray, " T"]  # absolute position in the request
+    subtree: Int32[AnyArray, " T"]  # nodes in the node's subtree, itself included
+    known: Int32[AnyArray, " T"]  # 1: prompt or already sampled token, always accepted; 0: draft
+    parent_row: Int32[AnyArray, " T"]  # logit row of a draft's parent: the token sampled there must equal the draft
+    slot: Int32[AnyArray, " T"]  # where the KV goes if accepted: page * page_size + offset; -1 for padding
+    tree: Int32[AnyArray, " T"]  # index of the node's tree
+    first: Int32[AnyArray, " R"]  # first node of the tree
+    nodes: Int32[AnyArray, " R"]  # number of nodes of the tree
+    committed: Int32[AnyArray, " R"]  # committed positions of the request
+    table: Int32[AnyArray, "R M"]  # pages of the request, in order
+    logit_node: Int32[AnyArray, " C"]  # node of each logit row
+    following: Int32[AnyArray, " C"]  # known token after it, for prompt log-probabilities
+    mode: Int32[AnyArray, " 3"]  # SAMPLING: 0 argmax, 1 sampled, 2 sampled with filters; PENALTY: 0/1; LOGPROBS: 0/1
+    temperature: Float32[AnyArray, " C"]
+    top_p: Float32[AnyArray, " C"]
+    min_p: Float32[AnyArray, " C"]
+    top_k: Int32[AnyArray, " C"]  # 0: no limit
+    seed: Int32[AnyArray, "C 2"]  # the request's random key
+    presence: Float32[AnyArray, " C"]
+    frequency: Float32[AnyArray, " C"]
+    repetition: Float32[AnyArray, " C"]
+    penalty_row: Int32[AnyArray, " C"]  # row of `PenaltyTable`
+    # For quantised KV caches (`jaxspec.step.kv_int8`):
+    written: Int32[AnyArray, " W"]  # pages that contain the nodes' slots, -1: none
+    written_tree: Int32[AnyArray, " W"]  # tree that the page belongs to
+    written_base: Int32[AnyArray, " W"]  # position of the page's first slot
+    place: Int32[AnyArray, " T_or_0"]  # index into `written` of the page with the node's slot, W: none
+    opened: Int32[AnyArray, " R_or_0"]  # open page that the request is filling
+    reread: Int32[AnyArray, " R_or_0"]  # 1: load the open page from the pool first
+    # For rejection sampling:
+    children: Int32[AnyArray, "C K"]  # tokens of the node's draft children, in the order they were drawn; -1: none
+    drawn_from: Int32[AnyArray, " C_or_0"]  # row of `Drawn` that they were drawn from, -1: none
 
     @classmethod
-    def unpack(cls, buffer: jax.Array, shape: BatchShape) -> Batch:
-        """The same on the device: `buffer [shape.size]` int32."""
+    def unpack(cls, buffer: Int32[jax.Array, " size"], shape: BatchShape) -> Batch:
+        """Split a buffer of `shape.size` elements into fields on the device. Traced."""
         out = {}
         for name in cls._fields:
             offset, dims, is_float = shape.layout[name]
@@ -113,26 +124,26 @@ class Batch(NamedTuple):
 
 
 class BatchBuffers:
-    """Batches for the host to fill, each with every field at its padding value.
+    """Reused host buffers, filled with padding values each time they are taken.
 
-    A shape has two or more, taken in turn: while the device reads one, the next step can be written to another.
+    Each shape has `copies` buffers, used in rotation: the next step is written to one while the device reads another.
     """
 
-    def __init__(self, shapes: Iterable[BatchShape], turns: int = 2):
+    def __init__(self, shapes: Iterable[BatchShape], copies: int = 2):
         self._padding = {shape: _padding(shape) for shape in shapes}
-        self._turns = {
-            shape: cycle([_views(blank.copy(), shape) for _ in range(turns)]) for shape, blank in self._padding.items()
+        self._rotation = {
+            shape: cycle([_views(blank.copy(), shape) for _ in range(copies)]) for shape, blank in self._padding.items()
         }
 
     def take(self, shape: BatchShape) -> tuple[np.ndarray, Batch]:
-        """A buffer `[shape.size]` int32 and the views to write through."""
-        buffer, batch = next(self._turns[shape])
+        """Return a padded buffer `[shape.size]` int32 and the views to write through."""
+        buffer, batch = next(self._rotation[shape])
         buffer[:] = self._padding[shape]
         return buffer, batch
 
 
 def _padding(shape: BatchShape) -> np.ndarray:
-    """The buffer of an empty batch."""
+    """The buffer of an empty batch: all padding."""
     buffer, batch = _views(np.zeros(shape.size, np.int32), shape)
     batch.subtree[:] = 1
     batch.known[:] = 1

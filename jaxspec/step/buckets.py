@@ -1,4 +1,4 @@
-"""The lattice of step shapes."""
+"""Buckets: the shapes that steps are compiled for."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from jaxspec.step.batch import BatchShape
 
-#: Token counts a step may have. A finer ladder wastes fewer tokens, but each shape has to be compiled.
+#: Default token counts of steps. More buckets waste less padding but take longer to compile.
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
-#: Tokens of a step in the middle of the ladder.
+#: Largest medium bucket in `needed_first`, tokens.
 _MIDDLE = 64
 
 
@@ -16,9 +16,9 @@ def step_buckets(
     max_tokens: int, max_requests: int, pages: int, buckets: Iterable[int] | None = None, children: int = 0,
     written: Callable[[int, int], int] | None = None,
 ) -> list[BatchShape]:  # fmt: skip
-    """Shapes for steps of up to `max_tokens` nodes of requests of up to `pages` pages, ascending.
+    """Shapes for steps of up to `max_tokens` nodes and requests of up to `pages` pages, ascending.
 
-    `written`: pages written at most by (tokens, requests), where the pool is quantised.
+    `written`: for a quantised KV cache, (tokens, requests) -> maximum number of pages written.
     """
     sizes = sorted({b for b in (BUCKETS if buckets is None else buckets) if b <= max_tokens} | {max_tokens})
     return [
@@ -29,12 +29,14 @@ def step_buckets(
 
 
 def max_logit_rows(max_requests: int) -> int:
-    """Most logits a step computes: one a request, and at least 64 for prompt log-probabilities and drafts."""
+    """Maximum logit rows per step: one per request, at least 64 for prompt log-probabilities and drafts."""
     return max(max_requests, 64)
 
 
 def needed_first(shapes: Sequence[BatchShape]) -> list[BatchShape]:
-    """Of ascending shapes, those that serving can begin with: the largest holds every step, the smallest decodes one
-    request, and one between holds a short prompt or a few requests."""
+    """The shapes to compile before serving starts, out of ascending `shapes`.
+
+    The largest holds every step, the smallest decodes one request, a medium one holds a short prompt or a few requests.
+    """
     between = [s for s in shapes if _MIDDLE / 2 < s.tokens <= _MIDDLE]
     return [s for s in shapes if s in (shapes[0], *between[-1:], shapes[-1])]

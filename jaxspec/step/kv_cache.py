@@ -1,7 +1,7 @@
-"""The KV pool: pages of all layers in two arrays, keys and values.
+"""The KV cache on the device: pages of all layers in two arrays, keys and values.
 
-Keys lie `[dim, page_size]` within a page and values `[page_size, dim]`: scores are sums over rows of keys and outputs
-sums over rows of values, so both read whole vectors without turning anything.
+Within a page, keys are `[head_dim, page_size]` and values `[page_size, head_dim]`: scores sum over rows of keys and
+outputs over rows of values, so both read contiguous vectors without a transpose.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from jaxspec.step.quantization import CHANNEL_BYTES
 
 #: (shape, dtype) -> array
 Zeros = Callable[[Sequence[int], Any], jax.Array]
-#: Which axis of a page's row counts positions, by the field of the pool.
+#: Field of the cache -> axis of positions within a page.
 POSITIONS = {"keys": -1, "values": -2, "features": -2}
 
 
 class KVCache(NamedTuple):
+    """Unquantised KV cache."""
+
     keys: jax.Array  # [layers, pages, kv_heads, head_dim, page_size]
     values: jax.Array  # [layers, pages, kv_heads, page_size, head_dim]
-    #: The model's final hidden state of each committed position, which conditioned drafters read; pages is 0 without.
+    #: Feature pool: final hidden states of committed positions, for conditioned drafters; without one, pages is 0.
     features: jax.Array  # [pages, page_size, hidden]
 
     @classmethod
@@ -34,7 +36,7 @@ class KVCache(NamedTuple):
         cls, config: DecoderConfig, pages: int, page_size: int, dtype: str, features: bool = False,
         zeros: Zeros = jnp.zeros,
     ) -> KVCache:  # fmt: skip
-        """An empty pool; `zeros` makes its arrays."""
+        """Allocate an empty cache. `features`: with a feature pool; `zeros`: allocates the arrays."""
         shape, dim = (config.num_layers, pages, config.num_kv_heads), config.head_dim
         return cls(
             zeros((*shape, dim, page_size), dtype),
@@ -44,45 +46,49 @@ class KVCache(NamedTuple):
 
     @property
     def paged(self) -> list[tuple[str, int]]:
-        """Fields that hold something, and which of their axes counts pages."""
+        """Non-empty fields, each with its axis of pages."""
         return [("keys", 1), ("values", 1), *paged_features(self.features)]
 
     @property
     def channels(self) -> tuple[jax.Array, ...]:
-        """Scales and zero points: none."""
+        """Scales and zero points: none. See `Int8KVCache`."""
         return ()
 
     def read(self, layer: jax.Array, page: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Keys `[B, kv_heads, head_dim, page_size]` and values of pages `[B]`."""
+        """Keys `[B, kv_heads, head_dim, page_size]` and values `[B, kv_heads, page_size, head_dim]` of B pages."""
         return self.keys[layer, page], self.values[layer, page]
 
     def keep(self, features: jax.Array, slot: jax.Array, accepted: jax.Array) -> KVCache:
-        """With `features [T, hidden]` of accepted nodes at their slots (`[T]`, -1: none)."""
+        """Write `features [T, hidden]` of accepted nodes to their slots (`[T]`, -1: none)."""
         return self._replace(features=keep_features(self.features, features, slot, accepted))
 
 
 def keep_features(kept: jax.Array, features: jax.Array, slot: jax.Array, accepted: jax.Array) -> jax.Array:
-    """The pool's features with those of a step, see `KVCache.keep`."""
+    """Write a step's features to the feature pool, see `KVCache.keep`."""
     pages, page_size, _ = kept.shape
     if not pages:
         return kept
-    page = jnp.where(accepted & (slot >= 0), slot // page_size, pages)  # beyond the pool: dropped
+    page = jnp.where(accepted & (slot >= 0), slot // page_size, pages)  # out of bounds: dropped
     return kept.at[page, slot % page_size].set(features, mode="drop")
 
 
 def paged_features(features: jax.Array) -> list[tuple[str, int]]:
-    """Features among the fields that have pages, if they are kept."""
+    """The feature pool's entry of `KVCache.paged`, if there is one."""
     return [("features", 0)] if features.shape[0] else []
 
 
 def page_bytes(config: DecoderConfig, page_size: int, dtype: str) -> int:
-    """Bytes of one page in all layers, keys and values; `dtype` "int8" has a scale and a zero point a channel."""
+    """Bytes of one page: keys and values of all layers; with "int8", scale and zero point of each channel too."""
     channel = page_size + CHANNEL_BYTES if dtype == "int8" else page_size * jnp.dtype(dtype).itemsize
     return 2 * config.num_layers * config.kv_size * channel
 
 
 def pages_for(config: EngineConfig, model: DecoderConfig) -> int:
-    """Pages of the KV pool: as configured, else for 64 half-kilotoken requests within 40 % of free memory."""
+    """Number of pages of the KV cache.
+
+    As configured (`kv_cache_tokens`), else enough for 64 requests of 512 tokens and for one of maximum length, limited
+    to 40 % of the free memory.
+    """
     size = config.page_size
     if config.kv_cache_tokens is not None:
         return max(1, -(-config.kv_cache_tokens // size))

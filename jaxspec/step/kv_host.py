@@ -1,8 +1,8 @@
-"""The host pool: KV pages out of the device's memory and back (ALISE §3.2).
+"""KV cache in host memory: pages are offloaded from the device and uploaded again (ALISE §3.2).
 
-A page's rows of all pools, the target's and the drafters', travel together as a few arrays. A program copies them out
-of the pools, in the order of the device's other work; from there to the host they go beside the next steps. On GPU the
-host's side is pinned memory; on CPU device memory is the host's already, and the copy is all there is to it.
+A page's rows of all pools (the target's and the drafters') move together as a few arrays. A program copies them out of
+the pools, ordered with the device's other work. The transfer to the host then overlaps with the next steps. On GPU the
+host memory is pinned. On CPU, device memory is host memory, so the copy out of the pool is the whole transfer.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from jaxspec.step.warmup import CompileJob, WarmUp
 
 log = logging.getLogger(__name__)
 
-#: Pages that are moved by one call, descending; the last is 1.
+#: Pages moved per call, descending; the last is 1.
 GROUPS: tuple[int, ...] = (4, 1)
-#: Requests in a step whose time stands for that of decoding.
+#: Requests in the step whose time represents a decoding step.
 USUAL = 8
-#: Largest share of the free memory that the host pool may take, whatever was asked for.
+#: Maximum fraction of free memory for the host KV cache, whatever `swap_space` is.
 SHARE = 0.5
-#: Share by which moving pages ahead of need may make a step slower, where that takes time from it.
+#: Fraction by which moving pages ahead of need may slow down a step, if transfers do not overlap with it.
 SLOWER = 0.1
 
 #: A page's rows of all pools.
@@ -48,16 +48,16 @@ Pools = tuple[AnyKVCache, ...]
 def host_pool(
     config: EngineConfig, model_runner: ModelRunner, drafters: Sequence[Owner], warm_up: WarmUp, store: ProfileStore
 ) -> HostKVCache:
-    """The host pool that the settings ask for; of no pages where the policy never swaps."""
+    """Build the host KV cache for `config`; it has no pages if the memory policy never swaps."""
     space = config.swap_space * 2**30 if config.memory in ("auto", "swap") else 0.0
     pool = HostKVCache([model_runner, *drafters], space, warm_up, config.swap_dtype == "int8", store)
     if config.memory == "swap" and not pool.num_pages:
-        log.warning("no page fits the host's memory: what has to leave the device is computed anew")
+        log.warning("no page fits in host memory: preempted requests are recomputed")
     return pool
 
 
 def swap_costs(config: EngineConfig, model_runner: ModelRunner, pool: HostKVCache) -> SwapCosts | None:
-    """What moving and computing take here, where anything depends on it."""
+    """Measured costs of swapping and recomputing, or None if no policy uses them."""
     if not pool.num_pages and config.order != "alise":
         return None
     out, back = pool.seconds
@@ -67,26 +67,25 @@ def swap_costs(config: EngineConfig, model_runner: ModelRunner, pool: HostKVCach
 
 
 def swap_pages(pool: HostKVCache, costs: SwapCosts | None) -> int | None:
-    """How many may move beside a step, see `SchedulerConfig.swap_pages`."""
-    return None if pool.overlaps or costs is None else costs.beside(SLOWER)
+    """Maximum pages to move per step; None: no limit. See `SchedulerConfig.swap_pages`."""
+    return None if pool.overlaps or costs is None else costs.pages_within(SLOWER)
 
 
 class Owner(Protocol):
-    """Whose steps use a pool, and donate it: it is another after each."""
+    """Owner of a KV cache. Each of its steps donates `pool` and replaces it."""
 
-    pool: Any  # Pool or Int8KVCache
+    pool: Any  # AnyKVCache
 
     def overwritten(self, pages: Sequence[int]) -> None:
-        """Is told which pages uploads write."""
+        """Report pages that uploads write."""
         ...
 
 
 class HostKVCache:
-    """Holds up to `num_pages` pages, each as it was offloaded. All programs are compiled in `__init__`.
+    """Holds up to `num_pages` pages in host memory. All programs are compiled in `__init__`.
 
-    Transfers are started and not waited for; they and the steps come in the order of the calls. Not thread-safe: one
-    thread, the engine's loop, calls it. `space`: bytes that may be taken. `quantized`: kept as INT8
-    by channels (`jaxspec.step.kv_int8`), so that what comes back is no longer exact.
+    Transfers are asynchronous, but ordered with each other and with steps. Not thread-safe: only the engine's thread
+    may call it. `space`: maximum bytes. `quantized`: store pages as INT8 (`jaxspec.step.quantization`), which is lossy.
     """
 
     def __init__(
@@ -96,24 +95,24 @@ class HostKVCache:
         self._owners, self.quantized = list(owners), quantized
         device = next(iter(owners[0].pool.keys.devices()))
         kinds = {memory.kind for memory in device.addressable_memories()}
-        #: Whether pages move without the device's help. On a CPU they take time from the step that runs beside.
+        #: Whether transfers overlap with steps. On CPU they slow down the step that runs at the same time.
         self.overlaps = device.platform != "cpu"
         pinned = device.platform != "cpu" and "pinned_host" in kinds
         self._near = SingleDeviceSharding(device)
         self._far = SingleDeviceSharding(device, memory_kind="pinned_host") if pinned else self._near
         page = jax.eval_shape(partial(_take, quantized), self._pools, jax.ShapeDtypeStruct((1,), jnp.int32))[0]
         self._page: tuple[jax.ShapeDtypeStruct, ...] = page
-        #: Bytes of a page on the host.
+        #: Bytes per page on the host.
         self.page_bytes = sum(x.size * x.dtype.itemsize for x in page)
-        # The pools' own memory may be promised and not taken yet.
-        promised = sum(x.nbytes for x in jax.tree.leaves(self._pools)) if device.platform == "cpu" else 0
-        free = max(0, psutil.virtual_memory().available - promised)
+        # The pools' memory may be allocated, but not touched yet.
+        untouched = sum(x.nbytes for x in jax.tree.leaves(self._pools)) if device.platform == "cpu" else 0
+        free = max(0, psutil.virtual_memory().available - untouched)
         self.num_pages = int(min(space, SHARE * free) // self.page_bytes)
         self._kept: list[Rows | None] = [None] * self.num_pages
         self._landing: list[tuple[tuple[int, ...], tuple[Rows, ...]]] = []
-        #: Seconds to move a page out, and in.
+        #: Seconds to offload and to upload a page.
         self.seconds = 0.0, 0.0
-        #: Pages moved so far, out and in.
+        #: Number of pages moved so far.
         self.offloaded = self.uploaded = 0
         if not self.num_pages:
             return
@@ -150,32 +149,32 @@ class HostKVCache:
         return jax.jit(partial(_put, self.quantized), donate_argnums=0).lower(self._pools, ids, rows).compile()
 
     def _warm_up(self) -> None:
-        """Move each group out and back to where it came from: the content of the pools stays as it is."""
+        """Run each program once: move pages out and back to where they came from. The pools do not change."""
         for size in GROUPS:
-            ids = self._some(size)
-            self._bring(ids, self._fetch(ids))
+            ids = self._sample_ids(size)
+            self._store(ids, self._fetch(ids))
             jax.block_until_ready(self._pools)
 
-    def _some(self, size: int) -> np.ndarray:
-        """Pages to try a group with; there may be fewer than it moves."""
+    def _sample_ids(self, size: int) -> np.ndarray:
+        """Page ids for a trial run; ids repeat if the pool has fewer pages."""
         return np.arange(size, dtype=np.int32) % self._owners[0].pool.keys.shape[1]
 
     def _fetch(self, ids: np.ndarray) -> tuple[Rows, ...]:
         return jax.device_put(self._take[len(ids)](self._pools, ids), self._far)
 
-    def _bring(self, ids: np.ndarray, rows: tuple[Rows, ...]) -> None:
+    def _store(self, ids: np.ndarray, rows: tuple[Rows, ...]) -> None:
         self._pools = self._put[len(ids)](self._pools, ids, jax.device_put(rows, self._near))
 
     def _measure(self, store: ProfileStore) -> None:
-        """Seconds to move a page out, and in."""
-        ids = self._some(GROUPS[0])
+        """Measure the seconds per page."""
+        ids = self._sample_ids(GROUPS[0])
         rows = self._fetch(ids)
 
         def out() -> None:
             jax.block_until_ready(self._fetch(ids))
 
         def back() -> None:
-            self._bring(ids, rows)
+            self._store(ids, rows)
             jax.block_until_ready(self._pools)
 
         key = (GROUPS, [(x.shape, str(x.dtype)) for x in self._page], [p.keys.shape for p in self._pools])
@@ -186,9 +185,9 @@ class HostKVCache:
         self.seconds = found["out"] / len(ids), found["in"] / len(ids)
 
     def carry_out(self, plan: Plan) -> None:
-        """Start what `plan` moves. Call it for every plan, before its drafts and its step.
+        """Start the transfers of `plan`. Call it for every plan, before drafting and before the step.
 
-        What its step does not read comes in beside it, and is put in its place before the next plan.
+        Uploads that the step does not read overlap with it and are written to the pools before the next plan.
         """
         self._land()
         for transfer in plan.offload:
@@ -199,7 +198,7 @@ class HostKVCache:
                 self.upload(transfer.host, transfer.device, at_once=not read.isdisjoint(transfer.device))
 
     def offload(self, pages: Sequence[int], host: Sequence[int]) -> None:
-        """Copy device pages, as the calls before leave them, to host pages."""
+        """Copy device pages to host pages, after all earlier calls and steps."""
         self._land()
         for group, keep in zip(_groups(pages), _groups(host), strict=True):
             for page, parts in zip(keep, self._fetch(np.asarray(group, np.int32)), strict=True):
@@ -207,10 +206,12 @@ class HostKVCache:
         self.offloaded += len(pages)
 
     def upload(self, host: Sequence[int], pages: Sequence[int], at_once: bool = True) -> None:
-        """Bring host pages back to device pages, and free the host pages. Unless `at_once`, they are in their places
-        only when the next call comes. Raises `ValueError` for a host page that holds nothing."""
+        """Copy host pages to device pages and free the host pages.
+
+        Unless `at_once`, the pools are written at the next call only. Raises `ValueError` if a host page is empty.
+        """
         for group, kept in zip(_groups(pages), _groups(host), strict=True):
-            rows = tuple(self._give(page) for page in kept)
+            rows = tuple(self._take_rows(page) for page in kept)
             self._landing.append((group, jax.device_put(rows, self._near)))
         for owner in self._owners:
             owner.overwritten(pages)
@@ -218,10 +219,10 @@ class HostKVCache:
             self._land()
         self.uploaded += len(pages)
 
-    def _give(self, page: int) -> Rows:
+    def _take_rows(self, page: int) -> Rows:
         rows, self._kept[page] = self._kept[page], None
         if rows is None:
-            raise ValueError(f"host page {page} holds nothing")
+            raise ValueError(f"host page {page} is empty")
         return rows
 
     def _land(self) -> None:
@@ -231,7 +232,7 @@ class HostKVCache:
 
 
 def _groups(pages: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Cut into the sizes that are compiled."""
+    """Split into groups of compiled sizes."""
     start = 0
     for size in GROUPS:
         stop = start + (len(pages) - start) // size * size
@@ -241,13 +242,13 @@ def _groups(pages: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _take(quantized: bool, pools: Pools, ids: jax.Array) -> tuple[Rows, ...]:
-    """The rows of pages `ids [G]`."""
+    """Copy the rows of pages `ids [G]` out of the pools. Traced."""
     parts: list[list[jax.Array]] = []
     for pool in pools:
         for name, axis in pool.paged:
             whole = getattr(pool, name)
             rows = [lax.dynamic_index_in_dim(whole, page, axis, keepdims=False) for page in ids]
-            if quantized and _is_exact(whole):
+            if quantized and _unquantised(whole):
                 parts += [list(x) for x in quantize(jnp.stack(rows), POSITIONS[name])]
             else:
                 parts.append(rows)
@@ -255,22 +256,22 @@ def _take(quantized: bool, pools: Pools, ids: jax.Array) -> tuple[Rows, ...]:
 
 
 def _put(quantized: bool, pools: Pools, ids: jax.Array, rows: tuple[Rows, ...]) -> Pools:
-    """The pools with `rows` in pages `ids [G]`."""
+    """Write `rows` to pages `ids [G]` of the pools. Traced."""
     parts, new = zip(*rows, strict=True), []
     for pool in pools:
         fields = {}
         for name, axis in pool.paged:
-            whole, own = getattr(pool, name), next(parts)
-            if quantized and _is_exact(whole):
-                kept = Quantized(*(jnp.stack(x) for x in (own, next(parts), next(parts))))
-                own = dequantize(kept, POSITIONS[name], whole.dtype)
-            for page, row in zip(ids, own, strict=True):
+            whole, pages = getattr(pool, name), next(parts)
+            if quantized and _unquantised(whole):
+                kept = Quantized(*(jnp.stack(x) for x in (pages, next(parts), next(parts))))
+                pages = dequantize(kept, POSITIONS[name], whole.dtype)
+            for page, row in zip(ids, pages, strict=True):
                 whole = lax.dynamic_update_index_in_dim(whole, row, page, axis)
             fields[name] = whole
         new.append(pool._replace(**fields))
     return tuple(new)
 
 
-def _is_exact(x: jax.Array) -> bool:
-    """Whether it is not INT8 already."""
+def _unquantised(x: jax.Array) -> bool:
+    """Whether the array is not INT8 already."""
     return jnp.issubdtype(x.dtype, jnp.floating)

@@ -1,4 +1,4 @@
-"""What a step's layers run on: XLA's own operations anywhere, or the project's kernels on CPU."""
+"""Backends for a step's layers: XLA operations on any device (`xla`), or C kernels on CPU (`native`)."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from jaxspec.step.attention import Earlier
 from jaxspec.step.batch import Batch
 from jaxspec.step.kv_int8 import AnyKVCache, P
 
-#: Keys and values of the step's own tokens, each `[layers, T, kv_heads, head_dim]`.
+#: Keys and values of the step's tokens, each `[layers, T, kv_heads, head_dim]`.
 NewKV = tuple[jax.Array, jax.Array]
 
 
 class Layers(Protocol):
-    """One way to hold a model's weights, to run its layers and to commit what they computed. No state of its own."""
+    """A backend: loads weights, runs layers, commits KV to the cache. Stateless."""
 
     name: str
 
     @property
     def version(self) -> str:
-        """Another one where the same programs may take another time."""
+        """Identifies the code that runs: measured times are not reused for another version."""
         ...
 
     def zeros(self, shape: Sequence[int], dtype: Any) -> jax.Array:
-        """An array of zeros, for pools."""
+        """Allocate an array of zeros for a KV cache."""
         ...
 
     def decoder(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> Decoder:
-        """The model with `weights` (as `load_model` gives them) on the device."""
+        """Build the model with `weights` (from `load_model`) on the device."""
         ...
 
     def drafter(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> DraftDecoder:
-        """The same for a drafter (`jaxspec.models.drafter`)."""
+        """Build a draft model (`jaxspec.models.drafter`) on the device."""
         ...
 
     def run(
@@ -50,20 +50,20 @@ class Layers(Protocol):
         mask: jax.Array,
         earlier: Earlier | None = None,
     ) -> tuple[jax.Array, NewKV]:
-        """All layers over embedded tokens `x [T, hidden]`, mask `[T, T]` of ancestors -> `[T, hidden]` and the new KV.
+        """Run all layers on embedded tokens `x [T, hidden]`. Returns `[T, hidden]` and the new KV. Traced.
 
-        `earlier`: ancestors that are neither in the batch nor in the pool. Traced.
+        mask `[T, T]`: from `tree.ancestors`; `earlier`: ancestors that are neither in the batch nor in the pool.
         """
         ...
 
     def commit(self, pool: P, new: NewKV, batch: Batch, accepted: jax.Array, after: jax.Array) -> P:
-        """Write accepted tokens' KV to their slots, in place where the pool is donated. Traced.
+        """Write accepted tokens' KV to their slots, in place if the pool is donated. Traced.
 
-        `after` is what `run` gave: the last layer's KV does not depend on that layer's attention, and a pool that might
-        be written before it is read would be copied.
+        `after` is the output of `run`, as a dependency: the last layer's KV does not depend on that layer's attention,
+        and XLA copies a pool that might be written before it is read.
         """
         ...
 
     def positions_read(self, committed: np.ndarray, page_size: int) -> int:
-        """KV positions that a layer reads, padding included, for trees with `committed [trees]` positions."""
+        """KV positions that one layer reads, padding included, for trees with `committed [trees]` positions."""
         ...

@@ -1,7 +1,7 @@
-"""A step's layers with the project's CPU kernels: weights stacked by kind, one scan over the layers.
+"""The layers on CPU with the C kernels: weights stacked over layers, one scan.
 
-A kernel takes the stack and a layer's number, so nothing is sliced or copied, a step has a dozen arguments instead of
-hundreds, and its program holds one layer: it compiles in a fraction of a second.
+A kernel takes the stacked weights and a layer index. So nothing is sliced or copied, a step has a dozen arguments
+instead of hundreds, and its program contains one layer and compiles in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jaxspec.step.layers import NewKV
 
 
 class NativeLayers:
-    """See `jaxspec.step.layers.Layers`."""
+    """`jaxspec.step.layers.Layers` with the C kernels."""
 
     name = "native"
 
@@ -91,10 +91,13 @@ class NativeLayers:
 
 
 def _with_earlier(q: jax.Array, out: jax.Array, lse: jax.Array, earlier: Earlier, layer: jax.Array) -> jax.Array:
-    """The kernel's part `[T, heads, dim]` merged with that of ancestors of earlier levels."""
+    """Merge the kernel's output `[T, heads, dim]` with attention to ancestors of earlier levels."""
     t, heads, dim = q.shape
     kv = earlier.keys.shape[3]
-    by_kv = lambda x: x.reshape(t, kv, heads // kv, *x.shape[2:]).swapaxes(0, 1)  # noqa: E731
-    own = Partial(by_kv(out), by_kv(lse), jnp.ones((kv, t, heads // kv)))
-    both = merge(own, over_earlier(by_kv(q) * dim**-0.5, earlier, layer))
+
+    def by_kv(x: jax.Array) -> jax.Array:
+        return x.reshape(t, kv, heads // kv, *x.shape[2:]).swapaxes(0, 1)
+
+    kernel = Partial(by_kv(out), by_kv(lse), jnp.ones((kv, t, heads // kv)))
+    both = merge(kernel, over_earlier(by_kv(q) * dim**-0.5, earlier, layer))
     return (both.out / both.total[..., None]).swapaxes(0, 1).reshape(q.shape)

@@ -1,7 +1,7 @@
-"""Packing on the host: many trees into one batch, each with the pages that its nodes read.
+"""Host-side packing of many token trees into one batch.
 
-Request decomposition (SPIN §V-A) happens where the pages are read: `kernels/attention.c` cuts a step into pieces of one
-request and one key head, whose length is the request's own. The batch only says which pages belong to which tree.
+The batch only maps trees to pages. Request decomposition (SPIN §V-A) happens in the attention kernel:
+`kernels/attention.c` splits a step into work items of one request and one key-value head, each of the request's length.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ZERO, _ONE = np.zeros(1, np.int32), np.ones(1, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class SamplingInputs:
-    """How a request's tokens are chosen: the numbers of `SamplingParams` as the device wants them."""
+    """Sampling parameters of one request (`SamplingParams`) in the form that `Batch` needs."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -35,6 +35,7 @@ class SamplingInputs:
 
     @property
     def mode(self) -> int:
+        """Value for `Batch.mode[SAMPLING]`: 0 argmax, 1 sampled, 2 sampled with filters."""
         if self.temperature < GREEDY_BELOW:
             return 0
         return 2 if self.top_p < 1 or self.min_p > 0 or self.top_k > 0 else 1
@@ -42,11 +43,11 @@ class SamplingInputs:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """One request's nodes in preorder, over `committed` positions of KV held in `pages` (int32 array).
+    """One request's n nodes in preorder, following `committed` positions whose KV is in `pages` (int32).
 
-    token, depth, subtree, known `[n]`; `depth` counts from the first node, so a node's position is committed + depth.
-    Known nodes form a chain and come first. `rows` are the nodes whose logits are needed; the parent of every draft
-    must be among them.
+    token, depth, subtree, known `[n]` int32. `depth` is 0 for the first node: a node's position is committed + depth.
+    Known nodes come first and form a chain. `rows`: nodes whose logits are computed, among them the parent of every
+    draft.
     """
 
     token: np.ndarray
@@ -57,12 +58,12 @@ class Tree:
     pages: np.ndarray
     rows: np.ndarray
     sampling: SamplingInputs = field(default_factory=SamplingInputs)
-    #: Known token after each choice, for prompt log-probabilities.
+    #: Known token after each logit row, for prompt log-probabilities.
     following: np.ndarray | None = None
-    #: Index of each node's parent `[n]`, -1 for the root, where it is known already.
+    #: Index of each node's parent `[n]`, -1 for the root; None: `parents` derives it from `depth`.
     parent: np.ndarray | None = None
-    #: Row of `step.rejection.Drawn` that each draft was drawn from `[n]` int32, siblings in the order of their drawing;
-    #: None: its choice is compared with it.
+    #: Row of `step.rejection.Drawn` that each draft was drawn from `[n]` int32, siblings in the order they were drawn;
+    #: None: drafts are compared with the token sampled at their parent.
     drawn: np.ndarray | None = None
 
     @classmethod
@@ -75,10 +76,10 @@ class Tree:
         rows: int = 1,
         following: np.ndarray | None = None,
     ) -> Tree:
-        """Known tokens in a row: a prefill chunk, or the single root of plain decoding. The last `rows` choose."""
+        """A chain of known tokens: a prefill chunk, or the root of plain decoding. The last `rows` are logit rows."""
         n = len(tokens)
         token = np.asarray(tokens, np.int32)
-        if n == 1:  # the common case, every microsecond of which the device waits
+        if n == 1:  # plain decoding: fast path, the device is idle meanwhile
             return cls(token, _ZERO, _ONE, _ONE, committed, pages, _ZERO[1 - rows :], sampling, following)
         ahead = np.arange(n, dtype=np.int32)
         known = np.ones(n, np.int32)
@@ -100,7 +101,11 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A packed step. `nodes[i]` and `rows[i]` are where tree i's nodes and choices begin in the decision vector."""
+    """A packed step.
+
+    `nodes[i]` is tree i's first node and `rows[i]` its first logit row: offsets into the two parts of
+    `StepResult.decision`.
+    """
 
     shape: BatchShape
     buffer: np.ndarray
@@ -109,7 +114,7 @@ class Packed:
     real_tokens: int
     #: Committed positions of each tree `[trees]`.
     committed: np.ndarray
-    #: Whether any tree asked for log-probabilities.
+    #: Whether any tree needs log-probabilities.
     logprobs: bool
 
 
@@ -120,86 +125,87 @@ def pack(
     page_size: int,
     opened: OpenPages | None = None,
 ) -> Packed:
-    """Pack into the smallest of `shapes` (ascending) that holds the trees; ValueError if none does.
+    """Pack trees into the smallest of `shapes` (ascending) that holds them.
 
-    `opened`: of a quantised pool, whose shapes say how many pages may be written.
+    `opened`: the open pages of a quantised KV cache, else None. Raises `ValueError` if no shape is large enough.
     """
     tokens = sum(len(t.token) for t in trees)
     rows = sum(len(t.rows) for t in trees)
     shape = next((s for s in shapes if s.tokens >= tokens and s.rows >= rows and s.trees >= len(trees)), None)
     if shape is None:
         raise ValueError(
-            f"{len(trees)} trees of {tokens} tokens and {rows} choices exceed the largest step {shapes[-1]}"
+            f"{len(trees)} trees of {tokens} tokens and {rows} logit rows exceed the largest step {shapes[-1]}"
         )
     buffer, batch = buffers.take(shape)
-    count, picks = len(trees), [len(t.rows) for t in trees]
+    count, row_counts = len(trees), [len(t.rows) for t in trees]
     sizes = np.asarray([len(t.token) for t in trees], np.int32)
-    first, firsts = np.cumsum(sizes) - sizes, np.cumsum(picks, dtype=np.int32) - picks
+    first, first_row = np.cumsum(sizes) - sizes, np.cumsum(row_counts, dtype=np.int32) - row_counts
     if trees:
         batch.first[:count], batch.nodes[:count] = first, sizes
         batch.committed[:count] = [t.committed for t in trees]
         for row, tree in zip(batch.table, trees, strict=False):
             row[: len(tree.pages)] = tree.pages
-        of = np.repeat(np.arange(count, dtype=np.int32), sizes)
-        position = batch.committed[of] + np.concatenate([t.depth for t in trees])
-        batch.tree[:tokens], batch.position[:tokens] = of, position
+        tree_of = np.repeat(np.arange(count, dtype=np.int32), sizes)
+        position = batch.committed[tree_of] + np.concatenate([t.depth for t in trees])
+        batch.tree[:tokens], batch.position[:tokens] = tree_of, position
         for name in ("token", "subtree", "known"):
             getattr(batch, name)[:tokens] = np.concatenate([getattr(t, name) for t in trees])
-        batch.slot[:tokens] = batch.table[of, position // page_size] * page_size + position % page_size
+        batch.slot[:tokens] = batch.table[tree_of, position // page_size] * page_size + position % page_size
         if opened is not None:
             _place_pages(batch, trees, tokens, opened, page_size)
-        batch.logit_node[:rows] = np.repeat(first, picks) + np.concatenate([t.rows for t in trees])
-    for tree, node, row in zip(trees, first, firsts, strict=True):
+        batch.logit_node[:rows] = np.repeat(first, row_counts) + np.concatenate([t.rows for t in trees])
+    for tree, node, row in zip(trees, first, first_row, strict=True):
         _place_drafts(batch, tree, node, row)
         _place_sampling(batch, tree, slice(row, row + len(tree.rows)))
     _modes(batch, trees)
     return Packed(
-        shape, buffer, first.tolist(), firsts.tolist(), tokens, batch.committed[:count], bool(batch.mode[2])
+        shape, buffer, first.tolist(), first_row.tolist(), tokens, batch.committed[:count], bool(batch.mode[2])
     )  # fmt: skip
 
 
 def _place_pages(batch: Batch, trees: Sequence[Tree], tokens: int, opened: OpenPages, page_size: int) -> None:
-    """Tell which pages are written, and where those that are being filled are kept."""
+    """Fill in the written pages and the open page of each request."""
     pages, node, place = np.unique(batch.slot[:tokens] // page_size, return_index=True, return_inverse=True)
     batch.written[: len(pages)], batch.place[:tokens] = pages, place
     batch.written_tree[: len(pages)] = batch.tree[node]
     batch.written_base[: len(pages)] = batch.position[node] // page_size * page_size
-    wanted = []
+    writes = []
     for tree in trees:
         end = tree.committed + int(tree.depth.max())
-        touched = tree.pages[tree.committed // page_size : end // page_size + 1]
-        wanted.append((touched.tolist(), tree.committed % page_size > 0))
-    batch.opened[: len(trees)], batch.reread[: len(trees)] = opened.assign(wanted)
+        first = tree.committed // page_size
+        touched = tree.pages[first : end // page_size + 1].tolist()
+        writes.append((touched, tree.committed % page_size > 0, int(tree.pages[first - 1]) if first else None))
+    batch.opened[: len(trees)], batch.reread[: len(trees)] = opened.assign(writes)
 
 
 def _place_drafts(batch: Batch, tree: Tree, node: int, row: int) -> None:
-    """Tell each draft which choice it must equal."""
+    """Fill in the logit row of each draft's parent and, for rejection sampling, the drawn children of each row."""
     if tree.known[-1]:  # drafts come last
         return
-    place = np.full(len(tree.token), -1, np.int32)
-    place[tree.rows] = np.arange(row, row + len(tree.rows))
-    asked = np.where(tree.known == 1, 0, place[tree.parents()])
-    if (asked < 0).any():
-        raise ValueError("the parent of a draft is not among the tree's choices")
-    batch.parent_row[node : node + len(tree.token)] = asked
+    row_of = np.full(len(tree.token), -1, np.int32)
+    row_of[tree.rows] = np.arange(row, row + len(tree.rows))
+    parent_row = np.where(tree.known == 1, 0, row_of[tree.parents()])
+    if (parent_row < 0).any():
+        raise ValueError("the parent of a draft is not a logit row of the tree")
+    batch.parent_row[node : node + len(tree.token)] = parent_row
     if tree.drawn is not None:
         for i in np.flatnonzero(tree.known == 0):
-            at = asked[i]
+            at = parent_row[i]
             batch.children[at, np.count_nonzero(batch.children[at] >= 0)] = tree.token[i]
             batch.drawn_from[at] = tree.drawn[i]
 
 
-def _place_sampling(batch: Batch, tree: Tree, picks: slice) -> None:
-    c = tree.sampling
+def _place_sampling(batch: Batch, tree: Tree, rows: slice) -> None:
+    s = tree.sampling
     if tree.following is not None:
-        batch.following[picks] = tree.following
-    if c.mode:
-        batch.temperature[picks] = c.temperature
-        batch.top_p[picks], batch.min_p[picks], batch.top_k[picks] = c.top_p, c.min_p, c.top_k
-        batch.seed[picks] = np.asarray(c.seed, np.uint32).view(np.int32)
-    if c.penalty_row is not None:
-        batch.presence[picks], batch.frequency[picks], batch.repetition[picks] = c.presence, c.frequency, c.repetition
-        batch.penalty_row[picks] = c.penalty_row
+        batch.following[rows] = tree.following
+    if s.mode:
+        batch.temperature[rows] = s.temperature
+        batch.top_p[rows], batch.min_p[rows], batch.top_k[rows] = s.top_p, s.min_p, s.top_k
+        batch.seed[rows] = np.asarray(s.seed, np.uint32).view(np.int32)
+    if s.penalty_row is not None:
+        batch.presence[rows], batch.frequency[rows], batch.repetition[rows] = s.presence, s.frequency, s.repetition
+        batch.penalty_row[rows] = s.penalty_row
 
 
 def _modes(batch: Batch, trees: Sequence[Tree]) -> None:

@@ -1,7 +1,7 @@
-"""Measured times of programs, kept from one start to the next: the same programs on the same device take the same time.
+"""Measured run times of programs, stored on disk for later starts.
 
-A busy machine gives times that mislead every decision built on them. So times are only believed, and kept, if they
-repeat and if a larger program is not much faster than a smaller one.
+Times measured on a busy machine mislead all decisions that use them. So times are stored only if they are repeatable
+and if no larger program is much faster than a smaller one.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from jaxspec.models.load.files import replacing
 
 log = logging.getLogger(__name__)
 
-#: Seconds for which times are kept.
+#: Seconds after which stored times expire.
 KEPT = 7 * 24 * 3600
-#: Runs of each program that its time is the median of, and how often at most they are taken where it is implausible.
+#: Runs per program, of which the median counts; attempts if the times are implausible.
 SAMPLES, ROUNDS = 5, 3
-#: Two medians of the same program may differ by this factor, and a larger program may seem faster by this share.
+#: Medians of the same program may differ by this factor; a larger program may be faster by this fraction.
 _REPEATS, _NOISE = 1.3, 0.2
-#: Differences below this many seconds are never held against a measurement.
+#: Differences below this many seconds are always plausible.
 _JITTER = 2e-3
 
 
 class Profile:
-    """Seconds by the name of a program. `seconds` has what is known so far.
+    """Run times of a set of programs. `seconds`: program name -> seconds (measured or guessed).
 
-    A program is offered when it can be run. Unless its time was stored, `sample` runs it: once soon, for a first guess,
-    and then all of them in turns, until every time is measured. Not thread-safe.
+    A program is offered as soon as it can run. Unless its time was stored, `sample` runs it: first once, for a guess,
+    then all programs alternately until every time is measured. Not thread-safe.
     """
 
     def __init__(
         self, what: str, names: Sequence[str], ordered: Sequence[tuple[str, str]] = (), path: Path | None = None,
         renew: bool = False, clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
-        """`what`: the programs, for messages. `ordered`: pairs of names of which the first takes no longer.
-        `path`: the file of an earlier start, None keeps nothing; with `renew` it is not read."""
+        """`what`: name of the set, for messages. `ordered`: pairs (smaller, larger) of programs; the smaller takes no
+        longer. `path`: file of stored times, None stores nothing. `renew`: do not read it."""
         self.what, self.names, self.ordered = what, list(names), list(ordered)
         self._path, self._clock = path, clock
         self.seconds: dict[str, float] = {}
-        #: When the times were measured, None while they are not.
+        #: When the times were measured; None until then.
         self.measured: datetime | None = None
-        #: Called when all times have been measured.
+        #: Callbacks for when all times are measured.
         self.on_measured: list[Callable[[], None]] = []
-        #: Called with each program whose first run is over.
+        #: Callbacks for each program's first run, called with its name.
         self.on_guess: list[Callable[[str], None]] = []
         self._runs: dict[str, Callable[[], None]] = {}
         self._samples: dict[str, list[float]] = {}
@@ -64,14 +64,17 @@ class Profile:
             self._read(path)
 
     def offer(self, name: str, run: Callable[[], None], guess: float | None = None) -> None:
-        """`run` runs the program once and waits for it; with a `guess` of its seconds that can wait."""
+        """Report that a program can run. `run` runs it once and waits for it.
+
+        `guess`: its estimated seconds; then its first run is not urgent.
+        """
         self._runs[name] = run
         if self.measured is None and guess is not None:
             self.seconds[name] = guess
 
     @property
     def unknown(self) -> list[str]:
-        """Programs that were offered, of whose time there is not even a guess."""
+        """Offered programs without a measured or guessed time."""
         return [name for name in self._runs if name not in self.seconds]
 
     @property
@@ -80,11 +83,11 @@ class Profile:
         return self.measured is None and (len(self._runs) == len(self.names) or bool(self.unknown))
 
     def sample(self) -> None:
-        """Run one program once, one without even a guess first."""
+        """Run one program once. Programs without a guess come first."""
         if unknown := self.unknown:
             self.seconds[unknown[0]] = self._time(unknown[0])
-            for told in self.on_guess:
-                told(unknown[0])
+            for callback in self.on_guess:
+                callback(unknown[0])
             return
         name = min(self.names, key=lambda name: len(self._samples.get(name, ())))
         self._samples.setdefault(name, []).append(self._time(name))
@@ -92,8 +95,10 @@ class Profile:
             self._conclude()
 
     def guess(self) -> None:
-        """Run what was offered and has no time yet. The guesses are kept too: a process may end before all is measured,
-        and the next one need not guess again."""
+        """Run all offered programs that have no time yet, once each.
+
+        Guesses are stored too: a process that exits before all is measured saves the next start these runs.
+        """
         if not self.unknown:
             return
         while self.unknown:
@@ -102,7 +107,7 @@ class Profile:
             self._write(self._path)
 
     def measure(self) -> dict[str, float]:
-        """`sample` until all is measured, if it is not yet. -> `seconds`."""
+        """Call `sample` until all times are measured. Returns `seconds`."""
         while self.pending:
             self.sample()
         return self.seconds
@@ -116,7 +121,7 @@ class Profile:
         found = {name: median(self._samples[name]) for name in self.names}
         doubts = {**_unsteady(self._samples), **_disordered(found, self.ordered)}
         if again := [name for name in doubts if self._rounds[name] < ROUNDS]:
-            log.info("%s: %d programs are measured again: %s", self.what, len(again), doubts[again[0]])
+            log.info("%s: measuring %d programs again: %s", self.what, len(again), doubts[again[0]])
             for name in again:
                 self._rounds[name] += 1
                 del self._samples[name]
@@ -125,13 +130,13 @@ class Profile:
         self._samples.clear()
         if doubts:
             log.warning(
-                "%s: times stay implausible after %d tries (%s). The machine seems busy. They are measured again "
+                "%s: times are implausible after %d attempts (%s), the machine seems busy. They are measured again "
                 "at the next start.", self.what, ROUNDS, next(iter(doubts.values())),
             )  # fmt: skip
         elif self._path is not None:
             self._write(self._path)
-        for told in self.on_measured:
-            told()
+        for callback in self.on_measured:
+            callback()
 
     def _read(self, path: Path) -> None:
         try:
@@ -142,51 +147,51 @@ class Profile:
             measured = None if when is None else datetime.fromisoformat(when)
             known = set(seconds) == set(self.names) if measured else set(seconds) <= set(self.names)
             if not known or not all(isinstance(v, float) for v in seconds.values()):
-                raise ValueError("it is of other programs")
+                raise ValueError("they are for other programs")
         except OSError:
             return
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             log.info("%s: the stored times in %s cannot be used: %s", self.what, path.name, error)
             return
         if reason := implausible(seconds, self.ordered):
-            log.warning("%s: the stored times are implausible (%s) and are measured again", self.what, reason)
+            log.warning("%s: the stored times are implausible (%s), measuring again", self.what, reason)
             return
         self.seconds, self.measured = seconds, measured
 
     def _write(self, path: Path) -> None:
         when = self.measured and self.measured.isoformat(timespec="seconds")
-        told = {"what": self.what, "measured": when, "seconds": self.seconds}
+        content = {"what": self.what, "measured": when, "seconds": self.seconds}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as file:  # another process may be looking
-                file.write_text(json.dumps(told, indent=1))
+            with replacing(path) as file:  # another process may be reading
+                file.write_text(json.dumps(content, indent=1))
         except OSError as error:
-            log.warning("%s: the measured times are not kept: %s", self.what, error)
+            log.warning("%s: cannot store the measured times: %s", self.what, error)
 
 
 @dataclass(frozen=True)
 class ProfileStore:
-    """The folder of measured times; None keeps nothing. With `renew`, all are measured again."""
+    """Folder of stored times; None stores nothing. `renew`: ignore stored times and measure again."""
 
     folder: Path | None = None
     renew: bool = False
 
     def open(self, what: str, key: Any, names: Sequence[str], ordered: Sequence[tuple[str, str]] = ()) -> Profile:
-        """The times of programs that `key` (whatever its `repr` tells apart) identifies, on this device.
+        """The profile of the programs identified by the `repr` of `key`, on this device and JAX version.
 
-        Neither the order of `names` matters nor when this is called.
+        The order of `names` does not matter.
         """
         digest = hashlib.sha256(repr((what, key, sorted(names), device(), jax.__version__)).encode()).hexdigest()
         path = self.folder / f"{digest[:16]}.json" if self.folder else None
         return Profile(what, names, ordered, path, self.renew)
 
 
-#: A store that keeps nothing.
+#: Stores nothing.
 NOT_KEPT = ProfileStore()
 
 
 def implausible(seconds: Mapping[str, float], ordered: Sequence[tuple[str, str]]) -> str | None:
-    """Why these times cannot be right, None if they can."""
+    """Why these times cannot be right, or None if they are plausible."""
     for name, taken in seconds.items():
         if not 0 < taken < float("inf"):
             return f"{name} takes {taken} s"
@@ -194,7 +199,7 @@ def implausible(seconds: Mapping[str, float], ordered: Sequence[tuple[str, str]]
 
 
 def _disordered(seconds: Mapping[str, float], ordered: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Programs whose times do not fit each other, each with what is wrong."""
+    """Programs that are slower than a larger one, or faster than a smaller one -> reason."""
     found = {}
     for smaller, larger in ordered:
         if smaller not in seconds or larger not in seconds:
@@ -206,18 +211,18 @@ def _disordered(seconds: Mapping[str, float], ordered: Sequence[tuple[str, str]]
 
 
 def _unsteady(samples: Mapping[str, Sequence[float]]) -> dict[str, str]:
-    """Programs whose time changed between the earlier and the later runs, each with how."""
+    """Programs whose time changed between earlier and later runs -> reason."""
     found = {}
     for name, taken in samples.items():
         half = len(taken) // 2 + 1
         early, late = median(taken[:half]), median(taken[-half:])
         if max(early, late) > _REPEATS * min(early, late) + _JITTER:
-            found[name] = f"{name} takes {1e3 * early:.3g} ms and then {1e3 * late:.3g} ms"
+            found[name] = f"{name} takes {1e3 * early:.3g} ms, later {1e3 * late:.3g} ms"
     return found
 
 
 def device() -> str:
-    """What the programs run on: the accelerator's kind, or the CPU's name and how much of it we may use."""
+    """Name of the device: the accelerator's kind, or the CPU's name, usable cores and thread settings."""
     first = jax.devices()[0]
     if first.platform != "cpu":
         return first.device_kind

@@ -1,9 +1,10 @@
-"""The target's own token at each node: argmax, or sampling with noise keyed by (request seed, position, token).
+"""The target's token at each logit row: argmax, or sampling with noise keyed by (request seed, position, token).
 
-The noise of a position is the same whatever batch, tree or chunk computes it. So a seed gives the same text alone or in
-a crowd, with speculation or without, preempted or not. Rounding differs between those by about 1e-5 in a logit, and an
-argmax over noisy weights (as greedy decoding's) changes only if its two best are that close. Inverse-CDF sampling with
-one number a position does not have that property: every boundary of 49,152 shifts, and about one token in 200 changed.
+The noise at a position does not depend on the batch, tree or chunk it is computed in. So a seed gives the same text in
+any batch, with or without speculation or preemption, up to rounding: logits differ by about 1e-5 between those cases,
+and an argmax over noisy weights, like greedy decoding's, changes only if its two best values are that close.
+Inverse-CDF sampling with one random number per position lacks this property: each of 49,152 boundaries shifts, and
+about one token in 200 changed.
 """
 
 from __future__ import annotations
@@ -12,36 +13,37 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
+from jaxtyping import Bool, Float32, Int32, UInt32
 
 from jaxspec.sampling_params import GREEDY_BELOW, MAX_LOGPROBS
 from jaxspec.step.batch import Batch
 from jaxspec.step.penalties import PenaltyTable, penalise
 from jaxspec.step.rejection import Drawn, verify
 
-CHOICE, PENALTY, LOGPROBS = 0, 1, 2  # places in Batch.mode
-ARGMAX, SAMPLED, FILTERED = 0, 1, 2  # values of Batch.mode[CHOICE]
+SAMPLING, PENALTY, LOGPROBS = 0, 1, 2  # indices into Batch.mode
+ARGMAX, SAMPLED, FILTERED = 0, 1, 2  # values of Batch.mode[SAMPLING]
 
 
 class Logprobs(NamedTuple):
-    """Of each choice, before penalties and temperature."""
+    """Log-probabilities of each logit row, before penalties and temperature. L is `MAX_LOGPROBS`."""
 
-    chosen: jax.Array  # [C] float32
-    top_ids: jax.Array  # [C, MAX_LOGPROBS] int32, most likely first
-    top: jax.Array  # [C, MAX_LOGPROBS] float32
-    following: jax.Array  # [C] log-probability of Batch.following
+    chosen: Float32[Array, " C"]  # of the sampled token
+    top_ids: Int32[Array, "C L"]  # most likely first
+    top: Float32[Array, "C L"]
+    following: Float32[Array, " C"]  # of Batch.following
 
 
 def sample(
-    logits: jax.Array, batch: Batch, table: PenaltyTable, drawn: Drawn, mask: jax.Array
-) -> tuple[jax.Array, Logprobs]:
-    """logits `[C, V]` float32, mask `[T, T]` of ancestors -> choice `[C]` int32 and log-probabilities.
+    logits: Float32[Array, "C V"], batch: Batch, table: PenaltyTable, drawn: Drawn, mask: Bool[Array, "T T"]
+) -> tuple[Int32[Array, " C"], Logprobs]:
+    """Sample one token per logit row. mask: from `tree.ancestors`. Returns the tokens and their log-probabilities.
 
-    The branches not asked for are not run: greedy decoding pays for an argmax only.
+    Only the branches selected by `Batch.mode` run: greedy decoding costs one argmax.
     """
     with_penalties = lax.cond(batch.mode[PENALTY] > 0, lambda x: penalise(x, batch, table, mask), lambda x: x, logits)
     sampled = lax.switch(
-        jnp.clip(batch.mode[CHOICE], 0, 2),
+        jnp.clip(batch.mode[SAMPLING], ARGMAX, FILTERED),
         [
             argmax,
             lambda x: _sample(x, batch, drawn, filtered=False),
@@ -59,30 +61,33 @@ def sample(
     return sampled, lax.cond(batch.mode[LOGPROBS] > 0, lambda: _logprobs(logits, sampled, batch), lambda: nothing)
 
 
-def _logprobs(logits: jax.Array, sampled: jax.Array, batch: Batch) -> Logprobs:
+def _logprobs(logits: Float32[Array, "C V"], sampled: Int32[Array, " C"], batch: Batch) -> Logprobs:
     logprobs = jax.nn.log_softmax(logits, -1)
     width = min(MAX_LOGPROBS, logits.shape[-1])
     top, ids = lax.top_k(logprobs, width)
     pad = ((0, 0), (0, MAX_LOGPROBS - width))
-    pick = lambda token: jnp.take_along_axis(logprobs, token[:, None], 1)[:, 0]  # noqa: E731
+
+    def logprob_of(token: Int32[Array, " C"]) -> Float32[Array, " C"]:
+        return jnp.take_along_axis(logprobs, token[:, None], 1)[:, 0]
+
     return Logprobs(
-        pick(sampled),
+        logprob_of(sampled),
         jnp.pad(ids.astype(jnp.int32), pad),
         jnp.pad(top, pad, constant_values=-jnp.inf),
-        pick(batch.following),
+        logprob_of(batch.following),
     )
 
 
-def clocks(seed: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
-    """An exponential random number `[C, vocab]` for each token at `position [C]` of the request with key `seed [C, 2]`.
+def clocks(seed: Int32[Array, "C 2"], position: Int32[Array, " C"], vocab: int) -> Float32[Array, "C {vocab}"]:
+    """Exponential random numbers, one per token of the vocabulary, for `position` of the request with key `seed`.
 
-    Threefry makes a key of (seed, position); an integer hash with good avalanche ("lowbias32") of that key and the
-    token does the rest, at a tenth of Threefry's cost for 49,152 tokens.
+    Threefry derives a key from (seed, position). An integer hash with good avalanche ("lowbias32") combines key and
+    token, at a tenth of Threefry's cost for 49,152 tokens.
     """
 
-    def key_of(words: jax.Array, place: jax.Array) -> jax.Array:
+    def key_of(words: Int32[Array, " 2"], position: Int32[Array, ""]) -> UInt32[Array, " 2"]:
         key = jax.random.wrap_key_data(words.astype(jnp.uint32), impl="threefry2x32")
-        return jax.random.key_data(jax.random.fold_in(key, place))
+        return jax.random.key_data(jax.random.fold_in(key, position))
 
     keys = jax.vmap(key_of)(seed, position)  # [C, 2] uint32
     x = jnp.arange(vocab, dtype=jnp.uint32)[None, :] * jnp.uint32(0x9E3779B9) ^ keys[:, :1]
@@ -92,12 +97,12 @@ def clocks(seed: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         x = (x ^ (x >> shift)) * jnp.uint32(factor)
     x ^= x >> 16
-    # Small numbers decide which unlikely token wins: from the low end of [0, 1), where float32 is finest.
+    # Unlikely tokens win by small numbers: take those from the low end of [0, 1), where float32 is finest.
     fraction = jnp.minimum((x.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
     return -jnp.log1p(-fraction)
 
 
-def _sample(logits: jax.Array, batch: Batch, drawn: Drawn, filtered: bool) -> jax.Array:
+def _sample(logits: Float32[Array, "C V"], batch: Batch, drawn: Drawn, filtered: bool) -> Int32[Array, " C"]:
     greedy = batch.temperature < GREEDY_BELOW
     scaled = logits / jnp.where(greedy, 1.0, batch.temperature)[:, None]
     weights = jnp.exp(scaled - jnp.max(scaled, -1, keepdims=True))
@@ -106,25 +111,25 @@ def _sample(logits: jax.Array, batch: Batch, drawn: Drawn, filtered: bool) -> ja
     position = batch.position.at[batch.logit_node].get(mode="clip") + 1
     clock = clocks(batch.seed, position, logits.shape[-1])
     if batch.children.shape[1]:
-        left, taken = verify(weights, batch, drawn)
-        token = jnp.where(taken >= 0, taken, race(left, clock))
+        residual, child = verify(weights, batch, drawn)
+        token = jnp.where(child >= 0, child, race(residual, clock))
     else:
         token = race(weights, clock)
     return jnp.where(greedy, argmax(logits), token)
 
 
-def race(weights: jax.Array, clock: jax.Array) -> jax.Array:
-    """The token whose clock, run at the speed of its weight, rings first -> `[C]` int32; both `[C, V]`.
+def race(weights: Float32[Array, "C V"], clock: Float32[Array, "C V"]) -> Int32[Array, " C"]:
+    """The token with the smallest clock / weight, for clocks from `clocks`: an exponential race.
 
-    Token i wins with probability weights[i] / Σ weights: the Gumbel-max trick without its logarithms.
+    Token i wins with probability weights[i] / Σ weights. Equal to the Gumbel-max trick, without its logarithms.
     """
     return argmax(weights / clock)
 
 
-def argmax(x: jax.Array, block: int = 128) -> jax.Array:
-    """First index of each row's largest value, `[C, V]` -> `[C]` int32.
+def argmax(x: Float32[Array, "C V"], block: int = 128) -> Int32[Array, " C"]:
+    """Index of each row's largest value, the first of equals.
 
-    By blocks: XLA on CPU vectorises a maximum but not an argmax, which takes twenty times as long.
+    Works in blocks: XLA on CPU vectorises max but not argmax, which takes twenty times as long.
     """
     count, size = x.shape
     blocks = jnp.pad(x, ((0, 0), (0, -size % block)), constant_values=-jnp.inf).reshape(count, -1, block)
@@ -133,19 +138,30 @@ def argmax(x: jax.Array, block: int = 128) -> jax.Array:
     return (best * block + jnp.argmax(inside, -1)).astype(jnp.int32)
 
 
-def keep(weights: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array) -> jax.Array:
-    """Which tokens survive the filters: `weights [C, V]` (largest is 1), the rest `[C]` -> `[C, V]` bool.
+def keep(
+    weights: Float32[Array, "C V"],
+    top_k: Int32[Array, " C"],
+    top_p: Float32[Array, " C"],
+    min_p: Float32[Array, " C"],
+) -> Bool[Array, "C V"]:
+    """Tokens that pass the filters. `weights` are unnormalised probabilities, the largest of a row is 1.
 
-    Top-k first, then top-p of what is left, then min-p. Thresholds come from bisection on the float's bits (31
-    comparisons, exact) instead of a sort, which takes XLA on CPU several milliseconds a row. Tokens tied at a threshold
-    all stay.
+    Top-k first, then top-p of the remaining tokens, then min-p. Thresholds are found by bisection on the float's bits
+    (31 comparisons, exact) instead of a sort, which takes XLA on CPU several milliseconds per row. All tokens tied at a
+    threshold are kept.
     """
-    bits = lax.bitcast_convert_type(weights, jnp.int32)  # order of non-negative floats = order of their bits
+    bits = lax.bitcast_convert_type(weights, jnp.int32)  # non-negative floats are ordered like their bits
 
-    def threshold(enough: jax.Array, measure: jax.Array, live: jax.Array) -> jax.Array:
+    def threshold(
+        enough: Int32[Array, " C"] | Float32[Array, " C"],
+        measure: Int32[Array, "C V"] | Float32[Array, "C V"],
+        live: Bool[Array, "C V"],
+    ) -> Int32[Array, " C"]:
         """Largest bit pattern b such that Σ measure over live tokens with bits ≥ b is still ≥ enough."""
 
-        def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        def halve(
+            _: Int32[Array, ""], bounds: tuple[Int32[Array, " C"], Int32[Array, " C"]]
+        ) -> tuple[Int32[Array, " C"], Int32[Array, " C"]]:
             low, high = bounds
             middle = low + (high - low + 1) // 2
             total = jnp.sum(jnp.where(live & (bits >= middle[:, None]), measure, 0), -1)
@@ -161,5 +177,5 @@ def keep(weights: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.Arra
     live = bits >= threshold(limit, jnp.ones_like(bits), everything)[:, None]
     mass = jnp.sum(jnp.where(live, weights, 0.0), -1)
     nucleus = threshold(top_p * mass, weights, live)
-    live &= (bits >= nucleus[:, None]) | (top_p >= 1)[:, None]  # 1: all of it, however sums round
+    live &= (bits >= nucleus[:, None]) | (top_p >= 1)[:, None]  # 1 keeps all, whatever the rounding
     return live & (weights >= min_p[:, None])

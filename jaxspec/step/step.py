@@ -1,4 +1,4 @@
-"""The step of the target model: one jitted function for prefill, decoding and verification of token trees."""
+"""One step of the target model: a single pure function for prefill, decode and verification of token trees."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
+from jaxtyping import Int32
 
 from jaxspec.models.llama import Decoder
 from jaxspec.step.batch import Batch, BatchShape
@@ -20,29 +22,34 @@ from jaxspec.step.tree import accept, ancestors
 
 M = TypeVar("M", bound=nnx.Module)
 
-#: (weight leaves, pool [donated], penalty table, what drafts were drawn from, buffer) -> (pool, result)
-Step = Callable[[tuple[jax.Array, ...], AnyKVCache, PenaltyTable, Drawn, jax.Array], tuple[AnyKVCache, "StepResult"]]
+#: (weight leaves, KV cache [donated], penalty table, draft distributions, batch buffer) -> (KV cache, result)
+Step = Callable[
+    [tuple[Array, ...], AnyKVCache, PenaltyTable, Drawn, Int32[Array, " size"]], tuple[AnyKVCache, "StepResult"]
+]
 
 
 class StepResult(NamedTuple):
-    """`decision [C + T]` int32 is all the host reads as a rule: each choice, then 1 for each accepted node."""
+    """`decision`: the sampled token of each of C logit rows, then 1 for each of T nodes that is accepted, else 0.
 
-    decision: jax.Array
+    The host reads only `decision` unless a request wants log-probabilities.
+    """
+
+    decision: Int32[Array, " C+T"]
     logprobs: Logprobs
 
 
-def split(model: M) -> tuple[nnx.GraphDef[M], Any, tuple[jax.Array, ...]]:
-    """Graph, tree definition and flat weights of a model; flat, because every leaf and level costs dispatch time."""
+def split(model: M) -> tuple[nnx.GraphDef[M], Any, tuple[Array, ...]]:
+    """Graph definition, tree definition and flat weights of a model. Each pytree leaf and level costs dispatch time."""
     graph, state = nnx.split(model)
     leaves, treedef = jax.tree.flatten(state)
     return graph, treedef, tuple(leaves)
 
 
 def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, layers: Layers) -> Step:
-    """The pure step function of one batch shape, to be compiled with its pool donated."""
+    """Return the pure step function for one batch shape. Compile it with the KV cache (argument 1) donated."""
 
     def step(
-        leaves: tuple[jax.Array, ...], pool: AnyKVCache, table: PenaltyTable, drawn: Drawn, buffer: jax.Array
+        leaves: tuple[Array, ...], pool: AnyKVCache, table: PenaltyTable, drawn: Drawn, buffer: Int32[Array, " size"]
     ) -> tuple[AnyKVCache, StepResult]:
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
         batch = Batch.unpack(buffer, shape)

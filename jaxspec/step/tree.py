@@ -1,25 +1,33 @@
-"""Token trees in preorder: who is whose ancestor, and which nodes are accepted (design: one comparison for both)."""
+"""Token trees in preorder: the ancestor mask and the acceptance rule."""
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Int32
 
 
-def ancestors(subtree: jax.Array) -> jax.Array:
-    """Mask `[T, T]`, true at `[t, s]` when node s is t or an ancestor of t: `s ≤ t < s + subtree[s]`.
+def ancestors(subtree: Int32[Array, " T"]) -> Bool[Array, "T T"]:
+    """Tree attention mask: true at `[t, s]` if node s is t or an ancestor of t, that is `s ≤ t < s + subtree[s]`.
 
-    Chains, trees and neighbouring requests need nothing more: every request's nodes form an interval of their own.
+    In preorder the nodes of every subtree, and of every request, form an interval. So one comparison covers chains,
+    trees and several requests.
     """
     node = jnp.arange(subtree.shape[0])
     return (node[None, :] <= node[:, None]) & (node[:, None] < (node + subtree)[None, :])
 
 
-def accept(token: jax.Array, known: jax.Array, parent_row: jax.Array, sampled: jax.Array, mask: jax.Array) -> jax.Array:
-    """Accepted nodes `[T]` bool: no draft among a node and its ancestors differs from its parent's choice.
+def accept(
+    token: Int32[Array, " T"],
+    known: Int32[Array, " T"],
+    parent_row: Int32[Array, " T"],
+    sampled: Int32[Array, " C"],
+    mask: Bool[Array, "T T"],
+) -> Bool[Array, " T"]:
+    """Accepted nodes: neither the node nor an ancestor is a draft that differs from the token sampled at its parent.
 
-    token, known, parent_row `[T]`; choice `[C]`; mask `[T, T]` from `ancestors`. Siblings hold different tokens, so
-    in each tree the accepted nodes form one path from the root.
+    token, known, parent_row: fields of `Batch`; sampled: token of each logit row; mask: from `ancestors`. Siblings hold
+    different tokens, so the accepted nodes of a tree form one path from the root.
     """
     mismatch = (known == 0) & (token != sampled[parent_row])
     return ~jnp.any(mask & mismatch[None, :], axis=1)

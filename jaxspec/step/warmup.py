@@ -1,4 +1,4 @@
-"""Compiling programs ahead of time, in the background too, and counting compilations."""
+"""Ahead-of-time compilation, optionally in a background thread, and a counter of compilations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _here = threading.local()
 
 
 class CompileCounter:
-    """`count` are the compilations so far, without those of `planned` blocks."""
+    """Counts XLA compilations in `count`, except those in `planned` blocks."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -35,7 +35,7 @@ class CompileCounter:
 
 @contextmanager
 def planned() -> Iterator[None]:
-    """Compilations of this thread in the block are ahead of time: no request waits for them."""
+    """Do not count this thread's compilations in the block: they are ahead of time, no request waits for them."""
     before, _here.planned = getattr(_here, "planned", False), True
     try:
         yield
@@ -45,7 +45,7 @@ def planned() -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def compile_counter() -> CompileCounter:
-    """The process's counter. JAX's listeners are per process and stay registered, so there is one."""
+    """The process-wide counter: JAX's listeners are per process and cannot be removed."""
     counter = CompileCounter()
     jax.monitoring.register_event_duration_secs_listener(counter)
     return counter
@@ -53,16 +53,16 @@ def compile_counter() -> CompileCounter:
 
 log = logging.getLogger(__name__)
 
-#: (stage, done, total)
+#: Progress callback: (stage, done, total).
 Progress = Callable[[str, int, int], None]
-#: While requests run, the background thread pauses this many times as long as its last job took.
-_PAUSES = 4.0
-#: Seconds between two looks whether requests run.
-_LOOK = 0.05
-#: Seconds without requests after which the engine's thread begins to measure.
+#: While requests run, the background thread sleeps this many times the duration of its last job.
+_PAUSE_FACTOR = 4.0
+#: Seconds between checks whether requests run.
+_POLL = 0.05
+#: Seconds without requests after which the engine's thread starts to measure programs.
 _QUIET = 0.5
-#: While requests run, a program that was never run is run once; then for this many times as long none is.
-_RARELY = 20.0
+#: While requests run, unmeasured programs run one at a time, at intervals of this many times their duration.
+_BUSY_INTERVAL = 20.0
 
 
 def silent(stage: str, done: int, total: int) -> None:
@@ -71,8 +71,11 @@ def silent(stage: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class CompileJob:
-    """One program: `compile` may run in any thread, `adopt` takes its result in the engine's thread and runs nothing.
-    `failed` is called there instead where it could not be compiled."""
+    """One program to compile.
+
+    `compile` may run in any thread. `adopt` receives its result in the engine's thread and must not run the program.
+    `failed` is called there instead if compilation fails.
+    """
 
     name: str
     compile: Callable[[], Any]
@@ -88,17 +91,17 @@ class _Entry:
 
 
 class WarmUp:
-    """Compiles programs: `compile_now` at once, `compile_later` in a background thread if `background` is set.
+    """Compiles programs: `compile_now` immediately, `compile_later` in a background thread if `background` is set.
 
-    Call `compile_now` and `adopt_ready` from the engine's thread (or the one that builds the engine). If a background
-    job fails, the engine serves without its program.
+    Call `compile_now` and `adopt_ready` from the engine's thread, or from the thread that builds the engine. If a
+    background job fails, the engine serves without its program.
     """
 
     def __init__(
         self, background: bool = False, progress: Progress = silent, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.background, self._progress, self._clock = background, progress, clock
-        #: Programs compiled so far, and in all.
+        #: Programs adopted so far, and programs in total.
         self.ready = self.total = 0
         self._waiting: list[_Entry] = []
         self._compiled: deque[tuple[CompileJob, Any]] = deque()
@@ -109,11 +112,11 @@ class WarmUp:
         self._warm = threading.Event()
         self._thread: threading.Thread | None = None
         self._quiet_since: float | None = None
-        self._not_before = 0.0  # when a program may be run beside requests again
-        self._open = 0  # jobs of the background that are not adopted yet
+        self._not_before = 0.0  # earliest time to run a program while requests run
+        self._open = 0  # background jobs that are not adopted yet
 
     def compile_now(self, stage: str, jobs: Sequence[CompileJob]) -> None:
-        """Compile and adopt these now, several at once: XLA compiles without the interpreter lock."""
+        """Compile and adopt `jobs`, in several threads: XLA compiles without the GIL."""
         self.total += len(jobs)
         self._progress(stage, 0, len(jobs))
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
@@ -126,7 +129,7 @@ class WarmUp:
             self.ready += 1
 
     def compile_later(self, stage: str, jobs: Sequence[CompileJob], rank: int = 0) -> None:
-        """Compile these in the background, lower ranks first; without a background, now."""
+        """Compile `jobs` in the background, lower ranks first. Without a background thread, compile them now."""
         if not self.background:
             return self.compile_now(stage, jobs)
         for job in jobs:
@@ -135,44 +138,46 @@ class WarmUp:
             self._open += 1
 
     def measure(self, profile: Profile) -> None:
-        """See that the programs of `profile`, whose jobs have been given, are measured."""
+        """Measure the programs of `profile`, now or in the background. Their jobs must have been submitted."""
         if self.background:
             self._profiles.append(profile)
         else:
             profile.measure()
 
     def start(self, busy: Callable[[], bool], wake: Callable[[], None]) -> None:
-        """Begin with the background jobs. `busy`: whether requests run or wait. `wake` is called when there is
-        something for `adopt_ready`."""
+        """Start the background jobs.
+
+        `busy`: whether requests are running or waiting. `wake` is called when `adopt_ready` has something to do.
+        """
         self._busy, self._wake = busy, wake
         if not self._open:
             self._check_warm()
             return
-        log.info("%d more programs are prepared in the background", self._open)
+        log.info("compiling %d more programs in the background", self._open)
         self._thread = threading.Thread(target=self._run, name="jaxspec-warm-up", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Begin no further job."""
+        """Start no further job."""
         self._closing.set()
 
     def close(self, timeout: float = 30.0) -> None:
-        """Stop, and wait for the job under way: a thread that compiles must not outlive the interpreter."""
+        """Stop, and wait for the running job: a compiling thread must not outlive the interpreter."""
         self.stop()
         if self._thread is not None:
             self._thread.join(timeout)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until all that can be compiled is, and is measured. -> whether that is so."""
+        """Wait until all programs are compiled (or failed) and measured. Returns False on timeout (seconds)."""
         return self._warm.wait(timeout)
 
     # -- the engine's thread ---------------------------------------------------------------------------------------
 
     def adopt_ready(self, busy: bool) -> float:
-        """Adopt compiled programs and run at most one of them to measure it.
+        """Adopt compiled programs and run at most one program to measure it.
 
-        An engine that has been idle for a while measures any program; a `busy` one, now and then, a program without
-        any measurement. -> seconds until there is more to do if nothing else happens; infinity if there is nothing.
+        If the engine has been idle for a while, any program is measured. If it is `busy`, only programs without any
+        measurement are, and rarely. Returns the seconds until the next call is useful, infinity if none is.
         """
         if self._warm.is_set():
             return float("inf")
@@ -187,7 +192,7 @@ class WarmUp:
             if unknown is not None and now >= self._not_before:
                 unknown.sample()
                 ended = self._clock()
-                self._not_before = ended + _RARELY * (ended - now)
+                self._not_before = ended + _BUSY_INTERVAL * (ended - now)
         elif (pending := next((p for p in self._profiles if p.pending), None)) is not None:
             assert self._quiet_since is not None
             wait = max(0.0, self._quiet_since + _QUIET - now)
@@ -207,27 +212,27 @@ class WarmUp:
     def _check_warm(self) -> None:
         if not self._open and not any(p.pending for p in self._profiles) and not self._warm.is_set():
             if self._thread is not None:
-                log.info("all %d programs are ready", self.ready)
+                log.info("all %d programs are compiled", self.ready)
             self._warm.set()
 
     # -- the background thread -------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        took = 0.0
+        last_duration = 0.0
         while self._waiting and not self._closing.is_set():
             paused = 0.0
-            while self._busy() and paused < _PAUSES * took and not self._closing.wait(_LOOK):
-                paused += _LOOK
+            while self._busy() and paused < _PAUSE_FACTOR * last_duration and not self._closing.wait(_POLL):
+                paused += _POLL
             if self._closing.is_set():
                 return
-            job, begun = heappop(self._waiting).job, time.perf_counter()
+            job, started = heappop(self._waiting).job, time.perf_counter()
             program = None
             try:
                 program = _compile(job)
                 program = True if program is None else program
             except Exception:
                 log.exception("%s could not be compiled; the engine serves without it", job.name)
-            took = time.perf_counter() - begun
+            last_duration = time.perf_counter() - started
             self._compiled.append((job, program))
             self._wake()
 

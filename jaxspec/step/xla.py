@@ -1,4 +1,4 @@
-"""A step's layers with XLA's own operations, on any device: one layer after another, each with its own arrays."""
+"""The layers with XLA operations, on any device: layers are unrolled, each has its own weight arrays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jaxspec.step.layers import NewKV
 
 
 class XlaLayers:
-    """See `jaxspec.step.layers.Layers`."""
+    """`jaxspec.step.layers.Layers` with XLA operations."""
 
     name = version = "xla"
 
@@ -33,8 +33,8 @@ class XlaLayers:
         return Decoder(config, device_weights(config, weights, dtype))
 
     def drafter(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> DraftDecoder:
-        own = device_weights(replace(config, tie_embeddings=False), weights, dtype)
-        return DraftDecoder(config, {**own, "vocab": jnp.asarray(weights["vocab"])})
+        w = device_weights(replace(config, tie_embeddings=False), weights, dtype)
+        return DraftDecoder(config, {**w, "vocab": jnp.asarray(weights["vocab"])})
 
     def run(
         self,
@@ -58,7 +58,7 @@ class XlaLayers:
 
                 return nnx.merge(graph, state)(x, rope, attend), new[0]
 
-            # Jitted so that thirty equal layers are traced and lowered once; XLA inlines the calls.
+            # jit: equal layers are traced and lowered once instead of thirty times. XLA inlines the calls.
             return jax.jit(one, static_argnames="graph")
 
         runs = {window: layer_of(window) for window in {window_of(c, i) for i in range(c.num_layers)}}
@@ -74,7 +74,7 @@ class XlaLayers:
         if isinstance(pool, Int8KVCache):
             return pool.commit(new, batch, accepted, after)
         page_size, slot = pool.keys.shape[-1], batch.slot
-        row = jnp.where(accepted & (slot >= 0), slot // page_size, pool.keys.shape[1])  # beyond the pool: dropped
+        row = jnp.where(accepted & (slot >= 0), slot // page_size, pool.keys.shape[1])  # out of bounds: dropped
         offset = slot % page_size
         k, v = (x.swapaxes(0, 1).astype(pool.keys.dtype) for x in new)  # [T, layers, kv_heads, head_dim]
         return pool._replace(

@@ -1,6 +1,6 @@
-"""Loading a decoder: `load_model` takes a built-in name, a Hugging Face folder, a `.gguf` file or a hub id.
+"""Loads decoders: `load_model` takes a built-in name, a Hugging Face folder, a `.gguf` file or a hub id.
 
-Weights are numpy arrays by name, float32 unless asked otherwise; matrices are `[in, out]` and fused; L is the layer:
+Weights are numpy arrays by name, by default float32. Matrices are `[in, out]` and fused. L is the layer:
 
     embed [vocab, hidden]          norm [hidden]            head [hidden, vocab] (absent when tied to embed)
     layers.L.attn_norm [hidden]    layers.L.mlp_norm [hidden]
@@ -8,7 +8,7 @@ Weights are numpy arrays by name, float32 unless asked otherwise; matrices are `
     layers.L.q_norm, layers.L.k_norm [head_dim] (when config.qk_norm)
     layers.L.o [q_size, hidden]    layers.L.gate_up [hidden, 2 * intermediate]    layers.L.down [intermediate, hidden]
 
-Nothing is unpickled and no code of a checkpoint is run.
+Nothing is unpickled and no code from a checkpoint is run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*\Z")
 
 
 def load_model(name_or_path: str, dtype: str = "float32") -> LoadedModel:
-    """Load configuration, weights and tokenizer. Raises `ModelLoadError` saying what is wrong and what to do."""
+    """Load configuration, weights and tokenizer. Raises `ModelLoadError` with the problem and a remedy."""
     if dtype not in _DTYPES:
         raise ModelLoadError(f"dtype {dtype!r} is not supported; {', '.join(_DTYPES)} are")
     model = _load(name_or_path)
@@ -55,7 +55,9 @@ def _load(name_or_path: str) -> LoadedModel:
         return load_folder(path, path.resolve().name)
     if path.is_file():
         if path.suffix != ".gguf":
-            raise ModelLoadError(f"{path}: only .gguf files load alone; give the folder of a Hugging Face model")
+            raise ModelLoadError(
+                f"{path}: only .gguf files can be loaded by file; pass the folder of a Hugging Face model"
+            )
         return _load_gguf(path, path.stem)
     if _HUB_ID.match(name_or_path) and path.suffix != ".gguf":
         from jaxspec.models.load.hf import download, load_folder
@@ -77,7 +79,7 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
 
 
 def _load_entry(entry: Entry) -> LoadedModel:
-    """A built-in model is kept in the cache in converted form: dequantising at every start takes too long."""
+    """Load a built-in model. A converted copy is cached, because dequantising at every start takes too long."""
     path = fetch(entry)
     converted = path.with_suffix(".converted.safetensors")
     if (model := load_converted(converted, entry.sha256, entry.name)) is not None:
@@ -87,5 +89,5 @@ def _load_entry(entry: Entry) -> LoadedModel:
     try:
         save_converted(model, converted, entry.sha256)
     except (OSError, SafetensorError) as e:
-        log.warning("can't keep the converted model, so the next start will convert it again: %s", e)
+        log.warning("cannot cache the converted model, the next start converts it again: %s", e)
     return model

@@ -1,6 +1,6 @@
-"""Loading an encoder of BERT's architecture: a built-in name or a Hugging Face folder.
+"""Loads BERT encoders: a built-in name or a Hugging Face folder.
 
-The pooler and pre-training heads of a checkpoint are left out. Nothing is unpickled and no code is run.
+A checkpoint's pooler and pre-training heads are ignored. Nothing is unpickled and no code is run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from jaxspec.models.load.hf import SafetensorsFolder, read_json
 from jaxspec.models.load.registry import ENCODERS, fetch_all
 from jaxspec.models.load.weights import Weights
 
-#: Our weight, less its layer -> the checkpoint's tensors, less "bert." and "encoder.layer.N."; several are joined.
+#: Weight without its layer prefix -> the checkpoint's tensors without "bert." and "encoder.layer.N."; several are
+#: concatenated.
 _EMBEDDINGS = {
     "tokens.embedding": ("embeddings.word_embeddings.weight",),
     "positions.embedding": ("embeddings.position_embeddings.weight",),
@@ -45,12 +46,14 @@ _BLOCK = {
     "mlp_norm.scale": ("output.LayerNorm.weight",),
     "mlp_norm.bias": ("output.LayerNorm.bias",),
 }
-#: What a checkpoint may hold besides: heads, and buffers of older versions.
+#: Prefixes of ignored tensors: heads, and buffers of older versions.
 _UNUSED = ("pooler.", "cls.", "classifier.", "qa_outputs.", "embeddings.position_ids", "embeddings.token_type_ids")
 
 
 @dataclass(frozen=True)
 class LoadedEncoder:
+    """An encoder with its configuration and tokenizer."""
+
     config: BertConfig
     encoder: BertEncoder
     tokenizer: Tokenizer
@@ -59,7 +62,7 @@ class LoadedEncoder:
 def load_bert(source: str | Path, layers: int | None = None) -> LoadedEncoder:
     """`source`: "all-minilm-l6-v2", or a folder with config.json, model.safetensors, and tokenizer.json or vocab.txt.
 
-    `layers`: keep only the first so many. Raises `ModelLoadError` naming what is wrong.
+    `layers`: keep only the first layers. Raises `ModelLoadError` naming the problem.
     """
     folder = _folder(str(source))
     raw = read_json(folder / "config.json")
@@ -89,7 +92,7 @@ def _folder(source: str) -> Path:
 
 
 def bert_config(raw: Mapping[str, Any], where: str) -> BertConfig:
-    """A `config.json` as a `BertConfig`. Raises `ModelLoadError` naming what the encoder can't do."""
+    """Convert a `config.json`. Raises `ModelLoadError` naming an unsupported setting."""
     if (family := raw.get("model_type")) != "bert":
         raise ModelLoadError(f"{where}: model_type {family!r} is not supported for an encoder; bert is")
     if (kind := raw.get("position_embedding_type") or "absolute") != "absolute":
@@ -126,12 +129,12 @@ def bert_config(raw: Mapping[str, Any], where: str) -> BertConfig:
 
 
 def _weights(config: BertConfig, tensors: SafetensorsFolder, where: str, layers: int) -> Weights:
-    """The first `layers`, with all tensors of the whole model checked."""
+    """Weights of the first `layers`. The tensors of all layers are checked."""
     names = {_plain(name): name for name in tensors.shapes}
     parts = dict(_EMBEDDINGS)
     for i in range(config.layers):
         parts |= {f"layers.{i}.{p}": tuple(f"encoder.layer.{i}.{t}" for t in ts) for p, ts in _BLOCK.items()}
-    wanted = {name for theirs in parts.values() for name in theirs}
+    wanted = {name for tensors_of in parts.values() for name in tensors_of}
     if missing := sorted(wanted - names.keys()):
         raise ModelLoadError(
             f"{where}: tensor {missing[0]} missing"
@@ -141,12 +144,14 @@ def _weights(config: BertConfig, tensors: SafetensorsFolder, where: str, layers:
     if extra := sorted(name for name in names.keys() - wanted if not name.startswith(_UNUSED)):
         raise ModelLoadError(f"{where}: unexpected tensor {extra[0]}; config.json describes an encoder without it")
     for name, shape in shapes_of(lambda: BertEncoder(config, nnx.Rngs(0))).items():
-        theirs = parts[name]
-        each = (*shape[:-1], shape[-1] // len(theirs))
-        each = each[::-1] if name.endswith("kernel") else each
-        for tensor in theirs:
-            if (found := tensors.shapes[names[tensor]]) != each:
-                raise ModelLoadError(f"{where}: tensor {tensor} has shape {list(found)}, config.json says {list(each)}")
+        joined = parts[name]
+        expected = (*shape[:-1], shape[-1] // len(joined))
+        expected = expected[::-1] if name.endswith("kernel") else expected
+        for tensor in joined:
+            if (found := tensors.shapes[names[tensor]]) != expected:
+                raise ModelLoadError(
+                    f"{where}: tensor {tensor} has shape {list(found)}, config.json says {list(expected)}"
+                )
 
     def read(name: str) -> np.ndarray:
         joined = np.concatenate([tensors.read(names[tensor]) for tensor in parts[name]])
@@ -157,7 +162,7 @@ def _weights(config: BertConfig, tensors: SafetensorsFolder, where: str, layers:
 
 
 def _plain(name: str) -> str:
-    """Without the model's own prefix, and with the norms' newer names."""
+    """Tensor name without the model's prefix, with the current names of layer norm weights."""
     return (
         name.removeprefix("bert.")
         .replace("LayerNorm.gamma", "LayerNorm.weight")
@@ -166,18 +171,18 @@ def _plain(name: str) -> str:
 
 
 def _tokenizer(folder: Path) -> Tokenizer:
-    """tokenizer.json, else a WordPiece tokenizer of vocab.txt. Raises `ModelLoadError`."""
+    """Read tokenizer.json, else build a WordPiece tokenizer from vocab.txt. Raises `ModelLoadError`."""
     whole, words = folder / "tokenizer.json", folder / "vocab.txt"
     if not whole.is_file() and not words.is_file():
         raise ModelLoadError(f"{folder} has neither tokenizer.json nor vocab.txt")
     path = whole if whole.is_file() else words
     try:
         tokenizer = Tokenizer.from_file(str(whole)) if whole.is_file() else _word_pieces(folder, words)
-    except Exception as e:  # what the Rust side raises is a bare Exception
+    except Exception as e:  # the Rust library raises a bare Exception
         raise ModelLoadError(f"{path}: not a readable tokenizer ({e})") from e
     for mark in ("[CLS]", "[SEP]"):
         if tokenizer.token_to_id(mark) is None:
-            raise ModelLoadError(f"{path}: no token {mark}, which an encoder of BERT's kind begins or ends with")
+            raise ModelLoadError(f"{path}: the vocabulary has no token {mark}, which BERT inputs start or end with")
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer

@@ -1,7 +1,7 @@
-"""Trained drafters on disk: what they learned; embedding and head are the target's and not stored.
+"""Files of trained drafters. The embedding and the head are the target's and not stored.
 
-Matrices are kept as INT8 with a scale for each column (`NAME.scale`): a drafter's guesses survive that, and a file is a
-quarter of the size in float32.
+Matrices are stored as INT8 with a scale per column (`NAME.scale`): a quarter of the size in float32, and accurate
+enough for drafting.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FORMAT = "jaxspec-draft-2"
 
 
 def save_drafter(model: DraftDecoder, target: str, path: Path) -> None:
-    """Write what training changed, with the target's name and sizes to check against."""
+    """Write the trained weights, with the target's name and sizes, which `load_drafter` checks."""
     w: Weights = {"norm": np.asarray(model.norm[...]), "vocab": np.asarray(model.vocab[...])}
     if model.fuse is not None:
         w["fuse"] = np.asarray(model.fuse[...])
@@ -44,26 +44,26 @@ def save_drafter(model: DraftDecoder, target: str, path: Path) -> None:
         "sizes": json.dumps({"layers": c.num_layers, "hidden": c.hidden_size, "vocabulary": c.vocab_size}),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as new:  # a file that is there is whole, also while training goes on
+    with replacing(path) as new:  # readers never see a partial file
         save_file(small, new, metadata)
 
 
 def load_drafter(path: Path, target: DecoderConfig, weights: Weights) -> tuple[DecoderConfig, Weights]:
-    """(configuration, all weights as numpy float32) of a drafter for the target with `weights`.
+    """Load a drafter for the target with `weights`. Returns its configuration and all weights as numpy float32.
 
-    Raises `ModelLoadError` if the file is none, or was made for a model of other sizes.
+    Raises `ModelLoadError` if the file is not a drafter or does not fit the target's sizes.
     """
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
-            own: Weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            stored: Weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        why = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
-        raise ModelLoadError(f"cannot read drafter {path}: {why}") from None
+        reason = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
+        raise ModelLoadError(f"cannot read drafter {path}: {reason}") from None
     if metadata.get("format") != _FORMAT:
         raise ModelLoadError(f"{path} is not a drafter trained by this version of jaxspec.draft.distill")
-    unscaled = [name for name, value in own.items() if value.dtype == np.int8 and f"{name}.scale" not in own]
-    if unscaled or not {"norm", "vocab"} <= own.keys() or "sizes" not in metadata:
+    unscaled = [name for name, value in stored.items() if value.dtype == np.int8 and f"{name}.scale" not in stored]
+    if unscaled or not {"norm", "vocab"} <= stored.keys() or "sizes" not in metadata:
         raise ModelLoadError(f"drafter {path} is incomplete")
     sizes = json.loads(metadata["sizes"])
     if (sizes["hidden"], sizes["vocabulary"]) != (target.hidden_size, target.vocab_size):
@@ -71,14 +71,14 @@ def load_drafter(path: Path, target: DecoderConfig, weights: Weights) -> tuple[D
             f"drafter {path} is for {metadata['target']} (width {sizes['hidden']}, vocabulary {sizes['vocabulary']}), "
             f"the target has width {target.hidden_size} and vocabulary {target.vocab_size}"
         )
-    if "fuse" in own and own["fuse"].shape != (2 * target.hidden_size, target.hidden_size):
-        raise ModelLoadError(f"drafter {path}: fuse is not of the shape of the target's width")
+    if "fuse" in stored and stored["fuse"].shape != (2 * target.hidden_size, target.hidden_size):
+        raise ModelLoadError(f"drafter {path}: the shape of fuse does not fit the target's width")
     layers = {f"layers.{i}.{part}": shape for i in range(sizes["layers"]) for part, shape in _layer(weights).items()}
     for name, shape in layers.items():
-        if name not in own or own[name].shape != shape:
-            raise ModelLoadError(f"drafter {path}: {name} is not of the shape {shape} of the target's layers")
-    scales = {name: own.pop(f"{name}.scale") for name in list(own) if f"{name}.scale" in own}
-    out = {k: v.astype(np.float32) * scales[k] if k in scales else v for k, v in own.items()}
+        if name not in stored or stored[name].shape != shape:
+            raise ModelLoadError(f"drafter {path}: {name} does not have the shape {shape} of the target's layers")
+    scales = {name: stored.pop(f"{name}.scale") for name in list(stored) if f"{name}.scale" in stored}
+    out = {k: v.astype(np.float32) * scales[k] if k in scales else v for k, v in stored.items()}
     out |= {
         "embed": weights["embed"],
         "head": np.asarray(head_of(target, weights)[:, out["vocab"].astype(np.int32)], np.float32),
@@ -87,10 +87,10 @@ def load_drafter(path: Path, target: DecoderConfig, weights: Weights) -> tuple[D
 
 
 def _layer(weights: Weights) -> dict[str, tuple[int, ...]]:
-    """Part -> shape, of any of the target's layers: they are all alike."""
+    """Part -> shape in the target's layers, which all have the same shapes."""
     return {name.removeprefix("layers.0."): w.shape for name, w in weights.items() if name.startswith("layers.0.")}
 
 
 def as_decoder(config: DecoderConfig, weights: Weights) -> DraftDecoder:
-    """The drafter with plain XLA products (tests, training)."""
+    """Build the drafter with XLA products, for tests and training."""
     return DraftDecoder(config, {k: jnp.asarray(v) for k, v in weights.items()})

@@ -1,4 +1,4 @@
-"""Reading a GGUF file: its header, its configuration, its tensors."""
+"""Reads GGUF files: header, configuration, tensors."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from jaxspec.models.load.gguf_tokenizer import gguf_tokenizer
 from jaxspec.models.load.tokenizer import Tokenizer
 from jaxspec.models.load.weights import GGUF_NAMES, Weights, assemble, check_tensors
 
-#: `general.architecture` -> whether q and k rows are in llama.cpp's own rotary order. Mistral comes as llama.
+#: `general.architecture` -> whether q and k rows are in llama.cpp's rotary order. Mistral models are "llama".
 ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
-#: Not a weight: the divisors of the rotary frequencies, which are read into `RopeScaling`.
+#: Divisors of the rotary frequencies: not a weight, converted to `RopeScaling`.
 _ROPE_FREQS = "rope_freqs.weight"
 
 
 class _Reader(gguf.GGUFReader):
-    """The reader slices the file once a vocabulary entry, and slicing a plain view is several times faster."""
+    """Holds the file as a plain array: it is sliced once per vocabulary entry, and slicing a memmap is several times
+    slower."""
 
     @property
     def data(self) -> np.ndarray:
@@ -38,13 +39,13 @@ class _Reader(gguf.GGUFReader):
 
 
 class GGUFFile:
-    """An open file, memory-mapped. Raises `ModelLoadError` if it isn't GGUF or is cut short."""
+    """A memory-mapped GGUF file. Raises `ModelLoadError` if it is not GGUF or is truncated."""
 
     def __init__(self, path: Path):
         self.path = path
         try:
             reader = _Reader(path)
-        except Exception as e:  # the reader raises whatever numpy meets in a broken file
+        except Exception as e:  # a broken file makes numpy raise various types
             raise ModelLoadError(f"{path}: not a readable GGUF file ({e}); is it complete?") from e
         self.fields: dict[str, Any] = {key: f.contents() for key, f in reader.fields.items()}
         self._tensors = {t.name: t for t in reader.tensors}
@@ -56,7 +57,7 @@ class GGUFFile:
         return self._shapes
 
     def read(self, name: str) -> np.ndarray:
-        """The tensor, dequantised to float32."""
+        """Read a tensor, dequantised to float32. Raises `ModelLoadError` for unsupported quantisation types."""
         tensor = self._tensors[name]
         try:
             values = dequantize(tensor.data, tensor.tensor_type)
@@ -89,7 +90,7 @@ def _config(file: GGUFFile) -> DecoderConfig:
 
     def get(key: str, default: Any = None) -> Any:
         value = fields.get(f"{arch}.{key}", default)
-        if isinstance(value, list):  # one value a layer
+        if isinstance(value, list):  # one value per layer
             if len(set(value)) != 1:
                 raise ModelLoadError(f"{where}: {arch}.{key} differs from layer to layer, which is not supported")
             value = value[0]
@@ -108,7 +109,9 @@ def _config(file: GGUFFile) -> DecoderConfig:
     head_dim = get("attention.key_length") or hidden // heads
     rotated = get("rope.dimension_count", head_dim)
     if rotated != head_dim or get("attention.value_length", head_dim) != head_dim:
-        raise ModelLoadError(f"{where}: heads rotated in part, or with values of another size, are not supported")
+        raise ModelLoadError(
+            f"{where}: heads that are rotated in part, or whose values have another size, are not supported"
+        )
     theta = _shortest(get("rope.freq_base", 10000.0))
     tokens = fields.get("tokenizer.ggml.eos_token_id"), fields.get("tokenizer.ggml.bos_token_id")
     config = DecoderConfig(
@@ -134,7 +137,7 @@ def _config(file: GGUFFile) -> DecoderConfig:
 
 
 def _rope_scaling(file: GGUFFile, config: DecoderConfig, get: Callable[..., Any]) -> RopeScaling | None:
-    """Linear scaling is in the header; Llama 3's is given as a tensor of frequency divisors."""
+    """Linear scaling from the header, Llama 3 scaling from the tensor of frequency divisors."""
     kind = get("rope.scaling.type", "none")
     factor = _shortest(get("rope.scaling.factor", get("rope.scale_linear", 1.0)))
     if kind not in ("none", "linear"):
@@ -145,7 +148,10 @@ def _rope_scaling(file: GGUFFile, config: DecoderConfig, get: Callable[..., Any]
 
 
 def _llama3_scaling(config: DecoderConfig, divisors: np.ndarray, where: str) -> RopeScaling | None:
-    """Find the rule that yields `divisors [head_dim / 2]`: the blend of Llama 3.1, over any power-of-two context."""
+    """Find the Llama 3.1 scaling that yields `divisors [head_dim / 2]`, trying power-of-two context lengths.
+
+    Returns None if all divisors are 1. Raises `ModelLoadError` if none fits.
+    """
     if np.allclose(divisors, 1.0):
         return None
     plain = inverse_frequencies(config)
@@ -157,5 +163,5 @@ def _llama3_scaling(config: DecoderConfig, divisors: np.ndarray, where: str) -> 
 
 
 def _shortest(value: float) -> float:
-    """The shortest decimal of a float32: 1e-05, not 9.999999747378752e-06."""
+    """Shortest decimal that is the same float32: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(value)))

@@ -1,4 +1,4 @@
-"""A tokenizer out of a GGUF header: the vocabularies of kind gpt2 (byte-level BPE) and llama (SentencePiece)."""
+"""Builds a tokenizer from a GGUF header: vocabularies gpt2 (byte-level BPE) and llama (SentencePiece)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxspec.models.load.tokenizer import Tokenizer, end_token_ids
 _KEY = "tokenizer.ggml."
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-#: Llama 3's pattern; Qwen 2's differs in the number of digits taken together.
+#: Llama 3's pattern. Qwen 2's differs only in the number of digits per match.
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{DIGITS}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -26,29 +26,32 @@ _TEKKEN = (
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _LLAMA3_DIGITS, _QWEN2 = _LLAMA3.replace("DIGITS", "1,3"), _LLAMA3.replace("DIGITS", "1")
-#: `tokenizer.ggml.pre` -> the patterns text is cut by, one after another, before any merge.
+#: `tokenizer.ggml.pre` -> patterns that split the text, one after another, before merging.
 PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "olmo", "mpt", "jina-v2-code", "roberta-bpe"), (_GPT2,)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b"), (r"\p{N}", _GPT2)),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe"), (_LLAMA3_DIGITS,)),
     **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez"), (_QWEN2,)),
     "tekken": (_TEKKEN,),
-    # What llama.cpp does when the file doesn't say.
+    # llama.cpp's default.
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
 }
-#: Here a word that is a token is taken whole, whether or not the merges lead to it.
+#: Pre-tokenizers for which a word in the vocabulary becomes one token, whatever the merges.
 _IGNORE_MERGES = frozenset(("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"))
-#: These start every text with the start token unless the file says otherwise.
+#: Pre-tokenizers that add the start token unless the file says otherwise.
 _BOS_BY_DEFAULT = frozenset(("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"))
 
 
 def gguf_tokenizer(fields: Mapping[str, Any], where: str) -> Tokenizer:
-    """Build from GGUF metadata. Raises `ModelLoadError` for a vocabulary kind or pre-tokenizer that isn't known."""
+    """Build a tokenizer from GGUF metadata; `where` names the file in errors.
+
+    Raises `ModelLoadError` if the vocabulary kind or pre-tokenizer is unknown, or the metadata is inconsistent.
+    """
     try:
         return _build(fields, where)
     except ModelLoadError:
         raise
-    except Exception as e:  # a bare Exception from the Rust side, or whatever an inconsistent header leads to
+    except Exception as e:  # the Rust library raises a bare Exception; inconsistent headers raise various types
         raise ModelLoadError(f"{where}: the vocabulary is not consistent ({e})") from e
 
 
@@ -69,7 +72,7 @@ def _build(fields: Mapping[str, Any], where: str) -> Tokenizer:
     else:
         raise ModelLoadError(f"{where}: vocabulary kind {kind!r} is not supported; gpt2 (BPE) and llama (SPM) are")
 
-    # In bulk, in id order: a token already in the vocabulary keeps its id.
+    # One call, in id order. Tokens that are in the vocabulary keep their ids.
     backend.add_tokens(
         [
             AddedToken(text, special=kind_of != TokenType.USER_DEFINED, normalized=False)
@@ -80,7 +83,7 @@ def _build(fields: Mapping[str, Any], where: str) -> Tokenizer:
     bos, eos = get("bos_token_id"), get("eos_token_id")
     add_bos = get("add_bos_token", kind == "llama" or pre in _BOS_BY_DEFAULT)
     add_eos = get("add_eos_token", False)
-    _add_ends(backend, tokens, bos if add_bos else None, eos if add_eos else None)
+    _add_bos_eos(backend, tokens, bos if add_bos else None, eos if add_eos else None)
     named = {"bos": bos, "eos": eos, "unk": get("unknown_token_id"), "pad": get("padding_token_id")}
     return Tokenizer(
         backend=backend,
@@ -97,11 +100,11 @@ def _byte_level_bpe(tokens: Sequence[str], merges: Sequence[str], pre: str, wher
         raise ModelLoadError(f"{where}: pre-tokenizer {pre!r} ({_KEY}pre) is not known; known are {known}")
     pairs = [(left, right) for left, _, right in (m.partition(" ") for m in merges)]
     backend = Backend(models.BPE(vocab=_ids(tokens), merges=pairs, ignore_merges=pre in _IGNORE_MERGES))
-    cuts: list[pre_tokenizers.PreTokenizer] = [
+    splits: list[pre_tokenizers.PreTokenizer] = [
         pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in PRE_TOKENIZERS[pre]
     ]
-    cuts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
-    backend.pre_tokenizer = pre_tokenizers.Sequence(cuts)
+    splits.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
     backend.decoder = decoders.ByteLevel()
     return backend
 
@@ -109,7 +112,7 @@ def _byte_level_bpe(tokens: Sequence[str], merges: Sequence[str], pre: str, wher
 def _sentencepiece(
     tokens: Sequence[str], scores: Sequence[float], types: Sequence[int], unknown: int, space_prefix: bool
 ) -> Backend:
-    """SentencePiece's BPE: the pair whose union has the best score merges first: merges are all pairs so ordered."""
+    """SentencePiece BPE. It merges the pair with the best-scored union first, so the merges are all pairs by score."""
     ids = _ids(tokens)
     pieces = {t: scores[i] for t, i in ids.items() if types[i] == TokenType.NORMAL}
     ranked = [
@@ -133,11 +136,11 @@ def _sentencepiece(
 
 
 def _ids(tokens: Sequence[str]) -> dict[str, int]:
-    """Text -> id; of equal texts the first counts."""
+    """Text -> id; the first id for duplicate texts."""
     return {text: i for i, text in reversed(list(enumerate(tokens)))}
 
 
-def _add_ends(backend: Backend, tokens: Sequence[str], bos: int | None, eos: int | None) -> None:
+def _add_bos_eos(backend: Backend, tokens: Sequence[str], bos: int | None, eos: int | None) -> None:
     ends = [(tokens[i], i) for i in (bos, eos) if i is not None]
     if ends:
         start = [] if bos is None else [tokens[bos]]

@@ -1,4 +1,4 @@
-"""Hugging Face folders: safetensors, tokenizer and chat template, local or from the hub."""
+"""Loads Hugging Face folders: safetensors, tokenizer and chat template, local or from the hub."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FILES = (
 
 
 def download(repo: str) -> Path:
-    """The local copy of `owner/name`, fetched if needed. Raises `ModelLoadError` when it can't be had."""
+    """Path of the local copy of `owner/name`, downloaded if needed. Raises `ModelLoadError` if that fails."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
@@ -48,11 +48,11 @@ def download(repo: str) -> Path:
         raise ModelLoadError(f"hub model {repo!r}: {hint}") from e
     except RepositoryNotFoundError as e:
         hint = "there is no such model, or it is private and needs `hf auth login`"
-        raise ModelLoadError(f"hub model {repo!r}: {hint} (a local folder must exist and be given by its path)") from e
+        raise ModelLoadError(f"hub model {repo!r}: {hint} (for a local folder, pass its path)") from e
     except LocalEntryNotFoundError as e:
         reason = "the hub can't be reached and there is no local copy"
         raise ModelLoadError(f"hub model {repo!r}: {reason}; run `hf download {repo}` where there is a network") from e
-    except Exception as e:  # the HTTP client's own errors differ from version to version
+    except Exception as e:  # the HTTP client's errors differ between versions
         raise ModelLoadError(f"hub model {repo!r}: the download failed ({type(e).__name__}: {e})") from e
 
 
@@ -62,7 +62,7 @@ _FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F6
 
 
 class SafetensorsFolder:
-    """The tensors of a folder, memory-mapped. Raises `ModelLoadError` if files are missing or damaged."""
+    """Memory-mapped tensors of a folder. Raises `ModelLoadError` if files are missing or damaged."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -96,7 +96,7 @@ class SafetensorsFolder:
         return self._shapes
 
     def read(self, name: str) -> np.ndarray:
-        """The tensor as float32."""
+        """Read a tensor as float32. Raises `ModelLoadError` for unsupported types."""
         file = self._file_of[name]
         kind = file.get_slice(name).get_dtype()
         if kind not in _FLOATS:
@@ -121,9 +121,9 @@ def load_folder(folder: Path, name: str) -> LoadedModel:
 
 
 def load_tokenizer(folder: Path, eos_token_ids: Sequence[int | None] = ()) -> Tokenizer:
-    """The folder's tokenizer with what its neighbours say. `eos_token_ids`: the end tokens that the model declares.
+    """Load the folder's tokenizer with special tokens and chat template.
 
-    Raises `ModelLoadError`.
+    `eos_token_ids`: end tokens that the model declares. Raises `ModelLoadError`.
     """
     backend, named = read_backend(folder)
     backend.no_padding()
@@ -145,11 +145,12 @@ def load_tokenizer(folder: Path, eos_token_ids: Sequence[int | None] = ()) -> To
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises `ModelLoadError`."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
-        why = e.strerror if isinstance(e, OSError) and e.strerror else e  # the path is named already
-        raise ModelLoadError(f"{path}: not readable as JSON ({why})") from e
+        reason = e.strerror if isinstance(e, OSError) and e.strerror else e  # str(e) would repeat the path
+        raise ModelLoadError(f"{path}: not readable as JSON ({reason})") from e
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path}: expected a JSON object")
     return value
@@ -164,13 +165,13 @@ def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     if path.is_file():
         return path.read_text(encoding="utf-8")
     template = settings.get("chat_template")
-    if isinstance(template, list):  # several, by name
+    if isinstance(template, list):  # several, each with a name
         template = {t["name"]: t["template"] for t in template if isinstance(t, dict)}.get("default")
     return template if isinstance(template, str) else None
 
 
 def _unused(config: DecoderConfig, tensors: SafetensorsFolder) -> list[str]:
-    """Tensors that say nothing: a tied head's copy, rotary tables, and output biases that are zero."""
+    """Tensors to ignore: the copy of a tied head, rotary tables, and output biases that are all zero."""
     unused = [name for name in tensors.shapes if name.endswith("rotary_emb.inv_freq")]
     if config.tie_embeddings:
         unused.append(HF_NAMES["head"])

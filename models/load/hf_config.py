@@ -1,4 +1,4 @@
-"""A Hugging Face `config.json` as a `DecoderConfig`; what the decoder can't do is refused by name."""
+"""Converts a Hugging Face `config.json` to a `DecoderConfig`; unsupported settings are refused by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.config import DecoderConfig, RopeScaling
 
-#: `model_type` -> what transformers assumes when config.json leaves a key out.
+#: `model_type` -> transformers' defaults for keys missing from config.json.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"max_position_embeddings": 2048},
     "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
@@ -19,15 +19,15 @@ _WINDOWED = "sliding_attention"
 
 
 def decoder_config(raw: Mapping[str, Any], where: str) -> DecoderConfig:
-    """Translate all but the special token ids. Raises `ModelLoadError` naming what isn't supported."""
+    """Convert all settings except special token ids. Raises `ModelLoadError` naming an unsupported setting."""
     family = raw.get("model_type")
     if family is None and not raw.get("architectures"):
         named = ", ".join(FAMILIES)
         raise ModelLoadError(f"{where} names no model_type: a model without one is not supported; {named} are")
     if family not in FAMILIES:
-        asked = (raw.get("architectures") or [family])[0]
-        raise ModelLoadError(f"{where}: architecture {asked!r} is not supported; {', '.join(FAMILIES)} are")
-    # A null key takes the default, but for the window, where it means none.
+        architecture = (raw.get("architectures") or [family])[0]
+        raise ModelLoadError(f"{where}: architecture {architecture!r} is not supported; {', '.join(FAMILIES)} are")
+    # null means the default, except for sliding_window, where it means no window.
     c: dict[str, Any] = FAMILIES[family] | {
         key: v for key, v in raw.items() if v is not None or key == "sliding_window"
     }
@@ -40,7 +40,9 @@ def decoder_config(raw: Mapping[str, Any], where: str) -> DecoderConfig:
 
     if "quantization_config" in c:
         method = c["quantization_config"].get("quant_method", "an unknown method")
-        raise ModelLoadError(f"{where}: weights quantised by {method} can't be read; take the original ones or a .gguf")
+        raise ModelLoadError(
+            f"{where}: weights quantised by {method} cannot be read; use the original weights or a .gguf"
+        )
     if c.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ModelLoadError(f"{where}: hidden_act {c['hidden_act']!r} is not supported; silu is")
     if c.get("mlp_bias"):
@@ -62,7 +64,7 @@ def decoder_config(raw: Mapping[str, Any], where: str) -> DecoderConfig:
         rope_scaling=scaling,
         norm_eps=float(c.get("rms_norm_eps", 1e-6)),
         tie_embeddings=bool(c.get("tie_word_embeddings", False)),
-        # Qwen2 always has these biases and Mistral never, whatever config.json says.
+        # Qwen2 always has these biases and Mistral never does, whatever config.json says.
         qkv_bias=family == "qwen2" or (family != "mistral" and bool(c.get("attention_bias", False))),
         qk_norm=family == "qwen3",
         sliding_window=window,
@@ -71,7 +73,7 @@ def decoder_config(raw: Mapping[str, Any], where: str) -> DecoderConfig:
 
 
 def _rope(c: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | None]:
-    """Base and scaling, from `rope_parameters` or the older `rope_theta` and `rope_scaling`."""
+    """RoPE base and scaling, from `rope_parameters` or the older `rope_theta` and `rope_scaling`."""
     rope: dict[str, Any] = {**(c.get("rope_scaling") or {}), **(c.get("rope_parameters") or {})}
     if any(isinstance(value, dict) for value in rope.values()):
         raise ModelLoadError(f"{where}: rotary parameters that differ between layers are not supported")
@@ -102,7 +104,7 @@ def _rope(c: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | None]:
 
 
 def _window(family: str, c: Mapping[str, Any], layers: int) -> tuple[int | None, tuple[int, ...]]:
-    """The sliding window and the layers that have it; no layers named means all of them."""
+    """The sliding window and the layers with it; an empty tuple means all layers."""
     window = c.get("sliding_window")
     if not window or family == "llama":
         return None, ()

@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder: tokenizer.json, else what transformers makes of older vocabulary files."""
+"""Reads the tokenizer of a Hugging Face folder: tokenizer.json, or older vocabulary files through transformers."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from jaxspec.errors import ModelLoadError
 from jaxspec.extras import install_hint
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
-#: A tokenizer that fits its vocabulary gives this text back.
+#: A tokenizer that fits its vocabulary reproduces this text.
 _SAMPLE = "The quick brown fox jumps over the lazy dog, 12345 times."
 
 
 def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """The tokenizer, and the special tokens by name that a converted one brings. Raises `ModelLoadError`."""
+    """Read the tokenizer and, if it had to be converted, its special tokens by name. Raises `ModelLoadError`."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return _convert(folder)
     try:
         return tokenizers.Tokenizer.from_file(str(path)), {}
-    except Exception as e:  # what the Rust side raises is a bare Exception
+    except Exception as e:  # the Rust library raises a bare Exception
         raise ModelLoadError(f"{path}: not a readable tokenizer ({e})") from e
 
 
 def _convert(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """A BPE pair vocab.json and merges.txt, or a SentencePiece tokenizer.model.
+    """Convert BPE files (vocab.json and merges.txt) or a SentencePiece tokenizer.model.
 
-    Other files are not tried: some old formats are pickles, and those are never loaded.
+    Other files are not tried: some old formats are pickles, which are never loaded.
     """
     vocabulary = _vocabulary_file(folder)
-    # Importing transformers takes a second and most folders have a tokenizer.json. Without this variable it says on
-    # stderr that there is no PyTorch, which nothing here needs.
+    # Imported here: it takes a second, and most folders have a tokenizer.json. The variable suppresses a warning on
+    # stderr that PyTorch is missing.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer
 
@@ -49,7 +49,7 @@ def _convert(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
         if vocabulary.name == "vocab.json":
             _drop_defaults(spec, special, folder)
         backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
-    except Exception as e:  # transformers raises what its parts raise: ValueError, OSError, AttributeError, …
+    except Exception as e:  # transformers raises many types: ValueError, OSError, AttributeError, …
         reason = f"transformers can't convert it ({type(e).__name__}: {' '.join(str(e).split())[:300]})"
         if "trust_remote_code" in str(e):
             reason = "its tokenizer is Python code that comes with the model, which is never run"
@@ -59,7 +59,7 @@ def _convert(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
 
 
 def _vocabulary_file(folder: Path) -> Path:
-    """The file that holds the vocabulary. Raises `ModelLoadError` if there is none that can be read here."""
+    """Path of the vocabulary file. Raises `ModelLoadError` if there is none, or a package to read it is missing."""
     bpe, pieces = folder / "vocab.json", folder / "tokenizer.model"
     if bpe.is_file() and (folder / "merges.txt").is_file():
         return bpe
@@ -78,31 +78,31 @@ def _vocabulary_file(folder: Path) -> Path:
 def _installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # the package around it is missing
+    except ModuleNotFoundError:  # its parent package is missing
         return False
 
 
 def _drop_defaults(spec: dict[str, Any], special: dict[str, str | None], folder: Path) -> None:
-    """Remove the special tokens that neither the vocabulary nor the settings name.
+    """Remove special tokens that neither the vocabulary nor the folder's JSON files contain.
 
-    transformers adds the defaults of the tokenizer's class (GPT-2's `<|endoftext|>`) behind the vocabulary, where the
+    transformers appends the defaults of the tokenizer class (GPT-2's `<|endoftext|>`) to the vocabulary, where the
     model has no embeddings.
     """
     settings = [_json(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json")]
     known = json.dumps([_json(folder / "added_tokens.json"), *settings], ensure_ascii=False)
     vocabulary = spec["model"]["vocab"]
-    strange = {t["content"] for t in spec["added_tokens"] if t["content"] not in vocabulary}
-    strange = {text for text in strange if json.dumps(text, ensure_ascii=False) not in known}
-    spec["added_tokens"] = [t for t in spec["added_tokens"] if t["content"] not in strange]
+    foreign = {t["content"] for t in spec["added_tokens"] if t["content"] not in vocabulary}
+    foreign = {text for text in foreign if json.dumps(text, ensure_ascii=False) not in known}
+    spec["added_tokens"] = [t for t in spec["added_tokens"] if t["content"] not in foreign]
     for name, text in special.items():
-        special[name] = None if text in strange else text
+        special[name] = None if text in foreign else text
 
 
 def _check(backend: tokenizers.Tokenizer, vocabulary: Path) -> None:
-    """Raises `ModelLoadError` if the tokenizer is of another kind than its vocabulary.
+    """Raise `ModelLoadError` if the tokenizer does not fit its vocabulary.
 
-    Which class reads the files is said by tokenizer_config.json or guessed from the architecture; a wrong one does not
-    fail, it drops text.
+    transformers takes the tokenizer class from tokenizer_config.json or guesses it from the architecture. A wrong class
+    does not fail, it drops text.
     """
     if vocabulary.name == "vocab.json":
         moved = [text for text, id in _json(vocabulary).items() if backend.token_to_id(text) != id]
@@ -115,8 +115,8 @@ def _check(backend: tokenizers.Tokenizer, vocabulary: Path) -> None:
 
 def _unusable(vocabulary: Path, why: str) -> ModelLoadError:
     return ModelLoadError(
-        f"{vocabulary}: there is no tokenizer.json beside it, and {why}; check tokenizer_class in "
-        "tokenizer_config.json, or make a tokenizer.json where the model's own tokenizer works: "
+        f"{vocabulary}: the folder has no tokenizer.json, and {why}; check tokenizer_class in "
+        "tokenizer_config.json, or create a tokenizer.json where the model's own tokenizer works: "
         "AutoTokenizer.from_pretrained(…).save_pretrained(…)"
     )
 

@@ -1,4 +1,4 @@
-"""A loaded model, and its converted copy in the cache folder."""
+"""A loaded model and its converted copy in the cache folder."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from jaxspec.models.load.files import replacing
 from jaxspec.models.load.tokenizer import Tokenizer
 from jaxspec.models.load.weights import Weights
 
-#: Change it when the layout of the weights or of the metadata changes: older files are then converted again.
+#: Version of the file layout. Increase it when weights or metadata change: older files are then converted again.
 _LAYOUT = "1"
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """`weights`: see `jaxspec.models.load`."""
+    """Configuration, weights (see `jaxspec.models.load`) and tokenizer of a model."""
 
     config: DecoderConfig
     weights: Weights
@@ -30,7 +30,7 @@ class LoadedModel:
 
 
 def save_converted(model: LoadedModel, path: Path, origin: str) -> None:
-    """Write `model` as one safetensors file, at once or not at all. `origin` tells what it was made from."""
+    """Write `model` atomically as one safetensors file. `origin` identifies the source file."""
     metadata = {
         "layout": _LAYOUT,
         "origin": origin,
@@ -42,7 +42,7 @@ def save_converted(model: LoadedModel, path: Path, origin: str) -> None:
 
 
 def load_converted(path: Path, origin: str, name: str) -> LoadedModel | None:
-    """The model `save_converted` wrote, or None if the file is absent, damaged, or made from something else."""
+    """Load a file of `save_converted`. Returns None if it is missing, damaged or has another origin."""
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}

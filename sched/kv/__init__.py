@@ -1,4 +1,4 @@
-"""What becomes of KV for which there is no room."""
+"""KV cache management: pages of requests, and what happens when pages run out (`memory`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Defer", "KVCacheManager", "Swap", "build"]
 
 
 def build(config: SchedulerConfig, pool: PagePool) -> KVCacheManager:
-    """The memory that the configuration names."""
+    """The KV cache manager for `policy.memory`. Without host pages, auto and swap recompute."""
     match config.policy.memory:
         case "defer":
             return Defer(pool)

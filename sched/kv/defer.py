@@ -1,4 +1,4 @@
-"""Nobody is let in who might need another's pages: ALISE's baseline (§3.2)."""
+"""`memory: defer`: admit only requests whose whole output fits (ALISE's baseline, §3.2)."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from jaxspec.sched.request import Request
 
 
 class Defer(KVCacheManager):
-    """A request is promised pages for all that it may write when it is let in, and keeps them to its end.
+    """Reserves pages for prompt and max_tokens at admission, so no request ever loses pages.
 
-    So nobody ever loses pages. Seats still change hands, among those that have been let in.
+    Admitted requests may still be paused: they lose their slot, not their pages.
     """
 
     can_preempt = False
 
     def __init__(self, pool: PagePool) -> None:
         super().__init__(pool)
-        self._promised: dict[str, int] = {}
-        self._total = self._held = 0  # pages promised, and those of them that have been given out
+        self._reserved: dict[str, int] = {}
+        self._total = self._held = 0  # pages reserved, and those of them allocated
 
     def fits(self, request: Request) -> bool:
-        """Shared prefixes are not reckoned with: that errs on the safe side, and alone everybody fits."""
+        """Ignores prefix sharing (conservative); a lone request always fits."""
         return self._total - self._held + self._most(request) <= self.pool.num_free
 
     def allocate(self, request: Request) -> bool:
         if not (self.fits(request) and super().allocate(request)):
             return False
-        self._promised[request.id] = most = self._most(request)
+        self._reserved[request.id] = most = self._most(request)
         self._total += most
         self._held += len(request.pages)
         return True
@@ -39,7 +39,7 @@ class Defer(KVCacheManager):
         return grown
 
     def free(self, request: Request) -> None:
-        self._total -= self._promised.pop(request.id, 0)
+        self._total -= self._reserved.pop(request.id, 0)
         self._held -= len(request.pages)
         super().free(request)
 

@@ -1,4 +1,4 @@
-"""Pages of host memory that hold KV which had to leave the device."""
+"""Page pool in host memory, for swapped KV."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from heapq import heappop, heappush
 
 
 class HostPagePool:
-    """Pages 0 … num_pages - 1, each free, held by one request, or leaving: its content may still be read.
+    """Pages 0 … num_pages - 1, each free, held by one request, or leaving (released, but may still be read).
 
-    A page that is released is handed out again only after `settle`, which begins a new plan: the uploads of a plan read
-    host pages after its offloads have written theirs.
+    A released page can be allocated again only after `settle`, which starts a new plan: within a plan, uploads read
+    host pages after offloads have written them.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -23,7 +23,7 @@ class HostPagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that `allocate` can hand out now."""
+        """Pages that `allocate` can return now."""
         return len(self._free)
 
     @property
@@ -33,11 +33,11 @@ class HostPagePool:
 
     @property
     def usage(self) -> float:
-        """Fraction of the pages that requests hold; 0 where there are none."""
+        """Fraction of the pages that requests hold; 0 without host pages."""
         return self.num_used / self.num_pages if self.num_pages else 0.0
 
     def allocate(self, n: int) -> list[int] | None:
-        """`n` pages of undefined content, the lowest free ones; None, and none taken, if there are fewer."""
+        """`n` pages of undefined content, the lowest free ones; None if fewer are free."""
         if n > len(self._free):
             return None
         pages = [heappop(self._free) for _ in range(n)]
@@ -46,7 +46,7 @@ class HostPagePool:
         return pages
 
     def release(self, pages: Sequence[int]) -> None:
-        """Give pages back. Raises `ValueError` for one that nobody holds."""
+        """Give pages back. Raises `ValueError` for a page that is not held."""
         for page in pages:
             if not self._held[page]:
                 raise ValueError(f"host page {page} is not held")
@@ -54,15 +54,17 @@ class HostPagePool:
             self._leaving.append(page)
 
     def settle(self) -> None:
-        """What is planned from now on comes after all reads of the pages released so far."""
+        """Free the released pages: later plans run after all their reads."""
         for page in self._leaving:
             heappush(self._free, page)
         self._leaving.clear()
 
     def check(self, holders: Iterable[Sequence[int]]) -> None:
-        """Raise `AssertionError` unless the books balance with `holders`, the page lists of all who hold pages."""
+        """Raise `AssertionError` unless the pool agrees with `holders`, the page lists of all requests."""
         held = [page for pages in holders for page in pages]
         assert len(set(held)) == len(held), "a host page held twice"
-        assert set(held) == {page for page, taken in enumerate(self._held) if taken}, "not held as the books say"
+        assert set(held) == {page for page, taken in enumerate(self._held) if taken}, (
+            "held pages differ from those of the requests"
+        )
         everywhere = sorted([*held, *self._free, *self._leaving])
         assert everywhere == list(range(self.num_pages)), "a host page lost or in two states"

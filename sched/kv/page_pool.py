@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from heapq import heappop, heappush
 
-#: Bytes of a key. 256 bits: no two prefixes will ever share a key, not even prompts made to do so.
+#: Bytes of a key. 256 bits rule out collisions, also deliberate ones.
 KEY_BYTES = 32
 
 
 def extend_keys(keys: list[bytes], tokens: Sequence[int], page_size: int, num_pages: int) -> None:
-    """Append to `keys` until it covers the first `num_pages` pages of `tokens`; hashes only the pages it lacks.
+    """Append to `keys` until it covers the first `num_pages` pages of `tokens`; hashes only missing pages.
 
-    A page's key is the digest of its parent's key and its own tokens, so that it stands for the whole prefix.
+    A page's key is the digest of its parent's key and its own tokens, so it identifies the whole prefix.
     """
     for page in range(len(keys), num_pages):
         content = array("I", tokens[page * page_size : (page + 1) * page_size])
@@ -24,7 +24,7 @@ def extend_keys(keys: list[bytes], tokens: Sequence[int], page_size: int, num_pa
 
 
 class PrefixIndex:
-    """A one-to-one map between keys and the pages that hold their content."""
+    """A one-to-one map between prefix keys and pages."""
 
     def __init__(self) -> None:
         self._page_of: dict[bytes, int] = {}
@@ -37,33 +37,34 @@ class PrefixIndex:
         return page in self._key_of
 
     def find(self, key: bytes) -> int | None:
+        """The page with this content, if there is one."""
         return self._page_of.get(key)
 
     def insert(self, key: bytes, page: int) -> None:
-        """Make `page` findable under `key`, unless another page already is: then this one stays private."""
+        """Map `key` to `page`, unless another page already has this content."""
         if key not in self._page_of:
             self._page_of[key] = page
             self._key_of[page] = key
 
     def forget(self, page: int) -> None:
+        """Remove a page that is in the map."""
         del self._page_of[self._key_of.pop(page)]
 
     def check(self) -> None:
-        """Raise `AssertionError` if the two directions disagree."""
+        """Raise `AssertionError` if the two directions of the map disagree."""
         assert {page: key for key, page in self._page_of.items()} == self._key_of
 
 
 class OutOfPages(Exception):
-    """Fewer pages are free than were asked for; nothing was allocated."""
+    """Too few pages are free; nothing was allocated."""
 
 
 class PagePool:
-    """Pages 0 … num_pages - 1 of `page_size` tokens, counted by reference, with a cache of full pages' prefixes.
+    """Reference-counted pages 0 … num_pages - 1 of `page_size` tokens, with a prefix cache of full pages.
 
-    A page is in one of three states: free; idle (nobody holds it, but `match` still finds its content); or held by one
-    or more requests. Only full pages are ever shared, and nobody writes to a full page.
-
-    Fresh pages are the lowest free ones; when none is free, idle pages are evicted, least recently used first.
+    A page is free, idle (no request holds it, but `match` still finds its content), or held by one or more requests.
+    Only full pages are shared, and full pages are never written. `allocate` takes the lowest free pages; when none is
+    free, it evicts idle pages, least recently used first. Raises `ValueError` for sizes below 1.
     """
 
     def __init__(self, num_pages: int, page_size: int, enable_prefix_caching: bool = True) -> None:
@@ -79,7 +80,7 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that `allocate` can hand out, idle ones included."""
+        """Pages that `allocate` can return, idle ones included."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -110,8 +111,8 @@ class PagePool:
         return page
 
     def release(self, pages: Sequence[int]) -> None:
-        """Give back one reference to each page. Raises `ValueError` for a page that nobody holds."""
-        for page in reversed(pages):  # the end of a prefix is of use to fewer requests: evict it before the beginning
+        """Drop one reference to each page. Raises `ValueError` for a page without references."""
+        for page in reversed(pages):  # evict the end of a prefix first: fewer requests share it
             if self._references[page] < 1:
                 raise ValueError(f"page {page} is not held")
             self._references[page] -= 1
@@ -123,9 +124,9 @@ class PagePool:
                 heappush(self._free, page)
 
     def match(self, tokens: Sequence[int], limit: int, keys: list[bytes] | None = None) -> list[int]:
-        """The pages of the longest cached prefix of `tokens[:limit]`, whole pages only, with a reference to each.
+        """The pages of the longest cached prefix of `tokens[:limit]`, whole pages only; adds a reference to each.
 
-        `keys` are the chain keys of the leading pages of `tokens` known so far; it is extended in place.
+        `keys` are the prefix keys of the leading pages of `tokens` computed so far; extended in place.
         """
         pages: list[int] = []
         for page in self._cached(tokens, limit, [] if keys is None else keys):
@@ -135,7 +136,7 @@ class PagePool:
         return pages
 
     def cached(self, tokens: Sequence[int], limit: int, keys: list[bytes] | None = None) -> int:
-        """Tokens that `match` would spare just now. It takes nothing, so any thread may ask."""
+        """Tokens that `match` would find now. Takes no reference and may be called from any thread."""
         return self.page_size * sum(1 for _ in self._cached(tokens, limit, [] if keys is None else keys))
 
     def _cached(self, tokens: Sequence[int], limit: int, keys: list[bytes]) -> Iterator[int]:
@@ -149,9 +150,9 @@ class PagePool:
     def register(
         self, tokens: Sequence[int], pages: Sequence[int], span: range, keys: list[bytes] | None = None
     ) -> None:
-        """Make the pages of indices `span`, all of whose KV is committed, findable as prefixes of `tokens`.
+        """Add the pages of indices `span`, whose KV is committed, to the prefix cache as prefixes of `tokens`.
 
-        A page whose content is already findable elsewhere stays private. `keys` as in `match`.
+        A page whose content another page already has stays private. `keys` as in `match`.
         """
         if not self.enable_prefix_caching:
             return
@@ -161,7 +162,7 @@ class PagePool:
             self._prefixes.insert(keys[i], pages[i])
 
     def check(self, holders: Iterable[Sequence[int]]) -> None:
-        """Raise `AssertionError` unless the books balance with `holders`, the page lists of all who hold pages."""
+        """Raise `AssertionError` unless the pool agrees with `holders`, the page lists of all requests."""
         counted = [0] * self.num_pages
         for pages in holders:
             assert len(set(pages)) == len(pages), "a page held twice by one request"

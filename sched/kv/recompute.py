@@ -1,4 +1,4 @@
-"""The KV of requests in the page pool: how it comes there, grows, and is given up."""
+"""KV pages of requests: allocation, growth, preemption. The base class implements `memory: recompute`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from jaxspec.sched.request import Request
 
 
 class KVCacheManager:
-    """Recompute: a request that has to go leaves nothing behind but full pages, findable until somebody needs them.
+    """Allocates pages for requests and takes them back. The scheduler decides which request to preempt.
 
-    Who has to go is the scheduler's to say.
+    This class recomputes: a preempted request keeps nothing, but its full pages stay in the prefix cache until they
+    are reused.
     """
 
-    #: Whether pages may be taken from a request that has been let in, and whether its KV may then go to the host.
+    #: Whether an admitted request can lose its pages, and whether its KV can then move to the host.
     can_preempt: bool = True
     can_swap: bool = False
 
@@ -26,39 +27,39 @@ class KVCacheManager:
         return 0.0
 
     def missing_pages(self, request: Request, ahead: int = 0) -> int:
-        """Pages that the request lacks for its known tokens and `ahead` more."""
+        """Pages to allocate for the request's known tokens and `ahead` more."""
         return self.pool.pages_for(len(request.tokens) + ahead) - len(request.pages)
 
     def begin_plan(self) -> None:
-        """A new plan is made."""
+        """Called when the scheduler starts a new plan."""
 
     def transfers(self) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
-        """What has to be moved out and in before the plan that is now ready."""
+        """The plan's (offloads, uploads), to be carried out before its step."""
         return (), ()
 
     def swapping_in(self, request: Request) -> bool:
-        """Whether the request's KV comes from the host with this plan."""
+        """Whether this plan uploads the request's KV."""
         return False
 
     def swapping_out(self, request: Request) -> bool:
-        """Whether it goes to the host with this plan."""
+        """Whether this plan offloads the request's KV."""
         return False
 
     def worth_swapping(self, request: Request) -> bool:
-        """Whether a request that had to go would leave its KV on the host."""
+        """Whether the request's KV would move to the host if it were preempted."""
         return False
 
     def fits(self, request: Request) -> bool:
-        """Whether a request may be let in as far as the pages of others go."""
+        """Whether the request can be admitted given what admitted requests may still need."""
         return True
 
     def evict(self, request: Request) -> bool:
-        """Take a request's pages; -> whether its KV is on the host now."""
+        """Preempt: take the request's pages. -> whether its KV is on the host now."""
         self.free(request)
         return False
 
     def allocate(self, request: Request) -> bool:
-        """Pages for all known tokens of a request that has none, cached ones first; False if they are not there."""
+        """Allocate pages for all known tokens of a request without pages, cached ones first. False: too few free."""
         known = len(request.tokens)
         # At least one token is left to compute: its logits give the next one.
         cached = self.pool.match(request.tokens, known - 1, request.page_keys) if request.reuse_prefix else []
@@ -73,7 +74,7 @@ class KVCacheManager:
         return True
 
     def grow(self, request: Request, ahead: int = 0) -> bool:
-        """Pages for known tokens and `ahead` more; False if they are not there, and then none is taken."""
+        """Allocate pages for known tokens and `ahead` more. False, and nothing allocated: too few free."""
         missing = self.missing_pages(request, ahead)
         if missing > 0:
             try:
@@ -83,11 +84,11 @@ class KVCacheManager:
         return True
 
     def spare_tokens(self, request: Request) -> int:
-        """Tokens beyond the known ones that the request's pages hold."""
+        """Tokens that fit in the request's pages after the known ones."""
         return len(request.pages) * self.pool.page_size - len(request.tokens)
 
     def commit(self, request: Request, computed: int) -> None:
-        """The KV of the first `computed` tokens is there. Full pages become findable."""
+        """The KV of the first `computed` tokens is stored. Full pages enter the prefix cache."""
         request.computed = computed
         full = computed // self.pool.page_size
         if full > request.registered:
@@ -95,7 +96,7 @@ class KVCacheManager:
             request.registered = full
 
     def free(self, request: Request) -> None:
-        """Give all pages up."""
+        """Release all pages."""
         self.pool.release(request.pages)
         request.pages = []
         request.computed = 0

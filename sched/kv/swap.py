@@ -1,4 +1,4 @@
-"""KV moved to the host and back: ALISE's memory (§3.2)."""
+"""`memory: swap` and `auto`: KV moves to the host and back (ALISE §3.2)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from jaxspec.sched.timing import SwapCosts
 
 
 class Swap(KVCacheManager):
-    """A request that has to go leaves its KV on the host, where there is room for it and, given `costs`, moving it out
-    and in again takes less than computing it anew; else it leaves nothing behind, as in `KVCacheManager`.
+    """Swaps a preempted request's KV to the host if it fits and, with `costs`, if that is faster than recomputing.
 
-    What is moved is kept until the plan is ready: a request that came in with it and has to go after all just stays on
-    the host.
+    Otherwise it recomputes, like `KVCacheManager`. Transfers are collected until the plan is ready: a request that
+    is preempted again in the plan that uploads it simply stays on the host.
     """
 
     can_swap = True
@@ -57,7 +56,7 @@ class Swap(KVCacheManager):
         return self._costs is None or self._costs.swap(pages) < self._costs.recompute(request.computed)
 
     def evict(self, request: Request) -> bool:
-        if self._in.pop(request.id, None):  # its host pages are still its own
+        if self._in.pop(request.id, None):  # it still holds its host pages
             self.pool.release(request.pages)
             request.pages = []
             return True
@@ -74,7 +73,7 @@ class Swap(KVCacheManager):
     def allocate(self, request: Request) -> bool:
         if not request.host_pages:
             return super().allocate(request)
-        # What others still have of it on the device need not be moved.
+        # Pages that are still in the prefix cache need not be moved.
         cached = self.pool.match(request.tokens, request.computed, request.page_keys) if request.reuse_prefix else []
         try:
             fresh = self.pool.allocate(self.pool.pages_for(len(request.tokens)) - len(cached))
@@ -83,8 +82,8 @@ class Swap(KVCacheManager):
             return False
         request.pages = cached + fresh
         request.registered = len(cached)
-        here, all_of_it = len(cached), len(request.host_pages)
-        moved = tuple(request.pages[here:all_of_it]), tuple(request.host_pages[here:])
+        here, total = len(cached), len(request.host_pages)
+        moved = tuple(request.pages[here:total]), tuple(request.host_pages[here:])
         self._in[request.id] = Transfer(request, *moved)
         return True
 
@@ -92,7 +91,7 @@ class Swap(KVCacheManager):
         if self._exact or not request.swaps:
             super().commit(request, computed)
         else:
-            request.computed = computed  # what was computed on inexact KV is not for others either
+            request.computed = computed  # KV computed from inexact KV must not be shared either
 
     def free(self, request: Request) -> None:
         super().free(request)

@@ -1,4 +1,4 @@
-"""Whose KV should be on the device: by estimated wait time (ALISE §3.2, Algorithm 2)."""
+"""Which requests' KV should be on the device, by estimated wait time (ALISE §3.2, Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxspec.sched.request import Request, RequestStatus
 from jaxspec.sched.timing import Runtime, SwapCosts
 from jaxspec.sched.waiting_queue import WaitingQueue
 
-#: Steps ahead of its turn at which KV should be on the device, besides the time that it takes to make room for it.
+#: KV should be on the device this many steps before its request's turn, plus the time to make room for it.
 AHEAD = 8
 
 
@@ -29,20 +29,23 @@ def arrange(
     most_pages: int | None,
     now: float,
 ) -> tuple[list[Request], list[Request]]:
-    """Who should come in from the host, in this order, and who should go there to make room: see `choose`.
+    """-> (requests to upload, in this order; requests to offload to make room), see `choose`.
 
-    `key` is the order's, `most_pages` the configuration's `swap_pages`. Looks ahead for some steps, and
-    for as long as it would take to move all that the device holds out and in again.
+    `key` is the order's key, `most_pages` the configuration's `swap_pages`. Looks ahead `AHEAD` steps plus the time to
+    move the whole pool out and in again.
     """
     soon = AHEAD * runtime.d + (costs.swap(kv.pool.num_pages) if costs else 0.0)
-    place = lambda request: (key(request), request.number)  # noqa: E731
+
+    def place(request: Request) -> tuple[Any, int]:
+        return key(request), request.number
+
     jobs = by_wait(running, waiting, place, runtime.remaining, free_slots, promoted_after, now)
     coming, going = choose(jobs, soon, waiting, kv, len(running))
     return first_of(coming, most_pages, kv), first_of(going, most_pages, kv)
 
 
 def first_of(moving: list[Request], most_pages: int | None, kv: KVCacheManager) -> list[Request]:
-    """Those that one step can move beside its own work, and at least one."""
+    """The first requests, at least one, whose pages one step can move in addition to its work."""
     if most_pages is None:
         return moving
     pages = list(accumulate(kv.pool.pages_for(request.computed) for request in moving))
@@ -58,11 +61,11 @@ def by_wait(
     promoted_after: float | None,
     now: float,
 ) -> Iterator[tuple[float, Request]]:
-    """(seconds, request) of all that wait, the shortest estimated wait first.
+    """(estimated wait in seconds, request) of all waiting requests, the shortest wait first.
 
-    A request waits for what remains of all before it, but no longer than until aging promotes it (Eq. 7). What the
-    paper's sum leaves out: as many are served at once as run now, and with `free_slots` nobody waits for a slot.
-    Takes O(log w) for each that is asked for, w being those that wait, and O(n log n) for the n that run.
+    A request waits for the remaining time of all before it, but at most until aging promotes it (Eq. 7). Unlike the
+    paper's sum, this divides by the number of running requests, and the first `free_slots` do not wait.
+    O(log w) per request taken, with w waiting, and O(n log n) for n running requests.
     """
     sources = [_in_order(running, waiting, place, remaining, free_slots)]
     if promoted_after is not None:
@@ -95,11 +98,11 @@ def _in_order(
 def choose(
     jobs: Iterable[tuple[float, Request]], soon: float, waiting: WaitingQueue, kv: KVCacheManager, spare: int
 ) -> tuple[list[Request], list[Request]]:
-    """Who should come in from the host, in this order, and who should go there to make room, for all `jobs` (as of
-    `by_wait`) of the next `soon` seconds that the device holds beside those that run and `spare` pages for them.
+    """-> (requests to upload, in this order; requests to offload).
 
-    Those with the shortest waits keep their place on the device, or have theirs kept free. Of the others the last in
-    order go, and no more of them than it takes: with a long wait, KV does no harm where nobody needs the room.
+    Of `jobs` (from `by_wait`), those that wait less than `soon` seconds get pages on the device, shortest wait first,
+    while running requests keep theirs and `spare` pages to grow. Of the other paused requests the last in order are
+    offloaded, only as many as needed: KV of a long wait does no harm while its pages are not needed.
     """
     pool = kv.pool
     room = pool.num_free + waiting.paused_pages - spare
@@ -107,7 +110,7 @@ def choose(
     coming: list[Request] = []
     kept: set[str] = set()
     for seconds, request in jobs:
-        missing = max(0, kv.missing_pages(request))  # one that was to draft may have pages to spare
+        missing = max(0, kv.missing_pages(request))  # it may have spare pages from drafting
         room -= missing + len(request.pages)
         if seconds > soon or room < 0:
             break

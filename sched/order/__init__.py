@@ -1,4 +1,4 @@
-"""Orders of service: who goes first, and whether that preempts."""
+"""Orders: which request goes first, and whether it preempts. One policy per file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 def build(policy: PolicyConfig, runtime: Runtime) -> Order:
-    """The order that the configuration names, without aging; `runtime` is for those that ask how long requests take."""
+    """The order that `policy.order` names, without aging. `runtime` estimates execution times; only ALISE uses it."""
     match policy.order:
         case "fcfs":
             return Fcfs()

@@ -1,4 +1,4 @@
-"""No wait without end, whatever the order."""
+"""Aging: an upper bound on waiting, for any order."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from jaxspec.sched.request import Request
 
 
 class Aging(Order):
-    """An order in which requests that have waited too long go before all others, first come, first served.
+    """Wraps an order: requests that have waited too long go before all others, first come, first served.
 
-    They stay there until they end, and keep their seats: so however many shorter ones arrive, a request waits at most
-    for those that were promoted before it.
+    They stay first until they finish and cannot be preempted. So a request waits at most for those promoted before it,
+    however many shorter ones arrive.
     """
 
     def __init__(self, order: Order) -> None:

@@ -1,4 +1,4 @@
-"""Shortest remaining time first, in queues: ALISE (§3.1)."""
+"""ALISE (§3.1): shortest remaining time first, in queues."""
 
 from __future__ import annotations
 
@@ -14,50 +14,52 @@ from jaxspec.sched.timing import Runtime
 
 @dataclass(slots=True)
 class _Progress:
-    """Where one request stands, by its output and prediction at that time."""
+    """A request's queue, and the output and predicted length that it was computed from."""
 
     output: int
     expected: float
     queue: int
-    #: How often it has outlived its prediction.
+    #: How often its output has reached the predicted length.
     demotions: int = 0
 
 
 class Alise(Order):
-    """Queues by the remaining execution time that the runtime model expects, each holding `growth` times as much as the
-    one above it; within one, first come, first served, and no preemption. A running request moves up as it comes nearer
-    to its end. One that outlives its prediction is demoted: the doubled prediction says how far, and it never enters
-    the queue again that it outlived it in: after n demotions the first n are closed to it.
+    """Queues by estimated remaining execution time; the range of each is `growth` times that of the one above it.
 
-    The model learns on, so a request's place is found when its output or prediction changes and then stands: what waits
-    keeps its key. Virtual aging is the scheduler's (`aging_ms`), which promotes above all queues.
+    Within a queue requests go first come, first served, and do not preempt each other. A running request moves up as it
+    nears its end. When it exceeds its predicted length, the prediction is doubled and the request is demoted to the
+    queue of the new estimate; after n demotions it can no longer enter the first n queues.
+
+    The runtime model keeps learning, so a request's queue is computed only when its output or prediction changes: a
+    waiting request keeps its key. ALISE's virtual aging is the scheduler's (`aging_ms`), which promotes a request above
+    all queues.
     """
 
     preemptive = True
 
     def __init__(self, settings: AliseSettings, runtime: Runtime) -> None:
         self._runtime = runtime
-        # Most remaining seconds of each queue but the last, which has no end.
-        self._up = [settings.first_threshold_ms / 1000 * settings.growth**j for j in range(settings.queues - 1)]
+        # Upper bound in remaining seconds of each queue but the last, which has none.
+        self._bounds = [settings.first_threshold_ms / 1000 * settings.growth**j for j in range(settings.queues - 1)]
         self._progress: dict[str, _Progress] = {}
 
     def key(self, request: Request) -> Any:
         return self.queue(request)
 
     def queue(self, request: Request) -> int:
-        """0 is served first."""
+        """The request's queue; 0 goes first."""
         output, expected = request.output_len, request.expected_len
         p = self._progress.get(request.id)
         if p is None:
-            p = self._progress[request.id] = _Progress(output, expected, self._place(request))
+            p = self._progress[request.id] = _Progress(output, expected, self._queue_of(request))
         elif p.output != output or p.expected != expected:
             p.demotions += p.expected <= output < expected
             p.output, p.expected = output, expected
-            p.queue = min(max(self._place(request), p.demotions), len(self._up))
+            p.queue = min(max(self._queue_of(request), p.demotions), len(self._bounds))
         return p.queue
 
     def forget(self, request: Request) -> None:
         self._progress.pop(request.id, None)
 
-    def _place(self, request: Request) -> int:
-        return bisect_left(self._up, self._runtime.remaining(request))
+    def _queue_of(self, request: Request) -> int:
+        return bisect_left(self._bounds, self._runtime.remaining(request))

@@ -1,4 +1,4 @@
-"""First come, first served."""
+"""FCFS: first come, first served."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxspec.sched.request import Request
 
 
 class Fcfs(Order):
-    """In order of arrival, strictly: a request that does not fit blocks those behind it."""
+    """Strictly in order of arrival: a request that does not fit blocks all later ones."""
 
     def key(self, request: Request) -> Any:
         return ()

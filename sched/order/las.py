@@ -1,4 +1,4 @@
-"""Least attained service."""
+"""LAS: least attained service."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from jaxspec.sched.request import Request
 
 
 class Las(Order):
-    """LAPS-SD's baseline (§3): who has had the least time goes first and preempts who has had more.
+    """LAPS-SD's baseline (§3): the request that has been served the least time goes first and preempts others.
 
-    Time counts in whole quanta (seconds; 0: exactly), so that two requests don't change places at every step.
+    Times are compared in whole quanta of `quantum` seconds (0: exactly), so that two requests do not preempt each other
+    at every step.
     """
 
     preemptive = True

@@ -1,4 +1,4 @@
-"""What every order of service offers."""
+"""The interface of an order."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from jaxspec.sched.request import Request
 
 
 class Order(Protocol):
-    """Who goes first. The bodies here are those of an order that neither preempts nor learns."""
+    """Which request goes first. The default methods suit an order that neither preempts nor learns."""
 
-    #: Whether requests that wait take the seats of running ones that come after them.
+    #: Whether waiting requests may take the slots of running requests that come after them.
     preemptive: bool = False
 
     def key(self, request: Request) -> Any:
-        """Where the request stands: smaller goes first. Equal keys go in order of arrival, and neither preempts.
+        """Sort key: smaller goes first. Equal keys go in order of arrival and do not preempt each other.
 
         A waiting request's key changes only with its length prediction.
         """
         ...
 
     def preemptible(self, request: Request) -> bool:
-        """Whether the running request gives its seat to one with a smaller key."""
+        """Whether a waiting request with a smaller key may take this running request's slot."""
         return True
 
     def observe(self, request: Request, result: RequestResult, seconds: float) -> None:
-        """The request took part in a round of that many seconds; its own counts include it already."""
+        """Learn from a round of `seconds` seconds that the request took part in; its counters include it already."""
 
     def forget(self, request: Request) -> None:
-        """The request has ended."""
+        """The request has finished."""

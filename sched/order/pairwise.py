@@ -1,4 +1,4 @@
-"""Shortest job first by comparing requests two at a time."""
+"""Pairwise: shortest job first, by comparing two requests at a time."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from jaxspec.sched.length import true_len
 from jaxspec.sched.order.order import Order
 from jaxspec.sched.request import Request
 
-#: Whether the first of two requests is the shorter one. Asked O(log n) times for each of n that wait.
+#: Whether the first of two requests is the shorter one. Called O(log n) times for each of n waiting requests.
 Comparator = Callable[[Request, Request], bool]
 
 
 class Pairwise(Order):
-    """SSJF's alternative (§3.1): nobody knows lengths, only which of two requests is shorter."""
+    """SSJF's alternative (§3.1): lengths are unknown, only which of two requests is shorter."""
 
     def __init__(self, shorter: Comparator) -> None:
         self._shorter = shorter
@@ -25,7 +25,7 @@ class Pairwise(Order):
 
 
 class _Compared:
-    """A request that knows its place beside another one only."""
+    """A sort key that is ordered by the comparator."""
 
     __slots__ = ("request", "shorter")
 
@@ -37,7 +37,7 @@ class _Compared:
 
 
 class OracleComparator:
-    """Right except for a stated share of the pairs. Two requests always get the same answer, whichever comes first."""
+    """Compares true lengths and errs on a share `error_rate` of all pairs; a pair always gets the same result."""
 
     def __init__(self, error_rate: float, seed: int) -> None:
         self._error_rate, self._seed = error_rate, seed

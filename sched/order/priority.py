@@ -1,4 +1,4 @@
-"""Static priorities."""
+"""Priority: static priorities given by the client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxspec.sched.request import Request
 
 
 class Priority(Order):
-    """Smaller numbers go first, as in vLLM; equal ones in order of arrival, and they never preempt each other."""
+    """Smaller numbers go first, as in vLLM. Equal ones go in order of arrival and never preempt each other."""
 
     def __init__(self, preemptive: bool) -> None:
         self.preemptive = preemptive

@@ -1,4 +1,4 @@
-"""Shortest job first, by predicted output length."""
+"""SJF: shortest job first, by predicted output length."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from jaxspec.sched.request import Request
 
 
 class Sjf(Order):
-    """SSJF §3.2: the shortest predicted output goes first, ties in order of arrival; who runs is not preempted.
+    """SSJF §3.2: the shortest predicted output goes first, ties in order of arrival; no preemption.
 
-    LAPS-SD's baseline LP-SJF (§5.1) is the same order under speculation: it takes the length for the execution time.
-    With the oracle for a predictor it is SSJF's baseline. Without a prediction a request counts as its max_tokens.
+    With speculation, this is LAPS-SD's baseline LP-SJF (§5.1), which takes the length for the execution time. With the
+    length oracle, it is SSJF's oracle baseline. A request without a prediction counts as its max_tokens.
     """
 
     def key(self, request: Request) -> Any:

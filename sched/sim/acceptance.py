@@ -1,4 +1,4 @@
-"""Acceptance of draft tokens as a process of each request: it wanders early and settles (LAPS-SD Fig. 3)."""
+"""Acceptance of draft tokens as a random process per request: it varies early and settles (LAPS-SD Fig. 3)."""
 
 from __future__ import annotations
 
@@ -8,45 +8,48 @@ from dataclasses import asdict, dataclass, fields
 from math import exp, log, log1p, sqrt
 from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-#: Output tokens over which fitting pools rounds.
+#: `fit` pools the rounds of this many output tokens.
 _BIN = 16
 
 
 class Acceptance(Protocol):
-    """Says what comes of drafting a chain of tokens."""
+    """Acceptance model: how many tokens of a drafted chain the target model accepts."""
 
     def round(self, request: int, produced: int, most: int) -> tuple[int, int]:
-        """(drafted, accepted) for the request of this number, which has `produced` tokens of output; `most` tokens may
-        be drafted."""
+        """(drafted, accepted) of the request's next draft of at most `most` tokens, after `produced` output tokens.
+
+        `request` is its index in the workload.
+        """
         ...
 
     def share(self, request: int, most: int) -> float | None:
-        """What accepted / drafted will settle at in rounds of `most` drafts; None where nobody knows."""
+        """The request's long-run acceptance rate (accepted / drafted) with `most` draft tokens; None if unknown."""
         ...
 
     def forget(self, request: int) -> None:
-        """The request has ended."""
+        """Drop the state of a finished request."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Distribution of requests' acceptance and how it settles.
+    """Distribution of the requests' acceptance rates and how they settle.
 
-    A request has a rate p that it settles at, Beta-distributed over requests with mean `mean` and standard deviation
-    `spread`. After t output tokens its drafts are accepted, each given the one before, with the chance
-    `sigmoid(logit(p) + wander · exp(-t / settle) · z)`, where z is a standard normal autoregressive process with the
-    correlation `memory` from one round to the next. Raises `ValueError` naming the parameter that is out of range.
+    A request's long-run rate p is Beta-distributed over requests with mean `mean` and standard deviation `spread`.
+    After t output tokens each draft token is accepted, given that the one before it is, with probability
+    `sigmoid(logit(p) + wander · exp(-t / settle) · z)`, where z is a standard normal autoregressive process with
+    correlation `memory` between successive rounds. Raises `ValueError` naming the parameter that is out of range.
     """
 
     mean: float
     spread: float = 0.0
     wander: float = 0.0
-    #: Output tokens after which the wandering has shrunk to 1/e.
+    #: Output tokens after which the deviation from p has decayed to 1/e.
     settle: float = 50.0
     memory: float = 0.8
 
@@ -61,7 +64,7 @@ class Process:
             raise ValueError(f"memory must be at least 0 and below 1, got {self.memory}")
 
     def rates(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """What `count` requests settle at `[count]`."""
+        """Long-run acceptance rates of `count` requests `[count]`."""
         if not self.spread:
             return np.full(count, self.mean)
         concentration = self.mean * (1 - self.mean) / self.spread**2 - 1
@@ -74,10 +77,10 @@ class Process:
 
 
 class Sampled:
-    """Draws from a `Process` for `count` requests.
+    """Acceptance model that draws from a `Process` for `count` requests.
 
-    Each has random numbers of its own: its n-th round comes out the same whatever the order of service, so policies are
-    compared on the very same jobs.
+    Each request has its own random numbers, so its n-th round has the same result in any order of service and policies
+    are compared on identical requests.
     """
 
     def __init__(self, process: Process, count: int, rng: np.random.Generator) -> None:
@@ -94,7 +97,7 @@ class Sampled:
         x = self._logit[request]
         if self._process.wander:
             x += self._process.wander * exp(-produced / self._process.settle) * live.step(self._process.memory)
-        # A geometric number: the chance of k or more is sigmoid(x)**k.
+        # Geometric: the probability of k or more is sigmoid(x)**k.
         return most, min(most, int(live.random.expovariate(1.0) / max(_softplus(-x), 1e-9)))
 
     def share(self, request: int, most: int) -> float | None:
@@ -106,7 +109,7 @@ class Sampled:
 
 
 class _Wanderer:
-    """One request's random numbers and where it has wandered to, in standard deviations."""
+    """The random generator and current deviation, in standard deviations, of one request."""
 
     __slots__ = ("at", "random")
 
@@ -121,44 +124,44 @@ class _Wanderer:
 
 
 def _softplus(x: float) -> float:
-    """log(1 + exp(x)): of a logit's negative, minus the logarithm of its chance."""
+    """log(1 + exp(x)); `_softplus(-x)` is -log(sigmoid(x))."""
     return x if x > 30 else log1p(exp(x))
 
 
 def fit(traces: Sequence[Sequence[tuple[int, int]]]) -> Process:
-    """The process by moments, from `traces` of requests: (drafted, accepted) of each round, in order.
+    """Fit a process by the method of moments to `traces`: (drafted, accepted) of each round of each request, in order.
 
-    A round of a chain with k accepted is k successes and, unless all were accepted, one failure. A request's late half
-    gives the rate it settles at. In the early half, products of different rounds' distances from it hold no chance of
-    the draw: they say how far it wanders, how soon that dies down, and, neighbours against next but one, how long it
-    remembers. Raises `ValueError` where no request has 8 rounds.
+    A round with k accepted tokens is k successes and, unless all were accepted, one failure. The late half of a trace
+    gives the request's long-run rate. In the early half, products of the deviations of two different rounds are free of
+    sampling noise: they give `wander` and `settle`, and the products one round apart relative to those two apart give
+    `memory`. Raises `ValueError` if no request has 8 rounds.
     """
     long = [t for t in traces if len(t) >= 8]
     if not long:
-        raise ValueError("acceptance is fitted to requests of at least 8 rounds; there is none")
-    held, tried = np.array([_share(t[len(t) // 2 :]) for t in long], float).T
-    mean = float(np.clip(held.sum() / tried.sum(), 0.01, 0.99))
-    by_chance = mean * (1 - mean) / tried
-    excess = float((held / tried).var() - by_chance.mean())
+        raise ValueError("fitting acceptance needs requests with at least 8 rounds; there is none")
+    accepted_late, tried = np.array([_share(t[len(t) // 2 :]) for t in long], float).T
+    mean = float(np.clip(accepted_late.sum() / tried.sum(), 0.01, 0.99))
+    noise = mean * (1 - mean) / tried  # sampling variance of each request's rate
+    excess = float((accepted_late / tried).var() - noise.mean())
     spread = sqrt(min(max(0.0, excess), 0.9 * mean * (1 - mean)))
 
-    # Per bin of output tokens: products of distances one and two rounds apart, and the tokens they are over.
+    # Per bin of output tokens: sums of (product, weight) of deviations one round apart, and of those two apart.
     bins: dict[int, np.ndarray] = {}
-    for trace, rate, blur in zip(long, held / tried, by_chance, strict=True):
+    for trace, rate, variance in zip(long, accepted_late / tried, noise, strict=True):
         counts, produced = [(a, a + (a < d)) for d, a in trace[: len(trace) // 2]], 0
         for i, (accepted, n) in enumerate(counts):
             total = bins.setdefault(produced // _BIN, np.zeros(4))
             for apart in (1, 2):
                 if i + apart < len(counts):
                     other, m = counts[i + apart]
-                    off = (accepted - rate * n) * (other - rate * m) - blur * n * m
-                    total[2 * apart - 2 : 2 * apart] += off, n * m
+                    product = (accepted - rate * n) * (other - rate * m) - variance * n * m
+                    total[2 * apart - 2 : 2 * apart] += product, n * m
             produced += accepted + 1
     table = np.array([(_BIN * (i + 0.5), *total) for i, total in sorted(bins.items()) if total[1] and total[3]])
     if not len(table):
         return Process(mean, spread)
     near, far = table[:, 1] / table[:, 2], table[:, 3] / table[:, 4]
-    weight = table[:, 2] * near  # bins count as far as something is left of the wandering
+    weight = table[:, 2] * near  # bins in which the deviation has decayed count less
     memory = float(np.clip((weight * far).sum() / (weight * near).sum(), 0.0, 0.98))
     if near[0] <= 0 or memory < 0.05:
         return Process(mean, spread)
@@ -167,37 +170,42 @@ def fit(traces: Sequence[Sequence[tuple[int, int]]]) -> Process:
 
 
 def _decay(at: np.ndarray, variance: np.ndarray, weight: np.ndarray, mean: float) -> tuple[float, float]:
-    """(wander, settle) for which the chances' variance after `at` tokens fits `variance` best, all `[bins]`."""
+    """The (wander, settle) that fit the acceptance rate's variance `variance` after `at` tokens best, weighted by
+    `weight`; all `[bins]`."""
     nodes, shares = np.polynomial.hermite_e.hermegauss(21)
     sizes = np.linspace(0, 4, 81)
     chances = 1 / (1 + np.exp(-(log(mean / (1 - mean)) + sizes[:, None] * nodes)))
-    variances = ((chances - mean) ** 2 * shares / shares.sum()).sum(1)
+    variances: NDArray[np.float64] = ((chances - mean) ** 2 * shares / shares.sum()).sum(1)
+    wanders: list[float] = sizes.tolist()
+    settles: list[float] = np.geomspace(8, 512, 25).tolist()
     best = (np.inf, 0.0, 50.0)
-    for settle in np.geomspace(8, 512, 25):
-        for wander in sizes:
-            expected = np.interp(wander * np.exp(-at / settle), sizes, variances)
-            best = min(best, (float((weight * (variance - expected) ** 2).sum()), float(wander), float(settle)))
+    for settle in settles:
+        for wander in wanders:
+            deviation: NDArray[np.float64] = wander * np.exp(-at / settle)
+            expected = np.interp(deviation, sizes, variances)
+            best = min(best, (float((weight * (variance - expected) ** 2).sum()), wander, settle))
     return best[1], best[2]
 
 
 def _share(rounds: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """(accepted, tried) tokens: those after the first rejected one of a round were never looked at."""
+    """(accepted, tried) tokens; those after a round's first rejected token do not count as tried."""
     return sum(a for _, a in rounds), max(1, sum(a + (a < d) for d, a in rounds))
 
 
 def load_process(text: str) -> Process:
-    """A number, the rate of all requests, or the file of a fitted process. Raises OSError, or ValueError naming what is
-    wrong."""
+    """The process of a number, the acceptance rate of all requests, or of a file with a fitted process. Raises OSError,
+    or ValueError naming what is wrong."""
     try:
         return Process(float(text))
     except ValueError:
         if not Path(text).exists():
             raise ValueError(f"acceptance {text!r} is neither a rate between 0 and 1 nor a file") from None
     try:
-        content = json.loads(Path(text).read_text(encoding="utf-8"))
+        content: Any = json.loads(Path(text).read_text(encoding="utf-8"))
+        values = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
         known = {f.name for f in fields(Process)}
-        if not isinstance(content, dict) or not set(content) <= known or "mean" not in content:
+        if not set(values) <= known or "mean" not in values:
             raise ValueError(f"needs the field mean, and may have {', '.join(sorted(known))}")
-        return Process(**{name: float(value) for name, value in content.items()})
+        return Process(**{name: float(value) for name, value in values.items()})
     except (ValueError, TypeError) as error:
         raise ValueError(f"acceptance {text}: {error}") from None

@@ -1,4 +1,4 @@
-"""When requests arrive: Poisson, Gamma, a recorded trace, or all at once. The caller brings the randomness."""
+"""Arrival processes: Poisson, Gamma, a recorded trace, or all at once. The caller passes the random generator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Seconds after the start, and the sizes a trace asks for (None: the run's own)."""
+    """Arrival time in seconds after the start, and lengths in tokens if the trace gives them."""
 
     time: float
     input_tokens: int | None = None
@@ -19,17 +19,18 @@ class Arrival:
 
 
 def burst(count: int) -> list[Arrival]:
-    """Everything at time 0; with a limit on concurrency this is a closed loop."""
+    """All requests at time 0; with a concurrency limit this is a closed loop."""
     return [Arrival(0.0)] * count
 
 
 def gamma(count: int, rate: float, cv: float, rng: np.random.Generator) -> list[Arrival]:
-    """Independent Gamma gaps of mean 1/`rate` seconds and coefficient of variation `cv`; the first is at time 0.
+    """Gamma-distributed gaps with mean 1/`rate` seconds and coefficient of variation `cv`; the first request is at 0.
 
-    `cv` = 1 is a Poisson process, more is burstier, less is more regular (0 is a metronome). Raises ValueError.
+    `cv` = 1 is a Poisson process, above 1 is burstier, 0 gives equal gaps. Raises ValueError for a rate that is not
+    positive or a negative `cv`.
     """
     if not rate > 0 or not cv >= 0:
-        raise ValueError(f"the rate must be positive and the burstiness not negative, got {rate} and {cv}")
+        raise ValueError(f"rate must be positive and burstiness (cv) not negative, got {rate} and {cv}")
     if cv == 0:
         gaps = np.full(max(count - 1, 0), 1 / rate)
     else:
@@ -39,17 +40,17 @@ def gamma(count: int, rate: float, cv: float, rng: np.random.Generator) -> list[
 
 
 def poisson(count: int, rate: float, rng: np.random.Generator) -> list[Arrival]:
-    """A Poisson process of `rate` requests a second."""
+    """A Poisson process with `rate` requests per second."""
     return gamma(count, rate, 1.0, rng)
 
 
 def trace(path: str | Path, count: int | None = None, rate: float | None = None) -> list[Arrival]:
-    """The first `count` rows of a CSV with a column arrival_s and, if it has them, input_tokens and output_tokens.
+    """The first `count` rows of a CSV with the column arrival_s and optional columns input_tokens and output_tokens.
 
-    Times are shifted to start at 0 and, given a `rate`, stretched so that its mean is that many a second.
-    Raises OSError, or ValueError naming the line that is wrong.
+    Times are shifted to start at 0. With `rate` they are scaled to that mean rate (requests per second).
+    Raises OSError, or ValueError naming the bad line.
     """
-    arrivals = []
+    arrivals: list[Arrival] = []
     with open(path, newline="", encoding="utf-8") as file:
         rows = csv.DictReader(file)
         if "arrival_s" not in (rows.fieldnames or ()):

@@ -1,4 +1,4 @@
-"""Step costs of the simulator: linear, roofline, and as profiled on the engine."""
+"""Step costs of the simulator: linear, roofline, or profiled on the engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import inf
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -18,37 +18,37 @@ from jaxspec.sched.timing import StepTimes, SwapCosts
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What one step computes. Counts over all its requests."""
+    """What one step computes, summed over its requests."""
 
-    #: Tokens on the token axis: prompt tokens, one for each decoding request, and the draft tokens to verify.
+    #: Prompt tokens, one token per decoding request, and draft tokens to verify.
     tokens: int
-    #: Requests whose prompt begins in this step.
+    #: Requests whose prompt starts in this step.
     starting: int = 0
     #: Committed KV positions that attention reads.
     context: int = 0
-    #: Requests drafted for, and levels of the deepest draft: the drafter runs once a level.
+    #: Requests with drafts, and depth of the deepest draft: the drafter runs once per level.
     drafting: int = 0
     levels: int = 0
-    #: KV positions moved between device and host because requests were switched.
+    #: KV positions moved between device and host because requests were paused or resumed.
     swapped: int = 0
 
 
 class Cost(Protocol):
-    """Seconds of a step, drafting and verification together."""
+    """Cost model: seconds of a step, drafting and verification together."""
 
     def seconds(self, load: StepLoad) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Seconds that grow with each count of a step; the constants are in seconds."""
+    """Seconds linear in the counts of a `StepLoad`; all constants in seconds."""
 
     step: float
     token: float = 0.0
-    #: What a step takes longer in which prompts begin, however many.
+    #: Added once to a step in which any prompt starts.
     start: float = 0.0
     position: float = 0.0
-    #: One run of the drafter, and what each request of it adds.
+    #: One run of the drafter, and the addition per request in it.
     draft_level: float = 0.0
     draft_token: float = 0.0
     swap: float = 0.0
@@ -60,7 +60,7 @@ class Linear:
         )  # fmt: skip
 
 
-#: SSJF §4, Table 1: milliseconds of a query of 512 tokens on one V100 (16 GB).
+#: SSJF §4, Table 1: milliseconds per query of 512 tokens on one V100 (16 GB).
 V100_QUERY_MS: Mapping[str, float] = {
     "opt-1.3b": 1243, "opt-2.7b": 2351, "gpt2-large": 832, "gpt2-xl": 1602, "codegen-350m": 357, "codegen-2b": 2507,
     "bloom-1b1": 523, "bloom-3b": 1293, "switch-base-16": 348, "switch-base-32": 402,
@@ -68,25 +68,25 @@ V100_QUERY_MS: Mapping[str, float] = {
 
 
 def v100(model: str) -> Linear:
-    """A model of SSJF's Table 1: its latency spread over the 512 tokens of the query. Raises ValueError."""
+    """A model of SSJF's Table 1: query latency divided by its 512 tokens. Raises ValueError for an unknown model."""
     if model not in V100_QUERY_MS:
-        raise ValueError(f"no model {model!r} in SSJF's Table 1; there are {', '.join(V100_QUERY_MS)}")
+        raise ValueError(f"no model {model!r} in SSJF's Table 1; known: {', '.join(V100_QUERY_MS)}")
     return Linear(step=V100_QUERY_MS[model] / 512 / 1e3)
 
 
 #: SSJF §2's T = C + K·N with the constants of the paper's published experiments (`per_token_latency` and
 #: `const_latency` of model-serving/eval.py in github.com/James-QiuHaoran/LLM-serving-with-proxy-models): vicuna-13b
-#: gives a token in 20 ms whatever the batch, the requests that start together cost 100 ms once. Its shortest job, one
-#: token, takes the 120 ms that §4.2 names as the minimum.
+#: takes 20 ms per token at any batch size, plus 100 ms once per step in which requests start. The shortest job, one
+#: token, takes 120 ms, the minimum given in §4.2.
 SSJF = Linear(step=0.02, start=0.1)
 
-#: LAPS-SD §5.1: LLaMA-7B verifies what LLaMA-68M drafts, on an NVIDIA L20, as a roofline: weights and KV are read once
-#: a step and a token computes 2 FLOP a parameter. L20 (data sheet): 864 GB/s, 119.5 TFLOPS of FP16 with tensor cores,
-#: PCIe 4.0 x16 at 32 GB/s; taken as reached are four fifths of the bandwidths and half of the arithmetic. LLaMA-7B
-#: (Touvron et al. 2023): 6.74e9 parameters, 32 layers of width 4,096, so 0.5 MiB of FP16 KV a position. LLaMA-68M
-#: (Miao et al. 2024, SpecInfer): 2 layers, for which bandwidth would allow 0.2 ms a token; in PyTorch the launches of
-#: its kernels set the pace: assumed 1 ms. A switch moves the KV over PCIe; LAPS-SD's Fig. 2 finds it 14.21 % of the
-#: time of a request of 500 tokens, which is what these constants give for a switch every 80 ms of service or so.
+#: LAPS-SD §5.1: LLaMA-7B with LLaMA-68M as its draft model on an NVIDIA L20, as a roofline: weights and KV are read
+#: once per step, and a token costs 2 FLOP per parameter. L20 (data sheet): 864 GB/s, 119.5 TFLOPS FP16 with tensor
+#: cores, PCIe 4.0 x16 at 32 GB/s; assumed to be reached: 80 % of the bandwidths and half of the FLOPS. LLaMA-7B
+#: (Touvron et al. 2023): 6.74e9 parameters, 32 layers of width 4,096, hence 0.5 MiB of FP16 KV per position. LLaMA-68M
+#: (Miao et al. 2024, SpecInfer): 2 layers, for which the bandwidth would allow 0.2 ms per token, but in PyTorch kernel
+#: launches dominate: assumed 1 ms. A switch moves the KV over PCIe. LAPS-SD's Fig. 2 measures 14.21 % of the time of a
+#: 500-token request for switches, which these constants give at about one switch per 80 ms of service.
 _BANDWIDTH, _ARITHMETIC, _PCIE = 0.8 * 864e9, 0.5 * 119.5e12, 0.8 * 32e9
 _LLAMA_7B, _LLAMA_7B_KV = 6.74e9, 2 * 32 * 4096 * 2
 LLAMA_7B_L20 = Linear(
@@ -97,7 +97,7 @@ LLAMA_7B_L20 = Linear(
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Seconds of a step: reading the weights or computing its tokens, whichever takes longer, and reading the KV."""
+    """Seconds of a step: the longer of reading the weights and computing the tokens, plus reading the KV."""
 
     weights: float
     token: float
@@ -109,16 +109,16 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A model on a device at a paper's scale: what steps take, and what room there is for KV."""
+    """A model on a paper's device: step cost, KV memory and host bandwidth."""
 
     cost: Roofline
-    #: Bytes of a position's KV at half precision, bytes of the device for KV, bytes a second from and to the host.
+    #: Bytes of KV per position at half precision, bytes of device memory for KV, bytes per second to and from the host.
     kv_bytes: int
     room: float
     bus: float
 
     def positions(self, kv_share: float = 1.0) -> int:
-        """Positions of KV that the device holds, each of `kv_share` of the bytes at half precision."""
+        """KV positions that fit the device; a position takes `kv_share` of its bytes at half precision."""
         return int(self.room / (self.kv_bytes * kv_share))
 
     def swap_costs(self, page_size: int, kv_share: float = 1.0) -> SwapCosts:
@@ -126,25 +126,25 @@ class Machine:
         return SwapCosts(page, page, self.cost.token, self.cost.weights)
 
 
-#: V100, data sheet (SXM2): see `opt_v100` for what is taken as reached of it.
+#: V100, data sheet (SXM2), times the shares that are assumed to be reached (see `opt_v100`).
 V100_BANDWIDTH, V100_ARITHMETIC = 0.8 * 900e9, 0.5 * 125e12
 
 
 def opt_v100(parameters: float, layers: int, width: int) -> Machine:
     """An OPT model on one V100 as in ALISE §4.1 and Fig. 2, FP16 weights, as a roofline.
 
-    V100 (data sheet, SXM2, 32 GB): 900 GB/s, 125 TFLOPS of FP16 with tensor cores, PCIe 3.0 x16 (15.75 GB/s; the
-    paper's machine offers PCIe 4.0, of which a V100 uses no more). Taken as reached are four fifths of the bandwidths
-    and half of the arithmetic, as for `LLAMA_7B_L20`. Of the 34.1e9 bytes KV gets what the weights and 1e9 of
-    activations leave of nine tenths, which is vLLM's rule.
+    V100 (data sheet, SXM2, 32 GB): 900 GB/s, 125 TFLOPS FP16 with tensor cores, PCIe 3.0 x16 (15.75 GB/s; the paper's
+    machine has PCIe 4.0, but a V100 supports only 3.0). Assumed to be reached: 80 % of the bandwidths and half of the
+    FLOPS, as for `LLAMA_7B_L20`. KV gets 90 % of the 34.1e9 bytes minus weights and 1e9 bytes of activations, which is
+    vLLM's rule.
     """
     kv = 2 * layers * width * 2
     cost = Roofline(2 * parameters / V100_BANDWIDTH, 2 * parameters / V100_ARITHMETIC, kv / V100_BANDWIDTH)
     return Machine(cost, kv, 0.9 * 34.1e9 - 2 * parameters - 1e9, 0.8 * 15.75e9)
 
 
-#: ALISE's models; parameters, layers and width as in Zhang et al. 2022, Table 1 (ALISE's Table 1 gives 6.7B those of
-#: 13B).
+#: ALISE's models; parameters, layers and width from Zhang et al. 2022, Table 1 (ALISE's Table 1 lists those of 13B for
+#: 6.7B too).
 OPT_V100: Mapping[str, Machine] = {
     "opt-2.7b": opt_v100(2.65e9, 32, 2560),
     "opt-6.7b": opt_v100(6.66e9, 32, 4096),
@@ -153,37 +153,36 @@ OPT_V100: Mapping[str, Machine] = {
 
 
 def llama_v100(parameters: float, layers: int, width: int, devices: int = 1) -> Machine:
-    """A LLaMA model, FP16, on so many V100 with tensor parallelism; what they tell each other is taken to cost
-    nothing."""
+    """A LLaMA model, FP16, tensor parallel on `devices` V100; communication is assumed to be free."""
     bandwidth, arithmetic, kv = devices * V100_BANDWIDTH, devices * V100_ARITHMETIC, 2 * layers * width * 2
     cost = Roofline(2 * parameters / bandwidth, 2 * parameters / arithmetic, kv / bandwidth)
     return Machine(cost, kv, devices * (0.9 * 34.1e9 - 1e9) - 2 * parameters, 0.8 * 15.75e9)
 
 
-#: Parameters, layers and widths as in Touvron et al. 2023 (LLaMA), Table 2; on as many V100 as in SPIN §VI-A.
+#: Parameters, layers and widths from Touvron et al. 2023 (LLaMA), Table 2; number of V100 from SPIN §VI-A.
 LLAMA_V100: Mapping[str, Machine] = {
     "llama-7b": llama_v100(_LLAMA_7B, 32, 4096),
     "llama-13b": llama_v100(13.02e9, 40, 5120, devices=2),
     "llama-30b": llama_v100(32.53e9, 60, 6656, devices=4),
 }
 
-#: AdaServe §6.1: A100 SXM of 80 GB, 2,039 GB/s and 312 TFLOPS of FP16 with tensor cores (data sheet). Taken as reached
-#: is half of the arithmetic, as above, and of the bandwidth what makes a step of eight requests, which have 32 tokens
-#: and write 128, take the 12.5 ms that the paper measured for Llama-2-7b (§6.1): 54 %. Arithmetic by bandwidth is then
-#: 140 tokens, where the paper's Table 1, from the data sheet, has 156.
+#: AdaServe §6.1: A100 SXM with 80 GB, 2,039 GB/s and 312 TFLOPS FP16 with tensor cores (data sheet). Assumed to be
+#: reached: half of the FLOPS, as above, and 54 % of the bandwidth. With that a step of eight requests with 32 input and
+#: 128 output tokens takes the 12.5 ms measured in the paper for Llama-2-7b (§6.1). FLOPS / bandwidth is then 140
+#: tokens; the paper's Table 1 has 156, from the data sheet.
 A100_ARITHMETIC = 0.5 * 312e12
 A100_BANDWIDTH = (2 * _LLAMA_7B + 8 * (32 + 128 / 2) * _LLAMA_7B_KV) / 12.5e-3
 
 
 def llama2_a100(parameters: float, kv_bytes: int, devices: int = 1) -> Machine:
-    """A Llama-2 model, FP16, on so many A100; what they tell each other is taken to cost nothing."""
+    """A Llama-2 model, FP16, tensor parallel on `devices` A100; communication is assumed to be free."""
     bandwidth, arithmetic = devices * A100_BANDWIDTH, devices * A100_ARITHMETIC
     cost = Roofline(2 * parameters / bandwidth, 2 * parameters / arithmetic, kv_bytes / bandwidth)
     return Machine(cost, kv_bytes, devices * 0.9 * 80e9 - 2 * parameters - 1e9, 0.8 * 32e9)
 
 
-#: Parameters, layers and heads as in Touvron et al. 2023 (Llama 2); 70b has 8 key-value heads of 128. The paper has 4
-#: A100 and doesn't say which model ran on how many: 12.5 ms is what one takes for 7b.
+#: Parameters, layers and heads from Touvron et al. 2023 (Llama 2); 70b has 8 KV heads of size 128. The paper uses 4
+#: A100 and does not say which model ran on how many; 12.5 ms is the time of 7b on one.
 LLAMA2_A100: Mapping[str, Machine] = {
     "llama-2-7b": llama2_a100(_LLAMA_7B, _LLAMA_7B_KV),
     "llama-2-13b": llama2_a100(13.02e9, 2 * 40 * 5120 * 2),
@@ -200,38 +199,40 @@ PAPER_SCALE: Mapping[str, Cost] = {
 }
 
 
-#: No step takes less, and no larger step less than this share of a smaller one's: a profile that says so is damaged.
+#: Shortest plausible step, and least plausible time of a step relative to a smaller one. Profiles below are rejected.
 LEAST_SECONDS, FASTER = 1e-6, 0.4
 
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """Seconds measured on an engine: of a step by the compiled size that holds its tokens, and what else it does.
+    """Step times measured on an engine: `step[i]` seconds for up to `buckets[i]` tokens, plus `position` seconds per
+    context position and `draft_level` seconds per draft level.
 
-    Beyond the largest size, steps are counted in multiples of it, as the engine would run them.
+    Beyond the largest bucket the time grows in proportion to the tokens. Raises `ValueError` naming the field that is
+    wrong, or for times that cannot have been measured.
     """
 
     buckets: tuple[int, ...]
     step: tuple[float, ...]
     position: float = 0.0
     draft_level: float = 0.0
-    #: What was measured, for people: model, machine, settings.
+    #: Description of the measurement: model, machine, settings.
     about: str = ""
 
     def __post_init__(self) -> None:
         if not self.buckets or list(self.buckets) != sorted(set(self.buckets)) or self.buckets[0] < 1:
-            raise ValueError("buckets must be ascending numbers of tokens")
+            raise ValueError("buckets must be ascending positive numbers of tokens")
         if len(self.step) != len(self.buckets) or not all(0 < s < inf for s in self.step):
             raise ValueError("step must give positive seconds for each of the buckets")
         if not all(0 <= s < inf for s in (self.position, self.draft_level)):
-            raise ValueError("position and draft_level must be seconds, not negative")
+            raise ValueError("position and draft_level must be finite and not negative")
         largest = 0.0
         for size, seconds in zip(self.buckets, self.step, strict=True):
-            # Noise makes a larger step a little faster than a smaller one; times like these were never measured.
+            # Noise can make a larger step slightly faster than a smaller one, but not by this much.
             if seconds < LEAST_SECONDS or seconds < FASTER * largest:
-                said = ", ".join(f"{n}: {1e3 * s:.3g}" for n, s in zip(self.buckets, self.step, strict=True))
+                times = ", ".join(f"{n}: {1e3 * s:.3g}" for n, s in zip(self.buckets, self.step, strict=True))
                 raise ValueError(
-                    f"a step of {size} tokens cannot take {1e3 * seconds:.3g} ms (milliseconds by tokens: {said}); "
+                    f"a step of {size} tokens cannot take {1e3 * seconds:.3g} ms (milliseconds by tokens: {times}); "
                     "record the profile again"
                 )
             largest = max(largest, seconds)
@@ -246,9 +247,9 @@ class Profiled:
 
     @classmethod
     def fit(cls, loads: Sequence[StepLoad], seconds: Sequence[float], buckets: Sequence[int], about: str) -> Profiled:
-        """Bounded least squares over measured steps (`stepfit`), those that a pause of the machine spoiled left out.
+        """Bounded least squares over measured steps (`step_fit`), without those that a pause of the machine delayed.
 
-        Sizes that no step had are interpolated, or continued in proportion to their tokens. Raises `ValueError` when
+        Buckets without a step are interpolated, or extrapolated in proportion to their tokens. Raises `ValueError` when
         there is nothing to fit.
         """
         if not loads or len(loads) != len(seconds):
@@ -256,7 +257,7 @@ class Profiled:
         took, sizes = np.asarray(seconds, float), np.asarray(sorted(buckets))
         place = np.minimum(np.searchsorted(sizes, [load.tokens for load in loads]), len(sizes) - 1)
         extra = np.array([[load.context, load.levels] for load in loads], float)
-        timed = np.isfinite(took) & (took >= LEAST_SECONDS)  # a clock that was set back, or is too coarse
+        timed = np.isfinite(took) & (took >= LEAST_SECONDS)  # the clock may be set back or too coarse
         if not timed.any():
             raise ValueError("no step took any time: nothing was measured")
         seen, fitted, (position, level) = fit_steps(sizes[place[timed]], extra[timed], took[timed])
@@ -271,20 +272,21 @@ class Profiled:
 
 
 def load_profile(path: str | Path) -> Profiled:
-    """What `Profiled.save` wrote. Raises OSError, or ValueError naming the field that is wrong."""
+    """Load a file written by `Profiled.save`. Raises OSError, or ValueError naming the field that is wrong."""
     try:
         content: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+        values = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
         known = {f.name for f in fields(Profiled)}
-        if not isinstance(content, dict) or not set(content) <= known or not {"buckets", "step"} <= set(content):
+        if not set(values) <= known or not {"buckets", "step"} <= set(values):
             raise ValueError(f"needs the fields buckets and step, and may have {', '.join(sorted(known))}")
-        sizes, step = [int(b) for b in content.pop("buckets")], [float(s) for s in content.pop("step")]
-        return Profiled(tuple(sizes), tuple(step), **content)
+        buckets, step = [int(b) for b in values.pop("buckets")], [float(s) for s in values.pop("step")]
+        return Profiled(tuple(buckets), tuple(step), **values)
     except (ValueError, TypeError) as error:
         raise ValueError(f"profile {path}: {error}") from None
 
 
 def load_cost(name: str) -> Cost:
-    """A name of `PAPER_SCALE`, or the file of a profile. Raises OSError or ValueError."""
+    """The cost model of this name in `PAPER_SCALE`, or of a profile's file. Raises OSError or ValueError."""
     if name in PAPER_SCALE:
         return PAPER_SCALE[name]
     if not Path(name).exists():
@@ -293,6 +295,6 @@ def load_cost(name: str) -> Cost:
 
 
 def step_times(cost: Cost, largest: int) -> StepTimes:
-    """Seconds of steps of up to `largest` tokens by a ladder of sizes: no context, no drafting."""
+    """`StepTimes` of steps of up to `largest` tokens, sampled at increasing sizes: no context, no drafting."""
     sizes = {1, *range(8, 256, 8), *range(256, largest, 64), largest}
     return StepTimes({n: cost.seconds(StepLoad(n)) for n in sizes if n <= largest})

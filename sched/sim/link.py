@@ -1,4 +1,4 @@
-"""The way between device and host on a virtual clock: transfers take their time beside the steps."""
+"""The link between device and host memory on a virtual clock: transfers overlap with steps."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from jaxspec.sched.timing import SwapCosts
 
 
 class Link:
-    """One transfer at a time each way, in the order in which they were planned; both ways at once, and beside steps.
+    """One transfer at a time in each direction, in plan order. The directions are independent and overlap with steps.
 
-    A step waits for what it needs: that uploads to its pages have arrived, and that offloads from them have left. It
-    waits for no others.
+    A step waits only for transfers of its own pages: uploads to them and offloads from them.
     """
 
     def __init__(self, costs: SwapCosts) -> None:
         self._costs = costs
-        self._out = self._in = 0.0  # when each way is free
-        # When the last transfer of a page ends. Of pages for which that is past nothing is kept.
+        self._out = self._in = 0.0  # when each direction is free
+        # When the last transfer of each page ends. Cleared while the link is idle.
         self._device: dict[int, float] = {}
         self._host: dict[int, float] = {}
-        #: Pages moved, both ways together.
+        #: Pages moved in both directions together.
         self.moved = 0
 
     def start(self, plan: Plan, now: float) -> None:
-        """Begin a plan's transfers."""
+        """Start a plan's transfers at time `now`."""
         if now >= max(self._out, self._in):
             self._device.clear()
             self._host.clear()
@@ -33,7 +32,7 @@ class Link:
             self._in = self._move(transfer, max(now, self._in), self._costs.upload_page)
 
     def _move(self, transfer: Transfer, begin: float, page: float) -> float:
-        """-> when it ends."""
+        """Returns when the transfer ends; `page`: seconds per page."""
         end = max(begin, _last(self._device, transfer.device), _last(self._host, transfer.host))
         for device, host in zip(transfer.device, transfer.host, strict=True):
             end += page
@@ -42,11 +41,12 @@ class Link:
         return end
 
     def ready(self, plan: Plan, now: float) -> float:
-        """When the plan's step may begin."""
+        """Earliest time at which the plan's step can begin."""
         if not self._device or now >= max(self._out, self._in):
             return now
         return max(now, *(_last(self._device, scheduled.request.pages) for scheduled in plan.scheduled))
 
 
 def _last(ends: dict[int, float], pages: tuple[int, ...] | list[int]) -> float:
+    """When the last transfer of these pages ends; 0 if there is none."""
     return max((ends[page] for page in pages if page in ends), default=0.0) if ends else 0.0

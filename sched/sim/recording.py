@@ -1,4 +1,4 @@
-"""What a scheduler was told and planned on the real engine: to replay it, and to fit the simulator's models."""
+"""Records a scheduler's inputs and plans on the real engine, to replay them and to fit the simulator's models."""
 
 from __future__ import annotations
 
@@ -17,66 +17,66 @@ from jaxspec.sched.sim.cost import Linear, StepLoad
 from jaxspec.sched.sim.simulator import Simulation
 from jaxspec.sched.sim.workload import Workload
 
-#: Recorded points of time are multiples of this many seconds: sums of them are exact, so that a replay's clock is.
+#: Recorded times are multiples of this many seconds, so sums of them are exact and so is a replay's clock.
 TICK = 2.0**-20
 
 
 @dataclass(slots=True)
 class Step:
-    """A plan that held work, in the recording's own numbers of requests."""
+    """A plan with scheduled requests, which are given by their index in the recording. Times in seconds."""
 
     begun: float
-    #: (drafts, levels) that the plan was allowed.
+    #: (drafts, levels) passed to `Scheduler.plan`.
     lookahead: tuple[int, int]
-    #: (request, start, count) of each piece of work.
+    #: (request, start, count) of each `ScheduledRequest`.
     scheduled: list[tuple[int, int, int]]
     ended: float = 0.0
-    #: What counted as service, in seconds.
+    #: Seconds that counted as service.
     service: float = 0.0
     load: StepLoad = field(default_factory=lambda: StepLoad(0))
-    #: Requests that ended with it, in the plan's order.
-    finished: list[int] = field(default_factory=list)
+    #: Requests that finished in this step, in the plan's order.
+    finished: list[int] = field(default_factory=list[int])
 
 
 @dataclass(slots=True)
 class Seen:
-    """A request; `seen` is when a plan could first hold it. `rounds`: (drafted, accepted) where it might draft."""
+    """A request. `seen`: time of the first plan after its arrival. `rounds`: (drafted, accepted) of each step in which
+    it was allowed to draft."""
 
     seen: float
     input: int
     max_tokens: int
     output: int = 0
     predicted: float | None = None
-    rounds: list[tuple[int, int]] = field(default_factory=list)
+    rounds: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
 
 @dataclass(slots=True)
 class Recording:
-    """Requests in the order in which they came, steps in that in which they ran; times in seconds from the first."""
+    """Requests in arrival order and steps in execution order; times in seconds from the first event."""
 
-    requests: list[Seen] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    requests: list[Seen] = field(default_factory=list[Seen])
+    steps: list[Step] = field(default_factory=list[Step])
 
     def first_served(self) -> list[int]:
-        """Requests in the order of their first step; those of one step as the plan has them."""
+        """Requests in the order of their first step; within a step in the plan's order."""
         return list(dict.fromkeys(i for step in self.steps for i, _, _ in step.scheduled))
 
     def completed(self) -> list[int]:
-        """Requests in the order in which they ended."""
+        """Requests in the order of completion."""
         return [i for step in self.steps for i in step.finished]
 
     def traces(self) -> list[list[tuple[int, int]]]:
-        """(drafted, accepted) of each request's rounds that drafted something, for `acceptance.fit`."""
-        return [[(drafted, taken) for drafted, taken in r.rounds if drafted] for r in self.requests]
+        """(drafted, accepted) of each request's rounds with drafts, for `acceptance.fit`."""
+        return [[(drafted, accepted) for drafted, accepted in r.rounds if drafted] for r in self.requests]
 
     def workload(self) -> Workload:
-        column = lambda values: np.array(list(values), float)  # noqa: E731
-        predicted = column(np.nan if r.predicted is None else r.predicted for r in self.requests)
-        lengths = (
-            column(r.input for r in self.requests).astype(int),
-            column(r.output for r in self.requests).astype(int),
+        return Workload(
+            arrival=np.array([r.seen for r in self.requests], float),
+            input=np.array([r.input for r in self.requests], int),
+            output=np.array([r.output for r in self.requests], int),
+            predicted=np.array([np.nan if r.predicted is None else r.predicted for r in self.requests], float),
         )
-        return Workload(column(r.seen for r in self.requests), *lengths, predicted)
 
     def save(self, path: str | Path) -> None:
         """Raises OSError."""
@@ -84,35 +84,36 @@ class Recording:
 
     @classmethod
     def read(cls, path: str | Path) -> Recording:
-        """What `save` wrote. Raises OSError, or ValueError where it is something else."""
+        """Load a file written by `save`. Raises OSError, or ValueError if it is not a recording."""
         try:
             content: Any = json.loads(Path(path).read_text(encoding="utf-8"))
-            steps = []
+            steps: list[Step] = []
             for row in content["steps"]:
                 scheduled = [(int(i), int(start), int(count)) for i, start, count in row.pop("scheduled")]
                 levels = row.pop("lookahead")
                 steps.append(
                     Step(scheduled=scheduled, lookahead=(levels[0], levels[1]), load=StepLoad(**row.pop("load")), **row)
                 )
-            requests = []
+            requests: list[Seen] = []
             for row in content["requests"]:
                 rounds = [(int(d), int(a)) for d, a in row.pop("rounds")]
                 requests.append(Seen(rounds=rounds, **row))
             return cls(requests, steps)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-            why = f"there is no {error}" if isinstance(error, KeyError) else str(error)
-            raise ValueError(f"{path} is no recording: {why}") from None
+            reason = f"missing field {error}" if isinstance(error, KeyError) else str(error)
+            raise ValueError(f"{path} is no recording: {reason}") from None
 
 
 class Recorder:
-    """Listens to a scheduler from now on, until `stop`; it must be idle at both times.
+    """Records a scheduler's calls until `stop`. The scheduler must be idle at the start and at `stop`.
 
-    It stands between the scheduler's methods and their caller: nothing in the scheduler or the engine is made for it.
+    It wraps the scheduler's `add`, `plan` and `update`, so neither the scheduler nor the engine knows of it. Raises
+    `RuntimeError` if the scheduler has work.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         if scheduler.has_work:
-            raise RuntimeError("a recording begins with an idle scheduler")
+            raise RuntimeError("the scheduler must be idle when a recording starts")
         self.recording = Recording()
         self._scheduler = scheduler
         self._number: dict[str, int] = {}
@@ -124,7 +125,7 @@ class Recorder:
 
     def stop(self) -> Recording:
         for name in ("add", "plan", "update"):
-            delattr(self._scheduler, name)  # the class's own again
+            delattr(self._scheduler, name)  # uncovers the class's method
         return self.recording
 
     def add(self, request: Request, now: float) -> None:
@@ -149,7 +150,7 @@ class Recorder:
         step = self.recording.steps[-1] if plan.scheduled else None
         if step is not None:
             step.ended = self._time(now)
-            step.service = seconds  # as it is: the replay adds up the very same numbers
+            step.service = seconds  # not rounded to `TICK`: the replay sums the same numbers
             step.load = _load(plan, results)
             for scheduled, result in zip(plan.scheduled, results, strict=True):
                 number = self._number[scheduled.request.id]
@@ -179,10 +180,10 @@ def _load(plan: Plan, results: Sequence[RequestResult]) -> StepLoad:
 
 
 class Replay(Simulation):
-    """A recorded run on the simulator: its arrivals, answers and times, the plans being the scheduler's own.
+    """Replays a recorded run: arrivals, results and times are the recorded ones, the scheduler makes the plans.
 
-    `scheduled` collects the plans as `Step.scheduled` has them. Raises ValueError at the first plan that was not
-    recorded, because the recorded answers then belong to other requests.
+    `scheduled` collects the plans in the form of `Step.scheduled`. `run` raises ValueError at the first plan that
+    differs from the recorded one, because the recorded results do not apply to it.
     """
 
     def __init__(self, scheduler: Scheduler, recording: Recording) -> None:
@@ -192,21 +193,21 @@ class Replay(Simulation):
         self.scheduled: list[list[tuple[int, int, int]]] = []
 
     def _lookahead(self, now: float) -> Lookahead:
-        at = len(self.scheduled)
-        return Lookahead(*self.recording.steps[at].lookahead) if at < len(self.recording.steps) else NO_DRAFTS
+        step = len(self.scheduled)
+        return Lookahead(*self.recording.steps[step].lookahead) if step < len(self.recording.steps) else NO_DRAFTS
 
     def _time(self, plan: Plan, now: float) -> tuple[float, float]:
-        steps, at = self.recording.steps, len(self.scheduled)
+        steps, i = self.recording.steps, len(self.scheduled)
         self.scheduled.append([(int(w.request.id), w.start, w.count) for w in plan.scheduled])
-        if at >= len(steps) or self.scheduled[-1] != steps[at].scheduled:
-            expected = steps[at].scheduled if at < len(steps) else "the end"
-            raise ValueError(f"step {at}: planned {self.scheduled[-1]}, the recording has {expected}")
-        until = steps[at + 1].begun if at + 1 < len(steps) else steps[at].ended
-        return until - steps[at].begun, steps[at].service
+        if i >= len(steps) or self.scheduled[-1] != steps[i].scheduled:
+            expected = steps[i].scheduled if i < len(steps) else "no further step"
+            raise ValueError(f"step {i}: planned {self.scheduled[-1]}, the recording has {expected}")
+        until = steps[i + 1].begun if i + 1 < len(steps) else steps[i].ended
+        return until - steps[i].begun, steps[i].service
 
 
 class _Rounds:
-    """Gives each request the rounds that it had."""
+    """Acceptance model that repeats the recorded rounds of each request."""
 
     def __init__(self, recording: Recording) -> None:
         self._rounds = [iter(r.rounds) for r in recording.requests]

@@ -1,5 +1,4 @@
-"""A discrete-event simulation of serving: the engine's own scheduler on a virtual clock, a cost model in the device's
-place."""
+"""Discrete-event simulation of serving: the engine's scheduler on a virtual clock, with a cost model as the device."""
 
 from __future__ import annotations
 
@@ -20,52 +19,52 @@ from jaxspec.sched.slo import NONE, Slo
 
 
 class Stuck(RuntimeError):
-    """The scheduler holds requests, plans nothing, and waits for nothing: a policy's fault."""
+    """The scheduler holds requests but plans no step and waits for no event: a bug in a policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What became of each request, `[requests]` arrays in the workload's order; times in seconds from the start."""
+    """Results of a simulation: `[requests]` arrays in the workload's order, times in seconds from the start."""
 
     workload: Workload
     first_scheduled: np.ndarray
     first_token: np.ndarray
     finished: np.ndarray
-    #: How often it lost its pages, to the host or to be computed anew.
+    #: Preemptions of each request, swapped or recomputed.
     preemptions: np.ndarray
-    #: Draft tokens verified and accepted, and the rounds that verified some.
+    #: Draft tokens verified and accepted, and the number of verifications.
     drafted: np.ndarray
     accepted: np.ndarray
     rounds: np.ndarray
     steps: int
-    #: How often a request was set aside with its KV kept, over all.
+    #: Pauses of all requests together.
     pauses: int
     #: Seconds in which a step ran.
     busy: float
-    #: How often KV went to the host, over all, pages moved there and back, and seconds for which steps waited for them.
+    #: Over all requests: swaps to the host, pages moved in both directions, seconds that steps waited for transfers.
     swaps: int = 0
     moved: int = 0
     stalled: float = 0.0
-    #: Tokens computed again.
+    #: Tokens recomputed after preemptions.
     recomputed: int = 0
 
     @property
     def jct(self) -> np.ndarray:
-        """Job completion time, the end-to-end latency, in seconds."""
+        """Job completion time (E2E latency) in seconds."""
         return self.finished - self.workload.arrival
 
     @property
     def tpot(self) -> np.ndarray:
-        """Mean seconds per output token after the first; NaN of requests with one token."""
+        """Mean seconds per output token after the first; NaN for requests with one output token."""
         with np.errstate(divide="ignore", invalid="ignore"):
             mean = (self.finished - self.first_token) / (self.workload.output - 1)
         return np.where(self.workload.output > 1, mean, np.nan)
 
     @property
     def met(self) -> np.ndarray:
-        """Whether each request kept its target; true of those that have none, or one token."""
-        target = self.workload.tpot
-        return ~(self.tpot > target) if target is not None else np.ones(len(self.workload), bool)
+        """Whether each request met its TPOT SLO; true without an SLO and for requests with one output token."""
+        slo = self.workload.tpot
+        return ~(self.tpot > slo) if slo is not None else np.ones(len(self.workload), bool)
 
     @property
     def duration(self) -> float:
@@ -73,13 +72,13 @@ class Served:
         return float(self.finished.max() - self.workload.arrival[0]) if len(self.workload) else 0.0
 
     def ending(self, finished: np.ndarray) -> Served:
-        """The same, but for when answers were given `[requests]`."""
+        """A copy with other completion times `[requests]`."""
         return replace(self, finished=finished)
 
     def throughput_at(self, share: float) -> float:
-        """Requests a second from time 0 until this share of them was done.
+        """Requests per second from time 0 until this share of them was done.
 
-        At a quarter, this is how SSJF's published experiments count throughput.
+        SSJF's published experiments measure throughput this way, with a share of 0.25.
         """
         ends = np.sort(self.finished)
         done = int(share * (len(ends) - 1))
@@ -87,15 +86,15 @@ class Served:
 
 
 class Simulation:
-    """Serves `workload` with `scheduler`, which must be empty.
+    """Serves `workload` with `scheduler`, which must be empty. Raises `ValueError` if drafts have no acceptance model.
 
-    Step times that the scheduler's configuration holds learn from each step, as on the engine. Requests of a workload
-    without targets of its own have those of `slo`.
+    In every step each decoding request drafts a chain of `draft_length` tokens, of which `acceptance` determines the
+    accepted ones; 0 disables drafting. `slo` applies to all requests if the workload has no SLOs of its own. Each
+    request has `max_tokens` equal to its output length.
 
-    Each decoding request drafts a chain of `draft_length` tokens a round, `acceptance` says how many are right; 0: no
-    drafting. Requests ask for just as many tokens as they will write. What a preempted one computes again shows in its
-    later work, and what is moved to the host takes the time that the scheduler's costs say, beside the steps. Where the
-    cost model knows a price of switching, one that is paused has its KV moved out, and in again when it goes on.
+    As on the engine, step times in the scheduler's config are updated by each step, preempted requests recompute their
+    tokens, and swaps overlap with steps and take the time given by the scheduler's swap costs. The KV positions of
+    paused and resumed requests are passed to the cost model as `StepLoad.swapped`.
     """
 
     def __init__(
@@ -112,7 +111,7 @@ class Simulation:
         self.scheduler, self.workload, self.cost = scheduler, workload, cost
         self._acceptance, self._draft_length = acceptance, draft_length
         n = len(workload)
-        # Lists where one number is read or written at a time: arrays would box each.
+        # Lists, because indexing an array element by element would box each number.
         self._left: list[int] = workload.output.tolist()
         self._slos, self._slo = workload.slos, slo
         self._max_tokens = workload.output.tolist()
@@ -122,12 +121,14 @@ class Simulation:
         self._busy = self._stalled = 0.0
         costs = scheduler.config.costs
         self._link = Link(costs) if scheduler.config.host_pages and costs is not None else None
-        self._away: set[str] = set()
-        self._outcomes: dict[tuple[int, int, int, bool], RequestResult] = {}
+        self._paused: set[str] = set()
+        self._results: dict[tuple[int, int, int, bool], RequestResult] = {}
 
     def run(self, advance: Callable[[], None] = lambda: None) -> Served:
-        """To the end; `advance` is called at each whole percent of the requests done. Raises `Stuck`, and what
-        `Scheduler.add` raises for a request that can never be served."""
+        """Run until all requests are done; calls `advance` once per percent of requests done.
+
+        Raises `Stuck`, and whatever `Scheduler.add` raises for a request that can never be served.
+        """
         workload, scheduler = self.workload, self.scheduler
         arrival, input_len = workload.arrival.tolist(), workload.input.tolist()
         predicted = workload.predicted.tolist()
@@ -141,7 +142,7 @@ class Simulation:
                 self._link.start(plan, now)
             if not plan.scheduled:
                 if plan.preempted or plan.paused or plan.upload:
-                    continue  # room was made: the next plan has work, as the engine's next turn would
+                    continue  # this plan only freed or moved pages, the next one schedules requests
                 now = self._next_event(now, arrival[coming] if coming < n else None)
                 continue
             self._pauses += len(plan.paused)
@@ -153,17 +154,27 @@ class Simulation:
             now += seconds
             self._steps += 1
             self._busy += seconds
-            ended = self._answer(plan, now, service)
-            for _ in range(100 * done // n, 100 * (done + ended) // n):
+            finished = self._update(plan, now, service)
+            for _ in range(100 * done // n, 100 * (done + finished) // n):
                 advance()
-            done += ended
-        as_float, as_int = (lambda v: np.array(v, float)), (lambda v: np.array(v, int))
+            done += finished
         return Served(
-            workload, as_float(self._first_scheduled), as_float(self._first_token), as_float(self._finished),
-            as_int(self._preemptions), as_int(self._drafted), as_int(self._accepted), as_int(self._rounds),
-            self._steps, self._pauses, self._busy, scheduler.num_swaps, self._link.moved if self._link else 0,
-            self._stalled, scheduler.recomputed_tokens,
-        )  # fmt: skip
+            workload,
+            first_scheduled=np.array(self._first_scheduled, float),
+            first_token=np.array(self._first_token, float),
+            finished=np.array(self._finished, float),
+            preemptions=np.array(self._preemptions, int),
+            drafted=np.array(self._drafted, int),
+            accepted=np.array(self._accepted, int),
+            rounds=np.array(self._rounds, int),
+            steps=self._steps,
+            pauses=self._pauses,
+            busy=self._busy,
+            swaps=scheduler.num_swaps,
+            moved=self._link.moved if self._link else 0,
+            stalled=self._stalled,
+            recomputed=scheduler.recomputed_tokens,
+        )
 
     def _request(self, i: int, input_len: int, arrival: float, predicted: float) -> Request:
         request = Request(str(i), input_len, [0] * input_len, self._max_tokens[i], arrival)
@@ -171,31 +182,31 @@ class Simulation:
         if self._acceptance is not None:
             request.true_acceptance = self._acceptance.share(i, self._draft_length)
         request.slo = self._slo if self._slos is None else self._slos[i]
-        if not isnan(predicted):  # else the scheduler's predictor has the word
+        if not isnan(predicted):  # otherwise the scheduler's length oracle predicts
             request.predicted_len = predicted
         return request
 
     def _next_event(self, now: float, arrival: float | None) -> float:
-        """When there may be work again. Requests that wait with nothing running wait for an arrival or for a time."""
+        """Time of the next arrival or of the scheduler's next wake-up. Raises `Stuck` if there is neither."""
         wake = self.scheduler.wake(now)
         times = [t for t in (arrival, wake) if t is not None and t > now]
         if not times:
-            raise Stuck(f"{self.scheduler.num_waiting} requests wait at {now:.6f} s and nothing will happen")
+            raise Stuck(f"{self.scheduler.num_waiting} requests wait at {now:.6f} s, but no event is left to wake them")
         return min(times)
 
     def _lookahead(self, now: float) -> Lookahead:
         return Lookahead(self._draft_length, self._draft_length)
 
     def _time(self, plan: Plan, now: float) -> tuple[float, float]:
-        """Seconds from `now` until the next plan, and those of them that count as service: here all."""
-        load = self._load(plan)
+        """Returns the step's seconds, and how many of them count as service (here all)."""
+        load = self._plan_load(plan)
         seconds = self.cost.seconds(load)
         if (times := self.scheduler.config.times) is not None:
             plain = replace(load, drafting=0, levels=0, swapped=0) if load.levels or load.swapped else load
             times.observe(load.tokens, self.cost.seconds(plain))
         return seconds, seconds
 
-    def _load(self, plan: Plan) -> StepLoad:
+    def _plan_load(self, plan: Plan) -> StepLoad:
         tokens = starting = context = drafting = levels = 0
         for scheduled in plan.scheduled:
             tokens += scheduled.count
@@ -210,27 +221,27 @@ class Simulation:
         return StepLoad(tokens, starting, context, drafting, levels, self._swapped(plan))
 
     def _swapped(self, plan: Plan) -> int:
-        """KV positions moved because requests were paused, and go on."""
-        away, swapped = self._away, 0
+        """KV positions of the requests that this plan pauses, and of the paused ones that it resumes."""
+        paused, swapped = self._paused, 0
         for request in plan.paused:
-            away.add(request.id)
+            paused.add(request.id)
             swapped += request.computed
-        if away:
+        if paused:
             for scheduled in plan.scheduled:
-                if scheduled.request.id in away:
-                    away.discard(scheduled.request.id)
+                if scheduled.request.id in paused:
+                    paused.discard(scheduled.request.id)
                     swapped += scheduled.start
         return swapped
 
-    def _answer(self, plan: Plan, now: float, service: float) -> int:
-        """Tell the scheduler what the step gave; -> how many requests it ended."""
+    def _update(self, plan: Plan, now: float, service: float) -> int:
+        """Pass the step's results to the scheduler. Returns the number of requests that finished."""
         results: list[RequestResult] = []
-        ended: list[Request] = []
+        finished: list[Request] = []
         left = self._left
         for scheduled in plan.scheduled:
             request = scheduled.request
             if scheduled.start + scheduled.count < len(request.tokens):
-                results.append(self._outcome(0, 0, 0, False))
+                results.append(self._result(0, 0, 0, False))
                 continue
             i = int(request.id)
             drafted, accepted = self._round(scheduled)
@@ -243,33 +254,33 @@ class Simulation:
             if isnan(self._first_token[i]):
                 self._first_token[i] = now
             if not left[i]:
-                ended.append(request)
+                finished.append(request)
                 self._finished[i] = now
-            results.append(self._outcome(new, drafted, accepted, not left[i]))
+            results.append(self._result(new, drafted, accepted, not left[i]))
         self.scheduler.update(plan, results, now, seconds=service)
-        for request in ended:
+        for request in finished:
             i = int(request.id)
             assert request.first_scheduled is not None
             self._first_scheduled[i], self._preemptions[i] = request.first_scheduled, request.preemptions
             self._forget(request)
-        return len(ended)
+        return len(finished)
 
     def _round(self, scheduled: ScheduledRequest) -> tuple[int, int]:
-        """Draft tokens of this work that were verified, and accepted."""
+        """Draft tokens of this scheduled request: (verified, accepted)."""
         if not scheduled.levels:
             return 0, 0
         assert self._acceptance is not None
         return self._acceptance.round(int(scheduled.request.id), scheduled.request.output_len, scheduled.levels)
 
     def _forget(self, request: Request) -> None:
-        """It has ended."""
+        """Drop the state of a finished request."""
         if self._acceptance is not None:
             self._acceptance.forget(int(request.id))
 
-    def _outcome(self, tokens: int, drafted: int, accepted: int, ended: bool) -> RequestResult:
-        """Outcomes are constant and few: each is made once. Tokens are all 0, nobody reads them."""
-        key = (tokens, drafted, accepted, ended)
-        if (known := self._outcomes.get(key)) is None:
-            reason = "length" if ended else None
-            known = self._outcomes[key] = RequestResult((0,) * tokens, reason, proposed=drafted, accepted=accepted)
-        return known
+    def _result(self, tokens: int, drafted: int, accepted: int, finished: bool) -> RequestResult:
+        """A cached result: they are immutable and few distinct ones occur. Token ids do not matter and are all 0."""
+        key = (tokens, drafted, accepted, finished)
+        if (cached := self._results.get(key)) is None:
+            reason = "length" if finished else None
+            cached = self._results[key] = RequestResult((0,) * tokens, reason, proposed=drafted, accepted=accepted)
+        return cached

@@ -1,4 +1,4 @@
-"""The simulation with draft trees: the engine's own `Speculator` decides what is drafted and verified."""
+"""Simulation with draft trees: the engine's `Speculator` decides what is drafted and verified."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from jaxspec.sched.spec.trees.candidates import Draft
 
 
 class TreeSimulation(Simulation):
-    """Serves `workload` as the engine does with `speculator`, whose drafters are `drafters`; None: without drafts.
+    """Serves `workload` with `speculator`, whose drafters are `drafters`; None: no drafts.
 
-    With `padded`, verification pads all requests to the longest, in tokens and in KV. What a drafter has seen it
-    keeps, also of requests that lose their pages: memory should do for all.
+    micro_batches: micro-batches of a step; None: as many as pay off. padded: verification pads all requests to the
+    longest one, in tokens and in KV. Drafters keep the KV of preempted requests, so there should be enough pages for
+    all requests. Raises `ValueError` if `drafters` are not those of the speculator.
     """
 
     def __init__(
@@ -32,10 +33,10 @@ class TreeSimulation(Simulation):
     ) -> None:  # fmt: skip
         super().__init__(scheduler, workload, cost, slo=slo)
         if [*drafters] != (speculator.drafters if speculator else []):
-            raise ValueError("a speculator needs its drafters, and drafters somebody who asks them")
+            raise ValueError("drafters must be the drafters of the speculator")
         self.speculator, self.drafters = speculator, drafters
         self._micro_batches, self._padded = micro_batches, padded
-        #: Seconds of all the rounds of drafting.
+        #: Seconds of drafting over all drafters and steps.
         self.drafting = 0.0
         self._drafts: dict[str, Draft] = {}
 
@@ -46,7 +47,7 @@ class TreeSimulation(Simulation):
         self._drafts = {}
         line = self._timeline()
         parts = split(plan.scheduled, self.speculator, self._micro_batches) if self.speculator else [plan.scheduled]
-        swapped = self._swapped(plan)  # by the first part: it is done once
+        swapped = self._swapped(plan)  # counted in the first micro-batch only
         for scheduled in parts:
             drafts: dict[str, Draft] = {}
             if self.speculator:
@@ -56,7 +57,7 @@ class TreeSimulation(Simulation):
             for drafter in self.drafters:
                 drafter.spent = 0.0
             self.drafting += sum(seconds for _, seconds in spent)
-            load = self._load(scheduled, drafts)
+            load = self._micro_batch_load(scheduled, drafts)
             seconds = self.cost.seconds(replace(load, swapped=swapped) if swapped else load)
             line.add(
                 [s for own_device, s in spent if own_device], [s for own_device, s in spent if not own_device], seconds
@@ -69,10 +70,10 @@ class TreeSimulation(Simulation):
         return line.verified, line.verified
 
     def _timeline(self) -> Timeline:
-        """When the step's micro-batches are drafted and verified."""
+        """The schedule of one step's micro-batches."""
         return Timeline()
 
-    def _load(self, scheduled: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> StepLoad:
+    def _micro_batch_load(self, scheduled: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> StepLoad:
         sizes = [w.count + len(drafts.get(w.request.id, ())) for w in scheduled]
         starts = [w.start for w in scheduled]
         starting = sum(start == 0 for start in starts)

@@ -1,4 +1,4 @@
-"""What the simulator serves: arrivals joined with lengths and predictions, a row a request in plain arrays."""
+"""Workloads of the simulator: arrivals joined with lengths and predictions, one array row per request."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import numpy as np
 from jaxspec.sched.sim.arrivals import Arrival
 from jaxspec.sched.slo import NONE, Slo
 
-#: English text and code have about this many characters a token of a LLaMA-like vocabulary.
+#: Approximate characters per token of English text and code with a LLaMA-like vocabulary.
 CHARACTERS_PER_TOKEN = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Lengths in tokens to draw requests from, `[rows]` each; `predicted` is NaN where nothing was predicted."""
+    """Table of lengths in tokens to draw requests from, `[rows]` each; `predicted` is NaN without a prediction."""
 
     input: np.ndarray
     output: np.ndarray
@@ -32,10 +32,10 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`[requests]` each: arrival in seconds, ascending; lengths in tokens; NaN for no prediction. `tpot`, if given, is
-    the latency target of each, in seconds per output token after the first; NaN for none.
+    """The requests to serve; arrays are `[requests]`.
 
-    Raises `ValueError` naming the array that does not fit.
+    arrival: seconds, ascending; input, output: tokens; predicted: output tokens, NaN without a prediction; tpot: the
+    TPOT SLO in seconds, NaN without one. Raises `ValueError` naming the invalid array.
     """
 
     arrival: np.ndarray
@@ -50,7 +50,7 @@ class Workload:
             if column is not None and column.shape != self.arrival.shape:
                 raise ValueError(f"{name} has {column.size} rows for {self.arrival.size} arrivals")
         if self.arrival.size and (np.diff(self.arrival) < 0).any():
-            raise ValueError("arrival must ascend")
+            raise ValueError("arrival must be ascending")
         for name in ("input", "output"):
             if self.arrival.size and getattr(self, name).min() < 1:
                 raise ValueError(f"{name} must be at least one token for every request")
@@ -60,22 +60,22 @@ class Workload:
 
     @property
     def slos(self) -> list[Slo] | None:
-        """The targets of each request; None: nobody has any."""
+        """The SLO of each request; None if the workload has none."""
         if self.tpot is None:
             return None
         return [NONE if isnan(seconds) else Slo(tpot=seconds) for seconds in self.tpot.tolist()]
 
     def predict(self, predicted: np.ndarray) -> Workload:
-        """The same requests with other predictions."""
+        """A copy with other predictions `[requests]`."""
         return replace(self, predicted=np.asarray(predicted, float))
 
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """Lengths of answers where none are given: log-normal with this median and standard deviation of the logarithm, at
-    most `most` tokens.
+    """Log-normal output lengths for arrivals without lengths: `median` tokens, standard deviation `sigma` of the
+    logarithm, at most `most` tokens.
 
-    The defaults give 190 tokens in the mean, near a public trace of conversations (Azure 2023: median 120, mean 205).
+    The defaults have a mean of 190 tokens, close to a public trace of conversations (Azure 2023: median 120, mean 205).
     """
 
     median: float = 128.0
@@ -83,34 +83,39 @@ class Synthetic:
     most: int = 1024
 
     def draw(self, arrivals: Sequence[Arrival], rng: np.random.Generator) -> list[Arrival]:
-        """The arrivals with an answer's length each."""
+        """The arrivals with drawn `output_tokens`."""
         drawn = self.median * np.exp(self.sigma * rng.standard_normal(len(arrivals)))
         lengths = np.clip(np.rint(drawn), 1, self.most).astype(int).tolist()
         return [replace(a, output_tokens=n) for a, n in zip(arrivals, lengths, strict=True)]
 
 
 def join(arrivals: Sequence[Arrival], lengths: Lengths | None, input_tokens: int, rng: np.random.Generator) -> Workload:
-    """A request for each arrival. Lengths are drawn from `lengths`, whole rows with replacement; without it, and where
-    the table leaves out its input (0), they are the arrivals' own and `input_tokens`. Raises ValueError."""
+    """A workload with one request per arrival.
+
+    Lengths are drawn from `lengths`, whole rows with replacement. Without a table they are the arrivals' own.
+    `input_tokens` replaces missing input lengths (0 in the table). Raises ValueError if an output length is missing.
+    """
     times = np.array([a.time for a in arrivals], float)
     if lengths is not None:
         rows = rng.integers(len(lengths), size=len(arrivals))
-        asked = lengths.input[rows]
-        return Workload(times, np.where(asked > 0, asked, input_tokens), lengths.output[rows], lengths.predicted[rows])
+        inputs = lengths.input[rows]
+        return Workload(
+            times, np.where(inputs > 0, inputs, input_tokens), lengths.output[rows], lengths.predicted[rows]
+        )
     if any(a.output_tokens is None for a in arrivals):
-        raise ValueError("not every arrival names its output_tokens: fill the column, or give a table of lengths")
-    # Traces hold requests that were answered with nothing; a request here gives at least one token.
+        raise ValueError("not every arrival has output_tokens: fill the column, or give a table of lengths")
+    # Traces contain requests with an empty answer; here every request generates at least one token.
     inputs = np.array([a.input_tokens or input_tokens for a in arrivals])
     outputs = np.array([max(1, a.output_tokens or 1) for a in arrivals])
     return Workload(times, inputs, outputs, np.full(len(arrivals), np.nan))
 
 
 def read_lengths(path: str | Path, prediction: str | None = None) -> Lengths:
-    """Lengths from a table, by its ending: CSV with a column output_tokens, or JSONL (see `read_jsonl`).
+    """Lengths from a table: a CSV file with the column output_tokens, or a .jsonl file (see `read_jsonl`).
 
-    `prediction` names the CSV's column of predicted lengths. A column of classes (few distinct whole numbers, its name
-    with "class" in it) is read as the mean true length of the rows put into each. Raises OSError, or ValueError naming
-    the line or column that is wrong.
+    `prediction` names the CSV's column of predicted lengths. If that name contains "class", its values are classes, and
+    each becomes the mean true length of its rows. Raises OSError, or ValueError naming the line or column that is
+    wrong.
     """
     if Path(path).suffix == ".jsonl":
         if prediction is not None:
@@ -140,14 +145,15 @@ def read_lengths(path: str | Path, prediction: str | None = None) -> Lengths:
 
 
 def no_turns(error: Exception) -> str:
-    """What is wrong with a line of which no first text could be taken."""
+    """Describes why a JSONL line has no prompt in `turns`."""
     return f"not JSON ({error.msg})" if isinstance(error, json.JSONDecodeError) else 'has no "turns", a list of texts'
 
 
 def read_jsonl(path: str | Path) -> Lengths:
-    """Lengths of texts, at four characters a token: each line an object with a list `turns`, whose first is the prompt,
-    and a text `reference`, the answer; lines without an answer are left out. Raises OSError or ValueError."""
-    inputs, outputs = [], []
+    """Lengths of texts at four characters per token, from lines with `turns`, a list whose first text is the prompt,
+    and the answer `reference`; lines without an answer are skipped. Raises OSError or ValueError."""
+    inputs: list[int] = []
+    outputs: list[int] = []
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
             continue
@@ -160,28 +166,28 @@ def read_jsonl(path: str | Path) -> Lengths:
             inputs.append(max(1, round(len(prompt) / CHARACTERS_PER_TOKEN)))
             outputs.append(max(1, round(len(answer) / CHARACTERS_PER_TOKEN)))
     if not outputs:
-        raise ValueError(f"{path}: no line has a 'reference', the answer whose length is wanted")
+        raise ValueError(f"{path}: no line has a 'reference', the answer to take the length from")
     return Lengths(np.array(inputs), np.array(outputs), np.full(len(outputs), np.nan))
 
 
 def class_means(classes: np.ndarray, output: np.ndarray) -> np.ndarray:
-    """Each row's predicted class `[rows]` as a length: the mean true length of the rows predicted to be in it."""
+    """Predicted classes `[rows]` as lengths: for each row the mean true length of the rows with its class."""
     _, index = np.unique(classes, return_inverse=True)
     return (np.bincount(index, output) / np.bincount(index))[index]
 
 
 def noisy(output: np.ndarray, sigma: float, rng: np.random.Generator) -> np.ndarray:
-    """Predictions wrong by a log-normal factor: the logarithm is off by `sigma` on average (root mean square)."""
+    """Predictions with a log-normal error factor; `sigma` is the RMS error of the logarithm."""
     return output * np.exp(rng.normal(0.0, sigma, output.shape))
 
 
 def class_accuracy(predicted: np.ndarray, output: np.ndarray, bounds: Sequence[float]) -> float:
-    """Share of predicted lengths that fall into the same class as the true ones, classes divided at `bounds`."""
+    """Share of predicted lengths in the same class as the true ones; `bounds` separate the classes."""
     return float((np.digitize(predicted, bounds) == np.digitize(output, bounds)).mean())
 
 
 def noise_of_accuracy(output: np.ndarray, accuracy: float, bounds: Sequence[float], rng: np.random.Generator) -> float:
-    """The `sigma` at which `noisy` predictions are right in this share of cases, by bisection on one set of draws."""
+    """The `sigma` at which `noisy` predictions reach this class accuracy, by bisection on one set of draws."""
     draws = rng.normal(size=output.shape)
     low, high = 0.0, 8.0
     for _ in range(40):

@@ -1,4 +1,4 @@
-"""What a drafter offers to whoever decides for whom it drafts."""
+"""The interface between a drafter and the `Speculator`."""
 
 from __future__ import annotations
 
@@ -9,58 +9,61 @@ from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.spec.trees.candidates import Candidates
 
-#: How a request's tokens are chosen: only a drafter that draws its own in the same way looks at that.
+#: A request's `SamplingInputs`. Only a drafter that samples its draft tokens reads them.
 SamplingOf = Callable[[Request], Any]
-#: Waits for the candidates of each request, None for those that the drafter does not get to in this round.
+#: Waits for the round and returns each request's candidates; None where the drafter has none for it.
 Proposal = Callable[[], list[Candidates | None]]
 
 
 class Drafter(Protocol):
-    """Proposes candidates; is told nothing, because a request's tokens say what was accepted."""
+    """Proposes candidates. It reads from a request's tokens which of its drafts were accepted."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def widths(self) -> Sequence[int]:
-        """Beams it can grow, ascending."""
+        """Supported beam widths, ascending."""
         ...
 
     @property
     def ready(self) -> bool:
-        """Whether its programs are compiled; until then it must be asked for nothing but its name."""
+        """Whether its programs are compiled; before that, only its name may be used."""
         ...
 
     def uncached_tokens(self, request: Request) -> int:
-        """Tokens of the request that the drafter has not seen."""
+        """Tokens of the request for which the drafter has no KV."""
         ...
 
     @property
     def own_device(self) -> bool:
-        """Whether it has a device of its own, which idles while the target's is busy."""
+        """Whether it runs on a device other than the target's, so that it can draft while the target verifies."""
         ...
 
     def prefetch_features(self, scheduled: Sequence[ScheduledRequest]) -> None:
-        """Before the target's step begins: fetch from its device what later rounds of the step need for these."""
+        """Before the target's step starts: fetch from its device what later rounds of this step need."""
         ...
 
     def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
-        """Begin a round for these requests."""
+        """Start a draft round for these requests."""
         ...
 
     def precompute_kv(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
-        """Begin to catch up with these requests, which were staged, in the time in which the target verifies."""
+        """Start to compute KV of these requests' uncached tokens while the target verifies.
+
+        `prefetch_features` was called for them.
+        """
         ...
 
     def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
-        """What a round takes."""
+        """Estimated seconds of a round for `requests` requests with `catch_up` uncached tokens in total."""
         ...
 
     def forget(self, request: Request) -> None: ...
 
 
 class SharedDevice:
-    """A drafter that takes turns with the target: there is nothing to bring over, and no time in which it idles."""
+    """Base of drafters on the target's device: nothing to prefetch, and no idle time to precompute KV in."""
 
     own_device = False
     ready = True

@@ -1,4 +1,4 @@
-"""Micro-batches: drafters with devices of their own draft one while the target verifies another (SPIN §V-B)."""
+"""Micro-batches: drafters on their own devices draft one while the target verifies another (SPIN §V-B)."""
 
 from __future__ import annotations
 
@@ -15,86 +15,102 @@ MAX_MICRO_BATCHES = 8
 
 @dataclass(frozen=True, slots=True)
 class DrafterLoad:
-    """The requests of one drafter in a step: how many, seconds of a round for so many of them, draft tokens of each,
-    and whether the round runs beside the target's steps or takes turns with them."""
+    """One drafter's share of a step."""
 
+    #: Requests it drafts for.
     requests: int
+    #: Number of requests -> seconds of a draft round.
     round: Callable[[int], float]
+    #: Draft tokens per request.
     drafts: float
+    #: Whether it drafts on its own device, while the target verifies.
     own_device: bool
 
 
 @dataclass(slots=True)
 class Timeline:
-    """When a step's micro-batches are drafted and verified, in seconds from its begin.
+    """When the micro-batches added so far are drafted and verified, in seconds from the start of the step.
 
-    One is drafted when the one before has been, by all drafters apart at once, and verified when it is drafted and the
-    one before verified. Drafters beside the target wait for that too.
+    Drafting a micro-batch starts when the previous one is drafted; drafters on their own devices work in parallel.
+    Verifying starts when the micro-batch is drafted and the previous one verified. Drafters on the target's device
+    also wait for the previous verification.
     """
 
     drafted: float = 0.0
     verified: float = 0.0
 
     def add(self, own_device: Iterable[float], beside: Iterable[float], verifying: float) -> None:
-        """The next micro-batch: seconds of each drafter's round, and of verifying, 0 if there is nothing to verify."""
+        """Add a micro-batch.
+
+        `own_device`, `beside`: seconds of each round on a drafter's own device and on the target's; `verifying`:
+        seconds of the target's step, 0 if there is nothing to verify.
+        """
         self.drafted += max(own_device, default=0.0)
-        if alone := sum(beside):
-            self.drafted = max(self.drafted, self.verified) + alone
+        if on_target := sum(beside):
+            self.drafted = max(self.drafted, self.verified) + on_target
         if verifying:
             self.verified = max(self.drafted, self.verified) + verifying
 
 
 def seconds(count: int, loads: Sequence[DrafterLoad], others: int, step: Callable[[int], float]) -> float:
-    """What a step in so many micro-batches takes, each with its part of every drafter's requests. `others`: tokens that
-    need no draft, in the first; `step`: seconds of verifying so many tokens."""
-    line = Timeline()
-    left = [drafter_load.requests for drafter_load in loads]
+    """Seconds of a step in `count` micro-batches, each with an even share of every drafter's requests.
+
+    `others`: tokens of requests without drafts, all in the first micro-batch; `step`: tokens -> seconds of a step.
+    """
+    timeline = Timeline()
+    left = [load.requests for load in loads]
     for batch in range(count):
         sizes = [ceil(n / (count - batch)) for n in left]
         left = [n - size for n, size in zip(left, sizes, strict=True)]
-        here = [(drafter_load, n) for drafter_load, n in zip(loads, sizes, strict=True) if n]
-        tokens = round(sum(n * (1 + drafter_load.drafts) for drafter_load, n in here)) + (others if batch == 0 else 0)
-        line.add(
-            [drafter_load.round(n) for drafter_load, n in here if drafter_load.own_device],
-            [drafter_load.round(n) for drafter_load, n in here if not drafter_load.own_device],
+        shares = [(load, n) for load, n in zip(loads, sizes, strict=True) if n]
+        tokens = round(sum(n * (1 + load.drafts) for load, n in shares)) + (others if batch == 0 else 0)
+        timeline.add(
+            [load.round(n) for load, n in shares if load.own_device],
+            [load.round(n) for load, n in shares if not load.own_device],
             step(tokens) if tokens else 0.0,
         )
-    return line.verified
+    return timeline.verified
 
 
 def best(loads: Sequence[DrafterLoad], others: int, step: Callable[[int], float]) -> int:
-    """How many micro-batches: one more as long as that is faster by the profiled times, the paper's heuristic."""
-    count, now = 1, seconds(1, loads, others, step)
-    most = min(MAX_MICRO_BATCHES, max((drafter_load.requests for drafter_load in loads), default=1))
-    while count < most and (more := seconds(count + 1, loads, others, step)) < now:
-        count, now = count + 1, more
+    """Number of micro-batches: adds one as long as that shortens the step by the profile, SPIN's heuristic."""
+    count, shortest = 1, seconds(1, loads, others, step)
+    most = min(MAX_MICRO_BATCHES, max((load.requests for load in loads), default=1))
+    while count < most and (more := seconds(count + 1, loads, others, step)) < shortest:
+        count, shortest = count + 1, more
     return count
 
 
 def split(
     scheduled: Sequence[ScheduledRequest], speculator: Speculator, count: int | None = None
 ) -> list[list[ScheduledRequest]]:
-    """The step's work in micro-batches: so many (fewer where there is less to draft for), or as many as pay."""
-    groups: dict[int, list[ScheduledRequest]] = {}
-    out: list[list[ScheduledRequest]] = [[]]
-    for w in scheduled:
-        drafter = speculator.drafter_of(w.request, len(scheduled)) if w.levels else None
-        (out[0] if drafter is None else groups.setdefault(drafter, [])).append(w)
-    if not groups:
-        return out
+    """Split a step into at most `count` micro-batches; None: as many as `best` finds.
+
+    Each drafter's requests are spread evenly, so there are no more than the largest drafter has requests. Requests
+    without drafts are in the first. No micro-batch is empty, except the only one of an empty step.
+    """
+    by_drafter: dict[int, list[ScheduledRequest]] = {}
+    batches: list[list[ScheduledRequest]] = [[]]
+    for s in scheduled:
+        drafter = speculator.drafter_of(s.request, len(scheduled)) if s.levels else None
+        (batches[0] if drafter is None else by_drafter.setdefault(drafter, [])).append(s)
+    if not by_drafter:
+        return batches
     if count is None:
-        loads = [drafter_load(speculator, drafter, len(own)) for drafter, own in groups.items()]
-        count = best(loads, sum(w.count for w in out[0]), speculator.step.of)
+        loads = [drafter_load(speculator, drafter, len(group)) for drafter, group in by_drafter.items()]
+        count = best(loads, sum(s.count for s in batches[0]), speculator.step.of)
     else:
-        count = min(count, max(map(len, groups.values())))
-    out += [[] for _ in range(count - 1)]
-    for own in groups.values():
-        for i, w in enumerate(own):
-            out[i * count // len(own)].append(w)
-    return [batch for batch in out if batch]
+        count = min(count, max(map(len, by_drafter.values())))
+    batches += [[] for _ in range(count - 1)]
+    for group in by_drafter.values():
+        for i, s in enumerate(group):
+            batches[i * count // len(group)].append(s)
+    return [batch for batch in batches if batch]
 
 
 def drafter_load(speculator: Speculator, drafter: int, requests: int) -> DrafterLoad:
-    """By what is profiled, and what was worth verifying of late."""
-    spec = speculator.controllers[drafter]
-    return DrafterLoad(requests, spec.usual_round, spec.usual_nodes, speculator.drafters[drafter].own_device)
+    """The load of `requests` requests, by profiled round times and the recent mean of verified nodes."""
+    controller = speculator.controllers[drafter]
+    return DrafterLoad(
+        requests, controller.usual_round, controller.usual_nodes, speculator.drafters[drafter].own_device
+    )

@@ -1,26 +1,21 @@
-"""Speculation: what to draft for each request of a step, and what is learned from what became of it."""
+"""The speculator: asks the drafters for candidates, selects the nodes to verify, and learns from the results."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from jaxspec.sched.plan import Lookahead, ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import need
-from jaxspec.sched.spec.depth import (
-    USUAL_CATCH_UP,
-    AcceptanceRecord,
-    DepthController,
-    DraftTimes,
-    chances,
-    choose_nodes,
-)
+from jaxspec.sched.spec.calibration import AcceptanceRecord, chances
+from jaxspec.sched.spec.depth import USUAL_UNCACHED, DepthController, DraftTimes, choose_nodes
 from jaxspec.sched.spec.drafter import Drafter, Proposal, SamplingOf
 from jaxspec.sched.spec.trees.adaserve import AdaServe
 from jaxspec.sched.spec.trees.candidates import Candidates, Draft
@@ -32,35 +27,40 @@ from jaxspec.sched.timing import StepTimes
 if TYPE_CHECKING:
     from jaxspec.sched.spec.draft_choice import DraftChoice
 
-#: Most levels of a draft tree, and most nodes of one request in a step.
+#: Most levels of a draft tree, and most draft nodes of one request in a step.
 DEPTH, MOST_NODES = 8, 32
-#: A request that needs more tokens than this from a step is drafted for, also where that costs others.
-_NEEDY = 1.0
+#: A request that needs more tokens than this from a step to meet its SLO is late.
+_LATE_NEED = 1.0
+
+#: A request, the drafter that drafted for it, and what that one proposed.
+_Proposed = tuple[ScheduledRequest, int, Candidates]
 
 
 @dataclass(slots=True)
-class _Asked:
-    """One request's candidates in the step under way, by which drafter, and which of them are verified."""
+class _Drafted:
+    """A request's candidates in the current step, the drafter they come from, and the nodes that are verified."""
 
     drafter: int
     candidates: Candidates
-    chosen: np.ndarray
+    chosen: npt.NDArray[np.bool_]
     draft: Draft
 
 
 class Speculator:
-    """Drafters at work, side by side: each step, a request is drafted for by the one it should be fastest with.
+    """Runs several drafters: in each step, a request is drafted for by the one expected to be fastest for it.
 
-    What is expected of each is learned by itself. A drafter that has nothing to propose leaves the request to the next
-    best. With a `choice` that is not so: it says who drafts for whom, and hears what became of it.
+    Each drafter's acceptance is learned separately. If a drafter proposes nothing for a request, the next best one
+    drafts. With a draft choice (`choice`), the choice alone assigns drafters to requests and observes the results.
 
-    A `policy` replaces the choice of nodes by expected speed, and unless it is `adaptive`, that of `levels` and width
-    (up to `width`) too: with `size_by_budget`, as deep and wide as AdaServe's Eq. 8 and 9 allow for a step of
-    `verify_budget` tokens (None: as many as `step` says).
-    An adaptive `AdaServe` drafts for those who are behind their targets even where that is slower for the others.
+    A tree policy (`policy`) selects the nodes to verify; without one, they are selected by expected tokens per second
+    (`choose_nodes`).
 
-    With `calibrate`, policies see the chance that a node is accepted, as learned for each drafter (by what it said and
-    the request's factor so far), instead of what the drafter says.
+    `levels` and `width` bound depth and width. If `adaptive`, or without a `policy`, each drafter's `DepthController`
+    picks them; where no drafter then drafts, `AdaServe` still drafts for requests that are late for their SLO, even if
+    that slows down the others. Otherwise the bounds themselves are used, with `size_by_budget` reduced to what
+    AdaServe's Eq. 8 and 9 allow for a step of `verify_budget` tokens (None: `step.verify_budget`).
+
+    With `calibrate`, tree policies see calibrated acceptance probabilities instead of the drafter's own.
     """
 
     def __init__(
@@ -70,21 +70,23 @@ class Speculator:
     ):  # fmt: skip
         self.drafters, self.policy, self.adaptive = list(drafters), policy, adaptive or policy is None
         self.step, self.calibrate, self.choice = step, calibrate, choice
-        self._verify_budget, self._budgeted = verify_budget, size_by_budget or verify_budget is not None
+        self._verify_budget, self._size_by_budget = verify_budget, size_by_budget or verify_budget is not None
         most = Lookahead(MOST_NODES, min(levels or DEPTH, DEPTH))
         self.controllers = [
             DepthController(DraftTimes(step, d.seconds), most, [w for w in d.widths if width is None or w <= width])
             for d in drafters
         ]
+        # By request id: one record per drafter; what was drafted in the current step.
         self._records: dict[str, list[AcceptanceRecord]] = {}
-        self._asked: dict[str, _Asked] = {}
-        self._only: set[str] | None = None  # who is drafted for in the step under way; None: all
-        #: By request id, with a choice: whose turn it is to draft, who drafted last, and seconds of the slot under way.
+        self._drafted: dict[str, _Drafted] = {}
+        self._only_late: set[str] | None = None  # the requests drafted for in the current step; None: all
+        # With a draft choice, by request id: the drafter assigned, the one that drafted last, and seconds of the
+        # current slot.
         self._assigned: dict[str, int | None] = {}
-        self._last: dict[str, int] = {}
-        self._slots: dict[str, float] = {}
-        self._verifying = step.of(1)  # seconds of the last step
-        #: Changes of a request's drafter so far, and the seconds of computing its KV anew.
+        self._last_drafter: dict[str, int] = {}
+        self._slot_seconds: dict[str, float] = {}
+        self._verify_seconds = step.of(1)  # of the last step
+        #: How often a request changed its drafter, and the seconds spent on computing its KV for the new one.
         self.switches, self.switch_seconds = 0, 0.0
 
     @property
@@ -93,113 +95,113 @@ class Speculator:
         return self._verify_budget or self.step.verify_budget
 
     def lookahead(self, running: Sequence[Request], now: float) -> Lookahead:
-        """How far the next step, which begins now, may draft for the requests that decode."""
+        """How deep the step that starts now may draft for its decoding requests."""
         decoding = [r for r in running if r.decoding]
-        self._only = None
-        self._asked.clear()
-        self._slots.clear()
+        self._only_late = None
+        self._drafted.clear()
+        self._slot_seconds.clear()
         if self.choice:
             if not any(drafter.own_device for drafter in self.drafters):
-                self.choice.share(self._verifying, [spec.last_round for spec in self.controllers])
-            drafters = self.choice.assign(decoding, self._switch_cost)
-            self._assigned = {r.id: i for r, i in zip(decoding, drafters, strict=True)}
+                self.choice.share(self._verify_seconds, [c.last_round for c in self.controllers])
+            assigned = self.choice.assign(decoding, self._switch_cost)
+            self._assigned = {r.id: i for r, i in zip(decoding, assigned, strict=True)}
         if not decoding:
             return Lookahead()
         if not self.adaptive:
-            return _furthest(
-                [
-                    self._shape(spec, len(decoding)) if self._own(i, decoding) else spec.off()
-                    for i, spec in enumerate(self.controllers)
-                ]
+            return _deepest(
+                self._fixed_lookahead(controller, len(decoding)) if self._served(i, decoding) else controller.off()
+                for i, controller in enumerate(self.controllers)
             )
-        ahead = _furthest([self._decide(i, decoding) for i in range(len(self.drafters))])
-        if not ahead.levels and isinstance(self.policy, AdaServe):
+        lookahead = _deepest(self._decide(i, decoding) for i in range(len(self.drafters)))
+        if not lookahead.levels and isinstance(self.policy, AdaServe):
             return self._draft_for_late(decoding, now)
-        return ahead
+        return lookahead
 
-    def _own(self, drafter: int, requests: Sequence[Request]) -> Sequence[Request]:
-        """Those of the requests that it may draft for."""
+    def _served(self, drafter: int, requests: Sequence[Request]) -> Sequence[Request]:
+        """Those of the requests that the drafter may draft for."""
         if not self.drafters[drafter].ready:
             return []
         return [r for r in requests if self._assigned.get(r.id) == drafter] if self.choice else requests
 
     def _switch_cost(self, request: Request, drafter: int) -> float:
-        """Seconds in which it computes the KV that it lacks of the request."""
+        """Seconds in which the drafter computes the KV of the request's uncached tokens."""
         d = self.drafters[drafter]
         return max(
-            0.0, d.seconds(1, d.uncached_tokens(request), 1, d.widths[0]) - d.seconds(1, USUAL_CATCH_UP, 1, d.widths[0])
+            0.0, d.seconds(1, d.uncached_tokens(request), 1, d.widths[0]) - d.seconds(1, USUAL_UNCACHED, 1, d.widths[0])
         )
 
     def _decide(self, drafter: int, decoding: Sequence[Request]) -> Lookahead:
-        spec, own = self.controllers[drafter], self._own(drafter, decoding)
-        if not own:
-            return spec.off()
-        return spec.decide(len(own), *self._known(drafter, own), len(decoding) - len(own))
+        controller, served = self.controllers[drafter], self._served(drafter, decoding)
+        if not served:
+            return controller.off()
+        return controller.decide(len(served), *self._uncached_and_records(drafter, served), len(decoding) - len(served))
 
-    def _known(self, drafter: int, requests: Sequence[Request]) -> tuple[int, list[AcceptanceRecord]]:
-        """Tokens that a drafter has to catch up with for these requests, and what is known of its drafts for them."""
-        uncached = self.drafters[drafter].uncached_tokens
-        return sum(uncached(r) for r in requests), [self._record(r, drafter) for r in requests]
+    def _uncached_and_records(self, drafter: int, requests: Sequence[Request]) -> tuple[int, list[AcceptanceRecord]]:
+        uncached_tokens = self.drafters[drafter].uncached_tokens
+        return sum(uncached_tokens(r) for r in requests), [self._record(r, drafter) for r in requests]
 
-    def _shape(self, spec: DepthController, requests: int) -> Lookahead:
-        """As far as the configuration says, or as far as is left of the budget for each (AdaServe's Eq. 8 and 9)."""
-        spec.levels, spec.width, spec.probing = spec.most.levels, spec.widths[-1], False
-        if not self._budgeted:
-            return spec.most
+    def _fixed_lookahead(self, controller: DepthController, requests: int) -> Lookahead:
+        """The configured depth and width, or what the verify budget leaves each request (AdaServe's Eq. 8 and 9)."""
+        most = controller.max_lookahead
+        controller.levels, controller.width, controller.probing = most.levels, controller.widths[-1], False
+        if not self._size_by_budget:
+            return most
         if self.verify_budget <= requests:
-            spec.levels = 0
+            controller.levels = 0
             return Lookahead()
-        spec.levels = max(1, min(spec.most.levels, ceil(self.verify_budget / requests)))
-        wide = max(1, self.verify_budget // requests)
-        spec.width = max((w for w in spec.widths if w <= wide), default=spec.widths[0])
-        return Lookahead(spec.most.drafts, spec.levels)
+        controller.levels = max(1, min(most.levels, ceil(self.verify_budget / requests)))
+        max_width = max(1, self.verify_budget // requests)
+        controller.width = max((w for w in controller.widths if w <= max_width), default=controller.widths[0])
+        return Lookahead(most.drafts, controller.levels)
 
     def _draft_for_late(self, decoding: Sequence[Request], now: float) -> Lookahead:
-        """Draft for those alone who are behind their targets, as far as that helps them."""
-        room, seconds = max(0, self.verify_budget - len(decoding)), self.step.of(len(decoding))
+        """Draft only for requests that are late for their SLO, where that helps them."""
+        max_nodes, seconds = max(0, self.verify_budget - len(decoding)), self.step.of(len(decoding))
         needs = {r.id: need(r, now, seconds) for r in decoding}
-        late = [r for r in decoding if needs[r.id] > _NEEDY]
-        needy = sorted(late, key=lambda r: -needs[r.id])[:room]
-        if not needy:
+        late = [r for r in decoding if needs[r.id] > _LATE_NEED]
+        latest = sorted(late, key=lambda r: -needs[r.id])[:max_nodes]
+        if not latest:
             return Lookahead()
-        self._only = {r.id for r in needy}
-        shares = [self._own(i, needy) for i in range(len(self.drafters))]
-        return _furthest(
-            [
-                spec.decide_for_late(len(own), len(decoding), *self._known(i, own), room) if own else spec.off()
-                for i, (spec, own) in enumerate(zip(self.controllers, shares, strict=True))
-            ]
-        )
+        self._only_late = {r.id for r in latest}
+        lookaheads: list[Lookahead] = []
+        for i, controller in enumerate(self.controllers):
+            if served := self._served(i, latest):
+                uncached, records = self._uncached_and_records(i, served)
+                lookaheads.append(controller.decide_for_late(len(served), len(decoding), uncached, records, max_nodes))
+            else:
+                lookaheads.append(controller.off())
+        return _deepest(lookaheads)
 
     def _record(self, request: Request, drafter: int) -> AcceptanceRecord:
-        own = self._records.setdefault(request.id, [])
-        if not own:
-            own += [AcceptanceRecord() for _ in self.drafters]
-        return own[drafter]
+        records = self._records.setdefault(request.id, [])
+        if not records:
+            records += [AcceptanceRecord() for _ in self.drafters]
+        return records[drafter]
 
     def prefetch_features(self, scheduled: Sequence[ScheduledRequest]) -> None:
-        """Before any of a step's work is launched: see that drafters elsewhere have what they need of the target's."""
+        """Before the step's first launch: drafters on other devices fetch the features they may need in this step."""
         for i, drafter in enumerate(self.drafters):
-            if drafter.own_device and (mine := [w for w in scheduled if w.levels and i in self._about(w.request)]):
-                drafter.prefetch_features(mine)
+            if drafter.own_device:
+                wanted = [s for s in scheduled if s.levels and i in self._possible_drafters(s.request)]
+                if wanted:
+                    drafter.prefetch_features(wanted)
 
-    def _about(self, request: Request) -> tuple[int | None, ...]:
-        """The drafters that may have to know the request in this step."""
+    def _possible_drafters(self, request: Request) -> tuple[int | None, ...]:
+        """The drafters that may draft or precompute KV for the request in this step."""
         if not self.choice:
             return tuple(range(len(self.drafters)))
         return self._assigned.get(request.id), self.choice.ahead(request)
 
     def precompute_kv(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
-        """While the target verifies: those drafters that idle meanwhile catch up with requests that are likely to
-        change to them (SPIN §IV-C)."""
+        """While the target verifies: idle drafters compute KV of requests likely to change to them (SPIN §IV-C)."""
         if not self.choice:
             return
         for i, drafter in enumerate(self.drafters):
             if drafter.own_device:
                 coming = [
-                    w
-                    for w in scheduled
-                    if w.levels and self._assigned.get(w.request.id) != i == self.choice.ahead(w.request)
+                    s
+                    for s in scheduled
+                    if s.levels and self._assigned.get(s.request.id) != i == self.choice.ahead(s.request)
                 ]
                 if coming:
                     drafter.precompute_kv(coming, sampling)
@@ -207,126 +209,130 @@ class Speculator:
     def draft(
         self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, tokens: int, now: float
     ) -> dict[str, Draft]:
-        """Draft trees by request id, for work that may have one; `tokens` known ones are in the step that began now."""
-        able = [w for w in scheduled if w.levels and (self._only is None or w.request.id in self._only)]
-        if self._budgeted and tokens >= self.verify_budget:
-            able = []  # nothing of what the drafters propose would be taken
-        proposed = self._propose(able, sampling) if able else []
+        """Draft trees by request id, for those scheduled requests that get one.
+
+        `tokens` counts the step's known tokens; the step started at `now`.
+        """
+        draftable = [s for s in scheduled if s.levels and (self._only_late is None or s.request.id in self._only_late)]
+        if self._size_by_budget and tokens >= self.verify_budget:
+            draftable = []  # no node would be selected
+        proposed = self._propose(draftable, sampling) if draftable else []
         drafts: dict[str, Draft] = {}
         if proposed:
             forest = Forest([c for _, _, c in proposed])
             masks = self._select(proposed, forest, tokens, now)
-            for (w, i, c), mask, draft in zip(proposed, masks, preorders(forest, masks), strict=True):
+            for (s, i, c), mask, draft in zip(proposed, masks, preorders(forest, masks), strict=True):
                 if len(draft):
-                    self._asked[w.request.id] = _Asked(i, c, mask, draft)
-                    drafts[w.request.id] = draft
+                    self._drafted[s.request.id] = _Drafted(i, c, mask, draft)
+                    drafts[s.request.id] = draft
         if self.choice:
-            self._open_slots(scheduled, proposed, tokens + sum(map(len, drafts.values())))
+            self._estimate_slots(scheduled, proposed, tokens + sum(map(len, drafts.values())))
         return drafts
 
-    def _open_slots(
-        self,
-        scheduled: Sequence[ScheduledRequest],
-        proposed: Sequence[tuple[ScheduledRequest, int, Candidates]],
-        tokens: int,
+    def _estimate_slots(
+        self, scheduled: Sequence[ScheduledRequest], proposed: Sequence[_Proposed], tokens: int
     ) -> None:
-        """What the step takes each request: as profiled and kept up to date, so that a pause of the machine is nobody's
-        fault, and without computing KV that a change of drafter made necessary, which is the change's.
+        """Estimate the seconds of this step for each request that has a drafter assigned.
 
-        Rounds beside the target take time from all, those of a drafter apart from the requests that it drafts for.
+        Estimated, not measured, so that a pause of the machine is not charged to a drafter. Computing KV after a change
+        of drafter is not included: it is part of the switch cost. A round on the target's device delays all requests,
+        one on a drafter's own device only those it drafts for.
         """
-        drafted = {w.request.id: i for w, i, _ in proposed}
+        drafted = {s.request.id: i for s, i, _ in proposed}
         rounds = {i: self.controllers[i].usual_round(n) for i, n in Counter(drafted.values()).items()}
-        self._verifying = self.step.of(tokens)
-        common = self._verifying + sum(s for i, s in rounds.items() if not self.drafters[i].own_device)
-        for w in scheduled:
-            if (name := w.request.id) in self._assigned:
+        self._verify_seconds = self.step.of(tokens)
+        common = self._verify_seconds + sum(t for i, t in rounds.items() if not self.drafters[i].own_device)
+        for s in scheduled:
+            if (name := s.request.id) in self._assigned:
                 own_device = name in drafted and self.drafters[drafted[name]].own_device
-                self._slots[name] = common + (rounds[drafted[name]] if own_device else 0.0)
+                self._slot_seconds[name] = common + (rounds[drafted[name]] if own_device else 0.0)
 
     def _select(
-        self, proposed: Sequence[tuple[ScheduledRequest, int, Candidates]], forest: Forest, tokens: int, now: float
-    ) -> list[np.ndarray]:
-        limits = [w.drafts for w, _, _ in proposed]
+        self, proposed: Sequence[_Proposed], forest: Forest, tokens: int, now: float
+    ) -> list[npt.NDArray[np.bool_]]:
+        """The nodes to verify: one mask per tree."""
+        limits = [s.drafts for s, _, _ in proposed]
         if self.policy is None or self.calibrate:
-            records = [self._record(w.request, i) for w, i, _ in proposed]
-            learned = chances(forest, [self.controllers[i] for _, i, _ in proposed], records)
+            records = [self._record(s.request, i) for s, i, _ in proposed]
+            calibrated = chances(forest, [self.controllers[i].calibration for _, i, _ in proposed], records)
             if self.policy is None:
                 probing = [self.controllers[i].probing for _, i, _ in proposed]
-                return choose_nodes(self.step, forest, learned, limits, tokens, probing)
-            with np.errstate(divide="ignore"):  # empty places have no chance
-                forest = forest.likely(np.log(learned))
-        room = self.verify_budget - tokens
-        seconds = self.step.of(tokens + max(0, room)) + sum(
-            s.times.round(len(proposed), len(proposed), s.levels, s.width) for s in self.controllers if s.levels
+                return choose_nodes(self.step, forest, calibrated, limits, tokens, probing)
+            with np.errstate(divide="ignore"):  # empty places have probability 0
+                forest = forest.likely(np.log(calibrated))
+        budget = self.verify_budget - tokens
+        seconds = self.step.of(tokens + max(0, budget)) + sum(
+            c.times.round(len(proposed), len(proposed), c.levels, c.width) for c in self.controllers if c.levels
         )
-        needs = [need(w.request, now, seconds) for w, _, _ in proposed]
-        masks = self.policy.select(forest, limits, room, needs, tokens)
-        for (w, i, _), c, mask in zip(proposed, forest, masks, strict=True):
-            if self.controllers[i].probing and not mask.any() and w.drafts:
-                mask[c.best(1)[0]] = True  # to learn something is worth a step
+        needs = [need(s.request, now, seconds) for s, _, _ in proposed]
+        masks = self.policy.select(forest, limits, budget, needs, tokens)
+        for (s, i, _), c, mask in zip(proposed, forest, masks, strict=True):
+            if self.controllers[i].probing and not mask.any() and s.drafts:
+                mask[c.best(1)[0]] = True  # a probe needs at least one node to learn from
         return masks
 
-    def _propose(
-        self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf
-    ) -> list[tuple[ScheduledRequest, int, Candidates]]:
-        """(work, drafter, candidates), at least one of each; the drafters that cost least are asked first."""
-        wanted = {w.request.id: self._preferences(w.request, len(scheduled)) for w in scheduled}
-        found: list[tuple[ScheduledRequest, int, Candidates]] = []
+    def _propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> list[_Proposed]:
+        """One proposal for each request that some drafter has candidates for; the cheapest drafters draft first."""
+        preferred = {s.request.id: self._preferences(s.request, len(scheduled)) for s in scheduled}
+        proposed: list[_Proposed] = []
 
-        def take(i: int, mine: Sequence[ScheduledRequest], levels: int, proposal: Proposal) -> None:
-            for w, c in zip(mine, proposal(), strict=True):
+        def collect(i: int, batch: Sequence[ScheduledRequest], levels: int, proposal: Proposal) -> None:
+            for s, c in zip(batch, proposal(), strict=True):
                 if c is None or not len(c):
-                    wanted[w.request.id].remove(i)
+                    preferred[s.request.id].remove(i)
                     continue
-                found.append((w, i, _cut(c, w.levels) if w.levels < levels else c))
-                wanted[w.request.id].clear()
+                proposed.append((s, i, _truncate(c, s.levels) if s.levels < levels else c))
+                preferred[s.request.id].clear()
 
-        order = sorted(
-            (i for i, drafter in enumerate(self.drafters) if drafter.ready),
-            key=lambda i: self.drafters[i].seconds(1, 0, 1, self.drafters[i].widths[0]),
-        )
-        asked: dict[int, tuple[Sequence[ScheduledRequest], int, Proposal]] = {}
-        for i in (*order, *order):  # once more, for those whom a dearer one had nothing for
-            spec = self.controllers[i]
-            mine = [w for w in scheduled if wanted[w.request.id][:1] == [i]]
-            if not mine or i in asked:  # one round a step
+        order = sorted((i for i, drafter in enumerate(self.drafters) if drafter.ready), key=self._base_cost)
+        started: dict[int, tuple[Sequence[ScheduledRequest], int, Proposal]] = {}
+        # The second pass is for requests that a more expensive drafter had nothing for.
+        for i in (*order, *order):
+            controller = self.controllers[i]
+            batch = [s for s in scheduled if preferred[s.request.id][:1] == [i]]
+            if not batch or i in started:  # one round a step
                 continue
-            levels = min(spec.levels, max(w.levels for w in mine))
+            levels = min(controller.levels, max(s.levels for s in batch))
             if self.choice:
-                self._count_switches(i, mine)
-            asked[i] = mine, levels, self.drafters[i].propose(mine, sampling, levels, spec.width)
-            if not self._at_once(i):
-                take(i, *asked[i])
-        for i, proposal in asked.items():
-            if self._at_once(i):
-                take(i, *proposal)
-        return found
+                self._count_switches(i, batch)
+            started[i] = batch, levels, self.drafters[i].propose(batch, sampling, levels, controller.width)
+            if not self._runs_concurrently(i):
+                collect(i, *started[i])
+        for i, proposal in started.items():
+            if self._runs_concurrently(i):
+                collect(i, *proposal)
+        return proposed
 
-    def _at_once(self, drafter: int) -> bool:
-        """Whether others draft meanwhile: they have their own devices, and nobody waits for what it leaves over."""
+    def _base_cost(self, drafter: int) -> float:
+        """Seconds of the drafter's smallest round."""
+        return self.drafters[drafter].seconds(1, 0, 1, self.drafters[drafter].widths[0])
+
+    def _runs_concurrently(self, drafter: int) -> bool:
+        """Whether other drafters run meanwhile: it has its own device, and no other drafter takes what it leaves."""
         return self.choice is not None and self.drafters[drafter].own_device
 
     def drafter_of(self, request: Request, requests: int) -> int | None:
-        """The drafter that is to draft for it in this step, one of so many requests; None: none."""
+        """Index of the drafter for this request in this step, with `requests` requests in the step; None: none."""
         return next(iter(self._preferences(request, requests)), None)
 
     def drafted_by(self, request: Request) -> int | None:
-        """The drafter of the tree that is verified for it in this step."""
-        asked = self._asked.get(request.id)
-        return None if asked is None else asked.drafter
+        """Index of the drafter whose tree is verified for this request in this step; None: no tree."""
+        drafted = self._drafted.get(request.id)
+        return None if drafted is None else drafted.drafter
 
     def _count_switches(self, drafter: int, scheduled: Sequence[ScheduledRequest]) -> None:
-        for w in scheduled:
-            if self._last.setdefault(w.request.id, drafter) != drafter:
+        for s in scheduled:
+            if self._last_drafter.setdefault(s.request.id, drafter) != drafter:
                 self.switches += 1
-                self.switch_seconds += self._switch_cost(w.request, drafter)
-            self._last[w.request.id] = drafter
+                self.switch_seconds += self._switch_cost(s.request, drafter)
+            self._last_drafter[s.request.id] = drafter
 
     def _preferences(self, request: Request, requests: int) -> list[int]:
-        """The drafters that draft at all in this step: those to be looked at again, then the fastest for this request
-        first, equals in the order given; or the one that was chosen."""
-        active = [i for i, s in enumerate(self.controllers) if s.levels]
+        """Drafters that draft in this step, best first: those that probe, then by expected speed for this request.
+
+        Ties keep the configured order. With a draft choice: only the assigned one.
+        """
+        active = [i for i, c in enumerate(self.controllers) if c.levels]
         if self.choice:
             return [i for i in active if i == self._assigned.get(request.id)]
         if len(active) < 2:
@@ -335,32 +341,36 @@ class Speculator:
         return sorted(active, key=lambda i: (not self.controllers[i].probing, -speed[i]))
 
     def observe(self, request: Request, nodes: Sequence[int]) -> None:
-        """The request took part in the step; of its draft tree, if it had one, the nodes `nodes` (in preorder, along
-        the accepted path) were accepted."""
-        seconds = self._slots.pop(request.id, None)
+        """Learn from the step's result for one scheduled request.
+
+        `nodes` are the accepted nodes of its draft tree (indices in preorder, along the accepted path); empty if it had
+        no tree.
+        """
+        seconds = self._slot_seconds.pop(request.id, None)
         if self.choice and seconds is not None:
             self.choice.observe(request, self._assigned[request.id], 1 + len(nodes), seconds)
-        if asked := self._asked.get(request.id):
-            accepted = [int(asked.draft.source[n]) for n in nodes]
-            record = self._record(request, asked.drafter)
-            self.controllers[asked.drafter].observe(asked.candidates, asked.chosen, accepted, record)
+        if drafted := self._drafted.get(request.id):
+            accepted = [int(drafted.draft.source[n]) for n in nodes]
+            record = self._record(request, drafted.drafter)
+            self.controllers[drafted.drafter].observe(drafted.candidates, drafted.chosen, accepted, record)
 
     def forget(self, request: Request) -> None:
         self._records.pop(request.id, None)
-        self._last.pop(request.id, None)
+        self._last_drafter.pop(request.id, None)
         if self.choice:
             self.choice.forget(request)
         for drafter in self.drafters:
             drafter.forget(request)
 
 
-def _furthest(ahead: Sequence[Lookahead]) -> Lookahead:
-    """As far as any of them goes."""
-    return Lookahead(max((a.drafts for a in ahead), default=0), max((a.levels for a in ahead), default=0))
+def _deepest(lookaheads: Iterable[Lookahead]) -> Lookahead:
+    """The greatest number of drafts and of levels among these."""
+    every = list(lookaheads)
+    return Lookahead(max((a.drafts for a in every), default=0), max((a.levels for a in every), default=0))
 
 
-def _cut(candidates: Candidates, levels: int) -> Candidates:
-    """Candidates down to `levels` levels: a request may not be able to take more tokens."""
+def _truncate(candidates: Candidates, levels: int) -> Candidates:
+    """The candidates without the nodes below `levels` levels: the request cannot take more tokens."""
     keep = np.asarray(candidates.depths()) <= levels
     if keep.all():
         return candidates

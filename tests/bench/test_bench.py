@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,7 @@ from jaxspec.sched.sim import arrivals
 
 
 @pytest.mark.parametrize("cv", [0.0, 0.5, 1.0, 2.0])
-def test_gamma_gaps_have_the_mean_and_variation_asked_for(cv):
+def test_gamma_gaps_have_the_requested_mean_and_variation(cv):
     times = [a.time for a in arrivals.gamma(20_001, 8.0, cv, np.random.default_rng(3))]
     gaps = np.diff(times)
     assert times[0] == 0 and (gaps >= 0).all()
@@ -179,9 +181,13 @@ take_turns(make)
 """
 
 
-def echo(name: str, token: int) -> Worker:
+@contextmanager
+def echo(name: str, token: int) -> Iterator[Worker]:
     script = ECHO.format(folder=str(Path(turns.__file__).parent))
-    return Worker(name, [sys.executable, "-c", script], {"threads": 1, "token": token})
+    with Worker(name, [sys.executable, "-c", script], {"threads": 1, "token": token}) as worker:
+        assert worker._process.stdout is not None
+        with worker._process.stdout:  # `Worker` closes only standard input
+            yield worker
 
 
 def test_peers_take_turns():

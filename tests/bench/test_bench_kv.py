@@ -33,6 +33,6 @@ def test_it_measures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert set(steps["step_ms"]) == {"0", "1", "3"} and min(steps["step_ms"].values()) > 0
 
 
-def test_what_cannot_be_measured_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_measured_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["kv", "--model", str(tmp_path / "none")]) == 2
     assert "none" in capsys.readouterr().err

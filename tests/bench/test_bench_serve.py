@@ -25,7 +25,7 @@ def fake() -> Iterator[tuple[FakeServer, str]]:
         yield server, url
 
 
-def asked(url: str, prompt: str, **kw) -> Sample:
+def measured(url: str, prompt: str, **kw) -> Sample:
     async def once() -> Sample:
         async with httpx.AsyncClient() as http:
             return await ask(http, Endpoint(url, "fake", **kw), prompt, 16)
@@ -36,7 +36,7 @@ def asked(url: str, prompt: str, **kw) -> Sample:
 @pytest.mark.parametrize("route", ["chat", "completions"])
 def test_a_streamed_answer_is_timed(fake, route):
     server, url = fake
-    sample = asked(url, "one two three", route=route, fields={"ignore_eos": True})
+    sample = measured(url, "one two three", route=route, fields={"ignore_eos": True})
     assert sample.error is None and sample.finish_reason == "length"
     assert (sample.input_tokens, sample.output_tokens, len(sample.itl)) == (3, TOKENS, TOKENS - 1)
     assert sample.ttft is not None and sample.tpot is not None and sample.e2e is not None
@@ -50,7 +50,7 @@ def test_a_streamed_answer_is_timed(fake, route):
     [("refuse", "HTTP 429: the queue is full"), ("break", "without a finish"), ("garble", "not an OpenAI stream")],
 )
 def test_a_failed_answer_says_why(fake, prompt, says):
-    sample = asked(fake[1], prompt)
+    sample = measured(fake[1], prompt)
     assert sample.error and says in sample.error and sample.ttft is None
 
 

@@ -78,7 +78,7 @@ def test_presets_take_turns_on_the_same_prompts(engines, tmp_path, capsys, monke
         ("no_such_setting: 1\n", "unknown setting 'no_such_setting'"),
         ("[", "cannot read config"),
         ("max_num_seqs: 32\n", "max_num_batched_tokens (16) must be at least max_num_seqs (32)"),
-        ("max_num_seqs: 2\nkv_cache_tokens: 16\ntoken_buckets: [16]\n", "the context is 16"),
+        ("max_num_seqs: 2\nkv_cache_tokens: 16\ntoken_buckets: [16]\n", "the context length is 16"),
     ],
 )
 def test_a_preset_that_cannot_be_served_is_named(engines, tmp_path, capsys, second, says):
@@ -98,7 +98,7 @@ def test_a_preset_that_cannot_be_served_is_named(engines, tmp_path, capsys, seco
         (["no.yaml", "no.yaml", "--prompts", "/nonexistent.jsonl"], "nonexistent.jsonl"),
     ],
 )
-def test_what_is_wrong_is_said_before_an_engine_is_loaded(engines, capsys, arguments, says):
+def test_errors_are_reported_before_an_engine_is_loaded(engines, capsys, arguments, says):
     assert main(["compare", *arguments]) == 2
     assert says in capsys.readouterr().err and not engines
 
@@ -109,7 +109,7 @@ def test_one_preset_is_not_enough(capsys):
     assert exit.value.code == 2 and "B.yaml" in capsys.readouterr().err
 
 
-def test_names_tell_presets_apart():
+def test_names_distinguish_presets():
     assert names(["x/a.yaml", "x/b.yaml"]) == ["a", "b"]
     assert names(["x/a.yaml", "y/a.yaml"]) == ["x/a.yaml", "y/a.yaml"]
     assert names(["a.yaml", "a.yaml", "b.yaml"]) == ["a #1", "a #2", "b"]

@@ -108,7 +108,7 @@ def test_drafting_is_reported_and_saves_steps(tmp_path, lengths):
         (["--request-rate", "1", "--burstiness", "-1", "--lengths", "LENGTHS"], "burstiness"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line(options, message, lengths, tmp_path, capsys):
+def test_errors_are_one_line(options, message, lengths, tmp_path, capsys):
     (tmp_path / "half.csv").write_text("arrival_s,output_tokens\n0,3\n1,\n")
     paths = {"LENGTHS": lengths, "HALF": str(tmp_path / "half.csv")}
     given = [paths.get(option, option) for option in options]
@@ -161,8 +161,8 @@ def test_without_lengths_answers_are_log_normal(tmp_path):
     assert simulate(tmp_path, "--trace", str(tmp_path / "t.csv"))["input_tokens"] == 16
 
 
-def test_targets_of_a_preset_are_heeded(tmp_path):
-    """The scheduler knows what steps take, from the cost model: a pace lets some rest where all would be too slow."""
+def test_slos_of_a_preset_are_used(tmp_path):
+    """The scheduler knows step times from the cost model: a pace throttles requests where a full step is too slow."""
     common = ["--burst", "--num-requests", "40", "--output-tokens", "60:0.2", "--cost", "llama-7b-l20"]
     common += ["--set", "slo.tpot_ms=24"]
     free, paced = (simulate(tmp_path, *common, "--set", f"pace={pace}") for pace in ("none", "stta"))

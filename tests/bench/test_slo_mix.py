@@ -1,4 +1,4 @@
-"""`bench serve --slo-mix`: what is asked, with which targets, and what is reported of each category."""
+"""`bench serve --slo-mix`: which prompts are sent with which SLOs, and the report of each category."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_short_prompts_and_long_ones() -> None:
     assert [(name, len(text.split())) for name, text in cut] == [("strict", 48)] * 3
 
 
-def test_each_category_is_judged_by_its_own_target() -> None:
+def test_each_category_is_judged_by_its_own_slo() -> None:
     def sample(category: str, ms: float | None, **more: Any) -> Sample:
         return Sample(0.0, ttft=0.1, tpot=ms and ms / 1e3, output_tokens=10, category=category, **more)
 
@@ -156,7 +156,7 @@ def test_options_that_do_not_go_together(capsys) -> None:
         with pytest.raises(BenchError, match=f"--{name.replace('_', '-')} needs --slo-mix"):
             mix(slo_mix=None, **{name: 1})
     for name in ("slo_tpot_ms", "slo_ttft_ms", "input_tokens"):
-        with pytest.raises(BenchError, match=f"--{name.replace('_', '-')} does not go with --slo-mix"):
+        with pytest.raises(BenchError, match=f"--{name.replace('_', '-')} cannot be combined with --slo-mix"):
             mix(**{name: 1})
     assert mix(slo_mix=None) is None
     assert main(["serve", "--slo-mix", "--extra-body", '{"slo": {"tpot_ms": 3}}']) == 2

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,7 +84,7 @@ def finished(work: Path, text: Corpus) -> Trainer:
 @cache
 def plain_forward() -> Any:
     decoder = Decoder(TARGET.config, device_weights(TARGET.config, TARGET.weights, "float32"))
-    return jax.jit(lambda tokens: forward_features(decoder, tokens))
+    return jax.jit(chex.assert_max_traces(lambda tokens: forward_features(decoder, tokens), n=1))
 
 
 def target_features(tokens: np.ndarray) -> np.ndarray:
@@ -97,11 +98,8 @@ def states(model: DraftDecoder) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in flat}
 
 
-def assert_same(one: DraftDecoder, other: DraftDecoder, **tolerance: float) -> None:
-    a, b = states(one), states(other)
-    assert a.keys() == b.keys()
-    for name in a:
-        np.testing.assert_allclose(a[name], b[name], err_msg=name, **tolerance)
+def assert_same(one: DraftDecoder, other: DraftDecoder, rtol: float = 1e-7, atol: float = 0.0) -> None:
+    chex.assert_trees_all_close(states(one), states(other), rtol=rtol, atol=atol)
 
 
 # The text
@@ -130,7 +128,8 @@ def test_answers_to_a_prompt_fall_on_one_side(text: Corpus) -> None:
 
 
 def test_features_are_the_targets_and_are_kept(work: Path, text: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (text.features.dtype, text.features.shape) == (np.float16, (80, LONGEST, TARGET.config.hidden_size))
+    chex.assert_shape(text.features, (80, LONGEST, TARGET.config.hidden_size))
+    chex.assert_type(text.features, np.float16)
     for i in (0, int(text.length.argmax()), int(text.length.argmin())):
         n = text.length[i]
         np.testing.assert_allclose(text.features[i, :n], target_features(text.tokens[i, :n]), rtol=2e-3, atol=5e-3)
@@ -214,7 +213,7 @@ def test_all_layers_make_the_target(text: Corpus) -> None:
 
 
 @pytest.mark.parametrize("layers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_drafter_goes_on_from_another(finished: Trainer, text: Corpus, layers: int, tmp_path: Path) -> None:
+def test_a_drafter_continues_from_another(finished: Trainer, text: Corpus, layers: int, tmp_path: Path) -> None:
     """Layers that the other one lacks change nothing at first, but learn."""
     finished.export(path := tmp_path / "d.safetensors")
     batch = finished.batch(np.flatnonzero(text.held_out)[:4])
@@ -249,7 +248,8 @@ def test_training_lowers_the_loss(finished: Trainer, text: Corpus) -> None:
     before, (_, losses) = run(begin(finished.config, TARGET, finished.vocab), batch)
     after, (hits, _) = run(finished.model, batch)
     assert after < before - 0.1
-    assert losses.shape == hits.shape == (2,)
+    chex.assert_shape([losses, hits], (2,))
+    chex.assert_tree_all_finite(nnx.state(finished.model))
     assert ((hits >= 0) & (hits <= 1)).all()
 
 
@@ -259,13 +259,13 @@ def test_only_layers_fuse_and_norm_learn(finished: Trainer) -> None:
     assert changed == {name for name in before if name.startswith(("layers.", "fuse", "norm"))}
     assert {name.partition(".")[0] for name in before.keys() - changed} == {"embedding", "head", "vocab"}
     fresh = tiny.weights(TARGET.config)
-    assert all(np.array_equal(TARGET.weights[name], fresh[name]) for name in fresh), "the target is trained on nothing"
+    chex.assert_trees_all_equal(dict(TARGET.weights), fresh)  # the target itself is not trained
 
 
 def test_padding_and_the_prompt_do_not_count(finished: Trainer, text: Corpus) -> None:
     batch = finished.batch(np.asarray([3, 7]))
     assert int(finished.batch(np.asarray([3, 7]), prompts=True).use.sum()) == text.length[[3, 7]].sum() - 2
-    assert batch.tokens.shape == batch.use.shape == (4, LONGEST)
+    chex.assert_shape([batch.tokens, batch.use], (4, LONGEST))
     for i, row in enumerate((3, 7)):
         wanted = np.zeros(LONGEST, bool)
         wanted[text.start[row] - 1 : text.length[row] - 1] = True
@@ -288,7 +288,9 @@ def test_an_epoch_has_every_row_once(finished: Trainer, text: Corpus) -> None:
     assert first != second
 
 
-def test_an_interrupted_run_goes_on_from_its_checkpoint(finished: Trainer, text: Corpus, tmp_path: Path) -> None:
+def test_an_interrupted_run_continues_from_its_checkpoint(
+    finished: Trainer, text: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stopped = Trainer(settings(), TARGET, text)
     update = stopped._update
 
@@ -297,7 +299,7 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(finished: Trainer, text:
             raise KeyboardInterrupt
         return update(*args)
 
-    stopped._update = stop_in_the_sixth_step
+    monkeypatch.setattr(stopped, "_update", stop_in_the_sixth_step)
     with pytest.raises(KeyboardInterrupt):
         stopped.run(tmp_path)
     assert len(json.loads((tmp_path / "curve.json").read_text())) == 1

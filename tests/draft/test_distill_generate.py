@@ -85,7 +85,7 @@ def test_answers_are_written_and_taken_up_again(
     write_lines(prompts, [{"id": t, "turns": [t]} for t in texts[:2]])
     capsys.readouterr()
     assert run(cut, "--limit", "8") == 0
-    assert "answered before" in capsys.readouterr().out and len(opened) == 2
+    assert "already answered" in capsys.readouterr().out and len(opened) == 2
 
 
 def other(name: str) -> LoadedModel:
@@ -103,7 +103,7 @@ def test_a_file_of_another_model_is_not_gone_on_with(
     before = write_lines(out := tmp_path / "out.jsonl", [row]).read_bytes()
     assert generate.main(["--prompts", str(prompts), "--out", str(out)]) == 2
     line = capsys.readouterr().err
-    assert f"--model: {out} holds answers of rand, not of tiny; name another --out\n" in line
+    assert f"--model: {out} holds answers of rand, not of tiny; set another --out\n" in line
     assert out.read_bytes() == before
 
 
@@ -114,13 +114,13 @@ def test_the_digest_says_whose_answers_these_are(caplog: pytest.LogCaptureFixtur
     for row, said in (
         ({"model": "rand"}, "answers of rand, not of tiny"),
         (origin(other("rand")).fields, "answers of rand, not of tiny"),
-        (origin(other("tiny")).fields, "another model that is called tiny too"),
+        (origin(other("tiny")).fields, "another model that is also called tiny"),
     ):
         with pytest.raises(OtherModel, match=f"f holds .*{said}"):
             check([own.fields, row], own, "f")
     check([{"id": 1}, {"id": 2}], own, "f")
     assert [r.getMessage() for r in caplog.records] == [
-        "f: 2 answers name no model, as an earlier version wrote them; they are taken to be of tiny"
+        "f: 2 answers name no model, because an earlier version wrote them; assuming tiny"
     ]
 
 

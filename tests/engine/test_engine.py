@@ -31,7 +31,7 @@ def roomy() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def tight() -> Iterator[LLM]:
-    """Room for little more than one long request; who has to go is computed anew."""
+    """Pages for little more than one long request; preempted requests are recomputed."""
     sizes: dict[str, Any] = dict(kv_cache_tokens=80, max_num_batched_tokens=12, max_model_len=72, memory="recompute")
     with tiny.llm(**sizes, **COMMON) as llm:
         yield llm
@@ -186,7 +186,7 @@ def test_penalties_act(roomy: LLM) -> None:
     assert 9 not in tokens
 
 
-def test_cancelled_requests_end_and_the_rest_is_unharmed(roomy: LLM) -> None:
+def test_cancelled_requests_end_and_others_are_unaffected(roomy: LLM) -> None:
     got: dict[str, list[OutputDelta]] = {}
     done = threading.Semaphore(0)
 
@@ -246,7 +246,7 @@ def small(**changes: Any) -> LLM:
     return tiny.llm(**{**COMMON, "kv_cache_tokens": 256, "max_num_batched_tokens": 16, **changes})
 
 
-def test_queue_is_bounded_and_a_failure_answers_everyone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_is_bounded_and_a_failure_ends_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
     with small(max_queued_requests=2, token_buckets=[16]) as llm:
         gate, ended = threading.Event(), []
 
@@ -254,7 +254,7 @@ def test_queue_is_bounded_and_a_failure_answers_everyone(monkeypatch: pytest.Mon
             gate.wait(30)
             raise RuntimeError("the device caught fire")
 
-        monkeypatch.setattr(llm.engine._model_runner, "execute", failing)
+        monkeypatch.setattr(llm.engine.loop.model_runner, "execute", failing)
 
         def take(delta: OutputDelta) -> None:
             ended.append((delta.finish_reason, delta.error))
@@ -265,7 +265,8 @@ def test_queue_is_bounded_and_a_failure_answers_everyone(monkeypatch: pytest.Mon
         submit()
         while llm.engine.stats().waiting:  # until the loop has taken it in
             time.sleep(0.01)
-        submit(), submit()
+        submit()
+        submit()
         with pytest.raises(QueueFull, match="try again"):
             submit()
         gate.set()

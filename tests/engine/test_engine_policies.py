@@ -35,7 +35,7 @@ PRESETS = (
     "fcfs", "ssjf", "sjf_oracle", "pairwise", "priority", "las", "lp_sjf", "laps_sd", "laps_sd_typical", "adaserve",
     "slo_fcfs", "stta", "incremental",
 )  # fmt: skip
-#: Targets of requests in turns: some that cannot be kept, some that ask for a hurry now and then, and none.
+#: SLOs of requests in turn: some that cannot be met, some that are tight now and then, and none.
 SLOS = (Slo(tpot=2e-3), Slo(tpot=0.01), Slo(), Slo(tpot=0.02, ttft=0.1), Slo(tpot=1.0))
 #: In place of the trained predictors, of which there is none for the tiny model.
 NOISY = {"predictor": "noisy_oracle", "predictor_noise": 0.5}
@@ -100,7 +100,7 @@ def test_every_order_writes_what_a_request_writes_alone(llm: LLM) -> None:
 
 
 def test_penalties_and_samples_survive_pauses(llm: LLM) -> None:
-    """Every request is penalised, so every seat needs a row; who is paused gives it back."""
+    """Every request is penalised, so every slot needs a row; a paused request frees its row."""
     each = [
         SamplingParams(temperature=0.8, seed=i, max_tokens=n, ignore_eos=True, presence_penalty=0.7,
                        repetition_penalty=1.2, logit_bias={3: 1.0})

@@ -1,4 +1,4 @@
-"""The engine with a predictor beside it: requests don't wait for it, it changes who is next, and it may fail."""
+"""The engine with a length predictor: requests do not wait for it, it changes the order, and it may fail."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ class Answers:
         self.tokens[name] = []
         self._engine.submit(prompt, replace(GREEDY, max_tokens=tokens, **params), take, request_id=name)
 
-    def behind(self, others: dict[str, tuple[list[int], int]]) -> None:
-        """A request, and behind it others (prompt, tokens), which wait until all have been predicted; it is the first
-        to end."""
+    def after_first(self, others: dict[str, tuple[list[int], int]]) -> None:
+        """Run a request, and after it others (prompt, tokens), which wait until all lengths have been predicted. The
+        first request ends first."""
         runs, asked = threading.Event(), threading.Event()
 
         def hold(count: int) -> None:
@@ -135,7 +135,7 @@ def test_predictions_change_who_is_next(compiled: str) -> None:
     others = {"long": 60, "middle": 40, "short": 20}
     with started(compiled, ByText()) as engine:
         answers = Answers(engine)
-        answers.behind({name: ([byte, 1], 70) for name, byte in others.items()})
+        answers.after_first({name: ([byte, 1], 70) for name, byte in others.items()})
         assert answers.wait(4) == ["first", "short", "middle", "long"]
         for name, byte in others.items():
             assert answers.tokens[name] == tiny.greedy([byte, 1], 70)
@@ -147,7 +147,7 @@ def test_predictions_change_who_is_next(compiled: str) -> None:
 def test_no_more_is_predicted_than_may_be_written(compiled: str) -> None:
     with started(compiled, FakePredictor(5000)) as engine:
         answers = Answers(engine)
-        answers.behind({"second": (PROMPT, 11)})
+        answers.after_first({"second": (PROMPT, 11)})
         assert answers.ended["second"].predicted_tokens == 11
 
 
@@ -178,8 +178,8 @@ def test_cancelled_requests_are_forgotten(compiled: str) -> None:
         gate.set()
         answers.ask("after")
         answers.wait(7)
-        assert engine.health == "ok" and engine._predictions is not None
-        eventually(lambda: not engine._predictions._live)  # type: ignore[union-attr]
+        assert engine.health == "ok" and engine.loop.predictions is not None
+        eventually(lambda: not engine.loop.predictions._live)  # type: ignore[union-attr]
 
 
 def test_retrieval_learns_from_what_was_served_and_keeps_it(compiled: str, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_retrieval_learns_from_what_was_served_and_keeps_it(compiled: str, tmp_p
     proxy = FakePredictor(1)
     with started(compiled, proxy, **settings) as engine:
         answers = Answers(engine)
-        answers.behind({str(i): (prompt, 60) for i, prompt in enumerate(prompts)})
+        answers.after_first({str(i): (prompt, 60) for i, prompt in enumerate(prompts)})
         assert [answers.ended[str(i)].predicted_tokens for i in range(7)] == pytest.approx([*lengths, 1, 1])
 
 
@@ -214,14 +214,14 @@ def test_a_damaged_index_never_stops_the_engine(
         answers.ask("a")
         answers.wait(1)
         assert engine.health == "ok"
-    assert "holds no lengths to start from" in caplog.text and path.with_name("lengths.unusable").exists()
+    assert "cannot use the lengths" in caplog.text and path.with_name("lengths.unusable").exists()
 
 
-def test_prometheus_is_told_how_good_and_how_dear_predictions_are(compiled: str) -> None:
+def test_prometheus_reports_error_and_time_of_predictions(compiled: str) -> None:
     with started(compiled, FakePredictor(30)) as engine:
         metrics = ServerMetrics(engine, "tiny")
         answers = Answers(engine)
-        answers.behind({"second": (PROMPT, 40)})
+        answers.after_first({"second": (PROMPT, 40)})
         text = metrics.render().decode()
 
     def value(name: str) -> float:
@@ -238,7 +238,7 @@ def test_prometheus_is_told_how_good_and_how_dear_predictions_are(compiled: str)
     assert value("length_prediction_seconds_total") > 0 and value("step_seconds_total") > 0
 
 
-def test_the_oracles_predictions_are_told_too(compiled: str) -> None:
+def test_the_oracles_predictions_are_reported_too(compiled: str) -> None:
     with started(compiled, FakePredictor(), predictor="oracle") as engine:
         answers = Answers(engine)
         answers.ask("a", tokens=13)
@@ -250,7 +250,7 @@ def test_the_oracles_predictions_are_told_too(compiled: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({}, "^predictor_model: no length predictor comes with the package for tiny; name one of another model"),
+        ({}, "^predictor_model: no length predictor ships with the package for tiny; set another model"),
         ({"predictor_model": "nowhere/x.safetensors"}, "^predictor_model: .*nowhere/x.safetensors"),
         ({"predictor": "retrieval", "retrieval": {"path": "."}}, r"^retrieval\.path: \. is a folder"),
     ],

@@ -1,4 +1,4 @@
-"""Latency targets in the engine and `LLM`: told, refused where impossible, promised where they can be kept."""
+"""SLOs in the engine and `LLM`: reported, refused where impossible, admitted where they can be met."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def llm() -> Iterator[LLM]:
 
 @pytest.fixture
 def slow(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
-    """It takes its steps to be slow; so a target of 20 ms a token can be promised to one request."""
+    """An engine that takes its steps to be slow, so that it admits one request with a TPOT of 20 ms."""
     monkeypatch.setattr(llm.engine, "_times", TIMES)
     monkeypatch.setattr(llm.engine, "_admission", SloAdmission(TIMES, strict=True, paced=True, max_num_seqs=6))
     return llm
@@ -62,7 +62,7 @@ def answered(tokens: int, slo: Slo = NONE, first: float | None = 0.5, finished: 
     return RequestMetrics(0.0, first_token=first, finished=finished, output_tokens=tokens, slo=slo)
 
 
-def test_slack_is_the_target_minus_what_was_measured():
+def test_slack_is_the_slo_minus_what_was_measured():
     missed = answered(5, Slo(tpot=0.2, ttft=0.75))
     assert (missed.tpot_slack, missed.ttft_slack) == (pytest.approx(-0.05), 0.25)
     assert (missed.tpot_attained, missed.ttft_attained) == (False, True)
@@ -86,7 +86,7 @@ def test_of_several_answers_the_worst_counts():
 # -- LLM ---------------------------------------------------------------------------------------------------------------
 
 
-def test_targets_of_prompts_and_their_categories(llm: LLM):
+def test_slos_of_prompts_and_their_categories(llm: LLM):
     named = [None, {}, {"category": "chat"}, {"category": "chat", "tpot_ms": 7000, "ttft_ms": None}, {"tpot_ms": 6000}]
     outputs = llm.generate([PROMPT] * 5, GREEDY, slo=named)
     default = Slo(ttft=90.0)
@@ -106,15 +106,15 @@ def test_targets_of_prompts_and_their_categories(llm: LLM):
         ({"tpot_ms": float("nan")}, "slo.tpot_ms", "finite"),
         ({"ttft_ms": "fast"}, "slo.ttft_ms", "number"),
         ({"tpot": 20}, "slo.tpot", "not permitted"),
-        ({"category": "code"}, "slo.category", "'code' is unknown; there are: chat$"),
+        ({"category": "code"}, "slo.category", "'code' is unknown; known: chat$"),
         (20, "slo", "dictionary"),
         ("chat", "slo", "dictionary"),
         ([{}, {}], "slo", "2 slo for 1 prompts"),
-        ({"tpot_ms": 4.9}, "slo.tpot_ms", "4.9 is impossible: the least on this engine is about 5, by its"),
-        ({"ttft_ms": 14}, "slo.ttft_ms", "14 is impossible: the least on this engine is about 15, by its"),
+        ({"tpot_ms": 4.9}, "slo.tpot_ms", "4.9 is impossible; by measured step times this engine needs about 5"),
+        ({"ttft_ms": 14}, "slo.ttft_ms", "14 is impossible; by measured step times this engine needs about 15"),
     ],
 )
-def test_targets_that_make_no_sense(slow: LLM, slo: Any, field: str, says: str):
+def test_invalid_slos_are_refused(slow: LLM, slo: Any, field: str, says: str):
     with pytest.raises(InvalidRequest, match=says) as caught:
         slow.generate([PROMPT], GREEDY, slo=slo)
     assert caught.value.field == field
@@ -132,7 +132,7 @@ def test_what_is_cached_need_not_be_computed(slow: LLM):
         slow.engine.check(prompt, GREEDY, Slo(ttft=0.03))
 
 
-def test_the_configurations_own_targets_are_just_missed(llm: LLM, monkeypatch: pytest.MonkeyPatch):
+def test_the_default_slo_is_missed_without_a_refusal(llm: LLM, monkeypatch: pytest.MonkeyPatch):
     settings = llm.engine.config.slo.model_copy(update={"tpot_ms": 0.002, "admission": "best_effort"})
     monkeypatch.setattr(llm.engine, "config", llm.engine.config.model_copy(update={"slo": settings}))
     monkeypatch.setattr(llm.engine, "_admission", SloAdmission(TIMES, strict=False, paced=True, max_num_seqs=6))
@@ -142,11 +142,11 @@ def test_the_configurations_own_targets_are_just_missed(llm: LLM, monkeypatch: p
         llm.generate([PROMPT], GREEDY, slo={"tpot_ms": 0.001})
 
 
-# -- promises ----------------------------------------------------------------------------------------------------------
+# -- admission ---------------------------------------------------------------------------------------------------------
 
 
 class Running:
-    """A request with a promise, and all it was told."""
+    """A request with an SLO, and its output."""
 
     def __init__(self, llm: LLM, params: SamplingParams = LONG, broken: bool = False) -> None:
         self._broken = broken
@@ -163,26 +163,26 @@ class Running:
         return self.deltas[-1].finish_reason if self.deltas else None
 
 
-def test_promises_end_with_their_requests(slow: LLM):
-    promised = slow.engine._admission
+def test_admissions_end_with_their_requests(slow: LLM):
+    admission = slow.engine._admission
     refused = 0
     for end in ("length", "abort", "broken"):
         running = Running(slow, broken=end == "broken")
         if end != "broken":
-            with pytest.raises(SloRefused, match="beside 1 requests"):
+            with pytest.raises(SloRefused, match="together with 1 requests"):
                 Running(slow)
             refused += 1
         if end == "abort":
             slow.engine.cancel(running.id)
         eventually(lambda r=running: r.finish_reason is not None)
         assert running.finish_reason == ("length" if end == "length" else "abort")
-        assert len(promised) == 0
-    assert slow.engine.stats().slo_refused == promised.refused == refused
+        assert len(admission) == 0
+    assert slow.engine.stats().slo_refused == admission.refused == refused
     check_clean(slow)
 
 
-def test_generate_says_so_and_leaves_nothing_behind(slow: LLM):
-    with pytest.raises(SloRefused, match=r"slo\.tpot_ms: 20 cannot be kept beside 1 requests"):
+def test_generate_raises_and_leaves_no_request(slow: LLM):
+    with pytest.raises(SloRefused, match=r"slo\.tpot_ms: 20 cannot be met together with 1 requests"):
         slow.generate(
             [PROMPT], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True, n=3), slo={"tpot_ms": 20}
         )
@@ -191,7 +191,7 @@ def test_generate_says_so_and_leaves_nothing_behind(slow: LLM):
     check_clean(slow)
 
 
-def test_whoever_has_no_target_is_let_in(slow: LLM, monkeypatch: pytest.MonkeyPatch):
+def test_requests_without_slo_are_admitted(slow: LLM, monkeypatch: pytest.MonkeyPatch):
     settings = slow.engine.config.slo.model_copy(update={"ttft_ms": None})
     monkeypatch.setattr(slow.engine, "config", slow.engine.config.model_copy(update={"slo": settings}))
     Running(slow)
@@ -200,14 +200,14 @@ def test_whoever_has_no_target_is_let_in(slow: LLM, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_promises_end_with_their_engine(failing: bool, monkeypatch: pytest.MonkeyPatch):
+def test_admissions_end_with_their_engine(failing: bool, monkeypatch: pytest.MonkeyPatch):
     with tiny.llm(**SETTINGS | {"token_buckets": [16], "max_num_seqs": 1}) as llm:
         made = llm.engine._admission = SloAdmission(TIMES, strict=True, paced=True, max_num_seqs=6)
         llm.engine._times = TIMES
         running = Running(llm)
         assert len(made) == 1
         if failing:
-            monkeypatch.setattr(llm.engine._model_runner, "pack", None)
+            monkeypatch.setattr(llm.engine.loop.model_runner, "pack", None)
             eventually(lambda: llm.engine.health == "dead")
         llm.close()
         eventually(lambda: running.finish_reason is not None)
@@ -231,7 +231,7 @@ def test_the_server_says_why(slow: LLM):
         refused = ask({"tpot_ms": 20}, [PROMPT, PROMPT])  # the first is taken back
         error = refused.json()["error"]
         assert (refused.status_code, error["type"], error["code"]) == (429, "rate_limit_error", "slo_unattainable")
-        assert error["param"] == "slo" and "slo.tpot_ms: 20 cannot be kept beside 1 requests" in error["message"]
+        assert error["param"] == "slo" and "slo.tpot_ms: 20 cannot be met together with 1 requests" in error["message"]
         assert refused.headers["retry-after"] == "1"
         eventually(lambda: len(slow.engine._admission) == 0)
         metrics = ask({"category": "chat"}).raise_for_status().json()["metrics"]

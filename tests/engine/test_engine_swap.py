@@ -72,7 +72,7 @@ def check_host(llm: LLM) -> None:
     check_clean(llm)
     stats = llm.engine.stats()
     assert (stats.swapped, stats.host_usage) == (0, 0)
-    llm.engine._scheduler._memory.host.check([])  # type: ignore[attr-defined]
+    llm.engine.loop.scheduler.kv.host.check([])  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_swapping_changes_no_token(plain: LLM, engines: dict[str, LLM], data: An
 
 
 @pytest.mark.slow
-def test_everybody_is_swapped_and_nothing_compiles(plain: LLM, engines: dict[str, LLM]) -> None:
+def test_every_request_is_swapped_and_nothing_compiles(plain: LLM, engines: dict[str, LLM]) -> None:
     before = {kind: llm.engine.stats().compilations_after_warmup for kind, llm in engines.items()}
     texts = [list(range(i, i + 20)) for i in range(0, 80, 10)]
     expected = [tokens_of(o) for o in plain.generate(texts, replace(GREEDY, max_tokens=40))]

@@ -52,7 +52,7 @@ def engines() -> Iterator[list[LLM]]:
 
 @settings(deadline=None, max_examples=25)
 @given(data=st.data())
-def test_whoever_drafts_requests_write_the_same(plain: LLM, engines: list[LLM], data: Any) -> None:
+def test_any_choice_of_drafters_gives_the_same_tokens(plain: LLM, engines: list[LLM], data: Any) -> None:
     texts = [t[:40] for t in data.draw(st.lists(prompts, min_size=1, max_size=5))]
     each = [data.draw(params) for _ in texts]
     expected = [tokens_of(o) for o in plain.generate(texts, each)]
@@ -75,7 +75,7 @@ def test_settings_that_name_what_is_not_there() -> None:
     for settings_, message in (
         ({"draft_devices": {"perfect": 1}}, "draft_devices.perfect: no device 1, there are 1"),
         ({"draft_devices": {"other": 0}}, "draft_devices: no draft model 'other'"),
-        ({"draft_limits": {"other": 2}}, "draft_limits: no drafter other here .*ngram, conditioned, perfect"),
+        ({"draft_limits": {"other": 2}}, "draft_limits: no drafter other .*ngram, conditioned, perfect"),
     ):
         with pytest.raises(ConfigError, match=message):
             start(**settings_)

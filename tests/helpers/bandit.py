@@ -1,4 +1,4 @@
-"""Requests whose goodput on each drafter is known to the tests, and a drafter-choosing policy at work on them."""
+"""Simulated bandit for draft-choice policies: each request has a known mean number of tokens on each drafter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from jaxspec.sched import Request
 from jaxspec.sched.spec.draft_choice import DraftChoice
 
-#: Most tokens of a slot, which takes a second.
+#: Most tokens that a request can get in one slot of one second.
 MOST = 10
 
 
@@ -19,7 +19,10 @@ def request(name: str, prompt_len: int = 16) -> Request:
 
 
 def best_by_trying(gains: np.ndarray, limits: Sequence[int]) -> tuple[int, float]:
-    """(requests matched, sum of their gains): of all assignments within the limits the best, by number, then sum."""
+    """(requests matched, sum of their gains) of the best assignment within the limits, found by brute force.
+
+    An assignment with more matched requests is better; among equals, the one with the larger sum.
+    """
     found = (0, 0.0)
     for assigned in product([None, *range(gains.shape[1])], repeat=len(gains)):
         if all(assigned.count(j) <= b for j, b in enumerate(limits)):
@@ -31,12 +34,16 @@ def best_by_trying(gains: np.ndarray, limits: Sequence[int]) -> tuple[int, float
 def play(
     policy: DraftChoice, means: np.ndarray, limits: Sequence[int], slots: int, seed: int, switch: float = 0.5
 ) -> tuple[np.ndarray, list[int | None]]:
-    """(tokens lost up to each slot `[slots]`, drafters in the last), where request i gets `means[i, j]` tokens on
-    drafter j, give or take: against the best assignment, and in `switch` seconds for each change of drafter."""
+    """Run `policy` for `slots` slots. Returns (cumulative regret `[slots]`, drafter of each request in the last slot).
+
+    Request i gets a binomial number of tokens with mean `means[i, j]` on drafter j. Regret is counted against the best
+    assignment, plus the tokens missed in `switch` seconds at each change of drafter.
+    """
     requests = [request(str(i)) for i in range(len(means))]
     tokens = np.random.default_rng(seed).binomial(MOST, means / MOST, (slots, *means.shape)).tolist()
     _, optimum = best_by_trying(means, limits)
-    rates, present = means.tolist(), [None] * len(means)
+    rates = means.tolist()
+    present: list[int | None] = [None] * len(means)
     lost, assigned = np.full(slots, optimum), present
     for t in range(slots):
         assigned = policy.assign(requests, lambda _, __: switch)

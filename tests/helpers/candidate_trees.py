@@ -1,4 +1,4 @@
-"""Random candidate trees, and brute force to compare selections with."""
+"""Random candidate trees, and brute-force references for selections of their nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxspec.sched.spec.trees import Candidates, TreePolicy
 SEEDS = st.integers(0, 2**32)
 
 
-#: Few values, so that ties, certain tokens and empty places of a beam all happen.
+#: Few probabilities, so that ties, certain tokens (1) and impossible ones (0) occur.
 STEPS = np.asarray([0.0, 0.1, 0.3, 0.5, 0.5, 0.9, 1.0])
 
 
@@ -47,7 +47,7 @@ def worth(candidates: Candidates, mask: np.ndarray) -> float:
 
 
 def best_by_size(candidates: Candidates, limit: int) -> list[float]:
-    """The most that closed subsets of 0, 1, … at most `limit` nodes are worth."""
+    """The largest expected number of accepted tokens of a closed subset with 0, 1, …, `limit` nodes."""
     best = [0.0] + [-1.0] * min(limit, len(candidates))
     for bits in product([False, True], repeat=len(candidates)):
         mask = np.asarray(bits, bool)
@@ -59,7 +59,7 @@ def best_by_size(candidates: Candidates, limit: int) -> list[float]:
 def check(
     policy: TreePolicy, trees: list[Candidates], limits: list[int], room: int = 99, needs: list[float] | None = None
 ) -> list[np.ndarray]:
-    """What any policy owes."""
+    """Run `policy.select` and check what holds for every tree policy. Returns the masks."""
     masks = policy.select(trees, limits, room, needs or [float("-inf")] * len(trees), len(trees))
     assert len(masks) == len(trees)
     for tree, mask, limit in zip(trees, masks, limits, strict=True):

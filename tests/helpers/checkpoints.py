@@ -1,4 +1,4 @@
-"""Small random checkpoints, written as other programs would: Hugging Face folders and GGUF files."""
+"""Small random checkpoints in other programs' formats: Hugging Face folders and GGUF files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Tensors = dict[str, np.ndarray]
 
 
 def config(**changes: Any) -> DecoderConfig:
-    """Every axis is a multiple of 32, GGUF's block."""
+    """A small configuration. Every axis is a multiple of 32, GGUF's block size."""
     sizes: dict[str, Any] = dict(
         family="llama", vocab_size=320, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2,
         head_dim=16, max_position=256,
@@ -44,7 +44,7 @@ def hf_tensors(c: DecoderConfig) -> Tensors:
 
 
 def write_hf(folder: Path, c: DecoderConfig, shards: list[Tensors], **extra: Any) -> Path:
-    """A Hugging Face folder with the tokenizer of the recorded models; more than one shard makes an index."""
+    """Write a Hugging Face folder with the recorded models' tokenizer; with several shards also an index."""
     folder.mkdir(parents=True, exist_ok=True)
     raw = {
         "model_type": c.family,
@@ -75,7 +75,7 @@ def write_hf(folder: Path, c: DecoderConfig, shards: list[Tensors], **extra: Any
 
 
 def interleave(rows: np.ndarray, head_dim: int) -> np.ndarray:
-    """llama.cpp's order of q and k rows: row i of a head's first half, then row i of its second."""
+    """Rows of q or k in llama.cpp's order: row i of a head's first half is followed by row i of its second half."""
     heads = rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:])
     return np.stack([heads[:, 0], heads[:, 1]], axis=2).reshape(rows.shape)
 
@@ -88,7 +88,7 @@ def write_gguf(
     vocabulary: Mapping[str, Any] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A GGUF file; `stored` as from `tensors(c, GGUF_NAMES)`. Matrices are quantised as `kind`."""
+    """Write a GGUF file with `stored`, named as by `tensors(c, GGUF_NAMES)`. Matrices are quantised as `kind`."""
     writer = gguf.GGUFWriter(path, c.family)
     header = {
         "context_length": c.max_position,
@@ -134,7 +134,7 @@ def gguf_tensors(c: DecoderConfig) -> Tensors:
 
 
 def byte_vocabulary(pre: str = "smollm") -> dict[str, Any]:
-    """The recorded models' tokenizer as a GGUF header has it."""
+    """The recorded models' tokenizer as fields of a GGUF header."""
     spec = json.loads((GOLDEN / "llama" / "tokenizer.json").read_text())
     tokens = sorted(spec["model"]["vocab"], key=spec["model"]["vocab"].__getitem__)
     special = {token["content"] for token in spec["added_tokens"]}

@@ -1,4 +1,4 @@
-"""What the pages show to be run: commands in indented and fenced blocks and in code spans, and pieces of Python."""
+"""Finds the commands and Python snippets in the pages: indented and fenced blocks, and code spans."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from helpers.paths import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-#: What a command begins with, after any NAME=VALUE.
+#: First words of commands, after any NAME=VALUE.
 PROGRAMS = frozenset({"python", "python3", "jaxspec", "make", "curl", "pip", "pre-commit", "git", "source", ".ci/run"})
-#: Languages of fenced blocks: commands, and what is neither a command nor Python.
+#: Languages of fenced blocks: shell, and those that hold neither commands nor Python.
 SHELL = frozenset({"sh", "bash", "shell", "console"})
 OTHER = frozenset({"mermaid", "json", "yaml", "text", "c"})
 
-#: Code spans that name something and start nothing useful.
+#: Code spans that name a program and are no command.
 _NAMES = frozenset({"jaxspec", ".venv/bin/jaxspec", "python3"})
 _VENV = re.compile(r"^\.venv(-lint)?/bin/")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
@@ -31,7 +31,7 @@ _SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 
 @dataclass(frozen=True)
 class Block:
-    """Lines that stand together, or one code span; `line` is the first one's number in the page."""
+    """A block of lines or one code span; `line` is the number of its first line in the page."""
 
     page: str
     line: int
@@ -45,7 +45,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Command:
-    """One command as it is written, on one line or several."""
+    """One command as written, on one or several lines."""
 
     page: str
     line: int
@@ -57,7 +57,10 @@ class Command:
 
     @cached_property
     def words(self) -> list[str]:
-        """As a shell reads them: quotes gone, braces expanded, comments left out. Nothing is run."""
+        """Words as a shell reads them: quotes removed, braces expanded, comments dropped. The command is not run.
+
+        Raises `ValueError` for pipes, redirections, variables and several commands on a line.
+        """
         signs = [
             t
             for t in shlex.shlex(self.text, posix=True, punctuation_chars=";|&<>$")
@@ -71,23 +74,23 @@ class Command:
         return shown.stdout.split("\0")[:-1]
 
     def begins(self, beginning: str) -> bool:
-        """Whether its first words are these, in the form of `called`."""
+        """Whether `called` begins with these words."""
         return f"{self.called} ".startswith(f"{beginning} ")
 
     @property
     def environment(self) -> dict[str, str]:
-        """The NAME=VALUE before the program."""
+        """The NAME=VALUE pairs before the program."""
         return dict(word.split("=", 1) for word in self.words[: self._begin])
 
     @property
     def arguments(self) -> list[str]:
-        """The program and what it is given; `.venv/bin/` is left out, for the tests have a Python of their own."""
+        """Program and arguments, without `.venv/bin/`: the tests use their own Python."""
         program, *rest = self.words[self._begin :]
         return [_VENV.sub("", program), *rest]
 
     @property
     def called(self) -> str:
-        """The command in its one form: `jaxspec.bench offline …` for `python -m` and the console command alike."""
+        """The normalised command: `jaxspec.bench offline …` for both `python -m` and the console command."""
         words = self.arguments
         if words[:2] == ["python", "-m"]:
             words = words[2:]
@@ -111,7 +114,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def spans(page: Path) -> Iterator[Block]:
-    """Code spans of the text between blocks; one may go on in the next line."""
+    """Code spans of the text between blocks; a span may continue on the next line."""
     name, lines = page.relative_to(ROOT).as_posix(), page.read_text(encoding="utf-8").splitlines()
     for begin, end, language in _extents(lines):
         fence = 0 if language is None else 1
@@ -124,7 +127,7 @@ def spans(page: Path) -> Iterator[Block]:
 
 
 def commands_of(block: Block) -> list[Command] | None:
-    """Its commands; None if it holds something else."""
+    """The commands of a block; None if it holds something else."""
     if block.language in OTHER or not (block.language in SHELL or _program(block.text) in PROGRAMS):
         return None
     if block.text in _NAMES:
@@ -145,7 +148,7 @@ def is_python(block: Block) -> bool:
 
 
 def shell_blocks() -> list[list[Command]]:
-    """The commands of every block, and every span that is a whole command as a block of its own."""
+    """The commands of every block; a span that is a whole command is a block of its own."""
     found = [commands_of(block) for page in PAGES for block in blocks(page)]
     inline = [commands_of(span) for page in PAGES for span in spans(page)]
     return [own for own in (*found, *inline) if own]
@@ -166,7 +169,7 @@ def other_blocks() -> list[Block]:
 
 
 def _extents(lines: Sequence[str]) -> Iterator[tuple[int, int, str | None]]:
-    """First line, line after the last, and language of every block: None if it is indented; a blank line ends that."""
+    """(first line, line after the last, language) of every block; the language of an indented block is None."""
     at = 0
     while at < len(lines):
         if fence := _FENCE.match(lines[at]):
@@ -181,7 +184,7 @@ def _extents(lines: Sequence[str]) -> Iterator[tuple[int, int, str | None]]:
 
 
 def _entries(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Commands and where each begins: one goes on after a backslash and within quotes."""
+    """(line, command) pairs; a command continues after a backslash and inside quotes."""
     begin, text = 0, ""
     for at, line in enumerate(lines):
         if not text and not line.strip():
@@ -204,7 +207,7 @@ def _closed(text: str) -> bool:
 
 
 def _program(text: str) -> str:
-    """The first word that is no NAME=VALUE; a program of the virtual environment without its folder."""
+    """The first word that is not NAME=VALUE, without the folder of the virtual environment."""
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Small files of the kinds that the pages' commands read, under the names that the pages use; and a tiny model."""
+"""Small input files for the commands of the pages, under the names that the pages use, and a tiny model."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from helpers import checkpoints
 from helpers.doc_commands import ROOT
 
-#: What presets of the pages stand for.
+#: Contents of the presets that the pages name.
 PRESETS = {
     "fcfs.yaml": "order: fcfs\ndraft: [ngram]\n",
     "sjf.yaml": "order: sjf\npredictor: oracle\ndraft: [ngram]\n",
-    "PRESET.yaml": "draft: [truncated:1]\ntree: chain\ndraft_levels: 3\n",
+    "PRESET.yaml": "draft: [truncated:1]\ntree: chain\ndraft_depth: 3\n",
 }
 _PROMPT_FILES = (
     "alpaca", "alpaca_gpt4", "alpaca_libre", "chatgpt_prompts", "gpteacher", "gsm8k", "humaneval", "math500", "mbpp",
@@ -23,7 +23,7 @@ _ASKED = ("Name {}", "List {} {}", "Explain {} to a child", "Write four lines of
 
 
 def write(folder: Path) -> None:
-    """All files that a reader of the pages has, and those that other commands of the pages would have made."""
+    """Write all files that the commands read, including those that other commands of the pages produce."""
     (folder / "configs").symlink_to(ROOT / "configs")
     (folder / "path" / "to").mkdir(parents=True)
     model(folder / "path" / "to" / "folder")
@@ -51,7 +51,7 @@ def write(folder: Path) -> None:
 
 
 def answered(folder: Path) -> None:
-    """What `jaxspec.train_predictor.collect` writes."""
+    """Write the file that `jaxspec.train_predictor.collect` produces."""
     rows = [
         {"prompt": row["turns"][0], "length": 2 + 7 * i % 50, "capped": i % 9 == 0}
         for i, row in enumerate(conversations(120))
@@ -60,7 +60,7 @@ def answered(folder: Path) -> None:
 
 
 def conversations(count: int) -> list[dict]:
-    """Prompts that differ, with a first answer, and a second turn."""
+    """Distinct prompts with a reference answer and a second turn."""
     made = []
     for i in range(count):
         first, second = _SUBJECTS[i % 8], _SUBJECTS[i // 8 % 8]
@@ -72,7 +72,7 @@ def conversations(count: int) -> list[dict]:
 
 
 def model(folder: Path) -> Path:
-    """A random model, deep enough for `truncated:15`, in a Hugging Face folder. It ends most answers before long."""
+    """Write a random model of 16 layers, for `truncated:15`, as a Hugging Face folder. Most outputs are short."""
     config = checkpoints.config(hidden_size=32, intermediate_size=32, num_layers=16, max_position=2048)
     tensors = checkpoints.hf_tensors(config)
     tensors["lm_head.weight"][1] *= 2  # of the end token: its logit is the greatest once in fifteen tokens or so

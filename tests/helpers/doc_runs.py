@@ -1,4 +1,4 @@
-"""Running a command of the pages: the real entry point, in this process where that will do."""
+"""Runs commands of the pages through their real entry points, in this process where possible."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ from helpers.checkpoints import GOLDEN
 from helpers.doc_commands import ROOT, Command
 from helpers.doc_sizes import RUNS, Run
 
-#: Seconds after which a process that hangs is ended.
+#: Timeout of a process in seconds.
 LONGEST = 300
-#: Options that name a file which must be there afterwards.
+#: Options that name an output file.
 _WRITTEN = ("--json", "--plot", "--out", "--profile")
-#: In the pages, any number of presets.
+#: Placeholders of the pages for several presets.
 _PRESETS = {"PRESETS": ["fcfs.yaml", "sjf.yaml"]}
 
 
 def size_of(command: Command) -> Run | None:
-    """The entry of `RUNS` for it."""
+    """The entry of `RUNS` for a command."""
     words = command.arguments
     return next((run for run in RUNS if command.begins(run.called) and all(o in words for o in run.with_)), None)
 
 
 def run(command: Command, folder: Path, patch: pytest.MonkeyPatch, url: str = "") -> None:
-    """Run it in `folder`, where `doc_data.write` has been, with what makes it small; it must go well."""
+    """Run a command in `folder`, prepared by `doc_data.write`, at the small size of its `RUNS` entry."""
     size = size_of(command)
     assert size, command.place
     for name, value in size.constants.items():
-        patch.setattr(name, value, raising="_page." not in name)  # a page's module has only some of its experiment's
+        module, _, constant = name.rpartition(".")  # imported: `papers.ssjf` as an attribute is the experiment alone
+        raising = not module.endswith("report")  # a report imports only some of its experiment's constants
+        patch.setattr(importlib.import_module(module), constant, value, raising=raising)
     patch.chdir(folder)
     models = {"model": "path/to/folder", "encoder": str(GOLDEN / "encoder"), "url": url}
     models["compiler"] = next((name for name in ("cc", "clang", "gcc") if shutil.which(name)), "zig")
@@ -60,38 +62,37 @@ def run(command: Command, folder: Path, patch: pytest.MonkeyPatch, url: str = ""
 
 
 def main_of(module: str):
-    """What `python -m MODULE` calls."""
+    """The function that `python -m MODULE` calls."""
     package = importlib.import_module(module)
     entry = importlib.import_module(f"{module}.__main__") if hasattr(package, "__path__") else package
     return entry.main
 
 
 def serve(argv: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Start the server on a free port, ask it something, and end it as a service manager does."""
+    """Start the server on a free port, send it a request, and stop it with SIGTERM."""
     command = [sys.executable, "-m", "jaxspec.serve", *argv, "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})
-    try:
-        assert process.stdout is not None
-        greeting = process.stdout.readline()
-        found = re.search(r"http://\S+", greeting)
-        assert found, f"the server did not start: {shlex.join(command)}"
-        body = {"prompt": "Owls", "max_tokens": 4, "ignore_eos": True}
-        answer = httpx.post(f"{found[0]}/v1/completions", json=body, timeout=60)
-        assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 4, answer.text
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 0
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}) as process:
+        try:
+            assert process.stdout is not None
+            greeting = process.stdout.readline()
+            found = re.search(r"http://\S+", greeting)
+            assert found, f"the server did not start: {shlex.join(command)}"
+            body = {"prompt": "Owls", "max_tokens": 4, "ignore_eos": True}
+            answer = httpx.post(f"{found[0]}/v1/completions", json=body, timeout=60)
+            assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 4, answer.text
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=60) == 0
+        finally:
+            process.kill()
 
 
 def values(argv: Sequence[str], option: str) -> list[str]:
-    """What `option` is given; of several times the last one counts."""
+    """The value of `option` as a list; the last one if it is given several times, empty if never."""
     return [argv[at + 1] for at, word in enumerate(argv[:-1]) if word == option][-1:]
 
 
 def dry(command: Command) -> list[Command]:
-    """What `make` would start of this project's programs, by `make -n`: nothing is run. Raises `CalledProcessError`."""
+    """The programs of this project that `make` would start, from `make -n`. Raises `CalledProcessError`."""
     hidden = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "ARGS", "EXTRAS", "PYTHON", "VENV", "TORCH", "CUDA")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     words = shlex.split(command.called)

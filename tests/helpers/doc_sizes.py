@@ -94,35 +94,35 @@ RUNS = (
         constants={"jaxspec.llm.LLM": _small}),  # its `--set` is about the training
     Run("jaxspec.bench predictor", _TRAIN + _SERVED, with_=("--engine",), constants={"jaxspec.llm.LLM": _small}),
     Run("jaxspec.bench predictor", _TRAIN + " --set target=smollm2-135m", with_=("--retrieval",),
-        constants=_constants("alise_predictors", {"SERVED": 20, "ASKED": 30, "PROMPTS": 20})),
+        constants=_constants("alise.predictors", {"SERVED": 20, "ASKED": 30, "PROMPTS": 20})),
     Run("jaxspec.bench predictor", _TRAIN + " --formulations reg_l1 --repeats 1"),
-    Run("jaxspec.bench paper ssjf", " --repeats 1", constants=_constants("ssjf", _ONE_LOAD)),
+    Run("jaxspec.bench paper ssjf", " --repeats 1", constants=_constants("ssjf.experiment", _ONE_LOAD)),
     Run("jaxspec.bench paper laps_sd", " --repeats 1", constants=_constants(
-        "laps_sd", {"COUNTS": (4, 6), "QUEUES": (2, 4), "SPREADS": (0.1, 0.2)})),
+        "laps_sd.experiment", {"COUNTS": (4, 6), "QUEUES": (2, 4), "SPREADS": (0.1, 0.2)})),
     Run(
         "jaxspec.bench paper alise",
         _TINY + " --engine-jobs 4 --engine-tokens 20 --engine-kv 256 --engine-rate 500 --repeats 1",
         with_=("--engine",),
     ),
     Run("jaxspec.bench paper alise", " --minutes 0.05", constants=_constants(
-        "alise", {"RATES": {"alpaca": (10, 40), "sharegpt": (0.5, 1.5)}})),
+        "alise.experiment", {"RATES": {"alpaca": (10, 40), "sharegpt": (0.5, 1.5)}})),
     Run(
         "jaxspec.bench paper adaserve",
         _TINY + " --set draft=[ngram]" + _KEPT,
         with_=("--engine",),
-        constants=_constants("adaserve", {"WRITTEN": 16}),
+        constants=_constants("adaserve.experiment", {"WRITTEN": 16}),
     ),
-    Run("jaxspec.bench paper adaserve", " --minutes 0.05", constants=_constants("adaserve", {
+    Run("jaxspec.bench paper adaserve", " --minutes 0.05", constants=_constants("adaserve.experiment", {
         "RATES": {"llama-2-7b": (2, 8), "llama-2-70b": (1,)}, "SHARES": (0.0, 1.0), "SCALES": (1.0, 0.8, 0.6)})),
     # The drafters of the package, which take turns there, fit the real model only.
     Run("jaxspec.bench paper spin", " --model {model}" + _FEWER + _TURN, with_=("--engine",),
-        constants=_constants("spin_engine spin_page", {"DRAFTERS": ("ngram", "truncated:1", "truncated:15")})),
+        constants=_constants("spin.engine spin.report", {"DRAFTERS": ("ngram", "truncated:1", "truncated:15")})),
     Run("jaxspec.bench paper spin", " --model {model} --batches 2 --drafts 2 --rows 1 --runs 1 --repeats 1",
         with_=("--verification",)),
     Run("jaxspec.bench paper spin", " --model {model}" + _FEWER + _PIPELINE,
         with_=("--pipeline",)),
     Run("jaxspec.bench paper spin", " --jobs 4",
-        constants=_constants("spin_simulation spin_simulation_page", _ONE_SPIN)),
+        constants=_constants("spin.simulation spin.simulation_report", _ONE_SPIN)),
     Run("jaxspec.draft.distill.generate", _TINY + " --max-tokens 8"),
     Run("jaxspec.draft.distill", " --set target={model} --set steps=2 --set every=2 --set longest=64 --set batch=2"),
     Run("jaxspec.train_predictor.collect", _TINY + " --max-tokens 16"),
@@ -135,6 +135,7 @@ SEQUENCES = frozenset({"docs/distill.md", "docs/predictor.md"})
 #: Commands that are not run as they are, by what they begin with, and why. What is looked at instead stands in
 #: `test_docs.py`: targets and variables of make, options of what they start, extras of pip.
 CHECKED = {
+    "python docs/make_api.py": "test_api_page.py compares its page with the committed one",
     "make serve": "it installs, perhaps another Python or CUDA; what it starts then is run with the other commands",
     "make test": "it is what runs these tests",
     "make test-fast": "the same",
@@ -153,7 +154,7 @@ OWN_TESTS = {"curl": "it is sent to the live server", "make help": "it is run, a
 
 #: First lines of blocks that hold something else.
 NO_COMMANDS = {
-    ("README.md", "jaxspec/            the engine: everything that touches the device, and its users"),
+    ("README.md", "jaxspec/            the engine and everything that uses it"),
     ("docs/architecture.md", "jaxspec.serve, jaxspec.bench, jaxspec.llm  →  jaxspec.engine  →  jaxspec.draft  →  "
      "jaxspec.step  →  jaxspec.models"),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Drives a scheduler as the engine does, with checks after each step."""
+"""Runs a scheduler as the engine does and checks its invariants after each step."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ PREEMPTIVE = ("priority", "las", "laps_sd", "alise")
 PACES = ("none", "fcfs", "stta", "deadline")
 
 
-#: A step takes a second with few tokens; targets are of a few steps, and some cannot be kept.
+#: A step with few tokens takes about a second. SLOs allow a few steps; some cannot be met.
 TIMES = StepTimes({n: 0.7 + 0.1 * n for n in range(1, 33)})
 
 
-TARGETS = (Slo(), Slo(tpot=0.5), Slo(tpot=0.9), Slo(tpot=1.2, ttft=2.0), Slo(tpot=4.0), Slo(ttft=9.0))
+SLOS = (Slo(), Slo(tpot=0.5), Slo(tpot=0.9), Slo(tpot=1.2, ttft=2.0), Slo(tpot=4.0), Slo(ttft=9.0))
 
 
 @st.composite
 def policies(draw: st.DrawFn, **fixed: Any) -> PolicyConfig:
-    """Any choice for each slot, with thresholds of a few steps of a second."""
+    """A random `PolicyConfig`; thresholds are a few steps of one second. `fixed` overrides settings."""
     order = fixed.get("order") or draw(st.sampled_from(ORDERS))
     modes = ("continuous", "none") if order in PREEMPTIVE else ("continuous", "none", "dynamic")
     few = st.integers(1, 6).map(lambda n: n * 1000.0)
@@ -65,7 +65,7 @@ def policies(draw: st.DrawFn, **fixed: Any) -> PolicyConfig:
 
 @dataclass
 class Drive:
-    """Steps a scheduler and a device through jobs and holds every plan against the promises."""
+    """Runs jobs on a scheduler and a fake device, and checks every plan."""
 
     device_kind: ClassVar[type[Device]] = Device
 
@@ -82,11 +82,11 @@ class Drive:
         while now <= 45 or self.scheduler.has_work:
             assert now < patience, "no end"
             self.arrive(now)
-            self.cancel(now, in_flight=False)
+            self.cancel(now, during_step=False)
             plan = self.plan(float(now))
-            flight = self.device.launch(plan)
-            self.cancel(now, in_flight=True)
-            self.scheduler.update(plan, self.device.read(flight), float(now), self.random.choice([0.0, 0.5, 1.0, 2.0]))
+            pending = self.device.launch(plan)
+            self.cancel(now, during_step=True)
+            self.scheduler.update(plan, self.device.read(pending), float(now), self.random.choice([0.0, 0.5, 1.0, 2.0]))
             self.check_books()
             now += 1
         self.check_end()
@@ -96,7 +96,7 @@ class Drive:
             if job.arrival == now:
                 request = self.requests[str(i)] = Request(
                     str(i), len(job.prompt), list(job.prompt), job.max_tokens, float(now), self.random.randint(-1, 1),
-                    slo=self.random.choice(TARGETS), reuse_prefix=not job.prompt_logprobs,
+                    slo=self.random.choice(SLOS), reuse_prefix=not job.prompt_logprobs,
                     prompt_logprobs=job.prompt_logprobs,
                 )  # fmt: skip
                 self.scheduler.add(request, float(now))
@@ -104,9 +104,9 @@ class Drive:
                 there = self.requests[str(i)].status is not RequestStatus.FINISHED
                 assert self.scheduler.predicted(str(i), self.random.randint(1, 20), float(now)) == there
 
-    def cancel(self, now: int, in_flight: bool) -> None:
+    def cancel(self, now: int, during_step: bool) -> None:
         for i, job in enumerate(self.jobs):
-            due = job.cancel is not None and job.arrival + job.cancel == now and job.in_flight == in_flight
+            due = job.cancel is not None and job.arrival + job.cancel == now and job.during_step == during_step
             if due and self.scheduler.cancel(str(i), float(now)):
                 self.cancelled.add(str(i))
 
@@ -126,7 +126,8 @@ class Drive:
         if scheduler.has_work and not plan.scheduled:
             assert config.policy.batching == "dynamic" and not scheduler.running, "a step without progress"
             again = scheduler.wake(now)
-            assert again is not None and now < again <= now + config.policy.batch_wait_timeout_ms / 1000
+            timeout = config.policy.batch_wait_timeout_ms
+            assert again is not None and timeout is not None and now < again <= now + timeout / 1000
             assert wake is None or wake == again
         assert len(planned) == len(plan.scheduled) and not planned.keys() & (preempted | paused)
         assert (paused <= ran and not paused) or scheduler.order.preemptive
@@ -134,7 +135,7 @@ class Drive:
         drafts = sum(scheduled.drafts for scheduled in plan.scheduled)
         assert plan.num_tokens + drafts <= config.max_num_batched_tokens
         assert drafts + sum(scheduled.logit_rows for scheduled in plan.scheduled) <= config.max_logit_rows
-        assert scheduler.num_running <= scheduler._batching.size <= config.max_num_seqs
+        assert scheduler.num_running <= scheduler.batching.size <= config.max_num_seqs
         came = {
             scheduled.request.id
             for scheduled in plan.scheduled
@@ -143,26 +144,26 @@ class Drive:
         prompts_first = config.policy.prefill == "first" and came
         if config.policy.pace == "none" and not prompts_first:
             for request in scheduler.running:
-                assert request.id in planned or not request.decoding, "a decoding request was passed over"
+                assert request.id in planned or not request.decoding, "a decoding request was not scheduled"
         self.check_aging(now, since, ran)
         self.check_writes(plan)
         return plan
 
     def check_aging(self, now: float, since: dict[str, float], ran: set[str]) -> None:
-        """Nobody is let in while somebody waits who has waited too long, except others who have."""
-        if self.scheduler._aging is None:
+        """While an overdue request waits, only overdue requests are admitted."""
+        limit = self.scheduler.aging_seconds
+        if self.scheduler.aging is None or limit is None:
             return
-        limit = self.scheduler._aging_seconds
         overdue = {name for name, at in since.items() if now >= at + limit}
         left = {request.id for request in self.scheduler.waiting} & overdue
         came = {request.id for request in self.scheduler.running} - ran
-        assert not left or all(self.scheduler._aging.key(self.requests[name]) == (0,) for name in came)
+        assert not left or all(self.scheduler.aging.key(self.requests[name]) == (0,) for name in came)
 
     def check_writes(self, plan: Plan) -> None:
-        """Work goes on where its request stands, in pages that it has and that nobody else holds or finds."""
+        """A step continues at `computed`, in pages of its request that no other request holds or can find by prefix."""
         pool = self.scheduler.pool
-        everybody = (*self.scheduler.running, *self.scheduler.waiting)
-        holders = Counter(page for request in everybody for page in request.pages)
+        requests = (*self.scheduler.running, *self.scheduler.waiting)
+        holders = Counter(page for request in requests for page in request.pages)
         for scheduled in plan.scheduled:
             pages, end = scheduled.request.pages, scheduled.start + scheduled.count
             assert scheduled.request.status is RequestStatus.RUNNING and scheduled.start == scheduled.request.computed
@@ -180,7 +181,9 @@ class Drive:
         for request in waiting:
             assert request.status is (RequestStatus.PAUSED if request.pages else RequestStatus.WAITING)
         assert self.scheduler.waiting.paused_pages == sum(len(request.pages) for request in waiting)
-        assert waiting == sorted(waiting, key=lambda r: (self.scheduler.order.key(r), r.number)), "keys went stale"
+        assert waiting == sorted(waiting, key=lambda r: (self.scheduler.order.key(r), r.number)), (
+            "stale keys in the queue"
+        )
 
     def check_end(self) -> None:
         scheduler = self.scheduler
@@ -195,4 +198,4 @@ class Drive:
         assert scheduler.num_switches == sum(request.switches for request in requests)
         assert scheduler.recomputed_tokens >= sum(request.recomputed for request in requests)
         order = getattr(scheduler.order, "_order", scheduler.order)
-        assert not getattr(order, "_progress", None)  # nothing is remembered of who has ended
+        assert not getattr(order, "_progress", None)  # finished requests leave no state

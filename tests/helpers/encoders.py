@@ -1,4 +1,4 @@
-"""A tiny random encoder with a tokenizer of a few words, and a predictor made of it."""
+"""A tiny random BERT encoder with a small WordPiece vocabulary, and a `ProxyPredictor` on top of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from flax import nnx
 from tokenizers import Tokenizer
-from tokenizers.implementations import BertWordPieceTokenizer
+from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
 
 from jaxspec.models.bert import BertConfig, BertEncoder
 from jaxspec.models.length_head import LengthHead
@@ -17,7 +17,7 @@ WORDS = [
     "short", "long", "a", "the", "tell", "me", "write", "list", "explain", "story", "code", "one", "two",
     "three", "four", "five",
 ]  # fmt: skip
-#: What the predictor is fitted to.
+#: Output lengths that the predictor's formulation is fitted to.
 LENGTHS = [float(n) for n in (3, 5, 8, 13, 21, 34, 55, 89, 144, 233)]
 
 
@@ -36,7 +36,7 @@ def config(**changes: Any) -> BertConfig:
 
 
 def proxy(name: str = "reg_l1", seed: int = 0, **changes: Any) -> ProxyPredictor:
-    """A predictor whose answers differ from text to text, though it has learned nothing."""
+    """An untrained predictor. Embeddings are scaled up so that its predictions differ between texts."""
     c, rngs = config(**changes), nnx.Rngs(seed)
     formulation = Formulation.fit(name, LENGTHS)
     encoder = BertEncoder(c, rngs)

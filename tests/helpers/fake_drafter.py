@@ -1,4 +1,4 @@
-"""A drafter whose proposals and times a test decides."""
+"""A drafter with fixed proposals and fixed times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEP = StepTimes({1: 10e-3, 4: 11e-3, 16: 12e-3, 64: 30e-3})
 
 
 class Fake(SharedDevice):
-    """A chain of tokens of its own for the requests it `knows`."""
+    """Proposes the chain `first`, `first + 1`, … for requests whose id is in `knows`, and nothing for others."""
 
     widths = (1,)
 
@@ -46,7 +46,7 @@ def requests(count: int) -> list[Request]:
 
 
 def round_of(speculator: Speculator, running: list[Request]) -> dict[str, int]:
-    """Request id -> the drafter's first token, of those that are drafted for."""
+    """Draft one round. Returns the first draft token of each request that has drafts, by request id."""
     ahead = speculator.lookahead(running, 0.0)
     scheduled = [ScheduledRequest(r, 3, 1, ahead.drafts, ahead.levels) for r in running]
     drafts = speculator.draft(scheduled, lambda _: SamplingInputs(), len(scheduled), 0.0)

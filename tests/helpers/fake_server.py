@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that answers at a fixed pace."""
+"""An OpenAI-compatible server that streams tokens at a fixed rate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GAP_S = 0.01
 
 
 class FakeServer:
-    """Answers with `TOKENS` chunks `GAP_S` apart; a prompt with a word in `faults` gets that fault instead."""
+    """Streams `TOKENS` chunks, `GAP_S` seconds apart. A prompt that contains a word of `faults` triggers that fault."""
 
     faults = ("refuse", "break", "garble")
 
@@ -75,7 +75,7 @@ class FakeServer:
         return StreamingResponse(stream(), media_type="text/event-stream")
 
     def count(self) -> None:
-        """Ten verifications a request, of four drafted tokens each, one accepted."""
+        """Count ten verifications per request, each of four draft tokens with one accepted."""
         self.drafts.inc(10)
         self.drafted.inc(40)
         self.accepted.inc(10)

@@ -1,4 +1,4 @@
-"""Stand-ins that need no device: a tokenizer of single bytes, and an engine that recites a text."""
+"""Fakes that need no device: a byte tokenizer, and an engine that repeats a fixed text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from jaxspec.engine.detokenizer import Detokenizer
 from jaxspec.engine.metrics import EngineStats
@@ -19,17 +19,20 @@ from jaxspec.sched.config import SloSettings
 from jaxspec.sched.scheduler import QueueFull
 from jaxspec.sched.slo import Slo
 
+if TYPE_CHECKING:
+    from jaxspec.models.load.tokenizer import Tokenizer
+
 RECITED = "Die Eule sagt: fünf Bücher, 漢字 und 🦉 — "
 
 
 def recited(tokens: int, start: int = 0) -> str:
-    """What the engine writes in so many tokens from a place on."""
+    """The text of `tokens` output tokens of `FakeEngine`, from byte `start` of the repeated text."""
     text = RECITED.encode() * (start + tokens)
     return text[start : start + tokens].decode("utf-8", "replace")
 
 
 class ByteTokenizer:
-    """Ids 0 … 255 are the bytes, then come the tokens of `more`; the last one is special."""
+    """Ids 0 … 255 are bytes, the next ones the tokens of `more`; the last id is a special end token."""
 
     def __init__(self, more: Sequence[bytes] = (), leading_space_drops: bool = False, end: str = "<|end|>") -> None:
         self._bytes = [bytes([b]) for b in range(256)] + list(more) + [end.encode()]
@@ -60,6 +63,11 @@ class ByteTokenizer:
         return "".join(f"[{m['role']}]{m['content']}\n" for m in messages) + "[assistant]"
 
 
+def as_tokenizer(fake: ByteTokenizer) -> Tokenizer:
+    """`fake` under the type that the engine names: it has the methods of a `Tokenizer`, but not its class."""
+    return cast("Tokenizer", fake)
+
+
 @dataclass
 class _Recital:
     id: str
@@ -74,10 +82,11 @@ class _Recital:
 
 
 class FakeEngine:
-    """Speaks the engine's interface. A request gets `RECITED` over and over, byte by byte, from its seed's place on.
+    """Has the engine's interface. Each request gets the bytes of `RECITED`, repeated, starting at byte `seed`.
 
-    `step` seconds pass between tokens. At most `max_num_seqs` run, `max_queued_requests` more wait. With `draft` it
-    says that it verified a draft of three tokens at every token but the first, accepting 1, 2, 0, 1, 2, 0 … of them.
+    `step` is the time between tokens in seconds. At most `max_num_seqs` requests run and `max_queued_requests` wait.
+    With `draft` it reports one verification of three draft tokens for every token but the first, of which 1, 2, 0, 1,
+    2, 0, … are accepted.
     """
 
     def __init__(
@@ -103,19 +112,19 @@ class FakeEngine:
         )
         self.max_model_len = max_model_len
         self.step = step
-        #: Output tokens as predicted for every request.
+        #: Predicted output tokens of every request.
         self.predicted = predicted
-        #: What every answer says of its KV.
+        #: `kv_quantized` in the metrics of every request.
         self.kv_quantized = kv_quantized
-        #: Why requests with a target are refused, if they are.
+        #: Why requests with an SLO are refused; None admits them.
         self.refusal: str | None = None
         self.failure: str | None = None
         self.observers: list[Callable[[RequestMetrics, str], None]] = []
         self.token_observers: list[Callable[[float, int], None]] = []
         self.first_token_observers: list[Callable[[RequestMetrics], None]] = []
-        #: All that was ever submitted, and the ids that were cancelled while they ran.
+        #: Parameters and SLOs of all submitted requests, and the ids of those cancelled while they ran.
         self.submitted: list[SamplingParams] = []
-        self.targets: list[Slo] = []
+        self.slos: list[Slo] = []
         self.cancelled: list[str] = []
         self._text = RECITED.encode()
         self._state = "ok"
@@ -143,7 +152,7 @@ class FakeEngine:
         self._thread.join()
 
     def fail(self) -> None:
-        """Let the engine's loop break down."""
+        """Make the engine's loop fail."""
         with self._lock:
             self._fail = True
             self._lock.notify()
@@ -162,7 +171,9 @@ class FakeEngine:
             raise InvalidRequest("prompt", "prompt token ids are outside the vocabulary")
         if any(t >= self.tokenizer.vocab_size for t in params.logit_bias):
             raise InvalidRequest("logit_bias", "logit_bias holds token ids outside the vocabulary")
-        stream = Detokenizer(self.tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens)
+        stream = Detokenizer(
+            as_tokenizer(self.tokenizer), params.stop, params.include_stop_str_in_output, params.skip_special_tokens
+        )
         with self._lock:
             if self._state == "dead":
                 raise EngineDead(self.failure or "")
@@ -170,14 +181,14 @@ class FakeEngine:
                 raise EngineDraining
             if len(self._requests) >= self.config.max_num_seqs + self.config.max_queued_requests:
                 raise QueueFull("too many requests are waiting")
-            slo = self.config.slo.slo if slo is None else slo
-            if slo and self.refusal:
+            wanted: Slo = self.config.slo.slo if slo is None else slo
+            if wanted and self.refusal:
                 raise SloRefused(self.refusal)
             id = request_id or str(len(self.submitted))
             metrics = RequestMetrics(time.monotonic(), prompt_tokens=len(prompt_ids), predicted_tokens=self.predicted)
-            metrics.kv_quantized, metrics.slo = self.kv_quantized, slo
+            metrics.kv_quantized, metrics.slo = self.kv_quantized, wanted
             self.submitted.append(params)
-            self.targets.append(slo)
+            self.slos.append(wanted)
             recital = _Recital(
                 id, list(prompt_ids), params, params.max_tokens or 16, on_output, stream, metrics, params.seed or 0
             )

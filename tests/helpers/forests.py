@@ -1,4 +1,4 @@
-"""Random token trees in preorder, and what they mean said slowly."""
+"""Random token trees in preorder, with simple reference implementations of their properties."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def random_parents(rng: np.random.Generator, size: int) -> list[int]:
-    """Parents of a random tree in preorder: each node hangs on the path to the one before it."""
+    """Parents of a random tree in preorder: each node's parent is on the path from the root to the previous one."""
     parents = [-1]
     for i in range(1, size):
         path = [i - 1]
@@ -43,7 +43,7 @@ def path_to(parents: list[int], node: int) -> list[int]:
 def draft_tokens(
     rng: np.random.Generator, parents: list[int], root: int, vocab: int, choice: Callable[[list[int]], int]
 ) -> list[int]:
-    """Tokens for a tree: siblings differ, and about half of the nodes continue with the target's own choice."""
+    """Tokens for a tree: siblings differ, and about 60 % of the nodes hold the target's token, `choice(path)`."""
     tokens = [root]
     taken: dict[int, set[int]] = {}
     for node in range(1, len(parents)):

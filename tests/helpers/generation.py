@@ -1,4 +1,4 @@
-"""Random requests for the tiny engine, and what must hold when it has answered."""
+"""Random requests for the tiny engine, and checks of its state afterwards."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
 def check_clean(llm: LLM) -> None:
-    """Nothing runs, waits or holds a page."""
+    """Check that no request runs or waits and that no page is in use."""
     deadline = time.monotonic() + 10
     while llm.engine.stats().running and time.monotonic() < deadline:
         time.sleep(0.01)
     stats = llm.engine.stats()
     assert (stats.running, stats.waiting, stats.kv_usage) == (0, 0, 0)
     llm.engine._pool.check([])
-    assert len(llm.engine._penalty_rows) == llm.engine.config.max_num_seqs
+    assert len(llm.engine.loop.penalty_rows) == llm.engine.config.max_num_seqs
     assert not llm.engine._states
 
 

@@ -1,4 +1,4 @@
-"""Files of rows, and an LLM that can be interrupted."""
+"""JSON Lines files, and an `LLM` that several tests share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 class Lasting(LLM):
-    """Stays open after its `with`: compiled once for the tests below."""
+    """An `LLM` whose `with` block does not close it, so that several runs share one compiled engine."""
 
     def __exit__(self, *_: object) -> None:
         pass

@@ -1,4 +1,4 @@
-"""A live server with the tiny model, asked over HTTP."""
+"""A server with `FakeEngine`, and requests to it over HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from helpers.serving import serving
 CHAT: Any = [{"role": "user", "content": "Hallo"}]
 
 
-#: Of one sequence of seven tokens by the engine that recites: six verifications, which accepted 1, 2, 0, 1, 2, 0.
+#: Speculation counts of one output of seven tokens: six verifications, which accepted 1, 2, 0, 1, 2, 0.
 ONE = {"proposed": 18, "accepted": 6, "accepted_per_position": [4, 2], "mean_accepted_length": 2.0}
 
 
@@ -33,7 +33,7 @@ REQUESTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 @contextmanager
 def started(**options: Any) -> Iterator[tuple[FakeEngine, str]]:
-    """-> an engine and the URL at which it is served."""
+    """Start a `FakeEngine` and its server; yields the engine and the base URL."""
     engine = FakeEngine(**options)
     engine.start()
     try:
@@ -56,7 +56,7 @@ def stream(url: str, path: str, body: dict[str, Any], usage: bool) -> list[dict[
 
 
 def metrics(url: str) -> dict[str, float]:
-    """Values by name and labels, the model's left out."""
+    """Values of /metrics by name and labels, without the label `model_name` and the prefix `jaxspec:`."""
     lines = [line for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith("jaxspec:")]
     named = (line.removeprefix("jaxspec:").rsplit(" ", 1) for line in lines)
     return {re.sub(r'model_name="fake",|,?model_name="fake"(?=})', "", name): float(value) for name, value in named}

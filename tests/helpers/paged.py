@@ -1,4 +1,4 @@
-"""A device made of dictionaries, and jobs to run on it: what the scheduler's property tests share."""
+"""A fake device with paged memory, and random jobs: shared by the property tests of the scheduler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def kv(previous: int, token: int) -> int:
 
 
 def solo(prompt: list[int], max_tokens: int) -> list[int]:
-    """What a request says when it is alone in the world, after its prompt."""
+    """Prompt and output of a request that runs alone: the reference for scheduled runs."""
     state, output = 0, []
     for token in prompt:
         state = kv(state, token)
@@ -30,18 +30,18 @@ def solo(prompt: list[int], max_tokens: int) -> list[int]:
 
 @dataclass
 class Slice:
-    """What a step takes along of one piece of work before the scheduler changes anything."""
+    """One scheduled request as it was when its step was launched."""
 
     start: int
     tokens: list[int]
     pages: list[int]
     samples: bool
-    levels: int  # most drafts that may be accepted
+    levels: int  # most draft tokens that may be accepted
     left: int  # new tokens until max_tokens
 
 
 class Device:
-    """Runs plans on paged memory. Like a real one it reads earlier positions through the page table only."""
+    """Runs plans on paged memory. It reads earlier positions only through the page table, as a real device does."""
 
     def __init__(self, page_size: int, drafts: Random | None) -> None:
         self.page_size = page_size
@@ -55,8 +55,8 @@ class Device:
             for w in plan.scheduled
         ]  # fmt: skip
 
-    def read(self, flight: list[Slice]) -> list[RequestResult]:
-        return [self._run(part) for part in flight]
+    def read(self, pending: list[Slice]) -> list[RequestResult]:
+        return [self._run(part) for part in pending]
 
     def _run(self, part: Slice) -> RequestResult:
         end, state = part.start + len(part.tokens), 0
@@ -81,17 +81,18 @@ class Device:
 
 @dataclass
 class Job:
-    """A request that comes at step `arrival` and may be cut `cancel` steps later, before the plan or while it runs."""
+    """A request that arrives at step `arrival` and may be cancelled `cancel` steps later: before that step is planned,
+    or while it runs (`during_step`)."""
 
     arrival: int
     prompt: list[int]
     max_tokens: int
     prompt_logprobs: bool
     cancel: int | None
-    in_flight: bool
+    during_step: bool
 
 
-#: Beginnings that requests share, of more than one page.
+#: Prefixes that requests share, longer than one page.
 STEMS = ([0, 1, 2, 0, 1, 1, 2, 0, 0, 2, 1, 0], [0, 1, 2, 0, 2, 2, 2, 1])
 
 prompts = st.builds(
@@ -107,12 +108,12 @@ jobs = st.builds(
     max_tokens=st.integers(1, 12),
     prompt_logprobs=st.sampled_from([False, False, False, True]),
     cancel=st.one_of(st.none(), st.none(), st.integers(0, 12)),
-    in_flight=st.booleans(),
+    during_step=st.booleans(),
 )
 
 
 def crowd(random: Random) -> list[Job]:
-    """Twelve requests that come within a short time, of two stems."""
+    """Twelve requests with two shared prefixes that arrive within 20 steps."""
     return [
         Job(random.randint(0, 20), STEMS[random.randint(0, 1)][: random.randint(1, 12)], 12, False, None, False)
         for _ in range(12)

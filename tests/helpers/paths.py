@@ -1,4 +1,4 @@
-"""Folders that tests read."""
+"""Folders that the tests read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Length predictors that read nothing: every text has its own direction, and one length is predicted for all."""
+"""A fake length predictor, and embeddings made from hashes of texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDTH = 16
 
 
 def vector(text: str, width: int = WIDTH) -> np.ndarray:
-    """The text's own unit vector `[width]` float32. Texts that differ only after a "|" are 0.99 similar."""
+    """A random unit vector of the text `[width]` float32. Texts that differ only after a "|" have similarity 0.99."""
     stem, _, rest = text.partition("|")
     own, other = (np.random.default_rng(zlib.crc32(t.encode())).normal(size=width) for t in (stem, rest))
     own /= np.linalg.norm(own)
@@ -23,7 +23,7 @@ def vector(text: str, width: int = WIDTH) -> np.ndarray:
 
 
 class FakePredictor:
-    """Predicts `length` for every text and writes down what it was asked. `gate`, if given, is waited for first."""
+    """Predicts `length` for every text and records the texts in `asked`. If `gate` is given, it waits for it first."""
 
     name, digest = "fake", "0"
 

@@ -1,4 +1,4 @@
-"""A tiny encoder, and prompts whose first word decides how long their answers are."""
+"""A tiny encoder, and prompts whose first word determines the output length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxspec.models.bert import BertConfig, BertEncoder
 from jaxspec.models.load.bert import LoadedEncoder
 from jaxspec.train_predictor.data import Corpus, Row, corpus, group_of
 
-#: A prompt's first word -> tokens of its answer, about.
+#: First word of a prompt -> median number of output tokens.
 KINDS = {"name": 4, "list": 20, "explain": 60, "write": 150}
 FILLERS = ("the", "a", "tree", "river", "engine", "letter", "please", "now")
 
@@ -37,7 +37,7 @@ def encoder(seed: int = 0, layers: int = 1) -> LoadedEncoder:
 
 
 def rows(count: int, cap: int = 128, seed: int = 0) -> list[dict[str, Any]]:
-    """As a file of them: prompts of 3 to 12 words; answers cut at `cap` are marked."""
+    """Rows of a data file: prompts of 3 to 12 words with output lengths, cut at `cap` and then marked `capped`."""
     rng = np.random.default_rng(seed)
     out = []
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""A server of the app in a thread, on a free port."""
+"""The server in a thread, on a free port."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import uvicorn
 from jaxspec.serve.app import ServerOptions, create_app
 from jaxspec.serve.run import bind, url_of
 
-CHAT = [{"role": "user", "content": "Hallo"}]
+#: `Any`: the OpenAI client wants its own TypedDicts.
+CHAT: Any = [{"role": "user", "content": "Hallo"}]
 COMPLETION = {"prompt": "x"}
 
 
 @contextmanager
 def serving(engine: Any, options: ServerOptions | None = None) -> Iterator[str]:
-    """-> the server's URL."""
+    """Serve `engine`; yields the base URL."""
     sock = bind("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(create_app(engine, options), log_config=None, timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
@@ -35,7 +36,7 @@ def serving(engine: Any, options: ServerOptions | None = None) -> Iterator[str]:
 
 
 def eventually(holds: Callable[[], bool], timeout: float = 10.0) -> None:
-    """Wait until something is so."""
+    """Wait until `holds()` is true. Fails after `timeout` seconds."""
     end = time.monotonic() + timeout
     while not holds():
         assert time.monotonic() < end, "it did not happen in time"
@@ -43,7 +44,7 @@ def eventually(holds: Callable[[], bool], timeout: float = 10.0) -> None:
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
-    """What OpenAI's error object in the answer says."""
+    """The error object of a response, checked to have OpenAI's fields."""
     body = response.json()
     assert body.keys() == {"error"}
     assert body["error"].keys() == {"message", "type", "param", "code"}

@@ -1,4 +1,4 @@
-"""A scheduler driven by hand, a step at a time, for tests of what a policy does."""
+"""A scheduler that a test runs step by step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxspec.sched.plan import Lookahead
 
 
 class Steps:
-    """Requests have one-token prompts unless said otherwise, and share no prefix. The clock stands in `now`."""
+    """A scheduler with its requests and a clock, `now`. Prompts share no prefix and have one token by default."""
 
     def __init__(
         self,
@@ -39,7 +39,10 @@ class Steps:
         return self.scheduler.plan(self.now, Lookahead(drafts, drafts))
 
     def answer(self, plan: Plan, seconds: float = 1.0, drafts: Mapping[str, tuple[int, int]] | None = None) -> None:
-        """One token each, whatever `drafts` says was (proposed, accepted); requests end at their true length."""
+        """Finish the step of `plan`: each sampling request gets one token and ends at its true length.
+
+        `drafts` gives (proposed, accepted) draft tokens by request id; they are only counted.
+        """
         self.now += seconds
         results = []
         for scheduled in plan.scheduled:
@@ -54,18 +57,18 @@ class Steps:
         self.check()
 
     def step(self, seconds: float = 1.0, **drafts: tuple[int, int]) -> list[str]:
-        """-> who ran, by name."""
+        """Run one step. Returns the ids of the scheduled requests, sorted."""
         plan = self.plan()
         ran = sorted(scheduled.request.id for scheduled in plan.scheduled)
         self.answer(plan, seconds, drafts)
         return ran
 
     def steps(self, count: int, seconds: float = 1.0) -> str:
-        """Who ran in each step, one after the other."""
+        """Run `count` steps. Returns the scheduled ids of each step, joined by spaces."""
         return " ".join("".join(self.step(seconds)) for _ in range(count))
 
     def finish(self) -> list[str]:
-        """Run to the end. -> names in the order in which they ended."""
+        """Run until no work is left. Returns the ids in the order in which the requests ended."""
         for _ in range(10_000):
             if not self.scheduler.has_work:
                 return sorted(self.done, key=lambda name: self.done[name])
@@ -73,7 +76,7 @@ class Steps:
         raise AssertionError("no end")
 
     def check(self) -> None:
-        """Pages are held by running and paused requests and by nobody else."""
+        """Only running and paused requests hold pages."""
         s = self.scheduler
         s.pool.check([request.pages for request in (*s.running, *s.waiting)])
         held = sum(len(request.pages) for request in s.waiting)

@@ -1,8 +1,8 @@
-"""Drafters that requests change between in every step, beside the target or on devices of their own.
+"""A draft choice that changes drafters in every step, with drafters on the target's device or on their own.
 
-As a script, with two devices (forced host devices will do): whatever is drafted where, and in how many micro-batches,
-requests write what they write without drafts. It runs in a process of its own because a process that has begun to use
-JAX can get no more devices.
+Run as a script, it checks on two devices (forced host devices suffice) that requests get the same tokens as without
+drafts, for several placements of drafters and numbers of micro-batches. It needs a process of its own because the
+number of devices is fixed once JAX is in use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SIZES: Mapping[str, Any] = dict(
 
 
 def load(name: str, target: LoadedModel) -> tuple[Any, dict[str, np.ndarray]]:
-    """Drafters by names of their own."""
+    """Stands in for `registry.load` with the drafters `conditioned` and `perfect`."""
     return conditioned(target) if name == "conditioned" else (target.config, drafters.whole(target))
 
 
@@ -40,7 +40,7 @@ def start(**more: Any) -> LLM:
 
 
 class Switching(Unlearned):
-    """Everyone changes the drafter in every slot; with `slots`, stays so many."""
+    """Every request changes its drafter after `slots` slots."""
 
     def __init__(self, drafters: int, slots: int = 1) -> None:
         self._drafters, self._slots, self._seen = drafters, slots, dict[str, int]()
@@ -66,7 +66,7 @@ class Switching(Unlearned):
 
 
 def switch(llm: LLM, slots: int = 1) -> Switching:
-    """Let the requests of this engine change drafters so."""
+    """Install `Switching` as the draft choice of this engine."""
     speculator = llm.engine.speculator
     assert speculator is not None
     speculator.choice = choice = Switching(len(speculator.drafters), slots)

@@ -1,4 +1,4 @@
-"""A tiny random model for tests, and the plain decode that every served request must equal."""
+"""A tiny random model, and plain greedy decoding as the reference for served requests."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from helpers.fakes import ByteTokenizer
+from helpers.fakes import ByteTokenizer, as_tokenizer
 from jaxspec.llm import LLM
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.llama import Decoder, device_weights, forward
 from jaxspec.models.load import LoadedModel
 
-#: Prompt and output together in the tests that use `greedy`: one padded length, compiled once.
+#: Sequences are padded to a multiple of this length, so that the forward pass compiles once.
 LONGEST = 96
 
 
@@ -28,7 +28,7 @@ def config(**changes: Any) -> DecoderConfig:
 
 
 def weights(c: DecoderConfig, seed: int = 0) -> dict[str, np.ndarray]:
-    """Random weights, scaled so that logits differ by whole units and ties are no matter of rounding."""
+    """Random weights, scaled so that logits differ by whole units: rounding errors do not change an argmax."""
     rng = np.random.default_rng(seed)
 
     def random(*shape: int) -> np.ndarray:
@@ -53,12 +53,13 @@ def weights(c: DecoderConfig, seed: int = 0) -> dict[str, np.ndarray]:
 @lru_cache
 def model(window: int | None = None) -> LoadedModel:
     c = config(sliding_window=window)
-    return LoadedModel(c, weights(c), ByteTokenizer(), "tiny")  # type: ignore[arg-type]
+    return LoadedModel(c, weights(c), as_tokenizer(ByteTokenizer()), "tiny")
 
 
 def llm(**settings: Any) -> LLM:
-    """An engine of `model()` that compiles all it needs before it serves."""
-    return LLM(model(), **{"compile_in_background": False} | settings)
+    """An `LLM` with `model()` that compiles all programs before it serves."""
+    given: dict[str, Any] = {"compile_in_background": False} | settings
+    return LLM(model(), **given)
 
 
 @lru_cache
@@ -84,5 +85,5 @@ def _greedy(prompt: tuple[int, ...], count: int, window: int | None) -> tuple[in
 
 
 def greedy(prompt: list[int], count: int, window: int | None = None) -> list[int]:
-    """What a plain decode writes after `prompt`, one whole forward pass a token."""
+    """The next `count` greedy tokens after `prompt`, computed with one full forward pass per token."""
     return list(_greedy(tuple(prompt), count, window))

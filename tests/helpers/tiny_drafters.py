@@ -12,7 +12,8 @@ from jaxspec.models.load import LoadedModel
 
 
 def conditioned(target: LoadedModel, layers: int = 1) -> tuple[Any, dict[str, np.ndarray]]:
-    """A drafter that reads features, random where it is not the target's, over half of the vocabulary."""
+    """A drafter that reads the target's features: the target's first layers, with a random `fuse` matrix
+    and a random half of the vocabulary."""
     config, weights = drafters.truncated(target, layers)
     rng = np.random.default_rng(5)
     h = config.hidden_size
@@ -23,4 +24,5 @@ def conditioned(target: LoadedModel, layers: int = 1) -> tuple[Any, dict[str, np
 
 
 def perfect(target: LoadedModel) -> tuple[Any, dict[str, np.ndarray]]:
+    """The target itself as a drafter."""
     return target.config, registry.whole(target)

@@ -1,4 +1,4 @@
-"""The CPU kernels against numpy; attention and commit are tested with the step (test_step.py), beside XLA's."""
+"""The CPU kernels against numpy; attention and commit are tested in test_step.py, as XLA's are."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,6 +40,8 @@ def test_products_of_every_shape(rows: int, depth: int, width: int, layers: int,
     w = rng.normal(size=(layers, depth, width)).astype(np.float32)
     layer = data.draw(st.integers(0, layers - 1))
     y = cpu.linear(jnp.asarray(x), jnp.asarray(cpu.panels(w)), width, jnp.int32(layer))
+    chex.assert_shape(y, (rows, width))
+    chex.assert_type(y, jnp.float32)
     np.testing.assert_allclose(y, x @ w[layer], atol=1e-4)
 
 
@@ -47,7 +50,7 @@ def test_a_product_large_enough_for_threads() -> None:
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(33, 512)).astype(np.float32), rng.normal(size=(2, 512, 1000)).astype(np.float32)
     panels = jnp.asarray(cpu.panels(w))
-    run = jax.jit(lambda x, i: cpu.linear(x, panels, 1000, i))
+    run = jax.jit(chex.assert_max_traces(lambda x, i: cpu.linear(x, panels, 1000, i), n=1))
     for layer in (0, 1, 0):
         np.testing.assert_allclose(run(x, jnp.int32(layer)), x @ w[layer], atol=5e-4)
 
@@ -78,7 +81,7 @@ def test_what_the_kernels_cannot_do_is_left_to_xla() -> None:
         model_runner.pick_layers(EngineConfig(kernels="native"), tiny.config(head_dim=8))
 
 
-def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+def test_a_row_does_not_depend_on_the_other_rows() -> None:
     cpu.load()
     rng = np.random.default_rng(1)
     x, w = rng.normal(size=(31, 200)).astype(np.float32), rng.normal(size=(1, 200, 70)).astype(np.float32)
@@ -178,7 +181,7 @@ def test_what_a_compiler_makes_is_looked_at(compilers: Compilers, caplog: Any, t
     assert list(compilers.cache.iterdir()) == [library]
 
 
-def test_a_new_compiler_builds_anew(compilers: Compilers, monkeypatch: Any) -> None:
+def test_a_new_compiler_builds_again(compilers: Compilers, monkeypatch: Any) -> None:
     compilers.works("gcc")
     library = build.build()
     compilers.works("mine")

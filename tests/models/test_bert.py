@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -38,7 +39,9 @@ def golden() -> dict[str, np.ndarray]:
 
 def hidden(encoder: BertEncoder, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
     with jax.default_matmul_precision("float32"):
-        return np.asarray(nnx.jit(BertEncoder.__call__)(encoder, jnp.asarray(ids), jnp.asarray(mask)))
+        states = nnx.jit(BertEncoder.__call__)(encoder, jnp.asarray(ids), jnp.asarray(mask))
+    chex.assert_shape(states, (*ids.shape, encoder.config.hidden))
+    return np.asarray(states)
 
 
 @pytest.fixture
@@ -72,7 +75,9 @@ def test_minilm_equals_transformers(golden: dict[str, np.ndarray]) -> None:
         mask = np.ones((1, len(ids)), bool)
         states = hidden(loaded.encoder, np.asarray([ids], np.int32), mask)
         np.testing.assert_allclose(states[0, 0], golden["minilm_first"][i], atol=1e-4)
-        np.testing.assert_allclose(mean_pool(jnp.asarray(states), mask)[0], golden["minilm_mean"][i], atol=1e-4)
+        np.testing.assert_allclose(
+            mean_pool(jnp.asarray(states), jnp.asarray(mask))[0], golden["minilm_mean"][i], atol=1e-4
+        )
 
 
 def test_padding_changes_nothing(golden: dict[str, np.ndarray]) -> None:
@@ -83,7 +88,7 @@ def test_padding_changes_nothing(golden: dict[str, np.ndarray]) -> None:
     padded = hidden(encoder, np.where(mask, ids, 7), mask)
     np.testing.assert_allclose(padded[1, :count], alone[0], atol=1e-5)
     np.testing.assert_allclose(
-        mean_pool(jnp.asarray(padded), jnp.asarray(mask))[1], mean_pool(jnp.asarray(alone), np.ones((1, count)))[0],
+        mean_pool(jnp.asarray(padded), jnp.asarray(mask))[1], mean_pool(jnp.asarray(alone), jnp.ones((1, count)))[0],
         atol=1e-5,
     )  # fmt: skip
 
@@ -98,15 +103,15 @@ def test_embeddings_have_length_one(golden: dict[str, np.ndarray]) -> None:
     mask = golden["mask"].copy()
     mask[2] = False  # no token at all: a row that only fills a batch
     pooled = np.asarray(mean_pool(jnp.asarray(golden["encoder"]), jnp.asarray(mask)))
+    chex.assert_tree_all_finite(pooled)
     np.testing.assert_allclose(np.linalg.norm(pooled, axis=1), [1, 1, 0], atol=1e-6)
 
 
 def test_first_layers_only() -> None:
     whole, cut = load_bert(GOLDEN / "encoder"), load_bert(GOLDEN / "encoder", layers=2)
     assert (whole.config.layers, cut.config.layers, len(cut.encoder.layers)) == (3, 2, 2)
-    all_weights = weights_of(whole.encoder)
-    for name, weight in weights_of(cut.encoder).items():
-        np.testing.assert_array_equal(weight, all_weights[name])
+    all_weights, kept = weights_of(whole.encoder), weights_of(cut.encoder)
+    chex.assert_trees_all_equal(kept, {name: all_weights[name] for name in kept})
     for layers in (0, 4):
         with pytest.raises(ModelLoadError, match=f"layers must be between 1 and 3.*not {layers}"):
             load_bert(GOLDEN / "encoder", layers=layers)
@@ -147,9 +152,8 @@ def test_older_names_and_half_precision(folder: Path) -> None:
     assert load_file(folder / "model.safetensors")["embeddings.LayerNorm.weight"].dtype == ml_dtypes.bfloat16
     change_tensors(folder, older)
     found = weights_of(load_bert(folder).encoder)
-    for name, weight in wanted.items():
-        assert found[name].dtype == np.float32
-        np.testing.assert_array_equal(found[name], weight)
+    chex.assert_type(list(found.values()), np.float32)
+    chex.assert_trees_all_equal(found, wanted)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import chex
 import gguf
 import ml_dtypes
 import numpy as np
@@ -53,10 +54,9 @@ def expected(c: DecoderConfig) -> Weights:
 
 
 def assert_weights(loaded: Weights, wanted: Weights, atol: float = 0) -> None:
-    assert loaded.keys() == wanted.keys()
-    for name, weight in loaded.items():
-        assert weight.dtype == np.float32 and weight.flags.c_contiguous, name
-        np.testing.assert_allclose(weight, wanted[name], rtol=0, atol=atol, err_msg=name)
+    chex.assert_type(list(loaded.values()), np.float32)
+    assert all(weight.flags.c_contiguous for weight in loaded.values())
+    chex.assert_trees_all_close(loaded, wanted, rtol=0, atol=atol)
 
 
 def shape(c: DecoderConfig) -> DecoderConfig:

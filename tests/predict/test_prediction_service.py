@@ -1,4 +1,4 @@
-"""Predictions beside the engine: batched, in time or not at all, and never at the engine's expense."""
+"""The prediction thread: batched, in time or not at all, and the engine never waits for it."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_the_scheduler_may_not_know_it() -> None:
 @pytest.mark.parametrize(
     "fault", [RuntimeError("on fire"), np.array([np.nan]), np.array([0.0]), np.array([1.0, 2.0]), None]
 )
-def test_a_failure_is_said_once_and_the_next_are_tried(
+def test_a_failure_is_logged_once_and_the_next_are_tried(
     caplog: pytest.LogCaptureFixture, fault: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     predictor = FakePredictor(9)

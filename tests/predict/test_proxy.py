@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,8 +49,8 @@ def test_a_text_keeps_its_end() -> None:
 def test_equals_the_model_row_by_row(proxy: ProxyPredictor) -> None:
     """Whatever shares a batch with a text, and however it is padded."""
     found, embedded = proxy.predict(TEXTS), proxy.embed(TEXTS)
-    assert found.shape == (len(TEXTS),) and found.dtype == np.float64
-    assert embedded.shape == (len(TEXTS), 16) and embedded.dtype == np.float32
+    chex.assert_shape([found, embedded], [(len(TEXTS),), (len(TEXTS), 16)])
+    chex.assert_type([found, embedded], [np.float64, np.float32])
 
     @nnx.jit
     def alone(model: LengthModel, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -69,7 +70,7 @@ def test_many_texts_in_any_order(proxy: ProxyPredictor) -> None:
     texts = [" ".join(encoders.WORDS[: 1 + i % 16]) * (1 + i % 3) for i in range(37)]
     found = proxy.predict(texts)
     assert proxy.predict(texts[::-1]) == pytest.approx(found[::-1], rel=1e-4)
-    assert proxy.predict([]).shape == (0,) and proxy.embed([]).shape == (0, 16)
+    chex.assert_shape([proxy.predict([]), proxy.embed([])], [(0,), (0, 16)])
 
 
 @pytest.mark.parametrize("longest", [32, pytest.param(48, marks=pytest.mark.slow)])
@@ -160,7 +161,7 @@ def rewritten(path: Path, changes: dict[str, str], tensors: dict[str, np.ndarray
         ({"formulation": '{"name": "cls"}'}, {}, "formulation cls must have the fields"),
         ({"formulation": "{"}, {}, "predictor .*:"),
         ({"encoder": '{"hidden": 3}'}, {}, "predictor .*: .*vocab_size"),
-        ({}, {"tokenizer": np.zeros(3, np.uint8)}, "its tokenizer is not readable"),
+        ({}, {"tokenizer": np.zeros(3, np.uint8)}, "cannot read its tokenizer"),
         ({}, {"encoder.layers.1.o.kernel": None, "encoder.layers.1.o.kernel.scale": None}, "o.kernel is missing"),
         ({}, {"encoder.layers.0.o.kernel.scale": None}, "o.kernel.scale is missing"),
         ({}, {"encoder.extra": np.zeros(3)}, "encoder.extra is not expected"),

@@ -320,7 +320,7 @@ def test_a_file_that_does_not_fit_is_set_aside(tmp_path: Path, caplog: pytest.Lo
         own = RetrievalPredictor(FakePredictor(), index(), model, path)
         own.warm_up()
     assert [r.levelname for r in caplog.records] == ["WARNING"]
-    assert str(path) in caplog.text and "it is now" in caplog.text
+    assert str(path) in caplog.text and "it was renamed to" in caplog.text
     assert not path.exists() and path.with_name("i.unusable").read_bytes() == before
     own.learn(["a"], [20])
     own.flush()
@@ -351,7 +351,7 @@ def test_a_file_that_cannot_be_read_now_is_not_written_over(
         own = predictor(path)
     own.learn(["a"], [20])
     own.flush()
-    assert path.read_bytes() == before and "none will be kept" in caplog.text
+    assert path.read_bytes() == before and "new ones are not kept" in caplog.text
 
 
 def test_a_folder_that_takes_no_file_is_warned_about_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -361,4 +361,4 @@ def test_a_folder_that_takes_no_file_is_warned_about_once(tmp_path: Path, caplog
         own.learn(["a"], [length])
         own.flush()
     assert own.predict(["a"]).tolist() == pytest.approx([20.5])
-    assert sum("cannot keep the lengths" in r.message for r in caplog.records) == 1
+    assert sum("cannot write the lengths" in r.message for r in caplog.records) == 1

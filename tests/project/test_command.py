@@ -77,7 +77,7 @@ def test_as_a_module() -> None:
     argv = [sys.executable, "-m", "jaxspec", "serve", "--port", "x"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "a port is a number" in done.stderr and done.stderr.count("\n") == 1
+    assert "must be a port number" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_the_distribution_is_not_somebody_elses() -> None:

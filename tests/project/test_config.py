@@ -1,4 +1,4 @@
-"""Settings: what a drafter may be called, and names that are none."""
+"""Loading settings: drafter names, overrides, error messages, presets."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_none_switches_a_presets_drafter_off(tmp_path: Path) -> None:
     ("settings", "says"),
     [
         ({"draft": ["ngram", "ngram"]}, r"^draft: a drafter is named twice \(got \['ngram', "),
-        ({"draft": ["ngram", "none"]}, r"^draft: none cannot stand beside other drafters "),
-        ({"draft": ["none", "ngram"]}, "^draft: none cannot stand"),
+        ({"draft": ["ngram", "none"]}, r"^draft: none cannot be combined with other drafters "),
+        ({"draft": ["none", "ngram"]}, "^draft: none cannot be combined"),
         ({"draft": ""}, "^draft: a drafter's name is empty"),
         ({"draft": 3}, "^draft: "),
         ({"draft": [3]}, r"^draft\.0: "),
@@ -56,12 +56,12 @@ def test_none_switches_a_presets_drafter_off(tmp_path: Path) -> None:
         ({"retrieval": {"threshold": 0}}, r"^retrieval\.threshold: "),
         ({"retrieval": {"threshold": 1.5}}, r"^retrieval\.threshold: "),
         ({"retrieval": {"capacity": 0}}, r"^retrieval\.capacity: "),
-        ({"retrieval": "yes"}, "^retrieval has settings of its own: "),
+        ({"retrieval": "yes"}, r"^retrieval is a section with the settings retrieval\.k, "),
         ({"batching": "static"}, "^batching: .*'dynamic'"),
         ({"aging_ms": 0}, "^aging_ms: "),
         ({"laps_sd": {"queue": 3}}, r"^unknown setting 'laps_sd\.queue'; valid settings: laps_sd\.queues, laps_sd"),
         ({"laps_sd": {"queues": 0}}, r"^laps_sd\.queues: .*\(got 0\)"),
-        ({"laps_sd": 3}, r"^laps_sd has settings of its own: laps_sd\.queues, "),
+        ({"laps_sd": 3}, r"^laps_sd is a section with the settings laps_sd\.queues, "),
         ({"laps_sd": {"acceptance": "oracle"}}, "^laps_sd: .*so set draft_tokens, draft_token_ms, verify_ms$"),
         ({"order": "las", "batching": "dynamic"}, "^batching: dynamic .* but order: las preempts$"),
     ],
@@ -98,7 +98,7 @@ def test_the_presets_of_policies() -> None:
     presets = {name: EngineConfig.load(CONFIGS / f"{name}.yaml") for name in POLICIES}
     assert {name: (c.order, c.predictor) for name, c in presets.items()} == POLICIES
     assert EngineConfig().policy == presets["fcfs"].policy
-    # SSJF's stand by themselves, LAPS-SD's and its baselines speculate.
+    # SSJF's presets run without speculation, LAPS-SD and its baselines with it.
     assert [name for name, c in presets.items() if not c.draft] == ["fcfs", "ssjf", "sjf_oracle", "pairwise"]
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ class Machine:
         env |= {"PATH": str(self.bin), **variables}
         return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
 
-    def installed(self, *arguments: str, **variables: str) -> str | None:
+    def installed(self, *arguments: str, **variables: Any) -> str | None:
         """The extras that make would install; None where it would install nothing."""
         done = self.make(*arguments, **variables)
         assert done.returncode == 0, done.stderr

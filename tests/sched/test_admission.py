@@ -1,4 +1,4 @@
-"""Which latency targets can be promised."""
+"""`SloAdmission`: which requests with an SLO are admitted."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def decoding(name: str) -> Request:
     return Request(name, 4, [0] * 9, 50, 0.0, computed=8, first_token=0.1)
 
 
-def promises(paced: bool = True, max_num_seqs: int = 8) -> SloAdmission:
+def slo_admission(paced: bool = True, max_num_seqs: int = 8) -> SloAdmission:
     return SloAdmission(TIMES, strict=True, paced=paced, max_num_seqs=max_num_seqs)
 
 
 def fits(made: SloAdmission, number: int, tpot: float, **seen: float) -> int:
-    """How many of so many requests with this target are let in."""
+    """How many of `number` requests with this TPOT are admitted."""
     count = 0
     for i in range(number):
         try:
@@ -41,42 +41,44 @@ def fits(made: SloAdmission, number: int, tpot: float, **seen: float) -> int:
     return count
 
 
-def test_as_many_as_a_step_of_the_target_holds():
+def test_as_many_are_admitted_as_a_step_within_the_slo_holds():
     """0.9 × 40 ms is a step of 13."""
-    made = promises()
+    made = slo_admission()
     assert fits(made, 20, 0.04) == len(made) == 13 and made.refused == 7
 
 
-def test_those_with_laxer_targets_take_part_in_fewer_steps():
-    made = promises()
+def test_requests_with_laxer_slos_take_part_in_fewer_steps():
+    made = slo_admission()
     assert fits(made, 10, 0.04) == 10
     assert fits(made, 40, 0.4) == 30  # a tenth of a place each in steps of 40 ms
-    made = promises(paced=False)  # all decode in all steps
+    made = slo_admission(paced=False)  # all decode in all steps
     assert fits(made, 10, 0.04) == 10 and fits(made, 40, 0.4) == 3
 
 
-def test_a_tight_target_is_refused_for_what_was_promised_before():
-    made = promises()
+def test_a_tight_slo_is_refused_because_of_those_admitted_before():
+    made = slo_admission()
     assert fits(made, 14, 0.06) == 14
-    with pytest.raises(SloRefused, match=r"slo\.tpot_ms: 20 cannot be kept beside 14 .* about 22 ms, and may take 18"):
+    with pytest.raises(
+        SloRefused, match=r"slo\.tpot_ms: 20 cannot be met together with 14 .* about 22 ms and may take 18"
+    ):
         made.admit(request("x", 0.02), 4, [])
     made.admit(request("x", 0.04), 4, [])
 
 
-def test_what_a_step_takes_beside_the_device_is_counted():
-    assert fits(promises(), 20, 0.04, overhead=0.003) == 11
+def test_host_time_of_a_step_is_counted():
+    assert fits(slo_admission(), 20, 0.04, overhead=0.003) == 11
     with pytest.raises(SloRefused, match=r"about 70 ms"):
-        promises().admit(request(ttft=0.075, prompt=20), 20, [], Experience(overhead=0.02))
+        slo_admission().admit(request(ttft=0.075, prompt=20), 20, [], Experience(overhead=0.02))
 
 
 def test_speculation_is_counted_with_what_it_costs():
-    assert fits(promises(), 50, 0.04, gain=2.0, drafts=0.0) == 31
-    assert fits(promises(), 50, 0.04, gain=2.0, drafts=1.0) == 15  # 31 tokens, two for each
-    assert fits(promises(), 50, 0.04, gain=1.1, drafts=8.0) == 13  # then rather without
+    assert fits(slo_admission(), 50, 0.04, gain=2.0, drafts=0.0) == 31
+    assert fits(slo_admission(), 50, 0.04, gain=2.0, drafts=1.0) == 15  # 31 tokens, two for each
+    assert fits(slo_admission(), 50, 0.04, gain=1.1, drafts=8.0) == 13  # then rather without
 
 
-def test_what_is_released_can_be_promised_anew():
-    made = promises()
+def test_what_is_released_can_be_admitted_again():
+    made = slo_admission()
     assert fits(made, 20, 0.04) == 13
     made.release("0.04-3")
     made.release("nobody")
@@ -86,20 +88,18 @@ def test_what_is_released_can_be_promised_anew():
 def test_a_first_token_in_time():
     """11 tokens wait and two decode: a step under way of 14 ms, and one of 13 and the prompt's four, 44 ms."""
     others = [request("a", prompt=7), request("b"), decoding("c"), decoding("d")]
-    promises().admit(request(ttft=0.065), 4, others)
-    with pytest.raises(
-        SloRefused, match=r"slo\.ttft_ms: 64 .* 13 tokens .* prompt's 4, .* 58 ms, and may take 57.6 ms"
-    ):
-        promises().admit(request(ttft=0.064), 4, others)
-    promises().admit(request(ttft=0.064), 3, others)  # one is cached
-    with pytest.raises(SloRefused, match="all 4 running slots"):
-        promises(max_num_seqs=4).admit(request(ttft=9.0), 4, others)
+    slo_admission().admit(request(ttft=0.065), 4, others)
+    with pytest.raises(SloRefused, match=r"slo\.ttft_ms: 64 .* 13 tokens .* prompt's 4, .* 58 ms and may take 57.6 ms"):
+        slo_admission().admit(request(ttft=0.064), 4, others)
+    slo_admission().admit(request(ttft=0.064), 3, others)  # one is cached
+    with pytest.raises(SloRefused, match="all 4 slots"):
+        slo_admission(max_num_seqs=4).admit(request(ttft=9.0), 4, others)
     with pytest.raises(SloRefused, match="about 1380 ms"):  # ten steps of 64
-        promises().admit(request(ttft=1.5, prompt=640), 640, [])
+        slo_admission().admit(request(ttft=1.5, prompt=640), 640, [])
 
 
-def test_nothing_is_refused_that_was_not_promised():
-    made = promises(max_num_seqs=1)
+def test_requests_without_slo_are_never_refused():
+    made = slo_admission(max_num_seqs=1)
     for i in range(100):
         made.admit(request(str(i)), 4, [decoding("a")])
     easy = SloAdmission(TIMES, strict=False, paced=True, max_num_seqs=1)
@@ -118,9 +118,9 @@ events = st.lists(
 
 @settings(deadline=None)
 @given(events, st.booleans())
-def test_a_step_for_all_is_never_longer_than_the_tightest_target(events, paced):
+def test_a_step_for_all_is_never_longer_than_the_tightest_slo(events, paced):
     """In any order of coming and going: an event is a request that comes, or goes if it is there."""
-    made, kept = promises(paced), {}
+    made, kept = slo_admission(paced), {}
     for number, tpot, gain, drafts, overhead in events:
         if number in kept:
             made.release(str(number))

@@ -27,7 +27,7 @@ def test_a_full_batch_starts_at_once_and_runs_to_its_end():
     for name, length in zip("abcd", (1, 3, 2, 5), strict=True):
         run.add(name, length)
     assert run.steps(1) == "abc"
-    run.add("e", 1)  # a leaves a seat free, but the batch has begun
+    run.add("e", 1)  # a leaves a slot free, but the batch has begun
     assert run.steps(3) == "bc b de"  # d has waited for longer than the timeout
 
 
@@ -91,7 +91,7 @@ def test_no_more_run_than_may():
     assert run.steps(2) == "ab cd"
 
 
-def test_cancelled_requests_leave_no_seat_behind():
+def test_cancelled_requests_free_their_slots():
     run = dynamic(tokens=8, size=2)
     run.add("a", 2, prompt=8)
     run.add("b", 2)

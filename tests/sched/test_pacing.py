@@ -1,6 +1,9 @@
-"""Who decodes while some have a target for the time per output token."""
+"""Which requests decode in a step while some have an SLO for the time per output token."""
 
 from __future__ import annotations
+
+from typing import Literal
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,6 +21,8 @@ from jaxspec.sched.sim.workload import Workload
 from jaxspec.sched.slo import Slo
 from jaxspec.sched.timing import StepTimes
 
+PaceKind = Literal["fcfs", "stta", "deadline"]
+PACES: tuple[PaceKind, ...] = ("fcfs", "stta", "deadline")
 #: 10 ms and 2 ms a token.
 TIMES = {n: 1e-3 * (10 + 2 * n) for n in range(1, 257)}
 
@@ -29,18 +34,18 @@ def decoding(number: int, tpot: float | None, output: int = 1, first: float = 0.
     )
 
 
-def made(kind: str, times: StepTimes | None = None) -> pace.DecodeThrottle:
+def made(kind: PaceKind, times: StepTimes | None = None) -> pace.DecodeThrottle:
     chosen = pace.build(PolicyConfig(pace=kind, prompt_patience_ms=500), times or StepTimes(TIMES))
     assert chosen is not None
     return chosen
 
 
-def throttled(kind: str, requests: list[Request], now: float = 0.0) -> list[str]:
+def throttled(kind: PaceKind, requests: list[Request], now: float = 0.0) -> list[str]:
     return sorted(made(kind).choose(requests, None, now).throttled)
 
 
-def test_a_step_is_kept_within_the_tightest_target():
-    """20 ms hold five tokens: the first five to come, or those nearest to missing theirs, those without target last."""
+def test_a_step_is_kept_within_the_tightest_slo():
+    """20 ms hold five tokens: the first five to arrive, or those nearest to missing their SLO, others last."""
     requests = [decoding(i, 0.2) for i in range(4)] + [decoding(4, None)] + [decoding(i, 0.02) for i in (5, 6, 7)]
     assert throttled("fcfs", requests) == ["4", "6", "7"]
     assert throttled("stta", requests) == ["2", "3", "4"]
@@ -51,15 +56,15 @@ def test_a_step_is_kept_within_the_tightest_target():
         pace.build(PolicyConfig(pace="stta"), None)
 
 
-def test_nobody_rests_where_that_shortens_nothing():
-    """A step takes 10 ms up to 64 tokens: with a target of 8 ms to rest is of no use, unless there are more of them."""
+def test_no_request_is_throttled_where_that_shortens_nothing():
+    """A step takes 10 ms up to 64 tokens: with a TPOT of 8 ms throttling is useless below 64 requests."""
     plateau = StepTimes({n: 10e-3 if n <= 64 else 20e-3 for n in range(1, 257)})
     requests = [decoding(i, 0.008) for i in range(70)]
-    for kind in ("fcfs", "stta", "deadline"):
+    for kind in PACES:
         assert len(made(kind, plateau).choose(requests, None, 0.0).throttled) == 6
 
 
-def test_prompts_leave_steps_to_drafts_until_those_in_a_hurry_are_ahead():
+def test_prompts_leave_steps_to_drafts_until_urgent_requests_have_slack():
     """What is left of a step belongs to the drafts; prompts that have waited long get every fourth step."""
     chosen = made("deadline")
     prompt = Request("p", 100, [0] * 100, 10, 0.0)
@@ -75,28 +80,28 @@ def test_prompts_leave_steps_to_drafts_until_those_in_a_hurry_are_ahead():
 
 
 def test_credit_is_spent():
-    """Whoever is ahead of the target leaves time for the others: 40 ms hold fifteen tokens."""
+    """Requests ahead of their SLO leave time for the others: 40 ms hold fifteen tokens."""
     requests = [decoding(i, 0.0205, output=3) for i in range(3)] + [decoding(i, 0.5) for i in range(3, 20)]
     assert len(throttled("stta", requests, 0.02)) == 15
     assert len(throttled("deadline", requests, 0.02)) == 5
 
 
-def test_a_hopeless_request_is_no_reason_to_hurry():
-    """One second behind with nine tokens to go, at a target of 15 ms: it waits with those that have none."""
+def test_a_request_that_cannot_meet_its_slo_is_not_urgent():
+    """One second behind with nine tokens to go, at a TPOT of 15 ms: it waits with those that have no SLO."""
     lost = decoding(0, 0.015, output=1, limit=10)
     others = [decoding(i, 0.03, first=1.0) for i in range(1, 12)]
     assert throttled("deadline", [lost, *others], 1.0) == ["0", "11"]
     assert "0" not in throttled("stta", [lost, *others], 1.0)
 
 
-def test_nobody_rests_for_long():
+def test_no_request_is_throttled_for_long():
     chosen = made("deadline")
     requests = [decoding(0, None), *(decoding(i, 0.02) for i in range(1, 7))]
     throttled = [("0" in chosen.choose(requests, None, 0.0).throttled) for _ in range(40)]
     assert throttled.count(False) == 2 and not throttled[16] and not throttled[33]
 
 
-def test_prompts_wait_for_those_in_a_hurry_but_not_for_long():
+def test_prompts_wait_for_urgent_requests_but_not_for_long():
     chosen = made("deadline")
     prompt = Request("p", 100, [0] * 100, 10, 0.0)
     assert chosen.choose([decoding(i, 0.02) for i in range(5)], prompt, 0.0).prompt_tokens == 0
@@ -108,11 +113,9 @@ def test_prompts_wait_for_those_in_a_hurry_but_not_for_long():
 
 
 @settings(deadline=None, max_examples=40)
-@given(
-    st.integers(0, 2**32), st.sampled_from(["none", "fcfs", "stta", "deadline"]), st.sampled_from(["mixed", "first"])
-)
+@given(st.integers(0, 2**32), st.sampled_from(["none", *PACES]), st.sampled_from(["mixed", "first"]))
 def test_every_request_ends(seed, kind, prefill):
-    """Whatever the targets, under memory pressure too; no page is lost."""
+    """With any SLOs, under memory pressure too; no page is lost."""
     rng = np.random.default_rng(seed)
     n = 25
     policy = PolicyConfig(pace=kind, prefill=prefill)
@@ -122,14 +125,14 @@ def test_every_request_ends(seed, kind, prefill):
     arrival = np.sort(rng.uniform(0, 2, n))
     scheduled = Workload(arrival, rng.integers(1, 90, n), rng.integers(1, 60, n), np.full(n, np.nan))
     simulation = Simulation(scheduler, scheduled, Linear(step=10e-3, token=2e-3))
-    made = simulation._request
+    made, limits = simulation._request, (None, 0.012, 0.03, 0.2)
 
-    def with_target(i, *args):
+    def with_slo(i, *args):
         request = made(i, *args)
-        request.slo = Slo(*rng.choice([None, 0.012, 0.03, 0.2], 2))
+        request.slo = Slo(*(limits[int(n)] for n in rng.integers(len(limits), size=2)))
         return request
 
-    simulation._request = with_target
-    served = simulation.run()
+    with patch.object(simulation, "_request", with_slo):
+        served = simulation.run()
     assert np.isfinite(served.finished).all() and pool.num_free == 24
     assert (served.jct < 60).all()

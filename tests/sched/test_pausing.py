@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from helpers.steps import Steps
 from jaxspec.sched import RequestStatus
 
 
-def priority(**more: int) -> Steps:
+def priority(**more: Any) -> Steps:
     return Steps(order="priority", **more)
 
 
-def test_a_paused_request_goes_on_where_it_stood():
+def test_a_paused_request_continues_where_it_stopped():
     run = priority()
     low = run.add("low", 6, prompt=9, priority=1)
     run.steps(3)
@@ -75,7 +77,7 @@ def test_no_more_are_paused_than_the_step_has_tokens_for():
         run.add(name, 5, prompt=30)
     plan = run.plan()
     assert len(plan.paused) == 1 and sum(w.count for w in plan.scheduled) == 8
-    assert len(plan.scheduled) == 4  # three go on decoding, w's prompt gets the rest
+    assert len(plan.scheduled) == 4  # three continue decoding, w's prompt gets the remaining tokens
     run.answer(plan)
     assert run.finish()
 
@@ -91,7 +93,7 @@ def test_a_long_prompt_does_not_keep_the_step_from_those_before_it(max_num_seqs:
     assert run.finish() == ["high", "long"]
 
 
-def test_a_request_in_want_of_pages_takes_them_from_later_ones_although_a_seat_is_free():
+def test_a_request_that_lacks_pages_takes_them_from_later_ones_although_a_slot_is_free():
     run = Steps(seqs=2, pages=8, order="priority")
     low = run.add("low", 8, prompt=20, priority=1)
     run.step()
@@ -102,7 +104,7 @@ def test_a_request_in_want_of_pages_takes_them_from_later_ones_although_a_seat_i
     assert run.finish() == ["high", "low"]
 
 
-def test_nobody_is_paused_for_one_that_would_not_fit_even_so():
+def test_no_request_is_paused_for_one_that_would_still_not_fit():
     run = Steps(seqs=2, pages=8, order="priority")
     run.add("pin", 9, prompt=15, priority=-9)
     run.add("low", 9, prompt=3, priority=1)

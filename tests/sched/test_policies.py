@@ -1,4 +1,4 @@
-"""What every policy promises under any workload, kept by a device made of dictionaries."""
+"""Properties that hold for every policy under any workload, on a fake device with paged memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_preemption_loses_nothing(order: str, data: st.DataObject, jobs: list[Jo
 @pytest.mark.parametrize("pace", PACES[1:])
 @settings(max_examples=100, deadline=None)
 @given(st.data(), many, st.integers(0, 99))
-def test_resting_loses_nothing(pace: str, data: st.DataObject, jobs: list[Job], seed: int):
+def test_throttling_loses_nothing(pace: str, data: st.DataObject, jobs: list[Job], seed: int):
     drive(data, jobs, seed, pace=pace).run()
 
 
@@ -67,7 +67,7 @@ def test_the_same_events_lead_to_the_same_decisions(data: st.DataObject, jobs: l
 
 @pytest.mark.parametrize("order", PREEMPTIVE)
 def test_the_properties_meet_switches_and_lost_pages(order: str):
-    """The workloads above would prove little if nobody were ever paused, or nobody paused lost its pages."""
+    """The workloads above pause requests, and take pages from paused ones: else they would prove little."""
     switches = preempted = lost = 0
     for seed in range(20):
         random = Random(seed)
@@ -89,7 +89,7 @@ def test_the_properties_meet_switches_and_lost_pages(order: str):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_with_aging_nobody_starves(order: str):
+def test_with_aging_no_request_starves(order: str):
     """Short requests of high priority come without end; a long one of low priority ends all the same."""
     policy = PolicyConfig.model_validate(
         {"order": order, "predictor": "oracle", "aging_ms": 10_000, "las": {"quantum_ms": 0}}

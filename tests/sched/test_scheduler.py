@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from jaxspec.sched import PagePool, Plan, QueueFull, Request, RequestResult, RequestStatus, Scheduler, SchedulerConfig
+from jaxspec.sched.plan_builder import PlanBuilder
 from jaxspec.sched.token_budget import TokenBudget
 
 PAGE = 4
@@ -171,7 +172,7 @@ def test_prompt_logprobs_pass_by_the_cache_and_take_a_logit_slot_a_token():
     assert [scheduled.logit_rows for scheduled in sched.plan(0.0).scheduled] == [1, 1, 1]
 
 
-def test_nobody_is_admitted_behind_one_that_took_all_logit_slots():
+def test_no_request_is_admitted_after_one_that_took_all_logit_rows():
     sched = scheduler(slots=4)
     add(sched, "a", 6, prompt_logprobs=True, reuse_prefix=False)
     add(sched, "b", 3)
@@ -195,7 +196,7 @@ def test_decoding_is_served_before_prefill_and_else_in_order():
         request.computed = 2
     sched = scheduler()
     sched.running = [prefilling[0], decoding[0], prefilling[1], decoding[1]]
-    assert sched._service() == decoding + prefilling
+    assert PlanBuilder(sched, 0.0)._service_order() == decoding + prefilling
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
@@ -215,7 +216,7 @@ def test_cancelling_frees_everything(in_flight: bool):
     sched.pool.check([])
 
 
-def test_a_cancelled_id_may_come_again_while_its_step_is_in_flight():
+def test_a_cancelled_id_may_come_again_while_its_step_runs():
     sched = scheduler()
     add(sched, "a", 6)
     plan = sched.plan(0.0)
@@ -235,7 +236,7 @@ def test_several_tokens_of_one_outcome_commit_the_drafts_among_them():
     plan = sched.plan(0.0)
     assert shares(plan) == [("a", 7, 1)]
     with pytest.raises(ValueError, match="pages"):
-        sched.update(plan, [RequestResult((7, 8))], 0.0)  # nobody planned a third page
+        sched.update(plan, [RequestResult((7, 8))], 0.0)  # no third page was planned
 
 
 @pytest.mark.parametrize(
@@ -276,7 +277,7 @@ def test_a_request_may_end_before_its_max_tokens_and_without_a_token():
 @pytest.mark.parametrize(("prompt", "max_tokens"), [(0, 1), (4, 0), (95, 6), (20, 13)])
 def test_what_could_never_run_is_refused(prompt: int, max_tokens: int):
     sched = scheduler(pages=8 if prompt == 20 else 64)
-    with pytest.raises(ValueError, match=r"a request starts with|the limit is|the KV pool holds"):
+    with pytest.raises(ValueError, match=r"a new request needs|the limit is|the KV pool holds"):
         add(sched, "a", prompt, max_tokens)
     assert not sched.has_work
 

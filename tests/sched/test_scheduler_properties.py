@@ -1,4 +1,4 @@
-"""What the scheduler promises under any workload, kept by a device made of dictionaries."""
+"""Properties of the scheduler under any workload, on a fake device with paged memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def schedulers(draw: st.DrawFn, longest: int) -> Scheduler:
 
 
 class Drive:
-    """Steps a scheduler and a device through jobs and holds every plan against the promises."""
+    """Steps a scheduler and a device through jobs and checks every plan."""
 
     def __init__(self, scheduler: Scheduler, jobs: list[Job], drafts: Random | None) -> None:
         self.scheduler, self.jobs = scheduler, jobs
@@ -40,12 +40,12 @@ class Drive:
         while now <= 45 or self.scheduler.has_work:
             assert now < patience, "no end"
             self._arrive(now)
-            self._cancel(now, in_flight=False)
+            self._cancel(now, during_step=False)
             plan = self._plan(now)
-            flight = self.device.launch(plan)
-            self._cancel(now, in_flight=True)
+            pending = self.device.launch(plan)
+            self._cancel(now, during_step=True)
             before = {scheduled.request.id: len(scheduled.request.tokens) for scheduled in plan.scheduled}
-            results = self.device.read(flight)
+            results = self.device.read(pending)
             self.scheduler.update(plan, results, float(now))
             for scheduled, result in zip(plan.scheduled, results, strict=True):
                 request, gone = scheduled.request, scheduled.request.id in self.cancelled
@@ -64,9 +64,9 @@ class Drive:
                 self.requests[request.id] = request
                 self.scheduler.add(request, float(now))
 
-    def _cancel(self, now: int, in_flight: bool) -> None:
+    def _cancel(self, now: int, during_step: bool) -> None:
         for i, job in enumerate(self.jobs):
-            if job.cancel is not None and job.arrival + job.cancel == now and job.in_flight == in_flight:
+            if job.cancel is not None and job.arrival + job.cancel == now and job.during_step == during_step:
                 there = self.requests[str(i)].status is not RequestStatus.FINISHED
                 assert self.scheduler.cancel(str(i), float(now)) == there
                 if there:
@@ -99,7 +99,7 @@ class Drive:
         return plan
 
     def _check_writes(self, plan: Plan) -> None:
-        """Work goes on where its request stands, in pages that it has and that nobody else holds or finds."""
+        """A step continues at `computed`, in pages of its request that no other request holds or can find by prefix."""
         pool = self.scheduler.pool
         holders = Counter(page for request in self.scheduler.running for page in request.pages)
         for scheduled in plan.scheduled:

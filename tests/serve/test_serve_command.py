@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -17,7 +18,9 @@ from helpers import checkpoints
 from helpers.fakes import RECITED
 from helpers.paths import TESTS
 from helpers.serving import eventually
+from jaxspec.serve import run
 from jaxspec.serve.__main__ import main
+from jaxspec.serve.run import bind
 
 BAD = [
     (["--port", "x"], "--port"),
@@ -42,6 +45,14 @@ BAD = [
     (["--set", "path=x"], "'path'"),
     (["--model", "/no/such.gguf", "--port", "0"], "/no/such.gguf"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _close_sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`main` leaves its socket to the end of the process when the engine cannot be loaded."""
+    with ExitStack() as sockets:
+        monkeypatch.setattr(run, "bind", lambda host, port: sockets.enter_context(bind(host, port)))
+        yield
 
 
 @pytest.mark.parametrize(("argv", "word"), BAD, ids=[" ".join(argv) for argv, _ in BAD])
@@ -106,17 +117,16 @@ def started(request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[s
     """A server process with the fake engine, and its URL. The parameter is its drain timeout, or (seconds of a step,
     drain timeout)."""
     step, drain = request.param if isinstance(request.param, tuple) else (0.01, request.param)
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", PROGRAM % (step, drain)], cwd=TESTS, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout is not None
-    greeting = process.stdout.readline()
-    assert "fake at http://127.0.0.1:" in greeting
-    assert "curl" in process.stdout.readline()
-    yield process, greeting.split(" at ")[1].split()[0]
-    process.kill()
-    process.wait()
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        greeting = process.stdout.readline()
+        assert "fake at http://127.0.0.1:" in greeting
+        assert "curl" in process.stdout.readline()
+        yield process, greeting.split(" at ")[1].split()[0]
+        process.kill()
 
 
 @pytest.mark.parametrize("started", [20], indirect=True)
@@ -170,7 +180,7 @@ def test_the_second_signal_ends_all_at_once(started: tuple[subprocess.Popen[str]
         assert process.returncode == 128 + sig
         assert all(stream.result() for stream in streams)
     again = "Ctrl-C again" if sig == signal.SIGINT else "a second signal"
-    assert said == f"shutting down: 9 requests may finish (up to 60 s); {again} ends at once\n"
+    assert said == f"shutting down: waiting up to 60 s for 9 requests; {again} stops at once\n"
 
 
 @pytest.mark.parametrize("started", [(600, 60)], indirect=True)

@@ -37,8 +37,9 @@ def http(url: str) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def client(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 # -- completions -------------------------------------------------------------------------------------------------------
@@ -100,7 +101,7 @@ def test_a_stream_never_cuts_a_character(http: httpx.Client) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_stop_string(client: openai.OpenAI, stream: bool) -> None:
     for include, end in ((False, ""), (True, "sagt:")):
-        answer = client.completions.create(
+        answer: Any = client.completions.create(
             model="fake", prompt="x", stop=["sagt:", "nie"], max_tokens=200, stream=stream,
             extra_body={"include_stop_str_in_output": include},
         )  # fmt: skip
@@ -112,7 +113,7 @@ def test_stop_string(client: openai.OpenAI, stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_completion_logprobs_and_echo(client: openai.OpenAI, stream: bool) -> None:
-    answer = client.completions.create(
+    answer: Any = client.completions.create(
         model="fake", prompt="abc", max_tokens=18, logprobs=2, echo=True, stream=stream, seed=0
     )
     choices = [c for chunk in answer for c in chunk.choices] if stream else answer.choices
@@ -174,7 +175,7 @@ def test_chat_stream(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_chat_logprobs(client: openai.OpenAI, stream: bool) -> None:
-    answer = client.chat.completions.create(
+    answer: Any = client.chat.completions.create(
         model="fake", messages=CHAT, max_tokens=17, logprobs=True, top_logprobs=3, stream=stream
     )
     choices = [c for chunk in answer for c in chunk.choices] if stream else answer.choices
@@ -209,7 +210,7 @@ def test_fields_reach_the_engine(http: httpx.Client, engine: FakeEngine) -> None
     assert (params.seed, list(params.stop), list(params.stop_token_ids)) == (11, ["zzz"], [3])
     assert params.ignore_eos
     assert not params.skip_special_tokens
-    assert engine.targets[-1] == Slo(tpot=0.0205, ttft=0.1)
+    assert engine.slos[-1] == Slo(tpot=0.0205, ttft=0.1)
 
 
 # -- other routes ------------------------------------------------------------------------------------------------------

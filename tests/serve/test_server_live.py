@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import openai
@@ -23,29 +25,34 @@ CHAT: list = [{"role": "user", "content": "What is the capital of France? Answer
 SETTINGS = ("max_num_batched_tokens=64", "token_buckets=[1,16,64]", "max_model_len=1024", "kv_cache_tokens=16384")
 
 
-def start(stderr: int | None = None) -> tuple[subprocess.Popen[str], str]:
-    """-> the server's process, and its URL once it answers."""
+@contextmanager
+def started(stderr: int | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start a server; yields its process and its base URL. The process is killed at the end if it still runs."""
     sets = [word for setting in SETTINGS for word in ("--set", setting)]
     command = [sys.executable, "-m", "jaxspec.serve", "--port", "0", *sets]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
-    assert process.stdout is not None
-    greeting = process.stdout.readline()
-    url = re.search(r"http://\S+", greeting)
-    assert url, f"the server did not start: {greeting!r}"
-    return process, url[0]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
+        try:
+            assert process.stdout is not None
+            greeting = process.stdout.readline()
+            url = re.search(r"http://\S+", greeting)
+            assert url, f"the server did not start: {greeting!r}"
+            yield process, url[0]
+        finally:
+            process.kill()
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    process, url = start()
-    yield url
-    process.terminate()
-    assert process.wait(timeout=60) == 0
+    with started() as (process, url):
+        yield url
+        process.terminate()
+        assert process.wait(timeout=60) == 0
 
 
 @pytest.fixture(scope="module")
-def client(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        yield client
 
 
 def metrics(url: str) -> dict[str, float]:
@@ -109,7 +116,7 @@ def test_stop_string(client: openai.OpenAI, model: str) -> None:
 def test_errors(client: openai.OpenAI, model: str) -> None:
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="gpt-9", prompt="x")
-    for bad, param in (
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"prompt": ""}, "prompt"),
         ({"prompt": [10**6]}, "prompt"),
         ({"prompt": "x " * 2000}, "prompt"),
@@ -118,7 +125,8 @@ def test_errors(client: openai.OpenAI, model: str) -> None:
         ({"prompt": "x", "temperature": "hot"}, "temperature"),
         ({"prompt": "x", "logit_bias": {"1000000": 1}}, "logit_bias"),
         ({"prompt": "x", "extra_body": {"stop_token_ids": [10**6]}}, "stop_token_ids"),
-    ):
+    ]
+    for bad, param in refused:
         with pytest.raises(openai.BadRequestError) as caught:
             client.completions.create(model=model, **bad)
         assert caught.value.param == param
@@ -147,7 +155,7 @@ def test_many_streams_some_cut(url: str, model: str) -> None:
                 await stream.close()
                 break
             tokens = chunk.usage.completion_tokens if chunk.usage else tokens
-            reason = (chunk.choices and chunk.choices[0].finish_reason) or reason
+            reason = (chunk.choices[0].finish_reason if chunk.choices else None) or reason
         return tokens, reason
 
     async def crowd() -> list[tuple[int, str | None]]:
@@ -164,41 +172,41 @@ def test_many_streams_some_cut(url: str, model: str) -> None:
 
 
 def test_sigterm_drains() -> None:
-    process, url = start()
-    with httpx.Client(base_url=url, timeout=60) as http:
-        body = {"prompt": "The", "max_tokens": 200, "ignore_eos": True, "stream": True}
-        with http.stream("POST", "/v1/completions", json=body) as stream:
-            events = stream.iter_lines()
-            next(events)
-            process.send_signal(signal.SIGTERM)
-            eventually(lambda: httpx.get(f"{url}/health").status_code == 503)
-            refused = httpx.post(f"{url}/v1/completions", json=body)
-            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
-            rest = [e for e in events if e]
-    assert '"finish_reason":"length"' in rest[-2]
-    assert rest[-1] == "data: [DONE]"
-    assert process.wait(timeout=60) == 0
+    with started() as (process, url):
+        with httpx.Client(base_url=url, timeout=60) as http:
+            body = {"prompt": "The", "max_tokens": 200, "ignore_eos": True, "stream": True}
+            with http.stream("POST", "/v1/completions", json=body) as stream:
+                events = stream.iter_lines()
+                next(events)
+                process.send_signal(signal.SIGTERM)
+                eventually(lambda: httpx.get(f"{url}/health").status_code == 503)
+                refused = httpx.post(f"{url}/v1/completions", json=body)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+                rest = [e for e in events if e]
+        assert '"finish_reason":"length"' in rest[-2]
+        assert rest[-1] == "data: [DONE]"
+        assert process.wait(timeout=60) == 0
 
 
 def test_a_second_ctrl_c_ends_running_streams_without_noise() -> None:
-    process, url = start(stderr=subprocess.PIPE)
-    body = {"prompt": "The", "max_tokens": 900, "ignore_eos": True, "stream": True}
+    with started(stderr=subprocess.PIPE) as (process, url):
+        body = {"prompt": "The", "max_tokens": 900, "ignore_eos": True, "stream": True}
 
-    def cut() -> bool:
-        try:
-            with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as stream:
-                return not any(line == "data: [DONE]" for line in stream.iter_lines())
-        except httpx.TransportError:
-            return True
+        def cut() -> bool:
+            try:
+                with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as stream:
+                    return not any(line == "data: [DONE]" for line in stream.iter_lines())
+            except httpx.TransportError:
+                return True
 
-    with ThreadPoolExecutor(6) as pool:
-        streams = [pool.submit(cut) for _ in range(6)]
-        eventually(lambda: metrics(url)["num_requests_running"] == 6)
-        process.send_signal(signal.SIGINT)
-        eventually(lambda: httpx.get(f"{url}/health").status_code == 503)
-        process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=20)[1]
-        assert all(stream.result() for stream in streams)
-    assert process.returncode == 130
-    assert "Traceback" not in said and "ERROR" not in said
-    assert "6 requests may finish (up to 30 s); Ctrl-C again ends at once" in said
+        with ThreadPoolExecutor(6) as pool:
+            streams = [pool.submit(cut) for _ in range(6)]
+            eventually(lambda: metrics(url)["num_requests_running"] == 6)
+            process.send_signal(signal.SIGINT)
+            eventually(lambda: httpx.get(f"{url}/health").status_code == 503)
+            process.send_signal(signal.SIGINT)
+            said = process.communicate(timeout=20)[1]
+            assert all(stream.result() for stream in streams)
+        assert process.returncode == 130
+        assert "Traceback" not in said and "ERROR" not in said
+        assert "waiting up to 30 s for 6 requests; Ctrl-C again stops at once" in said

@@ -26,7 +26,7 @@ def silent() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("path", "body", "_"), REQUESTS)
-def test_it_is_told_on_request(predicting: str, path: str, body: dict[str, Any], _: Any) -> None:
+def test_it_is_reported_on_request(predicting: str, path: str, body: dict[str, Any], _: Any) -> None:
     answer = ask(predicting, path, body | ASKED)
     assert answer["metrics"] == {"predicted_tokens": {7: 7, 28: 30}[answer["usage"]["completion_tokens"]]}
     *others, last = stream(predicting, path, body | ASKED, usage=True)
@@ -36,11 +36,11 @@ def test_it_is_told_on_request(predicting: str, path: str, body: dict[str, Any],
         assert "metrics" not in ask(predicting, path, without)
 
 
-def test_nobody_knows(silent: str) -> None:
+def test_without_a_prediction(silent: str) -> None:
     assert ask(silent, "/v1/completions", {"prompt": "x", **ASKED})["metrics"] == {"predicted_tokens": None}
 
 
-def test_it_stands_beside_speculation() -> None:
+def test_it_is_reported_together_with_speculation() -> None:
     with started(predicted=7.4, draft=["ngram"]) as (_, url):
         metrics = ask(url, "/v1/chat/completions", {"messages": CHAT, **ASKED})["metrics"]
     assert metrics["predicted_tokens"] == 7 and metrics["speculative_decoding"]["proposed"] == 18

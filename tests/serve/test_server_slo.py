@@ -1,4 +1,4 @@
-"""What the server makes of latency targets, and what it tells of them."""
+"""SLOs in the server: how they are read, and how it reports attainment."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ def served() -> Iterator[tuple[FakeEngine, str]]:
     ],
 )
 @pytest.mark.parametrize(("path", "body"), [REQUESTS[0][:2], REQUESTS[2][:2]])
-def test_targets_reach_the_engine(served: tuple[FakeEngine, str], path: str, body: Any, slo: Any, targets: Slo) -> None:
+def test_slos_reach_the_engine(served: tuple[FakeEngine, str], path: str, body: Any, slo: Any, targets: Slo) -> None:
     engine, url = served
     ask(url, path, body | {"slo": slo})
-    assert engine.targets[-1] == targets
+    assert engine.slos[-1] == targets
 
 
-def test_the_configurations_targets_are_those_of_requests_that_name_none() -> None:
+def test_the_default_slo_applies_to_requests_that_name_none() -> None:
     with started(slo=SETTINGS.model_copy(update={"tpot_ms": 50_000})) as (engine, url):
         told = ask(url, "/v1/completions", {"prompt": "x"})["metrics"]["slo"]
         assert (told["tpot_ms"], told["tpot_attained"]) == (50_000, True)
         ask(url, "/v1/completions", {"prompt": "x", "slo": {"ttft_ms": 5}})
         ask(url, "/v1/completions", {"prompt": "x", "slo": {"category": "code"}})
-    assert engine.targets == [Slo(50.0), Slo(50.0, 0.005), Slo(20.0, 90.0)]
+    assert engine.slos == [Slo(50.0), Slo(50.0, 0.005), Slo(20.0, 90.0)]
 
 
-def test_an_unknown_category_is_told_the_known(served: tuple[FakeEngine, str]) -> None:
+def test_an_unknown_category_is_refused_with_the_known_ones(served: tuple[FakeEngine, str]) -> None:
     body = {"prompt": "x", "slo": {"category": "prose"}}
     answer = httpx.post(served[1] + "/v1/completions", json=body, timeout=20)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, "slo.category", "invalid_value")
-    assert error["message"] == "slo.category: 'prose' is unknown; there are: chat, code"
+    assert error["message"] == "slo.category: 'prose' is unknown; known: chat, code"
 
 
 @pytest.mark.parametrize(("path", "body", "_"), REQUESTS)
@@ -105,7 +105,7 @@ def test_prometheus_counts_them() -> None:
     with started() as (_, url):
         requests = {name: value for name, value in metrics(url).items() if name.startswith("slo_requests_total")}
         assert len(requests) == 4 and set(requests.values()) == {0}
-        ask(url, "/v1/completions", {"prompt": "x"})  # without a target
+        ask(url, "/v1/completions", {"prompt": "x"})  # without an SLO
         ask(url, "/v1/completions", {"prompt": "x", "n": 2, "slo": {"tpot_ms": 60_000, "ttft_ms": 60_000}})
         ask(url, "/v1/completions", {"prompt": "x", "slo": {"tpot_ms": 0.001}})
         ask(url, "/v1/completions", {"prompt": "x", "max_tokens": 1, "slo": {"tpot_ms": 0.001}})

@@ -57,8 +57,8 @@ def test_without_a_drafter_there_are_no_such_keys(plain: str, path: str, body: d
 
 
 def test_openais_client_passes_it_on(drafting: str) -> None:
-    client = openai.OpenAI(base_url=f"{drafting}/v1", api_key="none", max_retries=0)
-    answer = client.chat.completions.create(model="fake", messages=CHAT, max_tokens=7)
+    with openai.OpenAI(base_url=f"{drafting}/v1", api_key="none", max_retries=0) as client:
+        answer = client.chat.completions.create(model="fake", messages=CHAT, max_tokens=7)
     assert answer.model_extra == {"metrics": {"speculative_decoding": ONE}}
 
 

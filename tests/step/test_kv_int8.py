@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +29,7 @@ from jaxspec.step.xla import XlaLayers
 PAGE, PAGES, SLOTS = 16, 24, 3
 CONFIG = tiny.config()
 SHAPE = BatchShape(48, 48, SLOTS, 8, written=most_written(48, SLOTS, PAGE))
-BLANKS = BatchBuffers([SHAPE])
+BUFFERS = BatchBuffers([SHAPE])
 LAYERS = {"xla": XlaLayers(), "native": NativeLayers()}
 KV = tuple[np.ndarray, np.ndarray]
 
@@ -41,7 +42,7 @@ def commit(kind: str) -> Any:
     def step(pool: Int8KVCache, buffer: jax.Array, new: KV, accepted: jax.Array) -> Int8KVCache:
         return layers.commit(pool, new, Batch.unpack(buffer, SHAPE), accepted, accepted)
 
-    return jax.jit(step, donate_argnums=0)
+    return jax.jit(chex.assert_max_traces(step, n=len(LAYERS)), donate_argnums=0)  # chex counts both kinds as one
 
 
 @lru_cache
@@ -61,13 +62,14 @@ def attention(kind: str) -> Any:
 
 
 @jax.jit
+@chex.assert_max_traces(n=1)
 def read(pool: Int8KVCache, layer: jax.Array, pages: jax.Array) -> tuple[Any, Any]:
     """Keys and values of these pages, and the steps of both."""
     return pool.read(layer, pages), (pool.key_scale[layer, pages], pool.value_scale[layer, pages])
 
 
 class Requests:
-    """Texts that grow step by step over a pool of their own, beside what was computed for them."""
+    """Texts that grow step by step over a pool of their own, with the exact KV next to it."""
 
     def __init__(self, seed: int, slots: int, kind: str):
         self.kind = kind
@@ -90,7 +92,7 @@ class Requests:
             while len(pages) * PAGE < held + nodes:
                 pages.append(self.free.pop())
             trees.append(Tree.chain([0] * nodes, held, np.asarray(pages, np.int32), SamplingInputs()))
-        packed = pack(trees, [SHAPE], BLANKS, PAGE, self.opened)
+        packed = pack(trees, [SHAPE], BUFFERS, PAGE, self.opened)
         shape = (CONFIG.num_layers, SHAPE.tokens, CONFIG.num_kv_heads, CONFIG.head_dim)
         size = 10.0 ** self.rng.uniform(-2, 2, shape[2:])
         new = tuple((self.rng.normal(size=shape) * size).astype(np.float32) for _ in range(2))
@@ -154,11 +156,12 @@ def test_both_ways_to_attend_to_it_agree() -> None:
     for _ in range(3):
         requests.step({key: (14, 14) for key in range(3)})
     trees = [Tree.chain([0] * 4, 42, np.asarray(requests.pages[key], np.int32), SamplingInputs()) for key in range(2)]
-    packed = pack(trees, [SHAPE], BLANKS, PAGE, requests.opened)
+    packed = pack(trees, [SHAPE], BUFFERS, PAGE, requests.opened)
     sizes = ((CONFIG.num_heads, CONFIG.head_dim), *((CONFIG.num_kv_heads, CONFIG.head_dim),) * 2)
     qkv = [requests.rng.normal(size=(SHAPE.tokens, *size)).astype(np.float32) for size in sizes]
     out = [np.asarray(attention(kind)(requests.pool, packed.buffer, *qkv))[:8] for kind in ("xla", "native")]
-    np.testing.assert_allclose(out[0], out[1], rtol=1e-4, atol=1e-4)
+    chex.assert_tree_all_finite(out)  # what was not written is NaN
+    chex.assert_trees_all_close(out[0], out[1], rtol=1e-4, atol=1e-4)
 
 
 def test_bytes_of_a_token() -> None:
@@ -170,14 +173,24 @@ def test_bytes_of_a_token() -> None:
 
 def test_the_books_of_open_pages() -> None:
     books = OpenPages(2)
-    slots, again = books.assign([([5, 6], False), ([7], False)])
+    slots, again = books.assign([([5, 6], False, None), ([7], False, None)])
     assert len(set(slots.tolist())) == 2 and not again.any()
-    next_slots, again = books.assign([([7], True), ([6], True)])  # the second went on to its next page
+    next_slots, again = books.assign([([7], True, None), ([6], True, 5)])  # the second went on to its next page
     assert next_slots.tolist() == slots[::-1].tolist() and not again.any()
-    assert books.assign([([9], False)])[0] == slots[1]  # of the one that was used first
-    assert books.assign([([7], True)])[1].all()
+    assert books.assign([([9], False, None)])[0] == slots[1]  # of the one that was used first
+    assert books.assign([([7], True, None)])[1].all()
     books.forget([7])
-    assert books.assign([([7], True)])[1].all() and not books.assign([([7], True)])[1].any()
+    assert books.assign([([7], True, None)])[1].all() and not books.assign([([7], True, None)])[1].any()
+
+
+@pytest.mark.parametrize("kind", ["xla", "native"])
+def test_a_new_page_takes_the_open_page_of_the_full_one(kind: str) -> None:
+    """Request 0 fills a page and begins the next: it must not take the open page of request 1, whose page would be
+    rounded a second time."""
+    requests = Requests(0, SLOTS, kind)
+    for step in ({0: (1, 1)}, {0: (1, 1), 1: (1, 1)}, {0: (16, 9)}, {2: (1, 1), 0: (5, 5)}, {0: (1, 1)}, {1: (1, 1)}):
+        requests.step(step)
+        requests.check()
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +18,7 @@ both = jax.jit(lambda x, axis: (q := quantize(x, axis), dequantize(q, axis)), st
 
 def check(x: np.ndarray, q: Quantized, back: np.ndarray, axis: int) -> None:
     """The bounds of every channel of `x`."""
+    chex.assert_shape([q.scale, q.zero], tuple(np.delete(x.shape, axis).tolist()))
     scale, error = np.asarray(q.scale, np.float32), np.abs(x - back)
     spread, far = np.ptp(x, axis), np.abs(x).max(axis)
     rounded = 2e-7 * far + 1e-30  # float32's own
@@ -49,7 +51,7 @@ def test_spread_evenly_the_mean_error_is_a_quarter_of_a_step() -> None:
 def test_constant_channels_and_what_lies_on_the_grid_come_back() -> None:
     x = np.repeat(np.array([[0.0], [3.25], [-1e4], [1e-6]], np.float32), 16, 1)
     _, back = both(x, -1)
-    np.testing.assert_allclose(np.asarray(back), x, rtol=4e-3 / 32)
+    chex.assert_trees_all_close(back, x, rtol=4e-3 / 32)
     once = both(np.random.default_rng(1).normal(size=(6, 32)).astype(np.float32), -1)[1]
     q, twice = both(once, -1)
     assert (np.abs(np.asarray(twice) - np.asarray(once)) <= np.asarray(q.scale, np.float32)[:, None] / 2).all()
@@ -64,7 +66,7 @@ def test_what_is_not_there_does_not_count(data: Any) -> None:
     x[:, there:] = data.draw(st.sampled_from([np.nan, np.inf, 1e20, 0.0]))
     q = quantize(jnp.asarray(x), -1, jnp.arange(16) < there)
     back = np.asarray(dequantize(q, -1))
-    assert np.isfinite(back).all()
+    chex.assert_tree_all_finite(back)
     if there:
         check(x[:, :there], q, back[:, :there], -1)
 

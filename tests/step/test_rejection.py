@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import scipy.stats
 
 from helpers import tiny
-from helpers.fakes import ByteTokenizer
+from helpers.fakes import ByteTokenizer, as_tokenizer
 from jaxspec import LLM, SamplingParams
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.draft.growth import Draws
@@ -80,6 +81,8 @@ def test_the_rule_by_itself(children: int) -> None:
     batch = batch._replace(children=jnp.asarray(tokens), drawn_from=jnp.arange(DRAWS))
     drawn = Drawn(rows[:, None], jnp.asarray(vocab))
     left, taken = verify(jnp.broadcast_to(7 * p, (DRAWS, VOCAB)), batch, drawn)
+    chex.assert_shape(left, (DRAWS, VOCAB))
+    chex.assert_tree_all_finite(left)
     token = np.where(taken >= 0, taken, race(left, clocks(batch.seed, position, VOCAB)))
     assert fits(np.bincount(token, minlength=VOCAB), p) > 1e-3
     share = float((taken >= 0).mean())
@@ -127,7 +130,7 @@ def small() -> LoadedModel:
     c = tiny.config(vocab_size=VOCAB, eos_token_ids=())
     weights = tiny.weights(c, seed=3)
     weights["embed"] /= 12  # flat distributions: many tokens to get wrong
-    return LoadedModel(c, weights, ByteTokenizer(), "small")  # type: ignore[arg-type]
+    return LoadedModel(c, weights, as_tokenizer(ByteTokenizer()), "small")
 
 
 def joint(target: LoadedModel, prompt: list[int], temperature: float) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Filters against their definitions by sorting; sampling against the distribution it is meant to follow."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from jaxspec.step.sampler import clocks, keep, race
 
 VOCAB = 300
-_keep, _clocks = jax.jit(keep), jax.jit(clocks, static_argnums=2)
+_keep, _clocks = jax.jit(chex.assert_max_traces(keep, n=1)), jax.jit(clocks, static_argnums=2)
 
 
 @jax.jit
@@ -66,6 +67,8 @@ def test_samples_follow_the_weights() -> None:
 def test_noise_is_keyed_by_seed_position_and_token() -> None:
     seeds = np.asarray([[1, 0], [1, 0], [2, 0], [1, 1]], np.int32)
     noise = np.asarray(_clocks(jnp.asarray(seeds), jnp.asarray([5, 6, 5, 5]), 5000))
+    chex.assert_shape(noise, (4, 5000))
+    chex.assert_type(noise, jnp.float32)
     np.testing.assert_array_equal(noise[:1], _clocks(jnp.asarray(seeds[:1]), jnp.asarray([5]), 5000))
     for i in range(4):
         assert scipy.stats.kstest(noise[i], "expon").pvalue > 1e-3

@@ -6,6 +6,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +27,7 @@ from jaxspec.step.xla import XlaLayers
 
 PAGE, PAGES = 16, 48
 SHAPES = (BatchShape(16, 16, 4, 12), BatchShape(128, 64, 4, 12))
-BLANKS = BatchBuffers(SHAPES)
+BUFFERS = BatchBuffers(SHAPES)
 LAYERS = {"xla": XlaLayers(), "native": NativeLayers()}
 
 
@@ -55,9 +56,10 @@ class Machine:
         )
 
     def run(self, trees: list[Tree]) -> tuple[Packed, np.ndarray, np.ndarray]:
-        packed = pack(trees, SHAPES, BLANKS, PAGE)
+        packed = pack(trees, SHAPES, BUFFERS, PAGE)
         self.pool, result = self.steps[packed.shape](self.leaves, self.pool, self.table, Drawn.none(), packed.buffer)
         decision = np.asarray(result.decision)
+        chex.assert_shape(decision, (packed.shape.rows + packed.shape.tokens,))
         return packed, decision[: packed.shape.rows], decision[packed.shape.rows :].astype(bool)
 
 
@@ -154,9 +156,11 @@ def test_forest_over_committed_kv(kind: str, window: int | None, data: Any) -> N
                 if fits and len(words) > len(best):
                     best = words
             texts[i] = texts[i] + best  # committed by the step, so the next round reads it
+    whole = np.concatenate([own[: len(text) // PAGE] for text, own in zip(texts, pages, strict=True)])
+    chex.assert_tree_all_finite((np.asarray(m.pool.keys)[:, whole], np.asarray(m.pool.values)[:, whole]))
 
 
 def test_too_large_a_step_is_refused() -> None:
     trees = [Tree.chain(range(200), 0, np.arange(30, dtype=np.int32), SamplingInputs())]
     with pytest.raises(ValueError, match="200 tokens"):
-        pack(trees, SHAPES, BLANKS, PAGE)
+        pack(trees, SHAPES, BUFFERS, PAGE)

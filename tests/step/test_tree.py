@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import chex
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import given, settings
@@ -27,9 +28,9 @@ def test_mask_and_acceptance_equal_a_walk_over_parents(seed: int, sizes: list[in
             known[base + i], parent[base + i] = 0, base + p
 
     mask = np.asarray(ancestors(jnp.asarray(subtree)))
-    accepted = np.asarray(
-        accept(*(jnp.asarray(x, jnp.int32) for x in (token, known, parent, sampled)), jnp.asarray(mask))
-    )
+    chex.assert_shape(mask, (total, total))
+    token_, known_, parent_, sampled_ = (jnp.asarray(x, jnp.int32) for x in (token, known, parent, sampled))
+    accepted = np.asarray(accept(token_, known_, parent_, sampled_, jnp.asarray(mask)))
 
     expected = np.eye(total, dtype=bool)
     for parents, base in zip(trees, first, strict=False):

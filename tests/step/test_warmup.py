@@ -1,4 +1,4 @@
-"""Serving begins with a few programs; the others come beside it, and no request waits for a compilation."""
+"""Serving starts with a few programs; others are compiled in the background, and no request waits for a compilation."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def test_it_serves_before_all_is_compiled_and_drafts_after(held: threading.Event
     """Same tokens with three step sizes and no drafter, while programs arrive, and with all of them."""
     with tiny.llm(compile_in_background=True, **SETTINGS) as llm:
         engine, expected = llm.engine, plain()
-        engine._model_runner.startup_done()  # `plain` compiles, too
+        engine.loop.model_runner.startup_done()  # `plain` compiles, too
         before = engine.stats()
-        assert [s.tokens for s in engine._model_runner.ready] == [1, 64, 96] == engine.step_times.sizes
+        assert [s.tokens for s in engine.loop.model_runner.ready] == [1, 64, 96] == engine.step_times.sizes
         assert 0 < before.programs_ready < before.programs_total
         assert answers(llm) == expected and not engine.warm_up.wait(0)
         assert engine.stats().draft_tokens == engine.stats().compilations_after_warmup == 0
@@ -70,10 +70,11 @@ def test_it_serves_before_all_is_compiled_and_drafts_after(held: threading.Event
                 break
         after = engine.stats()
         assert after.programs_ready == after.programs_total and after.compilations_after_warmup == 0
-        assert engine._model_runner.ready == engine._model_runner.shapes
-        assert engine.step_times.sizes == [s.tokens for s in engine._model_runner.shapes]
+        assert engine.loop.model_runner.ready == engine.loop.model_runner.shapes
+        assert engine.step_times.sizes == [s.tokens for s in engine.loop.model_runner.shapes]
         assert all(profile.measured for profile in engine.profiled)
         assert answers(llm) == expected and engine.stats().compilations_after_warmup == 0
+        assert engine.speculator is not None
         model = engine.speculator.drafters[0]
         assert model.ready and model.seconds(1, 1, 1, 1) > 0
 
@@ -93,7 +94,8 @@ def test_with_a_choice_of_drafters_all_of_them_are_there_at_once() -> None:
     """Who drafts for whom is chosen by what each takes."""
     settings = SETTINGS | dict(token_buckets=[8], draft_choice="lbss", max_num_batched_tokens=8)
     with tiny.llm(compile_in_background=True, **settings) as llm:
-        assert llm.engine.speculator.drafters[0].ready
+        speculator = llm.engine.speculator
+        assert speculator is not None and speculator.drafters[0].ready
 
 
 # -- the order of things, without an engine ------------------------------------------------------------------------
@@ -172,7 +174,7 @@ def test_an_idle_engine_measures_after_a_while() -> None:
     assert profile.measured is not None and warm_up.adopt_ready(busy=False) == float("inf")
 
 
-def test_beside_requests_only_what_has_no_time_is_run_and_rarely() -> None:
+def test_while_requests_run_only_programs_without_a_time_are_measured_and_rarely() -> None:
     clock = Clock()
     warm_up, profile, runs = two_programs(clock)
     assert warm_up.adopt_ready(busy=True) == float("inf")
@@ -186,7 +188,7 @@ def test_beside_requests_only_what_has_no_time_is_run_and_rarely() -> None:
     assert runs == ["new", "third"] and profile.measured is None
 
 
-def test_while_requests_run_the_background_rests_for_longer_than_it_works() -> None:
+def test_while_requests_run_the_background_sleeps_longer_than_it_works() -> None:
     """Bounded in both ways: it works for a fifth of the time, and it goes on."""
     begun: list[float] = []
 

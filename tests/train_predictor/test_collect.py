@@ -98,7 +98,7 @@ def test_a_cut_off_run_writes_what_it_would_have_written(
     prompts.write_text("".join(line for line in prompts.read_text().splitlines(True) if "long" not in line))
     monkeypatch.setattr(collect, "LLM", lambda *_, **__: pytest.fail("nothing is left to ask"))
     assert run(cut, "--history", "own", "--temperature", "0.9", "--limit", "2") == 0
-    assert "answered before" in capsys.readouterr().out
+    assert "already answered" in capsys.readouterr().out
 
 
 def test_a_history_cannot_change_half_way(run: Any, tmp_path: Path, capsys: Any) -> None:

@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import chex
 import numpy as np
 import pytest
+from flax import nnx
 
 from helpers import prompts_with_lengths as texts
+from helpers import tiny
 from helpers.fakes import ByteTokenizer
 from helpers.paths import CONFIGS
 from jaxspec.config import ConfigError
+from jaxspec.draft.distill.origin import Origin
+from jaxspec.models.bert import BertEncoder
+from jaxspec.models.load.bert import LoadedEncoder
+from jaxspec.predict.predictor import clip
 from jaxspec.train_predictor.config import PredictorConfig
-from jaxspec.train_predictor.data import TEST, TRAIN, VALIDATION, Row, batches, corpus, group_of, part_of, read_rows
+from jaxspec.train_predictor.data import (
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Row,
+    batches,
+    corpus,
+    group_of,
+    part_of,
+    prepare,
+    read_rows,
+)
 from jaxspec.train_predictor.evaluate import evaluate, macro_f1
+from jaxspec.train_predictor.train import Trainer
 
 END = ByteTokenizer().end_id
 
@@ -23,6 +43,10 @@ END = ByteTokenizer().end_id
 def write_lines(path: Path, rows: list[Any]) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
+
+
+def settings(**changes: Any) -> PredictorConfig:
+    return PredictorConfig(**{"data": ["unread"], "out": "unread.safetensors", "target": "tiny", **changes})
 
 
 def unread() -> Any:
@@ -63,6 +87,33 @@ def test_answers_in_token_ids_are_decoded_and_known_to_be_cut(tmp_path: Path) ->
     ]  # fmt: skip
     with pytest.raises(ConfigError, match=r"^cap: .*row 2"):
         read_rows([path], ByteTokenizer)  # type: ignore[arg-type]
+
+
+def test_token_ids_of_another_model_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    own = Origin("tiny", "12ab")
+    row = {"prompt_ids": [104], "output_ids": [1, END]}
+    for other, words in (
+        (Origin("rand", "34cd").fields, "answers of rand, not of tiny"),
+        ({"model": "rand"}, "answers of rand, not of tiny"),
+        (Origin("tiny", "34cd").fields, "answers of another model that is also called tiny"),
+    ):
+        path = write_lines(tmp_path / "a.jsonl", [{"prompt": "a", "length": 1}, row | own.fields, row | other])
+        with pytest.raises(ConfigError, match=rf"^data: .*a\.jsonl holds {words}: set another `target`"):
+            read_rows([path], ByteTokenizer, origin=lambda: own)  # type: ignore[arg-type]
+        assert len(read_rows([path], ByteTokenizer, limit=2, origin=lambda: own)) == 2  # type: ignore[arg-type]
+    assert not caplog.records
+    path = write_lines(tmp_path / "a.jsonl", [row, row, row | own.fields])
+    assert len(read_rows([path], ByteTokenizer, origin=lambda: own)) == 3  # type: ignore[arg-type]
+    assert "2 answers name no model" in caplog.text
+
+
+def test_the_target_decides_which_token_ids_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxspec.train_predictor.data.load_model", lambda name: tiny.model())
+    monkeypatch.setattr("jaxspec.train_predictor.data.load_bert", lambda *_: texts.encoder())
+    row = {"prompt_ids": [104], "output_ids": [1, END], "model": "rand", "model_digest": "34cd"}
+    path = write_lines(tmp_path / "a.jsonl", [row])
+    with pytest.raises(ConfigError, match="answers of rand, not of tiny"):
+        prepare(settings(data=[path], longest=32))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +163,7 @@ def test_too_little_data_is_refused() -> None:
     with pytest.raises(ConfigError, match="data: 1 conversations are too few"):
         corpus(rows, lambda text: [1], 0.1, 0.1)
     cut = [Row(str(i), 8, True, str(i)) for i in range(90)]
-    with pytest.raises(ConfigError, match="every answer to train on was cut"):
+    with pytest.raises(ConfigError, match="every training answer was cut"):
         corpus(cut, lambda text: [1], 0.1, 0.1)
 
 
@@ -126,6 +177,18 @@ def test_an_epoch_has_every_row_once_and_like_widths_together() -> None:
     assert [len(g) for g in one].count(8) >= len(one) - 1
     spread = np.mean([np.ptp(widths[g]) for g in one])
     assert spread < 25 < np.ptp(widths), "what is padded is little"
+
+
+def test_rows_are_padded_no_further_than_longest() -> None:
+    """An encoder with 40 positions cannot read the fixed width of 64."""
+    config = replace(texts.encoder().config, max_positions=40)
+    loaded = LoadedEncoder(config, BertEncoder(config, nnx.Rngs(0)), texts.tokenizer())
+    rows = [Row(f"{n} {n * 'tree '}", n, False, str(n)) for n in range(1, 61)]
+    data = corpus(rows, lambda text: clip(loaded.tokenizer, text, 36), 0.2, 0.2)
+    trainer = Trainer(settings(longest=36, batch=4), loaded, data)
+    chex.assert_shape(trainer.vectors(np.arange(60), trainer.state), (60, config.hidden))
+    chex.assert_shape(trainer.batch(np.arange(4)).ids, (4, 32))
+    chex.assert_shape(trainer.batch(np.arange(56, 60)).ids, (4, 36))
 
 
 # Metrics

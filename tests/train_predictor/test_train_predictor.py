@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,7 +101,7 @@ def test_frozen_embeddings_stay_and_the_second_phase_moves_only_the_head(data: C
     after = flat(train.nnx.state(trainer._encoder(trainer.best["encoder"], trainer.rest)))
     changed = {name for name in before if not np.array_equal(before[name], after[name])}
     assert changed and not any(name.startswith(train.EMBEDDINGS) for name in changed)
-    assert all(np.array_equal(before[n], v) for n, v in flat(train.nnx.state(loaded.encoder)).items()), "not its own"
+    chex.assert_trees_all_equal(flat(train.nnx.state(loaded.encoder)), before)  # the loaded encoder is not trained
 
     other = Trainer(settings(freeze_embeddings=True, steps=4, every=4, head_steps=0), loaded, data)
     other.run(tmp_path / "without")
@@ -141,13 +142,13 @@ def test_a_batch_in_pieces_gives_the_same_step(data: Corpus, monkeypatch: pytest
         assert pieces(*batch.ids.shape) == (1 if tokens == 4096 else 4)
         state, loss = trainer._update(trainer.state, trainer.rest, batch, np.int32(0))
         states.append({**flat(state["encoder"]), **flat(state["head"]), "loss": np.asarray(loss)})
-    for name, value in states[0].items():
-        np.testing.assert_allclose(states[1][name], value, rtol=2e-3, atol=1e-5, err_msg=name)
+    chex.assert_trees_all_close(states[1], states[0], rtol=2e-3, atol=1e-5)
 
 
 def test_batches_are_full_and_their_shapes_few(finished: Trainer, data: Corpus) -> None:
     batch = finished.batch(np.asarray([3, 7, 5]))
-    assert batch.ids.shape == (16, 32) and batch.weights.tolist() == [1.0] * 3 + [0.0] * 13
+    chex.assert_shape(batch.ids, (16, 32))
+    assert batch.weights.tolist() == [1.0] * 3 + [0.0] * 13
     for i, row in enumerate((3, 7, 5)):
         assert np.asarray(batch.ids)[i][np.asarray(batch.mask)[i]].tolist() == data.ids[row].tolist()
         assert (batch.length[i], batch.capped[i]) == (data.length[row], data.capped[row])

@@ -1,7 +1,7 @@
-"""The experiments of papers, again: in the simulator, and scaled down on the real engine with --engine.
+"""Repeats the papers' experiments in the simulator, or scaled down on the real engine with --engine.
 
-Each keeps its numbers in OUT/PAPER.json and writes them as tables into OUT/PAPER.md, between the marks there: what
-stands outside of them, the explanations, is left as it is. The engine's numbers join those simulated before.
+Each experiment keeps its numbers in OUT/PAPER.json and writes tables into OUT/PAPER.md between the marks there; text
+outside the marks is kept. Numbers of earlier runs, simulated or on the engine, are kept too.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, module in PAPERS.items():
         one = papers.add_parser(name, help=(module.__doc__ or "").splitlines()[0], description=module.__doc__)
         module.add_arguments(one)
-        one.add_argument("--engine", action="store_true", help="run the scaled-down version on the real engine instead")
-        one.add_argument("--model", help="of --engine: a built-in name, folder or file (default: the engine's)")
-        one.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of --engine: any setting")
-        one.add_argument("--repeats", type=int, metavar="N", help="random repetitions of each point")
+        one.add_argument("--engine", action="store_true", help="run a scaled-down version on the real engine instead")
+        one.add_argument(
+            "--model", help="with --engine: built-in model name, folder or file (default: the engine's default model)"
+        )
+        one.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="with --engine: any setting")
+        one.add_argument("--repeats", type=int, metavar="N", help="random repetitions of each point, or engine turns")
         one.add_argument("--seed", type=int, default=0)
-        one.add_argument("--out", default="docs/results", metavar="DIR", help="default: docs/results")
-        one.add_argument("--json", metavar="FILE", help="another copy of all the numbers")
+        one.add_argument("--out", default="docs/results", metavar="DIR", help="output folder (default: docs/results)")
+        one.add_argument("--json", metavar="FILE", help="write a copy of all numbers to this file")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises `BenchError` where nothing can be run."""
+    """Run the chosen paper's experiments. Raises `BenchError` if they cannot run."""
     if not args.engine and find_spec("matplotlib") is None:
         raise BenchError(f"the figures need matplotlib: {install_hint('bench')}")
     return PAPERS[args.paper].run(args)

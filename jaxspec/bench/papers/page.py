@@ -1,4 +1,4 @@
-"""A paper's page: tables between marks in a Markdown file whose other text is somebody's own, and the numbers' file."""
+"""A paper's page: generated tables between marks in a hand-written Markdown file, and the JSON file of the numbers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from jaxspec.bench.report import write_json
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Markdown; every column but the first is set to the right."""
+    """A Markdown table; all columns but the first are right-aligned."""
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def write(path: Path, title: str, sections: Mapping[str, str]) -> None:
-    """Put each section's text between its marks in the file at `path`; those that have none come at its end."""
+    """Write each section between its marks in the file at `path`; sections without marks are appended.
+
+    A missing file is created with the heading `title`.
+    """
     text = path.read_text(encoding="utf-8") if path.exists() else f"# {title}\n"
     for name, content in sections.items():
         marked = f"<!-- {name} -->\n{content}\n<!-- end of {name} -->"
@@ -35,12 +38,15 @@ def write(path: Path, title: str, sections: Mapping[str, str]) -> None:
 
 
 def keep(path: Path, kind: str, numbers: dict[str, Any], copy: str | None) -> dict[str, Any]:
-    """Join `numbers` as `kind` ("simulated", "engine") to those kept at `path`; -> all of them. Raises `BenchError`."""
+    """Merge `numbers` as `kind` ("simulated", "engine", …) into the file at `path`, and return all of them.
+
+    copy: path of a second file with all numbers. Raises `BenchError` if the file is not JSON.
+    """
     try:
         kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError as error:
         raise BenchError(f"{path} does not hold an earlier run's numbers: {error}") from None
-    kept[kind] = json.loads(json.dumps(numbers))  # as they will be read again
+    kept[kind] = json.loads(json.dumps(numbers))  # keys become text, as when read from the file
     write_json(path, kept)
     if copy:
         write_json(copy, kept)
@@ -48,7 +54,7 @@ def keep(path: Path, kind: str, numbers: dict[str, Any], copy: str | None) -> di
 
 
 def spread(turns: Sequence[float] | None, form: str = "{:.1f} %", ends: str = "{:.0f}") -> str:
-    """The median and the range of all turns."""
+    """Median and range over the turns."""
     if not turns:
         return "–"
     return f"{form.format(np.median(turns))} ({ends.format(min(turns))} … {ends.format(max(turns))})"

@@ -1,4 +1,4 @@
-"""Serving one workload under one policy, simulated or on the engine: what the papers' experiments have in common."""
+"""Serves a workload under a policy, simulated or on the engine: shared by the papers' experiments."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ def simulate(
     acceptance: Acceptance | None = None,
     draft_length: int = 0,
 ) -> Served:
-    """With `concurrency` requests at once and memory for all: the papers' loads are about time, not memory."""
+    """Simulate `concurrency` requests at once, with enough KV pages for all requests."""
     limit = int((workload.input + workload.output).max())
-    budget = max(2048, concurrency)
+    token_budget = max(2048, concurrency)
     pages = len(workload) * -(-limit // PAGE_SIZE)
-    config = SchedulerConfig(concurrency, budget, limit, None, max(concurrency, 64), policy)
+    config = SchedulerConfig(concurrency, token_budget, limit, None, max(concurrency, 64), policy)
     scheduler = Scheduler(config, PagePool(pages, PAGE_SIZE, enable_prefix_caching=False))
     return Simulation(scheduler, workload, cost, acceptance, draft_length).run()
 
 
 @contextmanager
 def engines(presets: Mapping[str, Mapping[str, Any]], model: str | None) -> Iterator[dict[str, LLM]]:
-    """An engine for each preset of settings, by its name; they are closed at the end. Raises `BenchError`."""
+    """Start one engine per preset, and close them at the end. Raises `BenchError` if one cannot start."""
     from jaxspec.llm import LLM
 
     with ExitStack() as stack:
         loaded = {}
-        for name, settings in presets.items():
-            chosen = {"model": model, **settings} if model else dict(settings)
+        for name, preset in presets.items():
+            settings = {**options.COMPILE_ALL_FIRST, **({"model": model} if model else {}), **preset}
             try:
-                loaded[name] = stack.enter_context(LLM(show_progress=True, **{**options.COMPILE_ALL_FIRST, **chosen}))
+                loaded[name] = stack.enter_context(LLM(show_progress=True, **settings))
             except (OSError, ValueError, RuntimeError) as error:
                 raise BenchError(f"{name}: {error}") from None
         yield loaded
@@ -65,10 +65,10 @@ def turns(
     repeats: int,
     advance: Callable[[], None],
 ) -> dict[str, list[list[RequestMetrics]]]:
-    """`repeats` measured turns of each contender after one that warms up, one after the other on the same requests.
+    """Metrics of `repeats` turns of each contender, after one for warm-up.
 
-    `workload` gives each turn's requests and their prompts' token ids. Every request writes exactly its output length,
-    and has the target that the workload says.
+    In a turn all contenders serve the same requests one after the other. `workload(turn)` returns the requests, with
+    their SLOs, and the prompts' token ids. Every request generates exactly its output length.
     """
     results: dict[str, list[list[RequestMetrics]]] = {name: [] for name in contenders}
     for repeat in range(repeats + 1):
@@ -82,7 +82,7 @@ def turns(
 
 
 def once(llm: LLM, work: Workload, ids: Sequence[Sequence[int]]) -> list[RequestMetrics]:
-    """What became of the workload's requests, whose prompts are `ids`."""
+    """Serve the workload with the prompts `ids`; returns each request's metrics."""
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in work.output.tolist()]
     return drive(llm.engine, work.arrival.tolist(), ids, params, slos=work.slos)
 
@@ -93,6 +93,6 @@ def mean_jct(metrics: Sequence[RequestMetrics]) -> float:
 
 
 def prompt_ids(vocabulary: int, lengths: Sequence[int], rng: np.random.Generator) -> list[list[int]]:
-    """Random tokens: what they say does not matter where lengths are given."""
-    low = min(256, vocabulary // 2)  # special tokens tend to be first
+    """Random prompts of these lengths, for workloads in which the text does not matter."""
+    low = min(256, vocabulary // 2)  # skips special tokens, which usually have the lowest ids
     return [rng.integers(low, vocabulary, n).tolist() for n in lengths]

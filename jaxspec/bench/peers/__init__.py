@@ -1,7 +1,7 @@
-"""jaxspec beside transformers on torch: same weights, same prompts, greedy float32, taking turns in one run.
+"""Compare jaxspec with transformers on torch: same weights and prompts, greedy, float32.
 
-Speeds of one machine differ from minute to minute by more than engines do, so both stay loaded and alternate, and what
-is reported is the ratio of their medians.
+The speed of a machine varies more from minute to minute than the engines differ. Therefore both stay loaded and
+alternate, and the result is the ratio of their median speeds.
 """
 
 from __future__ import annotations
@@ -22,23 +22,36 @@ from jaxspec.bench.report import machine, write_json
 from jaxspec.progress import progress
 
 HERE = Path(__file__).parent
-#: Cores that others may keep busy in a turn before its time is worth little.
+#: A turn is disturbed if other processes keep more than this many cores busy.
 DISTURBED = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--peer-python", required=True, metavar="EXE", help="a Python with torch and transformers")
-    parser.add_argument("--model", help="a built-in name, a .gguf file or a Hugging Face folder")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of jaxspec's engine")
-    parser.add_argument("--threads", type=options.count, default=2, metavar="N", help="cores for each (default: 2)")
-    parser.add_argument("--batch", type=options.count, default=16, metavar="N", help="prompts at once (default: 16)")
-    parser.add_argument("--max-tokens", type=options.count, default=128, metavar="N", help="each (default: 128)")
-    parser.add_argument("--repeats", type=options.count, default=5, metavar="N", help="turns of each (default: 5)")
-    parser.add_argument("--json", metavar="FILE", help="write everything measured")
+    parser.add_argument(
+        "--peer-python", required=True, metavar="EXE", help="Python interpreter that has torch and transformers"
+    )
+    parser.add_argument("--model", help="built-in name, .gguf file or Hugging Face directory (default: smollm2-135m)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="setting of jaxspec's engine (docs/configuration.md); repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--threads", type=options.count, default=2, metavar="N", help="CPU cores for each engine (default: 2)"
+    )
+    parser.add_argument(
+        "--batch", type=options.count, default=16, metavar="N", help="prompts in the batched scenario (default: 16)"
+    )
+    parser.add_argument(
+        "--max-tokens", type=options.count, default=128, metavar="N", help="output tokens per prompt (default: 128)"
+    )
+    parser.add_argument(
+        "--repeats", type=options.count, default=5, metavar="N", help="measured turns per engine (default: 5)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write all measurements as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints and writes the comparison. Raises `BenchError` when an engine doesn't start or dies."""
+    """Print and write the comparison. Raises `BenchError` if an engine does not start or dies."""
     from jaxspec.config import parse_overrides
     from jaxspec.models.load import DEFAULT_MODEL, ModelLoadError
     from jaxspec.models.load.registry import TABLE, fetch
@@ -76,13 +89,14 @@ def run(args: argparse.Namespace) -> int:
 def alternate(
     workers: tuple[Worker, Worker], turn: Mapping[str, Any], repeats: int, advance: Callable[[], None]
 ) -> dict[str, Any]:
-    """`repeats` measured turns of each worker after one that isn't, the first to go changing from one to the next.
+    """`repeats` measured turns of each worker after a warm-up turn; the order of the workers alternates.
 
-    Returns tokens a second of every turn by worker, the ratio of medians (first over second), how many leading tokens
-    of an answer agree on average, the cores that others kept busy in each turn, and the first worker's own counters.
+    Returns tokens per second of every turn by worker, the ratio of medians (first / second), the mean number of leading
+    tokens that agree, the cores that other processes kept busy in each turn, and the engine stats of the jaxspec
+    worker.
     """
     speeds: dict[str, list[float]] = {worker.name: [] for worker in workers}
-    others: dict[str, list[float]] = {worker.name: [] for worker in workers}
+    busy_cores: dict[str, list[float]] = {worker.name: [] for worker in workers}
     tokens: dict[str, list[list[int]]] = {}
     stats: dict[str, Any] | None = None
     for repeat in range(repeats + 1):
@@ -93,7 +107,7 @@ def alternate(
             stats = answer.get("stats", stats)
             if repeat:
                 speeds[worker.name].append(sum(map(len, answer["tokens"])) / answer["seconds"])
-                others[worker.name].append(busy)
+                busy_cores[worker.name].append(busy)
     first, second = (worker.name for worker in workers)
     agreed = [leading_agreement(a, b) for a, b in zip(tokens[first], tokens[second], strict=True)]
     return {
@@ -101,18 +115,19 @@ def alternate(
         "medians": {name: median(values) for name, values in speeds.items()},
         "ratio_of_medians": median(speeds[first]) / median(speeds[second]),
         "agreeing_tokens": sum(agreed) / len(agreed),
-        "cores_busy_with_others": others,
+        "cores_busy_with_others": busy_cores,
         "stats": stats,
     }
 
 
 def leading_agreement(a: list[int], b: list[int]) -> int:
-    """How many tokens two answers share before they part."""
+    """Number of leading tokens that are the same in both outputs."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def show(results: Mapping[str, Mapping[str, Any]]) -> None:
-    table = Table("output tokens/s", "engine", "median", "lowest", "highest", "ratio", "tokens that agree")
+    """Print the comparison, and a warning if other processes disturbed it."""
+    table = Table("output tokens/s", "engine", "median", "lowest", "highest", "ratio", "agreeing tokens")
     for name, result in results.items():
         for i, (engine, speeds) in enumerate(result["tokens_per_s"].items()):
             ratio = (f"{result['ratio_of_medians']:.2f}", f"{result['agreeing_tokens']:.1f}") if i == 0 else ("", "")
@@ -123,7 +138,7 @@ def show(results: Mapping[str, Mapping[str, Any]]) -> None:
     turns = [busy for result in results.values() for each in result["cores_busy_with_others"].values() for busy in each]
     if disturbed := sum(busy > DISTURBED for busy in turns):
         console.print(
-            f"In {disturbed} of {len(turns)} turns other programs kept up to {max(turns):.1f} cores busy: "
-            "these numbers say little. Measure again on a quiet machine.",
+            f"Unreliable: in {disturbed} of {len(turns)} turns other processes kept up to {max(turns):.1f} cores busy. "
+            "Measure again on an idle machine.",
             style="red",
         )

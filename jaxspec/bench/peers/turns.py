@@ -1,6 +1,6 @@
-"""Taking turns: a worker answers one JSON line on standard input with one on standard output, and sleeps in between.
+"""The worker side of the protocol: one JSON line on standard output for each JSON line on standard input.
 
-Standard library only, for workers run in other engines' environments, where jaxspec is not installed.
+Uses the standard library only, because workers run in other engines' environments, without jaxspec.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def pin(threads: int) -> None:
-    """Keeps this process on `threads` cores, which thread pools made afterwards take as their size (Linux only)."""
+    """Pin this process to `threads` cores, so that thread pools created later have this size (Linux only)."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
 
 
 def take_turns(make: Callable[[dict[str, Any]], Answer]) -> None:
-    """Makes the engine from the first line, then answers a line with a line until standard input ends.
+    """Create the engine with the settings of the first line, then process lines until standard input ends.
 
-    Whatever libraries print to standard output goes to standard error: the answers have that channel for themselves.
+    Standard output is reserved for replies: whatever libraries print there is redirected to standard error.
     """
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -10,9 +10,9 @@ from jaxspec.bench.peers.turns import Answer, pin, take_turns
 
 
 def make(settings: dict[str, Any]) -> Answer:
-    """`settings`: the model's name or path, the number of threads, and overrides of the engine's configuration.
+    """`settings`: `model` (name or path), `threads`, and `overrides` of the config.
 
-    Prefix caching is off, for the same prompts come again and the others compute them again.
+    Prefix caching is off because every turn has the same prompts and the peer recomputes them.
     """
     pin(settings["threads"])
     from jaxspec.bench.options import COMPILE_ALL_FIRST

@@ -1,4 +1,4 @@
-"""The transformers worker: plain `generate` on torch, float32, greedy, batches padded on the left."""
+"""The transformers worker: `generate` on torch, greedy, float32, batches padded on the left."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 import time
 from typing import Any
 
-# Run as a script beside turns.py, by a Python that has torch and transformers but not jaxspec.
+# Runs as a script by a Python without jaxspec, so turns.py is imported from the script's folder.
 from turns import Answer, pin, take_turns  # pyright: ignore[reportMissingImports]
 
 
 def make(settings: dict[str, Any]) -> Answer:
-    """`settings`: path of a .gguf file or a Hugging Face folder, and the number of threads."""
+    """`settings`: `path` of a .gguf file or a Hugging Face directory, and `threads`."""
     pin(settings["threads"])
     import torch  # pyright: ignore[reportMissingImports]
     import transformers  # pyright: ignore[reportMissingImports]
@@ -23,7 +23,7 @@ def make(settings: dict[str, Any]) -> Answer:
     if os.path.isfile(folder):
         folder, file = os.path.split(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32).eval()
-    # Without an end-of-sequence token every request writes all its tokens, at no cost a step.
+    # Without an end-of-sequence token every request generates max_new_tokens, without extra cost per step.
     model.generation_config = transformers.GenerationConfig(do_sample=False, eos_token_id=None, pad_token_id=0)
 
     def answer(turn: dict[str, Any]) -> dict[str, Any]:

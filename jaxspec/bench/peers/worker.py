@@ -1,4 +1,4 @@
-"""An engine in a process of its own, which is asked for a turn at a time."""
+"""Runs an engine in a separate process and measures one turn at a time."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from jaxspec.bench import BenchError
 
 
 class Worker:
-    """An engine in a process of its own. Its standard error is the user's."""
+    """An engine in a separate process, which shares this process's standard error."""
 
     def __init__(self, name: str, command: list[str], settings: Mapping[str, Any]):
+        """Start the process and wait until its engine is loaded. Raises `BenchError`."""
         self.name = name
         threads = str(settings["threads"])
-        # PYTHONSAFEPATH would keep the transformers worker from finding turns.py beside it.
+        # With PYTHONSAFEPATH the transformers worker would not find turns.py in its own folder.
         env = {k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"} | {"OMP_NUM_THREADS": threads}
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         except OSError as error:
             raise BenchError(f"cannot start {name}: {error}") from None
-        # One engine loads at a time, and none while another is measured.
+        # Wait, so that engines load one after another and never during a measurement.
         try:
             self.ask(settings)
         except BaseException:
@@ -35,7 +36,7 @@ class Worker:
             raise
 
     def ask(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises `BenchError` if the worker has died."""
+        """Send a JSON object and return the reply. Raises `BenchError` if the worker has died."""
         assert self._process.stdin and self._process.stdout
         try:
             self._process.stdin.write(json.dumps(content) + "\n")
@@ -44,17 +45,18 @@ class Worker:
         except BrokenPipeError:
             line = ""
         if not line:
-            raise BenchError(f"the {self.name} worker died with exit code {self._process.wait()}; see above")
+            raise BenchError(f"the {self.name} worker died with exit code {self._process.wait()}; see its output above")
         return json.loads(line)
 
     def timed(self, content: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
-        """The answer, and how many cores everything else on the machine kept busy meanwhile. Zero in a fair turn."""
-        begin, busy, own = time.monotonic(), _busy_seconds(), self._own_seconds()
-        answer = self.ask(content)
-        others = (_busy_seconds() - busy) - (self._own_seconds() - own)
-        return answer, max(0.0, others / (time.monotonic() - begin))
+        """The reply, and the mean number of cores that other processes kept busy meanwhile; 0 if undisturbed."""
+        begin, machine_before, worker_before = time.monotonic(), _machine_seconds(), self._worker_seconds()
+        reply = self.ask(content)
+        others = (_machine_seconds() - machine_before) - (self._worker_seconds() - worker_before)
+        return reply, max(0.0, others / (time.monotonic() - begin))
 
-    def _own_seconds(self) -> float:
+    def _worker_seconds(self) -> float:
+        """CPU time of the worker so far."""
         times = psutil.Process(self._process.pid).cpu_times()
         return times.user + times.system
 
@@ -62,7 +64,7 @@ class Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The end of its input is the worker's sign to leave."""
+        """Stop the worker by closing its standard input; kill it after 10 s."""
         assert self._process.stdin
         try:
             self._process.stdin.close()
@@ -72,7 +74,7 @@ class Worker:
             self._process.wait()
 
 
-def _busy_seconds() -> float:
-    """Processor time of the whole machine so far."""
+def _machine_seconds() -> float:
+    """CPU time of all processes of the machine so far."""
     times = psutil.cpu_times()
     return sum(times) - times.idle - getattr(times, "iowait", 0.0)

@@ -1,1 +1,1 @@
-"""Training draft models on the target's own text: `python -m jaxspec.draft.distill --config configs/distill/X.yaml`."""
+"""Trains draft models on the target's answers: `python -m jaxspec.draft.distill --config configs/distill/X.yaml`."""

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         work, name = Path(config.work), Path(args.config).stem
         data = corpus(config.data, target, config.longest, work)
         held_out = int(data.held_out.sum())
-        print(f"{name}: {len(data)} answers, {data.answer_tokens} tokens, {held_out} answers held out", flush=True)
+        print(f"{name}: {len(data)} answers with {data.answer_tokens} tokens, {held_out} of them held out", flush=True)
         trainer = Trainer(config, target, data)
         trainer.run(work / name)
         trainer.export(Path(config.out))

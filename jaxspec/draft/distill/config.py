@@ -1,4 +1,4 @@
-"""Settings of one training run."""
+"""Settings of a drafter's training run."""
 
 from __future__ import annotations
 
@@ -11,44 +11,45 @@ from jaxspec.config import load_settings
 
 
 class DistillConfig(BaseModel):
-    """A preset of `configs/distill`; unknown keys are refused. Paths are relative to the current folder."""
+    """A preset of `configs/distill`. Unknown keys are refused. Paths are relative to the current folder."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    #: Built-in name, Hugging Face directory, .gguf file or hub id.
+    #: The target model: built-in name, Hugging Face directory, .gguf file or hub id.
     target: str = "smollm2-135m"
-    #: Files that `jaxspec.draft.distill.generate` wrote.
+    #: Files written by `jaxspec.draft.distill.generate`.
     data: list[str] = Field(min_length=1)
-    #: Where features and checkpoints are kept while training.
+    #: Folder of features and checkpoints.
     work: str = "distill"
-    #: The trained drafter; `--draft` knows such files by their ending.
+    #: File of the trained drafter; `--draft` recognises it by its suffix.
     out: str = Field(pattern=r"\.safetensors$")
-    #: Layers, and whether the target's features are read (EAGLE) or tokens only.
+    #: Number of layers.
     layers: PositiveInt = 1
+    #: Whether the drafter reads the target's features (as EAGLE does), or tokens only.
     conditioned: bool = True
-    #: What the drafter's layers begin as: the target's first or last ones, or those of a drafter trained before
-    #: (layers that it lacks are added so that they change nothing at first).
+    #: Initial layers: the target's first or last ones, or those of a trained drafter. Layers that the latter lacks are
+    #: added with zero output, so they change nothing at first.
     begin: str = Field("last", pattern=r"^(first|last|.+\.safetensors)$")
-    #: Most frequent tokens that the drafter can propose.
+    #: Size of the draft vocabulary, the answers' most frequent tokens.
     vocabulary: PositiveInt = 8192
-    #: Tokens of a training row, prompt and answer.
+    #: Maximum tokens of a training row, prompt and answer together.
     longest: PositiveInt = 384
-    #: Whether the prompts' tokens are trained on too: more text, if of another hand.
+    #: Whether to train on the prompts' tokens too: more text, but not the target's own.
     prompts: bool = False
-    #: Rows a step.
+    #: Rows per step.
     batch: PositiveInt = 8
     steps: PositiveInt = 2000
     learning_rate: PositiveFloat = 5e-4
     warmup: PositiveInt = 50
-    #: Passes over a row: from the second on, features are the drafter's own of the pass before.
+    #: Passes over each row. From the second on, the input features are the drafter's own from the previous pass.
     passes: PositiveInt = 2
-    #: Weight of the error of the features beside that of the distributions.
+    #: Weight of the feature regression loss; the cross-entropy has weight 1.
     regression: float = Field(0.5, ge=0)
-    #: Steps between evaluations and checkpoints.
+    #: Steps between evaluations; each also writes a checkpoint.
     every: PositiveInt = 100
     seed: int = 0
 
     @classmethod
     def load(cls, path: str | Path, **overrides: Any) -> DistillConfig:
-        """Raises `ConfigError` naming every bad key or value."""
+        """Read a YAML file and apply `overrides`. Raises `ConfigError` naming every bad key or value."""
         return load_settings(cls, path, overrides)

@@ -1,4 +1,4 @@
-"""The learning curve of a run: `curve.json` and, with matplotlib (the extra `bench`), `curve.png` in its folder."""
+"""A run's learning curve: `curve.json` and, with matplotlib (extra `bench`), `curve.png` in the run's folder."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jaxspec.extras import install_hint
 
 
 class Evaluation(TypedDict):
-    """What one look at the held-out rows found.
+    """One evaluation on the held-out rows.
 
-    tokens: tokens trained on so far, those of a second epoch counted again; hits: at each depth, the share of
-    positions where the drafter's first choice is the target's; accepted_length: tokens that a step of a greedy chain
-    would yield, the target's own one included.
+    tokens           tokens trained on so far, counted again in every epoch
+    hits             per depth, the share of positions where the drafter's likeliest token is the target's
+    accepted_length  mean accepted length of a greedy chain, bonus token included
     """
 
     tokens: int
@@ -25,12 +25,12 @@ class Evaluation(TypedDict):
 
 
 def write(evaluations: Sequence[Evaluation], folder: Path, title: str) -> None:
-    """Both files, anew."""
+    """Write both files."""
     keep(evaluations, folder, lambda path: draw(evaluations, path, title))
 
 
 def keep(evaluations: Sequence[Any], folder: Path, draw: Callable[[Path], None]) -> None:
-    """`curve.json`, and `curve.png` as `draw` makes it; without matplotlib it is left out, which is said once."""
+    """Write `curve.json`, and `curve.png` with `draw`. Without matplotlib the latter is skipped, with one message."""
     (folder / "curve.json").write_text(json.dumps(list(evaluations), indent=1) + "\n")
     try:
         draw(folder / "curve.png")
@@ -41,7 +41,7 @@ def keep(evaluations: Sequence[Any], folder: Path, draw: Callable[[Path], None])
 
 
 def draw(evaluations: Sequence[Evaluation], path: Path, title: str) -> None:
-    """Accepted length against tokens trained on. Raises `ModuleNotFoundError` without matplotlib."""
+    """Plot accepted length against tokens trained on. Raises `ModuleNotFoundError` without matplotlib."""
     from matplotlib.figure import Figure  # the optional extra `bench`
 
     figure = Figure(figsize=(6, 4), layout="constrained")
@@ -54,4 +54,4 @@ def draw(evaluations: Sequence[Evaluation], path: Path, title: str) -> None:
 
 @cache
 def _say_undrawn() -> None:
-    print(f"curve.png is not drawn, as matplotlib is missing: {install_hint('bench')}", flush=True)
+    print(f"curve.png is not drawn: matplotlib is missing; {install_hint('bench')}", flush=True)

@@ -1,4 +1,4 @@
-"""Training text: the target's answers, as padded rows of tokens, with the target's features computed once and kept."""
+"""Training data: the target's answers as padded rows of tokens, with the target's features, which are cached."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from jaxspec.models.llama import Decoder, device_weights, forward_features
 from jaxspec.models.load import LoadedModel
 from jaxspec.progress import progress
 
-#: One prompt in so many is held out, with all answers to it.
+#: One in `HELD_OUT` prompts is held out, with all answers to it.
 HELD_OUT = 25
-#: Room for an answer that a prompt must leave, in tokens.
+#: Tokens that a prompt must leave for its answer.
 ROOM = 8
-#: Rows whose features are computed at once, and the multiple that rows are padded to (each length compiles once).
+#: Rows per batch of feature computation, and the multiple that rows are padded to (each length compiles once).
 ROWS, MULTIPLE = 8, 64
 
 
 class Row(NamedTuple):
-    """An answer with its prompt; `key` is the same for all answers to a prompt, whatever file they are in."""
+    """A prompt and an answer to it, as token ids. `key` is the same for all answers to a prompt, in any file."""
 
     key: str
     prompt: list[int]
@@ -38,8 +38,14 @@ class Row(NamedTuple):
 
 @dataclass
 class Corpus:
-    """tokens `[N, L]` int32, features `[N, L, hidden]` float16: the target's final hidden states; start `[N]` int32:
-    where the answer begins; length `[N]` int32: where it ends, and padding of zeros begins; held_out `[N]` bool."""
+    """N rows of length L.
+
+    tokens    `[N, L]` int32: prompt, answer, zeros
+    features  `[N, L, hidden]` float16: the target's final hidden states
+    start     `[N]` int32: index of the answer's first token
+    length    `[N]` int32: tokens of prompt and answer
+    held_out  `[N]` bool: not trained on
+    """
 
     tokens: np.ndarray
     features: np.ndarray
@@ -51,11 +57,11 @@ class Corpus:
         return len(self.tokens)
 
     def digest(self) -> str:
-        """Tells one corpus from another."""
-        of = hashlib.sha256()
+        """Identifies the corpus: all but the features."""
+        sha = hashlib.sha256()
         for part in (self.tokens, self.start, self.length, self.held_out):
-            of.update(part.tobytes())
-        return of.hexdigest()[:16]
+            sha.update(part.tobytes())
+        return sha.hexdigest()[:16]
 
     @property
     def answer_tokens(self) -> int:
@@ -63,9 +69,10 @@ class Corpus:
 
 
 def read_rows(paths: Sequence[str], longest: int, target: Origin | None = None) -> list[Row]:
-    """Every line of the files, the answer cut so that both fit `longest`; rows without room for one are left out.
+    """The rows of all files. Answers are cut so that prompt and answer fit `longest`; prompts that leave no room for
+    an answer, and answers of one token, are left out.
 
-    Raises `ConfigError` naming the field `data`, also where a line says that its answer is not of `target`.
+    Raises `ConfigError` naming the field `data`, also if an answer is another model's than `target`'s.
     """
     rows = []
     for path in paths:
@@ -90,9 +97,9 @@ def read_rows(paths: Sequence[str], longest: int, target: Origin | None = None) 
 
 
 def corpus(paths: Sequence[str], target: LoadedModel, longest: int, folder: Path) -> Corpus:
-    """Rows of `paths` with the target's features, from `folder` if it has them already.
+    """The rows of `paths` with the target's features, which are cached in `folder`.
 
-    Raises `ConfigError` naming the field `data` if they are no training text for this target.
+    Raises `ConfigError` naming the field `data` if the files are unusable or hold answers of another model.
     """
     rows = read_rows(paths, longest, origin(target))
     tokens = np.zeros((len(rows), longest), np.int32)
@@ -105,21 +112,21 @@ def corpus(paths: Sequence[str], target: LoadedModel, longest: int, folder: Path
     held_out = np.asarray([int(row.key[:8], 16) % HELD_OUT == 0 for row in rows])
     if held_out.all() or not held_out.any():
         raise ConfigError(
-            f"data: {len({row.key for row in rows})} prompts are too few: one in {HELD_OUT} is held out by chance, "
-            "and neither part may be empty"
+            f"data: {len({row.key for row in rows})} prompts are too few: one in {HELD_OUT} is held out at random, and "
+            "neither part may be empty"
         )
     return Corpus(tokens, _features(tokens, length, target, folder), start, length, held_out)
 
 
 def _features(tokens: np.ndarray, length: np.ndarray, target: LoadedModel, folder: Path) -> np.ndarray:
-    """`[N, L, hidden]` float16, mapped from a file whose name tells rows and target."""
+    """`[N, L, hidden]` float16, memory-mapped from a file named by a digest of rows and target."""
     digest = hashlib.sha256(repr((target.name, tokens.shape)).encode())
-    for part in (tokens, length, target.weights["norm"]):  # the norm: two models may go by one name
+    for part in (tokens, length, target.weights["norm"]):  # the norm tells models of the same name apart
         digest.update(part.tobytes())
     path = folder / f"features-{digest.hexdigest()[:16]}.npy"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial.npy")  # never taken for the whole if this is interrupted
+        partial = path.with_suffix(".partial.npy")  # an interrupted run must not leave a file that looks complete
         features = np.lib.format.open_memmap(partial, "w+", np.float16, (*tokens.shape, target.config.hidden_size))
         _fill(features, tokens, length, target)
         features.flush()
@@ -128,7 +135,7 @@ def _features(tokens: np.ndarray, length: np.ndarray, target: LoadedModel, folde
 
 
 def _fill(features: np.ndarray, tokens: np.ndarray, length: np.ndarray, target: LoadedModel) -> None:
-    """Compute what `_features` keeps, rows in batches of like length; padding stays zero."""
+    """Compute the features, in batches of rows of similar length. Padding stays zero."""
     model = Decoder(target.config, device_weights(target.config, target.weights, "float32"))
     run: Callable[[jax.Array], jax.Array] = jax.jit(jax.vmap(lambda t: forward_features(model, t)))
     order = np.argsort(length)
@@ -143,5 +150,5 @@ def _fill(features: np.ndarray, tokens: np.ndarray, length: np.ndarray, target: 
 
 
 def padded(length: int) -> int:
-    """The length that a batch of rows up to `length` tokens gets."""
+    """The width of a batch with rows of up to `length` tokens."""
     return -(-length // MULTIPLE) * MULTIPLE

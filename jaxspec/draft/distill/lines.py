@@ -1,4 +1,4 @@
-"""Files of one JSON object a line (JSONL), also while another process writes them or after it was killed."""
+"""Reads JSONL files whose last line may be incomplete, because their writer is still at work or was killed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file; blank lines, and a last line that was cut off, are left out.
+    """The objects of a file. Blank lines and an incomplete last line are skipped.
 
     Raises `OSError`, and `ValueError` naming the file and the line.
     """
-    with path.open("rb") as file:  # bytes: a cut can go through a character
+    with path.open("rb") as file:  # bytes, because the cut may split a character
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -22,20 +22,20 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             except ValueError:
                 if line.endswith(b"\n"):
                     raise ValueError(f"{path}, line {number}: not JSON") from None
-                return  # a prefix of an object is never JSON itself
+                return  # incomplete last line: a proper prefix of a JSON object is never valid JSON
             if not isinstance(row, dict):
                 raise ValueError(f"{path}, line {number}: not a JSON object")
             yield row
 
 
 def check_readable(paths: Sequence[str]) -> None:
-    """Better to hear of a file that is not there before a model is loaded for it. Raises `OSError`."""
+    """Raises `OSError` for a file that cannot be opened, so that this is reported before a model is loaded."""
     for path in paths:
         with Path(path).open("rb"):
             pass
 
 
 def mend(path: Path) -> None:
-    """Cut a file off after its last complete line, so that more can be appended."""
+    """Truncate a file after its last complete line, so that rows can be appended."""
     with path.open("rb+") as file:
         file.truncate(file.read().rfind(b"\n") + 1)

@@ -1,4 +1,4 @@
-"""Which of several drafters drafts for which request (SPIN §IV): one policy a file."""
+"""Draft choice: which of several drafters drafts for which request (SPIN §IV). One policy per file."""
 
 from __future__ import annotations
 
@@ -37,8 +37,11 @@ def build(
     lbss: LbssSettings,
     epsilon: float,
 ) -> DraftChoice:
-    """The policy "single", "greedy", "epsilon_greedy" or "lbss" for so many drafters, with the batch limits B_j and
-    sizes (in any unit) of each. Raises `ValueError` for other names, and where a limit or size is missing."""
+    """The policy `name` ("single", "greedy", "epsilon_greedy" or "lbss") for `drafters` drafters.
+
+    `limits` are their batch limits B_j, `sizes` their sizes in any unit. Raises `ValueError` for an unknown name, and
+    where a limit or size is missing.
+    """
     if not drafters == len(limits) == len(sizes) > 0:
         raise ValueError(f"{drafters} drafters, but {len(limits)} limits and {len(sizes)} sizes")
     match name:
@@ -51,4 +54,4 @@ def build(
         case "lbss":
             return Lbss(limits, rng, lbss)
         case _:
-            raise ValueError(f"no way to choose drafters is called {name!r}")
+            raise ValueError(f"unknown draft choice {name!r}")

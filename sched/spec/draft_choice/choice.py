@@ -1,4 +1,4 @@
-"""What a draft choice is: which drafter drafts for which request."""
+"""The interface of a draft choice, and the epochs in which bandits explore and exploit."""
 
 from __future__ import annotations
 
@@ -8,46 +8,53 @@ from typing import Protocol
 
 from jaxspec.sched.request import Request
 
-#: Seconds that a request's change to a drafter costs: those of computing the KV that the drafter lacks.
+#: (request, drafter) -> seconds to compute the KV that the drafter lacks, if the request changes to it.
 SwitchCost = Callable[[Request, int], float]
 
 
 class DraftChoice(Protocol):
-    """Which drafter, by its index, drafts for which request (SPIN §IV).
+    """Assigns drafters, by index, to requests (SPIN §IV).
 
-    A time slot of a request is a step in which it decodes: `assign` comes before it, `observe` after it. Between two
-    `observe` of a request `assign` may come several times, and answers the same as long as the same requests ask.
+    A time slot of a request is a step in which it decodes, between `assign` and `observe`. `assign` may be called
+    several times before the same `observe` and returns the same drafters as long as the requests are the same.
     """
 
     def assign(self, requests: Sequence[Request], cost: SwitchCost) -> list[int | None]:
-        """The drafter of each request in its next slot; None for one that no drafter has room for.
+        """The drafter of each request in its next slot; None where every drafter is full.
 
-        Never more of them than a drafter's batch limit B_j. Empty for no requests.
+        A drafter j gets at most B_j requests, its batch limit. Empty for no requests.
         """
         ...
 
     def share(self, step: float, rounds: Sequence[float]) -> None:
-        """Drafters and target take turns on one device: verifying takes so many seconds, and each drafter's round so
-        many from everybody. Comes before `assign`, where that is so."""
+        """Tell the policy that drafters and target share one device, before each `assign` where that is so.
+
+        Verifying takes `step` seconds and drafter j's round `rounds[j]` seconds of all requests' time.
+        """
         ...
 
     def observe(self, request: Request, drafter: int | None, tokens: int, seconds: float) -> None:
-        """In its slot the request got so many tokens, the target's own among them, from drafting and verifying that
-        took so long, catching up left out; the drafter is the one that `assign` said."""
+        """The result of the request's slot with `drafter`, as `assign` returned it.
+
+        It got `tokens` tokens, bonus token included, in `seconds` of drafting and verifying; computing KV after a
+        change of drafter is not included.
+        """
         ...
 
     def ahead(self, request: Request) -> int | None:
-        """The drafter that the request is likeliest to change to next, None if to none: its KV may be computed while
-        that one idles (§IV-C)."""
+        """The drafter the request is most likely to change to next, None if to none.
+
+        Its KV may be computed while that drafter is idle (§IV-C).
+        """
         ...
 
     def forget(self, request: Request) -> None:
-        """The request has ended."""
+        """The request has finished."""
         ...
 
 
 class Unlearned:
-    """What a policy has that learns nothing: nothing is made of what is told, and nobody is expected to change."""
+    """Base of policies that do not learn: ignores observations and expects no change of drafter."""
 
     def share(self, step: float, rounds: Sequence[float]) -> None:
         pass
@@ -66,23 +73,23 @@ class Unlearned:
 class Clock:
     """Epochs k = 1, 2, …: `exploration` slots (α) of exploring in chunks of `chunk` (β), then 2^k of exploiting.
 
-    A first chunk is shorter where β does not divide α.
+    If β does not divide α, the first chunk is shorter.
     """
 
     exploration: int
     chunk: int
     exploring: bool = True
     epoch: int = 1
-    #: Slots of the stage that are over.
+    #: Slots of the current stage (exploring or exploiting) that are over.
     slot: int = 0
 
     @property
     def left(self) -> int:
-        """Slots that the stage still has, the one to come among them: at least 1."""
+        """Slots left in the current stage, including the next one: at least 1."""
         return (self.exploration if self.exploring else 2**self.epoch) - self.slot
 
     def tick(self) -> bool:
-        """A slot is over; -> whether a chunk or a stage is."""
+        """Count a finished slot; returns whether a chunk or a stage ended with it."""
         self.slot += 1
         if not self.left:
             self.epoch += not self.exploring

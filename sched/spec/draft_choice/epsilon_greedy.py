@@ -1,4 +1,4 @@
-"""The best drafter so far, and now and then another: SPIN's ε-greedy baseline."""
+"""ε-greedy: the best drafter so far, and now and then a random one (SPIN's baseline)."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ from jaxspec.sched.spec.draft_choice.choice import SwitchCost, Unlearned
 
 
 class EpsilonGreedy(Unlearned):
-    """Each slot, each request explores with the chance ε, independently: any drafter that has room. Else it takes, of
-    those that have, the one with the best mean goodput so far, tokens per second over all requests (§VI-B2).
+    """In each slot, each request explores with probability ε, independently: a random drafter that is not full.
 
-    The paper's sentence has it the other way round, the best one with the chance ε = 0.2 "for better exploration":
-    taken at its word, four slots of five would be random.
+    Otherwise it gets, among those that are not full, the drafter with the best mean goodput so far, in tokens per
+    second over all requests (§VI-B2).
+
+    The paper's text has it the other way round, the best drafter with probability ε = 0.2 "for better exploration":
+    taken literally, four slots of five would be random.
     """
 
     def __init__(self, limits: Sequence[int], rng: np.random.Generator, epsilon: float) -> None:
         self._limits, self._rng, self._epsilon = list(limits), rng, epsilon
         self._tokens, self._seconds = [0] * len(limits), [0.0] * len(limits)
-        #: What was drawn for the slot to come, and the drafter of the last one.
+        # By request id: the drafter of the next slot, and that of the last one.
         self._drawn: dict[str, int] = {}
         self._present: dict[str, int] = {}
 
     def assign(self, requests: Sequence[Request], cost: SwitchCost) -> list[int | None]:
-        room = list(self._limits)
-        new = [r.id for r in requests if not self._keeps(r.id, room)]
-        best = sorted(range(len(room)), key=lambda j: -self._goodput(j))
+        capacity = list(self._limits)
+        new = [r.id for r in requests if not self._keeps(r.id, capacity)]
+        best_first = sorted(range(len(capacity)), key=lambda j: -self._goodput(j))
         for name in new:
-            if not (free := [j for j in best if room[j]]):
+            if not (free := [j for j in best_first if capacity[j]]):
                 break
             explores = self._rng.random() < self._epsilon
             j = free[int(self._rng.integers(len(free)))] if explores else free[0]
-            room[j] -= 1
+            capacity[j] -= 1
             self._drawn[name] = j
         return [self._drawn.get(r.id) for r in requests]
 
@@ -53,12 +55,12 @@ class EpsilonGreedy(Unlearned):
         self._drawn.pop(request.id, None)
         self._present.pop(request.id, None)
 
-    def _keeps(self, name: str, room: list[int]) -> bool:
-        """Whether it has drawn and there is room still: it may have sat out a step."""
+    def _keeps(self, name: str, capacity: list[int]) -> bool:
+        """Whether the request keeps the drafter it drew: not if others filled it while it skipped a step."""
         j = self._drawn.pop(name, None)
-        if j is None or not room[j]:
+        if j is None or not capacity[j]:
             return False
-        room[j] -= 1
+        capacity[j] -= 1
         self._drawn[name] = j
         return True
 

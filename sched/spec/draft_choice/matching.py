@@ -1,22 +1,27 @@
-"""Who gets which drafter, where that is known to be worth so and so much: maximum-weight matching (SPIN Eq. 10-12)."""
+"""Assignment of drafters to requests for known gains: maximum-weight matching (SPIN Eq. 10-12)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from itertools import chain, combinations
+from typing import cast
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
+import numpy.typing as npt
+from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
+
+_Indices = npt.NDArray[np.intp]
+#: Rows and columns of the best assignment. scipy has no stubs.
+_assignment = cast(Callable[..., tuple[_Indices, _Indices]], linear_sum_assignment)
 
 
-def match(gains: np.ndarray, limits: Sequence[int]) -> list[int | None]:
-    """The drafter of each request, None for those without room; the sum of their `gains [requests, drafters]` is the
-    greatest there is.
+def match(gains: npt.NDArray[np.float64], limits: Sequence[int]) -> list[int | None]:
+    """The drafter of each request that maximises the sum of `gains` `[requests, drafters]`; None for those left over.
 
-    Drafter j takes no more than `limits[j]` requests. As many as possible are matched, also where their gains are
-    negative. Raises `ValueError` for gains that are not finite.
+    Drafter j gets at most `limits[j]` requests. As many requests as possible are matched, even at negative gains.
+    Raises `ValueError` for gains that are not finite.
     """
-    requests, drafters = gains.shape
+    requests, drafters = len(gains), int(gains.shape[1])
     matched: list[int | None] = [None] * requests
     if not gains.size:
         return matched
@@ -25,31 +30,33 @@ def match(gains: np.ndarray, limits: Sequence[int]) -> list[int | None]:
     best = gains.argmax(1)
     if (np.bincount(best, minlength=drafters) <= limits).all():
         return best.tolist()
-    # A replica of a drafter for each request it may take.
+    # One column for each request that a drafter may take.
     replicas = np.repeat(np.arange(drafters), [min(b, requests) for b in limits])
-    for i, column in zip(*linear_sum_assignment(gains[:, replicas], maximize=True), strict=True):
+    rows, columns = _assignment(gains[:, replicas], maximize=True)
+    for i, column in zip(rows.tolist(), columns.tolist(), strict=True):
         matched[i] = int(replicas[column])
     return matched
 
 
-#: Most drafters of which all sets are tried.
-_TRIED = 6
+#: Most drafters for which all subsets are tried.
+_MAX_SUBSETS_OF = 6
 
 
 def match_shared(
-    tokens: np.ndarray, limits: Sequence[int], step: float, rounds: Sequence[float], busy: Set[int]
+    tokens: npt.NDArray[np.float64], limits: Sequence[int], step: float, rounds: Sequence[float], busy: Set[int]
 ) -> list[int | None]:
-    """The same where drafters take turns with the target: of all sets of drafters the one with which most tokens a
-    second come, all requests by the seconds of a step and of every used drafter's round.
+    """As `match`, for drafters on the target's device: maximises tokens per second of all requests together.
 
-    `tokens [requests, drafters]` are expected in a slot; who gets no drafter has the target's own. The drafters in
-    `busy` are used by others in any case. With more than six drafters, all are used.
+    Of all sets of drafters, takes the one with most expected tokens per `step` seconds plus the rounds (`rounds[j]`
+    seconds) of the drafters used. `tokens` `[requests, drafters]` are expected per slot; a request without a drafter
+    gets one. Drafters in `busy` are in use by other requests in any case. With more than six drafters, all are used.
     """
     requests, drafters = tokens.shape
     every = range(drafters)
-    sets = chain.from_iterable(combinations(every, n) for n in every) if drafters <= _TRIED else ()
-    best, found = -np.inf, [None] * requests
-    for used in (*sets, tuple(every)):
+    subsets = chain.from_iterable(combinations(every, n) for n in every) if drafters <= _MAX_SUBSETS_OF else ()
+    best = -np.inf
+    found: list[int | None] = [None] * requests
+    for used in (*subsets, tuple(every)):
         matched = match(tokens[:, used], [limits[j] for j in used])
         expected = sum(1.0 if j is None else float(tokens[i, used[j]]) for i, j in enumerate(matched))
         speed = expected / (step + sum(rounds[j] for j in {*busy, *used}))

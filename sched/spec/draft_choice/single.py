@@ -1,4 +1,4 @@
-"""One drafter for all."""
+"""Single: one drafter for all requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxspec.sched.spec.draft_choice.choice import SwitchCost, Unlearned
 
 
 class Single(Unlearned):
-    """The first drafter drafts for the first requests of a step, as many as it takes: SPIN's vanilla system."""
+    """The first drafter drafts for a step's first requests, up to its batch limit: SPIN's vanilla system."""
 
     def __init__(self, limits: Sequence[int]) -> None:
         self._limit = limits[0]

@@ -1,4 +1,4 @@
-"""How a request's draft tree is cut out of the candidates that a drafter proposed: one policy a file."""
+"""Tree policies: which of a drafter's candidates the target verifies. One policy per file."""
 
 from jaxspec.sched.spec.trees.adaserve import AdaServe, optimal
 from jaxspec.sched.spec.trees.candidates import Candidates, Draft

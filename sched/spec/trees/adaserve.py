@@ -1,12 +1,13 @@
-"""What each request's latency target asks for, and then what the step still holds: AdaServe's selection."""
+"""AdaServe: first the nodes that requests need for their SLOs, then the likeliest ones over all requests."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 
 import numpy as np
+import numpy.typing as npt
 
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.forest import Forest, Ranked
@@ -15,12 +16,13 @@ from jaxspec.sched.timing import StepTimes
 
 @dataclass(frozen=True, slots=True)
 class AdaServe:
-    """SLO-customised selection, then throughput-optimised selection (AdaServe §4.3, Algorithm 2).
+    """SLO-customized selection, then throughput-optimized selection (AdaServe §4.3, Algorithm 2).
 
-    First requests take their best nodes, those that need most at first, until the expected number of accepted tokens
-    is what they need (A_cap: at most one a level and the root's own), or they have `max_nodes`. What the budget has
-    left goes to the likeliest nodes over all requests. With `times`, the second part ends where another node would
-    lower the expected tokens per second: on a device without a plateau a budget is no reason to spend it.
+    In the first part requests, the neediest first, take their best nodes until their expected number of accepted tokens
+    is what they need (A_cap: at most one per level and the bonus token), or they have `max_nodes`. In the second part
+    the rest of the budget goes to the likeliest nodes over all requests. With `times`, the second part stops where
+    another node would lower the expected tokens per second: on a device whose step times have no plateau, a free budget
+    is no reason to use it. Raises `ValueError` if `max_nodes` is negative.
     """
 
     max_nodes: int
@@ -28,29 +30,34 @@ class AdaServe:
 
     def __post_init__(self) -> None:
         if self.max_nodes < 0:
-            raise ValueError(f"max_nodes is negative: {self.max_nodes}")
+            raise ValueError(f"max_nodes must not be negative, got {self.max_nodes}")
 
     def select(
-        self, candidates: Sequence[Candidates], limits: Sequence[int], room: int, needs: Sequence[float], others: int
-    ) -> list[np.ndarray]:
-        forest, left = Forest.of(candidates), max(room, 0)
+        self,
+        candidates: Sequence[Candidates],
+        limits: Sequence[int],
+        budget: int,
+        needs: Sequence[float],
+        other_tokens: int,
+    ) -> list[npt.NDArray[np.bool_]]:
+        forest, left = Forest.of(candidates), max(budget, 0)
         ranked = forest.ranked()
-        ranked = ranked._replace(value=np.exp(ranked.value))
+        ranked = replace(ranked, value=np.exp(ranked.value))
         most = np.clip(limits, 0, np.minimum(ranked.count, left))
-        taken, given = self._promised(forest, ranked, most, left, needs)
-        promised = sum(taken)
-        off = forest.best(ranked, most, taken)[: left - promised]
-        worth = len(off)
+        taken, expected = self._for_slos(forest, ranked, most, left, needs)
+        for_slos = sum(taken)
+        rest = forest.best(ranked, most, taken)[: left - for_slos]
+        worth = len(rest)
         if self.times is not None:
-            worth = self.times.worth(ranked.value[off], others + given, others + promised)
-        more = np.bincount(forest.tree[off[:worth]], minlength=len(forest))
+            worth = self.times.worth(ranked.value[rest], other_tokens + expected, other_tokens + for_slos)
+        more = np.bincount(forest.tree[rest[:worth]], minlength=len(forest))
         return forest.take(ranked, taken + more)
 
-    def _promised(
-        self, forest: Forest, ranked: Ranked, most: np.ndarray, left: int, needs: Sequence[float]
+    def _for_slos(
+        self, forest: Forest, ranked: Ranked, most: npt.NDArray[np.intp], left: int, needs: Sequence[float]
     ) -> tuple[list[int], float]:
-        """How many nodes each request takes for its target, and how many accepted tokens are expected of them."""
-        taken, given = [0] * len(forest), 0.0
+        """How many nodes each request takes for its SLO, and how many accepted draft tokens are expected of them."""
+        taken, total = [0] * len(forest), 0.0
         levels, at_most = forest.levels().tolist(), np.minimum(most, self.max_nodes).tolist()
         for i in sorted(range(len(forest)), key=lambda i: -needs[i]):
             needed, expected = min(needs[i], levels[i] + 1), 1.0
@@ -63,17 +70,19 @@ class AdaServe:
                 expected += p
                 taken[i] += 1
             left -= taken[i]
-            given += expected - 1.0  # the root's
-        return taken, given
+            total += expected - 1.0  # without the bonus token
+        return taken, total
 
 
-def optimal(candidates: Sequence[Candidates], room: int, needs: Sequence[float]) -> list[np.ndarray] | None:
-    """AdaServe's Algorithm 1: the most expected tokens, were the log-probabilities of the candidates' paths the truth.
+def optimal(
+    candidates: Sequence[Candidates], verify_budget: int, needs: Sequence[float]
+) -> list[npt.NDArray[np.bool_]] | None:
+    """AdaServe's Algorithm 1: most expected tokens, if the candidates' path probabilities were exact.
 
-    -> the chosen nodes as masks, or None (INVALID) if `room` tokens, roots included, do not give every request what
-    it needs. Not for serving: what `AdaServe` does is compared with it.
+    Returns the masks of the selected nodes, or None (INVALID) if `verify_budget` tokens, roots included, do not give
+    every request what it needs. A reference for tests of `AdaServe`, not for serving.
     """
-    left = room - len(candidates)
+    left = verify_budget - len(candidates)
     best = [c.best(len(c)) for c in candidates]
     chances = [[exp(value) for value in values] for _, values in best]
     taken = [0] * len(best)
@@ -87,7 +96,7 @@ def optimal(candidates: Sequence[Candidates], room: int, needs: Sequence[float])
             expected += chances[i][taken[i]]
             taken[i] += 1
             left -= 1
-    off = sorted((-p, i) for i, own in enumerate(chances) for p in own[taken[i] :])
-    for _, i in off[:left]:  # equals go to the earlier request
+    rest = sorted((-p, i) for i, own in enumerate(chances) for p in own[taken[i] :])
+    for _, i in rest[:left]:  # ties go to the earlier request
         taken[i] += 1
     return [c.mask(nodes[:k]) for c, (nodes, _), k in zip(candidates, best, taken, strict=True)]

@@ -1,32 +1,34 @@
-"""The candidate tree as a drafter made it, and a part of it in the order in which a step wants it."""
+"""The candidate tree that a drafter proposes, and the draft tree selected from it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-_DEAD = float("-inf")
+_EMPTY = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """One request's candidate tree. The root (the last known token) is not among them.
+    """One request's candidate tree, without the root (the last known token).
 
-    token   `[n]` int32; siblings hold different tokens, which `preorder` verifies of those chosen
-    parent  `[n]` int32, index among the candidates, -1 for a child of the root; parents come before their children,
-            in any order otherwise
-    logprob `[n]` float32, of the whole path from the root to the node by the drafter, so it falls along a path.
-            -inf marks a place that a beam of fixed shape left empty: no policy chooses it, nor anything below it.
-    drawn   `[n]` int32, of nodes drawn at random: which stored distribution of the drafter each came from (rejection
-            sampling needs it); siblings then stand in the order in which they were drawn. None of other nodes.
+    token   `[n]` int32; siblings have different tokens (`preorder` checks this for the chosen ones)
+    parent  `[n]` int32, index of the parent candidate, -1 for a child of the root; parents come before their children,
+            the order is otherwise free
+    logprob `[n]` float32, the drafter's log-probability of the path from the root to the node, so it falls along a
+            path. -inf marks an empty place of a beam of fixed shape: no policy selects it or a node below it.
+    drawn   `[n]` int32 if the nodes were sampled, else None: index of the stored draft distribution that each was drawn
+            from, for rejection sampling. Siblings are in the order in which they were drawn.
     """
 
-    token: np.ndarray
-    parent: np.ndarray
-    logprob: np.ndarray
-    drawn: np.ndarray | None = None
+    token: npt.NDArray[np.int32]
+    parent: npt.NDArray[np.int32]
+    logprob: npt.NDArray[np.floating[Any]]
+    drawn: npt.NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self.token)
@@ -34,39 +36,45 @@ class Candidates:
     def depths(self) -> list[int]:
         """The level of each node `[n]`, 1 for children of the root."""
         out: list[int] = []
-        for parent in self.parent.tolist():
+        parents: list[int] = self.parent.tolist()
+        for parent in parents:
             out.append(1 if parent < 0 else out[parent] + 1)
         return out
 
     @property
     def levels(self) -> int:
-        """Levels that hold a node."""
-        there = self.logprob > _DEAD
-        return max((d for d, here in zip(self.depths(), there.tolist(), strict=True) if here), default=0)
+        """Levels that have a node."""
+        exists = self.logprob > _EMPTY
+        return max((depth for depth, node in zip(self.depths(), exists.tolist(), strict=True) if node), default=0)
 
-    def mask(self, nodes: Iterable[int] = ()) -> np.ndarray:
-        """The `[n]` bool mask of these nodes."""
+    def mask(self, nodes: Iterable[int] = ()) -> npt.NDArray[np.bool_]:
+        """The `[n]` mask of these nodes."""
         chosen = np.zeros(len(self.token), bool)
         chosen[list(nodes)] = True
         return chosen
 
     def falling(self) -> list[float]:
-        """The log-probabilities `[n]`, no child's above its parent's: rounding can lift it, and then a tree cut at a
-        threshold would lose the parent and keep the child. No NaN either."""
-        out = [0.0] * (len(self.token) + 1)  # the last, index -1, is the root's
-        for i, (own, parent) in enumerate(zip(self.logprob.tolist(), self.parent.tolist(), strict=True)):
+        """The log-probabilities `[n]`, each at most its parent's, and without NaN.
+
+        Rounding can lift a child above its parent; a tree cut at a threshold would then keep the child without the
+        parent.
+        """
+        out = [0.0] * (len(self.token) + 1)  # the last entry, index -1, is the root's
+        logprobs: list[float] = self.logprob.tolist()
+        parents: list[int] = self.parent.tolist()
+        for i, (own, parent) in enumerate(zip(logprobs, parents, strict=True)):
             above = out[parent]
             out[i] = own if own < above else above
         out.pop()
         return out
 
     def best(self, count: int) -> tuple[list[int], list[float]]:
-        """The `count` most likely nodes (fewer if there are fewer), best first, and their `falling` values.
+        """The `count` most likely nodes (or all, if there are fewer), best first, and their `falling` values.
 
-        Equals stay in the order of the candidates, so a parent always comes before its child.
+        Ties keep the order of the candidates, so a parent always comes before its child.
         """
         value = self.falling()
-        nodes = [i for i in sorted(range(len(value)), key=value.__getitem__, reverse=True) if value[i] > _DEAD]
+        nodes = [i for i in sorted(range(len(value)), key=value.__getitem__, reverse=True) if value[i] > _EMPTY]
         nodes = nodes[: max(count, 0)]
         return nodes, [value[i] for i in nodes]
 
@@ -75,16 +83,20 @@ class Candidates:
 class Draft:
     """A draft tree in depth-first preorder, without the root. All arrays are `[m]` int32.
 
-    token, and depth (1 for a child of the root), subtree (size, the node itself included), parent (index in these
-    arrays, -1 for a child of the root); source is the index of each node among the candidates, drawn their `drawn`.
+    token
+    depth   1 for a child of the root
+    subtree size of the subtree, the node included
+    parent  index in these arrays, -1 for a child of the root
+    source  index of the node among the candidates
+    drawn   the candidates' `drawn` of the node, or None
     """
 
-    token: np.ndarray
-    depth: np.ndarray
-    subtree: np.ndarray
-    parent: np.ndarray
-    source: np.ndarray
-    drawn: np.ndarray | None = None
+    token: npt.NDArray[np.int32]
+    depth: npt.NDArray[np.int32]
+    subtree: npt.NDArray[np.int32]
+    parent: npt.NDArray[np.int32]
+    source: npt.NDArray[np.int32]
+    drawn: npt.NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self.token)

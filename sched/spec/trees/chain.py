@@ -1,4 +1,4 @@
-"""A single path."""
+"""Chain: a single path of most likely nodes."""
 
 from __future__ import annotations
 
@@ -6,31 +6,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from jaxspec.sched.spec.trees.candidates import Candidates
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The most likely child at each level, `k` deep: speculative decoding as it began (Leviathan et al., ICML 2023)."""
+    """The most likely child at each level, `k` levels deep: speculative decoding (Leviathan et al., ICML 2023).
+
+    Raises `ValueError` if `k` is negative.
+    """
 
     k: int
 
     def __post_init__(self) -> None:
         if self.k < 0:
-            raise ValueError(f"the chain's length is negative: {self.k}")
+            raise ValueError(f"k must not be negative, got {self.k}")
 
     def select(
-        self, candidates: Sequence[Candidates], limits: Sequence[int], room: int, needs: Sequence[float], others: int
-    ) -> list[np.ndarray]:
+        self,
+        candidates: Sequence[Candidates],
+        limits: Sequence[int],
+        budget: int,
+        needs: Sequence[float],
+        other_tokens: int,
+    ) -> list[npt.NDArray[np.bool_]]:
         return [c.mask(self._path(c, min(self.k, limit))) for c, limit in zip(candidates, limits, strict=True)]
 
     @staticmethod
     def _path(candidates: Candidates, length: int) -> list[int]:
         value = candidates.falling()
-        # The best child of each node and its value; the last, index -1, are the root's.
+        parents: list[int] = candidates.parent.tolist()
+        # Best child of each node, and its value. The last entry, index -1, is the root's.
         child, best = [-1] * (len(value) + 1), [float("-inf")] * (len(value) + 1)
-        for i, (parent, own) in enumerate(zip(candidates.parent.tolist(), value, strict=True)):
+        for i, (parent, own) in enumerate(zip(parents, value, strict=True)):
             if own > best[parent]:
                 child[parent], best[parent] = i, own
         path: list[int] = []

@@ -1,4 +1,4 @@
-"""What was drawn, as it was drawn."""
+"""Drawing: candidates that were sampled, without selecting among them."""
 
 from __future__ import annotations
 
@@ -6,24 +6,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from jaxspec.sched.spec.trees.candidates import Candidates
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """All candidates, or the first that fit, down to `levels` levels.
+    """All candidates down to `levels` levels, or as many of the first as the limit allows.
 
-    Rejection sampling keeps the target's distribution only if the choice of nodes does not depend on what was drawn.
+    Rejection sampling keeps the target's distribution only if the selection does not depend on the sampled tokens.
     """
 
     levels: int
 
     def select(
-        self, candidates: Sequence[Candidates], limits: Sequence[int], room: int, needs: Sequence[float], others: int
-    ) -> list[np.ndarray]:
+        self,
+        candidates: Sequence[Candidates],
+        limits: Sequence[int],
+        budget: int,
+        needs: Sequence[float],
+        other_tokens: int,
+    ) -> list[npt.NDArray[np.bool_]]:
         return [c.mask(self._first(c, max(limit, 0))) for c, limit in zip(candidates, limits, strict=True)]
 
     def _first(self, candidates: Candidates, limit: int) -> list[int]:
-        there = np.isfinite(candidates.logprob) & (np.asarray(candidates.depths()) <= self.levels)
-        return np.flatnonzero(there)[:limit].tolist()
+        usable = np.isfinite(candidates.logprob) & (np.asarray(candidates.depths()) <= self.levels)
+        return np.flatnonzero(usable)[:limit].tolist()

@@ -1,4 +1,4 @@
-"""The same budget for everyone."""
+"""EqualGreedy: the same number of nodes for every request."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.forest import Forest
@@ -14,17 +15,22 @@ from jaxspec.sched.spec.trees.policy import SharedNodes
 
 @dataclass(frozen=True, slots=True)
 class EqualGreedy(SharedNodes):
-    """AdaServe's baseline EqualGreedy (§6): the budget is divided evenly among the requests, and each takes its own
-    best nodes by path probability. That is the reranking of EAGLE-2 (Li et al., EMNLP 2024), which knows no budget.
+    """AdaServe's baseline EqualGreedy (§6): splits the nodes evenly; each request takes its best by path probability.
 
-    A request that has no candidates or a limit of 0 takes no share; what a division or a limit leaves over is not
-    spent.
+    Per request that is the reranking of EAGLE-2 (Li et al., EMNLP 2024), which has no budget for a step. A request
+    without candidates or with a limit of 0 gets no share. What the division or a limit leaves over is not used.
     """
 
     def select(
-        self, candidates: Sequence[Candidates], limits: Sequence[int], room: int, needs: Sequence[float], others: int
-    ) -> list[np.ndarray]:
+        self,
+        candidates: Sequence[Candidates],
+        limits: Sequence[int],
+        budget: int,
+        needs: Sequence[float],
+        other_tokens: int,
+    ) -> list[npt.NDArray[np.bool_]]:
         forest = Forest.of(candidates)
         sharing = int(np.count_nonzero((np.diff(forest.first) > 0) & (np.asarray(limits) > 0)))
         ranked = forest.ranked()
-        return forest.take(ranked, np.minimum(ranked.count, np.minimum(self.within(room) // max(sharing, 1), limits)))
+        share = self.within(budget) // max(sharing, 1)
+        return forest.take(ranked, np.minimum(ranked.count, np.minimum(share, limits)))

@@ -1,4 +1,4 @@
-"""A tree of a shape known in advance."""
+"""Fixed: a tree of a predetermined shape."""
 
 from __future__ import annotations
 
@@ -6,34 +6,42 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from jaxspec.sched.spec.trees.candidates import Candidates
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """SpecInfer's expansion (Miao et al., ASPLOS 2024): each node at depth i keeps its `widths[i]` most likely
-    children, as far as the candidates have them; depth 0 is the root.
+    """SpecInfer's expansion (Miao et al., ASPLOS 2024): each node at depth i keeps its `widths[i]` likeliest children.
 
-    Where a limit cuts the tree, whole levels come first and within the cut level the likelier paths.
+    Depth 0 is the root. A limit keeps whole levels from the top, and of the level it cuts the likeliest paths. Raises
+    `ValueError` for a width below 1.
     """
 
     widths: tuple[int, ...] = (1, 1, 3, 1, 1, 1, 1, 1)
 
     def __post_init__(self) -> None:
         if any(width < 1 for width in self.widths):
-            raise ValueError(f"every level must be at least one wide, not {self.widths}")
+            raise ValueError(f"widths: every level must be at least one wide, got {self.widths}")
 
     def select(
-        self, candidates: Sequence[Candidates], limits: Sequence[int], room: int, needs: Sequence[float], others: int
-    ) -> list[np.ndarray]:
+        self,
+        candidates: Sequence[Candidates],
+        limits: Sequence[int],
+        budget: int,
+        needs: Sequence[float],
+        other_tokens: int,
+    ) -> list[npt.NDArray[np.bool_]]:
         return [c.mask(self._expand(c)[: max(limit, 0)]) for c, limit in zip(candidates, limits, strict=True)]
 
     def _expand(self, candidates: Candidates) -> list[int]:
-        """The tree's nodes by levels, each level best first."""
+        """The tree's nodes level by level, each level best first."""
         value = candidates.falling()
-        children: list[list[int]] = [[] for _ in range(len(value) + 1)]  # the last, index -1, are the root's
-        for i, (parent, own) in enumerate(zip(candidates.parent.tolist(), value, strict=True)):
+        parents: list[int] = candidates.parent.tolist()
+        # The last entry, index -1, holds the root's children.
+        children: list[list[int]] = [[] for _ in range(len(value) + 1)]
+        for i, (parent, own) in enumerate(zip(parents, value, strict=True)):
             if own > float("-inf"):
                 children[parent].append(i)
         nodes: list[int] = []

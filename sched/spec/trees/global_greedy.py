@@ -1,4 +1,4 @@
-"""One budget for all."""
+"""GlobalGreedy: the most likely nodes over all requests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.forest import Forest
@@ -14,16 +15,21 @@ from jaxspec.sched.spec.trees.policy import SharedNodes
 
 @dataclass(frozen=True, slots=True)
 class GlobalGreedy(SharedNodes):
-    """AdaServe's baseline GlobalGreedy (§6): the best nodes over all requests by path probability, which is AdaServe's
-    own selection without the promises. It maximises the expected number of accepted tokens under the budget.
+    """AdaServe's baseline GlobalGreedy (§6): the best nodes over all requests by path probability.
 
-    Equals go to the earlier request.
+    It is AdaServe's selection without SLOs, and maximises the expected number of accepted tokens under the budget. Ties
+    go to the earlier request.
     """
 
     def select(
-        self, candidates: Sequence[Candidates], limits: Sequence[int], room: int, needs: Sequence[float], others: int
-    ) -> list[np.ndarray]:
+        self,
+        candidates: Sequence[Candidates],
+        limits: Sequence[int],
+        budget: int,
+        needs: Sequence[float],
+        other_tokens: int,
+    ) -> list[npt.NDArray[np.bool_]]:
         forest = Forest.of(candidates)
         ranked = forest.ranked()
-        best = forest.best(ranked, np.minimum(ranked.count, limits))[: self.within(room)]
+        best = forest.best(ranked, np.minimum(ranked.count, limits))[: self.within(budget)]
         return forest.take(ranked, np.bincount(forest.tree[best], minlength=len(forest)))

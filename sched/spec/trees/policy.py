@@ -1,4 +1,4 @@
-"""What a tree policy is: which candidates of the drafters the target verifies."""
+"""The interface of a tree policy."""
 
 from __future__ import annotations
 
@@ -7,45 +7,62 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from jaxspec.sched.spec.trees.candidates import Candidates
 
 
 class TreePolicy(Protocol):
-    """Chooses, for all requests of a step at once, which candidates the target verifies."""
+    """Selects, for all requests of a step at once, which candidates the target verifies."""
 
     def select(
-        self, candidates: Sequence[Candidates], limits: Sequence[int], room: int, needs: Sequence[float], others: int
-    ) -> list[np.ndarray]:
-        """One `[n]` bool mask per request, closed under parents and with at most `limits[i]` nodes.
+        self,
+        candidates: Sequence[Candidates],
+        limits: Sequence[int],
+        budget: int,
+        needs: Sequence[float],
+        other_tokens: int,
+    ) -> list[npt.NDArray[np.bool_]]:
+        """One `[n]` mask per request, closed under parents and with at most `limits[i]` nodes.
 
-        `limits` bounds what the request may still write and what the step can hold; a limit below 1 is no draft.
-        `room` draft nodes fit in the step before it becomes slow, `others` tokens of it are no drafts, and a request
-        has to get `needs[i]` tokens from it to keep its latency target (minus infinity without one): each policy heeds
-        what it knows of.
+        limits        most draft nodes of each request, by its max_tokens and by the step; below 1: no draft
+        budget        draft nodes that the verify budget leaves; may be negative
+        needs         tokens that each request must get from this step to meet its SLO; -inf without one
+        other_tokens  tokens of the step that are not drafts
+
+        Every policy keeps to `limits`; each uses of the others what it needs.
         """
         ...
 
 
 class Off:
-    """No speculation: chooses nothing."""
+    """No speculation: selects nothing."""
 
     def select(
-        self, candidates: Sequence[Candidates], limits: Sequence[int], room: int, needs: Sequence[float], others: int
-    ) -> list[np.ndarray]:
+        self,
+        candidates: Sequence[Candidates],
+        limits: Sequence[int],
+        budget: int,
+        needs: Sequence[float],
+        other_tokens: int,
+    ) -> list[npt.NDArray[np.bool_]]:
         return [c.mask() for c in candidates]
 
 
 @dataclass(frozen=True, slots=True)
 class SharedNodes:
-    """`nodes` bounds the draft nodes of all requests together, roots not among them; None: the step's budget does."""
+    """Base of policies that share a number of draft nodes among all requests.
+
+    `nodes`: that number, roots not included; None: what the verify budget leaves. Raises `ValueError` if it is
+    negative.
+    """
 
     nodes: int | None = None
 
     def __post_init__(self) -> None:
         if self.nodes is not None and self.nodes < 0:
-            raise ValueError(f"the number of nodes is negative: {self.nodes}")
+            raise ValueError(f"nodes must not be negative, got {self.nodes}")
 
-    def within(self, room: int) -> int:
-        """Draft nodes of a step that has room for `room`."""
-        return max(room, 0) if self.nodes is None else self.nodes
+    def within(self, budget: int) -> int:
+        """Draft nodes of a step whose verify budget leaves `budget`."""
+        return max(budget, 0) if self.nodes is None else self.nodes

@@ -1,68 +1,69 @@
-"""From chosen candidates to draft trees in the order in which a step wants them."""
+"""From chosen candidates to draft trees in preorder, as a step needs them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from jaxspec.sched.spec.trees.candidates import Candidates, Draft
 from jaxspec.sched.spec.trees.forest import Forest
 
 
-def preorder(candidates: Candidates, chosen: np.ndarray) -> Draft:
-    """The chosen candidates as a draft tree; siblings keep their order. `chosen` is an `[n]` bool mask.
+def preorder(candidates: Candidates, chosen: npt.NDArray[np.bool_]) -> Draft:
+    """The chosen candidates, an `[n]` mask, as a draft tree; siblings keep their order.
 
-    ValueError if a chosen node's parent isn't chosen (or doesn't come before it), or if siblings hold the same token:
-    both would then be accepted, and a step could not tell the path.
+    Raises `ValueError` if a chosen node's parent is not chosen or does not come before it, or if siblings have the same
+    token: both would be accepted, and the accepted path would be ambiguous.
     """
     return preorders(Forest([candidates]), [chosen])[0]
 
 
-def preorders(forest: Forest, chosen: Sequence[np.ndarray]) -> list[Draft]:
-    """The same for every tree of a forest."""
+def preorders(forest: Forest, chosen: Sequence[npt.NDArray[np.bool_]]) -> list[Draft]:
+    """As `preorder`, for every tree of a forest."""
     for c, mask in zip(forest, chosen, strict=True):
         if mask.shape != (len(c),) or mask.dtype != np.bool_:
             raise ValueError(f"expected a bool mask of {len(c)} candidates, got {mask.dtype} {mask.shape}")
     total = len(forest.tree)
-    nodes = np.flatnonzero(forest.joined(chosen))
+    nodes = np.flatnonzero(forest.concat(chosen))
     count = len(nodes)
-    # From here on nodes are numbered among the chosen, and `count` stands for the roots.
+    # From here on, nodes are numbered among the chosen ones, and `count` stands for every root.
     number = np.full(total + 1, -1)
     number[nodes], number[total] = np.arange(count), count
     tree, depth = forest.tree[nodes], forest.depth[nodes]
     parent = number[forest.parent[nodes]]
-    lost = (parent < 0) | ((parent >= np.arange(count)) & (parent < count))
-    if lost.any():
-        i = int(nodes[lost.argmax()])
+    orphan = (parent < 0) | ((parent >= np.arange(count)) & (parent < count))
+    if orphan.any():
+        i = int(nodes[orphan.argmax()])
         first = int(forest.first[forest.tree[i]])
         above = int(forest.parent[i]) - first
         raise ValueError(f"candidate {i - first} is chosen, but its parent {above} is not, or does not come before it")
     height = int(depth.max(initial=0))
-    # Each node counts for itself and for all above it.
-    size, above = np.ones(count + 1, np.intp), np.append(parent, count)
-    up = above[:count]
+    # Subtree sizes: each node counts for itself and for all of its ancestors.
+    size, parent_of = np.ones(count + 1, np.intp), np.append(parent, count)
+    ancestor = parent_of[:count]
     for _ in range(height - 1):
-        size += np.bincount(up, minlength=count + 1)
-        up = above[up]
-    # A node stands behind its parent and the trees of its earlier siblings.
+        size += np.bincount(ancestor, minlength=count + 1)
+        ancestor = parent_of[ancestor]
+    # A node comes after its parent and the subtrees of its earlier siblings: `offset` is the size of those subtrees.
     family = np.where(parent == count, count + tree, parent)
-    siblings = np.argsort(family, kind="stable")
-    sizes, own = size[:count][siblings], family[siblings]
+    by_family = np.argsort(family, kind="stable")
+    sizes, families = size[:count][by_family], family[by_family]
     before = np.cumsum(sizes) - sizes
-    eldest = np.empty(count, bool)
-    eldest[:1], eldest[1:] = True, own[1:] != own[:-1]
-    before -= before[np.maximum.accumulate(np.where(eldest, np.arange(count), 0))]
-    behind = np.empty(count, np.intp)
-    behind[siblings] = before
-    place = np.append(behind, -1)
+    is_first = np.empty(count, bool)
+    is_first[:1], is_first[1:] = True, families[1:] != families[:-1]
+    before -= before[np.maximum.accumulate(np.where(is_first, np.arange(count), 0))]
+    offset = np.empty(count, np.intp)
+    offset[by_family] = before
+    place = np.append(offset, -1)
     for _ in range(height):
-        place[:count] = behind + 1 + place[parent]
+        place[:count] = offset + 1 + place[parent]
 
-    token = forest.joined([c.token for c in forest], np.int32)[nodes]
-    together = np.sort(family * 2**32 + token)
-    if (together[1:] == together[:-1]).any():
-        raise ValueError("siblings hold the same token")
+    token = forest.concat([c.token for c in forest], np.int32)[nodes]
+    sibling_tokens = np.sort(family * 2**32 + token)
+    if (sibling_tokens[1:] == sibling_tokens[:-1]).any():
+        raise ValueError("siblings have the same token")
     counts = np.bincount(tree, minlength=len(forest))
     ends = np.cumsum(counts)
     starts = ends - counts
@@ -70,7 +71,7 @@ def preorders(forest: Forest, chosen: Sequence[np.ndarray]) -> list[Draft]:
     rows[:, starts[tree] + place[:count]] = (
         token, depth, size[:count], place[parent], nodes - forest.first[tree]
     )  # fmt: skip
-    drafts = []
+    drafts: list[Draft] = []
     for c, a, b in zip(forest, starts.tolist(), ends.tolist(), strict=True):
         token, depth, size, parent, source = rows[:, a:b]
         drafts.append(Draft(token, depth, size, parent, source, None if c.drawn is None else c.drawn[source]))

@@ -44,7 +44,7 @@ def setting(path: Path, minutes: float = 0.7) -> adaserve.Setting:
     return adaserve.Setting("llama-2-7b", short, long, str(path), minutes, [0])
 
 
-def test_requests_are_of_the_categories_asked_for():
+def test_requests_have_the_requested_categories():
     short, long = table(20, 60), table(900, 200, seed=1)
     categories = Categories((short, long, short), (0.0125, *TARGETS["llama-2-7b"]))
     rng = np.random.default_rng(0)
@@ -61,8 +61,8 @@ def test_requests_are_of_the_categories_asked_for():
 
 
 @pytest.mark.slow
-def test_drafts_keep_targets_that_continuous_batching_breaks(tmp_path):
-    """Light load, and one at which targets have to decide: what the paper says, and more by ours."""
+def test_drafts_meet_slos_that_continuous_batching_misses(tmp_path):
+    """Light load, and one at which SLOs have to decide: what the paper says, and more by ours."""
     own = setting(tmp_path / "t.csv")
     assert own.baseline == pytest.approx(12.5e-3)
     light = {name: own.point(name, 2.0)["attainment"] for name in (INCREMENTAL, SARATHI, PAPER, OURS)}
@@ -72,7 +72,7 @@ def test_drafts_keep_targets_that_continuous_batching_breaks(tmp_path):
 
 
 @pytest.mark.slow
-def test_adaserve_keeps_more_targets_than_its_selection_without_them(tmp_path):
+def test_adaserve_meets_more_slos_than_its_selection_without_them(tmp_path):
     own = setting(tmp_path / "t.csv", minutes=1.0)
     rate, mix = 5.0, (0.4, 0.2, 0.4)
     found = {name: own.point(name, rate, mix) for name in (GLOBAL, PAPER, UNCALIBRATED)}
@@ -140,7 +140,7 @@ def test_the_engine_fills_its_columns(quick, tmp_path):
     for systems in (*kept["engine"]["rates"].values(), kept["engine"]["light"]["systems"]):
         assert {name: len(found["goodput"]) for name, found in systems.items()} == dict.fromkeys(names, 2)
     text = (tmp_path / "docs" / "adaserve.md").read_text()
-    assert "…" in next(line for line in text.splitlines() if line.startswith("| attainment at 0.8"))
+    assert "…" in next(line for line in text.splitlines() if line.startswith("| SLO attainment at 0.8"))
     assert main([*command(tmp_path), "--engine", "--engine-systems", "nobody", *settings]) == 2
 
 

@@ -51,7 +51,7 @@ def test_requests_that_no_model_has_room_for_are_left_out():
         alise.fitting(Lengths(np.array([3000]), np.array([1]), np.array([np.nan])))
 
 
-def test_alise_beats_fcfs_and_the_oracle_everybody():
+def test_alise_beats_fcfs_and_the_oracle_beats_all():
     rates = (0.6, 1.2)
     names = (ORCA, VLLM, FULL, ALISE, KNOWN)
     found = {name: alise.curve(alise.SYSTEMS[name], table(), rates, 240, 0) for name in names}

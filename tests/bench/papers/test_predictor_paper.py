@@ -1,4 +1,4 @@
-"""`jaxspec.bench predictor`: formulations trained beside each other, Table 2 of SSJF, and the place of ALISE's."""
+"""`jaxspec.bench predictor`: formulations trained side by side, Table 2 of SSJF, and the place of ALISE's."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Same:
         return np.full(len(texts), 50.0)
 
 
-def test_one_that_learns_is_told_of_what_it_was_asked() -> None:
+def test_a_learning_predictor_learns_the_lengths_of_the_prompts_it_predicted() -> None:
     rng = np.random.default_rng(0)
     rows = alise_predictors.repeating(np.arange(400), rng)
     assert len(rows) == 1500 and len(np.unique(rows)) <= 200

@@ -102,7 +102,7 @@ def test_a_chain_is_accepted_up_to_the_first_that_is_not():
     assert accepted(np.array([[1.0, 0.0]]), 3).tolist() == [[3.0, 0.0]]
 
 
-def test_what_ease_does_not_explain_sets_draft_models_apart():
+def test_draft_models_differ_in_what_ease_does_not_explain():
     apart = []
     for residual in (0.0, 1.0):
         drawn = rates(EASE["alpaca"], 2000, np.random.default_rng(0), residual)
@@ -139,7 +139,7 @@ def test_counting_the_waiting_gives_up_a_slow_drafter_for_one_request():
     everyone = [request(i) for i in range(8)]
     assert Oracle(known, [0.01, 0.05], lambda: 0.1, [8, 8]).assign(everyone, cost) == [0] * 7 + [1]
     assert Together(known, [0.01, 0.05], lambda: 0.1).assign(everyone, cost) == [0] * 8
-    # Where it pays to wait, everybody has what guesses best in that time; rounds in any order.
+    # Where it pays to wait, every request has the drafter that guesses best in that time; rounds in any order.
     assert Together(known[:, ::-1], [0.011, 0.01], lambda: 0.1).assign(everyone, cost) == [0] * 8
     assert Together(known, [0.01, 0.05], lambda: 0.1).assign([], cost) == []
 
@@ -186,7 +186,7 @@ def test_goodput_counts_while_requests_wait_for_free_slots():
 
 
 @pytest.mark.slow
-def test_choosing_pays_where_requests_differ():
+def test_draft_choice_pays_where_requests_differ():
     """Two kinds of requests, each with a small draft model that knows it and others that don't."""
     known = np.full((64, 5), 0.3)
     known[::2, 0] = known[1::2, 1] = 0.95

@@ -1,4 +1,4 @@
-"""SPIN's batch verification beside a padded reference: that the reference is right, pads, and what is made of it."""
+"""SPIN's batch verification against a padded reference: the reference is right, pads, and is reported."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def test_it_measures_and_makes_a_page(tmp_path: Path) -> None:
     assert (tmp_path / "spin_verification.png").stat().st_size > 0
 
 
-def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"none\.jsonl"):
         spin_verification.verification(arguments("--alpaca", str(tmp_path / "none.jsonl")), tiny.model())
     with pytest.raises(BenchError, match="sliding window"):

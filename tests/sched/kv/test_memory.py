@@ -1,4 +1,4 @@
-"""What every kind of memory promises: no page is lost on the device or the host, and what comes back is what left."""
+"""All memory policies: no page is lost on the device or the host, and KV that returns is the KV that left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHEAP, DEAR = SwapCosts(1e-6, 1e-6, 1.0, 1.0), SwapCosts(9.0, 9.0, 1e-6, 1.0)
 
 
 class SwapDevice(Device):
-    """Has a host beside it, and carries transfers out as a plan means them."""
+    """A device with host memory that carries out the transfers of plans."""
 
     def __init__(self, page_size: int, drafts: Random | None) -> None:
         super().__init__(page_size, drafts)
@@ -41,14 +41,14 @@ class SwapDevice(Device):
 
 
 class Swapping(Drive):
-    """Holds every plan's transfers against their promises, too."""
+    """Checks the transfers of every plan, too."""
 
     device_kind = SwapDevice
 
     def plan(self, now: float) -> Plan:
         scheduler = self.scheduler
-        everybody = (*scheduler.running, *scheduler.waiting)
-        held = {r.id: (list(r.pages), list(r.host_pages), r.computed) for r in everybody}
+        requests = (*scheduler.running, *scheduler.waiting)
+        held = {r.id: (list(r.pages), list(r.host_pages), r.computed) for r in requests}
         plan = super().plan(now)
         self.log.append([(m.request.id, m.device, m.host) for m in (*plan.offload, *plan.upload)])
 
@@ -68,25 +68,25 @@ class Swapping(Drive):
             pages, _, computed = held[m.request.id]
             assert 0 < len(m.device) == len(m.host) == scheduler.pool.pages_for(m.request.computed)
             assert list(m.host) == m.request.host_pages and m.request.status is RequestStatus.SWAPPED
-            if pages:  # else it was let in by this very plan, on a cached prefix, and had to go again
+            if pages:  # else this very plan admitted it with a cached prefix and preempted it again
                 assert list(m.device) == pages[: len(m.device)] and m.request.computed == computed
         for m in plan.upload:
             _, hosts, computed = held[m.request.id]
             assert 0 < len(m.device) == len(m.host) and list(m.host) == hosts[-len(m.host) :]
             assert set(m.device) <= set(m.request.pages) and not m.request.host_pages
             assert m.request.computed == computed and m.request.status in (RequestStatus.PAUSED, RequestStatus.RUNNING)
-            # Its KV is on its way: it runs only if nobody else does.
+            # Its KV is under way: it runs only if no other request does.
             assert m.request.id not in planned or next(iter(plan.scheduled)).request is m.request
         if scheduler.config.policy.memory == "defer":
             assert not plan.preempted
         return plan
 
     def check_aging(self, now: float, since: dict[str, float], ran: set[str]) -> None:
-        if self.scheduler.config.policy.memory != "defer":  # there, who has been let in goes on where nobody else fits
+        if self.scheduler.config.policy.memory != "defer":  # there an admitted request continues if no other one fits
             super().check_aging(now, since, ran)
 
     def check_books(self) -> None:
-        scheduler, memory = self.scheduler, self.scheduler._kv
+        scheduler, memory = self.scheduler, self.scheduler.kv
         running, waiting = scheduler.running, list(scheduler.waiting)
         scheduler.pool.check([request.pages for request in (*running, *waiting)])
         assert all(request.status is RequestStatus.RUNNING and not request.host_pages for request in running)
@@ -187,7 +187,7 @@ def test_without_a_host_auto_is_recompute(data: st.DataObject, jobs: list[Job], 
             c.max_num_seqs, c.max_num_batched_tokens, c.max_model_len, None, c.max_logit_rows, policy, times=TIMES
         )
         scheduler = Scheduler(config, PagePool(pool.num_pages, pool.page_size, pool.enable_prefix_caching))
-        assert type(scheduler._kv) is KVCacheManager
+        assert type(scheduler.kv) is KVCacheManager
         run = Swapping(scheduler, jobs, Random(seed))
         run.run()
         logs.append(run.log)
@@ -257,7 +257,7 @@ def test_kv_comes_back_in_a_step_of_the_others_and_its_request_runs_in_the_next(
     assert run.finish() == ["high", "higher", "low"] and low.recomputed == 0
 
 
-def test_a_full_host_means_computing_anew():
+def test_a_full_host_means_recomputing():
     run = swap(seqs=2, pages=8, host=4)
     low = run.add("low", 8, prompt=20, priority=1)
     run.step()
@@ -310,7 +310,7 @@ def test_what_follows_inexact_kv_is_not_offered_to_other_prompts(exact: bool, fo
     assert len(run.scheduler.pool.match(low.tokens, 27)) == found
 
 
-def test_deferring_lets_nobody_in_who_might_need_anothers_pages():
+def test_deferring_admits_no_request_that_might_need_anothers_pages():
     run = Steps(order="priority", memory="defer", seqs=2, pages=8)
     run.add("low", 8, prompt=20, priority=1)  # may come to need 7 pages of 8
     run.step()
@@ -321,7 +321,7 @@ def test_deferring_lets_nobody_in_who_might_need_anothers_pages():
     assert run.finish() == ["low", "tiny", "high"] and run.scheduler.num_preemptions == 0
 
 
-def test_deferring_changes_seats_among_those_let_in_and_goes_on_when_the_first_does_not_fit():
+def test_deferring_changes_slots_among_those_admitted_and_continues_when_the_first_does_not_fit():
     run = Steps(order="priority", memory="defer", seqs=1, pages=8)
     low = run.add("low", 8, prompt=4, priority=2)
     run.step()
@@ -344,7 +344,7 @@ def test_host_pages_come_back_with_the_next_plan():
         HostPagePool(1).release([0])
     with pytest.raises(ValueError, match="host_pages"):
         HostPagePool(-1)
-    with pytest.raises(AssertionError, match="books"):
+    with pytest.raises(AssertionError, match="differ from those of the requests"):
         host.check([[0]])
 
 
@@ -354,8 +354,8 @@ def test_no_more_is_moved_ahead_of_need_than_a_step_can_bear(most: int | None, m
     memory = KVCacheManager(PagePool(10, 4))
     waiting = [Request(str(i), 5, [0] * 5, 5, 0.0, computed=5) for i in range(3)]
     assert first_of(waiting, most, memory) == waiting[:moved]
-    assert CHEAP.beside(0.1) == max(1, int(0.1 * CHEAP.decode_step / CHEAP.swap(1)))
-    assert SwapCosts(0, 0, 0, 1).beside(0.1) > 1e9
+    assert CHEAP.pages_within(0.1) == max(1, int(0.1 * CHEAP.decode_step / CHEAP.swap(1)))
+    assert SwapCosts(0, 0, 0, 1).pages_within(0.1) > 1e9
 
 
 def test_costs_and_host_pages_are_checked():

@@ -1,4 +1,4 @@
-"""Estimated wait times and what Algorithm 2 makes of them, beside a plain reckoning over all that wait."""
+"""Estimated wait times and Algorithm 2, against a plain computation over all waiting requests."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_line_goes_ahead_in_order_whatever_was_done_to_it(steps, seed):
 
 
 def swap(pages: int, taken: int) -> Swap:
-    """A pool of which so many pages are in use."""
+    """A pool with some pages in use."""
     pool = PagePool(pages, 1)
     pool.allocate(taken)
     return Swap(pool, 100, True, None)
@@ -98,7 +98,7 @@ def test_who_waits_least_is_kept_or_comes_in_and_the_last_in_order_make_room():
     assert (coming, going) == ([first], [last])
     # One kept free for those that run costs the third its place; one of its and two of the last make up for three.
     assert choose(jobs, 99.0, queue, swap(5, 5), 1) == ([first], [last, third])
-    # Nobody makes room that nobody needs.
+    # No pages are freed that no request needs.
     assert choose(jobs, 99.0, queue, swap(7, 5), 0) == ([first], [])
     # Nor for those whose turn is a long way off.
     assert choose([(10.0, first)], 5.0, queue, swap(5, 5), 0) == ([], [])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import numpy as np
 import pytest
 
@@ -31,7 +33,8 @@ def test_a_line_is_fitted_as_numpy_does():
     for pair in zip(x.tolist(), y.tolist(), strict=True):
         line.observe(*pair)
     slope, offset = np.polyfit(x, y, 1)
-    assert line.slope == pytest.approx(slope) and line.y - line.slope * line.x == pytest.approx(offset)
+    assert line.slope is not None and line.slope == pytest.approx(slope)
+    assert line.y - line.slope * line.x == pytest.approx(offset)
 
 
 def test_old_observations_fade():
@@ -47,7 +50,7 @@ def test_before_any_step_the_profile_or_a_guess_says_how_long_requests_take():
     assert Runtime(COSTS).remaining(request(predicted=5)) == pytest.approx(10 * 0.01 + 5)
     short, long = (Runtime().remaining(request(predicted=n)) for n in (5, 50))
     assert 0 < short < long
-    assert Runtime(COSTS).remaining(request()) == pytest.approx(0.1 + 100)  # nobody predicts: the most it may write
+    assert Runtime(COSTS).remaining(request()) == pytest.approx(0.1 + 100)  # without a prediction: max_tokens
 
 
 def test_what_is_left_shrinks_to_one_token():
@@ -62,7 +65,7 @@ def test_the_model_finds_the_times_of_steps():
     for _ in range(600):
         decoding = [request(prompt=int(rng.integers(1, 500)), output=5) for _ in range(rng.integers(0, 5))]
         tokens = int(rng.integers(1, 4))
-        mean = np.mean([r.prompt_len for r in decoding]) if decoding else 0.0
+        mean = fmean(r.prompt_len for r in decoding) if decoding else 0.0
         seconds = (c * mean + d) if decoding else 0.0
         scheduled = [ScheduledRequest(r, r.computed, 1) for r in decoding]
         results = [RequestResult((0,) * tokens)] * len(scheduled)
@@ -157,7 +160,7 @@ def test_the_shorter_one_preempts_if_it_is_in_a_higher_queue():
     assert run.finish() == ["short", "next", "long"]
 
 
-def test_within_a_queue_nobody_is_preempted():
+def test_within_a_queue_no_request_is_preempted():
     run = steps()
     run.add("a", true_len=7)
     run.step()

@@ -126,13 +126,13 @@ def test_least_attained_service_goes_round_by_the_quantum():
     run = Steps(order="las", las={"quantum_ms": 2000})
     for name in "abc":
         run.add(name, 9)
-    # The first token is prefill's, no round; then two seconds each. On a tie nobody is preempted: c goes on.
+    # The first token is prefill's, no round; then two seconds each. A tie preempts no request: c continues.
     assert run.steps(15) == "a a a b b b c c c c c a a b b"
     run.add("d", 3)
     assert run.steps(4) == "d d d a"
 
 
-def test_two_seats_go_to_the_two_with_the_least_service():
+def test_two_slots_go_to_the_two_with_the_least_service():
     run = Steps(seqs=2, order="las", las={"quantum_ms": 1000})
     for name in "abc":
         run.add(name, 20)
@@ -143,7 +143,7 @@ def test_two_seats_go_to_the_two_with_the_least_service():
     assert max(served) - min(served) <= 2
 
 
-def test_a_starving_request_is_promoted_and_keeps_its_seat():
+def test_a_starving_request_is_promoted_and_keeps_its_slot():
     run = Steps(order="sjf", predictor="oracle", aging_ms=20_000)
     run.add("long", 30)
     for i in range(40):

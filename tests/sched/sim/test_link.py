@@ -1,4 +1,4 @@
-"""Transfers on the simulator's clock: beside steps, one at a time each way, waited for by those who need them only."""
+"""Transfers in the simulator: parallel to steps, one at a time in each direction, and only their requests wait."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def simulate(memory: str, costs: SwapCosts = COSTS, host: int = 64, order: str =
 
 
 @pytest.mark.parametrize("order", ["fcfs", "alise"])
-def test_swapping_for_nothing_beats_computing_anew_which_beats_swapping_at_any_price(order: str):
+def test_swapping_for_free_beats_recomputing_which_beats_swapping_at_any_price(order: str):
     free, dear = SwapCosts(0.0, 0.0, 0.1, 1.0), SwapCosts(40.0, 40.0, 0.1, 1.0)
     swap, again, slow, auto = (
         simulate("swap", free, order=order), simulate("recompute", order=order), simulate("swap", dear, order=order),
@@ -88,7 +88,7 @@ def test_swapping_for_nothing_beats_computing_anew_which_beats_swapping_at_any_p
     assert slow.stalled > 0 and (auto.swaps, auto.duration) == (0, pytest.approx(again.duration, rel=0.05))
 
 
-def test_deferring_computes_nothing_anew():
+def test_deferring_recomputes_nothing():
     served = simulate("defer", order="alise")
     assert served.recomputed == served.swaps == served.preemptions.sum() == 0
 

@@ -26,7 +26,7 @@ def record(requests: int = 14, seed: int = 0, **settings: Any) -> tuple[Recordin
     prompts = [rng.integers(0, 250, int(n)).tolist() for n in rng.integers(3, 40, requests)]
     params = [SamplingParams(temperature=0, max_tokens=int(n), ignore_eos=True) for n in rng.integers(2, 40, requests)]
     with tiny.llm(**SMALL | settings) as llm:
-        scheduler = llm.engine._scheduler
+        scheduler = llm.engine.loop.scheduler
         recorder = Recorder(scheduler)
         drive(llm.engine, np.sort(rng.uniform(0, 0.08, requests)).tolist(), prompts, params)
         recording = recorder.stop()

@@ -61,7 +61,7 @@ requests = st.lists(st.tuples(st.floats(0, 20), st.integers(1, 60), st.integers(
 
 @given(requests, st.integers(1, 5), st.integers(0, 4), st.integers(6, 40))
 @settings(max_examples=60, deadline=None)
-def test_everyone_is_served_once_and_the_clock_only_goes_on(rows, max_num_seqs, drafts, pages):
+def test_every_request_is_served_once_and_time_only_increases(rows, max_num_seqs, drafts, pages):
     scheduled = workload(*(list(column) for column in zip(*rows, strict=True)))
     limits = scheduler(max_num_seqs, pages=pages)
     acceptance = Sampled(Process(0.6, 0.1, 0.5), len(scheduled), np.random.default_rng(1)) if drafts else None
@@ -89,7 +89,7 @@ def test_requests_come_out_the_same_whatever_the_free_slots():
     assert len(set(rounds(1))) > 1
 
 
-def test_switching_moves_the_kv_of_those_set_aside():
+def test_switching_moves_the_kv_of_paused_requests():
     turns = iter([1, 0, 0, 0])
 
     class Switching(Scheduler):
@@ -101,9 +101,12 @@ def test_switching_moves_the_kv_of_those_set_aside():
                 return Plan(plan.scheduled, (), (plan.scheduled[0].request,))
             return plan
 
+        def update(self, plan, results, now, seconds=0.0):
+            assert self._in_flight is not None
+            return super().update(self._in_flight, results, now, seconds)
+
     inner = scheduler()
     odd = Switching(inner.config, inner.pool)
-    odd.update = lambda plan, results, now, seconds=0.0: Scheduler.update(odd, odd._in_flight, results, now, seconds)
     served = Simulation(odd, workload([0], [10], [3]), Linear(1.0, swap=0.5)).run()
     # Steps end at 1, then with 10 positions out and in again, then as usual.
     assert served.finished.tolist() == [1 + (1 + 0.5 * 20) + 1]

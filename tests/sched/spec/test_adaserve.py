@@ -130,7 +130,7 @@ def request(tpot: float | None, output: int, first_token: float | None = 10.0) -
     return Request("r", 3, [0] * (3 + output), 100, 0.0, slo=Slo(tpot), first_token=first_token)
 
 
-def test_what_a_target_asks_of_a_step():
+def test_tokens_that_an_slo_needs_from_a_step():
     """Eq. 5: 0.5 s since the first token and a step of 0.1 s are six tokens at 0.1 s; five came after the first."""
     assert need(request(0.1, 6), 10.5, 0.1) == pytest.approx(1.0)
     assert need(request(0.1, 2), 10.5, 0.1) == pytest.approx(5.0)
@@ -142,7 +142,7 @@ def test_what_a_target_asks_of_a_step():
 
 @pytest.mark.parametrize("field", ["tpot", "ttft"])
 @pytest.mark.parametrize("value", [0.0, -1.0, inf, float("nan")])
-def test_targets_are_positive(field, value):
+def test_slos_are_positive(field, value):
     with pytest.raises(ValueError, match=f"slo.{field}_ms"):
         Slo(**{field: value})
 

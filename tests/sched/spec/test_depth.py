@@ -10,15 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec.sched.plan import Lookahead
-from jaxspec.sched.spec.depth import (
-    _EDGES,
-    AcceptanceRecord,
-    Calibration,
-    DepthController,
-    DraftTimes,
-    chances,
-    choose_nodes,
-)
+from jaxspec.sched.spec.calibration import BIN_EDGES, AcceptanceRecord, Calibration, chances
+from jaxspec.sched.spec.depth import DepthController, DraftTimes, choose_nodes
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.forest import Forest
 from jaxspec.sched.timing import StepTimes
@@ -42,7 +35,7 @@ def select(
     spec: DepthController, candidates: list[Candidates], records: list[AcceptanceRecord], limits: list[int]
 ) -> list[np.ndarray]:
     forest = Forest(candidates)
-    expected = chances(forest, [spec] * len(candidates), records)
+    expected = chances(forest, [spec.calibration] * len(candidates), records)
     return choose_nodes(spec.times.step, forest, expected, limits, len(candidates), [spec.probing] * len(candidates))
 
 
@@ -66,7 +59,7 @@ def play(spec: DepthController, rounds: int, hit: float, requests: int = 1, seed
     return levels
 
 
-def test_hopeless_drafts_are_soon_given_up_and_seldom_tried_again() -> None:
+def test_drafts_that_are_never_accepted_stop_soon_and_are_rarely_retried() -> None:
     levels = play(speculation(), 1000, hit=0.0)
     assert sum(level > 0 for level in levels[50:]) < 12
     assert sum(level > 0 for level in levels[500:]) <= 2
@@ -123,7 +116,7 @@ def test_calibration_learns_what_probabilities_are_worth() -> None:
     assert calibration.rates()[0] < 0.05
 
 
-def test_calibration_tells_levels_apart() -> None:
+def test_calibration_distinguishes_levels() -> None:
     """A drafter that is right about the first level and half as good as it says at the third."""
     calibration, rng = Calibration(), np.random.default_rng(0)
     for _ in range(6000):
@@ -151,14 +144,14 @@ def test_chances_are_multiplied_along_paths_each_drafters_own() -> None:
     said = np.asarray([-0.1, -2.5, -0.4, -2.6, -0.5, -3.0, -np.inf], np.float32)
     trees = [Candidates(np.arange(n, dtype=np.int32), parent[:n], said[:n]) for n in (7, 0, 5)]
     own = [kinds[0], kinds[0], kinds[1]]
-    found = chances(Forest(trees), own, records)
+    found = chances(Forest(trees), [spec.calibration for spec in own], records)
     expected: list[float] = []
     for tree, spec, record in zip(trees, own, records, strict=True):
         depth, chance = {-1: 0}, {-1: min(1.0, record.factor)}
         for i, above in enumerate(tree.parent.tolist()):
             depth[i] = depth[above] + 1
             ratio = tree.logprob[i] - (tree.logprob[above] if above >= 0 else 0)
-            rate = spec.calibration.rates()[np.searchsorted(np.log(_EDGES), ratio)]
+            rate = spec.calibration.rates()[np.searchsorted(np.log(BIN_EDGES), ratio)]
             chance[i] = chance[above] * min(1.0, rate * spec.calibration.of_level(depth[i])) * np.isfinite(ratio)
             expected.append(chance[i])
     assert found == pytest.approx(expected)
@@ -171,7 +164,7 @@ def test_a_request_whose_drafts_fail_gets_fewer() -> None:
         good.observe(1.0, 2)
         bad.observe(1.0, 0)
     c = chain(6, 0.7)
-    expected = chances(Forest([c, c]), [spec, spec], [good, bad])
+    expected = chances(Forest([c, c]), [spec.calibration] * 2, [good, bad])
     assert expected[:6].sum() > 1.5 * expected[6:].sum()
     masks = select(spec, [c, c], [good, bad], [6, 6])
     assert masks[0].sum() > masks[1].sum()

@@ -43,12 +43,12 @@ def test_the_matching_is_the_best_of_all_within_the_limits(requests: int, limits
     assert (len(taken), sum(taken)) == best_by_trying(gains, limits)
 
 
-def test_without_limits_everyone_has_the_best():
+def test_without_limits_every_request_gets_its_best_drafter():
     gains = np.random.default_rng(0).normal(size=(64, 3))
     assert match(gains, [UNLIMITED] * 3) == gains.argmax(1).tolist()
 
 
-def test_matching_nobody_or_to_nothing():
+def test_matching_no_requests_or_no_drafters():
     assert match(np.zeros((0, 3)), [1, 1, 1]) == []
     assert match(np.zeros((2, 0)), []) == [None, None]
 
@@ -121,7 +121,9 @@ def test_limits_hold_in_every_slot_while_requests_come_go_and_sit_out(
         used = Counter(j for j in drafters if j is not None)
         assert all(0 <= j < len(limits) and n <= limits[j] for j, n in used.items())
         if name in ("lbss", "epsilon_greedy") and None in drafters:
-            assert all(used[j] == b for j, b in enumerate(limits)), "somebody has no drafter, and one has room"
+            assert all(used[j] == b for j, b in enumerate(limits)), (
+                "a request has no drafter, and a drafter is below its limit"
+            )
         for r, j in zip(asking, drafters, strict=True):
             if rng.random() < 0.1:
                 continue  # planned, and then left out
@@ -153,7 +155,7 @@ def test_a_chunk_is_part_of_an_exploration():
 # --- single ---
 
 
-def test_everybody_gets_the_first_drafter():
+def test_every_request_gets_the_first_drafter():
     requests = [request(name) for name in "abc"]
     assert Single([UNLIMITED, 1]).assign(requests, free) == [0, 0, 0]
     assert Single([2, 8]).assign(requests, free) == [0, 0, None]
@@ -204,7 +206,7 @@ def test_no_drafter_gets_more_than_an_even_share_also_one_by_one(lengths: list[i
 # --- ε-greedy ---
 
 
-def test_it_explores_as_often_as_told_and_takes_the_best_else():
+def test_it_explores_with_probability_epsilon_and_takes_the_best_otherwise():
     it = EpsilonGreedy([UNLIMITED] * 3, np.random.default_rng(0), 0.3)
     a, goodput = request("a"), (2, 5, 3)
     chosen: Counter[int | None] = Counter()

@@ -1,4 +1,4 @@
-"""Micro-batches: when they pay, and that they lose nobody."""
+"""Micro-batches: when they pay, and that no request gets lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_time_line() -> None:
     line.add([2.0, 3.0], [], 5.0)  # drafted at 3, verified at 8
     line.add([4.0], [], 5.0)  # drafted at 7 meanwhile, verified at 13
     assert (line.drafted, line.verified) == (7.0, 13.0)
-    line.add([], [1.0], 5.0)  # beside the target: it waits for it, and the target for it
+    line.add([], [1.0], 5.0)  # on the target's device: each waits for the other
     assert (line.drafted, line.verified) == (14.0, 19.0)
     line.add([1.0], [], 0.0)
     assert (line.drafted, line.verified) == (15.0, 19.0)
@@ -37,7 +37,7 @@ def test_halves_overlap_where_drafter_and_target_have_their_own_devices() -> Non
     assert [took[0], took[1], took[3], took[7]] == [16.0, 12.0, 10.0, 9.0]
     assert all(b <= a for a, b in pairwise(took))
     assert took[3] == took[4] and best(own_device, 0, linear(0.5)) == 4  # five parts cannot be of equal size
-    # What every part costs anew ends it, sooner or later.
+    # The fixed cost of every part limits their number.
     assert best(own_device, 0, linear(0.5, 1.5)) == 2
     assert best(own_device, 0, linear(0.5, 9.0)) == 1
     # Two drafters draft at once, and the slower one is what is waited for.
@@ -46,10 +46,10 @@ def test_halves_overlap_where_drafter_and_target_have_their_own_devices() -> Non
 
 
 def test_on_one_device_nothing_is_gained() -> None:
-    beside = [DrafterLoad(8, linear(1.0), 1.0, False)]
+    shared = [DrafterLoad(8, linear(1.0), 1.0, False)]
     for step in (linear(0.5), linear(0.5, 1.0)):
-        assert best(beside, 0, step) == 1
-    assert seconds(1, beside, 3, linear(0.5)) == 8 + 9.5
+        assert best(shared, 0, step) == 1
+    assert seconds(1, shared, 3, linear(0.5)) == 8 + 9.5
 
 
 @given(

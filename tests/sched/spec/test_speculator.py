@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from helpers.fake_drafter import STEP, Fake, requests, round_of
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
@@ -16,7 +18,7 @@ def test_the_cheaper_one_first_and_the_next_where_it_has_nothing() -> None:
     assert round_of(Speculator([dear, cheap], STEP), requests(4)) == {"0": 100, "1": 200, "2": 100}
 
 
-def test_where_the_dearer_one_has_nothing_the_cheaper_one_is_asked() -> None:
+def test_where_the_dearer_one_has_nothing_the_cheaper_one_drafts() -> None:
     cheap, dear = Fake("cheap", 100, 1e-6, ["0"]), Fake("dear", 200, 1e-4, [])
     speculator = Speculator([cheap, dear], STEP)
     running = requests(1)
@@ -39,13 +41,13 @@ def test_a_request_goes_over_to_the_drafter_that_does_better_for_it() -> None:
     assert round_of(speculator, running) == {"0": 100, "1": 200}
 
 
-def test_everyone_forgets_a_request_that_ends() -> None:
+def test_all_drafters_forget_a_request_that_ends() -> None:
     one, two = Fake("a", 0, 0, []), Fake("b", 0, 0, [])
     Speculator([one, two], STEP).forget(requests(1)[0])
     assert one.forgotten == two.forgotten == ["0"]
 
 
-def test_drafters_are_not_asked_where_a_step_has_no_room_for_what_they_say() -> None:
+def test_drafters_do_not_draft_for_a_step_without_space_for_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts fill the step: a round of drafting would be for nothing."""
     drafter = Fake("a", 100, 1e-6, ["0", "1"])
     speculator = Speculator([drafter], STEP, GlobalGreedy(), verify_budget=16)
@@ -54,13 +56,13 @@ def test_drafters_are_not_asked_where_a_step_has_no_room_for_what_they_say() -> 
     scheduled = [ScheduledRequest(r, 3, 1, ahead.drafts, ahead.levels) for r in running]
     asked = []
     propose = drafter.propose
-    drafter.propose = lambda *given: asked.append(1) or propose(*given)
+    monkeypatch.setattr(drafter, "propose", lambda *given: asked.append(1) or propose(*given))
     assert speculator.draft(scheduled, lambda _: SamplingInputs(), 16, 0.0) == {} and not asked
     assert speculator.draft(scheduled, lambda _: SamplingInputs(), 15, 0.0) and asked
 
 
-def promised(number: int, tpot: float | None, ahead: float = 0.0) -> Request:
-    """Four tokens after its first, which came so that it is `ahead` seconds of its target at time 0."""
+def with_slo(number: int, tpot: float | None, ahead: float = 0.0) -> Request:
+    """Four tokens after its first, which came so that it is `ahead` seconds ahead of its SLO at time 0."""
     request = Request(str(number), 3, [1] * 8, 100, 0.0, computed=7, slo=Slo(tpot))
     request.first_token = ahead - 4 * (tpot or 0.0)
     return request
@@ -75,18 +77,18 @@ def drafted_for(running: list[Request], cost: float) -> list[str]:
     return sorted(speculator.draft(scheduled, lambda _: SamplingInputs(), len(scheduled), 0.0))
 
 
-def test_where_drafts_do_not_pay_only_those_behind_their_targets_get_some() -> None:
+def test_where_drafts_do_not_pay_only_requests_late_for_their_slo_get_some() -> None:
     """Twelve requests: with drafts for all, a step would take more than twice as long."""
-    crowd = [promised(i, 0.1) for i in range(11)]
-    assert len(drafted_for([promised(0, None), promised(1, None)], 1e-4)) == 2  # where they pay, all do
-    assert drafted_for([*crowd, promised(15, 0.1)], 3e-3) == []
-    assert drafted_for([*crowd, promised(15, 0.009)], 3e-3) == ["15"]
-    assert drafted_for([*crowd, promised(15, 0.009, ahead=1.0)], 3e-3) == []
+    crowd = [with_slo(i, 0.1) for i in range(11)]
+    assert len(drafted_for([with_slo(0, None), with_slo(1, None)], 1e-4)) == 2  # where they pay, all do
+    assert drafted_for([*crowd, with_slo(15, 0.1)], 3e-3) == []
+    assert drafted_for([*crowd, with_slo(15, 0.009)], 3e-3) == ["15"]
+    assert drafted_for([*crowd, with_slo(15, 0.009, ahead=1.0)], 3e-3) == []
 
 
 def test_the_shape_follows_the_budget() -> None:
     """AdaServe's Eq. 8 and 9: ceil(B / n) levels, as wide as floor(B / n) allows; nothing where n fill the budget."""
-    running = [promised(i, 0.009) for i in range(8)]
+    running = [with_slo(i, 0.009) for i in range(8)]
     drafter = Fake("only", 100, 1e-4, list("01234567"))
     speculator = Speculator([drafter], STEP, AdaServe(16), verify_budget=8, calibrate=True)
     assert speculator.lookahead(running, 0.0).levels == 0

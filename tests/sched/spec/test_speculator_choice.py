@@ -63,13 +63,13 @@ def speculator(choice: Told, *drafters: Fake) -> Speculator:
     return Speculator(drafters, STEP, Chain(2), levels=2, choice=choice)
 
 
-def test_everyone_gets_the_drafter_that_was_chosen() -> None:
+def test_every_request_gets_the_drafter_that_was_chosen() -> None:
     one, two = Fake("one", 100, 1e-6, EVERYONE), Fake("two", 200, 1e-3, ["1", "2"])
     choice = Told({"0": 0, "1": 1, "2": None, "3": 1})
     own, running = speculator(choice, one, two), requests(4)
-    # The second has nothing for request 3: nobody takes over.
+    # The second has nothing for request 3: no other drafter takes over.
     assert round_of(own, running) == {"0": 100, "1": 200}
-    # A drafter alone drafts for those it was given, and not at all for nobody.
+    # A drafter alone drafts for those it was given, and not at all for none.
     choice.drafters |= {"0": 1, "3": None}
     assert round_of(own, running) == {"1": 200} and own.controllers[0].levels == 0
 
@@ -103,7 +103,7 @@ def test_changes_are_counted_with_what_they_cost() -> None:
     assert (own.switches, own.switch_seconds) == (1, pytest.approx(100e-5))
 
 
-def test_drafters_elsewhere_get_ready_for_who_may_come() -> None:
+def test_drafters_elsewhere_prepare_for_requests_that_may_change_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
     near, far = Fake("near", 100, 1e-4, EVERYONE), Far("far", 200, 1e-5)
     choice = Told({"0": 0, "1": 1}, next_one=1)
     own, running = speculator(choice, near, far), requests(2)
@@ -113,12 +113,13 @@ def test_drafters_elsewhere_get_ready_for_who_may_come() -> None:
         scheduled.extend(given)
         Speculator.prefetch_features(own, given)
 
-    own.draft, draft = lambda scheduled, *off: (prefetch_features(scheduled), draft(scheduled, *off))[1], own.draft
+    draft = own.draft
+    monkeypatch.setattr(own, "draft", lambda given, *more: (prefetch_features(given), draft(given, *more))[1])
     round_of(own, running)
     own.precompute_kv(scheduled, lambda _: None)
     # It may need both; it need not get ready for the one that it drafts for anyway.
     assert far.calls == ["stage 0 1", "prepare 0"]
-    # Its rounds take nobody's time but that of those it drafts for.
+    # Its rounds count only for the requests that it drafts for.
     for request in running:
         own.observe(request, [])
     assert [h[3] for h in choice.heard] == [

@@ -79,7 +79,7 @@ def test_fixed_keeps_the_best_children_of_each(given_: tuple[list[Candidates], l
             below: list[int] = []
             for node in level:
                 children = np.flatnonzero((tree.parent == node) & np.isfinite(tree.logprob))
-                kept = [i for i in children if mask[i]]
+                kept = [int(i) for i in children if mask[i]]
                 assert len(kept) == min(width, len(children))
                 assert sorted(tree.logprob[kept]) == sorted(tree.logprob[children])[len(children) - len(kept) :]
                 below += kept
@@ -113,7 +113,7 @@ def test_specinfer_s_default_shape():
 
 
 @pytest.mark.parametrize("policy", [EqualGreedy(1), GlobalGreedy(1), Chain(1), Fixed((1,))])
-def test_a_child_that_rounding_lifts_above_its_parent_stays_behind_it(policy: TreePolicy):
+def test_a_child_that_rounding_lifts_above_its_parent_stays_after_it(policy: TreePolicy):
     tree = Candidates(np.asarray([3, 4], np.int32), np.asarray([-1, 0], np.int32), np.asarray([-1.0, -0.9], np.float32))
     (mask,) = check(policy, [tree], [5])
     assert mask.tolist() == [True, False]

@@ -1,4 +1,4 @@
-"""AdaServe's comparison scaled down to this machine's real engine: real prompts, targets by what its steps take."""
+"""AdaServe's comparison on the real engine: real prompts, SLOs derived from this machine's step times."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from jaxspec.sched.sim.workload import Lengths, Workload
 if TYPE_CHECKING:
     from jaxspec.llm import LLM
 
-#: Targets of the other categories by that of the strict one: 30 and 100 ms by 12.5 ms (Table 2, Llama-2-7b).
+#: SLOs of the other categories relative to the strict one: 30 and 100 ms relative to 12.5 ms (Table 2, Llama-2-7b).
 MODERATE, RELAXED = 2.4, 8.0
-#: Fig. 10's, of strict requests under light load, which is this share of the load that halves attainment.
+#: Fig. 10: factor on the strict SLO, and the light load as a share of the highest rate.
 SCALE, LIGHT = 0.8, 0.25
-#: §6.1's measurement of the baseline latency.
+#: §6.1's measurement of the baseline latency: requests, prompt tokens, output tokens.
 BATCH, PROMPT, ANSWER = 8, 32, 128
-#: What a step computes beside decoding, as in configs/sarathi.yaml; the others have the engine's default.
+#: Token budgets that differ from the engine's default, as in configs/sarathi.yaml.
 CHUNKS: Mapping[str, Mapping[str, Any]] = {SARATHI: {"max_num_batched_tokens": 64}}
-#: Attainment of continuous batching that is searched for, how near, and how often it is tried.
+#: Search for the rate at which continuous batching has this SLO attainment: goal, tolerance, and most tries.
 HALF, NEAR, TRIES = 0.5, 0.1, 8
 
 Jobs = Callable[[int], tuple[Workload, Sequence[Sequence[int]]]]
@@ -40,7 +40,10 @@ Jobs = Callable[[int], tuple[Workload, Sequence[Sequence[int]]]]
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What is asked: real texts for the short ones, and for the long ones texts one after the other."""
+    """Requests of the experiment: real prompts for short ones, and concatenated prompts for long ones.
+
+    texts: token ids of the prompts; baseline: the strict TPOT SLO in seconds.
+    """
 
     trace: str
     count: int
@@ -55,7 +58,7 @@ class Requests:
         return self.baseline, MODERATE * self.baseline, RELAXED * self.baseline
 
     def jobs(self, rate: float, shares: Sequence[float] = MIX, scale: float = 1.0) -> Jobs:
-        """Each turn's requests, the strict ones with `scale` times their target."""
+        """A function from the turn to its requests and prompts; strict requests have `scale` times their SLO."""
         strict, moderate, relaxed = self.targets
         categories = Categories((self.short, self.long, self.short), (scale * strict, moderate, relaxed))
         at = arrivals.trace(self.trace, self.count, rate)
@@ -69,37 +72,37 @@ class Requests:
                 prompts.of_tokens(self.texts, max(most, n), i) if k == 1 else list(self.texts[i])
                 for n, k, i in zip(work.input.tolist(), kind.tolist(), first, strict=True)
             ]
-            return replace(work, input=np.array([len(own) for own in ids])), ids
+            return replace(work, input=np.array([len(prompt) for prompt in ids])), ids
 
         return turn
 
 
 def on_engine(args: argparse.Namespace, short: Lengths, long: Lengths) -> dict[str, Any]:
-    """Of each system's turns: the share of targets kept, tokens of requests that kept theirs and of all a second, and
-    seconds to the first token; by rate, and under light load with strict targets alone."""
+    """SLO attainment, goodput and throughput in tokens/s, and mean TTFT in seconds of each system's turns; by rate, and
+    under light load with strict requests only. Raises `BenchError`."""
     from jaxspec.config import ConfigError, parse_overrides
     from jaxspec.models.load.tokenizer import chat_ids
 
     try:
-        more = parse_overrides(args.set)
+        overrides = parse_overrides(args.set)
         texts = prompts.load(args.prompts) if args.prompts else list(prompts.PROMPTS)
     except (ConfigError, OSError, ValueError) as error:
         raise BenchError(explained(error)) from None
     names = args.engine_systems or list(SYSTEMS)
     if unknown := sorted({*names} - {*SYSTEMS}):
-        raise BenchError(f"--engine-systems: no system {', '.join(unknown)}; there are {', '.join(SYSTEMS)}")
+        raise BenchError(f"--engine-systems: no system {', '.join(unknown)}; known: {', '.join(SYSTEMS)}")
     plain = [name for name in (INCREMENTAL, SARATHI) if name in names]
     if not plain:
-        raise BenchError(f"--engine-systems: {INCREMENTAL} or {SARATHI} must be there: they say what the load is")
+        raise BenchError(f"--engine-systems: needs {INCREMENTAL} or {SARATHI}, which determine the load")
     repeats = args.repeats or 3
     limits = {"enable_prefix_caching": False}
-    presets = {name: {**limits, **SYSTEMS[name], **CHUNKS.get(name, {}), **more} for name in names}
+    presets = {name: {**limits, **SYSTEMS[name], **CHUNKS.get(name, {}), **overrides} for name in names}
     with engines(presets, args.model) as loaded:
         first = loaded[plain[0]]
         ids = [chat_ids(first.tokenizer, text) for text in texts]
-        room = min(llm.engine.max_model_len for llm in loaded.values())
+        context = min(llm.engine.max_model_len for llm in loaded.values())
         baseline = measure(first, ids)
-        longest = max(8, room - max(map(len, ids)) - 1)
+        longest = max(8, context - max(map(len, ids)) - 1)
         requests = Requests(
             args.trace, args.engine_jobs, fitting(scaled(short, 1.0, args.engine_scale), longest),
             fitting(scaled(long, args.engine_long, args.engine_scale), longest), ids, baseline, args.seed,
@@ -120,37 +123,38 @@ def on_engine(args: argparse.Namespace, short: Lengths, long: Lengths) -> dict[s
 
 
 def scaled(table: Lengths, inputs: float, outputs: float) -> Lengths:
-    """Shorter requests; answers have at least two tokens, so that there is a time per token."""
-    shorter = lambda column, by: np.maximum(2, np.round(by * column)).astype(int)  # noqa: E731
+    """Lengths times these factors, at least two tokens, so that every request has a TPOT."""
+    shorter = lambda column, factor: np.maximum(2, np.round(factor * column)).astype(int)  # noqa: E731
     return Lengths(shorter(table.input, inputs), shorter(table.output, outputs), table.predicted)
 
 
-def fitting(table: Lengths, room: int) -> Lengths:
-    """Cut to what the model holds beside the longest prompt."""
-    return Lengths(capped(table, room).input, np.minimum(table.output, room // 2), table.predicted)
+def fitting(table: Lengths, context: int) -> Lengths:
+    """Lengths cut to `context` positions."""
+    return Lengths(capped(table, context).input, np.minimum(table.output, context // 2), table.predicted)
 
 
 def measure(llm: LLM, texts: Sequence[Sequence[int]]) -> float:
-    """Seconds per token of a small batch that decodes by itself, the second time."""
+    """Baseline latency: median TPOT in seconds of `BATCH` requests that decode alone, in the second of two runs."""
     longest = llm.engine.max_model_len - PROMPT
     params = SamplingParams(temperature=0, max_tokens=min(ANSWER, longest), ignore_eos=True)
     ids = [prompts.of_tokens(texts, PROMPT, i) for i in range(BATCH)]
-    for _ in range(2):
-        found = drive(llm.engine, [0.0] * BATCH, ids, [params] * BATCH)
+    drive(llm.engine, [0.0] * BATCH, ids, [params] * BATCH)
+    found = drive(llm.engine, [0.0] * BATCH, ids, [params] * BATCH)
     return float(np.median([m.tpot for m in found if m.tpot is not None]))
 
 
 def compare(loaded: Mapping[str, LLM], jobs: Jobs, repeats: int, advance: Callable[[], None]) -> dict[str, Any]:
+    """`{system: {metric: [turns]}}`."""
     measured = turns(loaded, jobs, repeats, advance)
     work = [jobs(repeat)[0] for repeat in range(1, repeats + 1)]
-    found = {name: [summary(m, w) for m, w in zip(own, work, strict=True)] for name, own in measured.items()}
-    return {name: {key: [turn[key] for turn in own] for key in own[0]} for name, own in found.items()}
+    found = {name: [summary(m, w) for m, w in zip(per_turn, work, strict=True)] for name, per_turn in measured.items()}
+    return {name: {key: [turn[key] for turn in per_turn] for key in per_turn[0]} for name, per_turn in found.items()}
 
 
 def summary(metrics: Sequence[RequestMetrics], work: Workload) -> dict[str, float]:
-    """What became of one turn's requests."""
+    """One turn's metrics: tokens/s, and mean TTFT in seconds."""
     assert work.tpot is not None
-    met = np.array([m.tpot is None or m.tpot <= target for m, target in zip(metrics, work.tpot.tolist(), strict=True)])
+    met = np.array([m.tpot is None or m.tpot <= slo for m, slo in zip(metrics, work.tpot.tolist(), strict=True)])
     seconds = max(m.finished or 0.0 for m in metrics) - min(m.arrival for m in metrics)
     output = np.array([m.output_tokens for m in metrics])
     return {
@@ -161,18 +165,20 @@ def summary(metrics: Sequence[RequestMetrics], work: Workload) -> dict[str, floa
 
 
 def halving(plain: Mapping[str, LLM], requests: Requests, tried: list[list[float]]) -> float:
-    """The rate at which the better one of these keeps half of the targets, by doubling and bisection; the rate tried
-    that came nearest. `tried` gets (rate, attainment)."""
-    rate = 1 / (requests.baseline * float(requests.short.output.mean()))  # one at a time
+    """The rate at which the better of these engines has 50 % SLO attainment, by doubling and bisection.
+
+    Returns the closest of the tried rates; appends (rate, attainment) of each to `tried`.
+    """
+    rate = 1 / (requests.baseline * float(requests.short.output.mean()))  # about one request at a time
     low = high = None
-    with progress("searching the rate at which half of the targets are kept", TRIES) as advance:
+    with progress("searching for the rate with 50 % SLO attainment", TRIES) as advance:
         for _ in range(TRIES):
             work, ids = requests.jobs(rate)(0)
-            kept = max(summary(once(llm, work, ids), work)["attainment"] for llm in plain.values())
-            tried.append([rate, kept])
+            attainment = max(summary(once(llm, work, ids), work)["attainment"] for llm in plain.values())
+            tried.append([rate, attainment])
             advance()
-            if abs(kept - HALF) <= NEAR:
+            if abs(attainment - HALF) <= NEAR:
                 return rate
-            low, high = (rate, high) if kept > HALF else (low, rate)
+            low, high = (rate, high) if attainment > HALF else (low, rate)
             rate = 2 * (low or 0) if high is None else high / 2 if low is None else (low * high) ** 0.5
-    return min(tried, key=lambda at: abs(at[1] - HALF))[0]
+    return min(tried, key=lambda point: abs(point[1] - HALF))[0]

@@ -1,7 +1,7 @@
-"""AdaServe (Li et al. 2025): draft tokens by latency targets, against continuous batching and other draft trees.
+"""AdaServe (Li et al. 2025): draft trees selected by SLO, against continuous batching and other draft trees.
 
-Llama-2 on A100 with a drafter of 160 million parameters (§6.1), requests of three categories with a target for the time
-per output token each (Table 2), arriving as in the public trace of SplitWise.
+Llama-2 on A100 with a drafter of 160 million parameters (§6.1). Requests of three categories, each with its TPOT SLO
+(Table 2), arrive as in SplitWise's public trace.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from jaxspec.sched.sim.cost import LLAMA2_A100, Machine, StepLoad, step_times
 from jaxspec.sched.sim.simulator import Served
 from jaxspec.sched.sim.workload import Lengths, Workload, read_lengths
 
-#: Requests a second of Fig. 4, 5, 7 and 8.
+#: Requests per second of Fig. 4, 5, 7 and 8.
 RATES: Mapping[str, Sequence[float]] = {
     "llama-2-7b": (1, 2, 4, 6, 8, 10), "llama-2-70b": (0.5, 1, 2, 3, 4, 5),
 }  # fmt: skip
-#: Of Fig. 6, by §6.2; and a load at which targets are as hard to keep here as there.
+#: Requests per second of Fig. 6: as in §6.2, and a load at which SLOs are as hard to meet here as in the paper.
 FIXED: Mapping[str, Sequence[float]] = {"llama-2-7b": (1.9, 6), "llama-2-70b": (1.0, 3)}
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-#: Fig. 10: the model, requests a second, and targets as shares of the baseline latency.
+#: Fig. 10: the model, requests per second, and SLOs relative to the baseline latency.
 STRICTER, STRICTER_RATE, SCALES = "llama-2-70b", 1.0, (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
-#: Fig. 9: requests that decode at once, and tokens that each writes.
+#: Fig. 9: requests that decode at once, and output tokens of each.
 CROWD, WRITTEN = 32, 128
 
 Point = dict[str, Any]
@@ -53,24 +53,31 @@ Point = dict[str, Any]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     data = parser.add_argument_group("data")
-    data.add_argument("--trace", required=True, metavar="CSV", help="arrival_s: SplitWise's conversations")
-    data.add_argument("--alpaca", required=True, metavar="JSONL", help='{"turns": [text], "reference": text} a line')
-    data.add_argument("--arxiv", required=True, metavar="CSV", help="input_tokens, output_tokens")
-    data.add_argument("--minutes", type=options.positive, default=3.0, metavar="M", help="of arrivals (default: 3)")
-    engine = parser.add_argument_group("of --engine")
-    engine.add_argument("--engine-jobs", type=options.count, default=48, metavar="N", help="requests a turn (48)")
-    engine.add_argument("--engine-scale", type=options.positive, default=0.5, metavar="X", help="of the lengths (0.5)")
-    engine.add_argument("--engine-long", type=options.positive, default=0.05, metavar="X", help="of arXiv's (0.05)")
+    data.add_argument("--trace", required=True, metavar="CSV", help="column arrival_s: SplitWise's conversation trace")
+    lines = 'lines of {"turns": [text], "reference": text}'
+    data.add_argument("--alpaca", required=True, metavar="JSONL", help=lines)
+    data.add_argument("--arxiv", required=True, metavar="CSV", help="columns input_tokens, output_tokens")
+    minutes = "length of the arrival trace (default: 3)"
+    data.add_argument("--minutes", type=options.positive, default=3.0, metavar="M", help=minutes)
+    engine = parser.add_argument_group("with --engine")
+    count = "requests per turn (default: 48)"
+    engine.add_argument("--engine-jobs", type=options.count, default=48, metavar="N", help=count)
+    scale = "factor on output lengths (default: 0.5)"
+    engine.add_argument("--engine-scale", type=options.positive, default=0.5, metavar="X", help=scale)
+    long = "factor on arXiv's prompt lengths (default: 0.05)"
+    engine.add_argument("--engine-long", type=options.positive, default=0.05, metavar="X", help=long)
     engine.add_argument(
         "--engine-rates", type=options.positive, nargs="+", metavar="R",
-        help="requests a second (default: where continuous batching keeps half of the targets, and half of that)",
+        help="requests/s (default: the rate at which continuous batching has 50 %% SLO attainment, and half of it)",
     )  # fmt: skip
-    engine.add_argument("--engine-systems", nargs="+", metavar="NAME", help=f"of {', '.join(SYSTEMS)} (default: all)")
-    engine.add_argument("--prompts", metavar="JSONL", help='{"turns": [text, ...]} (default: the built-in prompts)')
+    engine.add_argument("--engine-systems", nargs="+", metavar="NAME", help=f"{', '.join(SYSTEMS)} (default: all)")
+    engine.add_argument(
+        "--prompts", metavar="JSONL", help='lines of {"turns": [text, ...]} (default: the built-in prompts)'
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises `BenchError` where the data cannot be read or nothing can be run."""
+    """Run the experiments and write the page. Raises `BenchError` if the data cannot be read or a run fails."""
     out = Path(args.out)
     try:
         tables = read_lengths(args.alpaca), read_lengths(args.arxiv)
@@ -92,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A model on its machine, with the requests that it serves."""
+    """A model on its machine, and the data that its requests are drawn from."""
 
     model: str
     short: Lengths
@@ -107,35 +114,36 @@ class Setting:
 
     @property
     def baseline(self) -> float:
-        """Seconds of a step of eight requests with 32 tokens each that write 128 (§6.1)."""
+        """Baseline latency: seconds of a decode step of eight requests with 32 input and 128 output tokens (§6.1)."""
         return self.machine.cost.seconds(StepLoad(8, 0, 8 * (32 + 128 // 2)))
 
     def workload(
         self, rate: float, shares: Sequence[float], scale: float, seed: int
     ) -> tuple[Workload, np.ndarray]:  # fmt: skip
-        """The same requests at the same times for every system, and their categories. `scale`: of the strict target."""
+        """The requests, the same for every system, and their categories `[requests]`; `scale`: of the strict SLO."""
         count = max(1, round(60 * self.minutes * rate))
         categories = Categories((self.short, self.long, self.short), (scale * self.baseline, *TARGETS[self.model]))
         rng = np.random.default_rng([seed, round(1000 * rate)])
         return categories.workload(arrivals.trace(self.trace, count, rate), shares, rng)
 
     def point(self, name: str, rate: float, shares: Sequence[float] = MIX, scale: float = 1.0) -> Point:
-        """What a system makes of it: means over the seeds."""
+        """`summary` of a system's run, mean over the seeds."""
         found = []
         for seed in self.seeds:
             work, kind = self.workload(rate, shares, scale, seed)
             found.append(summary(simulation(SYSTEMS[name], self.machine, work, seed).run(), kind))
-        return {key: mean([own[key] for own in found]) for key in found[0]}
+        return {key: mean([one[key] for one in found]) for key in found[0]}
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Of those that are there."""
-    there = [value for value in values if value is not None]
-    return float(np.mean(there)) if there else None
+    """Mean of the values that are not None; None if all are."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def summary(served: Served, kind: np.ndarray) -> dict[str, float | None]:
-    """Shares of requests that kept their targets, of all and of each category; tokens a second; seconds."""
+    """SLO attainment overall and per category, goodput and throughput in tokens/s, mean TTFT in seconds, accepted
+    (bonus token included) and drafted tokens per verification."""
     met, output = served.met, served.workload.output
     share = lambda rows: float(met[rows].mean()) if rows.any() else None  # noqa: E731
     return {
@@ -148,6 +156,7 @@ def summary(served: Served, kind: np.ndarray) -> dict[str, float | None]:
 
 
 def simulated(args: argparse.Namespace, short: Lengths, long: Lengths) -> dict[str, Any]:
+    """Run all simulated experiments."""
     seeds = range(args.seed, args.seed + (args.repeats or 1))
     settings = {
         model: Setting(model, capped(short, CONTEXT), capped(long, CONTEXT), args.trace, args.minutes, seeds)
@@ -195,7 +204,7 @@ def simulated(args: argparse.Namespace, short: Lengths, long: Lengths) -> dict[s
 
 
 def shares_of_a_step(setting: Setting, name: str) -> dict[str, float]:
-    """Milliseconds of an iteration with many requests (Fig. 9): the selection's, measured here, and the models'."""
+    """Milliseconds per step with many requests (Fig. 9): selection (measured here), drafter and target (simulated)."""
     rows = np.random.default_rng(0).integers(len(setting.short), size=CROWD)
     tpot = np.array([setting.baseline, *TARGETS[setting.model]])[np.arange(CROWD) % 3]
     work = Workload(
@@ -207,7 +216,7 @@ def shares_of_a_step(setting: Setting, name: str) -> dict[str, float]:
     for owner, what in ((run.speculator, "lookahead"), (run.speculator, "draft"), (drafter, "propose")):
         setattr(owner, what, timed(getattr(owner, what), what, spent))
     served = run.run()
-    # What stands in for the drafter computes on the host too: that is not the selection's.
+    # The simulated drafter runs on the host too, and is not part of the selection.
     selection = spent["lookahead"] + spent["draft"] - spent["propose"]
     per_step = 1e3 / served.steps
     return {
@@ -217,7 +226,7 @@ def shares_of_a_step(setting: Setting, name: str) -> dict[str, float]:
 
 
 def timed(call: Callable[..., Any], name: str, spent: dict[str, float]) -> Callable[..., Any]:
-    """The same, its seconds added up."""
+    """`call`, adding its seconds to `spent[name]`."""
 
     def measured(*args: Any) -> Any:
         begun = perf_counter()

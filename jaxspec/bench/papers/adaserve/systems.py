@@ -1,4 +1,4 @@
-"""What AdaServe's experiments compare, and serving a workload with one of them in the simulator."""
+"""The systems compared in AdaServe's experiments, and their simulation."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ OURS, PAPER, UNCALIBRATED = "jaxspec", "AdaServe", "AdaServe, uncalibrated"
 INCREMENTAL, SARATHI, SPECINFER = "IncrDec", "Sarathi", "SpecInfer"
 EQUAL, GLOBAL, FCFS, STTA = "EqualGreedy", "GlobalGreedy", "FCFS", "STTA"
 
-#: Settings as in the presets of `configs/`, but for what steps hold. IncrDec stands for vLLM too: as the paper says, it
-#: puts prompts before the decoding of others as vLLM does.
+#: Settings as in the presets of `configs/`, except for the token budget. IncrDec also stands for vLLM: as the paper
+#: says, both put prefill before decoding.
 SYSTEMS: Mapping[str, Mapping[str, Any]] = {
     INCREMENTAL: {"draft": [], "prefill": "first"},
     SARATHI: {"draft": []},
@@ -38,25 +38,25 @@ SYSTEMS: Mapping[str, Mapping[str, Any]] = {
     PAPER: {"tree": "adaserve", "adaserve": {"economic": False}},
     OURS: {"tree": "adaserve", "pace": "deadline"},
 }
-#: Those that the paper compares end to end (Fig. 4 and 5) without drafts or with any.
+#: Baselines of the paper's end-to-end comparison (Fig. 4 and 5), without drafts and with them.
 BASELINES = INCREMENTAL, SARATHI, SPECINFER
 
-#: The chance that the drafter's first choice is right. SpecInfer (Miao et al. 2024), Table 2: chains of 8 of LLaMA-68M
-#: give LLaMA-7B 2.73 tokens a verification on chat prompts, that is 0.64; the drafter here is larger, so a little more.
-#: With the process's other constants the first four choices hold 86 %. That, how requests and places differ, and how
-#: sure the drafter is, are assumed.
+#: The drafter: its first candidate is accepted with probability 0.66. SpecInfer (Miao et al. 2024), Table 2: with
+#: chains of 8 from LLaMA-68M, LLaMA-7B has a mean accepted length of 2.73 on chat prompts, that is 0.64; the drafter
+#: here is larger, so a little more. With the process's other constants the first four candidates together have 86 %.
+#: That, the variation between requests and positions, and the calibration are assumptions.
 DRAFTS = TreeProcess(Process(0.66, 0.1))
-#: Requests that run at once, at most, and positions of the model.
+#: `max_num_seqs` and `max_model_len`.
 CONCURRENCY, CONTEXT = 256, 4096
-#: Tokens of a step: of one that decodes as well, Sarathi-Serve's for strict targets; of one that only computes prompts,
-#: as many as the engine allows.
+#: Token budgets: of steps that also decode, Sarathi-Serve's value for strict SLOs; of prefill-only steps, the engine's
+#: default.
 CHUNK, PROMPTS = 512, 2048
 
 
 def simulation(
     settings: Mapping[str, Any], machine: Machine, work: Workload, seed: int, process: TreeProcess = DRAFTS
 ) -> TreeSimulation:
-    """Ready to run. The same seed gives every system the same drafts and the same truth."""
+    """A simulation of the system with these settings. The same seed gives every system the same drafts and texts."""
     first = settings.get("prefill") == "first"
     config = EngineConfig.load(None, **{"max_num_batched_tokens": PROMPTS if first else CHUNK, **settings})
     times = step_times(machine.cost, CONTEXT)

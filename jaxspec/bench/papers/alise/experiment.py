@@ -1,7 +1,7 @@
 """ALISE (Zhao & Wang 2024): shortest remaining time first with KV swapped by estimated wait, against FCFS.
 
-OPT-13B on one V100 (Fig. 2) serving 30 minutes of Poisson arrivals (§4.1) of Alpaca's and ShareGPT's lengths. All
-batches are as large as memory allows.
+OPT-13B on one V100 (Fig. 2) serves 30 minutes of Poisson arrivals (§4.1) with Alpaca's and ShareGPT's lengths. Batches
+are as large as memory allows.
 """
 
 from __future__ import annotations
@@ -45,33 +45,36 @@ from jaxspec.sched.sim.simulator import Served, Simulation
 from jaxspec.sched.sim.workload import Lengths, Workload, join, noisy, read_lengths
 
 MODEL = "opt-13b"
-#: Positions that an OPT model was trained on; longer requests are left out.
+#: Context length of OPT models; longer requests are left out.
 CONTEXT = 2048
-#: Requests a second.
+#: Requests per second.
 RATES: Mapping[str, Sequence[float]] = {
     "alpaca": (2, 6, 10, 14, 18, 22, 26, 32, 40),
     "sharegpt": (0.15, 0.3, 0.45, 0.65, 0.85, 1.1, 1.4, 1.8, 2.3, 3.0),
 }
-#: Nobody is asked how much worse than this it gets at higher rates, in seconds a token.
+#: A curve ends at the first rate whose normalised latency exceeds this, in seconds per token.
 CEILING = 0.45
-#: §4.2's constraint, seconds a token.
+#: §4.2's constraint on the normalised latency, seconds per token.
 LIMIT = 0.2
-#: Log-normal error whose mean is Table 2's for OPT-13B (0.123 of the length); and one as of SSJF's predictor.
+#: σ of log-normal errors: one whose mean is Table 2's for OPT-13B (0.123 of the length), and one like SSJF's predictor.
 ERROR, LARGE_ERROR = 0.154, 0.5
-#: Requests that a step may be full of, and prompt tokens that it computes beside decoding.
+#: `max_num_seqs` and the token budget.
 CONCURRENCY, BUDGET = 256, 512
 HOST_BYTES = 64 * 2**30
 #: Consecutive requests of Fig. 9.
 SAMPLE = 200
 
-#: By rate: the normalised latency and what went with it.
+#: Metrics by rate.
 Curve = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What is compared. `kv`: of the bytes of half precision; `reserving`: room for the longest request is set aside
-    for each; `error`: of the predictions, None: known."""
+    """A system to compare.
+
+    kv: bytes of KV relative to half precision; reserving: every request reserves KV for the longest one; error: σ of
+    the length predictions' log-normal error, None: true lengths.
+    """
 
     policy: Mapping[str, Any]
     kv: float = 0.5
@@ -83,7 +86,7 @@ def alise(memory: str) -> dict[str, Any]:
     return {"order": "alise", "memory": memory, "predictor": "oracle"}
 
 
-#: Fig. 6. The paper keeps ALISE's KV at INT8, and vLLM's as vLLM does.
+#: Fig. 6. In the paper ALISE's KV is INT8, and vLLM's FP16.
 SYSTEMS = {
     ORCA: System({"order": "fcfs", "memory": "recompute"}, kv=1.0, reserving=True),
     VLLM: System({"order": "fcfs", "memory": "recompute"}, kv=1.0),
@@ -92,7 +95,7 @@ SYSTEMS = {
     WORSE: System(alise("swap"), error=LARGE_ERROR),
     KNOWN: System(alise("swap")),
 }
-#: Fig. 8.
+#: Fig. 8: ALISE with other memory policies.
 MEMORIES = {
     DEFER: System(alise("defer"), error=ERROR),
     AGAIN: System(alise("recompute"), error=ERROR),
@@ -103,22 +106,24 @@ MEMORIES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     data = parser.add_argument_group("data")
-    data.add_argument("--alpaca", required=True, metavar="JSONL", help='{"turns": [text], "reference": text} a line')
-    data.add_argument("--sharegpt", required=True, metavar="CSV", help="input_tokens, output_tokens")
-    data.add_argument("--minutes", type=options.positive, default=30.0, metavar="M", help="of arrivals (default: 30)")
-    engine = parser.add_argument_group("of --engine")
-    engine.add_argument("--engine-jobs", type=options.count, default=100, metavar="N", help="default: 100")
-    tokens = "prompt and answer of a mean request; the data's lengths are scaled to it (70)"
+    lines = 'lines of {"turns": [text], "reference": text}'
+    data.add_argument("--alpaca", required=True, metavar="JSONL", help=lines)
+    data.add_argument("--sharegpt", required=True, metavar="CSV", help="columns input_tokens, output_tokens")
+    minutes = "length of the arrival trace (default: 30)"
+    data.add_argument("--minutes", type=options.positive, default=30.0, metavar="M", help=minutes)
+    engine = parser.add_argument_group("with --engine")
+    count = "requests per turn (default: 100)"
+    engine.add_argument("--engine-jobs", type=options.count, default=100, metavar="N", help=count)
+    tokens = "mean tokens of prompt and answer together; the data's lengths are scaled to it (default: 70)"
     engine.add_argument("--engine-tokens", type=options.count, default=70, metavar="N", help=tokens)
-    engine.add_argument(
-        "--engine-rate", type=options.positive, default=18.0, metavar="R", help="requests a second (18)"
-    )
-    kv = "KV positions (480); requests of more than half of them are left out"
+    rate = "requests/s (default: 18)"
+    engine.add_argument("--engine-rate", type=options.positive, default=18.0, metavar="R", help=rate)
+    kv = "KV positions (default: 480); requests longer than half of them are left out"
     engine.add_argument("--engine-kv", type=options.count, default=480, metavar="N", help=kv)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises `BenchError` where the data cannot be read or nothing can be run."""
+    """Run the experiments and write the page. Raises `BenchError` if the data cannot be read or a run fails."""
     out = Path(args.out)
     try:
         tables = {name: fitting(read_lengths(getattr(args, name))) for name in DATA}
@@ -136,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def fitting(table: Lengths) -> Lengths:
-    """Those that the model has room for. Raises ValueError where none do."""
+    """Requests within the model's context. Raises ValueError if there are none."""
     rows = (table.input > 0) & (table.input + table.output <= CONTEXT)
     if not rows.any():
         raise ValueError(f"no request of at most {CONTEXT} tokens, prompt and answer together")
@@ -147,7 +152,7 @@ def fitting(table: Lengths) -> Lengths:
 
 
 def simulated(args: argparse.Namespace, tables: Mapping[str, Lengths]) -> dict[str, Any]:
-    """Normalised latencies in seconds a token by rate, and of Fig. 9's sample each request's latency in seconds."""
+    """Normalised latencies in seconds per token by rate, and the latencies in seconds of Fig. 9's requests."""
     seconds, seed = 60 * args.minutes, args.seed
     curves: dict[str, dict[str, dict[str, Curve]]] = {"Fig. 6": {}, "Fig. 8": {}}
     samples: dict[str, Any] = {}
@@ -174,13 +179,13 @@ def simulated(args: argparse.Namespace, tables: Mapping[str, Lengths]) -> dict[s
 
 
 def workload(table: Lengths, rate: float, seconds: float, seed: int) -> Workload:
-    """The same requests at the same times for every system."""
+    """Poisson arrivals with lengths drawn from the table, the same for every system."""
     rng = np.random.default_rng([seed, round(1000 * rate)])
     return join(arrivals.poisson(max(1, round(rate * seconds)), rate, rng), table, 32, rng)
 
 
 def curve(system: System, table: Lengths, rates: Sequence[float], seconds: float, seed: int) -> Curve:
-    """By rate, up to the first at which the normalised latency is above `CEILING`."""
+    """Metrics by rate, up to the first rate whose normalised latency exceeds `CEILING`."""
     points: Curve = {}
     longest = int((table.input + table.output).max())
     for rate in rates:
@@ -197,7 +202,7 @@ def curve(system: System, table: Lengths, rates: Sequence[float], seconds: float
 
 
 def serve(system: System, machine: Machine, work: Workload, longest: int, seed: int) -> Served:
-    """Serve `work`, whose longest request of all is `longest`."""
+    """Simulate `work` on one system; `longest`: positions that a reserving system reserves per request."""
     if system.error is not None:
         work = work.predict(noisy(work.output, system.error, np.random.default_rng(seed)))
     positions = machine.positions(system.kv)
@@ -213,7 +218,7 @@ def serve(system: System, machine: Machine, work: Workload, longest: int, seed: 
 
 
 def sample(served: Served) -> list[float]:
-    """Latencies in seconds of `SAMPLE` consecutive requests from the middle of the trace, in order of arrival."""
+    """Latencies in seconds of `SAMPLE` consecutive requests from the middle of the trace, in arrival order."""
     first = max(0, (len(served.jct) - SAMPLE) // 2)
     return [round(seconds, 3) for seconds in served.jct[first : first + SAMPLE].tolist()]
 
@@ -222,14 +227,14 @@ def sample(served: Served) -> list[float]:
 
 
 def on_engine(args: argparse.Namespace, tables: Mapping[str, Lengths]) -> dict[str, Any]:
-    """Normalised latency in seconds a token and mean latency in seconds of each turn, `{data: {system: {…: [turns]}}}`.
+    """Normalised latency in seconds per token and mean latency in seconds, `{data: {system: {…: [turns]}}}`.
 
-    Fewer and shorter jobs and a small pool, so that memory is as scarce as in the paper.
+    Fewer and shorter requests and a small pool, so that memory is as scarce as in the paper. Raises `BenchError`.
     """
     from jaxspec.config import ConfigError, parse_overrides
 
     try:
-        more = parse_overrides(args.set)
+        overrides = parse_overrides(args.set)
     except ConfigError as error:
         raise BenchError(str(error)) from None
     repeats = args.repeats or 5
@@ -244,7 +249,8 @@ def on_engine(args: argparse.Namespace, tables: Mapping[str, Lengths]) -> dict[s
         for data in DATA:
             table = scaled(tables[data], args.engine_tokens, args.engine_kv // 2)
             limits = {"draft": [], "kv_cache_tokens": args.engine_kv, "enable_prefix_caching": False}
-            with engines({name: {**limits, **own, **more} for name, own in presets.items()}, args.model) as loaded:
+            settings = {name: {**limits, **preset, **overrides} for name, preset in presets.items()}
+            with engines(settings, args.model) as loaded:
                 vocabulary = next(iter(loaded.values())).engine.model_config.vocab_size
 
                 def jobs(
@@ -255,15 +261,15 @@ def on_engine(args: argparse.Namespace, tables: Mapping[str, Lengths]) -> dict[s
                     return work, prompt_ids(size, work.input.tolist(), rng)
 
                 measured = turns(loaded, jobs, repeats, advance)
-                swaps = {name: llm.engine.stats().preemptions for name, llm in loaded.items()}
+                preemptions = {name: llm.engine.stats().preemptions for name, llm in loaded.items()}
             results[data] = {
                 name: {
-                    "normalised": [mean(m.e2e / m.output_tokens for m in turn if m.e2e) for turn in own],
-                    "jct": [mean(m.e2e for m in turn if m.e2e) for turn in own],
-                    "preemptions": swaps[name],
-                    "working_set": [working_set(turn) for turn in own],
+                    "normalised": [mean(m.e2e / m.output_tokens for m in turn if m.e2e) for turn in metrics],
+                    "jct": [mean(m.e2e for m in turn if m.e2e) for turn in metrics],
+                    "preemptions": preemptions[name],
+                    "working_set": [working_set(turn) for turn in metrics],
                 }
-                for name, own in measured.items()
+                for name, metrics in measured.items()
             }
     return {
         "jobs": args.engine_jobs, "tokens": args.engine_tokens, "rate": args.engine_rate, "kv": args.engine_kv,
@@ -272,7 +278,7 @@ def on_engine(args: argparse.Namespace, tables: Mapping[str, Lengths]) -> dict[s
 
 
 def scaled(table: Lengths, tokens: int, longest: int) -> Lengths:
-    """Requests of the same shape that are `tokens` long in the mean, without those longer than `longest`."""
+    """Lengths scaled to a mean of `tokens` for prompt and answer together, without requests longer than `longest`."""
     scale = tokens / (table.input + table.output).mean()
     inputs, outputs = (np.maximum(1, np.round(scale * column)).astype(int) for column in (table.input, table.output))
     fits = inputs + outputs <= longest
@@ -280,19 +286,19 @@ def scaled(table: Lengths, tokens: int, longest: int) -> Lengths:
 
 
 def working_set(metrics: Sequence[RequestMetrics]) -> float:
-    """The most KV positions of all requests that had come and not ended, those that waited included.
+    """Peak KV positions of all requests in the system, waiting ones included.
 
-    A request's tokens are taken to come evenly between its first and its last.
+    Assumes that a request's tokens are evenly spaced between its first and its last.
     """
-    ended = [m for m in metrics if m.first_token is not None and m.finished is not None]
-    first, last = (np.array([getattr(m, name) for m in ended]) for name in ("first_token", "finished"))
+    done = [m for m in metrics if m.first_token is not None and m.finished is not None]
+    first, last = (np.array([getattr(m, name) for m in done]) for name in ("first_token", "finished"))
     arrival, prompt, output = (
-        np.array([getattr(m, name) for m in ended]) for name in ("arrival", "prompt_tokens", "output_tokens")
+        np.array([getattr(m, name) for m in done]) for name in ("arrival", "prompt_tokens", "output_tokens")
     )
     return max(
-        float((prompt + output * np.clip((t - first) / np.maximum(last - first, 1e-9), 0, 1))[here].sum())
+        float((prompt + output * np.clip((t - first) / np.maximum(last - first, 1e-9), 0, 1))[present].sum())
         for t in last
-        for here in [(arrival <= t) & (t <= last)]
+        for present in [(arrival <= t) & (t <= last)]
     )
 
 

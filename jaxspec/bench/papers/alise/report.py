@@ -1,4 +1,4 @@
-"""The tables and figures of ALISE's page, beside what the paper says."""
+"""Tables and figures of ALISE's page, next to the paper's numbers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ ORCA, VLLM = "FCFS, as ORCA", "FCFS, as vLLM"
 ALISE, FULL = "ALISE, INT8 KV", "ALISE, FP16 KV"
 WORSE, KNOWN = "ALISE, INT8 KV, bad predictions", "Oracle, INT8 KV"
 DEFER, AGAIN, SWAP, AUTO = "defer", "recompute", "swap", "auto"
-#: Abstract and §4.3: throughput as a multiple of vLLM's ("up to"), and the reduction of the mean latency of 200
-#: requests in per cent. What else the paper's text says of its figures has lost its numbers.
+#: Abstract and §4.3: throughput relative to vLLM ("up to"), and the reduction of the mean latency of 200 requests in
+#: per cent. In the paper's text the other numbers are missing.
 PAPER_THROUGHPUT = {"alpaca": 1.8, "sharegpt": 2.1}
 PAPER_LATENCY = 46.0
 
 
 def at_latency(points: Mapping[str, float], limit: float) -> float | None:
-    """The rate at which the normalised latency comes to `limit`, its logarithm taken to be straight between points;
-    None if it never does, or is above it from the beginning."""
+    """The rate at which the normalised latency reaches `limit`, interpolating its logarithm linearly between points;
+    None if it never does or exceeds it at the lowest rate."""
     rates = sorted(map(float, points))
     values = [points[key] for key in sorted(points, key=float)]
     for (r0, v0), (r1, v1) in zip(
@@ -46,7 +46,7 @@ def reduction(own: float, base: float) -> float:
 
 
 def sections(kept: Mapping[str, Any]) -> dict[str, str]:
-    """The page's tables, of what has been run."""
+    """The page's tables by name, for the experiments that have been run."""
     simulated, engine = kept.get("simulated"), kept.get("engine")
     rows = []
     for data in DATA:
@@ -59,22 +59,22 @@ def sections(kept: Mapping[str, Any]) -> dict[str, str]:
     if simulated:
         systems = simulated["latency"]["systems"]
         base = float(np.mean(systems[VLLM]["sample"]))
-        own = [reduction(float(np.mean(systems[n]["sample"])), base) if n in systems else None
-               for n in (FULL, ALISE, WORSE, KNOWN)]  # fmt: skip
-        cells = [page.percent(value) for value in own]
+        gains = [reduction(float(np.mean(systems[n]["sample"])), base) if n in systems else None
+                 for n in (FULL, ALISE, WORSE, KNOWN)]  # fmt: skip
+        cells = [page.percent(value) for value in gains]
     for data in ("sharegpt", "alpaca"):
         paper = page.percent(PAPER_LATENCY) if data == "sharegpt" else "–"
         here = cells if data == "sharegpt" else ["–"] * 4
         rows.append(
-            [f"mean response latency, reduction (Fig. 9), {TITLES[data]}", paper, *here]
+            [f"mean response latency reduction (Fig. 9), {TITLES[data]}", paper, *here]
             + [page.spread(turns_gain(engine, data, name, "jct")) for name in (SWAP, KNOWN)]
         )
     for data in DATA:
         rows.append(
-            [f"normalised latency, reduction, {TITLES[data]}", "–", *["–"] * 4]
+            [f"normalised latency reduction, {TITLES[data]}", "–", *["–"] * 4]
             + [page.spread(turns_gain(engine, data, name, "normalised")) for name in (SWAP, KNOWN)]
         )
-    header = ["against FCFS of vLLM's kind", "paper", *(f"simulated: {name}" for name in (FULL, ALISE, WORSE, KNOWN))]
+    header = [f"relative to {VLLM}", "paper", *(f"simulated: {name}" for name in (FULL, ALISE, WORSE, KNOWN))]
     out = {"summary": page.table([*header, "engine: swap", "engine: Oracle"], rows)}
     if simulated:
         out |= simulated_sections(simulated)
@@ -84,7 +84,7 @@ def sections(kept: Mapping[str, Any]) -> dict[str, str]:
 
 
 def throughputs(curves: Mapping[str, Mapping[str, Mapping[str, float]]], limit: float) -> dict[str, float | None]:
-    """Requests a second at the limit."""
+    """Requests per second at which the normalised latency reaches `limit`."""
     return {name: at_latency(normalised(curve), limit) for name, curve in curves.items()}
 
 
@@ -100,7 +100,7 @@ def simulated_sections(simulated: Mapping[str, Any]) -> dict[str, str]:
             found = throughputs(curves, limit)
             cells = [f"{value:.2f}" if value else "–" for value in found.values()]
             gains = [page.times(ratio(found[ALISE], found[base])) for base in (VLLM, ORCA)]
-            rows.append([f"{TITLES[data]}, {1e3 * limit:.0f} ms a token", *cells, *gains])
+            rows.append([f"{TITLES[data]}, {1e3 * limit:.0f} ms/token", *cells, *gains])
     names = list(simulated["curves"]["Fig. 6"]["alpaca"])
     header = ["requests/s at a normalised latency (Fig. 6)", *names]
     out["throughput"] = page.table([*header, f"{ALISE} / {VLLM}", f"{ALISE} / {ORCA}"], rows)
@@ -111,20 +111,20 @@ def simulated_sections(simulated: Mapping[str, Any]) -> dict[str, str]:
         for rate in sorted({rate for curve in curves.values() for rate in curve}, key=float):
             points = {name: curve.get(rate) for name, curve in curves.items()}
             cells = [f"{1e3 * p['normalised']:.1f}" if p else "–" for p in points.values()]
-            again, swap = points[AGAIN], points[SWAP]
-            extra = [page.percent(100 * again["recomputed"] if again else None)]
+            recompute, swap = points[AGAIN], points[SWAP]
+            extra = [page.percent(100 * recompute["recomputed"] if recompute else None)]
             extra.append(f"{swap['swaps']:.2f}" if swap else "–")
             extra.append(page.percent(100 * swap["stalled"] if swap else None))
             rows.append([f"{TITLES[data]}, {rate}/s", *cells, *extra])
-    header = ["normalised latency, ms a token (Fig. 8)", DEFER, AGAIN, SWAP, AUTO, "tokens computed again (recompute)"]
-    out["memory"] = page.table([*header, "swaps a request (swap)", "time waited for transfers (swap)"], rows)
+    header = ["normalised latency, ms/token (Fig. 8)", DEFER, AGAIN, SWAP, AUTO, "tokens recomputed (recompute)"]
+    out["memory"] = page.table([*header, "swaps per request (swap)", "time waiting for transfers (swap)"], rows)
 
     latency, rows = simulated["latency"], []
     base = latency["systems"][VLLM]
     for name, found in latency["systems"].items():
-        own, reference = np.array(found["sample"]), np.array(base["sample"])
-        gains = reduction(own.mean(), reference.mean()), 100 * float((own < reference).mean())
-        cells = [f"{value:.1f}" for value in (own.mean(), np.median(own), np.percentile(own, 99))]
+        latencies, reference = np.array(found["sample"]), np.array(base["sample"])
+        gains = reduction(latencies.mean(), reference.mean()), 100 * float((latencies < reference).mean())
+        cells = [f"{value:.1f}" for value in (latencies.mean(), np.median(latencies), np.percentile(latencies, 99))]
         gains = (*gains, reduction(found["mean"], base["mean"]))
         rows.append([name, *cells, *map(page.percent, gains)])
     header = [
@@ -134,16 +134,16 @@ def simulated_sections(simulated: Mapping[str, Any]) -> dict[str, str]:
         "p99",
         "reduction of the mean",
     ]
-    out["latency"] = page.table([*header, "sooner than FCFS", "reduction, whole trace"], rows)
+    out["latency"] = page.table([*header, "requests faster than with FCFS", "reduction, whole trace"], rows)
     return out
 
 
 def turns_gain(engine: Mapping[str, Any] | None, data: str, name: str, what: str) -> list[float] | None:
-    """Reductions against FCFS in per cent, turn by turn."""
+    """Reduction relative to FCFS in per cent, per turn."""
     if engine is None:
         return None
     found = engine["systems"][data]
-    return [reduction(own, base) for own, base in zip(found[name][what], found[VLLM][what], strict=True)]
+    return [reduction(value, base) for value, base in zip(found[name][what], found[VLLM][what], strict=True)]
 
 
 def engine_section(engine: Mapping[str, Any]) -> str:
@@ -157,12 +157,12 @@ def engine_section(engine: Mapping[str, Any]) -> str:
             ]
             working = np.median(found["working_set"]) / engine["kv"]
             rows.append([TITLES[data], name, *cells, *gains, str(found["preemptions"]), f"{working:.1f}"])
-    header = ["engine", "system", "normalised latency, ms a token", "mean latency, s", "reduction: normalised"]
-    return page.table([*header, "reduction: mean latency", "preemptions, all turns", "working set, pools"], rows)
+    header = ["engine", "system", "normalised latency, ms/token", "mean latency, s", "reduction: normalised latency"]
+    return page.table([*header, "reduction: mean latency", "preemptions, all turns", "working set / pool size"], rows)
 
 
 def draw(out: Path, simulated: Mapping[str, Any]) -> None:
-    """Figures 6, 8 and 9 as PNG files beside the page."""
+    """Draw figures 6, 8 and 9 as PNG files next to the page."""
     for figure, name in (("Fig. 6", "rate"), ("Fig. 8", "memory")):
         panels = {
             TITLES[data]: {
@@ -171,7 +171,7 @@ def draw(out: Path, simulated: Mapping[str, Any]) -> None:
             }
             for data in DATA
         }
-        plot.curves(out / f"alise_{name}.png", panels, "requests a second", "ms a token", top=600)
+        plot.curves(out / f"alise_{name}.png", panels, "requests/s", "normalised latency, ms/token", top=600)
     systems = simulated["latency"]["systems"]
     shown: dict[str, Sequence[tuple[float, float]]] = {
         name: list(enumerate(map(float, systems[name]["sample"]))) for name in (VLLM, ALISE)

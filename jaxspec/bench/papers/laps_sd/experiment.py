@@ -1,7 +1,8 @@
-"""LAPS-SD (Li et al. 2025): requests under speculative decoding by attained service, then by perceived execution time.
+"""LAPS-SD (Li et al. 2025): speculative decoding ordered by attained service, then by estimated execution time.
 
-LLaMA-7B with LLaMA-68M on an L20, one request at a time (§3, §5.1), N requests at once, chains of 8 drafts as in
-SpecInfer, whose setup the paper follows. Lengths are those of the prompt files' answers, at four characters a token.
+N requests arrive at once and are served one at a time (§3) by LLaMA-7B with LLaMA-68M on an L20 (§5.1). Chains of 8
+drafts as in SpecInfer, whose setup the paper follows. Output lengths are those of the prompt files' answers, at four
+characters per token.
 """
 
 from __future__ import annotations
@@ -29,28 +30,28 @@ from jaxspec.sched.sim.workload import Lengths, Workload, join, read_lengths
 COUNTS = (10, 20, 30, 40, 50)
 QUEUES = (2, 3, 4, 5, 6, 8, 10)
 SPREADS = (0.0, 0.1, 0.2, 0.3, 0.4)
-#: γ and δ, which the paper does not give. The first serves best of those tried; with the last, requests become stable
-#: as late as in the paper's Fig. 3, and the estimates are as good as in its Fig. 7: see docs/results/laps_sd.md.
+#: γ and δ, which the paper does not give. The first gives the lowest latency of those tried. With the last, requests
+#: become stable as late as in the paper's Fig. 3, with estimates as good as in its Fig. 7: see docs/results/laps_sd.md.
 STABILITY = ((3, 0.1), (5, 0.05), (10, 0.02))
-#: SpecInfer's requests end after so many tokens.
+#: SpecInfer's requests end after this many tokens.
 CAP = 128
 REPEATS, DRAFTS = 40, 8
 LP_SJF, LAS, LAPS_SD, LATE, KNOWN = "LP-SJF", "LAS", "LAPS-SD", "LAPS-SD, stable late", "execution time known"
 FCFS, TYPICAL, MIXED = "FCFS", "LAPS-SD, unknown as typical", "mixed"
-#: Chance that a draft token is right after the one before. SpecInfer (Miao et al. 2024), Table 2: chains of 8 of
-#: LLaMA-68M give LLaMA-7B 2.73 tokens a verification on Chatbot Instruction Prompts, that is 0.64. LAPS-SD §5.2 says
-#: that MBPP's requests have higher rates (assumed: 0.75) and nothing of MiniThinky (taken as the first). How they
-#: differ between requests and settle, the paper shows for three requests and gives no numbers: the spread, and
-#: wandering that has died down after some 150 tokens as in its Fig. 3, are assumptions.
+#: Probability that a draft token is accepted if the one before it is. SpecInfer (Miao et al. 2024), Table 2: with
+#: chains of 8 from LLaMA-68M, LLaMA-7B has a mean accepted length of 2.73 on Chatbot Instruction Prompts, that is 0.64.
+#: LAPS-SD §5.2 says that MBPP has higher rates (assumed: 0.75) and nothing of MiniThinky (assumed: as the first). How
+#: rates differ between requests and settle is shown for three requests without numbers, so the spread, and the
+#: settling within about 150 tokens as in Fig. 3, are assumptions.
 PROCESSES = {
     "chat": Process(0.64, 0.15, wander=1.0, settle=50), "code": Process(0.75, 0.12, wander=1.0, settle=50),
     "math": Process(0.64, 0.15, wander=1.0, settle=50),
 }  # fmt: skip
 TITLES = {"chat": "Chatbot Instruction Prompts", "code": "MBPP", "math": "MiniThinky"}
-#: §5.2: LP-SJF is 1.47 times slower, LAPS-SD reduces the mean latency of LAS by 31 %; Fig. 7: mean errors in per cent.
+#: §5.2: LP-SJF is 1.47 times slower; LAPS-SD reduces the mean latency of LAS by 31 %. Fig. 7: mean errors in per cent.
 PAPER_LP_SJF, PAPER_LAS = 100 * (1 - 1 / 1.47), 31.0
 PAPER_ERROR = {"chat": 7.63, "code": 11.21, "math": 8.51}
-#: A switch every 80 ms of service makes the switching of LAS what Fig. 2 shows (see `sched/sim/cost.py`).
+#: With a switch every 80 ms of service, LAS spends as much time on switches as in Fig. 2 (see `sched/sim/cost.py`).
 QUANTUM_MS = 80.0
 
 Curves = dict[str, dict[str, float]]
@@ -58,16 +59,18 @@ Curves = dict[str, dict[str, float]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     data = parser.add_argument_group("data", 'JSONL of {"turns": [text], "reference": text}')
-    data.add_argument("--chat", required=True, metavar="JSONL", help="for Chatbot Instruction Prompts (alpaca_gpt4)")
+    chat = "stand-in for Chatbot Instruction Prompts (alpaca_gpt4)"
+    data.add_argument("--chat", required=True, metavar="JSONL", help=chat)
     data.add_argument("--code", required=True, metavar="JSONL", help="MBPP")
-    data.add_argument("--math", required=True, metavar="JSONL", help="for MiniThinky (math500)")
-    scale = "of --engine: of the answers' lengths (0.5)"
+    data.add_argument("--math", required=True, metavar="JSONL", help="stand-in for MiniThinky (math500)")
+    scale = "with --engine: factor on the answers' lengths (default: 0.5)"
     data.add_argument("--engine-scale", type=options.positive, default=0.5, metavar="X", help=scale)
-    data.add_argument("--engine-draft", default="ngram", metavar="D", help="of --engine: the drafter (ngram)")
+    draft = "with --engine: the drafter (default: ngram)"
+    data.add_argument("--engine-draft", default="ngram", metavar="D", help=draft)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises `BenchError` where the data cannot be read or nothing can be run."""
+    """Run the experiments and write the page. Raises `BenchError` if the data cannot be read or a run fails."""
     out = Path(args.out)
     try:
         tables = {name: read_lengths(getattr(args, name)) for name in PROCESSES}
@@ -91,7 +94,8 @@ def run(args: argparse.Namespace) -> int:
 def orders(
     queues: int = 4, stability: tuple[int, float] = STABILITY[0], cost: Linear = LLAMA_7B_L20
 ) -> dict[str, PolicyConfig]:
-    """The policies of Fig. 5, lengths known to all who ask; and what knowing the execution time would give."""
+    """The policies of Fig. 5 with known output lengths, plus variants: late stability, known acceptance rates, and
+    `unknown: typical`."""
     verify = cost.seconds(StepLoad(1 + DRAFTS))
     laps = {
         "queues": queues, "draft_tokens": DRAFTS, "draft_token_ms": 1e3 * cost.draft_level, "verify_ms": 1e3 * verify,
@@ -109,12 +113,12 @@ def orders(
 
 
 def stable_at(stability: tuple[int, float]) -> dict[str, Any]:
-    """γ and δ as settings."""
+    """γ and δ as `LapsSdSettings` fields."""
     return {"window": stability[0], "tolerance": stability[1]}
 
 
 def simulated(args: argparse.Namespace, tables: Mapping[str, Lengths]) -> dict[str, Any]:
-    """Mean latencies in seconds."""
+    """Run all simulated experiments. Returns mean latencies in seconds, and the errors of Fig. 7."""
     repeats, seed = args.repeats or REPEATS, args.seed
     free = replace(LLAMA_7B_L20, swap=0.0)
     chat, chats = tables["chat"], PROCESSES["chat"]
@@ -142,17 +146,18 @@ def simulated(args: argparse.Namespace, tables: Mapping[str, Lengths]) -> dict[s
                 for n in (10, 30, 50)
             }
             errors[name] = {}
-            for given in STABILITY:
-                settings = orders(stability=given)[LAPS_SD].laps_sd
+            for stability in STABILITY:
+                settings = orders(stability=stability)[LAPS_SD].laps_sd
                 found = estimation_error(table, process, LLAMA_7B_L20, settings, 40 * repeats, seed)
-                errors[name][str(given[1])] = found
+                errors[name][str(stability[1])] = found
                 advance()
         by_spread = {
             "lengths of the answers": {str(s): point(chat, replace(chats, spread=s), 30) for s in SPREADS},
             f"{CAP} tokens each": {str(s): point(equal, replace(chats, spread=s), 30) for s in SPREADS},
         }
         variations = {
-            f"γ = {given[0]}, δ = {given[1]}": point(chat, chats, 30, orders(stability=given)) for given in STABILITY
+            f"γ = {window}, δ = {tolerance}": point(chat, chats, 30, orders(stability=(window, tolerance)))
+            for window, tolerance in STABILITY
         } | {
             "switching costs nothing": point(chat, chats, 30, cost=free),
             "LP-SJF's lengths wrong by σ = 0.5": point(chat, chats, 30, noise=0.5),
@@ -167,9 +172,9 @@ def mean_latency(
     table: Lengths, process: Process, count: int, policies: Mapping[str, PolicyConfig], repeats: int, seed: int,
     cost: Linear = LLAMA_7B_L20, noise: float = 0.0,
 ) -> dict[str, float]:  # fmt: skip
-    """Mean over `repeats` under each policy, of the same requests with the same rounds.
+    """Mean latency in seconds over `repeats` runs per policy; all policies get the same requests and acceptances.
 
-    With `noise`, LP-SJF sees lengths with a log-normal error of that size.
+    noise: log-normal error (σ) of the lengths that LP-SJF sees.
     """
     found: dict[str, list[float]] = {name: [] for name in policies}
     for repeat in range(repeats):
@@ -184,7 +189,7 @@ def mean_latency(
 
 
 def reduction(latencies: Mapping[str, float], baseline: str, order: str = LAPS_SD) -> float:
-    """Of the mean latency against `baseline`, in per cent."""
+    """Reduction of the mean latency relative to `baseline`, in per cent."""
     return 100 * (1 - latencies[order] / latencies[baseline])
 
 
@@ -196,13 +201,13 @@ def on_engine(
 ) -> dict[str, Any]:
     """Mean latencies in seconds, `{data: {order: [turns]}}`: real prompts, 32 of all three kinds and 20 of each.
 
-    Answers have the files' answers' lengths, scaled; the oracles know them: requests ask for just so many tokens.
+    Output lengths are drawn from the files' answers and scaled. `max_tokens` equals them, so the oracles know them.
     """
     from jaxspec.config import ConfigError, parse_overrides
     from jaxspec.models.load.tokenizer import chat_ids
 
     try:
-        more = parse_overrides(args.set)
+        overrides = parse_overrides(args.set)
     except ConfigError as error:
         raise BenchError(str(error)) from None
     repeats = args.repeats or 5
@@ -222,7 +227,7 @@ def on_engine(
     results: dict[str, Any] = {}
     with (
         progress("turns", len(counts) * len(presets) * (repeats + 1)) as advance,
-        engines({name: {**limits, **order, **more} for name, order in presets.items()}, args.model) as loaded,
+        engines({name: {**limits, **order, **overrides} for name, order in presets.items()}, args.model) as loaded,
     ):
         tokenizer = next(iter(loaded.values())).tokenizer
         for name, count in counts.items():
@@ -233,12 +238,12 @@ def on_engine(
                 drawn = [kinds[i % len(kinds)] for i in range(count)]
                 rng.shuffle(drawn)
                 ids = [chat_ids(tokenizer, prompts.choose(texts[k], 1, rng)[0]) for k in drawn]
-                short = np.array([args.engine_scale * rng.choice(tables[k].output) for k in drawn])
-                lengths = np.maximum(1, np.round(short)).astype(int)
+                scaled = np.array([args.engine_scale * rng.choice(tables[k].output) for k in drawn])
+                lengths = np.maximum(1, np.round(scaled)).astype(int)
                 return Workload(np.zeros(count), np.array([len(i) for i in ids]), lengths, np.full(count, np.nan)), ids
 
             measured = turns(loaded, workload, repeats, advance)
-            results[name] = {order: [mean_jct(turn) for turn in own] for order, own in measured.items()}
+            results[name] = {order: [mean_jct(turn) for turn in metrics] for order, metrics in measured.items()}
     return {"requests": counts, "scale": args.engine_scale, "draft": args.engine_draft, "latency": results}
 
 
@@ -246,7 +251,7 @@ def on_engine(
 
 
 def sections(kept: Mapping[str, Any]) -> dict[str, str]:
-    """The page's tables, of what has been run."""
+    """The page's tables by name, for the experiments that have been run."""
     simulated, engine = kept.get("simulated"), kept.get("engine")
     rows = []
     for name, title in TITLES.items():
@@ -261,7 +266,7 @@ def sections(kept: Mapping[str, Any]) -> dict[str, str]:
             cells.append(gain(engine["latency"][name], base, LAPS_SD) if engine else "–")
             rows.append(cells)
     kinds = [f"γ = {window}, δ = {tolerance}" for window, tolerance in (STABILITY[0], STABILITY[-1])]
-    header = ["mean latency, reduction (Fig. 5)", "paper", *(f"simulated, {kind}" for kind in kinds)]
+    header = ["mean latency reduction (Fig. 5)", "paper", *(f"simulated, {kind}" for kind in kinds)]
     header += ["simulated, unknown as typical", "simulated, execution time known", "engine"]
     out = {"latency": page.table(header, rows)}
     if engine:
@@ -278,8 +283,8 @@ def sections(kept: Mapping[str, Any]) -> dict[str, str]:
 
 
 def gain(latencies: Mapping[str, Sequence[float]], base: str, order: str) -> str:
-    """Median over the turns of an order's reduction of the mean latency, in per cent, and the range."""
-    turns = [100 * (1 - own / other) for own, other in zip(latencies[order], latencies[base], strict=True)]
+    """Reduction of the mean latency in per cent: median over the turns, and range."""
+    turns = [100 * (1 - latency / other) for latency, other in zip(latencies[order], latencies[base], strict=True)]
     return f"{np.median(turns):.1f} % ({min(turns):.0f} … {max(turns):.0f})"
 
 
@@ -290,7 +295,7 @@ def simulated_sections(simulated: Mapping[str, Any]) -> dict[str, str]:
         for n, latencies in simulated["by_queues"][name].items():
             best = min(latencies, key=lambda k: latencies[k])
             rows.append([f"{title}, {n} requests", *(f"{latencies[str(k)]:.1f}" for k in QUEUES), best])
-    out["queues"] = page.table(["mean latency, s, by queues (Fig. 6)", *map(str, QUEUES), "best"], rows)
+    out["queues"] = page.table(["mean latency, s, by number of queues (Fig. 6)", *map(str, QUEUES), "best"], rows)
     rows = []
     for name, title in TITLES.items():
         for (window, _), (tolerance, found) in zip(STABILITY, simulated["errors"][name].items(), strict=True):
@@ -298,23 +303,24 @@ def simulated_sections(simulated: Mapping[str, Any]) -> dict[str, str]:
             what = f"{title}, γ = {window}, δ = {tolerance}"
             rows.append([what, page.percent(PAPER_ERROR[name]), page.percent(found["mean"]), *shares])
     header = ["error of the estimated execution time (Fig. 7)", "paper", "simulated", "requests that become stable"]
-    out["errors"] = page.table([*header, "after, of their rounds"], rows)
+    out["errors"] = page.table([*header, "stable after, share of rounds"], rows)
     rows = []
     for lengths, points in simulated["by_spread"].items():
         for base, order in ((LP_SJF, LAPS_SD), (LP_SJF, TYPICAL), (LP_SJF, KNOWN), (LAS, LAPS_SD)):
             found = [page.percent(reduction(points[str(s)], base, order)) for s in SPREADS]
             rows.append([f"{lengths}: {order} against {base}", *found])
-    out["spread"] = page.table(["reduction, by the spread of acceptance", *map(str, SPREADS)], rows)
+    out["spread"] = page.table(["mean latency reduction by spread of acceptance rate", *map(str, SPREADS)], rows)
     rows = [
         [name, *(page.percent(reduction(point, base)) for base in (LP_SJF, LAS))]
         for name, point in simulated["variations"].items()
     ]
-    out["variations"] = page.table(["Chatbot Instruction Prompts, 30 requests", "against LP-SJF", "against LAS"], rows)
+    header = ["mean latency reduction, Chatbot Instruction Prompts, 30 requests", "against LP-SJF", "against LAS"]
+    out["variations"] = page.table(header, rows)
     return out
 
 
 def draw(out: Path, simulated: Mapping[str, Any]) -> None:
-    """Figures 5 and 6 as PNG files beside the page."""
+    """Draw figures 5 and 6 as PNG files next to the page."""
     panels = {
         TITLES[name]: {
             order: [(float(n), point[order]) for n, point in points.items()]

@@ -1,4 +1,4 @@
-"""How well LAPS-SD's estimate foretells a request's execution time (the paper's Fig. 7)."""
+"""Accuracy of LAPS-SD's execution time estimates (the paper's Fig. 7)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from jaxspec.sched.sim.workload import Lengths
 def estimation_error(
     table: Lengths, process: Process, cost: Linear, settings: LapsSdSettings, count: int, seed: int
 ) -> dict[str, float | None]:
-    """Of `count` requests served alone, lengths known: the first estimate's mean absolute error in per cent (`mean`;
-    None without any), the share of requests that ever get one (`perceived`), and after what share of their rounds
-    (`stable_after`)."""
+    """Serves `count` requests alone, with known lengths.
+
+    Returns `mean`: mean absolute error of the first estimate in per cent, None without estimates; `perceived`: share of
+    requests that get an estimate; `stable_after`: mean share of their rounds after which they get it.
+    """
     rng, drafts = np.random.default_rng(seed), round(settings.draft_tokens or 0)
     outputs, sampled = rng.choice(table.output, count).tolist(), Sampled(process, count, rng)
     errors, shares = [], []
@@ -26,7 +28,7 @@ def estimation_error(
         order, request = LapsSd(settings), Request(str(i), 32, [0] * 32, output, 0.0)
         request.predicted_len = output
         estimate: float | None = None
-        took, rounds, stable, produced = 0.0, 0, 0, 1  # the prompt's step gives the first token
+        took, rounds, stable, produced = 0.0, 0, 0, 1  # prefill generates the first token
         while produced < output:
             drafted, accepted = sampled.round(i, produced, drafts)
             load = StepLoad(1 + drafted, context=request.prompt_len + produced, drafting=1, levels=drafted)

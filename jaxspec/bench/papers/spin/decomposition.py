@@ -1,7 +1,7 @@
-"""SPIN's request decomposition as the paper does it (§V-A): KV in rows of L positions, and the search for L.
+"""SPIN's request decomposition (§V-A): KV in rows of L positions, and the search for L.
 
-The engine has no L to search (`jaxspec/kernels/attention.c`, `jaxspec.step.attention`); this says how far it is from
-the best one.
+The engine needs no L (`jaxspec/kernels/attention.c`, `jaxspec.step.attention`); this measures how close it is to the
+best one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Decomposition:
-    """Rows of `length` positions, `padded` of all those positions hold nothing."""
+    """`rows` rows of `length` positions each, of which `padded` in total are padding."""
 
     length: int
     rows: int
@@ -21,16 +21,16 @@ class Decomposition:
 
 
 def best(lengths: np.ndarray, width: int, unit: int = 1) -> Decomposition:
-    """The L that leaves the fewest padded positions in at most `width` rows, of all multiples of `unit` up to the one
-    that holds the longest request; of equals the longest, which has the fewest rows.
+    """The decomposition with the fewest padded positions in at most `width` rows.
 
-    Each row belongs to one of the requests, whose KV lengths are `lengths` (`[requests]`). Raises ValueError if there
-    are fewer rows than requests.
+    lengths `[requests]`: KV lengths; each row belongs to one request. Tries all multiples of `unit` up to the longest
+    request; ties go to the largest L, which has the fewest rows. Raises ValueError if there are fewer rows than
+    requests.
     """
     if width < len(lengths):
         raise ValueError(f"{width} rows are too few for {len(lengths)} requests")
     tried = unit * np.arange(-(-int(lengths.max()) // unit), 0, -1)
     rows = (-(-lengths // tried[:, None])).sum(1)
     padded = rows * tried - lengths.sum()
-    at = int(np.argmin(np.where(rows <= width, padded, np.iinfo(padded.dtype).max)))
-    return Decomposition(int(tried[at]), int(rows[at]), int(padded[at]))
+    i = int(np.argmin(np.where(rows <= width, padded, np.iinfo(padded.dtype).max)))
+    return Decomposition(int(tried[i]), int(rows[i]), int(padded[i]))

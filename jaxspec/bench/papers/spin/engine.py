@@ -1,4 +1,4 @@
-"""SPIN's choice of drafters on the engine: real prompts of several kinds, the drafters beside one another."""
+"""SPIN's draft choice on the engine: real prompts of several kinds, with each drafter alone and each policy."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from jaxspec.sched.spec.speculator import Speculator
 if TYPE_CHECKING:
     from jaxspec.llm import LLM
 
-#: The drafters of the package, the smallest first.
+#: The shipped drafters, smallest first.
 DRAFTERS = ("ngram", "smollm2-eagle-small", "smollm2-eagle", "smollm2-eagle-large")
 NONE, ORACLE = "no drafts", "oracle"
 #: Kinds of prompts, and the options that name their files.
 KINDS = {"chat": "alpaca", "code": "code", "maths": "maths"}
-#: Fig. 4's: what drafts for all batch sizes, and how many levels where the shape is the same for all.
+#: Fig. 4: the drafter, and the length of its fixed chains.
 CHAIN: Mapping[str, Any] = {"draft": "smollm2-eagle", "levels": 3}
-#: Names of the policies beside each drafter alone, and their settings.
+#: Settings of the draft choice policies.
 CHOICES: Mapping[str, Mapping[str, Any]] = {
     "greedy": {"draft_choice": "greedy"},
     "epsilon_greedy": {"draft_choice": "epsilon_greedy"},
@@ -43,18 +43,21 @@ CHOICES: Mapping[str, Mapping[str, Any]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    engine = parser.add_argument_group("of --engine")
-    engine.add_argument("--engine-prompts", type=options.count, default=12, metavar="N", help="of each kind (12)")
-    engine.add_argument("--engine-concurrency", type=options.count, default=4, metavar="N", help="requests at once (4)")
-    engine.add_argument("--engine-tokens", type=options.count, default=96, metavar="N", help="of an answer (96)")
+    engine = parser.add_argument_group("with --engine")
+    count = "prompts of each kind (default: 12)"
+    engine.add_argument("--engine-prompts", type=options.count, default=12, metavar="N", help=count)
+    concurrency = "requests at once (default: 4)"
+    engine.add_argument("--engine-concurrency", type=options.count, default=4, metavar="N", help=concurrency)
+    tokens = "output cap in tokens (default: 96)"
+    engine.add_argument("--engine-tokens", type=options.count, default=96, metavar="N", help=tokens)
     engine.add_argument(
         "--engine-batches", type=options.count, nargs="*", default=(1, 2, 4, 8, 16, 32), metavar="N",
-        help="batch sizes of Fig. 4 (1 2 4 8 16 32; none: left out)",
+        help="batch sizes of Fig. 4 (default: 1 2 4 8 16 32; without values: skip Fig. 4)",
     )  # fmt: skip
 
 
 class Given(Unlearned):
-    """Each request's drafter by what is known of its prompt: the oracle."""
+    """Oracle draft choice: the known best drafter of each prompt."""
 
     def __init__(self, best: Mapping[tuple[int, ...], int]) -> None:
         self._best = best
@@ -65,15 +68,16 @@ class Given(Unlearned):
 
 @dataclass(slots=True)
 class Bench:
-    """An engine on which contenders take turns, each with what it has learned in its own."""
+    """An engine on which contenders (draft choices) take turns; each keeps its learned state."""
 
     llm: LLM
     ids: Sequence[Sequence[int]]
     kinds: Sequence[str]
     params: SamplingParams
     contenders: dict[str, Speculator | None] = field(default_factory=dict)
-    #: By drafter alone, each request's output tokens a second while decoding `[turns, requests]`.
+    #: Each request's decode tokens/s with one drafter for all, by drafter: turns of `[requests]`.
     alone: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    #: The oracle's drafter by prompt.
     best: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     @property
@@ -81,17 +85,17 @@ class Bench:
         return [name for name in self.contenders if name in DRAFTERS]
 
     def contender(self, names: Sequence[str], **settings: Any) -> Speculator:
-        """Those of the engine's drafters, under these settings."""
+        """A speculator with these of the engine's drafters and these settings."""
         config, speculator = self.llm.engine.config, self.llm.engine.speculator
         assert speculator is not None
-        asked = EngineConfig.load(None, **settings)
-        config = config.model_copy(update={name: getattr(asked, name) for name in settings})
-        there = {d.name: d for d in speculator.drafters}
+        changed = EngineConfig.load(None, **settings)
+        config = config.model_copy(update={name: getattr(changed, name) for name in settings})
+        drafters = {d.name: d for d in speculator.drafters}
         step = speculator.step
-        return arrange(config, [there[name] for name in names], step, tree_policy(config, step))
+        return arrange(config, [drafters[name] for name in names], step, tree_policy(config, step))
 
     def choices(self) -> None:
-        """No drafts, each drafter alone, each policy, and the oracle."""
+        """Set the contenders: no drafts, each drafter alone, each policy, and the oracle."""
         oracle = self.contender(DRAFTERS)
         oracle.choice = Given(self.best)
         self.contenders = {
@@ -100,12 +104,12 @@ class Bench:
         }  # fmt: skip
 
     def turn(self, name: str, ids: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
-        """All requests served by one contender, or those of `ids`."""
+        """Serve all requests, or those of `ids`, with one contender."""
         speculator = self.contenders[name]
         if name == ORACLE:
             rates = np.array([np.median(self.alone[d], axis=0) for d in self.drafters])
             self.best.update(zip(map(tuple, self.ids), rates.argmax(0).tolist(), strict=True))
-        self.llm.engine.speculator = speculator
+        self.llm.engine.loop.speculator = speculator
         switched = (speculator.switches, speculator.switch_seconds) if speculator else (0, 0.0)
         begun = time.perf_counter()
         outputs = self.llm.generate(ids or self.ids, self.params)
@@ -129,7 +133,7 @@ class Bench:
         return found | {kind: float(np.nanmean(rates[kinds == kind])) for kind in sorted({*self.kinds})}
 
     def compare(self, repeats: int, advance: Callable[[], None]) -> dict[str, Any]:
-        """By contender, what each of the interleaved turns gave after one that warms up."""
+        """Metrics of `repeats` alternating turns by contender, after one turn for warm-up."""
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in self.contenders}
         for repeat in range(repeats + 1):
             for name, turns in found.items():
@@ -139,22 +143,23 @@ class Bench:
         return columns(found)
 
     def batches(self, sizes: Sequence[int], repeats: int, advance: Callable[[], None]) -> dict[str, Any]:
-        """By batch size and contender, requests coming in batches that run to their end (Fig. 4)."""
+        """Metrics by batch size and contender, with static batches that run to their end (Fig. 4)."""
         found = {}
         for size in sizes:
-            own: dict[str, list[dict[str, Any]]] = {name: [] for name in self.contenders}
+            by_contender: dict[str, list[dict[str, Any]]] = {name: [] for name in self.contenders}
             for repeat in range(repeats + 1):
                 first = repeat * size % len(self.ids)
                 ids = [self.ids[(first + i) % len(self.ids)] for i in range(size)]
-                for name, turns in own.items():
+                for name, turns in by_contender.items():
                     one = self.turn(name, ids)
                     turns += [one] if repeat else []
                     advance()
-            found[str(size)] = columns(own)
+            found[str(size)] = columns(by_contender)
         return found
 
 
 def columns(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """`{contender: {metric: [turns]}}`."""
     return {name: {key: [turn[key] for turn in turns] for key in turns[0]} for name, turns in found.items()}
 
 
@@ -171,17 +176,20 @@ def read(args: argparse.Namespace, rng: np.random.Generator) -> list[tuple[str, 
 
 
 def on_engine(args: argparse.Namespace) -> dict[str, Any]:
-    """Goodput (accepted tokens, the target's own among them, per second) of each contender by turn, and Fig. 4's."""
+    """Goodput (accepted tokens per second, bonus tokens included) of each contender by turn, and Fig. 4.
+
+    Raises `BenchError`.
+    """
     from jaxspec.models.load.tokenizer import chat_ids
 
     rng = np.random.default_rng(args.seed)
     try:
         texts = read(args, rng)
-        more = parse_overrides(args.set)
+        overrides = parse_overrides(args.set)
     except (ConfigError, OSError, ValueError) as error:
         raise BenchError(explained(error)) from None
     sizes, repeats = args.engine_batches, args.repeats or 3
-    common = {"draft": list(DRAFTERS), "enable_prefix_caching": False, "max_model_len": 2048, **more}
+    common = {"draft": list(DRAFTERS), "enable_prefix_caching": False, "max_model_len": 2048, **overrides}
     presets = {"choices": {**common, "max_num_seqs": args.engine_concurrency}}
     if sizes:
         presets["batches"] = {**common, "draft": [CHAIN["draft"]], "max_num_seqs": max(sizes)}
@@ -196,12 +204,12 @@ def on_engine(args: argparse.Namespace) -> dict[str, Any]:
             found = choices.compare(repeats, advance)
             by_size = {}
             if sizes:
-                own = bench["batches"]
-                own.contenders = {
-                    NONE: None, "chain": own.contender([CHAIN["draft"]], tree="chain", draft_depth=CHAIN["levels"]),
-                    "auto": own.contender([CHAIN["draft"]]),
+                batches, draft = bench["batches"], [CHAIN["draft"]]
+                batches.contenders = {
+                    NONE: None, "chain": batches.contender(draft, tree="chain", draft_depth=CHAIN["levels"]),
+                    "auto": batches.contender(draft),
                 }  # fmt: skip
-                by_size = own.batches(sizes, repeats, advance)
+                by_size = batches.batches(sizes, repeats, advance)
         picked = Counter(choices.drafters[i] for i in choices.best.values())
     return {
         "prompts": len(ids), "concurrency": args.engine_concurrency, "tokens": args.engine_tokens, "systems": found,

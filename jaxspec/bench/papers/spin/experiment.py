@@ -1,7 +1,7 @@
-"""SPIN (arXiv 2503.15921): heterogeneous drafters chosen for each request, verification without padding, a pipeline.
+"""SPIN (arXiv 2503.15921): heterogeneous drafters chosen per request, verification without padding, a pipeline.
 
-Without --engine, --verification or --pipeline, its experiments at paper scale in the simulator. Writes a page of
-tables beside the paper's figures, plots, and the numbers.
+Without --engine, --verification or --pipeline the experiments are simulated at the paper's scale. Writes the numbers,
+plots, and a page with tables next to the paper's numbers.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from jaxspec.progress import progress
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--verification", action="store_true", help="packed steps beside padded ones (Fig. 12)")
-    kind.add_argument("--pipeline", action="store_true", help="micro-batches on the engine (Fig. 13)")
+    kind.add_argument("--verification", action="store_true", help="compare packed and padded steps (Fig. 12)")
+    kind.add_argument("--pipeline", action="store_true", help="measure micro-batches on the engine (Fig. 13)")
     spin_options.add_data(parser)
     spin_engine.add_arguments(parser)
     spin_pipeline.add_arguments(parser)
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises `BenchError` where the data cannot be read or nothing can be run."""
+    """Run the experiments and write the page. Raises `BenchError` if the data cannot be read or a run fails."""
     out = Path(args.out)
     if args.engine:
         kind, numbers = "engine", spin_engine.on_engine(args)
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def simulated(args: argparse.Namespace) -> dict[str, Any]:
-    """Raises `BenchError` naming a file that is missing or cannot be read."""
+    """Run all simulated experiments. Raises `BenchError` naming a missing option or a file that cannot be read."""
     for name in ("alpaca", "chat", "chat_answers", "chatbot"):
         if not getattr(args, name):
             raise BenchError(f"the simulation needs --{name.replace('_', '-')}")

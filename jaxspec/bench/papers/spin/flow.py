@@ -1,4 +1,4 @@
-"""SPIN's pipeline as in its Fig. 6(b): micro-batches that go on from step to step without waiting for one another."""
+"""SPIN's pipeline as in its Fig. 6(b): micro-batches continue from step to step without waiting for one another."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from jaxspec.sched.spec.micro_batches import Timeline
 
 @dataclass(slots=True)
 class Flow(Timeline):
-    """One for all steps: each micro-batch is drafted anew as soon as it is verified and the draft models are free.
+    """A timeline across all steps: a micro-batch is drafted as soon as it has been verified and the drafters are free.
 
-    Times are from the begin of the step under way, which is when the one before was verified: drafting may begin
+    Times are relative to the start of the current step, which is when the last one was verified; drafting may start
     earlier.
     """
 
-    #: When each micro-batch was last verified, and how many the step has had.
+    #: When each micro-batch was last verified, and the number of micro-batches added to this step.
     ready: list[float] = field(default_factory=list)
     part: int = 0
 
     def begin(self) -> Flow:
+        """Start the next step: shift all times to its start."""
         self.drafted -= self.verified
         self.ready = [at - self.verified for at in self.ready]
         self.verified, self.part = 0.0, 0
@@ -37,7 +38,7 @@ class Flow(Timeline):
 
 
 class Flowing(TreeSimulation):
-    """With draft models that all have devices of their own."""
+    """A simulation with this pipeline. All drafters must have their own device."""
 
     def _timeline(self) -> Timeline:
         if not hasattr(self, "_flow"):

@@ -1,4 +1,4 @@
-"""Draft models chosen by what is not known: how well each one guesses for each request."""
+"""Oracle draft choices: they know the true acceptance rate of each draft model for each request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from jaxspec.sched.spec.draft_choice import DraftChoice, SwitchCost, Unlearned, 
 
 
 class Oracle(Unlearned):
-    """SPIN's Eq. 3 to 5 solved with true goodputs: each request's tokens by its own draft model's round and a step."""
+    """SPIN's Eq. 3 to 5 solved with true goodputs: a request's tokens over its own drafter's time plus a step.
+
+    rates `[requests, models]`; rounds: draft seconds of each model; limits: most requests per model.
+    """
 
     def __init__(
         self, rates: np.ndarray, rounds: Sequence[float], step: Callable[[], float], limits: Sequence[int]
@@ -25,8 +28,11 @@ class Oracle(Unlearned):
 
 
 class Together(Unlearned):
-    """The same where a step waits for all drafts: of the draft models that are no slower than one of them, each request
-    has the one that guesses best; that one is the best for the sum."""
+    """Oracle for steps that wait for the slowest drafter: maximises the sum of tokens over the step's seconds.
+
+    For each slowest drafter considered, every request gets the model with the highest acceptance rate among those that
+    are not slower.
+    """
 
     def __init__(self, rates: np.ndarray, rounds: Sequence[float], step: Callable[[], float]) -> None:
         self._accepted, self._step = accepted(rates), step
@@ -42,8 +48,11 @@ class Together(Unlearned):
 
 
 class Heard:
-    """A choice, and what was told to it: goodput as the paper's bandit counts it, each slot as long as its own drafting
-    and the verification, whoever else is waited for."""
+    """Wraps a draft choice and sums the tokens and seconds it observes.
+
+    Gives the goodput as the paper's bandit counts it: a slot lasts as long as its own drafting and the verification,
+    without waiting for other drafters.
+    """
 
     def __init__(self, choice: DraftChoice) -> None:
         self._choice = choice

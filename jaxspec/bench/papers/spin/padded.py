@@ -1,8 +1,8 @@
-"""Verification as engines do it that pad (SPIN, Fig. 5 and 9): every request has a row as long as the longest one's.
+"""Padded verification (SPIN, Fig. 5 and 9): every request has a row as long as the longest one's.
 
-A reference to measure the engine against, and no part of it. It has the engine's weights, products and attention
-kernel, so that what differs is the padding alone: a row's padding is read, scored and weighed like the rest. XLA's own
-dot products over one padded array of each layer take longer, so they would be an easier reference.
+A reference to compare the engine with, not part of it. It uses the engine's weights, matrix products and attention
+kernel, so only the padding differs: padding positions are read and scored like the others. Dense attention by XLA over
+a padded array is slower and would be an easier reference.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from jaxspec.step.layers import NewKV
 from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Tree
 
-#: Stands in padding nodes: no choice is ever this, so they are never accepted, and nothing of them is stored.
+#: Token of padding nodes. It is never sampled, so padding nodes are never accepted and their KV is never stored.
 NO_TOKEN = -1
 
 
 class PaddedLayers(NativeLayers):
-    """Each request over as many positions as the longest of the batch has committed. See `jaxspec.step.layers.Layers`.
+    """Attention over as many positions per request as the longest of the batch has committed (`Layers`).
 
-    Pages of a request lie in a row, enough of them for the longest. Keys of a row's padding must be NaN and its values
-    finite: a score that is no number is never the highest and weighs exactly nothing, so the kernel masks padding by
-    itself and at no cost. Without a sliding window only, which would hide what is far from the padding's end.
+    Each request has contiguous pages, enough for the longest one. Keys of padding positions must be NaN and values
+    finite: a NaN score is never the maximum and has weight exactly 0, so the kernel masks padding at no cost. Does not
+    support sliding windows, which would be relative to the end of the padding.
     """
 
     name = "padded"
@@ -54,9 +54,9 @@ class PaddedLayers(NativeLayers):
 
 
 def widened(trees: Sequence[Tree], width: int) -> list[Tree]:
-    """The same trees with `width` nodes each, all of which choose: the query tensor `[requests, width]`.
+    """The trees padded to `width` nodes each, with logits of all nodes: the query tensor `[requests, width]`.
 
-    Padding nodes are drafts below the root, which no choice accepts.
+    Padding nodes are children of the root that are never accepted.
     """
     return [_widened(tree, width - len(tree.token)) for tree in trees]
 

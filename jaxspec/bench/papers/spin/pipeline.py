@@ -1,4 +1,4 @@
-"""SPIN's pipeline on the engine (Fig. 13): a drafter on a device of its own, and steps in micro-batches."""
+"""SPIN's pipeline on the engine (Fig. 13): a drafter on its own device, and steps split into micro-batches."""
 
 from __future__ import annotations
 
@@ -17,30 +17,32 @@ from jaxspec.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from jaxspec.llm import LLM
 
-#: How often a step is cut, by name; None: as the heuristic has it.
+#: Micro-batches per step by name; None: as many as the heuristic finds.
 PARTS: Mapping[str, int | None] = {"1": 1, "2": 2, "3": 3, "4": 4, "5": 5, "6": 6, "heuristic": None}
 APART, BESIDE = "device of its own", "the target's device"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     pipeline = parser.add_argument_group(
-        "of --pipeline",
-        "The drafter gets a device of its own. On a CPU: XLA_FLAGS='--xla_force_host_platform_device_count=2"
-        " --xla_cpu_multi_thread_eigen=false' JAXSPEC_THREADS=1, so that each has one core.",
+        "with --pipeline",
+        "The drafter gets its own device. On a CPU set XLA_FLAGS='--xla_force_host_platform_device_count=2"
+        " --xla_cpu_multi_thread_eigen=false' JAXSPEC_THREADS=1, so that each device has one core.",
     )
-    pipeline.add_argument(
-        "--pipeline-draft", default="truncated:15", metavar="D", help="a draft model (truncated:15, half of the target)"
-    )
-    pipeline.add_argument("--pipeline-levels", type=options.count, default=4, metavar="N", help="of its chains (4)")
-    pipeline.add_argument(
-        "--pipeline-concurrency", type=options.count, default=16, metavar="N", help="requests at once (16)"
-    )
-    pipeline.add_argument("--pipeline-tokens", type=options.count, default=32, metavar="N", help="of an answer (32)")
+    draft = "draft model (default: truncated:15, half of the default target)"
+    pipeline.add_argument("--pipeline-draft", default="truncated:15", metavar="D", help=draft)
+    levels = "draft tokens per chain (default: 4)"
+    pipeline.add_argument("--pipeline-levels", type=options.count, default=4, metavar="N", help=levels)
+    concurrency = "requests at once (default: 16)"
+    pipeline.add_argument("--pipeline-concurrency", type=options.count, default=16, metavar="N", help=concurrency)
+    tokens = "output tokens per request (default: 32)"
+    pipeline.add_argument("--pipeline-tokens", type=options.count, default=32, metavar="N", help=tokens)
 
 
 def pipelined(args: argparse.Namespace) -> dict[str, Any]:
-    """By where the drafter is and by the number of micro-batches, output tokens a second of each interleaved turn and
-    the target's steps. Raises `BenchError` with one device only."""
+    """Output tokens/s and target steps of each turn, by the drafter's device and the number of micro-batches.
+
+    Raises `BenchError` if there is only one device.
+    """
     import jax
 
     from jaxspec.models.load.tokenizer import chat_ids
@@ -49,18 +51,18 @@ def pipelined(args: argparse.Namespace) -> dict[str, Any]:
         raise BenchError("--pipeline needs two devices; for a CPU see --help")
     try:
         texts = prompts.load(args.alpaca) if args.alpaca else list(prompts.PROMPTS)
-        more = parse_overrides(args.set)
+        overrides = parse_overrides(args.set)
     except (ConfigError, OSError, ValueError) as error:
         raise BenchError(explained(error)) from None
     common = {
         "draft": [args.pipeline_draft], "tree": "chain", "draft_depth": args.pipeline_levels,
-        "max_num_seqs": args.pipeline_concurrency, "max_model_len": 1024, **more,
+        "max_num_seqs": args.pipeline_concurrency, "max_model_len": 1024, **overrides,
     }  # fmt: skip
     presets = {APART: {**common, "draft_devices": {args.pipeline_draft: 1}}, BESIDE: common}
     repeats = args.repeats or 3
     with engines(presets, args.model) as loaded:
-        own = loaded[APART]
-        ids = [chat_ids(own.tokenizer, text) for text in texts[: args.pipeline_concurrency]]
+        tokenizer = loaded[APART].tokenizer
+        ids = [chat_ids(tokenizer, text) for text in texts[: args.pipeline_concurrency]]
         params = SamplingParams(temperature=0, max_tokens=args.pipeline_tokens, ignore_eos=True)
         turns = [(APART, name) for name in PARTS] + [(BESIDE, "1"), (BESIDE, "heuristic")]
         found: dict[str, dict[str, list[dict[str, float]]]] = {APART: {}, BESIDE: {}}
@@ -78,8 +80,9 @@ def pipelined(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def turn(llm: LLM, ids: list[list[int]], params: SamplingParams, parts: int | None) -> dict[str, float]:
+    """Serve all requests with `parts` micro-batches per step."""
     engine = llm.engine
-    engine.config = engine.config.model_copy(update={"micro_batches": parts})
+    engine.loop.micro_batches = parts
     engine.reset_stats()
     begun = time.perf_counter()
     outputs = llm.generate(ids, params)

@@ -1,4 +1,4 @@
-"""The tables and figures of SPIN's page."""
+"""Tables and figures of SPIN's page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxspec.bench.papers.spin.engine import CHOICES, DRAFTERS, KINDS, NONE, ORA
 
 
 def sections(kept: Mapping[str, Any]) -> dict[str, str]:
-    """The page's tables, of what has been run."""
+    """The page's tables by name, for the experiments that have been run."""
     out = {}
     if engine := kept.get("engine"):
         out["engine"] = engine_section(engine)
@@ -32,14 +32,14 @@ def sections(kept: Mapping[str, Any]) -> dict[str, str]:
 
 
 def best_alone(engine: Mapping[str, Any]) -> str:
-    """The drafter that is best by itself, by the median of its turns."""
+    """The drafter with the highest median goodput when it drafts for all requests."""
     systems = engine["systems"]
     return max((name for name in DRAFTERS if name in systems), key=lambda name: np.median(systems[name]["goodput"]))
 
 
-def ratios(own: Sequence[float], base: Sequence[float]) -> list[float]:
-    """Turn by turn."""
-    return [a / b for a, b in zip(own, base, strict=True)]
+def ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:
+    """Ratio per turn."""
+    return [a / b for a, b in zip(values, base, strict=True)]
 
 
 def engine_section(engine: Mapping[str, Any]) -> str:
@@ -60,12 +60,12 @@ def engine_section(engine: Mapping[str, Any]) -> str:
             ]
         )
     header = [
-        "engine", "goodput, tokens/s", f"by {base} alone", "tokens a verification", "verifications a token",
-        *(f"{kind}: tokens/s of a request" for kind in kinds), "changes of drafter", "their share of the time",
+        "engine", "goodput, tokens/s", f"relative to {base}", "mean accepted length", "verifications per token",
+        *(f"{kind}: tokens/s per request" for kind in kinds), "drafter switches", "share of time switching",
     ]  # fmt: skip
     best = ", ".join(f"{name} {count}" for name, count in sorted(engine["best"].items(), key=lambda item: -item[1]))
     text = f"{engine['prompts']} requests, {engine['concurrency']} at once, up to {engine['tokens']} tokens each."
-    return page.table(header, rows) + f"\n\n{text} Best alone, by request: {best}."
+    return page.table(header, rows) + f"\n\n{text} Requests by their fastest drafter: {best}."
 
 
 def batches_section(batches: Mapping[str, Any]) -> str:
@@ -78,7 +78,7 @@ def batches_section(batches: Mapping[str, Any]) -> str:
         ]
         for size, own in batches.items()
     ]
-    header = ["batch", *(f"{name}, tokens/s" for name in names), *(f"gain of {name}" for name in names[1:])]
+    header = ["batch size", *(f"{name}, tokens/s" for name in names), *(f"speedup of {name}" for name in names[1:])]
     return page.table(header, rows)
 
 
@@ -98,7 +98,7 @@ def pipeline_section(pipeline: Mapping[str, Any]) -> str:
             ]
             for name in own
         ]
-    header = ["drafter on", "micro-batches", "tokens/s", "by one", "target's steps, by one"]
+    header = ["drafter on", "micro-batches", "tokens/s", "relative to one", "target steps relative to one"]
     text = (
         f"{pipeline['draft']}, chains of {pipeline['levels']}, {pipeline['concurrency']} requests at once,"
         f" {pipeline['tokens']} tokens each."
@@ -110,7 +110,7 @@ def pipeline_section(pipeline: Mapping[str, Any]) -> str:
 
 
 def draw(out: Path, kept: Mapping[str, Any]) -> None:
-    """PNG files beside the page."""
+    """Draw PNG files next to the page."""
     if engine := kept.get("engine"):
         systems = engine["systems"]
         names = [name for name in (NONE, *DRAFTERS, *CHOICES, ORACLE) if name in systems]

@@ -1,5 +1,5 @@
-"""SPIN's experiments in the simulator: goodput (Fig. 10), selection (Fig. 11), verification (Fig. 4 and 12), pipeline
-(Fig. 13), and what they hang on."""
+"""SPIN's experiments in the simulator: goodput (Fig. 10), draft choice (Fig. 11), verification (Fig. 4 and 12),
+pipeline (Fig. 13), and their dependence on the assumptions."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from jaxspec.sched.sim.cost import LLAMA_V100, Cost, StepLoad
 from jaxspec.sched.sim.workload import CHARACTERS_PER_TOKEN, Lengths, no_turns, read_lengths
 
 LLM = "llama-7b"
-#: Of Fig. 10, by calibration, and of Fig. 11.
+#: Target models of Fig. 10 by calibration, and of Fig. 11.
 LLMS: Mapping[str, Sequence[str]] = {"as measured": tuple(LLAMA_V100), "roofline": (LLM,)}
 CHOSEN_FOR = (LLM, "llama-30b")
 #: Longest answer, in tokens.
 LONGEST = 512
-#: Fig. 4 and 12: requests at once.
+#: Fig. 4 and 12: batch sizes.
 BATCHES = (1, 2, 4, 8, 16, 32)
 PADDING = {"padded": True, "packed": False}
-#: Fig. 13: micro-batches, None: as many as the heuristic finds; and requests at once. Nine micro-batches take nine
-#: requests on one draft model, so the paper's batch was not the 8 of Fig. 10.
+#: Fig. 13: micro-batches (None: as many as the heuristic finds), and requests at once. Nine micro-batches need nine
+#: requests on one draft model, so the paper's batch size must have exceeded the 8 of Fig. 10.
 PARTS, CROWDS = (1, 2, 3, 4, 5, 7, 9, None), (8, 32)
-#: What a request's rates differ by beside its ease, in logits.
+#: Standard deviations of the residual of a request's rates, in logits.
 RESIDUALS = (0.0, 0.3, 0.6, 1.0, 1.5, 2.5)
-#: Tokens of an answer, and LBSS with other settings than its defaults.
+#: Output lengths in tokens, and settings of LBSS to compare.
 ANSWERS = (50, 150, 500)
 LBSS_SETTINGS: Sequence[Mapping[str, Any]] = (
     {"exploration": 2, "chunk": 2},
@@ -69,7 +69,7 @@ Advance = Callable[[], None]
 
 
 def read_datasets(args: argparse.Namespace) -> dict[str, Dataset]:
-    """Raises OSError or ValueError."""
+    """The data sets of the options, by name. Raises OSError or ValueError."""
     alpaca, chatbot, answers = (
         capped(read_lengths(path)) for path in (args.alpaca, args.chatbot, args.chat_answers)
     )  # fmt: skip
@@ -82,7 +82,7 @@ def read_datasets(args: argparse.Namespace) -> dict[str, Dataset]:
 
 
 def prompts(path: str | Path) -> np.ndarray:
-    """Tokens of each line's first text `[rows]`. Raises OSError, or ValueError where a line has none."""
+    """Tokens of each line's first turn `[rows]`. Raises OSError, or ValueError if a line has none."""
     try:
         texts = [json.loads(line)["turns"][0] for line in Path(path).read_text(encoding="utf-8").splitlines()]
         return np.array([max(1, round(len(text) / CHARACTERS_PER_TOKEN)) for text in texts])
@@ -96,7 +96,7 @@ def capped(table: Lengths) -> Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Runs of the same requests, one after the other."""
+    """Runs systems on the same requests."""
 
     jobs: int
     seeds: Sequence[int]
@@ -105,7 +105,8 @@ class Bench:
     def point(
         self, system: System, data: Dataset, costs: Costs = AS_MEASURED, llm: str = LLM, concurrency: int = CONCURRENCY
     ) -> Point:  # fmt: skip
-        """What a system makes of it: means over the seeds."""
+        """Metrics of a system, means over the seeds: `goodput`'s, accepted tokens per verification (`round`), and all
+        tokens per second of the slots' own time (`own`, see `Heard`)."""
         found = []
         for seed in self.seeds:
             requests = data.requests(max(self.jobs, 6 * concurrency), seed)
@@ -125,8 +126,8 @@ class Bench:
 
 
 def simulate(args: argparse.Namespace, advance: Advance = lambda: None) -> dict[str, Any]:
-    """All experiments' numbers; `advance` is called after each of `points()`. Raises OSError or ValueError where the
-    data cannot be read."""
+    """The numbers of all experiments; calls `advance` once per run (`points()` in total). Raises OSError or ValueError
+    if the data cannot be read."""
     data = read_datasets(args)
     bench = Bench(args.jobs, range(args.seed, args.seed + (args.repeats or 1)), advance)
     return {
@@ -148,7 +149,7 @@ def simulate(args: argparse.Namespace, advance: Advance = lambda: None) -> dict[
 
 
 def facts(data: Dataset) -> dict[str, Any]:
-    """Shares of requests that each draft model serves with the least latency (Fig. 2), in a batch as in Fig. 10."""
+    """Share of requests that each draft model serves fastest (Fig. 2) in a batch as in Fig. 10, and mean rates."""
     drawn = data.requests(20_000, 0).rates
     step = usual_step(AS_MEASURED.targets[LLM])
     seconds = np.array(
@@ -161,7 +162,7 @@ def facts(data: Dataset) -> dict[str, Any]:
 
 
 def usual_step(cost: Cost) -> float:
-    """Of verifying a batch of Alpaca's, padded."""
+    """Seconds to verify a batch of Alpaca requests, padded."""
     return cost.seconds(StepLoad(CONCURRENCY * (1 + WINDOW), 0, 189 * CONCURRENCY))
 
 
@@ -169,7 +170,7 @@ def usual_step(cost: Cost) -> float:
 
 
 class Log:
-    """A cost model that keeps what it was asked."""
+    """Wraps a cost model and records the loads."""
 
     def __init__(self, cost: Cost) -> None:
         self._cost = cost
@@ -180,14 +181,14 @@ class Log:
         return self._cost.seconds(load)
 
     def verifying(self) -> list[StepLoad]:
-        """Steps without prompts while requests waited for seats; not what was asked for a profile, without KV."""
+        """Decode steps while requests waited for a slot, without the loads of `step_times`, which have no context."""
         last = max(i for i, load in enumerate(self.loads) if load.starting)
         return [load for load in self.loads[:last] if load.context and not load.starting]
 
 
 def verification(bench: Bench, data: Dataset, costs: Costs) -> dict[str, dict[str, Point]]:
-    """By batch, padded and packed: milliseconds of a verification after 68M's drafts, its tokens and positions of KV,
-    and the most gigabytes of KV."""
+    """Padded and packed, by batch size: mean milliseconds, tokens and KV positions of a verification of 68M's drafts,
+    and peak gigabytes of KV."""
     found: dict[str, dict[str, Point]] = {}
     for name, padded in PADDING.items():
         for concurrency in BATCHES:
@@ -206,7 +207,7 @@ def verification(bench: Bench, data: Dataset, costs: Costs) -> dict[str, dict[st
 
 
 def speedup(bench: Bench, data: Dataset, costs: Costs) -> dict[str, dict[str, Point]]:
-    """All tokens a second by batch, padded and packed, without drafts and with two draft models."""
+    """All tokens/s padded and packed, by batch size, without drafts and with two draft models."""
     systems = {"none": NONE, **{name: VANILLA[name] for name in ("68M", "1.1B")}}
     return {
         name: {
@@ -220,12 +221,11 @@ def speedup(bench: Bench, data: Dataset, costs: Costs) -> dict[str, dict[str, Po
     }
 
 
-# --- Fig. 13, and what the gains hang on ------------------------------------------------------------------------------
+# --- Fig. 13, and the assumptions -------------------------------------------------------------------------------------
 
 
 def pipeline(bench: Bench, data: Dataset, concurrency: int) -> dict[str, dict[str, Point]]:
-    """Packed, by micro-batches: where all wait for one another at a step's end, as in the engine, and where they flow
-    on."""
+    """Packed, by number of micro-batches: finishing with their step as in the engine, and flowing across steps."""
 
     def point(parts: int | None, flowing: bool) -> Point:
         system = replace(SYSTEMS[SPIN], micro_batches=parts, flowing=flowing)
@@ -238,18 +238,19 @@ def pipeline(bench: Bench, data: Dataset, concurrency: int) -> dict[str, dict[st
 
 
 def residual(bench: Bench, data: Dataset) -> dict[str, Point]:
-    """The draft models, each for all, and chosen from; the oracle that counts the waiting too."""
+    """Each draft model alone, LBSS, and both oracles."""
     return bench.each({**VANILLA} | {name: CHOICES[name] for name in (LEARNED, ORACLE, TOGETHER)}, data)
 
 
 def settings(bench: Bench, data: Dataset) -> dict[str, Any]:
+    """LBSS with each of `LBSS_SETTINGS`, both oracles, and each draft model alone."""
     systems = {str(i): System({**LBSS, "lbss": own}) for i, own in enumerate(LBSS_SETTINGS)}
     found = bench.each({**systems, **{name: CHOICES[name] for name in (ORACLE, TOGETHER)}, **VANILLA}, data)
     return {"settings": [found.pop(name) for name in systems], **found}
 
 
 def points() -> int:
-    """How many runs `simulate` makes."""
+    """Number of runs of `simulate`."""
     runs = 4 * sum(map(len, LLMS.values())) * len(SYSTEMS) + 4 * len(CHOSEN_FOR) * len(CHOICES)
     runs += (4 + 3 * len(CALIBRATIONS)) * len(PADDING) * len(BATCHES) + 4 * len(CROWDS) * len(PARTS)
     return runs + len(RESIDUALS) * (len(SSMS) + 3) + len(ANSWERS) * (len(LBSS_SETTINGS) + 2 + len(SSMS))

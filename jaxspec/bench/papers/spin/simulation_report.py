@@ -1,4 +1,4 @@
-"""The tables and figures of SPIN's page that the simulator fills, beside what the paper says."""
+"""Tables and figures of SPIN's simulated experiments, next to the paper's numbers."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from jaxspec.bench.papers.spin.systems import (
 )
 
 TITLES = {"alpaca": "Alpaca", "cp": "CP", "cip": "CIP", "mix": "Mix"}
-#: §VI-B1, with LLaMA-7B: SPIN's goodput by other baselines' on Alpaca; with each part more on CP.
+#: §VI-B1, LLaMA-7B: SPIN's goodput relative to the baselines on Alpaca; on CP with each component added.
 PAPER_ALPACA, PAPER_CP = 2.34, {UNPACKED: 1.45, UNPIPED: 1.81, SPIN: 1.99}
-#: §VI-B2, on Alpaca with LLaMA-7B: accepted tokens a second.
+#: §VI-B2, Alpaca, LLaMA-7B: accepted tokens per second.
 PAPER_CHOICES = {GREEDY: "32.21", "ε-greedy": "43.78", LEARNED: "65.31"}
 
 Point = Mapping[str, float]
@@ -41,13 +41,13 @@ def vanilla(points: Points, what: str = "accepted") -> list[float]:
 
 
 def gains(points: Points, name: str, what: str = "accepted") -> str:
-    """By the best, the mean and the worst draft model for all."""
+    """Ratios to the best, the mean and the worst single draft model."""
     bases = vanilla(points, what)
     return " / ".join(f"{points[name][what] / base:.2f}" for base in (max(bases), float(np.mean(bases)), min(bases)))
 
 
 def sections(simulated: Mapping[str, Any]) -> dict[str, str]:
-    """Markdown by name."""
+    """Markdown tables by name."""
     return {
         "simulated summary": summary(simulated),
         "simulated facts": facts(simulated),
@@ -62,26 +62,29 @@ def sections(simulated: Mapping[str, Any]) -> dict[str, str]:
 
 
 def summary(simulated: Mapping[str, Any]) -> str:
-    """What the text of the paper says in numbers."""
+    """The numbers that the paper's text gives."""
     measured, roofline = (simulated["goodput"][kind][LLM] for kind in ("as measured", "roofline"))
     alpaca = measured["alpaca"]
     rows = [
-        [f"SPIN, by other baselines, {TITLES[name]} (Fig. 10)", paper]
+        [f"SPIN relative to other baselines, {TITLES[name]} (Fig. 10)", paper]
         + [gains(found[name], SPIN) for found in (measured, roofline)]
         for name, paper in (("alpaca", f"{PAPER_ALPACA}×"), ("cp", f"{PAPER_CP[SPIN]}×"))
     ]
     rows += [
-        [f"{name}, by baselines, CP", f"{PAPER_CP[name]}×"]
+        [f"{name} relative to baselines, CP", f"{PAPER_CP[name]}×"]
         + [gains(found["cp"], name) for found in (measured, roofline)]
         for name in (UNPACKED, UNPIPED)
     ]
     rows.append(
-        ["jaxspec, by baselines, Alpaca", "–", *(gains(found["alpaca"], OURS) for found in (measured, roofline))]
+        ["jaxspec relative to baselines, Alpaca", "–"]
+        + [gains(found["alpaca"], OURS) for found in (measured, roofline)]
     )
-    rows.append(["jaxspec, by baselines, CP", "–", *(gains(found["cp"], OURS) for found in (measured, roofline))])
+    rows.append(
+        ["jaxspec relative to baselines, CP", "–"] + [gains(found["cp"], OURS) for found in (measured, roofline)]
+    )
     rows.append(
         [
-            "68M for all, Alpaca, tokens/s (used to fit the rates)",
+            "68M for all, Alpaca, tokens/s (used to fit the acceptance rates)",
             f"{VANILLA_68M}",
             f"{alpaca['68M']['accepted']:.1f}",
             "–",
@@ -99,23 +102,23 @@ def summary(simulated: Mapping[str, Any]) -> str:
                 "–",
             ]
         )
-    for kind, name in (("steps", "as the engine"), ("flowing", "flowing on")):
+    for kind, name in (("steps", "within a step, as the engine"), ("flowing", "across steps")):
         found = simulated["pipeline"]["8"]["alpaca"][kind]
         best = max((parts for parts in found if parts != "None"), key=lambda parts: found[parts]["accepted"])
         rows.append([
             f"best number of micro-batches, Alpaca, {name} (Fig. 13)", "5; with 4 1.29×",
             f"{best}; {found[best]['accepted'] / found['1']['accepted']:.2f}×", "–",
         ])  # fmt: skip
-    spoken = [simulated["speedup"][kind]["padded"]["1"] for kind in ("as measured", "roofline")]
-    cells = [" / ".join(f"{one[name] / one['none']:.2f}×" for name in ("68M", "1.1B")) for one in spoken]
-    rows.append(["speculation with 68M / 1.1B for one request (Fig. 4)", "1.61×", *cells])
+    alone = [simulated["speedup"][kind]["padded"]["1"] for kind in ("as measured", "roofline")]
+    cells = [" / ".join(f"{one[name] / one['none']:.2f}×" for name in ("68M", "1.1B")) for one in alone]
+    rows.append(["speedup of speculation with 68M / 1.1B, one request (Fig. 4)", "1.61×", *cells])
     return page.table(
-        ["by best / mean / worst draft model for all", "paper", "as measured by the paper", "roofline"], rows
+        ["relative to best / mean / worst single draft model", "paper", "as measured by the paper", "roofline"], rows
     )
 
 
 def facts(simulated: Mapping[str, Any]) -> str:
-    """What was published of the requests, beside what the model of them has."""
+    """Published facts about the requests, next to those of the simulated ones."""
     found, points = simulated["facts"], simulated["goodput"]["as measured"][LLM]
     rows = []
     for name, title in TITLES.items():
@@ -152,8 +155,8 @@ def selection(by_llm: Mapping[str, Mapping[str, Points]]) -> str:
                 for found in by_data.values()
             ]
             rows.append([llm, name, paper, *cells])
-    header = "accepted tokens per second (all tokens by the slots' own seconds, without waiting)"
-    return page.table([header, "choice", "paper: Alpaca", *TITLES.values()], rows)
+    header = "accepted tokens per second (all tokens per second of the slots' own time, without waiting)"
+    return page.table([header, "draft choice", "paper: Alpaca", *TITLES.values()], rows)
 
 
 def verification(by_data: Mapping[str, Mapping[str, Points]]) -> str:
@@ -162,7 +165,7 @@ def verification(by_data: Mapping[str, Mapping[str, Points]]) -> str:
         for kind, by_batch in found.items():
             cells = [f"{own['ms']:.0f} ({own['gigabytes']:.1f})" for own in by_batch.values()]
             rows.append([TITLES[name], kind, *cells])
-    return page.table(["ms of a verification (most GB of KV), by batch", "", *map(str, BATCHES)], rows)
+    return page.table(["ms per verification (peak GB of KV), by batch size", "", *map(str, BATCHES)], rows)
 
 
 def speedup(kinds: Mapping[str, Mapping[str, Points]]) -> str:
@@ -171,7 +174,7 @@ def speedup(kinds: Mapping[str, Mapping[str, Points]]) -> str:
         for how, by_batch in found.items():
             for ssm in ("68M", "1.1B"):
                 rows.append([kind, how, ssm, *(f"{own[ssm] / own['none']:.2f}×" for own in by_batch.values())])
-    return page.table(["Alpaca, by no drafts, by batch", "", "draft model", *map(str, BATCHES)], rows)
+    return page.table(["Alpaca, speedup over no drafts, by batch size", "", "draft model", *map(str, BATCHES)], rows)
 
 
 def pipeline(crowds: Mapping[str, Mapping[str, Mapping[str, Points]]]) -> str:
@@ -183,7 +186,7 @@ def pipeline(crowds: Mapping[str, Mapping[str, Mapping[str, Points]]]) -> str:
                 cells = [f"{found[str(parts)]['accepted'] / base:.2f}×" for parts in PARTS]
                 rows.append([f"{TITLES[name]}, {concurrency} requests", kind, *cells])
     names = ["heuristic" if parts is None else str(parts) for parts in PARTS]
-    return page.table(["goodput by that of one micro-batch", "", *names], rows)
+    return page.table(["goodput relative to one micro-batch", "", *names], rows)
 
 
 def residual(found: Mapping[str, Points]) -> str:
@@ -197,12 +200,12 @@ def residual(found: Mapping[str, Points]) -> str:
         own = points[LEARNED]["own"] / points[ORACLE]["own"]
         rows.append([spread, f"{best:.1f}", *cells, f"{own:.2f}"])
     header = [
-        "σ of what ease doesn't explain, in logits",
-        "best for all",
+        "σ of the residual, in logits",
+        "best single draft model",
         LEARNED,
         ORACLE,
         TOGETHER,
-        "LBSS by oracle, own slots",
+        "LBSS / oracle, slots' own time",
     ]
     return page.table(header, rows)
 
@@ -224,13 +227,12 @@ def lbss(by_answer: Mapping[str, Any]) -> str:
             for found in by_answer.values()
         ]
         rows.append([name if name == TOGETHER else f"{name} for all", *cells])
-    return page.table(
-        ["all tokens per second by the oracle's, as it is / by own slots", *(f"{n} tokens" for n in by_answer)], rows
-    )
+    header = "all tokens per second relative to the oracle / the same over the slots' own time"
+    return page.table([header, *(f"{n} tokens" for n in by_answer)], rows)
 
 
 def draw(out: Path, simulated: Mapping[str, Any]) -> None:
-    """Figures 10, 11 and 13 as PNG files. Raises `BenchError`."""
+    """Draw figures 10, 11 and 13 as PNG files next to the page. Raises `BenchError`."""
     by_data = simulated["goodput"]["as measured"][LLM]
     bars(out / "spin_goodput.png", by_data, tuple(SYSTEMS))
     bars(out / "spin_selection.png", simulated["selection"][LLM], tuple(CHOICES))

@@ -1,4 +1,4 @@
-"""Steps of the engine run by hand, over KV that is made up: what verifying a batch takes, with one kind of layers."""
+"""Runs the engine's compiled steps directly over random KV, to time the verification of a batch."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from jaxspec.step.penalties import PenaltyTable
 from jaxspec.step.rejection import Drawn
 from jaxspec.step.step import StepResult, make_step
 
-#: Different pages that made-up KV consists of: a prime, so that rows of pages differ.
+#: Number of distinct random pages that the KV is built from: a prime, so that rows of pages differ.
 DIFFERENT = 61
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all that is compared has in common: a model on the device, as `jaxspec.step.step.split` gives it."""
+    """What the compared ways share: a model on the device, as `jaxspec.step.step.split` returns it."""
 
     config: DecoderConfig
     parts: tuple[Any, Any, tuple[jax.Array, ...]]
@@ -33,10 +33,9 @@ class Shared:
 
 
 class Steps:
-    """Steps of `requests` requests with up to `pages` pages, over a pool of their own with `room` pages (by default as
-    many as all of them can have).
+    """Compiled steps, one for each size in `tokens`, for `requests` requests of up to `pages` pages each.
 
-    One of each number of tokens in `tokens`; all of a step's tokens may choose.
+    They have their own pool of `room` pages (default: `requests * pages`). All tokens of a step are logit rows.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class Steps:
         }
 
     def pack(self, trees: Sequence[Tree], tokens: int) -> Packed:
-        """Into the step of so many tokens."""
+        """Pack the trees into the step with this number of tokens."""
         return pack(trees, [self._shapes[tokens]], self._buffers, self._page_size)
 
     def run(self, packed: Packed) -> StepResult:
@@ -64,50 +63,53 @@ class Steps:
         return result
 
     def temporaries(self, packed: Packed) -> int:
-        """Bytes that the step needs for itself, beside weights, KV and what it returns."""
-        found = self._programs[packed.shape].memory_analysis()
-        assert found is not None  # as on some devices
-        return found.temp_size_in_bytes
+        """Bytes of temporaries of the step, without weights, KV and results."""
+        analysis = self._programs[packed.shape].memory_analysis()
+        assert analysis is not None  # None on some devices
+        return analysis.temp_size_in_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A packed batch, the steps that it is for, and the KV that it reads."""
+    """One way to verify a batch: the packed batch, the steps that run it, and the KV that it reads."""
 
     steps: Steps
     packed: Packed
     kv: KVCache
 
     def rows(self, nodes: np.ndarray) -> np.ndarray:
-        """What the first `nodes [requests]` of each request choose. It leaves the steps with KV of this batch.
+        """Sampled tokens at the first `nodes [requests]` nodes of each request. Leaves this batch's KV in the steps.
 
-        Of the first run only: it commits tokens, which padded rows would read in the next one.
+        Call it before other runs: a run commits tokens, which padded rows would read in the next one.
         """
-        self.steps.pool = jax.tree.map(jnp.copy, self.kv)  # a step's pool is donated
+        self.steps.pool = jax.tree.map(jnp.copy, self.kv)  # the step donates its pool
         decision = np.asarray(self.steps.run(self.packed).decision)
         return np.concatenate([decision[c : c + n] for c, n in zip(self.packed.rows, nodes, strict=True)])
 
 
 def chain(tokens: Sequence[int] | np.ndarray, committed: int, pages: np.ndarray) -> Tree:
-    """A known token, and drafts that follow one another; all of them choose."""
-    ahead = np.arange(len(tokens), dtype=np.int32)
-    known = (ahead == 0).astype(np.int32)
+    """A tree of a known token and a chain of drafts, with logits of all nodes."""
+    depth = np.arange(len(tokens), dtype=np.int32)
+    known = (depth == 0).astype(np.int32)
     return Tree(
-        np.asarray(tokens, np.int32), ahead, len(ahead) - ahead, known, committed, pages, ahead, SamplingInputs()
+        np.asarray(tokens, np.int32), depth, len(depth) - depth, known, committed, pages, depth, SamplingInputs()
     )  # fmt: skip
 
 
 def different_pages(config: DecoderConfig, page_size: int, seed: int) -> KVCache:
-    """Random numbers."""
-    blank = KVCache.zeros(config, DIFFERENT, page_size, "float32")
-    keys, values = (jax.random.normal(jax.random.key(seed + i), x.shape) for i, x in enumerate(blank[:2]))
-    return blank._replace(keys=keys, values=values)
+    """A KV cache of `DIFFERENT` pages with normally distributed keys and values."""
+    zeros = KVCache.zeros(config, DIFFERENT, page_size, "float32")
+    keys, values = (jax.random.normal(jax.random.key(seed + i), x.shape) for i, x in enumerate(zeros[:2]))
+    return zeros._replace(keys=keys, values=values)
 
 
 @jax.jit
 def filled(source: KVCache, content: jax.typing.ArrayLike, live: jax.typing.ArrayLike) -> KVCache:
-    """A pool whose pages hold `content [pages]` int32, so that equal ones are equal, where there is something (`live
-    [pages, page_size]` bool), and else what padding must be: keys that are no number, and zeros."""
+    """A pool filled from `source`: page i is `source`'s page `content[i]` modulo `DIFFERENT` (`[pages]` int32).
+
+    Positions that are not `live` (`[pages, page_size]` bool) get what `PaddedLayers` needs for padding: NaN keys and
+    zero values.
+    """
     content, live = jnp.asarray(content) % DIFFERENT, jnp.asarray(live)
     return source._replace(
         keys=jnp.where(live[:, None, None, :], source.keys[:, content], jnp.nan),

@@ -1,4 +1,4 @@
-"""What SPIN's experiments compare, and serving a workload with one of them in the simulator."""
+"""The systems compared in SPIN's experiments, and their simulation."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ from jaxspec.sched.sim.drafter import SimulatedDrafter, TreeProcess
 from jaxspec.sched.sim.simulator import Served
 from jaxspec.sched.sim.tree_simulator import TreeSimulation
 
-#: §VI-B1: requests that run at once. Tokens of a step that computes prompts.
+#: §VI-B1: requests that run at once. The token budget.
 CONCURRENCY, PROMPTS = 8, 2048
-#: Whom it draws for a request in a step is in the paper the best with the chance of 0.2 (§VI-B2).
+#: §VI-B2 as written: the best drafter is drawn with probability 0.2 only.
 AS_WRITTEN = {"epsilon": 0.8}
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """How requests are served: the engine's settings, draft models, and how verification runs. `knowing`: a choice by
-    what is not known, "each" or "together"."""
+    """A system: engine settings, draft models, and how verification runs.
+
+    micro_batches: None: as many as the heuristic finds; flowing: micro-batches continue across steps (`flow`); knowing:
+    an oracle draft choice, "each" (`Oracle`) or "together" (`Together`).
+    """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     ssms: Sequence[str] = SSMS
@@ -46,7 +49,7 @@ LBSS = {"draft_choice": "lbss"}
 NONE = System(ssms=())
 VANILLA: Mapping[str, System] = {name: System({"draft_choice": "single"}, (name,)) for name in SSMS}
 UNPACKED, UNPIPED, SPIN, OURS = "SPIN w/o bat. & pipe.", "SPIN w/o pipe.", "SPIN", "jaxspec"
-#: Fig. 10. `jaxspec` chooses by expected speed, and drafts only as far as that pays.
+#: Fig. 10. `jaxspec` uses `draft_choice: fastest`, and drafts only where that raises throughput.
 SYSTEMS: Mapping[str, System] = {
     **VANILLA,
     UNPACKED: System(LBSS),
@@ -54,7 +57,7 @@ SYSTEMS: Mapping[str, System] = {
     SPIN: System(LBSS, padded=False, micro_batches=None),
     OURS: System({"tree": "auto", "draft_depth": None}, padded=False, micro_batches=None),
 }
-#: Fig. 11: padded and without pipeline.
+#: Fig. 11: padded verification, no pipeline.
 GREEDY, EPSILON, EPSILON_WRITTEN, FASTEST = "greedy", "ε-greedy", "ε-greedy as written", "fastest"
 LEARNED, LEARNED_4, ORACLE, TOGETHER = "LBSS", "LBSS, B_j = 4", "oracle", "oracle, waiting counted"
 CHOICES: Mapping[str, System] = {
@@ -70,19 +73,19 @@ CHOICES: Mapping[str, System] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
-    """Rates that have been drawn already."""
+class _FixedRates:
+    """Acceptance rates `[requests]` that were drawn beforehand."""
 
-    each: np.ndarray
+    fixed: np.ndarray
 
     def rates(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        return self.each
+        return self.fixed
 
 
 def simulation(
     system: System, costs: Costs, llm: str, requests: Requests, seed: int, concurrency: int = CONCURRENCY
 ) -> TreeSimulation:
-    """Ready to run. The same seed gives every system the same drafts and the same truth."""
+    """A simulation of the system. The same seed gives every system the same drafts and texts."""
     settings = {"tree": "chain", "draft_depth": WINDOW, "prefill": "first", "policy_seed": seed, **system.settings}
     config = EngineConfig.load(None, **settings)
     work, cost = requests.work, costs.targets[llm]
@@ -96,7 +99,7 @@ def simulation(
     widths = (1, 2, 4) if config.tree == "auto" else (1,)
     drafters = [
         SimulatedDrafter(
-            TreeProcess(_Given(requests.rates[:, SSMS.index(name)])), work.output.tolist(), costs.drafts[name],
+            TreeProcess(_FixedRates(requests.rates[:, SSMS.index(name)])), work.output.tolist(), costs.drafts[name],
             np.random.default_rng([seed, SSMS.index(name)]), widths, name, own_device=True,
         )
         for name in system.ssms
@@ -113,9 +116,10 @@ def simulation(
 
 
 def goodput(served: Served) -> dict[str, float]:
-    """Draft tokens accepted, SPIN's goodput (§IV-A), and all tokens, a second, as long as requests waited for seats.
+    """Accepted draft tokens (SPIN's goodput, §IV-A) and all tokens, per second, while requests waited for a slot.
 
-    Those still running then count by the share of their time."""
+    Requests still running at the end of that time count with the share of their run time within it.
+    """
     end = float(served.first_scheduled.max())
     share = np.clip((end - served.first_scheduled) / (served.finished - served.first_scheduled), 0, 1)
     return {

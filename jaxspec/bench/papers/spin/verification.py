@@ -1,6 +1,6 @@
-"""SPIN's fast batch verification (§V-A, Fig. 12): the engine's step beside a padded one, in time, memory and padding.
+"""SPIN's fast batch verification (§V-A, Fig. 12): the engine's packed step against a padded one: time, memory, padding.
 
-A batch is what a service has running at one moment; each request verifies its last token and a chain of drafts.
+A batch is a snapshot of a running service; each request verifies its last token and a chain of drafts.
 """
 
 from __future__ import annotations
@@ -34,13 +34,16 @@ from jaxspec.step.runner import pick_layers
 from jaxspec.step.step import split
 from jaxspec.step.xla import XlaLayers
 
-#: Runs of each step before those that count.
-COMPILE_ALL_FIRST = 2
+#: Untimed runs of each step before the timed ones.
+WARM_UP = 2
 
 
 def verification(args: argparse.Namespace, model: LoadedModel | None = None) -> dict[str, Any]:
-    """What the options of `spin_options` ask for (`args.repeats`: batches of each size, 12), as plain data: each batch
-    by kind of requests and size. Raises `BenchError`."""
+    """Measurements of each batch by kind of requests and size, as plain data.
+
+    args: the options of `options.add_verification`; `args.repeats`: batches of each size (default 12). Raises
+    `BenchError`.
+    """
     rng, config = np.random.default_rng(args.seed), EngineConfig.load()
     try:
         model = model or load_model(args.model or config.model)
@@ -49,7 +52,7 @@ def verification(args: argparse.Namespace, model: LoadedModel | None = None) -> 
         raise BenchError(explained(error)) from None
     layers = pick_layers(config, model.config)
     if not isinstance(layers, NativeLayers) or model.config.sliding_window is not None:
-        raise BenchError("the padded reference needs the CPU kernels, and a model without a sliding window")
+        raise BenchError("the padded reference needs the CPU kernels and a model without a sliding window")
     decoder = layers.decoder(model.config, dict(model.weights), config.dtype)
     shared = Shared(model.config, split(decoder), config.page_size)
     comparison = Comparison(shared, layers, args, rng)
@@ -63,12 +66,12 @@ def verification(args: argparse.Namespace, model: LoadedModel | None = None) -> 
                 points[kind][str(size)] = comparison.point(batches, advance)
     return {
         "page_size": config.page_size, "drafts": args.drafts, "rows": args.rows,
-        "requests": {kind: own.means() for kind, own in kinds.items()}, "points": points,
+        "requests": {kind: found.means() for kind, found in kinds.items()}, "points": points,
     }  # fmt: skip
 
 
 def requests(args: argparse.Namespace, model: LoadedModel, rng: np.random.Generator) -> dict[str, Requests]:
-    """By the name of the kind. Raises OSError or ValueError."""
+    """Requests by kind. Raises OSError or ValueError."""
     answers = read_lengths(args.answers).output if args.answers else None
     read = lambda path: spin_requests.read(path, model.tokenizer, answers, args.context, rng)  # noqa: E731
     named = {"Alpaca": args.alpaca, "chat prompts": args.chat}
@@ -79,20 +82,20 @@ def requests(args: argparse.Namespace, model: LoadedModel, rng: np.random.Genera
 
 
 class Comparison:
-    """Batches verified in each way over the same KV, in turns."""
+    """Verifies batches in each way over the same KV, in alternating turns."""
 
     def __init__(self, shared: Shared, layers: NativeLayers, args: argparse.Namespace, rng: np.random.Generator):
         self._shared, self._layers, self._args, self._rng = shared, layers, args, rng
         self._source = different_pages(shared.config, shared.page_size, args.seed)
 
     def point(self, batches: Sequence[Batch], advance: Callable[[], None]) -> list[dict[str, Any]]:
-        """What became of each of these batches, all of one size."""
+        """Measurements of each of these batches, which all have the same size."""
         size, page = len(batches[0].nodes), self._shared.page_size
         pages = [batch.pages(page) for batch in batches]
-        longest, held = max(int(own.max()) for own in pages), max(int(own.sum()) for own in pages)
+        longest, total = max(int(n.max()) for n in pages), max(int(n.sum()) for n in pages)
         tokens = {bucket(batch) for batch in batches}
-        packed = Steps(self._shared, self._layers, tokens, size, longest, held)
-        # Whoever verifies fewest is padded to the width of its batch, perhaps over the end of a page.
+        packed = Steps(self._shared, self._layers, tokens, size, longest, total)
+        # Padding the queries to the width of the batch may cross the end of a request's last page.
         widest = max(-(-int(b.committed.max() + b.width) // page) for b in batches)
         padded = Steps(self._shared, PaddedLayers(), tokens | {b.width * size for b in batches}, size, widest)
         found = []
@@ -106,42 +109,44 @@ class Comparison:
         size, page = len(batch.nodes), self._shared.page_size
         rows = np.arange(padded.room, dtype=np.int32).reshape(size, -1)
         live = (np.arange(rows.shape[1] * page) < batch.committed[:, None]).reshape(-1, page)
-        held = [row[:n] for row, n in zip(rows, batch.pages(page), strict=True)]
-        numbers = np.concatenate(held)
-        places = self._rng.permutation(packed.room)[: len(numbers)].astype(np.int32)  # pages lie anywhere
-        content, there = np.zeros(packed.room, np.int32), np.zeros((packed.room, page), bool)
-        content[places], there[places] = numbers, live[numbers]
-        tables = np.split(places, np.cumsum([len(own) for own in held])[:-1])
+        used = [row[:n] for row, n in zip(rows, batch.pages(page), strict=True)]
+        numbers = np.concatenate(used)
+        places = self._rng.permutation(packed.room)[: len(numbers)].astype(np.int32)  # packed pages are not contiguous
+        content, packed_live = np.zeros(packed.room, np.int32), np.zeros((packed.room, page), bool)
+        content[places], packed_live[places] = numbers, live[numbers]
+        tables = np.split(places, np.cumsum([len(one) for one in used])[:-1])
         drafts = [self._rng.integers(self._shared.config.vocab_size, size=n) for n in batch.nodes.tolist()]
 
         def trees(pages: Iterable[np.ndarray]) -> list[Tree]:
-            return [chain(*own) for own in zip(drafts, batch.committed.tolist(), pages, strict=True)]
+            return [chain(*one) for one in zip(drafts, batch.committed.tolist(), pages, strict=True)]
 
-        kept, padding = filled(self._source, content, there), filled(self._source, rows.reshape(-1), live)
+        packed_kv = filled(self._source, content, packed_live)
+        padded_kv = filled(self._source, rows.reshape(-1), live)
         return {
-            PACKED: Way(packed, packed.pack(trees(tables), bucket(batch)), kept),
-            KV_PADDED: Way(padded, padded.pack(trees(rows), bucket(batch)), padding),
-            PADDED: Way(padded, padded.pack(widened(trees(rows), batch.width), batch.width * size), padding),
+            PACKED: Way(packed, packed.pack(trees(tables), bucket(batch)), packed_kv),
+            KV_PADDED: Way(padded, padded.pack(trees(rows), bucket(batch)), padded_kv),
+            PADDED: Way(padded, padded.pack(widened(trees(rows), batch.width), batch.width * size), padded_kv),
         }
 
     def _measured(self, batch: Batch, ways: Mapping[str, Way]) -> dict[str, Any]:
-        """Milliseconds of a step launched and read (medians), bytes of its temporaries, and whether all chose alike."""
+        """Median milliseconds per step including the read of its result, bytes of temporaries, and the share of nodes
+        at which each way samples the same token as the packed one."""
         rows = {name: way.rows(batch.nodes) for name, way in ways.items()}
         times: dict[str, list[float]] = {name: [] for name in ways}
-        for i in range(COMPILE_ALL_FIRST + self._args.runs):
+        for i in range(WARM_UP + self._args.runs):
             for name, way in ways.items():
                 begun = perf_counter()
                 np.asarray(way.steps.run(way.packed).decision)
-                if i >= COMPILE_ALL_FIRST:
+                if i >= WARM_UP:
                     times[name].append(1e3 * (perf_counter() - begun))
         return {
-            "ms": {name: float(np.median(own)) for name, own in times.items()},
+            "ms": {name: float(np.median(ms)) for name, ms in times.items()},
             "temporaries": {name: way.steps.temporaries(way.packed) for name, way in ways.items()},
-            "same_choices": {name: float((own == rows[PACKED]).mean()) for name, own in rows.items()},
+            "same_choices": {name: float((tokens == rows[PACKED]).mean()) for name, tokens in rows.items()},
         }
 
     def _sizes(self, batch: Batch) -> dict[str, Any]:
-        """What each way reads, computes and keeps, and how SPIN's search would decompose the requests."""
+        """Positions and tokens that each way reads and computes, its KV bytes, and the result of SPIN's search."""
         size, page = len(batch.nodes), self._shared.page_size
         tokens, position = bucket(batch), page_bytes(self._shared.config, page, "float32") // page
         begun = perf_counter()
@@ -156,7 +161,7 @@ class Comparison:
             "committed": batch.committed.tolist(), "nodes": batch.nodes.tolist(),
             "needed": int(batch.committed.sum()), "real_tokens": int(batch.nodes.sum()),
             "positions": of(*(ways.positions_read(batch.committed, page) for ways in (self._layers, PaddedLayers()))),
-            # The kernel scores whole vectors of keys, but takes up no more values than there are.
+            # The kernel scores whole vectors of keys, but reads only the values of real positions.
             "values": of(int(batch.committed.sum()), size * int(batch.committed.max())),
             "elsewhere": XlaLayers().positions_read(batch.committed, page),
             "tokens": {PACKED: tokens, KV_PADDED: tokens, PADDED: size * batch.width},
@@ -166,6 +171,6 @@ class Comparison:
 
 
 def bucket(batch: Batch) -> int:
-    """Tokens of the engine's step for the batch."""
+    """The engine's step size for the batch, in tokens."""
     tokens = int(batch.nodes.sum())
     return next((b for b in BUCKETS if b >= tokens), tokens)

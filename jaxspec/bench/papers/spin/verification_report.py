@@ -1,4 +1,4 @@
-"""The tables and the figure of SPIN's batch verification, beside what the paper says."""
+"""Tables and figure of SPIN's batch verification, next to the paper's numbers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from jaxspec.bench.papers import page
 from jaxspec.bench.papers.spin.options import KV_PADDED, PACKED, PADDED
 
 WAYS = (PACKED, KV_PADDED, PADDED)
-#: Milliseconds of §VI-B, without and with SPIN's batch verification, by kind of requests and their number. The text
-#: calls that a reduction by 33.61 %; these numbers are 36.6 %.
+#: §VI-B: milliseconds without and with SPIN's batch verification, by (kind of requests, batch size). The text calls
+#: that a reduction of 33.61 %; these numbers give 36.6 %.
 PAPER = {("Alpaca", "16"): (529.21, 335.46)}
 MIB = 2**20
 
@@ -22,7 +22,7 @@ Batches = Sequence[Mapping[str, Any]]
 
 
 def sections(found: Mapping[str, Any]) -> dict[str, str]:
-    """The page's tables, of what `spin_verification.verification` gives."""
+    """The page's tables by name, from the numbers of `verification.verification`."""
     return {
         "verification": latency(found), "verification padding": padding(found), "verification memory": memory(found),
         "verification search": search(found),
@@ -30,16 +30,16 @@ def sections(found: Mapping[str, Any]) -> dict[str, str]:
 
 
 def draw(out: Path, found: Mapping[str, Any]) -> None:
-    """Fig. 12: milliseconds of a step by batch size."""
+    """Draw Fig. 12: milliseconds per step by batch size."""
     panels = {
         kind: {way: [(float(n), mean(batches, "ms", way)) for n, batches in sizes.items()] for way in WAYS}
         for kind, sizes in found["points"].items()
     }
-    plot.curves(out / "spin_verification.png", panels, "requests in the batch", "verification, ms")
+    plot.curves(out / "spin_verification.png", panels, "batch size", "verification, ms")
 
 
 def column(batches: Batches, *keys: str) -> np.ndarray:
-    """What is behind these keys, of each batch."""
+    """The value under these nested keys for each batch `[batches]`."""
     values: Sequence[Any] = batches
     for key in keys:
         values = [value[key] for value in values]
@@ -51,30 +51,30 @@ def mean(batches: Batches, *keys: str) -> float:
 
 
 def ratio(batches: Batches, way: str, what: str = "ms") -> float:
-    """How many times as much as packed verification this way takes on average."""
+    """Mean of this way relative to the mean of packed verification."""
     return mean(batches, what, way) / mean(batches, what, PACKED)
 
 
 def spread(batches: Batches, way: str, what: str = "ms") -> str:
-    """`ratio`, and the range over the batches."""
-    each = column(batches, what, way) / column(batches, what, PACKED)
-    return f"{ratio(batches, way, what):.2f}× ({each.min():.2f} … {each.max():.2f})"
+    """`ratio`, and the range of the ratio over the batches."""
+    ratios = column(batches, what, way) / column(batches, what, PACKED)
+    return f"{ratio(batches, way, what):.2f}× ({ratios.min():.2f} … {ratios.max():.2f})"
 
 
-def padding_of(needed: np.ndarray, there: np.ndarray) -> str:
-    """The share of padding over all batches."""
-    return page.percent(100 * (1 - float(needed.sum() / there.sum())))
+def padding_of(needed: np.ndarray, total: np.ndarray) -> str:
+    """Share of padding over all batches."""
+    return page.percent(100 * (1 - float(needed.sum() / total.sum())))
 
 
 def points(found: Mapping[str, Any]) -> Iterator[tuple[str, str, Batches]]:
-    """Kind, size and batches."""
+    """(kind of requests, batch size, batches)."""
     for kind, sizes in found["points"].items():
         for size, batches in sizes.items():
             yield kind, size, batches
 
 
 def latency(found: Mapping[str, Any]) -> str:
-    """Means over the batches, as the paper's; the ranges are of ratios on the same batch."""
+    """Mean times over the batches, as in the paper, and the range of each ratio within a batch."""
     rows = []
     for kind, size, batches in points(found):
         times = [f"{mean(batches, 'ms', way):.1f}" for way in WAYS]
@@ -86,7 +86,7 @@ def latency(found: Mapping[str, Any]) -> str:
 
 
 def padding(found: Mapping[str, Any]) -> str:
-    """Shares of what is read and computed; and how much more of it padding makes."""
+    """Shares of padding in what is read and computed, and the ratio of padded to packed."""
     rows = []
     for kind, size, batches in points(found):
         needed, real = column(batches, "needed"), column(batches, "real_tokens")
@@ -97,15 +97,15 @@ def padding(found: Mapping[str, Any]) -> str:
         longest = np.mean([max(batch["committed"]) for batch in batches])
         rows.append([
             f"{kind}, {size}", f"{lengths.mean():.0f}", f"{longest:.0f}",
-            *(padding_of(needed, own) for own in positions),
+            *(padding_of(needed, total) for total in positions),
             padding_of(2 * needed, positions[0] + column(batches, "values", PACKED)),
             padding_of(needed, column(batches, "elsewhere")),
-            *(padding_of(real, own) for own in tokens),
-            *(page.times(float(own[1].sum() / own[0].sum())) for own in (positions, tokens)),
+            *(padding_of(real, total) for total in tokens),
+            *(page.times(float(padded.sum() / packed.sum())) for packed, padded in (positions, tokens)),
         ])  # fmt: skip
     header = [
         "padding", "positions: mean", "longest", "KV positions: packed", "padded", "keys and values: packed",
-        "KV positions: packed, not on a CPU", "tokens: packed", "padded", "KV positions, padded / packed",
+        "KV positions: packed, XLA attention", "tokens: packed", "padded", "KV positions, padded / packed",
         "tokens, padded / packed",
     ]  # fmt: skip
     return page.table(header, rows)
@@ -122,7 +122,7 @@ def memory(found: Mapping[str, Any]) -> str:
 
 
 def search(found: Mapping[str, Any]) -> str:
-    """Means over the batches; what the engine leaves, and what SPIN's search would at best."""
+    """Mean padding over the batches: of the engine, and of the best L that SPIN's search could find."""
     rows = []
     for kind, size, batches in points(found):
         needed = column(batches, "needed")
@@ -134,11 +134,11 @@ def search(found: Mapping[str, Any]) -> str:
         lengths = column(batches, "search", "any", "length")
         took = 1e3 * float(np.median(column(batches, "search", "ms")))
         rows.append([
-            f"{kind}, {size}", *(f"{own.mean():.0f}" for own in cells), f"{lengths.min():.0f} … {lengths.max():.0f}",
+            f"{kind}, {size}", *(f"{cell.mean():.0f}" for cell in cells), f"{lengths.min():.0f} … {lengths.max():.0f}",
             f"{took:.0f}",
         ])  # fmt: skip
     header = [
-        "padded positions a batch", "to the longest", "best L", "best L of 16s", "engine", "engine, not on a CPU",
-        "the best L", "search, µs",
+        "padded positions per batch", "padded to the longest", "best L", "best L, multiples of 16", "engine",
+        "engine, XLA attention", "range of the best L", "search, µs",
     ]  # fmt: skip
     return page.table(header, rows)

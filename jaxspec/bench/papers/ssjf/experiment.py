@@ -2,8 +2,8 @@
 
 The figures' loads are those of the paper's published experiments (github.com/James-QiuHaoran/
 LLM-serving-with-proxy-models, model-serving/auto_eval*.py, util.py): 50 jobs, 20 repetitions, Poisson arrivals at 1, 3,
-5, 7 and 9 a second, or Gamma gaps of mean 1/0.03 s whose coefficient of variation is 1 to 5; improvements are of the
-means over a figure's loads; throughput is counted until a quarter of the jobs are done.
+5, 7 and 9 jobs/s, or Gamma gaps of mean 1/0.03 s with a coefficient of variation of 1 to 5. Improvements are those of
+the means over a figure's loads; throughput is measured until a quarter of the jobs are done.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ RATES: Sequence[float] = (1, 3, 5, 7, 9)
 CVS: Sequence[float] = (1, 2, 3, 4, 5)
 CV_RATE = 0.03
 SIZES = (2, 4, 6, 8, 10)
-#: Bounds of the five length classes in the published code (single round), and §4.3's accuracy of the paper's predictor.
+#: Bounds of the five length classes in the published code (single round), and the paper's predictor accuracy (§4.3).
 BOUNDS, ACCURACY = (58, 147, 280, 499), 0.615
-#: Milliseconds that a batch waits to fill. The paper names none; in the published code SJF never waits, and FCFS up to
-#: 10 s. Here all wait alike.
+#: Milliseconds that a batch waits to fill. The paper gives none; in the published code SJF never waits, and FCFS up to
+#: 10 s. Here all orders wait equally long.
 SHORT_WAIT, LONG_WAIT = 50.0, 10_000.0
 ORDERS: Mapping[str, Mapping[str, Any]] = {
     FCFS: {"order": "fcfs"},
@@ -50,18 +50,17 @@ Arrive = Callable[[float, np.random.Generator], list[arrivals.Arrival]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     data = parser.add_argument_group("data")
-    data.add_argument("--lengths", required=True, metavar="CSV", help="output_tokens, pred_class3, pred_class5")
-    data.add_argument("--engine-jobs", type=options.count, default=24, metavar="N", help="of --engine (default: 24)")
-    data.add_argument(
-        "--engine-scale", type=options.positive, default=0.2, metavar="X", help="of --engine: of the lengths (0.2)"
-    )
-    data.add_argument(
-        "--engine-rate", type=options.positive, default=20.0, metavar="R", help="of --engine: requests a second (20)"
-    )
+    data.add_argument("--lengths", required=True, metavar="CSV", help="columns output_tokens, pred_class3, pred_class5")
+    count = "with --engine: requests per turn (default: 24)"
+    data.add_argument("--engine-jobs", type=options.count, default=24, metavar="N", help=count)
+    scale = "with --engine: factor on the lengths (default: 0.2)"
+    data.add_argument("--engine-scale", type=options.positive, default=0.2, metavar="X", help=scale)
+    rate = "with --engine: requests/s (default: 20)"
+    data.add_argument("--engine-rate", type=options.positive, default=20.0, metavar="R", help=rate)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises `BenchError` where the data cannot be read or nothing can be run."""
+    """Run the experiments and write the page. Raises `BenchError` if the data cannot be read or a run fails."""
     out = Path(args.out)
     try:
         lengths = {name: read_lengths(args.lengths, name) for name in ("pred_class5", "pred_class3")}
@@ -79,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def trained(path: Path) -> dict[str, str]:
-    """Table 2 of the project's own predictors, where `bench predictor` has kept its numbers. Raises `BenchError`."""
+    """Table 2 for this project's predictors, if `bench predictor` has kept its numbers. Raises `BenchError`."""
     if not path.exists():
         return {}
     try:
@@ -93,6 +92,7 @@ def trained(path: Path) -> dict[str, str]:
 
 
 def simulated(args: argparse.Namespace, lengths: Mapping[str, Lengths]) -> dict[str, Any]:
+    """Run all simulated experiments."""
     repeats, tables = args.repeats or REPEATS, predictors(lengths, np.random.default_rng(args.seed))
     loads: dict[str, tuple[Arrive, Sequence[float]]] = {
         "rate": (lambda rate, rng: arrivals.poisson(JOBS, rate, rng), RATES),
@@ -142,7 +142,7 @@ def simulated(args: argparse.Namespace, lengths: Mapping[str, Lengths]) -> dict[
 
 
 def sorted_gaps(cv: float, rng: np.random.Generator) -> list[arrivals.Arrival]:
-    """Gamma gaps from the shortest to the longest, as the published code has them: nearly all come at once."""
+    """Arrivals with ascending Gamma gaps, as in the published code: nearly all jobs arrive at once."""
     times = [a.time for a in arrivals.gamma(JOBS + 1, CV_RATE, cv, rng)]
     return [arrivals.Arrival(float(t)) for t in np.cumsum(np.sort(np.diff(times)))]
 
@@ -157,15 +157,15 @@ def curve(
     repeats: int,
     seed: int,
 ) -> Curve:
-    """Mean over `repeats` for each load; every order and mode gets the same jobs at the same times."""
+    """Mean over `repeats` for each load of `xs`; every order and mode gets the same jobs at the same times."""
     policy = PolicyConfig.model_validate(
         {"batching": mode, "max_batch_size": concurrency, "batch_wait_timeout_ms": SHORT_WAIT, **order}
     )
     points: Curve = {}
-    for at, x in enumerate(xs):
+    for i, x in enumerate(xs):
         found = []
         for repeat in range(repeats):
-            rng = np.random.default_rng([seed, at, repeat])
+            rng = np.random.default_rng([seed, i, repeat])
             served = simulate(policy, concurrency, join(arrive(x, rng), table, 32, rng), SSJF)
             if mode == "dynamic":
                 served = returned_together(served)
@@ -176,7 +176,7 @@ def curve(
 
 
 def returned_together(served: Served) -> Served:
-    """A batch's answers leave when its last one is done (the paper's Fig. 3): those that began together end so."""
+    """Requests that start together return together, when the last one is done (dynamic batching, Fig. 3)."""
     _, batch = np.unique(served.first_scheduled, return_inverse=True)
     ends = np.zeros(batch.max() + 1)
     np.maximum.at(ends, batch, served.finished)
@@ -184,8 +184,11 @@ def returned_together(served: Served) -> Served:
 
 
 def predictors(lengths: Mapping[str, Lengths], rng: np.random.Generator) -> dict[str, Lengths]:
-    """The lengths with each order's predictions. Those of the paper's regression are not published: in their place are
-    lengths with a log-normal error, of such a size that as many fall into the right one of the five classes."""
+    """The lengths with each order's predictions.
+
+    The paper's regression predictions are not published. Lengths with a log-normal error that has the same five-class
+    accuracy stand in for them.
+    """
     five = lengths["pred_class5"]
     sigma = noise_of_accuracy(five.output, ACCURACY, BOUNDS, rng)
     unknown = np.full(five.output.shape, np.nan)
@@ -197,14 +200,15 @@ def predictors(lengths: Mapping[str, Lengths], rng: np.random.Generator) -> dict
 
 
 def on_engine(args: argparse.Namespace, lengths: Lengths) -> dict[str, Any]:
-    """JCT reductions of each turn in per cent, `{mode: {order: [turns]}}`: fewer and shorter jobs, all else alike.
+    """JCT reductions of each turn in per cent, `{mode: {order: [turns]}}`, with fewer and shorter jobs.
 
-    The engine's predictions are its noisy oracle's, at the noise at which they are as accurate as the paper's.
+    Predictions come from the engine's noisy oracle, with the noise that gives the paper's accuracy. Raises
+    `BenchError`.
     """
     from jaxspec.config import ConfigError, parse_overrides
 
     try:
-        more = parse_overrides(args.set)
+        overrides = parse_overrides(args.set)
     except ConfigError as error:
         raise BenchError(str(error)) from None
     repeats, jobs = args.repeats or 5, args.engine_jobs
@@ -218,7 +222,8 @@ def on_engine(args: argparse.Namespace, lengths: Lengths) -> dict[str, Any]:
             limits = {"batching": mode, "max_num_seqs": concurrency, "max_batch_size": concurrency, "draft": []}
             noise = {"predictor": "noisy_oracle", "predictor_noise": sigma}
             orders = {FCFS: ORDERS[FCFS], NOISY: {**ORDERS[NOISY], **noise}, KNOWN: ORDERS[KNOWN]}
-            with engines({name: {**limits, **order, **more} for name, order in orders.items()}, args.model) as loaded:
+            settings = {name: {**limits, **order, **overrides} for name, order in orders.items()}
+            with engines(settings, args.model) as loaded:
                 vocabulary = next(iter(loaded.values())).engine.model_config.vocab_size
 
                 def workload(repeat: int, size: int = vocabulary) -> tuple[Workload, list[list[int]]]:
@@ -227,9 +232,9 @@ def on_engine(args: argparse.Namespace, lengths: Lengths) -> dict[str, Any]:
                     return work, prompt_ids(size, work.input.tolist(), rng)
 
                 measured = turns(loaded, workload, repeats, advance)
-            jct = {name: [mean_jct(turn) for turn in own] for name, own in measured.items()}
+            jct = {name: [mean_jct(turn) for turn in metrics] for name, metrics in measured.items()}
             results[mode] = {
-                name: [100 * (1 - own / base) for own, base in zip(jct[name], jct[FCFS], strict=True)]
+                name: [100 * (1 - value / base) for value, base in zip(jct[name], jct[FCFS], strict=True)]
                 for name in (NOISY, KNOWN)
             }
     return {"jobs": jobs, "scale": args.engine_scale, "rate": args.engine_rate, "reduction": results}

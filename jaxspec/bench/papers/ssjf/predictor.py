@@ -1,14 +1,14 @@
-"""Length predictors beside each other: SSJF's formulations (Table 2), trained on the same data with one budget.
+"""Compares length predictors: SSJF's formulations (Table 2), trained on the same data for the same number of steps.
 
-Each is trained as `python -m jaxspec.train_predictor` does, saved, loaded, and asked for the prompts of the test part.
-Broken off and run again, it goes on. What the predictions are worth to a scheduler is simulated as `bench paper ssjf`
-does without batching: jobs of the test part's lengths, shortest predicted first against first come, first served. The
-numbers are kept in OUT/predictor.json, the tables written into OUT/predictor.md between the marks there.
+Each is trained as `python -m jaxspec.train_predictor` does, saved, loaded, and run on the prompts of the test split. An
+interrupted run continues when started again. The gain for a scheduler is simulated as in `bench paper ssjf` without
+batching: jobs of the test split's lengths, shortest predicted job first against FCFS. Numbers are kept in
+OUT/predictor.json, tables are written into OUT/predictor.md between the marks there.
 
-With --retrieval a predictor trained before is asked for the test part one request at a time, beside ALISE's: once with
-the training part served before, and once for prompts that come again and again, after 1,000 such requests.
+With --retrieval a trained predictor is compared with retrieval (ALISE's Table 2), one request at a time: on the test
+split after the training split has been served, and on repeating prompts after 1,000 such requests.
 
-With --engine the predictor serves: SSJF with it on the real engine, between FCFS and shortest first with lengths known.
+With --engine the predictor is measured on the real engine: SSJF with it, against FCFS and SJF with known lengths.
 """
 
 from __future__ import annotations
@@ -38,17 +38,23 @@ if TYPE_CHECKING:
     from jaxspec.train_predictor.config import PredictorConfig
     from jaxspec.train_predictor.data import Corpus
 
-#: Prompts that the time of one prediction is measured on.
+#: Prompts on which the prediction latency is measured.
 TIMED = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", required=True, metavar="YAML", help="a preset, as configs/predictor/*.yaml")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="may be given again")
-    names = list(predictor_page.SSJF_TABLE_2)
-    parser.add_argument("--formulations", nargs="+", choices=names, default=names, metavar="NAME", help="default: all")
     parser.add_argument(
-        "--repeats", type=options.count, default=ssjf.REPEATS, metavar="N", help="of each simulated load"
+        "--config", required=True, metavar="YAML", help="training config, e.g. configs/predictor/*.yaml"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a config value; may be repeated"
+    )
+    names = list(predictor_page.SSJF_TABLE_2)
+    parser.add_argument(
+        "--formulations", nargs="+", choices=names, default=names, metavar="NAME", help="formulations (default: all)"
+    )
+    parser.add_argument(
+        "--repeats", type=options.count, default=ssjf.REPEATS, metavar="N", help="repetitions of each simulated load"
     )
     parser.add_argument(
         "--retrieval",
@@ -57,35 +63,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="compare this predictor with retrieval instead (ALISE's Table 2; default: the shipped one)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of --retrieval's repeating prompts, and of --engine")
+    parser.add_argument("--seed", type=int, default=0, help="seed of --retrieval's repeating prompts and of --engine")
     engine = parser.add_argument_group("serving")
     engine.add_argument(
         "--engine", nargs="?", const="", metavar="FILE", help="serve with this predictor (default: the shipped one)"
     )
-    engine.add_argument("--prompts", nargs="+", default=[], metavar="JSONL", help="those of the test part are served")
-    engine.add_argument("--jobs", type=options.count, default=32, metavar="N", help="of a turn (default: 32)")
-    engine.add_argument("--turns", type=options.count, default=5, metavar="N", help="of each order (default: 5)")
+    engine.add_argument(
+        "--prompts", nargs="+", default=[], metavar="JSONL", help="prompt files; prompts of the test split are served"
+    )
+    engine.add_argument("--jobs", type=options.count, default=32, metavar="N", help="requests per turn (default: 32)")
+    engine.add_argument("--turns", type=options.count, default=5, metavar="N", help="turns of each order (default: 5)")
     modes = list(predictor_serving.MODES)
     engine.add_argument(
-        "--modes", nargs="+", choices=modes, default=modes, metavar="MODE", help="batching; default: all"
+        "--modes", nargs="+", choices=modes, default=modes, metavar="MODE", help="batching modes (default: all)"
     )
-    engine.add_argument("--max-tokens", type=options.count, default=256, metavar="N", help="default: 256")
     engine.add_argument(
-        "--request-rate", type=options.positive, default=20.0, metavar="R", help="a second (default: 20)"
+        "--max-tokens", type=options.count, default=256, metavar="N", help="output cap in tokens (default: 256)"
     )
-    parser.add_argument("--out", default="docs/results", metavar="DIR", help="default: docs/results")
-    parser.add_argument("--json", metavar="FILE", help="another copy of all the numbers")
+    engine.add_argument(
+        "--request-rate", type=options.positive, default=20.0, metavar="R", help="requests/s (default: 20)"
+    )
+    parser.add_argument("--out", default="docs/results", metavar="DIR", help="output folder (default: docs/results)")
+    parser.add_argument("--json", metavar="FILE", help="write a copy of all numbers to this file")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises `BenchError` where nothing can be trained or asked."""
+    """Run the chosen comparison and write the page. Raises `BenchError` if a model or dependency is missing."""
     from jaxspec.config import ConfigError
     from jaxspec.models.load import ModelLoadError
 
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     try:
-        kind, numbers = chosen(args)
+        kind, numbers = measurements(args)
     except (ConfigError, ModelLoadError) as error:
         raise BenchError(str(error)) from None
     except ModuleNotFoundError as error:
@@ -100,8 +110,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def chosen(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    """What the options ask for, and its numbers."""
+def measurements(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """(kind, numbers) of the comparison that the options select."""
     if args.retrieval is not None:
         return "retrieval", retrieval(args)
     if args.engine is None:
@@ -110,14 +120,14 @@ def chosen(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     from jaxspec.train_predictor.config import PredictorConfig
 
     if not args.prompts:
-        raise BenchError("--prompts: --engine needs files of prompts to serve")
+        raise BenchError("--prompts: --engine needs prompt files")
     config = PredictorConfig.load(args.config, **parse_overrides(args.set))
     work = predictor_serving.Workload(args.prompts, args.jobs, args.max_tokens, args.request_rate, args.turns)
     return "engine", predictor_serving.measure(config, args.engine or None, work, args.modes, args.seed)
 
 
 def prepared(args: argparse.Namespace) -> tuple[PredictorConfig, LoadedEncoder, Corpus]:
-    """What the options name. Raises `ConfigError` and `ModelLoadError`."""
+    """Load the config, encoder and data that the options name. Raises `ConfigError` and `ModelLoadError`."""
     from jaxspec.config import parse_overrides
     from jaxspec.train_predictor.config import PredictorConfig
     from jaxspec.train_predictor.data import prepare
@@ -129,7 +139,7 @@ def prepared(args: argparse.Namespace) -> tuple[PredictorConfig, LoadedEncoder, 
 
 
 def ablation(args: argparse.Namespace) -> dict[str, Any]:
-    """Train and measure each formulation of the options. Raises as `prepared` does, and `ModuleNotFoundError`."""
+    """Train and measure each selected formulation. Raises as `prepared` does, and `ModuleNotFoundError`."""
     from jaxspec.predict.formulation import class_bounds
     from jaxspec.train_predictor.data import TRAIN
     from jaxspec.train_predictor.train import Trainer
@@ -146,16 +156,16 @@ def ablation(args: argparse.Namespace) -> dict[str, Any]:
         measured = measure(work / "predictor.safetensors", data, bounds, args.repeats)
         found[name] = {**measured, "steps": trainer.at.steps, "curve": trainer.evaluations}
     settings = config.model_dump(exclude={"data", "work", "out", "formulation"})
-    known = baselines(data, bounds)
     return {
-        "settings": settings, "data": str(data), "bounds": bounds.tolist(), "formulations": found, "baselines": known
+        "settings": settings, "data": str(data), "bounds": bounds.tolist(), "formulations": found,
+        "baselines": baselines(data, bounds),
     }  # fmt: skip
 
 
 def baselines(data: Corpus, bounds: np.ndarray) -> dict[str, Any]:
-    """What the test part's lengths are predicted by without reading: the training part's median, which is the least
-    that a predictor must beat; and the length of another answer to the same prompt, where the data hold one, which
-    tells how far a prompt decides its answer's length at all."""
+    """Baselines on the test split that do not read the prompt: the training split's median length, which every
+    predictor must beat; and the length of another answer to the same prompt, if the data has one, which shows how far a
+    prompt determines its answer's length."""
     from jaxspec.train_predictor.data import TEST, TRAIN
     from jaxspec.train_predictor.evaluate import evaluate, rounded
 
@@ -169,14 +179,14 @@ def baselines(data: Corpus, bounds: np.ndarray) -> dict[str, Any]:
         by_text.setdefault(data.texts[row], []).append(row)
     twins = [(a, b) for same in by_text.values() for a, b in zip(same, [*same[1:], same[0]], strict=True) if a != b]
     if twins:
-        own, other = np.asarray(twins).T
-        found = evaluate(data.length[other].astype(float), data.length[own], data.capped[own], bounds)
+        answer, other = np.asarray(twins).T
+        found = evaluate(data.length[other].astype(float), data.length[answer], data.capped[answer], bounds)
         out["another answer to the same prompt"] = rounded(found)
     return out
 
 
 def retrieval(args: argparse.Namespace) -> dict[str, Any]:
-    """The proxy of the options alone, and behind an index of served requests. Raises as `ablation` does."""
+    """Compare the proxy predictor alone with retrieval in front of it. Raises as `ablation` does."""
     from jaxspec.predict.build import load_proxy
     from jaxspec.predict.index import LengthIndex
     from jaxspec.predict.retrieval import RetrievalPredictor
@@ -186,7 +196,7 @@ def retrieval(args: argparse.Namespace) -> dict[str, Any]:
     config, _, data = prepared(args)
     proxy, settings = load_proxy(args.retrieval or None, config.target), RetrievalSettings()
     train, test = data.rows(TRAIN), data.rows(TEST)
-    whole = train[~data.capped[train]]  # of those that were cut not even the engine knows how long they were
+    whole = train[~data.capped[train]]  # the true length of a truncated answer is unknown
     few = alise_predictors.repeating(test, np.random.default_rng(args.seed))
     found: dict[str, Any] = {}
     for workload, before, rows, uncounted in (
@@ -209,7 +219,7 @@ def retrieval(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(path: Path, data: Corpus, bounds: np.ndarray, repeats: int) -> dict[str, Any]:
-    """What the predictor at `path` says of the test part, how long it takes, and what it is worth to a scheduler."""
+    """Accuracy of the predictor at `path` on the test split, its latency and size, and its gain for a scheduler."""
     from jaxspec.predict.proxy import ProxyPredictor
     from jaxspec.train_predictor.data import TEST
     from jaxspec.train_predictor.evaluate import evaluate, rounded
@@ -231,16 +241,16 @@ def measure(path: Path, data: Corpus, bounds: np.ndarray, repeats: int) -> dict[
 
 
 def latency(predictor: ProxyPredictor, texts: Sequence[str]) -> dict[str, float]:
-    """Milliseconds of one prediction at a time, tokenising included."""
-    taken = predictor_serving.milliseconds(lambda text: predictor.predict([text]), texts)
-    p50, p99 = np.percentile(taken, [50, 99]).tolist()
-    return {"mean": float(np.mean(taken)), "p50": p50, "p99": p99}
+    """Milliseconds of single predictions, tokenising included."""
+    times = predictor_serving.milliseconds(lambda text: predictor.predict([text]), texts)
+    p50, p99 = np.percentile(times, [50, 99]).tolist()
+    return {"mean": float(np.mean(times)), "p50": p50, "p99": p99}
 
 
 def worth(predicted: np.ndarray, length: np.ndarray, repeats: int, seed: int = 0) -> tuple[float, float]:
-    """(JCT reduction in per cent, throughput as a multiple) against FCFS, simulated at SSJF's rates, one job at a time.
+    """(JCT reduction in per cent, throughput ratio) relative to FCFS, simulated at SSJF's rates, one job at a time.
 
-    All arrays `[rows]`; a capped row counts as what was written.
+    predicted, length `[rows]`: tokens; the length of a capped answer is what was generated.
     """
     figure: dict[str, ssjf_page.Curve] = {}
     for order, guess in ((ssjf_page.FCFS, np.full(len(length), np.nan)), (ssjf_page.CLASSES, predicted)):

@@ -1,4 +1,4 @@
-"""The tables of the length predictors' page, beside SSJF's Table 2 and ALISE's."""
+"""Tables of the length predictors' page, next to Table 2 of SSJF and of ALISE."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from jaxspec.bench import plot
 from jaxspec.bench.papers import page
 from jaxspec.bench.papers.ssjf import predictor_serving
 
-#: SSJF, Table 2, in its order: (accuracy, F1, JCT reduction in per cent, throughput). It has no pairwise one; §3.1 says
-#: that one gains about 3 % of JCT.
+#: SSJF, Table 2, in its order: (accuracy, F1, JCT reduction in per cent, throughput). It has no pairwise one; §3.1
+#: says that one reduces JCT by about 3 %.
 SSJF_TABLE_2: Mapping[str, tuple[str, Sequence[float | None]]] = {
     "binary": ("binary classes", (None, None, 30.8, 1.59)),
     "ord_mse": ("ordinal classes (MSE)", (0.477, 0.450, 38.0, 2.15)),
@@ -26,14 +26,14 @@ ALISE_TABLE_2: Mapping[str, tuple[str, Sequence[tuple[float, float]]]] = {
     "accuracy": ("accuracy", ((0.781, 0.821), (0.712, 0.856), (0.634, 0.744))),
     "error_ratio": ("prediction error", ((0.122, 0.057), (0.145, 0.096), (0.178, 0.123))),
     "latency_ms": ("mean prediction latency, ms", ((12.2, 3.92), (11.7, 4.74), (14.8, 4.49))),
-    "latency_max_ms": ("longest, ms", ()),
+    "latency_max_ms": ("max. prediction latency, ms", ()),
 }
-#: Requests that ALISE's comparison is made on here.
+#: Workloads of the comparison with ALISE's Table 2.
 WORKLOADS = ("new prompts", "repeating prompts")
 
 
 def sections(kept: Mapping[str, Any]) -> dict[str, str]:
-    """The page's tables, of what has been run; ALISE's has its place before it has."""
+    """The page's tables by name, for the experiments that have been run; the paper tables are always there."""
     out = {"SSJF table 2": ssjf_table_2(kept)}
     if ablation := kept.get("ablation"):
         out["predictions"] = predictions(ablation)
@@ -43,31 +43,31 @@ def sections(kept: Mapping[str, Any]) -> dict[str, str]:
 
 
 def ssjf_table_2(kept: Mapping[str, Any]) -> str:
-    """Of all that `bench predictor` has kept."""
+    """SSJF's Table 2 with the numbers that `bench predictor` has kept."""
     found = (kept.get("ablation") or {}).get("formulations", {})
     rows = []
     for name, (title, paper) in SSJF_TABLE_2.items():
         here = found.get(name, {})
-        # Two classes have no place in the accuracy over five.
+        # Accuracy and F1 are over five classes, so the binary predictor has none.
         shares = ("accuracy", "macro_f1") if name != "binary" else ("", "")
-        own = [*(number(here.get(key)) for key in shares), page.percent(here.get("jct_reduction"))]
-        own.append(page.times(here.get("throughput")))
-        said = [number(paper[0]), number(paper[1]), page.percent(paper[2]), page.times(paper[3])]
-        rows.append([title, *(cell for pair in zip(said, own, strict=True) for cell in pair)])
+        measured = [*(number(here.get(key)) for key in shares), page.percent(here.get("jct_reduction"))]
+        measured.append(page.times(here.get("throughput")))
+        published = [number(paper[0]), number(paper[1]), page.percent(paper[2]), page.times(paper[3])]
+        rows.append([title, *(cell for pair in zip(published, measured, strict=True) for cell in pair)])
     columns = ("accuracy", "F1", "JCT reduction", "throughput")
     return page.table(["SSJF, Table 2", *(cell for c in columns for cell in (f"{c}: paper", "here"))], rows)
 
 
 def predictions(ablation: Mapping[str, Any]) -> str:
-    """Of all formulations, after what predicts without reading."""
+    """Table of all formulations, after the baselines that do not read the prompt."""
     rows = []
     for title, one in ablation["baselines"].items():
         rows.append([title, *_quality(one), "–", "–", "–"])
     for name, one in ablation["formulations"].items():
         taken = [number(one["latency_ms"][key], 1) for key in ("p50", "p99")]
         rows.append([SSJF_TABLE_2[name][0], *_quality(one), *taken, str(one["steps"])])
-    header = ["test part", "rows", "MAE, tokens", "error ratio", "accuracy", "Kendall's τ", "capped rows reached"]
-    return page.table([*header, "one prediction, ms: median", "p99", "steps"], rows)
+    header = ["test split", "rows", "MAE, tokens", "error ratio", "accuracy", "Kendall's τ", "capped rows reached"]
+    return page.table([*header, "prediction latency, ms: median", "p99", "steps"], rows)
 
 
 def _quality(one: Mapping[str, Any]) -> list[str]:
@@ -76,7 +76,7 @@ def _quality(one: Mapping[str, Any]) -> list[str]:
 
 
 def alise_table_2(found: Mapping[str, Any]) -> str:
-    """`found`: by workload, {"proxy": {"accuracy", "error_ratio", "latency_ms"}, "retrieval": the same}."""
+    """ALISE's Table 2; `found[workload]`: {"proxy": {"accuracy", "error_ratio", "latency_ms"}, "retrieval": same}."""
     rows = []
     for key, (title, paper) in ALISE_TABLE_2.items():
         cells = [" / ".join(f"{pair[i]:g}" for pair in paper) or "–" for i in (0, 1)]
@@ -93,10 +93,10 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def draw(path: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
-    """How well each formulation orders the validation part's prompts while it is trained."""
+    """Draw Kendall's τ of each formulation on the validation split over training."""
     panels = {
         "all weights, then the head": {
             name: [(e["step"], e["tau"]) for e in one["curve"] if e["tau"] is not None] for name, one in found.items()
         }
     }
-    plot.curves(path, panels, "steps", "Kendall's τ, validation part")
+    plot.curves(path, panels, "steps", "Kendall's τ, validation split")

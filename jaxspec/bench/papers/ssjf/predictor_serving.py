@@ -1,7 +1,7 @@
-"""What a trained predictor is worth on the engine: SSJF with it, between FCFS and shortest first with lengths known.
+"""A trained length predictor on the engine: SSJF with it, compared with FCFS and with SJF with known lengths.
 
-Real prompts of the test part, answered to their end token or a cap. How long each answer is, is found by serving all
-prompts once beforehand; that is what the oracle is told. Prompts, arrivals and answers of a turn are alike for all.
+Real prompts of the test split, answered up to their end token or a cap. All prompts are served once beforehand to
+measure their answers' lengths for the oracle. In a turn all orders get the same prompts, arrivals and answers.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ T = TypeVar("T")
 
 CONCURRENCY = 4
 ORDERS = FCFS, TRAINED, KNOWN = "FCFS", "SSJF, trained predictor", "SJF, lengths known"
-#: Each batching mode, and how many requests it runs at once.
+#: Requests that each batching mode runs at once.
 MODES: Mapping[str, int] = {"none": 1, "dynamic": CONCURRENCY, "continuous": CONCURRENCY}
 
 
 @dataclass(frozen=True)
 class Workload:
-    """`jobs` a turn at `rate` a second, with prompts of `files`, answered to their end or `cap` tokens."""
+    """`jobs` requests per turn, `rate` per second, with prompts of `files`, answered to their end or `cap` tokens."""
 
     files: Sequence[str]
     jobs: int
@@ -49,20 +49,20 @@ class Workload:
 def measure(
     config: PredictorConfig, predictor: str | None, work: Workload, modes: Sequence[str], seed: int
 ) -> dict[str, Any]:
-    """JCT reductions of each turn in per cent, `{mode: {order: [turns]}}`, and what predictions took.
+    """JCT reductions of each turn in per cent, `{mode: {order: [turns]}}`, and prediction times.
 
-    `predictor`: name or file; None: the one that comes with the package for the model. Raises `BenchError`.
+    `predictor`: name or file; None: the one shipped for the model. Raises `BenchError`.
     """
-    choice = {"order": "sjf", "predictor": "proxy", "predictor_model": predictor}
+    ssjf = {"order": "sjf", "predictor": "proxy", "predictor_model": predictor}
     jobs = work.jobs
-    orders = {FCFS: {"order": "fcfs"}, TRAINED: choice, KNOWN: {"order": "sjf", "predictor": "oracle"}}
+    orders = {FCFS: {"order": "fcfs"}, TRAINED: ssjf, KNOWN: {"order": "sjf", "predictor": "oracle"}}
     presets = {
         f"{mode}, {name}": {
             "batching": mode,
             "max_num_seqs": MODES[mode],
             "max_batch_size": MODES[mode],
             "draft": [],
-            "enable_prefix_caching": False,  # all prompts are served beforehand, but not to all
+            "enable_prefix_caching": False,  # only the first engine serves all prompts beforehand
             **order,
         }
         for mode in modes
@@ -79,16 +79,16 @@ def measure(
         params = SamplingParams(temperature=0, max_tokens=work.cap)
         drawn = np.random.default_rng(seed).permutation(len(ids))[: jobs * work.turns]
         if len(drawn) < jobs:
-            raise BenchError(f"--prompts: {len(ids)} prompts of the test part are too few for --jobs {jobs}")
-        asked = [ids[i] for i in drawn]
+            raise BenchError(f"--prompts: {len(ids)} prompts of the test split are too few for --jobs {jobs}")
+        selected = [ids[i] for i in drawn]
         length: list[int] = []
-        for at in range(0, len(asked), jobs):
-            part = asked[at : at + jobs]
+        for start in range(0, len(selected), jobs):
+            part = selected[start : start + jobs]
             length += [m.output_tokens for m in drive(first.engine, [0.0] * len(part), part, [params] * len(part))]
         advance()
         for repeat in range(work.turns):
             rng = np.random.default_rng([seed, repeat])
-            rows = [i % len(asked) for i in range(repeat * jobs, (repeat + 1) * jobs)]
+            rows = [i % len(selected) for i in range(repeat * jobs, (repeat + 1) * jobs)]
             at = [a.time for a in arrivals.poisson(jobs, work.rate, rng)]
             for mode in modes:
                 jct = {}
@@ -97,17 +97,17 @@ def measure(
                     engine.reset_stats()
                     before = engine.stats().predictions
                     found = drive(
-                        engine, at, [asked[i] for i in rows], [params] * jobs, expected=[length[i] for i in rows]
+                        engine, at, [selected[i] for i in rows], [params] * jobs, expected=[length[i] for i in rows]
                     )
                     jct[name] = mean_jct(found)
                     if name == TRAINED:
                         after = engine.stats()
                         overhead.append((after.predictions.seconds - before.seconds) / after.step_seconds)
-                        executed += [own for m in found if (own := execution(m)) is not None]
+                        executed += [seconds for m in found if (seconds := execution(m)) is not None]
                     advance()
                 for name in (TRAINED, KNOWN):
                     reduction[mode][name].append(100 * (1 - jct[name] / jct[FCFS]))
-        latency = one_at_a_time(first, asked[:100], predictor)
+        latency = one_at_a_time(first, selected[:100], predictor)
     return {
         "jobs": jobs, "cap": work.cap, "rate": work.rate, "reduction": reduction, "overhead": overhead,
         "latency_ms": latency, "execution_ms": {"mean": 1e3 * float(np.mean(executed)), "min": 1e3 * min(executed)},
@@ -115,7 +115,7 @@ def measure(
 
 
 def held_out(files: Sequence[str], llm: LLM, config: PredictorConfig) -> list[list[int]]:
-    """Token ids of the files' first turns, of those prompts that `config` puts into the test part."""
+    """Token ids of the files' first turns that `config` assigns to the test split. Raises `BenchError`."""
     from jaxspec.models.load.tokenizer import chat_ids
     from jaxspec.train_predictor.data import TEST, group_of, part_of
 
@@ -124,52 +124,52 @@ def held_out(files: Sequence[str], llm: LLM, config: PredictorConfig) -> list[li
     except (OSError, ValueError) as error:
         raise BenchError(f"--prompts: {error}") from None
     tokenizer = llm.tokenizer
-    every = [chat_ids(tokenizer, text) for text in dict.fromkeys(texts)]
-    return [ids for ids in every if part_of(group_of(tokenizer.decode(ids)), config.validation, config.test) == TEST]
+    all_ids = [chat_ids(tokenizer, text) for text in dict.fromkeys(texts)]
+    return [ids for ids in all_ids if part_of(group_of(tokenizer.decode(ids)), config.validation, config.test) == TEST]
 
 
 def execution(metrics: RequestMetrics) -> float | None:
-    """Seconds from a request's first step to its end."""
+    """Seconds from a request's first step to its last token; None if it was not finished."""
     if metrics.e2e is None or metrics.first_scheduled is None:
         return None
     return metrics.e2e - (metrics.first_scheduled - metrics.arrival)
 
 
-def one_at_a_time(llm: LLM, asked: Sequence[Sequence[int]], predictor: str | None) -> dict[str, float]:
-    """Milliseconds of a prediction, decoding and tokenising included, while nothing else is served."""
+def one_at_a_time(llm: LLM, ids: Sequence[Sequence[int]], predictor: str | None) -> dict[str, float]:
+    """Milliseconds per prediction, detokenising and tokenising included, while the engine is idle."""
     from jaxspec.predict.build import load_proxy
 
     proxy = load_proxy(predictor, llm.engine.model_name)
     proxy.warm_up()
-    taken = milliseconds(lambda ids: proxy.predict([llm.tokenizer.decode(ids, skip_special_tokens=True)]), asked)
-    return {"mean": float(np.mean(taken)), "max": max(taken)}
+    times = milliseconds(lambda one: proxy.predict([llm.tokenizer.decode(one, skip_special_tokens=True)]), ids)
+    return {"mean": float(np.mean(times)), "max": max(times)}
 
 
-def milliseconds(ask: Callable[[T], object], items: Iterable[T]) -> list[float]:
-    """What asking for each of `items` takes, one after the other."""
-    taken = []
+def milliseconds(call: Callable[[T], object], items: Iterable[T]) -> list[float]:
+    """Milliseconds of `call` for each of `items`, one after the other."""
+    times = []
     for item in items:
         begun = time.perf_counter()
-        ask(item)
-        taken.append(1e3 * (time.perf_counter() - begun))
-    return taken
+        call(item)
+        times.append(1e3 * (time.perf_counter() - begun))
+    return times
 
 
 def sections(found: Mapping[str, Any]) -> dict[str, str]:
-    """The tables of `measure`'s numbers."""
+    """Tables of the numbers from `measure`, by name."""
     rows = []
     for mode, turns in found["reduction"].items():
         kept = [100 * a / b for a, b in zip(turns[TRAINED], turns[KNOWN], strict=True)]
         rows.append([mode, page.spread(turns[TRAINED]), page.spread(turns[KNOWN]), page.spread(kept)])
-    header = ["mean JCT, reduction against FCFS", TRAINED, KNOWN, "share of the gain that is kept"]
+    header = ["mean JCT reduction against FCFS", TRAINED, KNOWN, "share of the gain with known lengths"]
     latency, execution = found["latency_ms"], found["execution_ms"]["mean"]
     cost = [
         ["one prediction, mean", f"{latency['mean']:.1f} ms", f"{100 * latency['mean'] / execution:.2f} %"],
-        ["one prediction, longest", f"{latency['max']:.1f} ms", f"{100 * latency['max'] / execution:.2f} %"],
-        ["a request's execution, mean", f"{execution:.0f} ms", "100 %"],
-        ["predictor's share of the time of all steps", "–", f"{100 * float(np.median(found['overhead'])):.2f} %"],
+        ["one prediction, max.", f"{latency['max']:.1f} ms", f"{100 * latency['max'] / execution:.2f} %"],
+        ["execution of a request, mean", f"{execution:.0f} ms", "100 %"],
+        ["prediction time / step time, all steps", "–", f"{100 * float(np.median(found['overhead'])):.2f} %"],
     ]
     return {
         "on the engine": page.table(header, rows),
-        "latency": page.table(["prediction latency", "time", "of a request's execution"], cost),
+        "latency": page.table(["prediction latency", "time", "share of a request's execution"], cost),
     }

@@ -1,4 +1,4 @@
-"""The tables and figures of SSJF's page, beside what the paper says."""
+"""Tables and figures of SSJF's page, next to the paper's numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxspec.bench.papers import page
 
 MODES = ("none", "dynamic", "continuous")
 NAMES = FCFS, CLASSES, NOISY, KNOWN = "FCFS", "SSJF, predicted classes", "SSJF, noisy lengths", "SJF, lengths known"
-#: §4.2: reduction of the mean JCT in per cent, and throughput as a multiple of FCFS's; (SSJF, lengths known).
+#: §4.2: reduction of the mean JCT in per cent, and throughput relative to FCFS; (SSJF, lengths known).
 PAPER_JCT = {
     "rate": {"none": (34.5, 43.7), "dynamic": (39.6, 58.2), "continuous": (33.2, 43.0)},
     "cv": {"none": (30.5, 37.6), "dynamic": (39.0, 52.9), "continuous": (35.0, 41.5)},
@@ -26,12 +26,12 @@ PAPER_THROUGHPUT = {
 PAPER_TABLE_2 = {
     "binary classes": (None, 30.8, 1.59), "classes": (0.592, 35.8, 1.98), "regression (L1)": (0.615, 39.1, 2.21),
 }  # fmt: skip
-#: Mean JCT in seconds and throughput in jobs a second, by the load, which is a number in text.
+#: (mean JCT in seconds, throughput in jobs per second) by load, the number as text.
 Curve = dict[str, tuple[float, float]]
 
 
 def sections(kept: Mapping[str, Any]) -> dict[str, str]:
-    """The page's tables, of what has been run."""
+    """The page's tables by name, for the experiments that have been run."""
     simulated, engine = kept.get("simulated"), kept.get("engine")
     rows = []
     for load, title in (("rate", "rates (Fig. 4)"), ("cv", "burstiness (Fig. 5)")):
@@ -42,7 +42,7 @@ def sections(kept: Mapping[str, Any]) -> dict[str, str]:
             paper = [page.percent(value) for value in PAPER_JCT[load][mode]]
             cells = [paper[0], found[CLASSES], found[NOISY], page.spread(turns.get(NOISY))]
             rows.append([f"{title}, {mode}", *cells, paper[1], found[KNOWN], page.spread(turns.get(KNOWN))])
-    header = ["mean JCT, reduction", "SSJF: paper", "simulated, classes", "simulated, noisy", "engine, noisy"]
+    header = ["mean JCT reduction", "SSJF: paper", "simulated, classes", "simulated, noisy", "engine, noisy"]
     out = {"JCT": page.table([*header, "lengths known: paper", "simulated", "engine"], rows)}
     return out | simulated_sections(simulated) if simulated else out
 
@@ -55,7 +55,7 @@ def simulated_sections(simulated: Mapping[str, Any]) -> dict[str, str]:
             found = [page.times(gains(figures[load][mode], order)[1]) for order in (CLASSES, NOISY, KNOWN)]
             paper = [page.times(value) for value in PAPER_THROUGHPUT[load][mode]]
             rows.append([f"{title}, {mode}", paper[0], *found[:2], paper[1], found[2]])
-    header = ["throughput until a quarter is done", "SSJF: paper", "simulated, classes", "simulated, noisy"]
+    header = ["throughput until a quarter of the jobs is done", "SSJF: paper", "simulated, classes", "simulated, noisy"]
     out["throughput"] = page.table([*header, "lengths known: paper", "simulated"], rows)
 
     plain, rows = figures["rate"]["none"], []
@@ -90,18 +90,18 @@ def simulated_sections(simulated: Mapping[str, Any]) -> dict[str, str]:
     orders = (CLASSES, NOISY, KNOWN)
     rows = []
     for name, figure in variations.items():
-        here = orders if "aging" not in name else (CLASSES,)
-        rows.append([name, *(page.percent(gains(figure, o)[0] if o in here else None) for o in orders)])
-    out["variations"] = page.table(["mean JCT, reduction", "classes", "noisy", "lengths known"], rows)
+        simulated_orders = orders if "aging" not in name else (CLASSES,)
+        rows.append([name, *(page.percent(gains(figure, o)[0] if o in simulated_orders else None) for o in orders)])
+    out["variations"] = page.table(["mean JCT reduction", "classes", "noisy", "lengths known"], rows)
     return out
 
 
 def draw(out: Path, simulated: Mapping[str, Any]) -> None:
-    """Figures 4 to 8 as PNG files beside the page."""
+    """Draw figures 4 to 8 as PNG files next to the page."""
     for quantity, (label, name) in enumerate(
         (("mean JCT, s", "jct"), ("jobs/s until a quarter is done", "throughput"))
     ):
-        for load, x_label in (("rate", "jobs a second"), ("cv", "coefficient of variation of the gaps")):
+        for load, x_label in (("rate", "jobs/s"), ("cv", "coefficient of variation of the gaps")):
             panels = {
                 mode: {
                     order: [(float(x), y[quantity]) for x, y in points.items()]
@@ -120,7 +120,7 @@ def draw(out: Path, simulated: Mapping[str, Any]) -> None:
 
 
 def gains(figure: Mapping[str, Curve], order: str = CLASSES) -> tuple[float, float]:
-    """(reduction of the mean JCT in per cent, throughput as a multiple) against FCFS, of the means over all loads."""
+    """(reduction of the mean JCT in per cent, throughput ratio) relative to FCFS, from the means over all loads."""
     jct, throughput = np.mean(list(figure[order].values()), axis=0)
     base_jct, base_throughput = np.mean(list(figure[FCFS].values()), axis=0)
     return 100 * (1 - jct / base_jct), throughput / base_throughput

@@ -1,0 +1,223 @@
+"""One engine step: schedule, draft, execute, stream the previous step's tokens, process the results."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from jaxspec.config import EngineConfig
+from jaxspec.engine.metrics import Counters, StepTimer
+from jaxspec.engine.micro_batch import MicroBatch
+from jaxspec.engine.penalty_rows import PenaltyRows
+from jaxspec.engine.request_state import RequestState
+from jaxspec.engine.startup import Parts
+from jaxspec.outputs import RequestMetrics
+from jaxspec.sched.plan import RequestResult, ScheduledRequest
+from jaxspec.sched.request import Request
+from jaxspec.sched.scheduler import NO_DRAFTS
+from jaxspec.sched.spec.micro_batches import split
+from jaxspec.sched.spec.trees.candidates import Draft
+from jaxspec.step.packing import SamplingInputs
+
+log = logging.getLogger(__name__)
+
+
+class EngineLoop:
+    """Runs the steps of one engine. Only the engine's thread uses it.
+
+    `states` maps request ids to the requests that have not finished. `closed` is called with a request after its last
+    output, `cancel` with the id of a request whose `on_output` raised.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        parts: Parts,
+        clock: Callable[[], float],
+        states: Mapping[str, RequestState],
+        closed: Callable[[RequestState], None],
+        cancel: Callable[[str], None],
+    ):
+        self._clock, self._states, self._closed, self._cancel = clock, states, closed, cancel
+        self.warm_up, self.model_runner, self.scheduler = parts.warm_up, parts.model_runner, parts.scheduler
+        self.predictions, self.host = parts.predictions, parts.host
+        #: Decides on drafts. Benchmarks replace it between requests.
+        self.speculator = parts.speculator
+        #: Micro-batches of a step; None: as many as the profile says (SPIN §V-B). Benchmarks set it.
+        self.micro_batches = config.micro_batches
+        self.penalty_rows = PenaltyRows(config.max_num_seqs)
+        self.counters = Counters()
+        #: When there may be work again although nothing happens until then, in the clock's seconds; None: now.
+        self.wake_at: float | None = None
+        #: Called with a request's metrics and finish reason when it ends.
+        self.observers: list[Callable[[RequestMetrics, str], None]] = []
+        #: Called with the seconds per token since a request's previous tokens, and the number of new tokens.
+        self.token_observers: list[Callable[[float, int], None]] = []
+        #: Called with a request's metrics when its first token arrives.
+        self.first_token_observers: list[Callable[[RequestMetrics], None]] = []
+        self._eos = frozenset(parts.model.tokenizer.eos_token_ids)
+        self._int8_kv = config.kv_cache_dtype == "int8"
+        self._times = self.model_runner.times
+        self._ready: list[RequestState] = []  # requests with output to deliver
+        self._last_token: dict[str, float] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request runs or waits."""
+        return self.scheduler.has_work
+
+    @property
+    def has_output(self) -> bool:
+        """Whether `deliver` has something to deliver."""
+        return bool(self._ready)
+
+    def add(self, state: RequestState, now: float) -> None:
+        """Queue a new request."""
+        self.scheduler.add(state.request, now)
+        if self.predictions:
+            self.predictions.add(state.request.id, state.request.tokens)
+
+    def abort(self, state: RequestState, now: float) -> None:
+        """End a request that has not finished, with reason "abort"."""
+        self.scheduler.cancel(state.request.id, now)
+        self._end(state, "abort", None)
+
+    def abort_all(self, states: Sequence[RequestState], reason: str, error: str | None) -> None:
+        """End these requests and deliver their last output. After a failure (`reason` "error") the scheduler is not
+        touched: its state is unknown, and nothing will run."""
+        for state in states:
+            if state.finish_reason is None:
+                self._end(state, reason, error)
+                if reason != "error":
+                    self.scheduler.cancel(state.request.id, self._clock())
+        self._ready = list(states)
+        self.deliver()
+
+    def _end(self, state: RequestState, reason: str, error: str | None) -> None:
+        state.finish_reason, state.error = reason, error
+        self.penalty_rows.take(state)
+        self._ready.append(state)
+
+    def step(self) -> None:
+        """Run one step. Text of the previous step is decoded and delivered while the device computes."""
+        self.warm_up.adopt_ready(busy=True)
+        timer = StepTimer(self._clock)
+        if self.predictions:
+            self.predictions.apply(self.scheduler.predicted, timer.begun)
+        lookahead = self.speculator.lookahead(self.scheduler.running, timer.begun) if self.speculator else NO_DRAFTS
+        plan = self.scheduler.plan(timer.begun, lookahead)
+        for request in (*plan.preempted, *plan.paused):
+            self.penalty_rows.take(self._states[request.id])
+        with timer.drafting_or_swapping():
+            self.host.carry_out(plan)
+        if not plan.scheduled:
+            self.wake_at = self.scheduler.wake(timer.begun)
+            self.deliver()
+            return
+        self.wake_at = None
+        self.penalty_rows.give([self._states[w.request.id] for w in plan.scheduled])
+        batches = self._launch(plan.scheduled, timer)
+        timer.mark_launched(len(batches))
+        for w in plan.scheduled:
+            self._states[w.request.id].metrics.first_scheduled = w.request.first_scheduled
+        self.deliver()
+        results: dict[str, RequestResult] = {}
+        for batch in batches:
+            packed = batch.pending.packed
+            self.counters.count(batch.scheduled, packed, self.model_runner.positions_read(packed))
+            decision = batch.pending.wait()
+            seconds = timer.mark_read()
+            if batch is batches[-1]:
+                self._times.observe(packed.shape.tokens, seconds)
+            results |= self._process(batch, decision, timer.read)
+        self.scheduler.update(
+            plan, [results[w.request.id] for w in plan.scheduled], timer.read, timer.read - timer.begun
+        )
+        self.counters.add_times(timer)
+
+    def _launch(self, scheduled: Sequence[ScheduledRequest], timer: StepTimer) -> list[MicroBatch]:
+        """Draft for the requests and start their step on the device, in one micro-batch or several."""
+        if not self.speculator:
+            states = [self._states[w.request.id] for w in scheduled]
+            return [MicroBatch.launch(scheduled, states, {}, self.model_runner)]
+        self.speculator.prefetch_features(scheduled)
+        batches: list[MicroBatch] = []
+        for part in split(scheduled, self.speculator, self.micro_batches):
+            with timer.drafting_or_swapping():
+                drafts = self.speculator.draft(part, self._sampling_of, sum(w.count for w in part), timer.begun)
+            states = [self._states[w.request.id] for w in part]
+            batches.append(MicroBatch.launch(part, states, drafts, self.model_runner))
+        self.speculator.precompute_kv(scheduled, self._sampling_of)
+        return batches
+
+    def _sampling_of(self, request: Request) -> SamplingInputs:
+        return self._states[request.id].sampling()
+
+    def _process(self, batch: MicroBatch, decision: np.ndarray, now: float) -> dict[str, RequestResult]:
+        """The results of a micro-batch by request id. `decision [C + T]` int32 is what the device decided."""
+        results: dict[str, RequestResult] = {}
+        for verified in batch.requests(decision):
+            state, draft, path = verified.state, verified.draft, verified.path
+            if self.speculator and verified.scheduled.samples:
+                self.speculator.observe(state.request, [n - 1 for n in path[1:]] if path else ())
+            result = state.append(verified.scheduled, verified.tokens, batch.pending.logprobs, verified.row, now, path)
+            if draft is not None and path is not None:
+                result = replace(result, proposed=len(draft), accepted=len(path) - 1)
+                self._count_drafts(state, draft, len(path) - 1)
+            if result.finish_reason is not None:
+                self.penalty_rows.take(state)  # before it is delivered: the next plan may run another request
+            if result.tokens:
+                self.counters.generation_tokens += len(result.tokens)
+                self._ready.append(state)
+                self._observe_tokens(state, len(result.tokens), now)
+            results[state.request.id] = result
+        return results
+
+    def _count_drafts(self, state: RequestState, draft: Draft, accepted: int) -> None:
+        for counts in (self.counters.speculation, state.metrics.speculation):
+            counts.add(len(draft), accepted)
+
+    def _observe_tokens(self, state: RequestState, count: int, now: float) -> None:
+        last = self._last_token.get(state.request.id)
+        self._last_token[state.request.id] = now
+        if last is None:
+            for observe_first in self.first_token_observers:
+                observe_first(state.metrics)
+        else:
+            for observe in self.token_observers:
+                observe((now - last) / count, count)
+
+    def deliver(self) -> None:
+        """Decode and deliver new tokens, and close finished requests."""
+        ready, self._ready = self._ready, []
+        for state in ready:
+            delta = state.delta()
+            if delta is None:
+                continue
+            if delta.finish_reason is not None:
+                self._close(state)
+            try:
+                state.on_output(delta)
+            except Exception:
+                # The receiver's fault must not stop other requests: cancel this one and go on.
+                log.exception("on_output of request %s failed; the request is cancelled", state.request.id)
+                self._cancel(state.request.id)
+
+    def _close(self, state: RequestState) -> None:
+        state.metrics.finished = self._clock()
+        state.metrics.kv_quantized = self._int8_kv or (self.host.quantized and state.request.swaps > 0)
+        self._closed(state)
+        self._last_token.pop(state.request.id, None)
+        if self.speculator:
+            self.speculator.forget(state.request)
+        if self.predictions:
+            reason = state.natural_finish_reason(self._eos)
+            self.predictions.ended(state.request.id, state.metrics.output_tokens, reason)
+        for observe in self.observers:
+            try:
+                observe(state.metrics, state.finish_reason or "abort")
+            except Exception:
+                log.exception("an observer failed")
