@@ -64,19 +64,20 @@ def _run(args: argparse.Namespace, config: EngineConfig) -> int:
     from jaxspec.models.load import ModelLoadError
     from jaxspec.progress import bar
 
-    try:
-        with bar(sys.stderr.isatty()) as progress:
-            engine = Engine(config, progress=progress)
-    except (ConfigError, ModelLoadError, OSError) as e:
-        _fail(f"cannot load {config.model}: {e}" if not isinstance(e, ConfigError) else str(e))
-    options = ServerOptions(args.api_key, int(args.max_body_mb * MEGABYTE))
-    engine.start()
-    try:
-        return serve(engine, sock, options, args.drain_timeout, args.log_level)
-    except OSError as e:
-        _fail(f"cannot serve on {args.host} port {args.port}: {e.strerror or e}")
-    finally:
-        engine.shutdown()
+    with sock:
+        try:
+            with bar(sys.stderr.isatty()) as progress:
+                engine = Engine(config, progress=progress)
+        except (ConfigError, ModelLoadError, OSError) as e:
+            _fail(f"cannot load {config.model}: {e}" if not isinstance(e, ConfigError) else str(e))
+        options = ServerOptions(args.api_key, int(args.max_body_mb * MEGABYTE))
+        engine.start()
+        try:
+            return serve(engine, sock, options, args.drain_timeout, args.log_level)
+        except OSError as e:
+            _fail(f"cannot serve on {args.host} port {args.port}: {e.strerror or e}")
+        finally:
+            engine.shutdown()
 
 
 class _Parser(argparse.ArgumentParser):

@@ -185,9 +185,7 @@ take_turns(make)
 def echo(name: str, token: int) -> Iterator[Worker]:
     script = ECHO.format(folder=str(Path(turns.__file__).parent))
     with Worker(name, [sys.executable, "-c", script], {"threads": 1, "token": token}) as worker:
-        assert worker._process.stdout is not None
-        with worker._process.stdout:  # `Worker` closes only standard input
-            yield worker
+        yield worker
 
 
 def test_peers_take_turns():

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -18,9 +17,7 @@ from helpers import checkpoints
 from helpers.fakes import RECITED
 from helpers.paths import TESTS
 from helpers.serving import eventually
-from jaxspec.serve import run
 from jaxspec.serve.__main__ import main
-from jaxspec.serve.run import bind
 
 BAD = [
     (["--port", "x"], "--port"),
@@ -45,14 +42,6 @@ BAD = [
     (["--set", "path=x"], "'path'"),
     (["--model", "/no/such.gguf", "--port", "0"], "/no/such.gguf"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _close_sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """`main` leaves its socket to the end of the process when the engine cannot be loaded."""
-    with ExitStack() as sockets:
-        monkeypatch.setattr(run, "bind", lambda host, port: sockets.enter_context(bind(host, port)))
-        yield
 
 
 @pytest.mark.parametrize(("argv", "word"), BAD, ids=[" ".join(argv) for argv, _ in BAD])

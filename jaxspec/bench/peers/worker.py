@@ -7,6 +7,7 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -32,7 +33,7 @@ class Worker:
             self.ask(settings)
         except BaseException:
             self._process.kill()
-            self._process.wait()
+            self._end()
             raise
 
     def ask(self, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,7 +72,15 @@ class Worker:
             self._process.wait(10)
         except (OSError, subprocess.TimeoutExpired):
             self._process.kill()
-            self._process.wait()
+        self._end()
+
+    def _end(self) -> None:
+        """Wait for the killed or closed process, and close its pipes."""
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
 
 
 def _machine_seconds() -> float:
