@@ -63,8 +63,8 @@ class EngineConfig(PolicyConfig):
     draft_depth: PositiveInt | None = None
     #: equal_greedy, global_greedy: draft nodes of a step, over all requests. None: what `verify_budget` leaves.
     draft_nodes: PositiveInt | None = None
-    #: equal_greedy, global_greedy, adaserve: step size in tokens, drafts included, up to which a step is hardly slower
-    #: (AdaServe's B). None: from profiled step times. Ignored if `draft_nodes` is set.
+    #: equal_greedy, global_greedy, adaserve: largest step, in tokens with drafts, that is hardly slower than one of one
+    #: token (AdaServe's B). None: from profiled step times. Ignored if `draft_nodes` is set.
     verify_budget: PositiveInt | None = None
     #: equal_greedy, global_greedy, adaserve: rank nodes by observed acceptance rates (true) or by the drafter's
     #: probabilities (false).

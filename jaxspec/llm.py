@@ -80,7 +80,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Generate for every prompt, a text or token ids. The outputs have the order of the prompts.
 
-        `params`: one for all prompts, or one per prompt; the default is greedy with 16 tokens. `slo`: latency targets
+        `params`: one for all prompts, or one per prompt; the default is greedy with 16 tokens. `slo`: latency SLOs
         `{"tpot_ms": …, "ttft_ms": …, "category": …}`, for all prompts or one per prompt; the config's are the default.
 
         Raises `InvalidRequest`, before anything runs, if a request cannot be served; `RuntimeError` if the engine

@@ -71,7 +71,7 @@ class RequestMetrics:
     predicted_tokens: float | None = None
     #: Whether some of its KV was rounded to INT8, so that its output may differ from that of a run without.
     kv_quantized: bool = False
-    #: Its latency targets.
+    #: Its latency SLOs.
     slo: Slo = NONE
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 

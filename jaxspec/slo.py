@@ -1,4 +1,4 @@
-"""The `slo` field of requests, in the HTTP API and in `LLM`, and its resolution to latency targets."""
+"""The `slo` field of requests, in the HTTP API and in `LLM`, and its resolution to a `Slo` in seconds."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def resolve(fields: RequestSlo | None, settings: SloSettings) -> Slo:
 
 
 def check_possible(slo: Slo, least: Slo, default: Slo) -> None:
-    """Raises `InvalidRequest` for a latency target below `least`, which no schedule on this engine can meet.
+    """Raises `InvalidRequest` for an SLO below `least`, which no schedule on this engine can meet.
 
-    The config's `default` targets are exempt: the request did not set them.
+    The config's `default` SLOs are exempt: the request did not set them.
     """
     for name in ("tpot", "ttft"):
         target_s, least_s = getattr(slo, name), getattr(least, name)

@@ -60,7 +60,7 @@ class DecodeThrottle:
         longest = min(r.slo.tpot or inf for r in with_slo)
         if self._credit:
             longest = max(longest, min(slack(r, now) for r in with_slo))
-        # If even the shortest step is too long, throttling must not go below the size of the shortest step.
+        # Even if the shortest step is too long for the SLO, as many requests decode as fit in a step that short.
         fill = self._times.within(max(longest, _EQUAL * self._times.of(1)))
         urgent = {r.id for r in with_slo}
         order = sorted(

@@ -101,7 +101,7 @@ class Plan:
     @property
     def num_tokens(self) -> int:
         """Known tokens that the step computes, drafts not counted."""
-        return sum(w.count for w in self.scheduled)
+        return sum(s.count for s in self.scheduled)
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ class PlanBuilder:
                 self._preempt(request, self._swapped_ahead)
         for request in coming:
             if request is self._waiting.first():
-                came = self._make_room(request, spare)
+                came = self._allocate(request, spare)
             else:
                 came = self._kv.missing_pages(request) + spare <= self._pool.num_free and self._kv.allocate(request)
             if not came:
@@ -182,7 +182,7 @@ class PlanBuilder:
 
     def _start(self, request: Request) -> bool:
         """Give a waiting request a slot if there are pages for it."""
-        if not self._make_room(request, 0):
+        if not self._allocate(request, 0):
             return False
         s = self._s
         if request.first_scheduled is None:
@@ -197,7 +197,7 @@ class PlanBuilder:
         request.status = RequestStatus.RUNNING
         return True
 
-    def _make_room(self, request: Request, spare: int) -> bool:
+    def _allocate(self, request: Request, spare: int) -> bool:
         """Allocate a waiting request's pages so that `spare` stay free, preempting paused requests if needed."""
         kv, waiting = self._kv, self._waiting
         get = kv.grow if request.status is RequestStatus.PAUSED else kv.allocate

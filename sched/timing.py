@@ -128,8 +128,8 @@ class StepTimes:
     def worth(self, chances: np.ndarray, expected: float, tokens: int) -> int:
         """Number of draft nodes that maximises expected tokens per second; ties prefer more nodes.
 
-        `chances [n]` are the nodes' acceptance probabilities, descending; without them the step has `tokens` tokens
-        and gives `expected` new ones.
+        `chances [n]` are the nodes' acceptance probabilities, descending. A step without drafts has `tokens` tokens and
+        gives `expected` new ones.
         """
         expecting = np.cumsum(np.append(expected, chances))
         sizes = tokens + np.arange(len(expecting))
@@ -250,7 +250,7 @@ _ROUND_MEMORY = 1000
 
 
 class RoundCost:
-    """Seconds of a round that drafts n tokens: `n · draft + verify` (LAPS-SD §4).
+    """Seconds of a round, a step with its drafting, that drafts n tokens: `n · draft + verify` (LAPS-SD §4).
 
     Values that are not given are learned by least squares over recent rounds. While all rounds draft the same number
     of tokens, all time counts as `verify`, which is correct for that number.

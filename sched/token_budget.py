@@ -15,6 +15,7 @@ class TokenBudget:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.tokens = config.max_num_batched_tokens
+        #: Logit rows.
         self.slots = config.max_logit_rows
         #: Prompt tokens (recomputed ones included) among them; None: no limit.
         self.prompt_tokens: int | None = None
@@ -44,7 +45,7 @@ class TokenBudget:
 
     def allow_drafts(self, scheduled: list[ScheduledRequest], lookahead: Lookahead, kv: KVCacheManager) -> None:
         """Divide what is left among the decoding requests as draft nodes, with pages for what they may accept."""
-        decoding = [i for i, w in enumerate(scheduled) if w.count == 1 and w.samples and w.request.decoding]
+        decoding = [i for i, s in enumerate(scheduled) if s.count == 1 and s.samples and s.request.decoding]
         for rank, i in enumerate(decoding):
             request = scheduled[i].request
             others = len(decoding) - rank

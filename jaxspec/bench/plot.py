@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def draw(report: Report, path: str | Path) -> None:
-    """Cumulative distributions of TTFT and TPOT, with latency targets as dashed lines. Raises `BenchError`."""
+    """Cumulative distributions of TTFT and TPOT, with SLOs as dashed lines. Raises `BenchError`."""
     from matplotlib.figure import Figure
 
     slo = report.slo or Slo()

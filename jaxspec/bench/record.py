@@ -117,7 +117,7 @@ def drive(
     """Submit request i at `times[i]`, in seconds from now, and wait for all. Returns their metrics in the same order.
 
     `expected`: output tokens of each request, for the length oracle, which defaults to the request's `max_tokens`.
-    `slos`: latency targets of each request. Raises `BenchError` if the engine fails.
+    `slos`: SLO of each request. Raises `BenchError` if the engine fails.
     """
     metrics: list[RequestMetrics | None] = [None] * len(ids)
     finished = threading.Semaphore(0)

@@ -1,4 +1,4 @@
-"""Replacements for what simulated requests lack: text, priorities, latency targets, draft models.
+"""Replacements for what simulated requests lack: text, priorities, SLOs, draft models.
 
 Each replacement is reported in a note, so that results are not mistaken for those of the preset's own policy.
 """

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import httpx
@@ -134,6 +134,10 @@ class _Watched:
             self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
+            self._process.wait()
+        if self._process.stdin is not None:
+            with suppress(OSError):
+                self._process.stdin.close()
 
     def wait_for(self, text: str, log: Any) -> str:
         """Wait for the first output line with `text`. Raises `BenchError` if the process ends or takes too long."""

@@ -161,7 +161,7 @@ class Engine:
             params: `n` is ignored; submit n requests instead.
             priority: smaller goes first, with `order: priority`.
             expected_tokens: output length for oracle predictors; defaults to max_tokens.
-            slo: latency targets in seconds; None: the configuration's.
+            slo: SLO in seconds; None: the configuration's.
 
         Raises `InvalidRequest`, `QueueFull`, `SloRefused` (strict admission), `EngineDead`, `EngineDraining`.
         """
@@ -203,7 +203,7 @@ class Engine:
                 self._lock.notify()
 
     def check(self, prompt_ids: Sequence[int], params: SamplingParams, slo: Slo = NONE) -> int:
-        """The most tokens the request may generate. Raises `InvalidRequest`, also for an SLO no step can meet."""
+        """Check a request. -> its maximum output tokens. Raises `InvalidRequest`, also for an SLO no step can meet."""
         max_tokens = check_request(prompt_ids, params, self.model_config.vocab_size, self.max_model_len)
         if slo and self.warm_up.wait(0):  # before that, steps run in larger buckets than needed
             cached = 0

@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 class EngineLoop:
     """Runs the steps of one engine. Only the engine's thread uses it.
 
-    `states` maps request ids to the requests that have not finished. `closed` is called with a request after its last
-    output, `cancel` with the id of a request whose `on_output` raised.
+    `states` maps request ids to the requests that have not finished. `closed` is called with a finished request
+    just before its last output is delivered, `cancel` with the id of a request whose `on_output` raised.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class EngineLoop:
         self.micro_batches = config.micro_batches
         self.penalty_rows = PenaltyRows(config.max_num_seqs)
         self.counters = Counters()
-        #: When there may be work again although nothing happens until then, in the clock's seconds; None: now.
+        #: When to plan again if nothing arrives before, in the clock's seconds; None: at once.
         self.wake_at: float | None = None
         #: Called with a request's metrics and finish reason when it ends.
         self.observers: list[Callable[[RequestMetrics, str], None]] = []
@@ -118,11 +118,11 @@ class EngineLoop:
             self.deliver()
             return
         self.wake_at = None
-        self.penalty_rows.give([self._states[w.request.id] for w in plan.scheduled])
+        self.penalty_rows.give([self._states[s.request.id] for s in plan.scheduled])
         batches = self._launch(plan.scheduled, timer)
         timer.mark_launched(len(batches))
-        for w in plan.scheduled:
-            self._states[w.request.id].metrics.first_scheduled = w.request.first_scheduled
+        for s in plan.scheduled:
+            self._states[s.request.id].metrics.first_scheduled = s.request.first_scheduled
         self.deliver()
         results: dict[str, RequestResult] = {}
         for batch in batches:
@@ -134,21 +134,21 @@ class EngineLoop:
                 self._times.observe(packed.shape.tokens, seconds)
             results |= self._process(batch, decision, timer.read)
         self.scheduler.update(
-            plan, [results[w.request.id] for w in plan.scheduled], timer.read, timer.read - timer.begun
+            plan, [results[s.request.id] for s in plan.scheduled], timer.read, timer.read - timer.begun
         )
         self.counters.add_times(timer)
 
     def _launch(self, scheduled: Sequence[ScheduledRequest], timer: StepTimer) -> list[MicroBatch]:
         """Draft for the requests and start their step on the device, in one micro-batch or several."""
         if not self.speculator:
-            states = [self._states[w.request.id] for w in scheduled]
+            states = [self._states[s.request.id] for s in scheduled]
             return [MicroBatch.launch(scheduled, states, {}, self.model_runner)]
         self.speculator.prefetch_features(scheduled)
         batches: list[MicroBatch] = []
         for part in split(scheduled, self.speculator, self.micro_batches):
             with timer.drafting_or_swapping():
-                drafts = self.speculator.draft(part, self._sampling_of, sum(w.count for w in part), timer.begun)
-            states = [self._states[w.request.id] for w in part]
+                drafts = self.speculator.draft(part, self._sampling_of, sum(s.count for s in part), timer.begun)
+            states = [self._states[s.request.id] for s in part]
             batches.append(MicroBatch.launch(part, states, drafts, self.model_runner))
         self.speculator.precompute_kv(scheduled, self._sampling_of)
         return batches
@@ -202,7 +202,7 @@ class EngineLoop:
             try:
                 state.on_output(delta)
             except Exception:
-                # The receiver's fault must not stop other requests: cancel this one and go on.
+                # An error in the callback must not stop other requests: cancel this one and continue.
                 log.exception("on_output of request %s failed; the request is cancelled", state.request.id)
                 self._cancel(state.request.id)
 

@@ -28,7 +28,7 @@ class StepTimer:
 
     @contextmanager
     def drafting_or_swapping(self) -> Iterator[None]:
-        """What runs in the block is not part of the plain step."""
+        """The block's time is not counted as part of the plain step."""
         begun = self._clock()
         yield
         self._drafting += self._clock() - begun
@@ -85,7 +85,7 @@ class Counters:
         self.used_positions += int(packed.committed.sum())
         self.step_tokens += packed.shape.tokens
         self.real_tokens += packed.real_tokens
-        self.prompt_tokens += sum(max(0, min(w.start + w.count, w.request.prompt_len) - w.start) for w in scheduled)
+        self.prompt_tokens += sum(max(0, min(s.start + s.count, s.request.prompt_len) - s.start) for s in scheduled)
 
     def add_times(self, timer: StepTimer) -> None:
         """Count the seconds of a step that ends now."""

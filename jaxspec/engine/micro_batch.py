@@ -47,10 +47,10 @@ class MicroBatch:
     ) -> MicroBatch:
         """Build the requests' token trees, pack them and start the step. `drafts` are by request id."""
         trees = [
-            state.draft_tree(w, draft, model_runner)
-            if (draft := drafts.get(w.request.id))
-            else state.tree(w, model_runner)
-            for state, w in zip(states, scheduled, strict=True)
+            state.draft_tree(s, draft, model_runner)
+            if (draft := drafts.get(s.request.id))
+            else state.tree(s, model_runner)
+            for state, s in zip(states, scheduled, strict=True)
         ]
         return cls(scheduled, states, drafts, model_runner.execute(model_runner.pack(trees)))
 

@@ -37,7 +37,7 @@ GROUPS: tuple[int, ...] = (4, 1)
 USUAL = 8
 #: Maximum fraction of free memory for the host KV cache, whatever `swap_space` is.
 SHARE = 0.5
-#: Fraction by which moving pages ahead of need may slow down a step, if transfers do not overlap with it.
+#: Maximum fraction by which moving pages ahead of need may slow down a step, if transfers do not overlap with it.
 SLOWER = 0.1
 
 #: A page's rows of all pools.
@@ -109,7 +109,7 @@ class HostKVCache:
         free = max(0, psutil.virtual_memory().available - untouched)
         self.num_pages = int(min(space, SHARE * free) // self.page_bytes)
         self._kept: list[Rows | None] = [None] * self.num_pages
-        self._landing: list[tuple[tuple[int, ...], tuple[Rows, ...]]] = []
+        self._uploading: list[tuple[tuple[int, ...], tuple[Rows, ...]]] = []
         #: Seconds to offload and to upload a page.
         self.seconds = 0.0, 0.0
         #: Number of pages moved so far.
@@ -189,17 +189,17 @@ class HostKVCache:
 
         Uploads that the step does not read overlap with it and are written to the pools before the next plan.
         """
-        self._land()
+        self._finish_uploads()
         for transfer in plan.offload:
             self.offload(transfer.device, transfer.host)
         if plan.upload:
-            read = {page for work in plan.scheduled for page in work.request.pages}
+            read = {page for s in plan.scheduled for page in s.request.pages}
             for transfer in plan.upload:
                 self.upload(transfer.host, transfer.device, at_once=not read.isdisjoint(transfer.device))
 
     def offload(self, pages: Sequence[int], host: Sequence[int]) -> None:
         """Copy device pages to host pages, after all earlier calls and steps."""
-        self._land()
+        self._finish_uploads()
         for group, keep in zip(_groups(pages), _groups(host), strict=True):
             for page, parts in zip(keep, self._fetch(np.asarray(group, np.int32)), strict=True):
                 self._kept[page] = parts
@@ -212,11 +212,11 @@ class HostKVCache:
         """
         for group, kept in zip(_groups(pages), _groups(host), strict=True):
             rows = tuple(self._take_rows(page) for page in kept)
-            self._landing.append((group, jax.device_put(rows, self._near)))
+            self._uploading.append((group, jax.device_put(rows, self._near)))
         for owner in self._owners:
             owner.overwritten(pages)
         if at_once:
-            self._land()
+            self._finish_uploads()
         self.uploaded += len(pages)
 
     def _take_rows(self, page: int) -> Rows:
@@ -225,10 +225,10 @@ class HostKVCache:
             raise ValueError(f"host page {page} is empty")
         return rows
 
-    def _land(self) -> None:
-        for group, rows in self._landing:
+    def _finish_uploads(self) -> None:
+        for group, rows in self._uploading:
             self._pools = self._put[len(group)](self._pools, np.asarray(group, np.int32), rows)
-        self._landing.clear()
+        self._uploading.clear()
 
 
 def _groups(pages: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -35,13 +35,15 @@ class Logprobs(NamedTuple):
 
 
 def sample(
-    logits: Float32[Array, "C V"], batch: Batch, table: PenaltyTable, drawn: Drawn, mask: Bool[Array, "T T"]
+    logits: Float32[Array, "C V"], batch: Batch, penalty_table: PenaltyTable, drawn: Drawn, mask: Bool[Array, "T T"]
 ) -> tuple[Int32[Array, " C"], Logprobs]:
     """Sample one token per logit row. mask: from `tree.ancestors`. Returns the tokens and their log-probabilities.
 
     Only the branches selected by `Batch.mode` run: greedy decoding costs one argmax.
     """
-    with_penalties = lax.cond(batch.mode[PENALTY] > 0, lambda x: penalise(x, batch, table, mask), lambda x: x, logits)
+    with_penalties = lax.cond(
+        batch.mode[PENALTY] > 0, lambda x: penalise(x, batch, penalty_table, mask), lambda x: x, logits
+    )
     sampled = lax.switch(
         jnp.clip(batch.mode[SAMPLING], ARGMAX, FILTERED),
         [

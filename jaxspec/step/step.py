@@ -49,7 +49,11 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, lay
     """Return the pure step function for one batch shape. Compile it with the KV cache (argument 1) donated."""
 
     def step(
-        leaves: tuple[Array, ...], pool: AnyKVCache, table: PenaltyTable, drawn: Drawn, buffer: Int32[Array, " size"]
+        leaves: tuple[Array, ...],
+        pool: AnyKVCache,
+        penalty_table: PenaltyTable,
+        drawn: Drawn,
+        buffer: Int32[Array, " size"],
     ) -> tuple[AnyKVCache, StepResult]:
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
         batch = Batch.unpack(buffer, shape)
@@ -57,7 +61,7 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, lay
         x, new = layers.run(model, model.embed(batch.token), pool, batch, mask)
         features = model.finish(x)
         logits = model.logits(features.at[batch.logit_node].get(mode="clip"))
-        sampled, logprobs = sample(logits, batch, table, drawn, mask)
+        sampled, logprobs = sample(logits, batch, penalty_table, drawn, mask)
         accepted = accept(batch.token, batch.known, batch.parent_row, sampled, mask)
         pool = layers.commit(pool, new, batch, accepted, x).keep(features, batch.slot, accepted)
         return pool, StepResult(jnp.concatenate([sampled, accepted.astype(jnp.int32)]), logprobs)

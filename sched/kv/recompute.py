@@ -1,4 +1,4 @@
-"""KV pages of requests: allocation, growth, preemption. The base class implements `memory: recompute`."""
+"""The KV cache manager, which is also the policy `memory: recompute`: allocation, growth and preemption of pages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from jaxspec.sched.request import Request
 class KVCacheManager:
     """Allocates pages for requests and takes them back. The scheduler decides which request to preempt.
 
-    This class recomputes: a preempted request keeps nothing, but its full pages stay in the prefix cache until they
-    are reused.
+    It is the base class of the other memory policies, and itself recomputes: a preempted request keeps nothing, but its
+    full pages stay in the prefix cache until they are reused.
     """
 
     #: Whether an admitted request can lose its pages, and whether its KV can then move to the host.

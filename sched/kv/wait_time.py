@@ -13,7 +13,7 @@ from jaxspec.sched.request import Request, RequestStatus
 from jaxspec.sched.timing import Runtime, SwapCosts
 from jaxspec.sched.waiting_queue import WaitingQueue
 
-#: KV should be on the device this many steps before its request's turn, plus the time to make room for it.
+#: KV should be on the device this many steps before its request's turn, plus the time to free pages for it.
 AHEAD = 8
 
 
@@ -29,7 +29,7 @@ def arrange(
     most_pages: int | None,
     now: float,
 ) -> tuple[list[Request], list[Request]]:
-    """-> (requests to upload, in this order; requests to offload to make room), see `choose`.
+    """-> (requests to upload, in this order; requests to offload to free pages), see `choose`.
 
     `key` is the order's key, `most_pages` the configuration's `swap_pages`. Looks ahead `AHEAD` steps plus the time to
     move the whole pool out and in again.
@@ -102,7 +102,7 @@ def choose(
 
     Of `jobs` (from `by_wait`), those that wait less than `soon` seconds get pages on the device, shortest wait first,
     while running requests keep theirs and `spare` pages to grow. Of the other paused requests the last in order are
-    offloaded, only as many as needed: KV of a long wait does no harm while its pages are not needed.
+    offloaded, only as many as needed: other KV may stay until its pages are needed.
     """
     pool = kv.pool
     room = pool.num_free + waiting.paused_pages - spare

@@ -18,7 +18,7 @@ from jaxspec.sched.timing import RoundCost
 class _Progress:
     """What the policy knows of one request."""
 
-    #: Its acceptance rate after each of the last γ rounds.
+    #: Its acceptance rate after each of its last γ decoding steps.
     rates: deque[float]
     queue: int = 1
     rounds: int = 0
@@ -35,8 +35,9 @@ class _Progress:
 class LapsSd(Order):
     """K queues by attained service; within a queue, perceptible requests (known execution time) before the others.
 
-    A request starts in queue 1, non-perceptible, and moves down as it is served. Its acceptance rate after a round is
-    accepted / proposed so far. Once that has varied by less than δ over the last γ rounds, the request is perceptible:
+    A round is a step in which the request decodes, with or without drafts. A request starts in queue 1,
+    non-perceptible, and moves down as it is served. Its acceptance rate after a round is accepted / proposed so far.
+    Once that has varied by less than δ over the last γ rounds, the request is perceptible:
     with the mean rate A of those rounds, L output tokens and n draft tokens per round, its execution time is
     T = L (n T_ssm + T_llm) / (n A + 1), and it moves to the queue whose range contains T. There it competes once more,
     shortest T first; from its next round on it is not preempted. Non-perceptible requests go in order of arrival and

@@ -21,7 +21,7 @@ from jaxspec.sched.timing import StepTimes
 #: Prior of a level's acceptance rate: high enough that drafting is tried.
 _LEVEL_RATE = 0.6
 #: Prior of a wider beam: the share of the narrower one's failures that it prevents, and the observations this counts
-#: for: on a plateau of the step times a wider beam is nearly free, and a few unlucky rounds must not rule it out.
+#: for. Where step times hardly grow with size, a wider beam is nearly free; a few unlucky rounds must not rule it out.
 _WIDER_GAIN, _WIDER_PRIOR = 0.25, 20.0
 #: Uncached tokens per request that a drafter usually has at the start of a round.
 USUAL_UNCACHED = 2
@@ -130,8 +130,8 @@ class DepthController:
     ) -> Lookahead:
         """Pick the depth that gives the `late` ones among `decoding` requests most tokens per second.
 
-        Only those are drafted for, with at most `max_nodes` draft nodes. No drafting where it makes the step longer
-        than it is worth even to them.
+        Only those are drafted for, with at most `max_nodes` draft nodes, and only if they get more tokens per second
+        than without drafts.
         """
         factor = _mean_factor(records)
         uncached = _spread_uncached(late, uncached)

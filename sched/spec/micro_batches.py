@@ -39,14 +39,14 @@ class Timeline:
     drafted: float = 0.0
     verified: float = 0.0
 
-    def add(self, own_device: Iterable[float], beside: Iterable[float], verifying: float) -> None:
+    def add(self, own_device: Iterable[float], target_device: Iterable[float], verifying: float) -> None:
         """Add a micro-batch.
 
-        `own_device`, `beside`: seconds of each round on a drafter's own device and on the target's; `verifying`:
+        `own_device`, `target_device`: seconds of each round on a drafter's own device and on the target's; `verifying`:
         seconds of the target's step, 0 if there is nothing to verify.
         """
         self.drafted += max(own_device, default=0.0)
-        if on_target := sum(beside):
+        if on_target := sum(target_device):
             self.drafted = max(self.drafted, self.verified) + on_target
         if verifying:
             self.verified = max(self.drafted, self.verified) + verifying

@@ -1,4 +1,4 @@
-"""The speculator: asks the drafters for candidates, selects the nodes to verify, and learns from the results."""
+"""The speculator: gets candidates from the drafters, selects the nodes to verify, and learns from the results."""
 
 from __future__ import annotations
 
@@ -56,9 +56,10 @@ class Speculator:
     (`choose_nodes`).
 
     `levels` and `width` bound depth and width. If `adaptive`, or without a `policy`, each drafter's `DepthController`
-    picks them; where no drafter then drafts, `AdaServe` still drafts for requests that are late for their SLO, even if
-    that slows down the others. Otherwise the bounds themselves are used, with `size_by_budget` reduced to what
-    AdaServe's Eq. 8 and 9 allow for a step of `verify_budget` tokens (None: `step.verify_budget`).
+    picks them. If no drafter drafts then, `AdaServe` still drafts for requests that are late for their SLO, even if
+    that slows down the others. Otherwise depth and width are the bounds, with `size_by_budget` at most what AdaServe's
+    Eq. 8 and 9 allow for a step of `verify_budget` tokens (None: `step.verify_budget`). `step` has the target's step
+    times.
 
     With `calibrate`, tree policies see calibrated acceptance probabilities instead of the drafter's own.
     """
@@ -80,26 +81,29 @@ class Speculator:
         self._records: dict[str, list[AcceptanceRecord]] = {}
         self._drafted: dict[str, _Drafted] = {}
         self._only_late: set[str] | None = None  # the requests drafted for in the current step; None: all
-        # With a draft choice, by request id: the drafter assigned, the one that drafted last, and seconds of the
-        # current slot.
+        # With a draft choice, by request id: the drafter assigned, the one that drafted last, and estimated seconds of
+        # the current step.
         self._assigned: dict[str, int | None] = {}
         self._last_drafter: dict[str, int] = {}
-        self._slot_seconds: dict[str, float] = {}
+        self._step_seconds: dict[str, float] = {}
         self._verify_seconds = step.of(1)  # of the last step
         #: How often a request changed its drafter, and the seconds spent on computing its KV for the new one.
         self.switches, self.switch_seconds = 0, 0.0
 
     @property
     def verify_budget(self) -> int:
-        """Tokens that a step holds before it becomes slow, AdaServe's B."""
+        """Largest step, in tokens, that is hardly slower than one of one token: AdaServe's B."""
         return self._verify_budget or self.step.verify_budget
 
     def lookahead(self, running: Sequence[Request], now: float) -> Lookahead:
-        """How deep the step that starts now may draft for its decoding requests."""
+        """Begin a step: assign drafters (with a draft choice), pick each drafter's depth and width.
+
+        Returns how deep the step that starts now may draft for its decoding requests.
+        """
         decoding = [r for r in running if r.decoding]
         self._only_late = None
         self._drafted.clear()
-        self._slot_seconds.clear()
+        self._step_seconds.clear()
         if self.choice:
             if not any(drafter.own_device for drafter in self.drafters):
                 self.choice.share(self._verify_seconds, [c.last_round for c in self.controllers])
@@ -226,10 +230,10 @@ class Speculator:
                     self._drafted[s.request.id] = _Drafted(i, c, mask, draft)
                     drafts[s.request.id] = draft
         if self.choice:
-            self._estimate_slots(scheduled, proposed, tokens + sum(map(len, drafts.values())))
+            self._estimate_step_seconds(scheduled, proposed, tokens + sum(map(len, drafts.values())))
         return drafts
 
-    def _estimate_slots(
+    def _estimate_step_seconds(
         self, scheduled: Sequence[ScheduledRequest], proposed: Sequence[_Proposed], tokens: int
     ) -> None:
         """Estimate the seconds of this step for each request that has a drafter assigned.
@@ -245,7 +249,7 @@ class Speculator:
         for s in scheduled:
             if (name := s.request.id) in self._assigned:
                 own_device = name in drafted and self.drafters[drafted[name]].own_device
-                self._slot_seconds[name] = common + (rounds[drafted[name]] if own_device else 0.0)
+                self._step_seconds[name] = common + (rounds[drafted[name]] if own_device else 0.0)
 
     def _select(
         self, proposed: Sequence[_Proposed], forest: Forest, tokens: int, now: float
@@ -286,7 +290,7 @@ class Speculator:
 
         order = sorted((i for i, drafter in enumerate(self.drafters) if drafter.ready), key=self._base_cost)
         started: dict[int, tuple[Sequence[ScheduledRequest], int, Proposal]] = {}
-        # The second pass is for requests that a more expensive drafter had nothing for.
+        # The second pass is for requests that a more expensive drafter had no candidates for.
         for i in (*order, *order):
             controller = self.controllers[i]
             batch = [s for s in scheduled if preferred[s.request.id][:1] == [i]]
@@ -346,7 +350,7 @@ class Speculator:
         `nodes` are the accepted nodes of its draft tree (indices in preorder, along the accepted path); empty if it had
         no tree.
         """
-        seconds = self._slot_seconds.pop(request.id, None)
+        seconds = self._step_seconds.pop(request.id, None)
         if self.choice and seconds is not None:
             self.choice.observe(request, self._assigned[request.id], 1 + len(nodes), seconds)
         if drafted := self._drafted.get(request.id):

@@ -21,46 +21,15 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from helpers import tiny
-from helpers.paths import CONFIGS
+from helpers.distillation import LONGEST, TARGET, VOCAB, answers, settings, write_lines
 from jaxspec.config import ConfigError
-from jaxspec.draft.distill import __main__ as command
 from jaxspec.draft.distill import curve, data
-from jaxspec.draft.distill.config import DistillConfig
 from jaxspec.draft.distill.data import Corpus, corpus, read_rows
 from jaxspec.draft.distill.train import DEPTH, Batch, Trainer, begin, loss_and_hits, vocabulary
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.drafter import DraftDecoder, draft_forward
 from jaxspec.models.llama import Decoder, device_weights, forward_features
 from jaxspec.models.load.drafter_file import as_decoder, load_drafter, save_drafter
-
-TARGET = tiny.model()
-VOCAB = TARGET.config.vocab_size
-LONGEST = 48
-#: A whole run, short: two checkpoints and evaluations, a vocabulary that leaves most tokens out.
-RUN: dict[str, Any] = dict(
-    data=["unread"], out="unread.safetensors", longest=LONGEST, vocabulary=64,
-    steps=8, every=4, batch=4, learning_rate=3e-3, warmup=1,
-)  # fmt: skip
-
-
-def settings(**changes: Any) -> DistillConfig:
-    return DistillConfig(**{**RUN, **changes})
-
-
-def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def answers(prompts: int, each: int = 2, seed: int = 0) -> list[dict[str, Any]]:
-    """Random tokens: `each` answers to every prompt."""
-    rng = np.random.default_rng(seed)
-    asked = [rng.integers(0, VOCAB, rng.integers(3, 12)).tolist() for _ in range(prompts)]
-    return [
-        {"prompt_ids": prompt, "output_ids": rng.integers(0, VOCAB, rng.integers(8, 30)).tolist()}
-        for _ in range(each)
-        for prompt in asked
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -411,74 +380,3 @@ def test_a_plain_drafter_is_saved_without_a_fusing_map(tmp_path: Path) -> None:
     config, weights = load_drafter(tmp_path / "d", TARGET.config, TARGET.weights)
     assert config.num_layers == 2 and "fuse" not in weights
     assert not as_decoder(config, weights).conditioned
-
-
-# Settings and the command `python -m jaxspec.draft.distill`
-
-
-@pytest.mark.parametrize(
-    ("content", "word"),
-    [
-        ("data: [a]\nout: o.safetensors\nlayerz: 2\n", "layerz"),
-        ("data: []\nout: o.safetensors\n", "data"),
-        ("data: [a]\n", "out"),
-        ("data: [a]\nout: o\n", "out: .*safetensors"),
-        ("data: [a]\nout: o.safetensors\nbegin: middle\n", "begin"),
-        ("data: [a]\nout: o.safetensors\nregression: -1\n", "regression"),
-        ("- data\n", "mapping"),
-        ("data: [\n", "cannot read"),
-    ],
-)
-def test_bad_settings_are_named(content: str, word: str, tmp_path: Path) -> None:
-    path = tmp_path / "c.yaml"
-    path.write_text(content)
-    with pytest.raises(ConfigError, match=word):
-        DistillConfig.load(path)
-
-
-@pytest.mark.parametrize("path", sorted((CONFIGS / "distill").glob("*.yaml")), ids=str)
-def test_the_presets_load(path: Path) -> None:
-    assert DistillConfig.load(path, steps=3).steps == 3
-
-
-def test_the_command_trains_with_the_whole_vocabulary(
-    work: Path, text: Corpus, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("jaxspec.models.load.load_model", lambda name: TARGET)
-    out, preset = work / "out" / "d.safetensors", work / "preset.yaml"
-    preset.write_text(f"data: [{work / 'answers.jsonl'}]\nwork: {work}\nlongest: {LONGEST}\nbatch: 4\n")
-    assert command.main(["--config", str(preset)]) == 2
-    assert capsys.readouterr().err == "jaxspec.draft.distill: out: this setting is needed\n"
-    changes = [f"--set={change}" for change in (f"out={out}", "steps=1", "passes=1", "conditioned=false")]
-    assert command.main(["--config", str(preset), *changes]) == 0
-    first, second = capsys.readouterr().out.splitlines()[:2]
-    assert first.startswith("preset: 80 answers")
-    assert json.loads(second)["step"] == 1
-    _, weights = load_drafter(out, TARGET.config, TARGET.weights)
-    assert weights["vocab"].tolist() == list(range(VOCAB))
-    assert (work / "preset" / "curve.json").exists()
-
-
-def test_files_that_are_not_there_are_named_before_a_model_is_loaded(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setattr("jaxspec.models.load.load_model", lambda name: pytest.fail("loaded"))
-    (here := tmp_path / "a.jsonl").touch()
-    (preset := tmp_path / "p.yaml").write_text(f"data: [{here}]\nout: o.safetensors\nwork: {tmp_path}\n")
-    for setting, change in (("data", f"data=[{here}, /no/such.jsonl]"), ("begin", "begin=/no/such.safetensors")):
-        assert command.main(["--config", str(preset), f"--set={change}"]) == 2
-        line = capsys.readouterr().err
-        assert line.startswith(f"jaxspec.draft.distill: {setting}: cannot read /no/such.")
-        assert line.endswith(": No such file or directory\n") and line.count("\n") == 1
-
-
-@pytest.mark.parametrize("name", ["optax", "orbax.checkpoint"])
-def test_without_the_extra_one_line_says_so(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for module in ("jaxspec.draft.distill.train", "jaxspec.train_predictor.checkpoints"):
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, name, None)
-    assert command.main(["--config", "unread.yaml"]) == 2
-    line = capsys.readouterr().err
-    assert '".[train]"' in line and line.count("\n") == 1

@@ -27,9 +27,9 @@ class DraftChoice(Protocol):
         ...
 
     def share(self, step: float, rounds: Sequence[float]) -> None:
-        """Tell the policy that drafters and target share one device, before each `assign` where that is so.
+        """Called before each `assign` if drafters and target share one device: every request waits for each round.
 
-        Verifying takes `step` seconds and drafter j's round `rounds[j]` seconds of all requests' time.
+        Verifying takes `step` seconds, and drafter j's round `rounds[j]` seconds.
         """
         ...
 

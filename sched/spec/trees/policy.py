@@ -25,12 +25,12 @@ class TreePolicy(Protocol):
     ) -> list[npt.NDArray[np.bool_]]:
         """One `[n]` mask per request, closed under parents and with at most `limits[i]` nodes.
 
-        limits        most draft nodes of each request, by its max_tokens and by the step; below 1: no draft
+        limits        maximum draft nodes of each request, by its max_tokens and by the step; below 1: no draft
         budget        draft nodes that the verify budget leaves; may be negative
         needs         tokens that each request must get from this step to meet its SLO; -inf without one
         other_tokens  tokens of the step that are not drafts
 
-        Every policy keeps to `limits`; each uses of the others what it needs.
+        Every policy keeps to `limits` and may ignore the other arguments.
         """
         ...
 

@@ -28,7 +28,7 @@ class Flow(Timeline):
         self.verified, self.part = 0.0, 0
         return self
 
-    def add(self, own_device: Iterable[float], beside: Iterable[float], verifying: float) -> None:
+    def add(self, own_device: Iterable[float], target_device: Iterable[float], verifying: float) -> None:
         if self.part == len(self.ready):
             self.ready.append(0.0)
         self.drafted = max(self.drafted, self.ready[self.part]) + max(own_device, default=0.0)
