@@ -26,7 +26,7 @@ class Order(Protocol):
         return True
 
     def observe(self, request: Request, result: RequestResult, seconds: float) -> None:
-        """Learn from a step of `seconds` seconds in which the request decoded; its counters include the step already."""
+        """Learn from a step of `seconds` seconds in which the request decoded; its counters already include it."""
 
     def forget(self, request: Request) -> None:
         """The request has finished."""

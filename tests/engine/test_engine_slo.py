@@ -227,7 +227,7 @@ def test_the_server_says_why(slow: LLM):
             answer = ask(slo)
             error = answer.json()["error"]
             assert (answer.status_code, error["param"], error["code"]) == (400, field, "invalid_value")
-            assert f"the least on this engine is about {least}," in error["message"]
+            assert f"this engine needs about {least}" in error["message"]
         refused = ask({"tpot_ms": 20}, [PROMPT, PROMPT])  # the first is taken back
         error = refused.json()["error"]
         assert (refused.status_code, error["type"], error["code"]) == (429, "rate_limit_error", "slo_unattainable")
