@@ -232,8 +232,8 @@ class PlanBuilder:
         s = self._s
         self._running.remove(request)
         request.status = RequestStatus.PAUSED
-        request.switches += 1
-        s.num_switches += 1
+        request.pauses += 1
+        s.num_pauses += 1
         self._waiting.push(request, self._now)
         self._paused.append(request)
 

@@ -61,7 +61,7 @@ class Request:
     #: Preemptions, those of them by swapping, pauses (it lost only its slot), and tokens computed again.
     preemptions: int = 0
     swaps: int = 0
-    switches: int = 0
+    pauses: int = 0
     recomputed: int = 0
     #: Tokens whose KV was lost by preemption and has to be computed again; None after the next new token.
     recompute_until: int | None = None

@@ -61,7 +61,7 @@ class Scheduler:
         #: Preemptions (a request lost its pages), those of them by swapping, and pauses (a request lost its slot).
         self.num_preemptions = 0
         self.num_swaps = 0
-        self.num_switches = 0
+        self.num_pauses = 0
         #: Tokens computed again after preemptions, and their share of the steps' seconds.
         self.recomputed_tokens = 0
         self.recompute_seconds = 0.0

@@ -132,7 +132,7 @@ def measure(
         "mean ms": fmean(times),
         "p99 ms": quantiles(times, n=100)[98] if len(times) > 1 else times[0],
         "max ms": max(times),
-        "switches": scheduler.num_switches,
+        "pauses": scheduler.num_pauses,
         "preemptions": scheduler.num_preemptions,
         "swaps": scheduler.num_swaps,
     }

@@ -110,7 +110,7 @@ class EngineStats:
     #: pages), and the cost of recomputation.
     preemptions: int = 0
     swaps: int = 0
-    switches: int = 0
+    pauses: int = 0
     recomputed_tokens: int = 0
     recompute_seconds: float = 0.0
     #: Host pages: fraction in use, number, and pages swapped out and in so far.
@@ -160,7 +160,7 @@ def snapshot(loop: EngineLoop, queued: int, refused: int) -> EngineStats:
         prefix_hits=scheduler.prefix_hits,
         preemptions=scheduler.num_preemptions,
         swaps=scheduler.num_swaps,
-        switches=scheduler.num_switches,
+        pauses=scheduler.num_pauses,
         recomputed_tokens=scheduler.recomputed_tokens,
         recompute_seconds=scheduler.recompute_seconds,
         host_usage=scheduler.host_usage,

@@ -155,7 +155,7 @@ def _counters(s: EngineStats) -> list[tuple[str, str, float]]:
         ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", s.prefix_hits),
         ("num_preemptions", "Preemptions: a request lost its KV pages to other requests.", s.preemptions),
         ("num_swaps", "Preemptions in which the KV was swapped to the host.", s.swaps),
-        ("num_switches", "Pauses: a running request lost its slot but kept its KV pages.", s.switches),
+        ("num_pauses", "Pauses: a running request lost its slot but kept its KV pages.", s.pauses),
         ("recomputed_tokens", "Tokens recomputed after a preemption.", s.recomputed_tokens),
         ("recompute_seconds", "Step time spent on recomputed tokens, in seconds.", s.recompute_seconds),
         ("num_pages_swapped_out", "KV pages moved from the device to the host.", s.pages_swapped_out),

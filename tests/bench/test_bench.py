@@ -252,7 +252,7 @@ def test_what_decisions_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     sizes = ["--waiting", "50", "--running", "4", "--iterations", "60", "--drafting", "3", "--json", str(out)]
     assert main(["scheduler", *sizes, str(preset), str(CONFIGS / "ssjf.yaml")]) == 0
     policies = json.loads(out.read_text())["policies"]
-    assert list(policies) == ["short", "ssjf"] and policies["short"]["switches"] > 0 == policies["ssjf"]["switches"]
+    assert list(policies) == ["short", "ssjf"] and policies["short"]["pauses"] > 0 == policies["ssjf"]["pauses"]
     trees = json.loads(out.read_text())["trees"]
     assert list(trees) == ["auto", "equal_greedy", "global_greedy", "adaserve"]
     assert all(0 < row["median ms"] <= row["p99 ms"] and 3 < row["nodes"] <= 24 for row in trees.values())

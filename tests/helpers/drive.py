@@ -195,7 +195,7 @@ class Drive:
             assert request.tokens == (whole[: len(request.tokens)] if request.id in self.cancelled else whole)
         requests = self.requests.values()
         assert scheduler.num_preemptions == sum(request.preemptions for request in requests)
-        assert scheduler.num_switches == sum(request.switches for request in requests)
+        assert scheduler.num_pauses == sum(request.pauses for request in requests)
         assert scheduler.recomputed_tokens >= sum(request.recomputed for request in requests)
         order = getattr(scheduler.order, "_order", scheduler.order)
         assert not getattr(order, "_progress", None)  # finished requests leave no state

@@ -26,7 +26,7 @@ def test_a_paused_request_continues_where_it_stopped():
     plan = run.plan()
     assert [(w.request.id, w.start, w.count) for w in plan.scheduled] == [("low", 11, 1)]
     run.answer(plan)
-    assert (low.switches, low.preemptions, low.recomputed, run.scheduler.recomputed_tokens) == (1, 0, 0, 0)
+    assert (low.pauses, low.preemptions, low.recomputed, run.scheduler.recomputed_tokens) == (1, 0, 0, 0)
 
 
 def test_paused_requests_lose_their_pages_first_and_the_last_in_order_before_others():
@@ -42,7 +42,7 @@ def test_paused_requests_lose_their_pages_first_and_the_last_in_order_before_oth
     plan = run.plan()
     assert plan.preempted == (low,) and [w.request.id for w in plan.scheduled] == ["big"]
     run.answer(plan)
-    assert (low.status, low.preemptions, low.switches, low.recompute_until) == (RequestStatus.WAITING, 1, 1, 9)
+    assert (low.status, low.preemptions, low.pauses, low.recompute_until) == (RequestStatus.WAITING, 1, 1, 9)
     while big.status is not RequestStatus.FINISHED:
         run.step()
     run.step(2.0)
@@ -89,7 +89,7 @@ def test_a_long_prompt_does_not_keep_the_step_from_those_before_it(max_num_seqs:
     run.step()
     run.add("high", 3, prompt=6)
     assert run.steps(3) == ("high high high" if max_num_seqs == 1 else "highlong highlong highlong")
-    assert (long.switches, long.computed) == (1, 8) if max_num_seqs == 1 else (0, 8 + 2 + 7 + 7)
+    assert (long.pauses, long.computed) == (1, 8) if max_num_seqs == 1 else (0, 8 + 2 + 7 + 7)
     assert run.finish() == ["high", "long"]
 
 

@@ -257,7 +257,7 @@ def test_metrics(http: httpx.Client) -> None:
     assert metric(after, "host_overhead_ratio") == 0.25
     for name in (
         "kv_cache_usage_perc", "kv_positions_padded_ratio", "step_tokens_padded_ratio", "num_preemptions_total",
-        "num_switches_total", "recomputed_tokens_total", "recompute_seconds_total",
+        "num_pauses_total", "recomputed_tokens_total", "recompute_seconds_total",
         "prefix_cache_queries_total", "prefix_cache_hits_total", "prompt_tokens_total",
         "compilations_after_warmup_total",
     ):  # fmt: skip

@@ -166,7 +166,7 @@ def test_within_a_queue_no_request_is_preempted():
     run.step()
     run.add("b", true_len=5)
     assert run.finish() == ["a", "b"]
-    assert run.scheduler.num_switches == 0
+    assert run.scheduler.num_pauses == 0
 
 
 def test_a_wrong_prediction_costs_its_turn():

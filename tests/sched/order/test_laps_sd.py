@@ -173,7 +173,7 @@ def test_the_non_perceptible_are_preempted_and_resumed():
     assert [r.id for r in plan.paused] == ["a"] and [w.request.id for w in plan.scheduled] == ["c"]
     run.answer(plan)
     assert run.finish() == ["c", "a", "b"]
-    assert run.scheduler.num_switches == 5 and run.scheduler.num_preemptions == 0
+    assert run.scheduler.num_pauses == 5 and run.scheduler.num_preemptions == 0
 
 
 def test_the_perceptible_are_not_preempted():
@@ -191,7 +191,7 @@ def test_the_perceptible_are_not_preempted():
     run.add("b", 1)
     run.add("c", 1)
     assert run.steps(16) == " ".join(["a"] * 16) and a.status is RequestStatus.FINISHED
-    assert run.scheduler.num_switches == 0 and run.finish() == ["a", "b", "c"]
+    assert run.scheduler.num_pauses == 0 and run.finish() == ["a", "b", "c"]
 
 
 def test_who_becomes_perceptible_competes_once_more_from_its_new_queue():

@@ -58,7 +58,7 @@ def test_a_shorter_one_that_comes_later_does_not_preempt():
     run.add("a", 5)
     assert run.step() == ["a"]
     run.add("b", 1)
-    assert run.finish() == ["a", "b"] and run.scheduler.num_switches == 0
+    assert run.finish() == ["a", "b"] and run.scheduler.num_pauses == 0
 
 
 def test_a_late_prediction_moves_its_request():
@@ -110,7 +110,7 @@ def test_a_higher_priority_preempts_and_an_equal_one_waits():
     assert plan.paused == (a,) and plan.preempted == () and a.status is RequestStatus.PAUSED and a.pages
     run.answer(plan)
     assert run.finish() == ["high", "a", "tie", "low"]
-    assert (a.switches, a.preemptions, a.recomputed, run.scheduler.num_switches) == (1, 0, 0, 1)
+    assert (a.pauses, a.preemptions, a.recomputed, run.scheduler.num_pauses) == (1, 0, 0, 1)
 
 
 def test_priorities_that_do_not_preempt():
@@ -119,7 +119,7 @@ def test_priorities_that_do_not_preempt():
     run.step()
     run.add("tie", 2, priority=1)
     run.add("high", 2, priority=-3)
-    assert run.finish() == ["a", "high", "tie"] and run.scheduler.num_switches == 0
+    assert run.finish() == ["a", "high", "tie"] and run.scheduler.num_pauses == 0
 
 
 def test_least_attained_service_goes_round_by_the_quantum():
