@@ -21,7 +21,7 @@ class SloRefused(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Experience:
+class LoadStats:
     """Means over an engine's steps so far: tokens per verification (`gain`), draft tokens per verification, and seconds
     per step for drafting and swapping (`overhead`)."""
 
@@ -30,7 +30,7 @@ class Experience:
     overhead: float = 0.0
 
 
-def least(times: StepTimes, levels: int, prompt_tokens: int) -> Slo:
+def tightest_slo(times: StepTimes, levels: int, prompt_tokens: int) -> Slo:
     """The tightest SLO a request can get on an otherwise idle engine.
 
     Half of the measured times of a step of one token with all of `levels` draft tokens accepted (0: no drafts), and of
@@ -74,7 +74,7 @@ class SloAdmission:
         return len(self._tpot)
 
     def admit(
-        self, request: Request, prompt_tokens: int, others: Iterable[Request], seen: Experience = Experience()
+        self, request: Request, prompt_tokens: int, others: Iterable[Request], seen: LoadStats = LoadStats()
     ) -> None:
         """Admit a request; its SLO counts until `release`. Raises `SloRefused`.
 
@@ -94,7 +94,7 @@ class SloAdmission:
         """The request has ended. Unknown ids are ignored."""
         self._tpot.pop(request_id, None)
 
-    def _too_slow(self, tpot: float | None, seen: Experience) -> str | None:
+    def _too_slow(self, tpot: float | None, seen: LoadStats) -> str | None:
         if tpot is None:
             return None
         tpots = [*self._tpot.values(), tpot]
@@ -109,7 +109,7 @@ class SloAdmission:
         )
 
     def _too_late(
-        self, ttft: float | None, prompt_tokens: int, others: Iterable[Request], seen: Experience
+        self, ttft: float | None, prompt_tokens: int, others: Iterable[Request], seen: LoadStats
     ) -> str | None:
         if ttft is None:
             return None
@@ -125,7 +125,7 @@ class SloAdmission:
             f"{prompt_tokens}, which takes about {_ms(seconds)} ms and may take {_ms(MARGIN * ttft)} ms"
         )
 
-    def _step(self, tokens: int, seen: Experience) -> float:
+    def _step(self, tokens: int, seen: LoadStats) -> float:
         return seen.overhead + self._times.of(tokens)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxspec.sched.kv.wait_time import arrange
+from jaxspec.sched.kv.wait_time import plan_swaps
 from jaxspec.sched.pacing import Throttle
 from jaxspec.sched.plan import Lookahead, Plan, ScheduledRequest
 from jaxspec.sched.request import Request, RequestStatus
@@ -106,7 +106,7 @@ class PlanBuilder:
     def _swap_ahead(self) -> None:
         """Move KV to the host before its pages are needed, and back before its request's turn (ALISE, Algorithm 2)."""
         s = self._s
-        coming, going = arrange(
+        coming, going = plan_swaps(
             self._running, self._waiting, self._kv, self._order.key, s.runtime, self._free_slots(),
             s.aging_seconds, s.config.costs, s.config.swap_pages, self._now,
         )  # fmt: skip

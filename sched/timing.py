@@ -125,7 +125,7 @@ class StepTimes:
             return float(seconds[-1]) * tokens / sizes[-1]
         return float(seconds[bisect_left(sizes, tokens)])
 
-    def worth(self, chances: np.ndarray, expected: float, tokens: int) -> int:
+    def best_node_count(self, chances: np.ndarray, expected: float, tokens: int) -> int:
         """Number of draft nodes that maximises expected tokens per second; ties prefer more nodes.
 
         `chances [n]` are the nodes' acceptance probabilities, descending. A step without drafts has `tokens` tokens and
@@ -249,7 +249,7 @@ def _fitted(line: Regression, slope: float, offset: float) -> tuple[float, float
 _ROUND_MEMORY = 1000
 
 
-class RoundCost:
+class RoundTimes:
     """Seconds of a round, a step with its drafting, that drafts n tokens: `n · draft + verify` (LAPS-SD §4).
 
     Values that are not given are learned by least squares over recent rounds. While all rounds draft the same number

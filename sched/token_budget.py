@@ -16,13 +16,13 @@ class TokenBudget:
     def __init__(self, config: SchedulerConfig) -> None:
         self.tokens = config.max_num_batched_tokens
         #: Logit rows.
-        self.slots = config.max_logit_rows
+        self.logit_rows = config.max_logit_rows
         #: Prompt tokens (recomputed ones included) among them; None: no limit.
         self.prompt_tokens: int | None = None
 
     def __bool__(self) -> bool:
         """Whether a prompt could take tokens."""
-        return self.tokens > 0 and self.slots > 0 and self.prompt_tokens != 0
+        return self.tokens > 0 and self.logit_rows > 0 and self.prompt_tokens != 0
 
     def take(self, request: Request) -> ScheduledRequest | None:
         """Schedule as many of the request's uncomputed tokens as fit; None if none do."""
@@ -31,14 +31,14 @@ class TokenBudget:
         if not request.decoding and self.prompt_tokens is not None:
             count = min(count, self.prompt_tokens)
         if request.prompt_logprobs:
-            count = min(count, self.slots)
-        elif count == known and not self.slots:
+            count = min(count, self.logit_rows)
+        elif count == known and not self.logit_rows:
             count -= 1  # leave out the token whose logits are read
         if count < 1:
             return None
         scheduled = ScheduledRequest(request, request.computed, count)
         self.tokens -= count
-        self.slots -= scheduled.logit_rows
+        self.logit_rows -= scheduled.logit_rows
         if not request.decoding and self.prompt_tokens is not None:
             self.prompt_tokens -= count
         return scheduled
@@ -49,11 +49,11 @@ class TokenBudget:
         for rank, i in enumerate(decoding):
             request = scheduled[i].request
             others = len(decoding) - rank
-            drafts = min(lookahead.drafts, self.tokens // others, self.slots // others)
+            drafts = min(lookahead.drafts, self.tokens // others, self.logit_rows // others)
             levels = min(lookahead.levels, drafts, request.max_tokens - request.output_len - 1)
             if levels > 0 and not kv.grow(request, levels):
                 levels = kv.spare_tokens(request)
             if levels > 0:
                 scheduled[i] = replace(scheduled[i], drafts=drafts, levels=levels)
                 self.tokens -= drafts
-                self.slots -= drafts
+                self.logit_rows -= drafts

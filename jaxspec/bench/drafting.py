@@ -52,7 +52,7 @@ class Drafter(SharedDevice):
             found.append(Candidates(beam.token[:n], beam.parent[:n], beam.logprob[:n]))
         return lambda: found
 
-    def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
+    def seconds(self, requests: int, uncached: int, levels: int, width: int) -> float:
         return 1e-6
 
     def forget(self, request: Request) -> None: ...

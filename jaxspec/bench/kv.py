@@ -178,7 +178,7 @@ def steps(model: LoadedModel, swap_dtype: str, args: argparse.Namespace) -> dict
 
     from jaxspec.sched.plan import Plan, Transfer
     from jaxspec.sched.request import Request
-    from jaxspec.step.kv_host import host_pool
+    from jaxspec.step.kv_host import host_kv_cache
     from jaxspec.step.profiles import ProfileStore
     from jaxspec.step.runner import ModelRunner
     from jaxspec.step.warmup import WarmUp
@@ -187,7 +187,7 @@ def steps(model: LoadedModel, swap_dtype: str, args: argparse.Namespace) -> dict
     config = step_config(args, swap_dtype=swap_dtype)
     trees, pages = decode_trees(config, args)
     model_runner = ModelRunner(config, model.config, dict(model.weights), pages + 2 * max_pages)
-    pool = host_pool(config, model_runner, (), WarmUp(), ProfileStore())
+    pool = host_kv_cache(config, model_runner, (), WarmUp(), ProfileStore())
     swapped = Request("swapped", 1, [0], 1, 0.0)
     out, back = range(pages, pages + max_pages), range(pages + max_pages, pages + 2 * max_pages)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxspec.bench import BenchError
 from jaxspec.config import EngineConfig
-from jaxspec.draft.policies import arrange, tree_policy
+from jaxspec.draft.policies import build_speculator, tree_policy
 from jaxspec.sched.sim.acceptance import Process
 from jaxspec.sched.sim.cost import Cost
 from jaxspec.sched.sim.draft_cost import FREE, draft_cost
@@ -106,7 +106,7 @@ def drafters_of(
 
 def speculator_of(config: EngineConfig, drafters: Sequence[SimulatedDrafter], times: StepTimes) -> Speculator:
     """The engine's speculator for this config, with simulated drafters. Raises `ConfigError`."""
-    return arrange(config, drafters, times, tree_policy(config, times))
+    return build_speculator(config, drafters, times, tree_policy(config, times))
 
 
 def _names(draft: Sequence[str]) -> list[str]:

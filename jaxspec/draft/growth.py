@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxspec.sampling_params import GREEDY_BELOW
 from jaxspec.step.batch import Batch
-from jaxspec.step.sampler import argmax, clocks
+from jaxspec.step.sampler import argmax, exponential_noise
 
 
 class Level(NamedTuple):
@@ -101,7 +101,7 @@ class Draws:
         r, n, vocab = logits.shape
         parents, ranks = (jnp.asarray(x)[level] for x in self._places)
         scaled = tempered(logits, batch)
-        noise = jnp.log(clocks(batch.seed ^ _DRAFT_STREAM, position, vocab))
+        noise = jnp.log(exponential_noise(batch.seed ^ _DRAFT_STREAM, position, vocab))
         greedy = (batch.temperature < GREEDY_BELOW)[:, None]
         score = scaled - jnp.where(greedy, 0.0, noise)[:, None]
         _, column = top(score.reshape(r * n, vocab), max(self.widths))

@@ -1,52 +1,20 @@
-"""The two drafters: n-gram lookup, and a draft model on the device."""
+"""The drafter that runs a draft model on the device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import log
 
 import numpy as np
 
-from jaxspec.draft.ngram import NGramIndex
 from jaxspec.draft.runner import DraftRunner
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
-from jaxspec.sched.spec.drafter import Proposal, SamplingOf, SharedDevice
+from jaxspec.sched.spec.drafter import Proposal, SamplingOf
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.step.packing import Tree
 
 #: A read shorter than this (seconds) did not wait: the round had ended earlier.
 _NO_WAIT = 2e-4
-
-
-class NgramDrafter(SharedDevice):
-    """Proposes what followed an earlier occurrence of the request's last tokens (`jaxspec.draft.ngram`)."""
-
-    name, widths = "ngram", (1,)
-
-    def __init__(self) -> None:
-        self._indexes: dict[str, NGramIndex] = {}
-
-    def uncached_tokens(self, request: Request) -> int:
-        return 0
-
-    def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
-        candidates: list[Candidates | None] = [self._candidates(s.request, levels) for s in scheduled]
-        return lambda: candidates
-
-    def _candidates(self, request: Request, levels: int) -> Candidates:
-        index = self._indexes.setdefault(request.id, NGramIndex())
-        index.extend(request.tokens[len(index) :])
-        token = np.asarray(index.propose(levels), np.int32)
-        level = np.arange(len(token), dtype=np.int32)
-        # A lookup gives no probabilities. 0.5 per level is a placeholder, which calibration corrects.
-        return Candidates(token, level - 1, ((level + 1) * log(0.5)).astype(np.float32))
-
-    def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
-        return 5e-6 * requests
-
-    def forget(self, request: Request) -> None:
-        self._indexes.pop(request.id, None)
 
 
 class ModelDrafter:
@@ -151,8 +119,8 @@ class ModelDrafter:
             left -= end - cached
         return chains, sources, rows[: len(chains)]
 
-    def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
-        return self._scale * self.runner.seconds(requests, min(catch_up, self.runner.most_tokens), levels, width)
+    def seconds(self, requests: int, uncached: int, levels: int, width: int) -> float:
+        return self._scale * self.runner.seconds(requests, min(uncached, self.runner.most_tokens), levels, width)
 
     def forget(self, request: Request) -> None:
         self._cached.pop(request.id, None)

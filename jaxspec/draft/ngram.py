@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from math import log
+
+import numpy as np
+
+from jaxspec.sched.plan import ScheduledRequest
+from jaxspec.sched.request import Request
+from jaxspec.sched.spec.drafter import Proposal, SamplingOf, SharedDevice
+from jaxspec.sched.spec.trees.candidates import Candidates
 
 
 class NGramIndex:
@@ -52,3 +60,33 @@ class NGramIndex:
                 period = end - start
                 return [known[start + i % period] for i in range(count)]
         return []
+
+
+class NgramDrafter(SharedDevice):
+    """Proposes what followed an earlier occurrence of the request's last tokens."""
+
+    name, widths = "ngram", (1,)
+
+    def __init__(self) -> None:
+        self._indexes: dict[str, NGramIndex] = {}
+
+    def uncached_tokens(self, request: Request) -> int:
+        return 0
+
+    def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
+        candidates: list[Candidates | None] = [self._candidates(s.request, levels) for s in scheduled]
+        return lambda: candidates
+
+    def _candidates(self, request: Request, levels: int) -> Candidates:
+        index = self._indexes.setdefault(request.id, NGramIndex())
+        index.extend(request.tokens[len(index) :])
+        token = np.asarray(index.propose(levels), np.int32)
+        level = np.arange(len(token), dtype=np.int32)
+        # A lookup gives no probabilities. 0.5 per level is a placeholder, which calibration corrects.
+        return Candidates(token, level - 1, ((level + 1) * log(0.5)).astype(np.float32))
+
+    def seconds(self, requests: int, uncached: int, levels: int, width: int) -> float:
+        return 5e-6 * requests
+
+    def forget(self, request: Request) -> None:
+        self._indexes.pop(request.id, None)

@@ -31,7 +31,7 @@ def tree_policy(config: EngineConfig, step: StepTimes) -> TreePolicy | None:
             return None
 
 
-def arrange(
+def build_speculator(
     config: EngineConfig, drafters: Sequence[Drafter], step: StepTimes, policy: TreePolicy | None
 ) -> Speculator:
     """The speculator of these drafters under `policy`, with the config's draft choice, tree sizes and calibration.

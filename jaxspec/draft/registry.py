@@ -14,8 +14,9 @@ import numpy as np
 
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.draft.growth import Draws
-from jaxspec.draft.model_drafter import ModelDrafter, NgramDrafter
-from jaxspec.draft.policies import arrange, tree_policy
+from jaxspec.draft.model_drafter import ModelDrafter
+from jaxspec.draft.ngram import NgramDrafter
+from jaxspec.draft.policies import build_speculator, tree_policy
 from jaxspec.draft.runner import BEAMS, Device, DraftRunner, round_buckets
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.config import DecoderConfig
@@ -25,9 +26,9 @@ from jaxspec.models.load.drafter_file import load_drafter
 from jaxspec.models.load.weights import Weights
 from jaxspec.sched.spec.drafter import Drafter
 from jaxspec.sched.spec.speculator import DEPTH, Speculator
-from jaxspec.sched.spec.trees import Drawing, Fixed
+from jaxspec.sched.spec.trees import Fixed, SampledTree
 from jaxspec.step.profiles import ProfileStore
-from jaxspec.step.rejection import Drawn
+from jaxspec.step.rejection import DraftDistributions
 from jaxspec.step.runner import ModelRunner
 from jaxspec.step.warmup import WarmUp
 
@@ -163,8 +164,8 @@ def build(
             warm_up.measure(runner.profile)
         drafters.append(ModelDrafter(runner, clock))
     step = model_runner.times
-    policy = tree_policy(config, step) if drawing is None else Drawing(config.draft_depth or DEPTH)
-    speculator = arrange(config, drafters, step, policy)
+    policy = tree_policy(config, step) if drawing is None else SampledTree(config.draft_depth or DEPTH)
+    speculator = build_speculator(config, drafters, step, policy)
     model_runner.startup_done()
     return speculator
 
@@ -199,7 +200,7 @@ def _drawing(config: EngineConfig, models: Models) -> Draws | None:
     return Draws(Fixed().widths if config.tree == "fixed" else (1,) * DEPTH)
 
 
-def room_for_draws(config: EngineConfig, models: Models) -> Drawn:
+def allocate_distributions(config: EngineConfig, models: Models) -> DraftDistributions:
     """Memory for the distributions that drafts were drawn from, kept until they are verified; empty without rejection
     sampling.
 
@@ -207,8 +208,10 @@ def room_for_draws(config: EngineConfig, models: Models) -> Drawn:
     """
     drawing = _drawing(config, models)
     if drawing is None:
-        return Drawn.none()
+        return DraftDistributions.empty()
     drawn = [model for model in models.values() if model is not None]
     if len(drawn) > 1:
         raise ConfigError("draft: acceptance: rejection works with one draft model (and ngram)")
-    return Drawn.room(config.max_num_seqs, DEPTH, drawing.width, jnp.array(drawn[0][1]["vocab"], jnp.int32))
+    return DraftDistributions.zeros(
+        config.max_num_seqs, DEPTH, drawing.width, jnp.array(drawn[0][1]["vocab"], jnp.int32)
+    )

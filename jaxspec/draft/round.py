@@ -22,7 +22,7 @@ from jaxspec.step.attention import Earlier
 from jaxspec.step.batch import Batch, BatchShape
 from jaxspec.step.kv_cache import KVCache
 from jaxspec.step.layers import Layers
-from jaxspec.step.rejection import Drawn
+from jaxspec.step.rejection import DraftDistributions
 from jaxspec.step.tree import ancestors
 
 
@@ -38,7 +38,8 @@ Features = jax.Array | Staged
 #: (weights, pool and drawn [donated], features, buffer, levels) -> (pool, drawn, `[3, R, depth, W]` int32 as
 #: `_Tree.out`)
 Round = Callable[
-    [tuple[jax.Array, ...], KVCache, Drawn, Features, jax.Array, jax.Array], tuple[KVCache, Drawn, jax.Array]
+    [tuple[jax.Array, ...], KVCache, DraftDistributions, Features, jax.Array, jax.Array],
+    tuple[KVCache, DraftDistributions, jax.Array],
 ]
 
 
@@ -67,9 +68,9 @@ def make_round(
     """
 
     def one_round(
-        leaves: tuple[jax.Array, ...], pool: KVCache, drawn: Drawn, features: Features, buffer: jax.Array,
+        leaves: tuple[jax.Array, ...], pool: KVCache, drawn: DraftDistributions, features: Features, buffer: jax.Array,
         levels: jax.Array,
-    ) -> tuple[KVCache, Drawn, jax.Array]:  # fmt: skip
+    ) -> tuple[KVCache, DraftDistributions, jax.Array]:  # fmt: skip
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
         batch = Batch.unpack(buffer, shape)
         page_size = pool.keys.shape[-1]
@@ -95,9 +96,9 @@ def _features_before(model: DraftDecoder, features: Features, batch: Batch, page
 
 
 def _grow(
-    model: DraftDecoder, pool: KVCache, drawn: Drawn, batch: Batch, feature: jax.Array, layers: Layers, growth: Growth,
-    depth: int, levels: jax.Array,
-) -> tuple[KVCache, Drawn, jax.Array]:  # fmt: skip
+    model: DraftDecoder, pool: KVCache, drawn: DraftDistributions, batch: Batch, feature: jax.Array, layers: Layers,
+    growth: Growth, depth: int, levels: jax.Array,
+) -> tuple[KVCache, DraftDistributions, jax.Array]:  # fmt: skip
     """Grow trees from the chains' last tokens with features `[R, hidden]`. Returns (pool, drawn, `_Tree.out`).
 
     The loop carries the pool although it does not change it: XLA would copy a pool that is only read.
@@ -107,8 +108,8 @@ def _grow(
     last = batch.position.at[batch.logit_node].get(mode="clip")
 
     def next_level(
-        feature: jax.Array, path: jax.Array, level: jax.Array | int, drawn: Drawn
-    ) -> tuple[Level, jax.Array, Drawn]:
+        feature: jax.Array, path: jax.Array, level: jax.Array | int, drawn: DraftDistributions
+    ) -> tuple[Level, jax.Array, DraftDistributions]:
         """The level below nodes with features `[R, N, hidden]` and path log-probabilities `[R, N]`; its tokens `[R, W]`
         int32; `drawn` with what they were drawn from."""
         n = feature.shape[1]
@@ -139,7 +140,9 @@ def _grow(
     )
     only_self = jnp.eye(r * width, dtype=bool)
 
-    def grow(j: jax.Array, state: tuple[KVCache, Drawn, _Tree]) -> tuple[KVCache, Drawn, _Tree]:
+    def grow(
+        j: jax.Array, state: tuple[KVCache, DraftDistributions, _Tree]
+    ) -> tuple[KVCache, DraftDistributions, _Tree]:
         """Run the nodes of level j - 1 and grow level j."""
         pool, drawn, tree = state
         at = nodes._replace(position=jnp.repeat(last + j, width))

@@ -21,7 +21,7 @@ from jaxspec.step.kv_cache import KVCache
 from jaxspec.step.layers import Layers
 from jaxspec.step.packing import Tree, pack
 from jaxspec.step.profiles import NOT_KEPT, Profile, ProfileStore
-from jaxspec.step.rejection import Drawn
+from jaxspec.step.rejection import DraftDistributions
 from jaxspec.step.step import split
 from jaxspec.step.warmup import CompileJob
 
@@ -52,7 +52,7 @@ def round_buckets(max_tokens: int, max_requests: int, pages: int, fine: bool = F
 class TargetModel(Protocol):
     """The target's state that rounds use: they read `features` and write the distributions of drafts to `drawn`."""
 
-    drawn: Drawn
+    drawn: DraftDistributions
 
     @property
     def features(self) -> jax.Array: ...
@@ -82,7 +82,7 @@ class DraftRunner:
         #: Whether it runs on another device than the target.
         self.own_device = device is not None and device not in target.features.devices()
         self._device = device if self.own_device else None
-        self._leaves, self.pool, self.drawn, self._rows = leaves, pool, Drawn.none(), jnp.zeros((0, 0))
+        self._leaves, self.pool, self.drawn, self._rows = leaves, pool, DraftDistributions.empty(), jnp.zeros((0, 0))
         if self.own_device:
             rows = jnp.zeros((self.most_tokens, target.features.shape[-1]), target.features.dtype)
             self._leaves, self.pool, self.drawn, self._rows = jax.device_put(
@@ -232,7 +232,7 @@ class DraftRunner:
         logprob = bits.view(np.float32)
         drawn: list[np.ndarray | None] = [None] * count
         if self._growths[width].draws:
-            # Row of `Drawn.logits` (flattened) that a node was drawn from: its request, its level, its parent's index.
+            # Row of the flattened `DraftDistributions.logits` of each node: its request, level and parent's index.
             row = parent_column + width * (np.arange(levels)[:, None] + DEPTH * np.arange(count)[:, None, None])
             drawn = list(row.astype(np.int32))
         return [

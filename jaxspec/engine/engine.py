@@ -23,7 +23,7 @@ from jaxspec.models.load import LoadedModel
 from jaxspec.outputs import OutputDelta
 from jaxspec.predict.predictor import LengthPredictor
 from jaxspec.sampling_params import InvalidRequest, SamplingParams, check_request
-from jaxspec.sched.admission import SloAdmission, least
+from jaxspec.sched.admission import SloAdmission, tightest_slo
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import QueueFull
 from jaxspec.sched.slo import NONE, Slo
@@ -210,7 +210,7 @@ class Engine:
             if slo.ttft is not None and params.prompt_logprobs is None:
                 cached = self._pool.cached(prompt_ids, len(prompt_ids) - 1)
             depth = DEPTH if self.speculator else 0
-            check_possible(slo, least(self._times, depth, len(prompt_ids) - cached), self.config.slo.slo)
+            check_possible(slo, tightest_slo(self._times, depth, len(prompt_ids) - cached), self.config.slo.slo)
         return max_tokens
 
     def _admit(self, request: Request) -> None:
@@ -219,7 +219,7 @@ class Engine:
         if request.reuse_prefix:
             cached = self._pool.cached(request.tokens, request.prompt_len - 1, request.page_keys)
         others = (state.request for state in self._states.values())
-        self._admission.admit(request, request.prompt_len - cached, others, self.loop.counters.experience)
+        self._admission.admit(request, request.prompt_len - cached, others, self.loop.counters.load_stats)
 
     def stats(self) -> EngineStats:
         """A snapshot of all counters."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from jaxspec.outputs import SpeculationCounts
 from jaxspec.predict.service import PredictionCounts
-from jaxspec.sched.admission import Experience
+from jaxspec.sched.admission import LoadStats
 
 if TYPE_CHECKING:
     from jaxspec.engine.loop import EngineLoop
@@ -73,10 +73,10 @@ class Counters:
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
     @property
-    def experience(self) -> Experience:
+    def load_stats(self) -> LoadStats:
         """What admission control knows from the steps so far."""
         drafting = (self.step_seconds - self.plain_seconds) / self.steps if self.steps else 0.0
-        return Experience(self.speculation.mean_accepted_length, self.speculation.mean_proposed, max(0.0, drafting))
+        return LoadStats(self.speculation.mean_accepted_length, self.speculation.mean_proposed, max(0.0, drafting))
 
     def count(self, scheduled: Sequence[ScheduledRequest], packed: Packed, read: int) -> None:
         """Count a step of these requests that reads `read` positions of committed KV."""

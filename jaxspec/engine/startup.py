@@ -9,7 +9,7 @@ from functools import partial
 
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.draft import registry as drafters
-from jaxspec.draft.registry import build, room_for_draws, runners
+from jaxspec.draft.registry import allocate_distributions, build, runners
 from jaxspec.models.load import LoadedModel, load_model
 from jaxspec.paths import cache_folder
 from jaxspec.predict.build import build as build_predictions
@@ -21,7 +21,7 @@ from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.step.buckets import max_logit_rows
 from jaxspec.step.kv_cache import pages_for
-from jaxspec.step.kv_host import HostKVCache, host_pool, swap_costs, swap_pages
+from jaxspec.step.kv_host import HostKVCache, host_kv_cache, swap_costs, swap_pages
 from jaxspec.step.profiles import ProfileStore
 from jaxspec.step.runner import ModelRunner
 from jaxspec.step.warmup import CompileJob, Progress, WarmUp
@@ -79,11 +79,11 @@ def start_up(
         pages,
         warm_up,
         reads_features,
-        room_for_draws(config, models),
+        allocate_distributions(config, models),
         store,
     )
     speculator = build(config, model_runner, models, pages, warm_up, store, clock) if models else None
-    host = host_pool(config, model_runner, runners(speculator), warm_up, store)
+    host = host_kv_cache(config, model_runner, runners(speculator), warm_up, store)
     if predictions:
         predictions.set_paused(True)
         stage = "compiling the length predictor"

@@ -110,7 +110,7 @@ class Batch(NamedTuple):
     reread: Int32[AnyArray, " R_or_0"]  # 1: load the open page from the pool first
     # For rejection sampling:
     children: Int32[AnyArray, "C K"]  # tokens of the node's draft children, in the order they were drawn; -1: none
-    drawn_from: Int32[AnyArray, " C_or_0"]  # row of `Drawn` that they were drawn from, -1: none
+    drawn_from: Int32[AnyArray, " C_or_0"]  # row of `DraftDistributions` that they were drawn from, -1: none
 
     @classmethod
     def unpack(cls, buffer: Int32[jax.Array, " size"], shape: BatchShape) -> Batch:

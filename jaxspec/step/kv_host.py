@@ -45,7 +45,7 @@ Rows = tuple[jax.Array, ...]
 Pools = tuple[AnyKVCache, ...]
 
 
-def host_pool(
+def host_kv_cache(
     config: EngineConfig, model_runner: ModelRunner, drafters: Sequence[Owner], warm_up: WarmUp, store: ProfileStore
 ) -> HostKVCache:
     """Build the host KV cache for `config`; it has no pages if the memory policy never swaps."""

@@ -62,7 +62,7 @@ class Tree:
     following: np.ndarray | None = None
     #: Index of each node's parent `[n]`, -1 for the root; None: `parents` derives it from `depth`.
     parent: np.ndarray | None = None
-    #: Row of `step.rejection.Drawn` that each draft was drawn from `[n]` int32, siblings in the order they were drawn;
+    #: Row of `DraftDistributions` that each draft was drawn from `[n]` int32, siblings in the order they were drawn;
     #: None: drafts are compared with the token sampled at their parent.
     drawn: np.ndarray | None = None
 

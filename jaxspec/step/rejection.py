@@ -22,7 +22,7 @@ from jaxtyping import Float32, Int32
 from jaxspec.step.batch import Batch
 
 
-class Drawn(NamedTuple):
+class DraftDistributions(NamedTuple):
     """Distributions that the drafts in flight were drawn from. Both fields are empty without rejection sampling.
 
     logits: drafter logits divided by the request's temperature, per request, level of the tree and place (index of the
@@ -33,18 +33,18 @@ class Drawn(NamedTuple):
     vocab: Int32[Array, " Vd"]
 
     @classmethod
-    def room(cls, requests: int, levels: int, width: int, vocab: Int32[Array, " Vd"]) -> Drawn:
+    def zeros(cls, requests: int, levels: int, width: int, vocab: Int32[Array, " Vd"]) -> DraftDistributions:
         """Allocate zeros for this many requests, levels and places per level."""
         return cls(jnp.zeros((requests, levels, width, vocab.shape[0])), vocab)
 
     @classmethod
-    def none(cls) -> Drawn:
+    def empty(cls) -> DraftDistributions:
         """Empty arrays: no rejection sampling."""
         return cls(jnp.zeros((0, 0, 0, 0)), jnp.zeros(0, jnp.int32))
 
 
 def verify(
-    weights: Float32[Array, "C V"], batch: Batch, drawn: Drawn
+    weights: Float32[Array, "C V"], batch: Batch, drawn: DraftDistributions
 ) -> tuple[Float32[Array, "C V"], Int32[Array, " C"]]:
     """Accept or reject the draft children of each logit row.
 
@@ -55,7 +55,7 @@ def verify(
     rows = drawn.logits.reshape(-1, drawn.vocab.shape[0])
     draft_logits = rows.at[batch.drawn_from].get(mode="clip")
     position = batch.position.at[batch.logit_node].get(mode="clip") + 1
-    uniform = coins(batch.seed, position, batch.children.shape[1])
+    uniform = uniforms(batch.seed, position, batch.children.shape[1])
     taken = jnp.full(p.shape[0], -1, jnp.int32)
     for i in range(batch.children.shape[1]):
         child = batch.children[:, i]
@@ -78,10 +78,10 @@ def _normalised(x: Float32[Array, "C V"], fallback: Float32[Array, "C V"]) -> Fl
     return jnp.where(total > 0, x / jnp.where(total > 0, total, 1), fallback)
 
 
-def coins(seed: Int32[Array, "C 2"], position: Int32[Array, " C"], count: int) -> Float32[Array, "C {count}"]:
+def uniforms(seed: Int32[Array, "C 2"], position: Int32[Array, " C"], count: int) -> Float32[Array, "C {count}"]:
     """Uniform random numbers for the children at `position` of the request with key `seed`.
 
-    Independent of `sampler.clocks`, which samples the token if all children are rejected.
+    Independent of `sampler.exponential_noise`, which samples the token if all children are rejected.
     """
 
     def row(words: Int32[Array, " 2"], position: Int32[Array, ""]) -> Float32[Array, " count"]:

@@ -29,7 +29,7 @@ from jaxspec.step.layers import Layers
 from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Packed, Tree, pack
 from jaxspec.step.profiles import NOT_KEPT, ProfileStore
-from jaxspec.step.rejection import Drawn
+from jaxspec.step.rejection import DraftDistributions
 from jaxspec.step.sampler import Logprobs
 from jaxspec.step.step import StepResult, make_step, split
 from jaxspec.step.warmup import CompileJob, WarmUp, compile_counter
@@ -72,7 +72,7 @@ class ModelRunner:
         num_pages: int,
         warm_up: WarmUp | None = None,
         features: bool = False,
-        drawn: Drawn | None = None,
+        drawn: DraftDistributions | None = None,
         store: ProfileStore = NOT_KEPT,
     ):
         """`num_pages`: pages of the KV cache; `features`: keep a feature pool; `drawn`: storage for draft distributions
@@ -85,7 +85,7 @@ class ModelRunner:
         pages = min(num_pages, -(-longest // config.page_size))
         self._open_pages = OpenPages(config.max_num_seqs) if config.kv_cache_dtype == "int8" else None
         #: Distributions that the next step's drafts were drawn from (`acceptance: rejection`); drafters write them.
-        self.drawn = drawn or Drawn.none()
+        self.drawn = drawn or DraftDistributions.empty()
         self.shapes = step_buckets(
             config.max_num_batched_tokens, config.max_num_seqs, pages, config.token_buckets, self.drawn.logits.shape[2],
             partial(most_written, page_size=config.page_size) if self._open_pages else None,

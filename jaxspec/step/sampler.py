@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float32, Int32, UInt32
 from jaxspec.sampling_params import GREEDY_BELOW, MAX_LOGPROBS
 from jaxspec.step.batch import Batch
 from jaxspec.step.penalties import PenaltyTable, penalise
-from jaxspec.step.rejection import Drawn, verify
+from jaxspec.step.rejection import DraftDistributions, verify
 
 SAMPLING, PENALTY, LOGPROBS = 0, 1, 2  # indices into Batch.mode
 ARGMAX, SAMPLED, FILTERED = 0, 1, 2  # values of Batch.mode[SAMPLING]
@@ -35,7 +35,11 @@ class Logprobs(NamedTuple):
 
 
 def sample(
-    logits: Float32[Array, "C V"], batch: Batch, penalty_table: PenaltyTable, drawn: Drawn, mask: Bool[Array, "T T"]
+    logits: Float32[Array, "C V"],
+    batch: Batch,
+    penalty_table: PenaltyTable,
+    drawn: DraftDistributions,
+    mask: Bool[Array, "T T"],
 ) -> tuple[Int32[Array, " C"], Logprobs]:
     """Sample one token per logit row. mask: from `tree.ancestors`. Returns the tokens and their log-probabilities.
 
@@ -80,7 +84,9 @@ def _logprobs(logits: Float32[Array, "C V"], sampled: Int32[Array, " C"], batch:
     )
 
 
-def clocks(seed: Int32[Array, "C 2"], position: Int32[Array, " C"], vocab: int) -> Float32[Array, "C {vocab}"]:
+def exponential_noise(
+    seed: Int32[Array, "C 2"], position: Int32[Array, " C"], vocab: int
+) -> Float32[Array, "C {vocab}"]:
     """Exponential random numbers, one per token of the vocabulary, for `position` of the request with key `seed`.
 
     Threefry derives a key from (seed, position). An integer hash with good avalanche ("lowbias32") combines key and
@@ -104,24 +110,26 @@ def clocks(seed: Int32[Array, "C 2"], position: Int32[Array, " C"], vocab: int) 
     return -jnp.log1p(-fraction)
 
 
-def _sample(logits: Float32[Array, "C V"], batch: Batch, drawn: Drawn, filtered: bool) -> Int32[Array, " C"]:
+def _sample(
+    logits: Float32[Array, "C V"], batch: Batch, drawn: DraftDistributions, filtered: bool
+) -> Int32[Array, " C"]:
     greedy = batch.temperature < GREEDY_BELOW
     scaled = logits / jnp.where(greedy, 1.0, batch.temperature)[:, None]
     weights = jnp.exp(scaled - jnp.max(scaled, -1, keepdims=True))
     if filtered:
         weights = jnp.where(keep(weights, batch.top_k, batch.top_p, batch.min_p), weights, 0.0)
     position = batch.position.at[batch.logit_node].get(mode="clip") + 1
-    clock = clocks(batch.seed, position, logits.shape[-1])
+    clock = exponential_noise(batch.seed, position, logits.shape[-1])
     if batch.children.shape[1]:
         residual, child = verify(weights, batch, drawn)
-        token = jnp.where(child >= 0, child, race(residual, clock))
+        token = jnp.where(child >= 0, child, exponential_race(residual, clock))
     else:
-        token = race(weights, clock)
+        token = exponential_race(weights, clock)
     return jnp.where(greedy, argmax(logits), token)
 
 
-def race(weights: Float32[Array, "C V"], clock: Float32[Array, "C V"]) -> Int32[Array, " C"]:
-    """The token with the smallest clock / weight, for clocks from `clocks`: an exponential race.
+def exponential_race(weights: Float32[Array, "C V"], clock: Float32[Array, "C V"]) -> Int32[Array, " C"]:
+    """The token with the smallest clock / weight, for clocks from `exponential_noise`: an exponential race.
 
     Token i wins with probability weights[i] / Σ weights. Equal to the Gumbel-max trick, without its logarithms.
     """

@@ -16,7 +16,7 @@ from jaxspec.step.batch import Batch, BatchShape
 from jaxspec.step.kv_int8 import AnyKVCache
 from jaxspec.step.layers import Layers
 from jaxspec.step.penalties import PenaltyTable
-from jaxspec.step.rejection import Drawn
+from jaxspec.step.rejection import DraftDistributions
 from jaxspec.step.sampler import Logprobs, sample
 from jaxspec.step.tree import accept, ancestors
 
@@ -24,7 +24,8 @@ M = TypeVar("M", bound=nnx.Module)
 
 #: (weight leaves, KV cache [donated], penalty table, draft distributions, batch buffer) -> (KV cache, result)
 Step = Callable[
-    [tuple[Array, ...], AnyKVCache, PenaltyTable, Drawn, Int32[Array, " size"]], tuple[AnyKVCache, "StepResult"]
+    [tuple[Array, ...], AnyKVCache, PenaltyTable, DraftDistributions, Int32[Array, " size"]],
+    tuple[AnyKVCache, "StepResult"],
 ]
 
 
@@ -52,7 +53,7 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, lay
         leaves: tuple[Array, ...],
         pool: AnyKVCache,
         penalty_table: PenaltyTable,
-        drawn: Drawn,
+        drawn: DraftDistributions,
         buffer: Int32[Array, " size"],
     ) -> tuple[AnyKVCache, StepResult]:
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))

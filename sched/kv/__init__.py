@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.defer import Defer
+from jaxspec.sched.kv.manager import KVCacheManager
 from jaxspec.sched.kv.page_pool import PagePool
-from jaxspec.sched.kv.recompute import KVCacheManager
 from jaxspec.sched.kv.swap import Swap
 
 __all__ = ["Defer", "KVCacheManager", "Swap", "build"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from jaxspec.sched.kv.manager import KVCacheManager
 from jaxspec.sched.kv.page_pool import PagePool
-from jaxspec.sched.kv.recompute import KVCacheManager
 from jaxspec.sched.request import Request
 
 

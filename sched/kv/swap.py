@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from jaxspec.sched.kv.host_pages import HostPagePool
+from jaxspec.sched.kv.manager import KVCacheManager
 from jaxspec.sched.kv.page_pool import OutOfPages, PagePool
-from jaxspec.sched.kv.recompute import KVCacheManager
 from jaxspec.sched.plan import Transfer
 from jaxspec.sched.request import Request
 from jaxspec.sched.timing import SwapCosts

@@ -8,7 +8,7 @@ from heapq import merge
 from itertools import accumulate
 from typing import Any
 
-from jaxspec.sched.kv.recompute import KVCacheManager
+from jaxspec.sched.kv.manager import KVCacheManager
 from jaxspec.sched.request import Request, RequestStatus
 from jaxspec.sched.timing import Runtime, SwapCosts
 from jaxspec.sched.waiting_queue import WaitingQueue
@@ -17,7 +17,7 @@ from jaxspec.sched.waiting_queue import WaitingQueue
 AHEAD = 8
 
 
-def arrange(
+def plan_swaps(
     running: Sequence[Request],
     waiting: WaitingQueue,
     kv: KVCacheManager,
@@ -29,7 +29,7 @@ def arrange(
     most_pages: int | None,
     now: float,
 ) -> tuple[list[Request], list[Request]]:
-    """-> (requests to upload, in this order; requests to offload to free pages), see `choose`.
+    """-> (requests to upload, in this order; requests to offload to free pages), see `select_swaps`.
 
     `key` is the order's key, `most_pages` the configuration's `swap_pages`. Looks ahead `AHEAD` steps plus the time to
     move the whole pool out and in again.
@@ -40,7 +40,7 @@ def arrange(
         return key(request), request.number
 
     jobs = by_wait(running, waiting, place, runtime.remaining, free_slots, promoted_after, now)
-    coming, going = choose(jobs, soon, waiting, kv, len(running))
+    coming, going = select_swaps(jobs, soon, waiting, kv, len(running))
     return first_of(coming, most_pages, kv), first_of(going, most_pages, kv)
 
 
@@ -95,7 +95,7 @@ def _in_order(
         total += remaining(request)
 
 
-def choose(
+def select_swaps(
     jobs: Iterable[tuple[float, Request]], soon: float, waiting: WaitingQueue, kv: KVCacheManager, spare: int
 ) -> tuple[list[Request], list[Request]]:
     """-> (requests to upload, in this order; requests to offload).

@@ -11,7 +11,7 @@ from jaxspec.sched.config import LapsSdSettings
 from jaxspec.sched.order.order import Order
 from jaxspec.sched.plan import RequestResult
 from jaxspec.sched.request import Request
-from jaxspec.sched.timing import RoundCost
+from jaxspec.sched.timing import RoundTimes
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class LapsSd(Order):
 
     def __init__(self, settings: LapsSdSettings) -> None:
         self._settings = s = settings
-        self.cost = RoundCost(_seconds(s.draft_token_ms), _seconds(s.verify_ms))
+        self.cost = RoundTimes(_seconds(s.draft_token_ms), _seconds(s.verify_ms))
         # S_up of each queue but the last, which has none; S_up of a queue is S_down of the next.
         self._upper = [s.first_threshold_ms / 1000 * s.growth**j for j in range(s.queues - 1)]
         self._progress: dict[str, _Progress] = {}

@@ -27,12 +27,12 @@ class DraftCost:
     token: float
     request: float = 0.0
 
-    def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
-        """The first run computes `catch_up` uncached tokens, each later one the beams of `width` nodes per request."""
+    def seconds(self, requests: int, uncached: int, levels: int, width: int) -> float:
+        """The first run computes `uncached` uncached tokens, each later one the beams of `width` nodes per request."""
         if not levels:
             return 0.0
         beam = max(self.floor, self.token * requests * width)
-        first = max(self.floor, self.token * catch_up)
+        first = max(self.floor, self.token * uncached)
         return first + (levels - 1) * beam + levels * self.request * requests
 
 

@@ -162,8 +162,8 @@ class SimulatedDrafter(SharedDevice):
         # No wrong node leads back to the true text, so the correct nodes form one path.
         return np.flatnonzero(self._correct_nodes[request.id][draft.source]).tolist()
 
-    def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
-        return self.cost.seconds(requests, catch_up, levels, width)
+    def seconds(self, requests: int, uncached: int, levels: int, width: int) -> float:
+        return self.cost.seconds(requests, uncached, levels, width)
 
     def forget(self, request: Request) -> None:
         self._cached.pop(request.id, None)

@@ -253,6 +253,6 @@ def choose_nodes(
     ranked = forest.ranked(chances, 0.0)
     most = np.minimum(ranked.count, limits)
     best = forest.best(ranked, most)
-    worth = times.worth(ranked.value[best], other_tokens, other_tokens)
+    worth = times.best_node_count(ranked.value[best], other_tokens, other_tokens)
     taken = np.bincount(forest.tree[best[:worth]], minlength=len(forest))
     return forest.take(ranked, np.maximum(taken, np.minimum(most, probing)))

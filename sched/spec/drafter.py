@@ -55,8 +55,8 @@ class Drafter(Protocol):
         """
         ...
 
-    def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
-        """Estimated seconds of a round for `requests` requests with `catch_up` uncached tokens in total."""
+    def seconds(self, requests: int, uncached: int, levels: int, width: int) -> float:
+        """Estimated seconds of a round for `requests` requests with `uncached` uncached tokens in total."""
         ...
 
     def forget(self, request: Request) -> None: ...

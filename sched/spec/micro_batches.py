@@ -98,7 +98,7 @@ def split(
         return batches
     if count is None:
         loads = [drafter_load(speculator, drafter, len(group)) for drafter, group in by_drafter.items()]
-        count = best(loads, sum(s.count for s in batches[0]), speculator.step.of)
+        count = best(loads, sum(s.count for s in batches[0]), speculator.step_times.of)
     else:
         count = min(count, max(map(len, by_drafter.values())))
     batches += [[] for _ in range(count - 1)]

@@ -70,7 +70,7 @@ class Speculator:
         size_by_budget: bool = False, calibrate: bool = False, choice: DraftChoice | None = None,
     ):  # fmt: skip
         self.drafters, self.policy, self.adaptive = list(drafters), policy, adaptive or policy is None
-        self.step, self.calibrate, self.choice = step, calibrate, choice
+        self.step_times, self.calibrate, self.choice = step, calibrate, choice
         self._verify_budget, self._size_by_budget = verify_budget, size_by_budget or verify_budget is not None
         most = Lookahead(MOST_NODES, min(levels or DEPTH, DEPTH))
         self.controllers = [
@@ -93,7 +93,7 @@ class Speculator:
     @property
     def verify_budget(self) -> int:
         """Largest step, in tokens, that is hardly slower than one of one token: AdaServe's B."""
-        return self._verify_budget or self.step.verify_budget
+        return self._verify_budget or self.step_times.verify_budget
 
     def lookahead(self, running: Sequence[Request], now: float) -> Lookahead:
         """Begin a step: assign drafters (with a draft choice), pick each drafter's depth and width.
@@ -160,7 +160,7 @@ class Speculator:
 
     def _draft_for_late(self, decoding: Sequence[Request], now: float) -> Lookahead:
         """Draft only for requests that are late for their SLO, where that helps them."""
-        max_nodes, seconds = max(0, self.verify_budget - len(decoding)), self.step.of(len(decoding))
+        max_nodes, seconds = max(0, self.verify_budget - len(decoding)), self.step_times.of(len(decoding))
         needs = {r.id: need(r, now, seconds) for r in decoding}
         late = [r for r in decoding if needs[r.id] > _LATE_NEED]
         latest = sorted(late, key=lambda r: -needs[r.id])[:max_nodes]
@@ -244,7 +244,7 @@ class Speculator:
         """
         drafted = {s.request.id: i for s, i, _ in proposed}
         rounds = {i: self.controllers[i].usual_round(n) for i, n in Counter(drafted.values()).items()}
-        self._verify_seconds = self.step.of(tokens)
+        self._verify_seconds = self.step_times.of(tokens)
         common = self._verify_seconds + sum(t for i, t in rounds.items() if not self.drafters[i].own_device)
         for s in scheduled:
             if (name := s.request.id) in self._assigned:
@@ -261,11 +261,11 @@ class Speculator:
             calibrated = chances(forest, [self.controllers[i].calibration for _, i, _ in proposed], records)
             if self.policy is None:
                 probing = [self.controllers[i].probing for _, i, _ in proposed]
-                return choose_nodes(self.step, forest, calibrated, limits, tokens, probing)
+                return choose_nodes(self.step_times, forest, calibrated, limits, tokens, probing)
             with np.errstate(divide="ignore"):  # empty places have probability 0
                 forest = forest.likely(np.log(calibrated))
         budget = self.verify_budget - tokens
-        seconds = self.step.of(tokens + max(0, budget)) + sum(
+        seconds = self.step_times.of(tokens + max(0, budget)) + sum(
             c.times.round(len(proposed), len(proposed), c.levels, c.width) for c in self.controllers if c.levels
         )
         needs = [need(s.request, now, seconds) for s, _, _ in proposed]

@@ -30,7 +30,7 @@ from jaxspec.models.load.drafter_file import as_decoder
 from jaxspec.step.batch import BatchShape
 from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import SamplingInputs, Tree
-from jaxspec.step.rejection import Drawn
+from jaxspec.step.rejection import DraftDistributions
 from jaxspec.step.warmup import WarmUp
 from jaxspec.step.xla import XlaLayers
 
@@ -149,7 +149,7 @@ def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) ->
     for feature, own in zip(truth, pages, strict=True):
         for i, row in enumerate(feature[:-1]):  # the last token's is not known before the target has seen it
             pool[own[i // 16], i % 16] = row
-    shared: Any = SimpleNamespace(features=jnp.asarray(pool), drawn=Drawn.none())
+    shared: Any = SimpleNamespace(features=jnp.asarray(pool), drawn=DraftDistributions.empty())
     runner = DraftRunner("d", config, weights, shared, layers, [BatchShape(32, 2, 2, 4)], 8, 16, "float32", [Beam(4)])
     needed, more = runner.jobs()
     WarmUp().compile_now("", [*needed, *more])

@@ -124,7 +124,7 @@ def test_invalid_slos_are_refused(slow: LLM, slo: Any, field: str, says: str):
 def test_what_is_cached_need_not_be_computed(slow: LLM):
     prompt = list(range(100, 140))
     slow.engine.check(prompt, GREEDY, Slo(ttft=0.21))
-    with pytest.raises(InvalidRequest, match="about 200$"):
+    with pytest.raises(InvalidRequest, match=r"about 200$"):
         slow.engine.check(prompt, GREEDY, Slo(ttft=0.19))
     slow.generate([prompt], GREEDY, slo={"category": "chat"})
     slow.engine.check(prompt, GREEDY, Slo(ttft=0.05))

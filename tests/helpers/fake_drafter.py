@@ -34,7 +34,7 @@ class Fake(SharedDevice):
         chain = Candidates(self.first + ahead, ahead - 1, ((ahead + 1) * np.log(0.9)).astype(np.float32))
         return lambda: [chain if w.request.id in self.knows else None for w in scheduled]
 
-    def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
+    def seconds(self, requests: int, uncached: int, levels: int, width: int) -> float:
         return self.cost * levels
 
     def forget(self, request: Request) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxspec.sched.admission import MARGIN, Experience, SloAdmission, SloRefused, least
+from jaxspec.sched.admission import MARGIN, LoadStats, SloAdmission, SloRefused, tightest_slo
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
 from jaxspec.sched.timing import StepTimes
@@ -34,7 +34,7 @@ def fits(made: SloAdmission, number: int, tpot: float, **seen: float) -> int:
     count = 0
     for i in range(number):
         try:
-            made.admit(request(f"{tpot}-{i}", tpot), 4, [], Experience(**seen))
+            made.admit(request(f"{tpot}-{i}", tpot), 4, [], LoadStats(**seen))
             count += 1
         except SloRefused:
             pass
@@ -68,7 +68,7 @@ def test_a_tight_slo_is_refused_because_of_those_admitted_before():
 def test_host_time_of_a_step_is_counted():
     assert fits(slo_admission(), 20, 0.04, overhead=0.003) == 11
     with pytest.raises(SloRefused, match=r"about 70 ms"):
-        slo_admission().admit(request(ttft=0.075, prompt=20), 20, [], Experience(overhead=0.02))
+        slo_admission().admit(request(ttft=0.075, prompt=20), 20, [], LoadStats(overhead=0.02))
 
 
 def test_speculation_is_counted_with_what_it_costs():
@@ -130,7 +130,7 @@ def test_a_step_for_all_is_never_longer_than_the_tightest_slo(events, paced):
         tightest = min(wanted.values())
         load = ceil(sum(tightest / t if paced else 1 for t in wanted.values()) - 1e-9)
         try:
-            made.admit(request(str(number), tpot), 4, [], Experience(gain, drafts, overhead))
+            made.admit(request(str(number), tpot), 4, [], LoadStats(gain, drafts, overhead))
         except SloRefused:
             assert TIMES.of(load) + overhead > MARGIN * tightest
             assert len(made) == len(kept)
@@ -141,7 +141,7 @@ def test_a_step_for_all_is_never_longer_than_the_tightest_slo(events, paced):
 
 
 def test_the_least_that_is_possible():
-    assert least(TIMES, 0, 10).tpot == pytest.approx(0.006)
-    assert least(TIMES, 0, 10).ttft == pytest.approx(0.015)
-    assert least(TIMES, 8, 640).tpot == pytest.approx(0.006 / 9)
-    assert least(TIMES, 8, 640).ttft == pytest.approx(0.69)
+    assert tightest_slo(TIMES, 0, 10).tpot == pytest.approx(0.006)
+    assert tightest_slo(TIMES, 0, 10).ttft == pytest.approx(0.015)
+    assert tightest_slo(TIMES, 8, 640).tpot == pytest.approx(0.006 / 9)
+    assert tightest_slo(TIMES, 8, 640).ttft == pytest.approx(0.69)

@@ -185,7 +185,7 @@ def test_a_chunk_stops_short_of_sampling_when_no_logit_slot_is_left():
     chain, short, one = (Request(str(n), n, [1] * n, 8, 0.0) for n in (3, 5, 1))
     chain.prompt_logprobs = True
     assert (share := budget.take(chain)) and (share.count, share.samples) == (2, False)
-    assert not budget and budget.slots == 0
+    assert not budget and budget.logit_rows == 0
     assert (share := budget.take(short)) and (share.count, share.samples) == (4, False)
     assert budget.take(one) is None and budget.tokens == 10
 

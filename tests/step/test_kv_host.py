@@ -56,7 +56,7 @@ def contents(owners: list[Owner], page: int) -> list[np.ndarray]:
 
 
 @lru_cache
-def host_pool(quantized: bool = False, pinned: bool = False) -> tuple[list[Owner], HostKVCache]:
+def host_kv_cache(quantized: bool = False, pinned: bool = False) -> tuple[list[Owner], HostKVCache]:
     """The target's pool with features and a drafter's of another size, over the same pages."""
     target, drafter = tiny.config(), tiny.config(num_layers=1, num_kv_heads=1, head_dim=32)
     owners = [
@@ -85,7 +85,7 @@ def request(pages: list[int] | tuple[int, ...] = ()) -> Request:
 @given(data=st.data())
 def test_pages_come_back_as_they_were(pinned: bool, data: Any) -> None:
     """Plans of offloads, uploads and writes, against a dictionary."""
-    owners, pool = host_pool(pinned=pinned)
+    owners, pool = host_kv_cache(pinned=pinned)
     assert pool.num_pages == HOST
     pool.carry_out(Plan(()))  # what an example that was broken off left under way
     fill(owners, data.draw(st.integers(0, 1000)))
@@ -120,7 +120,7 @@ def test_pages_come_back_as_they_were(pinned: bool, data: Any) -> None:
 
 
 def test_an_empty_host_page_is_refused() -> None:
-    _, pool = host_pool()
+    _, pool = host_kv_cache()
     pool.offload([1], [3])
     pool.upload([3], [2])
     with pytest.raises(ValueError, match="host page 3 is empty"):
@@ -128,7 +128,7 @@ def test_an_empty_host_page_is_refused() -> None:
 
 
 def test_no_space_no_pages() -> None:
-    owners, pool = host_pool()
+    owners, pool = host_kv_cache()
     small = HostKVCache(owners, pool.page_bytes - 1, WarmUp())
     assert small.num_pages == 0 and HostKVCache(owners, 1e30, WarmUp()).num_pages > 0
     out, back = pool.seconds
@@ -136,8 +136,8 @@ def test_no_space_no_pages() -> None:
 
 
 def test_quantised_pages_come_back_within_half_a_step() -> None:
-    owners, pool = host_pool(quantized=True)
-    exact = host_pool()[1]
+    owners, pool = host_kv_cache(quantized=True)
+    exact = host_kv_cache()[1]
     assert exact.page_bytes / pool.page_bytes > 3  # pages of 16; of 32 and more it is above 3.5
     fill(owners, 3)
     count = GROUPS[0] + 2

@@ -19,15 +19,15 @@ from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.draft.growth import Draws
 from jaxspec.models.llama import Decoder, device_weights, forward
 from jaxspec.models.load import LoadedModel
-from jaxspec.sched.spec.trees import Candidates, Drawing
+from jaxspec.sched.spec.trees import Candidates, SampledTree
 from jaxspec.step import rejection
 from jaxspec.step import sampler as choose
 from jaxspec.step.batch import BatchBuffers, BatchShape
-from jaxspec.step.rejection import Drawn
+from jaxspec.step.rejection import DraftDistributions
 
 VOCAB, DRAWS = 12, 20_000
-verify, race = jax.jit(rejection.verify), jax.jit(choose.race)
-clocks = jax.jit(choose.clocks, static_argnums=2)
+verify, exponential_race = jax.jit(rejection.verify), jax.jit(choose.exponential_race)
+exponential_noise = jax.jit(choose.exponential_noise, static_argnums=2)
 
 
 def fits(counts: np.ndarray, chances: np.ndarray) -> float:
@@ -48,7 +48,7 @@ def test_where_what_is_left_of_the_drafter_is_too_small_for_a_float() -> None:
     shape = BatchShape(1, 1, 1, 1, 2)
     _, batch = BatchBuffers([shape]).take(shape)
     batch.children[:], batch.drawn_from[:] = [0, 1], 0
-    drawn = Drawn(jnp.asarray([[[[300.0, 100.0, 101.0, 50.0]]]]), jnp.arange(4))
+    drawn = DraftDistributions(jnp.asarray([[[[300.0, 100.0, 101.0, 50.0]]]]), jnp.arange(4))
     weights = jnp.asarray([[0.0, 1e-27, 1e-27, 1.0]])
     left, taken = verify(weights, jax.tree.map(jnp.asarray, batch), drawn)
     assert taken[0] == -1
@@ -79,11 +79,11 @@ def test_the_rule_by_itself(children: int) -> None:
     assert all(len(set(row)) == children for row in tokens.tolist())
 
     batch = batch._replace(children=jnp.asarray(tokens), drawn_from=jnp.arange(DRAWS))
-    drawn = Drawn(rows[:, None], jnp.asarray(vocab))
+    drawn = DraftDistributions(rows[:, None], jnp.asarray(vocab))
     left, taken = verify(jnp.broadcast_to(7 * p, (DRAWS, VOCAB)), batch, drawn)
     chex.assert_shape(left, (DRAWS, VOCAB))
     chex.assert_tree_all_finite(left)
-    token = np.where(taken >= 0, taken, race(left, clocks(batch.seed, position, VOCAB)))
+    token = np.where(taken >= 0, taken, exponential_race(left, exponential_noise(batch.seed, position, VOCAB)))
     assert fits(np.bincount(token, minlength=VOCAB), p) > 1e-3
     share = float((taken >= 0).mean())
     if children == 1:  # Leviathan et al., Corollary 3.6: accepted with probability Σ min(p, q)
@@ -91,8 +91,8 @@ def test_the_rule_by_itself(children: int) -> None:
     else:
         assert share > np.minimum(p[vocab], q).sum()
     # The test can fail: were the first child taken always, or the leftover drawn from p itself, it would.
-    assert fits(np.bincount(np.where(taken >= 0, taken, race(jnp.asarray(p)[None], jnp.ones((DRAWS, VOCAB)))),
-                            minlength=VOCAB), p) < 1e-6  # fmt: skip
+    from_p = exponential_race(jnp.asarray(p)[None], jnp.ones((DRAWS, VOCAB)))
+    assert fits(np.bincount(np.where(taken >= 0, taken, from_p), minlength=VOCAB), p) < 1e-6
 
     untouched, none = verify(jnp.asarray(p)[None], jax.tree.map(lambda x: x[:1], batch)._replace(
         drawn_from=jnp.full(1, -1)), drawn)  # fmt: skip
@@ -115,10 +115,10 @@ def test_what_is_verified_does_not_depend_on_what_was_drawn() -> None:
         np.asarray([5, 1, 2, 0, 9], np.int32), np.asarray([-1, 0, 0, 0, 1], np.int32),
         np.asarray([-9, -10, -0.1, -np.inf, -11], np.float32),
     )  # fmt: skip
-    assert [m.tolist() for m in Drawing(8).select([tree] * 3, [9, 2, 0], 99, [float("-inf")] * 3, 3)] == [
+    assert [m.tolist() for m in SampledTree(8).select([tree] * 3, [9, 2, 0], 99, [float("-inf")] * 3, 3)] == [
         [True, True, True, False, True], [True, True, False, False, False], [False] * 5,
     ]  # fmt: skip
-    assert Drawing(2).select([tree], [9], 99, [float("-inf")], 1)[0].tolist() == [True, True, True, False, False]
+    assert SampledTree(2).select([tree], [9], 99, [float("-inf")], 1)[0].tolist() == [True, True, True, False, False]
 
 
 def test_trees_picked_by_what_was_drawn_are_refused() -> None:

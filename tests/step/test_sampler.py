@@ -8,15 +8,15 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxspec.step.sampler import clocks, keep, race
+from jaxspec.step.sampler import exponential_noise, exponential_race, keep
 
 VOCAB = 300
-_keep, _clocks = jax.jit(chex.assert_max_traces(keep, n=1)), jax.jit(clocks, static_argnums=2)
+_keep, _clocks = jax.jit(chex.assert_max_traces(keep, n=1)), jax.jit(exponential_noise, static_argnums=2)
 
 
 @jax.jit
 def _draw(weights: jax.Array, seeds: jax.Array, positions: jax.Array) -> jax.Array:
-    return race(weights[None], clocks(seeds, positions, VOCAB))
+    return exponential_race(weights[None], exponential_noise(seeds, positions, VOCAB))
 
 
 def expected_keep(weights: np.ndarray, top_k: int, top_p: float, min_p: float) -> np.ndarray:

@@ -42,14 +42,14 @@ T, C, R = 8, 6, 2
 loaded, layers = tiny.model(None), XlaLayers()
 config = loaded.config
 table = PenaltyTable.empty(1, config.vocab_size)
-none = Drawn.none()
+none = Drawn.empty()
 """
 
 #: Traces the whole step: sampling, penalties, acceptance and attention over both kinds of KV cache. Shapes are static,
 #: so tracing checks all of them.
 _STEP = """
 graph, treedef, leaves = split(layers.decoder(config, loaded.weights, "float32"))
-drawn = Drawn.room(R, 3, 2, jnp.arange(20, dtype=jnp.int32))
+drawn = Drawn.zeros(R, 3, 2, jnp.arange(20, dtype=jnp.int32))
 exact = KVCache.zeros(config, 8, 16, "float32")
 int8 = Int8KVCache.zeros(config, 8, 16, "float32", False, R)
 for shape, pool, drafts in (

@@ -21,7 +21,7 @@ from jaxspec.step.kv_cache import KVCache
 from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Packed, SamplingInputs, Tree, pack
 from jaxspec.step.penalties import PenaltyTable
-from jaxspec.step.rejection import Drawn
+from jaxspec.step.rejection import DraftDistributions
 from jaxspec.step.step import make_step, split
 from jaxspec.step.xla import XlaLayers
 
@@ -44,7 +44,7 @@ class Machine:
         self.fresh()
         self.steps = {
             s: jax.jit(make_step(graph, treedef, s, layers), donate_argnums=1)
-            .lower(self.leaves, self.pool, self.table, Drawn.none(), jnp.zeros(s.size, jnp.int32))
+            .lower(self.leaves, self.pool, self.table, DraftDistributions.empty(), jnp.zeros(s.size, jnp.int32))
             .compile()
             for s in SHAPES
         }
@@ -57,7 +57,9 @@ class Machine:
 
     def run(self, trees: list[Tree]) -> tuple[Packed, np.ndarray, np.ndarray]:
         packed = pack(trees, SHAPES, BUFFERS, PAGE)
-        self.pool, result = self.steps[packed.shape](self.leaves, self.pool, self.table, Drawn.none(), packed.buffer)
+        self.pool, result = self.steps[packed.shape](
+            self.leaves, self.pool, self.table, DraftDistributions.empty(), packed.buffer
+        )
         decision = np.asarray(result.decision)
         chex.assert_shape(decision, (packed.shape.rows + packed.shape.tokens,))
         return packed, decision[: packed.shape.rows], decision[packed.shape.rows :].astype(bool)

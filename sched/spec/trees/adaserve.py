@@ -47,10 +47,10 @@ class AdaServe:
         taken, expected = self._for_slos(forest, ranked, most, left, needs)
         for_slos = sum(taken)
         rest = forest.best(ranked, most, taken)[: left - for_slos]
-        worth = len(rest)
+        count = len(rest)
         if self.times is not None:
-            worth = self.times.worth(ranked.value[rest], other_tokens + expected, other_tokens + for_slos)
-        more = np.bincount(forest.tree[rest[:worth]], minlength=len(forest))
+            count = self.times.best_node_count(ranked.value[rest], other_tokens + expected, other_tokens + for_slos)
+        more = np.bincount(forest.tree[rest[:count]], minlength=len(forest))
         return forest.take(ranked, taken + more)
 
     def _for_slos(

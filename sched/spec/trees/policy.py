@@ -35,20 +35,6 @@ class TreePolicy(Protocol):
         ...
 
 
-class Off:
-    """No speculation: selects nothing."""
-
-    def select(
-        self,
-        candidates: Sequence[Candidates],
-        limits: Sequence[int],
-        budget: int,
-        needs: Sequence[float],
-        other_tokens: int,
-    ) -> list[npt.NDArray[np.bool_]]:
-        return [c.mask() for c in candidates]
-
-
 @dataclass(frozen=True, slots=True)
 class SharedNodes:
     """Base of policies that share a number of draft nodes among all requests.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jaxspec.sched import PagePool, Request, RequestStatus
 from jaxspec.sched.kv import Swap
-from jaxspec.sched.kv.wait_time import by_wait, choose
+from jaxspec.sched.kv.wait_time import by_wait, select_swaps
 from jaxspec.sched.waiting_queue import IndexedHeap, WaitingQueue
 
 
@@ -94,11 +94,11 @@ def test_who_waits_least_is_kept_or_comes_in_and_the_last_in_order_make_room():
         queue.push(r, 0.0)
     jobs = [(0.0, first), (1.0, second), (2.0, third), (3.0, last)]
     # Two pages for the first, two for the second and one for the third are the five of the pool.
-    coming, going = choose(jobs, 99.0, queue, swap(5, 5), 0)
+    coming, going = select_swaps(jobs, 99.0, queue, swap(5, 5), 0)
     assert (coming, going) == ([first], [last])
     # One kept free for those that run costs the third its place; one of its and two of the last make up for three.
-    assert choose(jobs, 99.0, queue, swap(5, 5), 1) == ([first], [last, third])
+    assert select_swaps(jobs, 99.0, queue, swap(5, 5), 1) == ([first], [last, third])
     # No pages are freed that no request needs.
-    assert choose(jobs, 99.0, queue, swap(7, 5), 0) == ([first], [])
+    assert select_swaps(jobs, 99.0, queue, swap(7, 5), 0) == ([first], [])
     # Nor for those whose turn is a long way off.
-    assert choose([(10.0, first)], 5.0, queue, swap(5, 5), 0) == ([], [])
+    assert select_swaps([(10.0, first)], 5.0, queue, swap(5, 5), 0) == ([], [])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxspec.config import EngineConfig
-from jaxspec.draft.policies import arrange, tree_policy
+from jaxspec.draft.policies import build_speculator, tree_policy
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.plan import ScheduledRequest
@@ -57,7 +57,7 @@ def simulation(
         return TreeSimulation(scheduler, scheduled, COST), pool
     own = drafter(scheduled.output.tolist())
     return TreeSimulation(
-        scheduler, scheduled, COST, arrange(config, [own], times, tree_policy(config, times)), [own]
+        scheduler, scheduled, COST, build_speculator(config, [own], times, tree_policy(config, times)), [own]
     ), pool
 
 

@@ -166,7 +166,7 @@ def test_what_nodes_are_worth(chances, expected, tokens, seed):
     times.observe(1, 0.7)
     falling = sorted(chances, reverse=True)
     speeds = [(expected + sum(falling[:m])) / times.of(max(tokens + m, 1)) for m in range(len(falling) + 1)]
-    found = times.worth(np.asarray(falling), expected, tokens)
+    found = times.best_node_count(np.asarray(falling), expected, tokens)
     assert speeds[found] == pytest.approx(max(speeds))
     assert all(speed < speeds[found] * (1 + 1e-9) for speed in speeds[found + 1 :])
 

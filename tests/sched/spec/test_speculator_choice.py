@@ -49,8 +49,8 @@ class Far(Fake):
     def uncached_tokens(self, request: Request) -> int:
         return self.lacks
 
-    def seconds(self, requests: int, catch_up: int, levels: int, width: int) -> float:
-        return self.cost * (levels + catch_up)
+    def seconds(self, requests: int, uncached: int, levels: int, width: int) -> float:
+        return self.cost * (levels + uncached)
 
     def prefetch_features(self, scheduled):
         self.calls.append("stage " + " ".join(w.request.id for w in scheduled))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from helpers import forests
 from helpers.candidate_trees import SEEDS, best_by_size, check, forest, random_candidates, worth
-from jaxspec.sched.spec.trees import Candidates, Chain, EqualGreedy, Fixed, GlobalGreedy, Off, TreePolicy, preorder
+from jaxspec.sched.spec.trees import Candidates, Chain, EqualGreedy, Fixed, GlobalGreedy, TreePolicy, preorder
 from jaxspec.sched.spec.trees.forest import Forest
 from jaxspec.sched.spec.trees.preorder import preorders
 
@@ -96,7 +96,6 @@ def test_a_chain_is_a_fixed_tree_one_wide_and_off_is_nothing(
     trees, limits = given_
     for a, b in zip(check(Chain(k), trees, limits), check(Fixed((1,) * k), trees, limits), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert not any(mask.any() for mask in check(Off(), trees, limits))
 
 
 def test_specinfer_s_default_shape():

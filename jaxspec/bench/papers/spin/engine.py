@@ -14,7 +14,7 @@ import numpy as np
 from jaxspec.bench import BenchError, options, prompts
 from jaxspec.bench.papers.serving import engines
 from jaxspec.config import ConfigError, EngineConfig, parse_overrides
-from jaxspec.draft.policies import arrange, tree_policy
+from jaxspec.draft.policies import build_speculator, tree_policy
 from jaxspec.errors import explained
 from jaxspec.outputs import SpeculationCounts
 from jaxspec.progress import progress
@@ -91,8 +91,8 @@ class Bench:
         changed = EngineConfig.load(None, **settings)
         config = config.model_copy(update={name: getattr(changed, name) for name in settings})
         drafters = {d.name: d for d in speculator.drafters}
-        step = speculator.step
-        return arrange(config, [drafters[name] for name in names], step, tree_policy(config, step))
+        step = speculator.step_times
+        return build_speculator(config, [drafters[name] for name in names], step, tree_policy(config, step))
 
     def choices(self) -> None:
         """Set the contenders: no drafts, each drafter alone, each policy, and the oracle."""

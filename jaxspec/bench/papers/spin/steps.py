@@ -16,7 +16,7 @@ from jaxspec.step.kv_cache import KVCache
 from jaxspec.step.layers import Layers
 from jaxspec.step.packing import Packed, SamplingInputs, Tree, pack
 from jaxspec.step.penalties import PenaltyTable
-from jaxspec.step.rejection import Drawn
+from jaxspec.step.rejection import DraftDistributions
 from jaxspec.step.step import StepResult, make_step
 
 #: Number of distinct random pages that the KV is built from: a prime, so that rows of pages differ.
@@ -46,7 +46,7 @@ class Steps:
         self._shapes = {t: BatchShape(t, t, requests, pages) for t in tokens}
         self._buffers = BatchBuffers(self._shapes.values())
         self.pool = KVCache.zeros(shared.config, self.room, shared.page_size, "float32")
-        self._rest = PenaltyTable.empty(1, shared.config.vocab_size), Drawn.none()
+        self._rest = PenaltyTable.empty(1, shared.config.vocab_size), DraftDistributions.empty()
         self._programs = {
             shape: jax.jit(make_step(graph, treedef, shape, layers), donate_argnums=1)
             .lower(self._leaves, self.pool, *self._rest, jax.ShapeDtypeStruct((shape.size,), jnp.int32))

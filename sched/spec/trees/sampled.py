@@ -12,7 +12,7 @@ from jaxspec.sched.spec.trees.candidates import Candidates
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class SampledTree:
     """All candidates down to `levels` levels, or as many of the first as the limit allows.
 
     Rejection sampling keeps the target's distribution only if the selection does not depend on the sampled tokens.
