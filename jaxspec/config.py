@@ -134,6 +134,14 @@ class EngineConfig(PolicyConfig):
             raise ValueError("none cannot be combined with other drafters")
         return value
 
+    @field_validator("draft_nodes")
+    @classmethod
+    def _check_draft_nodes(cls, value: int | None, info: ValidationInfo) -> int | None:
+        tree = info.data.get("tree")
+        if value is not None and tree not in ("equal_greedy", "global_greedy"):
+            raise ValueError(f"only tree: equal_greedy and global_greedy use it, not {tree}")
+        return value
+
     @field_validator("acceptance")
     @classmethod
     def _check_acceptance(cls, value: str, info: ValidationInfo) -> str:

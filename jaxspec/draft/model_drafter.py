@@ -63,7 +63,8 @@ class ModelDrafter:
             first = self.runner.most_tokens - left
             self._prefetched[request.id] = range(first, first + len(position))
             left -= len(position)
-        self.runner.prefetch_features(np.concatenate(slots))
+        if slots:
+            self.runner.prefetch_features(np.concatenate(slots))
 
     def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
         started = self._clock()

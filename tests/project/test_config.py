@@ -42,6 +42,7 @@ def test_none_switches_a_presets_drafter_off(tmp_path: Path) -> None:
         ({"draft": [3]}, r"^draft\.0: "),
         ({"draft_depth": 0}, "^draft_depth: "),
         ({"draft_nodes": -1}, "^draft_nodes: "),
+        ({"draft_nodes": 8, "tree": "adaserve"}, "^draft_nodes: only tree: equal_greedy and global_greedy use it"),
         ({"tree": "oak"}, "^tree: .*global_greedy"),
         ({"path": "x"}, "^unknown setting 'path'; valid settings: model, "),
         ({"self": "x"}, "^unknown setting 'self'"),
