@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     found: dict[str, Any] = {"machine": machine(), "options": options.plain(args)}
     if args.text:
         found["quality"] = quality(model, ids[: args.tokens], args)
-    found["pool_step_ms"] = pools(model, args)
+    found["pool_step_ms"] = kv_caches(model, args)
     found["steps"] = [steps(model, swap_dtype, args) for swap_dtype in ("same", "int8")]
     _show(found)
     if args.json:
@@ -148,7 +148,7 @@ def decode_trees(config: EngineConfig, args: argparse.Namespace) -> tuple[list[T
     return [Tree.chain([1], args.committed, row, SamplingInputs()) for row in tables], pages
 
 
-def pools(model: LoadedModel, args: argparse.Namespace) -> dict[str, float]:
+def kv_caches(model: LoadedModel, args: argparse.Namespace) -> dict[str, float]:
     """Median milliseconds of a decoding step for each of `KINDS`, measured alternately."""
     from jaxspec.step.runner import ModelRunner
 
@@ -187,7 +187,7 @@ def steps(model: LoadedModel, swap_dtype: str, args: argparse.Namespace) -> dict
     config = step_config(args, swap_dtype=swap_dtype)
     trees, pages = decode_trees(config, args)
     model_runner = ModelRunner(config, model.config, dict(model.weights), pages + 2 * max_pages)
-    pool = host_kv_cache(config, model_runner, (), WarmUp(), ProfileStore())
+    kv_cache = host_kv_cache(config, model_runner, (), WarmUp(), ProfileStore())
     swapped = Request("swapped", 1, [0], 1, 0.0)
     out, back = range(pages, pages + max_pages), range(pages + max_pages, pages + 2 * max_pages)
 
@@ -200,11 +200,11 @@ def steps(model: LoadedModel, swap_dtype: str, args: argparse.Namespace) -> dict
     def step(pages: int) -> float:
         """Seconds of a step in a series in which each step moves `pages` pages out and in."""
         for host in (0, max_pages):
-            pool.offload(out[:pages], range(host, host + pages))
-        pool.carry_out(plan(pages, None, 0))
-        jax.block_until_ready(model_runner.pool)
+            kv_cache.offload(out[:pages], range(host, host + pages))
+        kv_cache.carry_out(plan(pages, None, 0))
+        jax.block_until_ready(model_runner.kv_cache)
         begun = time.perf_counter()
-        pool.carry_out(plan(pages, 2 * max_pages, max_pages))  # also stores the pages uploaded by the plan before
+        kv_cache.carry_out(plan(pages, 2 * max_pages, max_pages))  # also stores the pages uploaded by the plan before
         model_runner.execute(model_runner.pack(trees)).wait()
         return time.perf_counter() - begun
 
@@ -217,11 +217,11 @@ def steps(model: LoadedModel, swap_dtype: str, args: argparse.Namespace) -> dict
                     times[pages].append(seconds)
             if i >= 2:
                 advance()
-    out_seconds, in_seconds = pool.seconds
+    out_seconds, in_seconds = kv_cache.seconds
     full = model_runner.shapes[-1].tokens
     return {
         "swap_dtype": swap_dtype,
-        "page_bytes": pool.page_bytes,
+        "page_bytes": kv_cache.page_bytes,
         "out_ms": 1e3 * out_seconds,
         "in_ms": 1e3 * in_seconds,
         "prefill_token_ms": 1e3 * model_runner.profile.seconds[str(full)] / full,

@@ -68,17 +68,17 @@ def make_round(
     """
 
     def one_round(
-        leaves: tuple[jax.Array, ...], pool: KVCache, drawn: DraftDistributions, features: Features, buffer: jax.Array,
-        levels: jax.Array,
+        leaves: tuple[jax.Array, ...], kv_cache: KVCache, drawn: DraftDistributions, features: Features,
+        buffer: jax.Array, levels: jax.Array,
     ) -> tuple[KVCache, DraftDistributions, jax.Array]:  # fmt: skip
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
         batch = Batch.unpack(buffer, shape)
-        page_size = pool.keys.shape[-1]
+        page_size = kv_cache.keys.shape[-1]
         x = model.embed(batch.token, _features_before(model, features, batch, page_size))
-        x, new = layers.run(model, x, pool, batch, ancestors(batch.subtree))
-        pool = layers.commit(pool, new, batch, batch.known > 0, x)
+        x, new = layers.run(model, x, kv_cache, batch, ancestors(batch.subtree))
+        kv_cache = layers.commit(kv_cache, new, batch, batch.known > 0, x)
         feature = model.finish(x).at[batch.logit_node].get(mode="clip")  # [R, hidden]
-        return _grow(model, pool, drawn, batch, feature, layers, growth, depth, levels)
+        return _grow(model, kv_cache, drawn, batch, feature, layers, growth, depth, levels)
 
     return one_round
 
@@ -96,7 +96,7 @@ def _features_before(model: DraftDecoder, features: Features, batch: Batch, page
 
 
 def _grow(
-    model: DraftDecoder, pool: KVCache, drawn: DraftDistributions, batch: Batch, feature: jax.Array, layers: Layers,
+    model: DraftDecoder, kv_cache: KVCache, drawn: DraftDistributions, batch: Batch, feature: jax.Array, layers: Layers,
     growth: Growth, depth: int, levels: jax.Array,
 ) -> tuple[KVCache, DraftDistributions, jax.Array]:  # fmt: skip
     """Grow trees from the chains' last tokens with features `[R, hidden]`. Returns (pool, drawn, `_Tree.out`).
@@ -144,10 +144,10 @@ def _grow(
         j: jax.Array, state: tuple[KVCache, DraftDistributions, _Tree]
     ) -> tuple[KVCache, DraftDistributions, _Tree]:
         """Run the nodes of level j - 1 and grow level j."""
-        pool, drawn, tree = state
+        kv_cache, drawn, tree = state
         at = nodes._replace(position=jnp.repeat(last + j, width))
         x = model.embed(tree.token.reshape(-1), tree.feature.reshape(r * width, -1))
-        x, (k, v) = layers.run(model, x, pool, at, only_self, Earlier(tree.keys, tree.values, tree.seen))
+        x, (k, v) = layers.run(model, x, kv_cache, at, only_self, Earlier(tree.keys, tree.values, tree.seen))
         feature = model.finish(x).reshape(r, width, -1)
         start = (j - 1) * width
 
@@ -159,14 +159,14 @@ def _grow(
         new, token, drawn = next_level(feature, tree.logprob, j, drawn)
         parent = new.parent[..., None]
         own_slot = jnp.arange(slots) == (start + jnp.arange(width))[:, None]  # [W, S]
-        return pool, drawn, _Tree(
+        return kv_cache, drawn, _Tree(
             token, new.logprob, jnp.take_along_axis(feature, parent, 1),
             jnp.take_along_axis(tree.seen | own_slot, parent, 1), put(tree.keys, k), put(tree.values, v),
             _write(tree.out, j, token, new),
         )  # fmt: skip
 
-    pool, drawn, tree = lax.fori_loop(1, levels, grow, (pool, drawn, tree))
-    return pool, drawn, tree.out
+    kv_cache, drawn, tree = lax.fori_loop(1, levels, grow, (kv_cache, drawn, tree))
+    return kv_cache, drawn, tree.out
 
 
 def _write(out: jax.Array, level: jax.Array | int, token: jax.Array, new: Level) -> jax.Array:

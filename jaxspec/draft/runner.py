@@ -78,15 +78,20 @@ class DraftRunner:
         model = layers.drafter(config, weights, dtype)
         self.conditioned = model.conditioned
         self._graph, self._treedef, leaves = split(model)
-        pool = KVCache.zeros(config, num_pages, page_size, dtype, zeros=layers.zeros)
+        kv_cache = KVCache.zeros(config, num_pages, page_size, dtype, zeros=layers.zeros)
         #: Whether it runs on another device than the target.
         self.own_device = device is not None and device not in target.features.devices()
         self._device = device if self.own_device else None
-        self._leaves, self.pool, self.drawn, self._rows = leaves, pool, DraftDistributions.empty(), jnp.zeros((0, 0))
+        self._leaves, self.kv_cache, self.drawn, self._rows = (
+            leaves,
+            kv_cache,
+            DraftDistributions.empty(),
+            jnp.zeros((0, 0)),
+        )
         if self.own_device:
             rows = jnp.zeros((self.most_tokens, target.features.shape[-1]), target.features.dtype)
-            self._leaves, self.pool, self.drawn, self._rows = jax.device_put(
-                (leaves, pool, self.drawn, rows), self._device
+            self._leaves, self.kv_cache, self.drawn, self._rows = jax.device_put(
+                (leaves, kv_cache, self.drawn, rows), self._device
             )
         self._buffers = BatchBuffers(self.shapes)
         self._rounds: dict[tuple[BatchShape, int], Any] = {}
@@ -95,13 +100,13 @@ class DraftRunner:
         programs = [(s, w, n) for s in self.shapes for w in self.widths for n in _TIMED]
         larger = [(a, b) for a in programs for b in programs if _at_most_as_long(a, b)]
         sizes = [leaf.shape for leaf in self._leaves]
-        key = (self._config, sizes, self.shapes, layers.version, str(self.pool.keys.dtype))
+        key = (self._config, sizes, self.shapes, layers.version, str(self.kv_cache.keys.dtype))
         #: Measured seconds of rounds.
         self.profile: Profile = store.open(
             f"rounds of {name}", key, [_title(*p) for p in programs], [(_title(*a), _title(*b)) for a, b in larger]
         )
         self.profile.on_guess.append(self._update_ready)
-        self._abstract = jax.tree.map(_abstract, (self._leaves, self.pool, self._shared.drawn))
+        self._abstract = jax.tree.map(_abstract, (self._leaves, self.kv_cache, self._shared.drawn))
 
     def overwritten(self, pages: Sequence[int]) -> None:
         """Does nothing: the runner keeps no state per page (see `jaxspec.step.kv_host.Owner`)."""
@@ -136,13 +141,13 @@ class DraftRunner:
     def _compile_round(self, shape: BatchShape) -> dict[int, Any]:
         """The compiled rounds of one shape, by tree width."""
         buffer, levels = jax.ShapeDtypeStruct((shape.size,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
-        leaves, pool, drawn = self._abstract
+        leaves, kv_cache, drawn = self._abstract
         features = jax.tree.map(_abstract, self._features(shape, ()))
         programs = {}
         for width in self.widths:
             fn = make_round(self._graph, self._treedef, shape, self._layers, self._growths[width], DEPTH)
             with jax.default_matmul_precision("float32"):
-                lowered = jax.jit(fn, donate_argnums=(1, 2)).lower(leaves, pool, drawn, features, buffer, levels)
+                lowered = jax.jit(fn, donate_argnums=(1, 2)).lower(leaves, kv_cache, drawn, features, buffer, levels)
             programs[width] = lowered.compile()
         return programs
 
@@ -203,8 +208,8 @@ class DraftRunner:
         self, buffer: np.ndarray, shape: BatchShape, width: int, levels: int, staged: Sequence[range] = ()
     ) -> jax.Array:
         shared = self._shared
-        self.pool, shared.drawn, out = self._rounds[shape, width](
-            self._leaves, self.pool, shared.drawn, self._features(shape, staged), buffer, np.int32(levels)
+        self.kv_cache, shared.drawn, out = self._rounds[shape, width](
+            self._leaves, self.kv_cache, shared.drawn, self._features(shape, staged), buffer, np.int32(levels)
         )
         return out
 

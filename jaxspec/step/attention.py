@@ -89,7 +89,7 @@ def attend(
     q: Float[Array, "T H D"],
     k: Float[Array, "T K D"],
     v: Float[Array, "T K D"],
-    pool: AnyKVCache,
+    kv_cache: AnyKVCache,
     layer: Int32[Array, ""],
     batch: Batch,
     mask: Bool[Array, "T T"],
@@ -104,7 +104,7 @@ def attend(
     if window is not None:
         mask = mask & (batch.position[:, None] - batch.position[None, :] < window)
     q = q.reshape(-1, kv, heads // kv, d).transpose(1, 0, 2, 3) * d**-0.5
-    part = merge(committed(q, pool, layer, batch, window), within_batch(q, k, v, mask))
+    part = merge(committed(q, kv_cache, layer, batch, window), within_batch(q, k, v, mask))
     if earlier is not None:
         part = merge(part, over_earlier(q, earlier, layer))
     out = part.out / part.total[..., None]
@@ -113,13 +113,13 @@ def attend(
 
 def committed(
     q: Float[Array, "K T G D"],
-    pool: AnyKVCache,
+    kv_cache: AnyKVCache,
     layer: Int32[Array, ""],
     batch: Batch,
     window: int | Int32[Array, ""] | None,
 ) -> Partial:
     """Attention to committed positions in the pool. q is scaled; keys `window` or more positions back are masked."""
-    page = pool.keys.shape[-1]
+    page = kv_cache.keys.shape[-1]
     size = block_pages(page)
     counts = -(-batch.committed // page)
     ends = jnp.cumsum(counts)
@@ -129,7 +129,7 @@ def committed(
         tree = jnp.searchsorted(ends, place, side="right")
         index = place - (ends - counts).at[tree].get(mode="clip")
         row = batch.table.at[tree, index].get(mode="clip")
-        keys, values = pool.read(layer, row)  # [B, K, D, P] and [B, K, P, D]
+        keys, values = kv_cache.read(layer, row)  # [B, K, D, P] and [B, K, P, D]
         position = (index[:, None] * page + jnp.arange(page)).reshape(-1)
         live = position < jnp.repeat(batch.committed.at[tree].get(mode="fill", fill_value=0), page)
         mask = live & (batch.tree[:, None] == jnp.repeat(tree, page))

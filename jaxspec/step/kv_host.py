@@ -50,31 +50,31 @@ def host_kv_cache(
 ) -> HostKVCache:
     """Build the host KV cache for `config`; it has no pages if the memory policy never swaps."""
     space = config.swap_space * 2**30 if config.memory in ("auto", "swap") else 0.0
-    pool = HostKVCache([model_runner, *drafters], space, warm_up, config.swap_dtype == "int8", store)
-    if config.memory == "swap" and not pool.num_pages:
+    kv_cache = HostKVCache([model_runner, *drafters], space, warm_up, config.swap_dtype == "int8", store)
+    if config.memory == "swap" and not kv_cache.num_pages:
         log.warning("no page fits in host memory: preempted requests are recomputed")
-    return pool
+    return kv_cache
 
 
-def swap_costs(config: EngineConfig, model_runner: ModelRunner, pool: HostKVCache) -> SwapCosts | None:
+def swap_costs(config: EngineConfig, model_runner: ModelRunner, host: HostKVCache) -> SwapCosts | None:
     """Measured costs of swapping and recomputing, or None if no policy uses them."""
-    if not pool.num_pages and config.order != "alise":
+    if not host.num_pages and config.order != "alise":
         return None
-    out, back = pool.seconds
+    out, back = host.seconds
     steps = {int(size): seconds for size, seconds in model_runner.profile.seconds.items()}
     largest = max(steps)
     return SwapCosts(out, back, steps[largest] / largest, between(steps, min(USUAL, config.max_num_seqs)))
 
 
-def swap_pages(pool: HostKVCache, costs: SwapCosts | None) -> int | None:
+def swap_pages(host: HostKVCache, costs: SwapCosts | None) -> int | None:
     """Maximum pages to move per step; None: no limit. See `SchedulerConfig.swap_pages`."""
-    return None if pool.overlaps or costs is None else costs.pages_within(SLOWER)
+    return None if host.overlaps or costs is None else costs.pages_within(SLOWER)
 
 
 class Owner(Protocol):
-    """Owner of a KV cache. Each of its steps donates `pool` and replaces it."""
+    """Owner of a KV cache. Each of its steps donates `kv_cache` and replaces it."""
 
-    pool: Any  # AnyKVCache
+    kv_cache: Any  # AnyKVCache
 
     def overwritten(self, pages: Sequence[int]) -> None:
         """Report pages that uploads write."""
@@ -93,19 +93,19 @@ class HostKVCache:
         store: ProfileStore = NOT_KEPT,
     ):  # fmt: skip
         self._owners, self.quantized = list(owners), quantized
-        device = next(iter(owners[0].pool.keys.devices()))
+        device = next(iter(owners[0].kv_cache.keys.devices()))
         kinds = {memory.kind for memory in device.addressable_memories()}
         #: Whether transfers overlap with steps. On CPU they slow down the step that runs at the same time.
         self.overlaps = device.platform != "cpu"
         pinned = device.platform != "cpu" and "pinned_host" in kinds
         self._near = SingleDeviceSharding(device)
         self._far = SingleDeviceSharding(device, memory_kind="pinned_host") if pinned else self._near
-        page = jax.eval_shape(partial(_take, quantized), self._pools, jax.ShapeDtypeStruct((1,), jnp.int32))[0]
+        page = jax.eval_shape(partial(_take, quantized), self._kv_caches, jax.ShapeDtypeStruct((1,), jnp.int32))[0]
         self._page: tuple[jax.ShapeDtypeStruct, ...] = page
         #: Bytes per page on the host.
         self.page_bytes = sum(x.size * x.dtype.itemsize for x in page)
         # The pools' memory may be allocated, but not touched yet.
-        untouched = sum(x.nbytes for x in jax.tree.leaves(self._pools)) if device.platform == "cpu" else 0
+        untouched = sum(x.nbytes for x in jax.tree.leaves(self._kv_caches)) if device.platform == "cpu" else 0
         free = max(0, psutil.virtual_memory().available - untouched)
         self.num_pages = int(min(space, SHARE * free) // self.page_bytes)
         self._kept: list[Rows | None] = [None] * self.num_pages
@@ -131,39 +131,39 @@ class HostKVCache:
         self._measure(store)
 
     @property
-    def _pools(self) -> Pools:
-        return tuple(owner.pool for owner in self._owners)
+    def _kv_caches(self) -> Pools:
+        return tuple(owner.kv_cache for owner in self._owners)
 
-    @_pools.setter
-    def _pools(self, pools: Pools) -> None:
-        for owner, pool in zip(self._owners, pools, strict=True):
-            owner.pool = pool
+    @_kv_caches.setter
+    def _kv_caches(self, kv_caches: Pools) -> None:
+        for owner, kv_cache in zip(self._owners, kv_caches, strict=True):
+            owner.kv_cache = kv_cache
 
     def _compile_take(self, size: int) -> Any:
         ids = jax.ShapeDtypeStruct((size,), jnp.int32)
-        return jax.jit(partial(_take, self.quantized)).lower(self._pools, ids).compile()
+        return jax.jit(partial(_take, self.quantized)).lower(self._kv_caches, ids).compile()
 
     def _compile_put(self, size: int) -> Any:
         ids = jax.ShapeDtypeStruct((size,), jnp.int32)
         rows = tuple(self._page for _ in range(size))
-        return jax.jit(partial(_put, self.quantized), donate_argnums=0).lower(self._pools, ids, rows).compile()
+        return jax.jit(partial(_put, self.quantized), donate_argnums=0).lower(self._kv_caches, ids, rows).compile()
 
     def _warm_up(self) -> None:
         """Run each program once: move pages out and back to where they came from. The pools do not change."""
         for size in GROUPS:
             ids = self._sample_ids(size)
             self._store(ids, self._fetch(ids))
-            jax.block_until_ready(self._pools)
+            jax.block_until_ready(self._kv_caches)
 
     def _sample_ids(self, size: int) -> np.ndarray:
         """Page ids for a trial run; ids repeat if the pool has fewer pages."""
-        return np.arange(size, dtype=np.int32) % self._owners[0].pool.keys.shape[1]
+        return np.arange(size, dtype=np.int32) % self._owners[0].kv_cache.keys.shape[1]
 
     def _fetch(self, ids: np.ndarray) -> tuple[Rows, ...]:
-        return jax.device_put(self._take[len(ids)](self._pools, ids), self._far)
+        return jax.device_put(self._take[len(ids)](self._kv_caches, ids), self._far)
 
     def _store(self, ids: np.ndarray, rows: tuple[Rows, ...]) -> None:
-        self._pools = self._put[len(ids)](self._pools, ids, jax.device_put(rows, self._near))
+        self._kv_caches = self._put[len(ids)](self._kv_caches, ids, jax.device_put(rows, self._near))
 
     def _measure(self, store: ProfileStore) -> None:
         """Measure the seconds per page."""
@@ -175,9 +175,9 @@ class HostKVCache:
 
         def back() -> None:
             self._store(ids, rows)
-            jax.block_until_ready(self._pools)
+            jax.block_until_ready(self._kv_caches)
 
-        key = (GROUPS, [(x.shape, str(x.dtype)) for x in self._page], [p.keys.shape for p in self._pools])
+        key = (GROUPS, [(x.shape, str(x.dtype)) for x in self._page], [p.keys.shape for p in self._kv_caches])
         profile = store.open("swap", key, ["out", "in"])
         profile.offer("out", out)
         profile.offer("in", back)
@@ -227,7 +227,7 @@ class HostKVCache:
 
     def _finish_uploads(self) -> None:
         for group, rows in self._uploading:
-            self._pools = self._put[len(group)](self._pools, np.asarray(group, np.int32), rows)
+            self._kv_caches = self._put[len(group)](self._kv_caches, np.asarray(group, np.int32), rows)
         self._uploading.clear()
 
 
@@ -241,12 +241,12 @@ def _groups(pages: Sequence[int]) -> Iterator[tuple[int, ...]]:
         start = stop
 
 
-def _take(quantized: bool, pools: Pools, ids: jax.Array) -> tuple[Rows, ...]:
+def _take(quantized: bool, kv_caches: Pools, ids: jax.Array) -> tuple[Rows, ...]:
     """Copy the rows of pages `ids [G]` out of the pools. Traced."""
     parts: list[list[jax.Array]] = []
-    for pool in pools:
-        for name, axis in pool.paged:
-            whole = getattr(pool, name)
+    for kv_cache in kv_caches:
+        for name, axis in kv_cache.paged:
+            whole = getattr(kv_cache, name)
             rows = [lax.dynamic_index_in_dim(whole, page, axis, keepdims=False) for page in ids]
             if quantized and _unquantised(whole):
                 parts += [list(x) for x in quantize(jnp.stack(rows), POSITIONS[name])]
@@ -255,20 +255,20 @@ def _take(quantized: bool, pools: Pools, ids: jax.Array) -> tuple[Rows, ...]:
     return tuple(zip(*parts, strict=True))
 
 
-def _put(quantized: bool, pools: Pools, ids: jax.Array, rows: tuple[Rows, ...]) -> Pools:
+def _put(quantized: bool, kv_caches: Pools, ids: jax.Array, rows: tuple[Rows, ...]) -> Pools:
     """Write `rows` to pages `ids [G]` of the pools. Traced."""
     parts, new = zip(*rows, strict=True), []
-    for pool in pools:
+    for kv_cache in kv_caches:
         fields = {}
-        for name, axis in pool.paged:
-            whole, pages = getattr(pool, name), next(parts)
+        for name, axis in kv_cache.paged:
+            whole, pages = getattr(kv_cache, name), next(parts)
             if quantized and _unquantised(whole):
                 kept = Quantized(*(jnp.stack(x) for x in (pages, next(parts), next(parts))))
                 pages = dequantize(kept, POSITIONS[name], whole.dtype)
             for page, row in zip(ids, pages, strict=True):
                 whole = lax.dynamic_update_index_in_dim(whole, row, page, axis)
             fields[name] = whole
-        new.append(pool._replace(**fields))
+        new.append(kv_cache._replace(**fields))
     return tuple(new)
 
 

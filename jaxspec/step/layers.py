@@ -45,7 +45,7 @@ class Layers(Protocol):
         self,
         model: Decoder | DraftDecoder,
         x: jax.Array,
-        pool: AnyKVCache,
+        kv_cache: AnyKVCache,
         batch: Batch,
         mask: jax.Array,
         earlier: Earlier | None = None,
@@ -56,7 +56,7 @@ class Layers(Protocol):
         """
         ...
 
-    def commit(self, pool: P, new: NewKV, batch: Batch, accepted: jax.Array, after: jax.Array) -> P:
+    def commit(self, kv_cache: P, new: NewKV, batch: Batch, accepted: jax.Array, after: jax.Array) -> P:
         """Write accepted tokens' KV to their slots, in place if the pool is donated. Traced.
 
         `after` is the output of `run`, as a dependency: the last layer's KV does not depend on that layer's attention,

@@ -50,7 +50,7 @@ class NativeLayers:
         self,
         model: Decoder | DraftDecoder,
         x: jax.Array,
-        pool: AnyKVCache,
+        kv_cache: AnyKVCache,
         batch: Batch,
         mask: jax.Array,
         earlier: Earlier | None = None,
@@ -65,8 +65,8 @@ class NativeLayers:
             def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
                 new.append((k, v))
                 out, lse = cpu.attention(
-                    q, k, v, pool.keys, pool.values, i, windows[i], batch.position, batch.subtree, batch.first,
-                    batch.nodes, batch.committed, batch.table, pool.channels,
+                    q, k, v, kv_cache.keys, kv_cache.values, i, windows[i], batch.position, batch.subtree, batch.first,
+                    batch.nodes, batch.committed, batch.table, kv_cache.channels,
                 )  # fmt: skip
                 return out if earlier is None else _with_earlier(q, out, lse, earlier, i)
 
@@ -74,17 +74,17 @@ class NativeLayers:
 
         return lax.scan(layer, x, jnp.arange(c.num_layers, dtype=jnp.int32))
 
-    def commit(self, pool: P, new: NewKV, batch: Batch, accepted: jax.Array, after: jax.Array) -> P:
-        if isinstance(pool, Int8KVCache):
-            names = [name for name in pool._fields if name != "features"]
+    def commit(self, kv_cache: P, new: NewKV, batch: Batch, accepted: jax.Array, after: jax.Array) -> P:
+        if isinstance(kv_cache, Int8KVCache):
+            names = [name for name in kv_cache._fields if name != "features"]
             integers = (
                 batch.slot, batch.tree, batch.place, batch.written, batch.written_tree, batch.written_base,
                 batch.opened, batch.reread, batch.committed,
             )  # fmt: skip
-            parts = cpu.commit_quantized([getattr(pool, name) for name in names], *new, integers, accepted, after)
-            return pool._replace(**dict(zip(names, parts, strict=True)))
-        keys, values = cpu.commit(pool.keys, pool.values, *new, batch.slot, accepted, after)
-        return pool._replace(keys=keys, values=values)
+            parts = cpu.commit_quantized([getattr(kv_cache, name) for name in names], *new, integers, accepted, after)
+            return kv_cache._replace(**dict(zip(names, parts, strict=True)))
+        keys, values = cpu.commit(kv_cache.keys, kv_cache.values, *new, batch.slot, accepted, after)
+        return kv_cache._replace(keys=keys, values=values)
 
     def positions_read(self, committed: np.ndarray, page_size: int) -> int:
         return int((-(-committed // cpu.LANES) * cpu.LANES).sum())

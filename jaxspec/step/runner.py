@@ -94,10 +94,10 @@ class ModelRunner:
         self._buffers = BatchBuffers(self.shapes, micro_batches + 1)
         self.layers = pick_layers(config, model)
         self._graph, self._treedef, self._leaves = split(self.layers.decoder(model, weights, config.dtype))
-        self.pool = self._new_pool(config, num_pages, features)
+        self.kv_cache = self._new_kv_cache(config, num_pages, features)
         self._table = penalties.PenaltyTable.empty(config.max_num_seqs, model.vocab_size)
         # Steps are compiled from shapes: the arrays may be donated while the background thread compiles.
-        arguments = self._leaves, self.pool, self._table, self.drawn
+        arguments = self._leaves, self.kv_cache, self._table, self.drawn
         self._abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
         self._counter = counter
         #: Compiled shapes, ascending.
@@ -124,9 +124,9 @@ class ModelRunner:
     @property
     def features(self) -> jax.Array:
         """Feature pool `[pages, page_size, hidden]`: final hidden states of committed positions, for drafters."""
-        return self.pool.features
+        return self.kv_cache.features
 
-    def _new_pool(self, config: EngineConfig, pages: int, features: bool) -> AnyKVCache:
+    def _new_kv_cache(self, config: EngineConfig, pages: int, features: bool) -> AnyKVCache:
         sizes = self.model, pages, config.page_size, config.dtype, features
         zeros = self.layers.zeros
         return (
@@ -222,7 +222,7 @@ class ModelRunner:
     def execute(self, packed: Packed) -> PendingStep:
         """Start a step. Returns without waiting for it."""
         program = self._steps[packed.shape]
-        self.pool, result = program(self._leaves, self.pool, self._table, self.drawn, packed.buffer)
+        self.kv_cache, result = program(self._leaves, self.kv_cache, self._table, self.drawn, packed.buffer)
         return PendingStep(packed, result)
 
     def clear_penalties(self, row: int) -> None:

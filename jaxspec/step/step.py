@@ -51,7 +51,7 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, lay
 
     def step(
         leaves: tuple[Array, ...],
-        pool: AnyKVCache,
+        kv_cache: AnyKVCache,
         penalty_table: PenaltyTable,
         drawn: DraftDistributions,
         buffer: Int32[Array, " size"],
@@ -59,12 +59,12 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, lay
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
         batch = Batch.unpack(buffer, shape)
         mask = ancestors(batch.subtree)
-        x, new = layers.run(model, model.embed(batch.token), pool, batch, mask)
+        x, new = layers.run(model, model.embed(batch.token), kv_cache, batch, mask)
         features = model.finish(x)
         logits = model.logits(features.at[batch.logit_node].get(mode="clip"))
         sampled, logprobs = sample(logits, batch, penalty_table, drawn, mask)
         accepted = accept(batch.token, batch.known, batch.parent_row, sampled, mask)
-        pool = layers.commit(pool, new, batch, accepted, x).keep(features, batch.slot, accepted)
-        return pool, StepResult(jnp.concatenate([sampled, accepted.astype(jnp.int32)]), logprobs)
+        kv_cache = layers.commit(kv_cache, new, batch, accepted, x).keep(features, batch.slot, accepted)
+        return kv_cache, StepResult(jnp.concatenate([sampled, accepted.astype(jnp.int32)]), logprobs)
 
     return step

@@ -40,7 +40,7 @@ class XlaLayers:
         self,
         model: Decoder | DraftDecoder,
         x: jax.Array,
-        pool: AnyKVCache,
+        kv_cache: AnyKVCache,
         batch: Batch,
         mask: jax.Array,
         earlier: Earlier | None = None,
@@ -54,7 +54,7 @@ class XlaLayers:
 
                 def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
                     new.append((k, v))
-                    return attend_parts(q, k, v, pool, i, batch, mask, window, earlier)
+                    return attend_parts(q, k, v, kv_cache, i, batch, mask, window, earlier)
 
                 return nnx.merge(graph, state)(x, rope, attend), new[0]
 
@@ -70,16 +70,16 @@ class XlaLayers:
         keys, values = zip(*new, strict=True)
         return x, (jnp.stack(keys), jnp.stack(values))
 
-    def commit(self, pool: P, new: NewKV, batch: Batch, accepted: jax.Array, after: jax.Array) -> P:
-        if isinstance(pool, Int8KVCache):
-            return pool.commit(new, batch, accepted, after)
-        page_size, slot = pool.keys.shape[-1], batch.slot
-        row = jnp.where(accepted & (slot >= 0), slot // page_size, pool.keys.shape[1])  # out of bounds: dropped
+    def commit(self, kv_cache: P, new: NewKV, batch: Batch, accepted: jax.Array, after: jax.Array) -> P:
+        if isinstance(kv_cache, Int8KVCache):
+            return kv_cache.commit(new, batch, accepted, after)
+        page_size, slot = kv_cache.keys.shape[-1], batch.slot
+        row = jnp.where(accepted & (slot >= 0), slot // page_size, kv_cache.keys.shape[1])  # out of bounds: dropped
         offset = slot % page_size
-        k, v = (x.swapaxes(0, 1).astype(pool.keys.dtype) for x in new)  # [T, layers, kv_heads, head_dim]
-        return pool._replace(
-            keys=pool.keys.at[:, row, :, :, offset].set(k, mode="drop"),
-            values=pool.values.at[:, row, :, offset].set(v, mode="drop"),
+        k, v = (x.swapaxes(0, 1).astype(kv_cache.keys.dtype) for x in new)  # [T, layers, kv_heads, head_dim]
+        return kv_cache._replace(
+            keys=kv_cache.keys.at[:, row, :, :, offset].set(k, mode="drop"),
+            values=kv_cache.values.at[:, row, :, offset].set(v, mode="drop"),
         )
 
     def positions_read(self, committed: np.ndarray, page_size: int) -> int:

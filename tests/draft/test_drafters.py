@@ -145,11 +145,11 @@ def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) ->
     pages = [np.asarray([5, 2], np.int32), np.asarray([7], np.int32)]
     truth = [np.asarray(jax.jit(forward_features)(decoder, jnp.asarray(t))) for t in texts]
     drafted = jax.jit(draft_forward)
-    pool = np.full((8, 16, config.hidden_size), np.nan, np.float32)
+    kv_cache = np.full((8, 16, config.hidden_size), np.nan, np.float32)
     for feature, own in zip(truth, pages, strict=True):
         for i, row in enumerate(feature[:-1]):  # the last token's is not known before the target has seen it
-            pool[own[i // 16], i % 16] = row
-    shared: Any = SimpleNamespace(features=jnp.asarray(pool), drawn=DraftDistributions.empty())
+            kv_cache[own[i // 16], i % 16] = row
+    shared: Any = SimpleNamespace(features=jnp.asarray(kv_cache), drawn=DraftDistributions.empty())
     runner = DraftRunner("d", config, weights, shared, layers, [BatchShape(32, 2, 2, 4)], 8, 16, "float32", [Beam(4)])
     needed, more = runner.jobs()
     WarmUp().compile_now("", [*needed, *more])

@@ -31,15 +31,15 @@ PAGES, PAGE, HOST = 24, 16, 40
 
 @dataclass
 class Owner:
-    pool: KVCache
+    kv_cache: KVCache
 
     def overwritten(self, pages: Sequence[int]) -> None: ...
 
 
-def scribble(pool: KVCache, page: jax.Array, value: jax.Array) -> KVCache:
+def scribble(kv_cache: KVCache, page: jax.Array, value: jax.Array) -> KVCache:
     """A step: it writes a page."""
-    wide = pool._replace(keys=pool.keys.at[:, page].set(value), values=pool.values.at[:, page].set(value))
-    return wide._replace(features=wide.features.at[page].set(value)) if pool.features.shape[0] else wide
+    wide = kv_cache._replace(keys=kv_cache.keys.at[:, page].set(value), values=kv_cache.values.at[:, page].set(value))
+    return wide._replace(features=wide.features.at[page].set(value)) if kv_cache.features.shape[0] else wide
 
 
 scribble = jax.jit(chex.assert_max_traces(scribble, n=2), donate_argnums=0)  # two pools
@@ -50,7 +50,7 @@ def contents(owners: list[Owner], page: int) -> list[np.ndarray]:
     return [
         np.array(x[page] if name == "features" else x[:, page])
         for owner in owners
-        for name, x in zip(KVCache._fields, owner.pool, strict=True)
+        for name, x in zip(KVCache._fields, owner.kv_cache, strict=True)
         if x.size
     ]
 
@@ -63,17 +63,17 @@ def host_kv_cache(quantized: bool = False, pinned: bool = False) -> tuple[list[O
         Owner(KVCache.zeros(target, PAGES, PAGE, "float32", True)),
         Owner(KVCache.zeros(drafter, PAGES, PAGE, "float32")),
     ]  # fmt: skip
-    pool = HostKVCache(owners, 1e9, WarmUp(), quantized)
-    pool = HostKVCache(owners, HOST * pool.page_bytes, WarmUp(), quantized)
+    kv_cache = HostKVCache(owners, 1e9, WarmUp(), quantized)
+    kv_cache = HostKVCache(owners, HOST * kv_cache.page_bytes, WarmUp(), quantized)
     if pinned:  # as on a GPU: another kind of memory, to which arrays must be copied and from which they must come back
-        pool._far = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
-    return owners, pool
+        kv_cache._far = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    return owners, kv_cache
 
 
 def fill(owners: list[Owner], seed: int) -> None:
     rng = np.random.default_rng(seed)
     for owner in owners:
-        owner.pool = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), owner.pool)
+        owner.kv_cache = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), owner.kv_cache)
 
 
 def request(pages: list[int] | tuple[int, ...] = ()) -> Request:
@@ -85,9 +85,9 @@ def request(pages: list[int] | tuple[int, ...] = ()) -> Request:
 @given(data=st.data())
 def test_pages_come_back_as_they_were(pinned: bool, data: Any) -> None:
     """Plans of offloads, uploads and writes, against a dictionary."""
-    owners, pool = host_kv_cache(pinned=pinned)
-    assert pool.num_pages == HOST
-    pool.carry_out(Plan(()))  # what an example that was broken off left under way
+    owners, kv_cache = host_kv_cache(pinned=pinned)
+    assert kv_cache.num_pages == HOST
+    kv_cache.carry_out(Plan(()))  # what an example that was broken off left under way
     fill(owners, data.draw(st.integers(0, 1000)))
     device = {page: contents(owners, page) for page in range(PAGES)}
     host: dict[int, list[np.ndarray]] = {}
@@ -104,7 +104,7 @@ def test_pages_come_back_as_they_were(pinned: bool, data: Any) -> None:
             offload=(Transfer(request(), tuple(out), tuple(free)),) if out else (),
             upload=(Transfer(request(), tuple(into), tuple(back)),) if back else (),
         )
-        pool.carry_out(plan)
+        kv_cache.carry_out(plan)
         host.update({h: device[p] for h, p in zip(free, out, strict=True)})
         device.update({p: host.pop(h) for h, p in zip(back, into, strict=True)})
         for page in set(read) & set(into):
@@ -112,39 +112,39 @@ def test_pages_come_back_as_they_were(pinned: bool, data: Any) -> None:
         # The step writes pages that it reads, or others that no upload is under way to.
         for page in read or sorted(set(out) - set(into))[:2]:
             for owner in owners:
-                owner.pool = scribble(owner.pool, jnp.int32(page), jnp.float32(page))
+                owner.kv_cache = scribble(owner.kv_cache, jnp.int32(page), jnp.float32(page))
             device[page] = [np.full_like(x, page) for x in device[page]]
-    pool.carry_out(Plan(()))
+    kv_cache.carry_out(Plan(()))
     for page, rows in device.items():
         chex.assert_trees_all_equal(contents(owners, page), rows)
 
 
 def test_an_empty_host_page_is_refused() -> None:
-    _, pool = host_kv_cache()
-    pool.offload([1], [3])
-    pool.upload([3], [2])
+    _, kv_cache = host_kv_cache()
+    kv_cache.offload([1], [3])
+    kv_cache.upload([3], [2])
     with pytest.raises(ValueError, match="host page 3 is empty"):
-        pool.upload([3], [2])
+        kv_cache.upload([3], [2])
 
 
 def test_no_space_no_pages() -> None:
-    owners, pool = host_kv_cache()
-    small = HostKVCache(owners, pool.page_bytes - 1, WarmUp())
+    owners, kv_cache = host_kv_cache()
+    small = HostKVCache(owners, kv_cache.page_bytes - 1, WarmUp())
     assert small.num_pages == 0 and HostKVCache(owners, 1e30, WarmUp()).num_pages > 0
-    out, back = pool.seconds
+    out, back = kv_cache.seconds
     assert out > 0 and back > 0
 
 
 def test_quantised_pages_come_back_within_half_a_step() -> None:
-    owners, pool = host_kv_cache(quantized=True)
+    owners, kv_cache = host_kv_cache(quantized=True)
     exact = host_kv_cache()[1]
-    assert exact.page_bytes / pool.page_bytes > 3  # pages of 16; of 32 and more it is above 3.5
+    assert exact.page_bytes / kv_cache.page_bytes > 3  # pages of 16; of 32 and more it is above 3.5
     fill(owners, 3)
     count = GROUPS[0] + 2
     before = [contents(owners, page) for page in range(count)]
     steps = jax.jit(lambda x, axis: quantize(x, axis).scale, static_argnums=1)
-    pool.offload(range(count), range(count))
-    pool.upload(range(count), [page + count for page in range(count)])
+    kv_cache.offload(range(count), range(count))
+    kv_cache.upload(range(count), [page + count for page in range(count)])
     for page in range(count):
         # keys [L, K, D, P], values [L, K, P, D] and features [P, H] of the target, keys and values of the drafter
         for x, y, axis in zip(before[page], contents(owners, page + count), (-1, -2, -2, -1, -2), strict=True):
@@ -160,7 +160,7 @@ def test_a_request_continues_where_it_was() -> None:
     )  # fmt: skip
     loaded = tiny.model()
     model_runner = ModelRunner(config, loaded.config, dict(loaded.weights), 12)
-    pool = HostKVCache([model_runner], 1e8, WarmUp())
+    kv_cache = HostKVCache([model_runner], 1e8, WarmUp())
     text = [int(t) for t in np.random.default_rng(4).integers(256, size=40)]
     expected = tiny.greedy(text, 20)  # compiles, too
     model_runner.startup_done()
@@ -179,12 +179,12 @@ def test_a_request_continues_where_it_was() -> None:
         text.append(token)
         if i % 5 == 4:
             held, fresh = pages[: -(-committed // 16)], [(page + 5) % 12 for page in pages]
-            pool.carry_out(Plan((), offload=(Transfer(request(), tuple(held), tuple(range(len(held)))),)))
+            kv_cache.carry_out(Plan((), offload=(Transfer(request(), tuple(held), tuple(range(len(held)))),)))
             run([9] * 16, 0, held)  # another request's
             run([8] * 16, 0, fresh)
             upload = (Transfer(request(), tuple(fresh[: len(held)]), tuple(range(len(held)))),)
-            pool.carry_out(Plan((ScheduledRequest(request(fresh), committed, 1),) if i % 2 else (), upload=upload))
-            pool.carry_out(Plan(()))
+            kv_cache.carry_out(Plan((ScheduledRequest(request(fresh), committed, 1),) if i % 2 else (), upload=upload))
+            kv_cache.carry_out(Plan(()))
             pages = fresh
         token = run([token], committed, pages)
         committed += 1

@@ -39,8 +39,8 @@ def commit(kind: str) -> Any:
     layers = LAYERS[kind]
     cpu.load()
 
-    def step(pool: Int8KVCache, buffer: jax.Array, new: KV, accepted: jax.Array) -> Int8KVCache:
-        return layers.commit(pool, new, Batch.unpack(buffer, SHAPE), accepted, accepted)
+    def step(kv_cache: Int8KVCache, buffer: jax.Array, new: KV, accepted: jax.Array) -> Int8KVCache:
+        return layers.commit(kv_cache, new, Batch.unpack(buffer, SHAPE), accepted, accepted)
 
     return jax.jit(chex.assert_max_traces(step, n=len(LAYERS)), donate_argnums=0)  # chex counts both kinds as one
 
@@ -49,13 +49,13 @@ def commit(kind: str) -> Any:
 def attention(kind: str) -> Any:
     """`[T, heads, dim]` of layer 1."""
 
-    def run(pool: Int8KVCache, buffer: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    def run(kv_cache: Int8KVCache, buffer: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         batch, layer = Batch.unpack(buffer, SHAPE), jnp.int32(1)
         if kind == "xla":
-            return attend(q, k, v, pool, layer, batch, ancestors(batch.subtree))
+            return attend(q, k, v, kv_cache, layer, batch, ancestors(batch.subtree))
         return cpu.attention(
-            q, k, v, pool.keys, pool.values, layer, jnp.int32(0), batch.position, batch.subtree, batch.first,
-            batch.nodes, batch.committed, batch.table, pool.channels,
+            q, k, v, kv_cache.keys, kv_cache.values, layer, jnp.int32(0), batch.position, batch.subtree, batch.first,
+            batch.nodes, batch.committed, batch.table, kv_cache.channels,
         )[0]  # fmt: skip
 
     return jax.jit(run)
@@ -63,9 +63,9 @@ def attention(kind: str) -> Any:
 
 @jax.jit
 @chex.assert_max_traces(n=1)
-def read(pool: Int8KVCache, layer: jax.Array, pages: jax.Array) -> tuple[Any, Any]:
+def read(kv_cache: Int8KVCache, layer: jax.Array, pages: jax.Array) -> tuple[Any, Any]:
     """Keys and values of these pages, and the steps of both."""
-    return pool.read(layer, pages), (pool.key_scale[layer, pages], pool.value_scale[layer, pages])
+    return kv_cache.read(layer, pages), (kv_cache.key_scale[layer, pages], kv_cache.value_scale[layer, pages])
 
 
 class Requests:
@@ -74,9 +74,9 @@ class Requests:
     def __init__(self, seed: int, slots: int, kind: str):
         self.kind = kind
         self.rng = np.random.default_rng(seed)
-        self.pool = Int8KVCache.zeros(CONFIG, PAGES, PAGE, "float32", False, SLOTS)
+        self.kv_cache = Int8KVCache.zeros(CONFIG, PAGES, PAGE, "float32", False, SLOTS)
         garbage = lambda x: jnp.full_like(x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.floating) else x  # noqa: E731
-        self.pool = jax.tree.map(garbage, self.pool)
+        self.kv_cache = jax.tree.map(garbage, self.kv_cache)
         self.opened = OpenPages(slots)
         self.free = [int(p) for p in self.rng.permutation(PAGES)]
         self.pages: dict[int, list[int]] = {}
@@ -104,7 +104,7 @@ class Requests:
                 for old, x in zip(self.exact[key], new, strict=True)
             )
             self.exact[key] = keys, values
-        self.pool = commit(self.kind)(self.pool, packed.buffer, new, accepted)
+        self.kv_cache = commit(self.kind)(self.kv_cache, packed.buffer, new, accepted)
 
     def end(self, key: int) -> None:
         self.free += self.pages.pop(key)
@@ -114,7 +114,7 @@ class Requests:
         for key, pages in self.pages.items():
             for layer in range(CONFIG.num_layers):
                 filled = np.resize(pages, SHAPE.pages)  # one shape, however many there are
-                (keys, values), scales = jax.tree.map(np.asarray, read(self.pool, np.int32(layer), filled))
+                (keys, values), scales = jax.tree.map(np.asarray, read(self.kv_cache, np.int32(layer), filled))
                 # [B, K, D, P] and [B, K, P, D] -> [positions, K, D]
                 found = keys.transpose(0, 3, 1, 2), values.transpose(0, 2, 1, 3)
                 for x, exact, scale in zip(found, self.exact[key], scales, strict=True):
@@ -159,7 +159,7 @@ def test_both_ways_to_attend_to_it_agree() -> None:
     packed = pack(trees, [SHAPE], BUFFERS, PAGE, requests.opened)
     sizes = ((CONFIG.num_heads, CONFIG.head_dim), *((CONFIG.num_kv_heads, CONFIG.head_dim),) * 2)
     qkv = [requests.rng.normal(size=(SHAPE.tokens, *size)).astype(np.float32) for size in sizes]
-    out = [np.asarray(attention(kind)(requests.pool, packed.buffer, *qkv))[:8] for kind in ("xla", "native")]
+    out = [np.asarray(attention(kind)(requests.kv_cache, packed.buffer, *qkv))[:8] for kind in ("xla", "native")]
     chex.assert_tree_all_finite(out)  # what was not written is NaN
     chex.assert_trees_all_close(out[0], out[1], rtol=1e-4, atol=1e-4)
 
@@ -167,8 +167,8 @@ def test_both_ways_to_attend_to_it_agree() -> None:
 def test_bytes_of_a_token() -> None:
     for size in (32, 64, 128):
         assert page_bytes(CONFIG, size, "float32") >= 3.5 * page_bytes(CONFIG, size, "int8")
-    pool = Int8KVCache.zeros(CONFIG, PAGES, 32, "float32", False, 0)
-    assert sum(x.nbytes for x in pool) == PAGES * page_bytes(CONFIG, 32, "int8")
+    kv_cache = Int8KVCache.zeros(CONFIG, PAGES, 32, "float32", False, 0)
+    assert sum(x.nbytes for x in kv_cache) == PAGES * page_bytes(CONFIG, 32, "int8")
 
 
 def test_the_books_of_open_pages() -> None:

@@ -33,7 +33,7 @@ from jaxspec.step.batch import Batch, BatchBuffers, BatchShape
 from jaxspec.step.kv_cache import KVCache
 from jaxspec.step.kv_int8 import Int8KVCache
 from jaxspec.step.penalties import PenaltyTable, UPDATE, reset, update
-from jaxspec.step.rejection import Drawn
+from jaxspec.step.rejection import DraftDistributions
 from jaxspec.step.step import make_step, split
 from jaxspec.step.tree import accept, ancestors
 from jaxspec.step.xla import XlaLayers
@@ -42,24 +42,24 @@ T, C, R = 8, 6, 2
 loaded, layers = tiny.model(None), XlaLayers()
 config = loaded.config
 table = PenaltyTable.empty(1, config.vocab_size)
-none = Drawn.empty()
+none = DraftDistributions.empty()
 """
 
 #: Traces the whole step: sampling, penalties, acceptance and attention over both kinds of KV cache. Shapes are static,
 #: so tracing checks all of them.
 _STEP = """
 graph, treedef, leaves = split(layers.decoder(config, loaded.weights, "float32"))
-drawn = Drawn.zeros(R, 3, 2, jnp.arange(20, dtype=jnp.int32))
+drawn = DraftDistributions.zeros(R, 3, 2, jnp.arange(20, dtype=jnp.int32))
 exact = KVCache.zeros(config, 8, 16, "float32")
 int8 = Int8KVCache.zeros(config, 8, 16, "float32", False, R)
-for shape, pool, drafts in (
+for shape, kv_cache, drafts in (
     (BatchShape(T, C, R, 5), exact, none),
     (BatchShape(T, C, R, 5, children=2), exact, drawn),
     (BatchShape(T, C, R, 5, written=3), int8, none),
 ):
     buffer, _ = BatchBuffers([shape]).take(shape)
     step = jax.jit(make_step(graph, treedef, shape, layers))
-    _, result = jax.eval_shape(step, leaves, pool, table, drafts, jnp.asarray(buffer))
+    _, result = jax.eval_shape(step, leaves, kv_cache, table, drafts, jnp.asarray(buffer))
     assert result.decision.shape == (C + T,), result
 zeros = np.zeros(UPDATE, np.int32)
 jax.eval_shape(update, table, zeros, zeros, zeros, zeros.astype(bool), zeros.astype(np.float32))

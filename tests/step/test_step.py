@@ -44,21 +44,21 @@ class Machine:
         self.fresh()
         self.steps = {
             s: jax.jit(make_step(graph, treedef, s, layers), donate_argnums=1)
-            .lower(self.leaves, self.pool, self.table, DraftDistributions.empty(), jnp.zeros(s.size, jnp.int32))
+            .lower(self.leaves, self.kv_cache, self.table, DraftDistributions.empty(), jnp.zeros(s.size, jnp.int32))
             .compile()
             for s in SHAPES
         }
 
     def fresh(self) -> None:
         """Garbage in the pool: nothing may depend on what was not written."""
-        self.pool = jax.tree.map(
+        self.kv_cache = jax.tree.map(
             lambda x: jnp.full_like(x, jnp.nan), KVCache.zeros(self.config, PAGES, PAGE, "float32")
         )
 
     def run(self, trees: list[Tree]) -> tuple[Packed, np.ndarray, np.ndarray]:
         packed = pack(trees, SHAPES, BUFFERS, PAGE)
-        self.pool, result = self.steps[packed.shape](
-            self.leaves, self.pool, self.table, DraftDistributions.empty(), packed.buffer
+        self.kv_cache, result = self.steps[packed.shape](
+            self.leaves, self.kv_cache, self.table, DraftDistributions.empty(), packed.buffer
         )
         decision = np.asarray(result.decision)
         chex.assert_shape(decision, (packed.shape.rows + packed.shape.tokens,))
@@ -159,7 +159,7 @@ def test_forest_over_committed_kv(kind: str, window: int | None, data: Any) -> N
                     best = words
             texts[i] = texts[i] + best  # committed by the step, so the next round reads it
     whole = np.concatenate([own[: len(text) // PAGE] for text, own in zip(texts, pages, strict=True)])
-    chex.assert_tree_all_finite((np.asarray(m.pool.keys)[:, whole], np.asarray(m.pool.values)[:, whole]))
+    chex.assert_tree_all_finite((np.asarray(m.kv_cache.keys)[:, whole], np.asarray(m.kv_cache.values)[:, whole]))
 
 
 def test_too_large_a_step_is_refused() -> None:

@@ -41,13 +41,13 @@ class PaddedLayers(NativeLayers):
         self,
         model: Decoder | DraftDecoder,
         x: jax.Array,
-        pool: AnyKVCache,
+        kv_cache: AnyKVCache,
         batch: Batch,
         mask: jax.Array,
         earlier: Earlier | None = None,
     ) -> tuple[jax.Array, NewKV]:
         longest = jnp.full_like(batch.committed, jnp.max(batch.committed))
-        return super().run(model, x, pool, batch._replace(committed=longest), mask, earlier)
+        return super().run(model, x, kv_cache, batch._replace(committed=longest), mask, earlier)
 
     def positions_read(self, committed: np.ndarray, page_size: int) -> int:
         return super().positions_read(np.full_like(committed, committed.max()), page_size)

@@ -45,11 +45,11 @@ class Steps:
         self.room, self._page_size = requests * pages if room is None else room, shared.page_size
         self._shapes = {t: BatchShape(t, t, requests, pages) for t in tokens}
         self._buffers = BatchBuffers(self._shapes.values())
-        self.pool = KVCache.zeros(shared.config, self.room, shared.page_size, "float32")
+        self.kv_cache = KVCache.zeros(shared.config, self.room, shared.page_size, "float32")
         self._rest = PenaltyTable.empty(1, shared.config.vocab_size), DraftDistributions.empty()
         self._programs = {
             shape: jax.jit(make_step(graph, treedef, shape, layers), donate_argnums=1)
-            .lower(self._leaves, self.pool, *self._rest, jax.ShapeDtypeStruct((shape.size,), jnp.int32))
+            .lower(self._leaves, self.kv_cache, *self._rest, jax.ShapeDtypeStruct((shape.size,), jnp.int32))
             .compile()
             for shape in self._shapes.values()
         }
@@ -59,7 +59,7 @@ class Steps:
         return pack(trees, [self._shapes[tokens]], self._buffers, self._page_size)
 
     def run(self, packed: Packed) -> StepResult:
-        self.pool, result = self._programs[packed.shape](self._leaves, self.pool, *self._rest, packed.buffer)
+        self.kv_cache, result = self._programs[packed.shape](self._leaves, self.kv_cache, *self._rest, packed.buffer)
         return result
 
     def temporaries(self, packed: Packed) -> int:
@@ -82,7 +82,7 @@ class Way:
 
         Call it before other runs: a run commits tokens, which padded rows would read in the next one.
         """
-        self.steps.pool = jax.tree.map(jnp.copy, self.kv)  # the step donates its pool
+        self.steps.kv_cache = jax.tree.map(jnp.copy, self.kv)  # the step donates its pool
         decision = np.asarray(self.steps.run(self.packed).decision)
         return np.concatenate([decision[c : c + n] for c, n in zip(self.packed.rows, nodes, strict=True)])
 
