@@ -1,4 +1,4 @@
-"""Drawing: candidates that were sampled, without selecting among them."""
+"""The tree policy of rejection sampling: verify candidates as they were sampled, without selecting among them."""
 
 from __future__ import annotations
 
