@@ -148,6 +148,7 @@ def test_stand_ins_are_named(tmp_path, lengths, capsys):
     assert [note.partition(":")[0] for note in priority] == ["order", "memory"]
 
 
+@pytest.mark.slow
 def test_without_lengths_answers_are_log_normal(tmp_path):
     common = ["--num-requests", "1000", "--request-rate", "2"]
     report = simulate(tmp_path, *common)

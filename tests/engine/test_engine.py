@@ -37,6 +37,7 @@ def tight() -> Iterator[LLM]:
         yield llm
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_a_crowd_writes_what_each_request_writes_alone(roomy: LLM, tight: LLM, data: Any) -> None:

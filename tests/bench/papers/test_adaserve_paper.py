@@ -114,6 +114,7 @@ def command(tmp_path: Path) -> list[str]:
     return ["paper", "adaserve", *given, "--out", str(tmp_path / "docs")]
 
 
+@pytest.mark.slow
 def test_the_page_is_written(quick, tmp_path):
     out = tmp_path / "docs"
     assert main([*command(tmp_path), "--minutes", "0.1"]) == 0

@@ -51,6 +51,7 @@ def test_requests_that_no_model_has_room_for_are_left_out():
         alise.fitting(Lengths(np.array([3000]), np.array([1]), np.array([np.nan])))
 
 
+@pytest.mark.slow
 def test_alise_beats_fcfs_and_the_oracle_beats_all():
     rates = (0.6, 1.2)
     names = (ORCA, VLLM, FULL, ALISE, KNOWN)
@@ -61,6 +62,7 @@ def test_alise_beats_fcfs_and_the_oracle_beats_all():
     assert at[KNOWN] <= 1.02 * at[ALISE] and at[ALISE] < at[FULL] < at[VLLM] < at[ORCA]
 
 
+@pytest.mark.slow
 def test_swapping_is_at_least_as_good_as_the_other_memories():
     found = {
         name: alise.curve(system, table(), (4.5,), 80, 0)["4.5"] for name, system in alise.MEMORIES.items()
@@ -88,6 +90,7 @@ def command(tmp_path: Path, longest: int) -> list[str]:
     return ["paper", "alise", *files, "--out", str(tmp_path / "docs")]
 
 
+@pytest.mark.slow
 def test_the_page_is_written(quick, tmp_path):
     out = tmp_path / "docs"
     assert main([*command(tmp_path, 900), "--minutes", "0.5"]) == 0

@@ -82,6 +82,7 @@ def test_a_missing_ablation_leaves_papers_pages_as_they_are(tmp_path: Path) -> N
     assert trained(tmp_path / "predictor.json") == {}
 
 
+@pytest.mark.slow
 def test_knowing_lengths_is_worth_more_than_guessing() -> None:
     rng = np.random.default_rng(0)
     length = rng.geometric(1 / 100, 300)

@@ -160,6 +160,7 @@ def test_without_a_speculator_it_is_the_plain_simulation():
         TreeSimulation(run.scheduler, run.workload, COST, None, [drafter([3])])
 
 
+@pytest.mark.slow
 def test_drafts_bring_tokens_sooner_and_more_requests_meet_their_slo():
     """On the plateau drafts are nearly free; at the load where that ends, SLOs decide which requests get them."""
     few = workload(60, tpot=10e-3)
