@@ -23,7 +23,7 @@ SETTINGS = {
     "max_num_seqs": "maximum number of requests that run at once",
     "max_num_batched_tokens": "maximum number of tokens in one step (token budget)",
     "max_queued_requests": "maximum number of waiting requests; further requests get HTTP 429",
-    "enable_prefix_caching": "true or false: reuse the KV of prompt prefixes that are already cached",
+    "enable_prefix_caching": "reuse the KV of prompt prefixes that are already cached (default: yes)",
     "kv_cache_dtype": "data type of the KV cache: auto (same as --dtype) or int8",
     "swap_space": "host memory for the KV of preempted requests, in GiB; 0: no swapping, KV is recomputed",
     "seed": "sampling seed of requests that do not set one",
@@ -131,7 +131,11 @@ def _parser() -> argparse.ArgumentParser:
         help="maximum size of a request body, in MiB (default: %(default)g)",
     )
     for name, help in SETTINGS.items():
-        add("--" + name.replace("_", "-"), metavar="VALUE", help=help)
+        option = "--" + name.replace("_", "-")
+        if EngineConfig.model_fields[name].annotation is bool:
+            add(option, action=argparse.BooleanOptionalAction, help=help)
+        else:
+            add(option, metavar="VALUE", help=help)
     add(
         "--drain-timeout",
         type=_seconds,

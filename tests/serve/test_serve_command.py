@@ -17,7 +17,8 @@ from helpers import checkpoints
 from helpers.fakes import RECITED
 from helpers.paths import TESTS
 from helpers.serving import eventually
-from jaxspec.serve.__main__ import main
+from jaxspec.config import EngineConfig
+from jaxspec.serve.__main__ import _overrides, _parser, main
 
 BAD = [
     (["--port", "x"], "--port"),
@@ -37,6 +38,7 @@ BAD = [
     (["--api-key", ""], "--api-key"),
     (["--log-level", "loud"], "--log-level"),
     (["--config", "/no/such.yaml"], "/no/such.yaml"),
+    (["--enable-prefix-caching", "true"], "true"),  # a flag, as in vLLM
     (["--draft", "ngram", "--draft", "ngram"], "draft: a drafter is named twice"),
     (["--draft", ""], "draft: "),
     (["--set", "path=x"], "'path'"),
@@ -184,3 +186,10 @@ def test_the_second_signal_does_not_wait_for_a_long_step(started: tuple[subproce
         said = process.communicate(timeout=30)[1]
         assert (process.returncode, said.count("\n")) == (130, 1)
         assert stream.result()
+
+
+def test_settings_with_an_option_of_their_own() -> None:
+    argv = "--max-num-seqs 3 --no-enable-prefix-caching --served-model-name 7 --set max_num_seqs=5 --swap-space 0.5"
+    config = EngineConfig.load(None, **_overrides(_parser().parse_args(argv.split())))
+    assert (config.max_num_seqs, config.enable_prefix_caching) == (3, False)
+    assert (config.served_model_name, config.swap_space) == ("7", 0.5)
