@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     found: dict[str, Any] = {"machine": machine(), "options": options.plain(args)}
     if args.text:
         found["quality"] = quality(model, ids[: args.tokens], args)
-    found["pool_step_ms"] = kv_caches(model, args)
+    found["pool_step_ms"] = kv_dtype_times(model, args)
     found["steps"] = [steps(model, swap_dtype, args) for swap_dtype in ("same", "int8")]
     _show(found)
     if args.json:
@@ -148,7 +148,7 @@ def decode_trees(config: EngineConfig, args: argparse.Namespace) -> tuple[list[T
     return [Tree.chain([1], args.committed, row, SamplingInputs()) for row in tables], pages
 
 
-def kv_caches(model: LoadedModel, args: argparse.Namespace) -> dict[str, float]:
+def kv_dtype_times(model: LoadedModel, args: argparse.Namespace) -> dict[str, float]:
     """Median milliseconds of a decoding step for each of `KINDS`, measured alternately."""
     from jaxspec.step.runner import ModelRunner
 

@@ -184,9 +184,9 @@ def _devices(config: EngineConfig, models: Models) -> dict[str, Device]:
     return {name: known[number] for name, number in config.draft_devices.items()}
 
 
-def runners(speculator: Speculator | None) -> list[DraftRunner]:
+def runners(speculator: Speculator) -> list[DraftRunner]:
     """Runners of the draft models on the target's device, whose pools are swapped together with the target's."""
-    models = [d for d in speculator.drafters if isinstance(d, ModelDrafter)] if speculator else []
+    models = [d for d in speculator.drafters if isinstance(d, ModelDrafter)]
     return [d.runner for d in models if not d.own_device]
 
 

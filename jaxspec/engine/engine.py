@@ -101,8 +101,8 @@ class Engine:
         return self._health
 
     @property
-    def speculator(self) -> Speculator | None:
-        """Decides on drafts; None if nothing drafts."""
+    def speculator(self) -> Speculator:
+        """Decides on drafts; without drafters there are none."""
         return self.loop.speculator
 
     @property
@@ -117,8 +117,7 @@ class Engine:
 
     def start(self) -> None:
         """Start the engine's thread and the background compilation."""
-        if self.loop.predictions:
-            self.loop.predictions.start()
+        self.loop.predictions.start()
         self._thread = threading.Thread(target=self._run, name="jaxspec-engine", daemon=True)
         self._thread.start()
         self.warm_up.start(busy=lambda: bool(self.loop.has_work or self._inbox), wake=self._notify)
@@ -209,7 +208,7 @@ class Engine:
             cached = 0
             if slo.ttft is not None and params.prompt_logprobs is None:
                 cached = self._pool.cached(prompt_ids, len(prompt_ids) - 1)
-            depth = DEPTH if self.speculator else 0
+            depth = DEPTH if self.speculator.drafters else 0
             check_possible(slo, tightest_slo(self._times, depth, len(prompt_ids) - cached), self.config.slo.slo)
         return max_tokens
 
@@ -246,8 +245,7 @@ class Engine:
                 if self._health != "dead":
                     self._health, self.failure = "dead", "the engine has been shut down"
             self.warm_up.stop()
-            if self.loop.predictions:
-                self.loop.predictions.close()
+            self.loop.predictions.close()
 
     def _collect(self) -> bool:
         """Pass new and cancelled requests to the loop; sleep while there is nothing to do. False: end the loop."""

@@ -17,7 +17,6 @@ from jaxspec.engine.startup import Parts
 from jaxspec.outputs import RequestMetrics
 from jaxspec.sched.plan import RequestResult, ScheduledRequest
 from jaxspec.sched.request import Request
-from jaxspec.sched.scheduler import NO_DRAFTS
 from jaxspec.sched.spec.micro_batches import split
 from jaxspec.sched.spec.trees.candidates import Draft
 from jaxspec.step.packing import SamplingInputs
@@ -77,8 +76,7 @@ class EngineLoop:
     def add(self, state: RequestState, now: float) -> None:
         """Queue a new request."""
         self.scheduler.add(state.request, now)
-        if self.predictions:
-            self.predictions.add(state.request.id, state.request.tokens)
+        self.predictions.add(state.request.id, state.request.tokens)
 
     def abort(self, state: RequestState, now: float) -> None:
         """End a request that has not finished, with reason "abort"."""
@@ -105,9 +103,8 @@ class EngineLoop:
         """Run one step. Text of the previous step is decoded and delivered while the device computes."""
         self.warm_up.adopt_ready(busy=True)
         timer = StepTimer(self._clock)
-        if self.predictions:
-            self.predictions.apply(self.scheduler.predicted, timer.begun)
-        lookahead = self.speculator.lookahead(self.scheduler.running, timer.begun) if self.speculator else NO_DRAFTS
+        self.predictions.apply(self.scheduler.predicted, timer.begun)
+        lookahead = self.speculator.lookahead(self.scheduler.running, timer.begun)
         plan = self.scheduler.plan(timer.begun, lookahead)
         for request in (*plan.preempted, *plan.paused):
             self.penalty_rows.take(self._states[request.id])
@@ -140,9 +137,6 @@ class EngineLoop:
 
     def _launch(self, scheduled: Sequence[ScheduledRequest], timer: StepTimer) -> list[MicroBatch]:
         """Draft for the requests and start their step on the device, in one micro-batch or several."""
-        if not self.speculator:
-            states = [self._states[s.request.id] for s in scheduled]
-            return [MicroBatch.launch(scheduled, states, {}, self.model_runner)]
         self.speculator.prefetch_features(scheduled)
         batches: list[MicroBatch] = []
         for part in split(scheduled, self.speculator, self.micro_batches):
@@ -161,7 +155,7 @@ class EngineLoop:
         results: dict[str, RequestResult] = {}
         for verified in batch.requests(decision):
             state, draft, path = verified.state, verified.draft, verified.path
-            if self.speculator and verified.scheduled.samples:
+            if verified.scheduled.samples:
                 self.speculator.observe(state.request, [n - 1 for n in path[1:]] if path else ())
             result = state.append(verified.scheduled, verified.tokens, batch.pending.logprobs, verified.row, now, path)
             if draft is not None and path is not None:
@@ -211,11 +205,9 @@ class EngineLoop:
         state.metrics.kv_quantized = self._int8_kv or (self.host.quantized and state.request.swaps > 0)
         self._closed(state)
         self._last_token.pop(state.request.id, None)
-        if self.speculator:
-            self.speculator.forget(state.request)
-        if self.predictions:
-            reason = state.natural_finish_reason(self._eos)
-            self.predictions.ended(state.request.id, state.metrics.output_tokens, reason)
+        self.speculator.forget(state.request)
+        reason = state.natural_finish_reason(self._eos)
+        self.predictions.ended(state.request.id, state.metrics.output_tokens, reason)
         for observe in self.observers:
             try:
                 observe(state.metrics, state.finish_reason or "abort")

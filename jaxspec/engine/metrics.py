@@ -183,9 +183,9 @@ def snapshot(loop: EngineLoop, queued: int, refused: int) -> EngineStats:
         accepted_tokens=c.speculation.accepted,
         verifications=c.speculation.verifications,
         accepted_by_level=tuple(c.speculation.by_level),
-        drafter_switches=speculator.switches if speculator else 0,
-        drafter_switch_seconds=speculator.switch_seconds if speculator else 0.0,
-        predictions=replace(predictions.counts) if predictions else PredictionCounts(),
+        drafter_switches=speculator.switches,
+        drafter_switch_seconds=speculator.switch_seconds,
+        predictions=replace(predictions.counts),
         slo_refused=refused,
     )
 

@@ -14,7 +14,7 @@ from jaxspec.models.load import LoadedModel, load_model
 from jaxspec.paths import cache_folder
 from jaxspec.predict.build import build as build_predictions
 from jaxspec.predict.predictor import LengthPredictor
-from jaxspec.predict.service import PredictionService
+from jaxspec.predict.service import NoPredictions, PredictionService
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.scheduler import Scheduler
@@ -37,11 +37,11 @@ class Parts:
     max_model_len: int
     warm_up: WarmUp
     model_runner: ModelRunner
-    speculator: Speculator | None
+    speculator: Speculator
     host: HostKVCache
     pool: PagePool
     scheduler: Scheduler
-    predictions: PredictionService | None
+    predictions: PredictionService | NoPredictions
 
 
 def start_up(
@@ -82,9 +82,13 @@ def start_up(
         allocate_distributions(config, models),
         store,
     )
-    speculator = build(config, model_runner, models, pages, warm_up, store, clock) if models else None
+    speculator = (
+        build(config, model_runner, models, pages, warm_up, store, clock)
+        if models
+        else Speculator([], model_runner.times)
+    )
     host = host_kv_cache(config, model_runner, runners(speculator), warm_up, store)
-    if predictions:
+    if isinstance(predictions, PredictionService):
         predictions.set_paused(True)
         stage = "compiling the length predictor"
         warm_up.compile_later(stage, [CompileJob(name, job) for name, job in predictions.programs()], rank=2)

@@ -16,7 +16,7 @@ from jaxspec.predict import shipped
 from jaxspec.predict.index import LengthIndex
 from jaxspec.predict.predictor import LengthPredictor
 from jaxspec.predict.retrieval import RetrievalPredictor
-from jaxspec.predict.service import PredictionService
+from jaxspec.predict.service import NoPredictions, PredictionService
 
 #: Model's name -> the shipped predictor for it.
 DEFAULT = {"smollm2-135m": "smollm2-length"}
@@ -24,15 +24,15 @@ DEFAULT = {"smollm2-135m": "smollm2-length"}
 
 def build(
     config: EngineConfig, model: LoadedModel, clock: Callable[[], float], proxy: LengthPredictor | None = None
-) -> PredictionService | None:
-    """The prediction service, neither warmed up nor started; None if the config names no predictor that reads prompts.
+) -> PredictionService | NoPredictions:
+    """The prediction service, neither warmed up nor started, if the config names a predictor that reads prompts.
 
     `proxy` is used instead of loading one. Raises `ConfigError` naming the setting that does not work.
     """
     if config.predictor not in ("auto", "proxy", "retrieval"):
-        return None
+        return NoPredictions()
     if config.predictor == "auto" and not (proxy or config.predictor_model or DEFAULT.get(model.name) in shipped()):
-        return None
+        return NoPredictions()
     predictor = proxy or load_proxy(config.predictor_model, model.name)
     if config.predictor == "retrieval":
         predictor = _retrieval(config, predictor, model.name)

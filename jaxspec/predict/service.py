@@ -52,6 +52,28 @@ class _Ticket:
     length: float | None = None
 
 
+class NoPredictions:
+    """Stands in for a `PredictionService` where no predictor reads prompts."""
+
+    def __init__(self) -> None:
+        self.counts = PredictionCounts()
+
+    def start(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def add(self, request_id: str, prompt_ids: Sequence[int]) -> None:
+        pass
+
+    def apply(self, predicted: Callable[[str, float, float], bool], now: float) -> None:
+        pass
+
+    def ended(self, request_id: str, tokens: int, reason: str) -> None:
+        pass
+
+
 class PredictionService:
     """Predicts and learns output lengths in a thread of its own.
 

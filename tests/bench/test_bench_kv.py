@@ -28,7 +28,7 @@ def test_it_measures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert found["auto"]["positions"] == found["int8"]["positions"] == len(ids) - -(-len(ids) // 40)
     assert found["int8"]["perplexity"] == pytest.approx(found["auto"]["perplexity"], rel=0.2)
     assert 0 < found["logprob_change_mean"] <= found["logprob_change_max"] and 0 <= found["likeliest_changed"] < 0.5
-    assert set(kv.pools(tiny.model(), args)) == {"auto", "int8"}
+    assert set(kv.kv_dtype_times(tiny.model(), args)) == {"auto", "int8"}
     steps = kv.steps(tiny.model(), "int8", args)
     assert set(steps["step_ms"]) == {"0", "1", "3"} and min(steps["step_ms"].values()) > 0
 

@@ -22,6 +22,7 @@ from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.outputs import OutputDelta, RequestMetrics
 from jaxspec.predict.build import build
+from jaxspec.predict.service import PredictionService
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.serve.metrics import ServerMetrics
 
@@ -178,8 +179,9 @@ def test_cancelled_requests_are_forgotten(compiled: str) -> None:
         gate.set()
         answers.ask("after")
         answers.wait(7)
-        assert engine.health == "ok" and engine.loop.predictions is not None
-        eventually(lambda: not engine.loop.predictions._live)  # type: ignore[union-attr]
+        predictions = engine.loop.predictions
+        assert engine.health == "ok" and isinstance(predictions, PredictionService)
+        eventually(lambda: not predictions._live)
 
 
 def test_retrieval_learns_from_what_was_served_and_keeps_it(compiled: str, tmp_path: Path) -> None:

@@ -68,7 +68,6 @@ class Switching(Unlearned):
 def switch(llm: LLM, slots: int = 1) -> Switching:
     """Install `Switching` as the draft choice of this engine."""
     speculator = llm.engine.speculator
-    assert speculator is not None
     speculator.choice = choice = Switching(len(speculator.drafters), slots)
     return choice
 

@@ -74,7 +74,6 @@ def test_it_serves_before_all_is_compiled_and_drafts_after(held: threading.Event
         assert engine.step_times.sizes == [s.tokens for s in engine.loop.model_runner.shapes]
         assert all(profile.measured for profile in engine.profiled)
         assert answers(llm) == expected and engine.stats().compilations_after_warmup == 0
-        assert engine.speculator is not None
         model = engine.speculator.drafters[0]
         assert model.ready and model.seconds(1, 1, 1, 1) > 0
 
@@ -95,7 +94,7 @@ def test_with_a_choice_of_drafters_all_of_them_are_there_at_once() -> None:
     settings = SETTINGS | dict(token_buckets=[8], draft_choice="lbss", max_num_batched_tokens=8)
     with tiny.llm(compile_in_background=True, **settings) as llm:
         speculator = llm.engine.speculator
-        assert speculator is not None and speculator.drafters[0].ready
+        assert speculator.drafters[0].ready
 
 
 # -- the order of things, without an engine ------------------------------------------------------------------------

@@ -93,15 +93,15 @@ def test_the_reference_verifies_as_the_engine_does(lengths: list[int], counts: l
     texts = [[int(t) for t in rng.integers(256, size=n)] for n in lengths]
     packed, ways = engine(), {way: reference(way) for way in (KV_PADDED, PADDED)}
     tables = rng.permutation(packed.room).astype(np.int32)[: REQUESTS * PAGES].reshape(REQUESTS, PAGES)
-    packed.pool = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), packed.pool)
+    packed.kv_cache = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), packed.kv_cache)
     prompts = [Tree.chain(t, 0, table, SamplingInputs()) for t, table in zip(texts, tables, strict=True)]
     jax.block_until_ready(packed.run(packed.pack(prompts, PROMPTS)))
     rows = np.arange(REQUESTS * PAGES, dtype=np.int32).reshape(REQUESTS, PAGES)
     there = (np.arange(PAGES * PAGE) < np.array(lengths)[:, None]).reshape(-1, PAGE)
     for steps in ways.values():
-        keys, values = (np.asarray(own)[:, tables.reshape(-1)] for own in packed.pool[:2])
+        keys, values = (np.asarray(own)[:, tables.reshape(-1)] for own in packed.kv_cache[:2])
         keys, values = np.where(there[:, None, None, :], keys, np.nan), np.where(there[:, None, :, None], values, 0)
-        steps.pool = steps.pool._replace(keys=jnp.asarray(keys), values=jnp.asarray(values))
+        steps.kv_cache = steps.kv_cache._replace(keys=jnp.asarray(keys), values=jnp.asarray(values))
     for nodes in counts:
         drafts = [draft_chain(text, n, rng) for text, n in zip(texts, nodes, strict=True)]
         chains = lambda pages, drafts=drafts: [  # noqa: E731
@@ -134,7 +134,7 @@ def test_the_reference_computes_its_padding() -> None:
     for padding in (jnp.nan, 1.0):
         for name, steps in (("reference", reference(PADDED)), ("engine", engine())):
             more = ((0, 0), (0, steps.room - REQUESTS * PAGES), (0, 0), (0, 0), (0, 0))
-            steps.pool = steps.pool._replace(
+            steps.kv_cache = steps.kv_cache._replace(
                 keys=jnp.pad(jnp.where(there[:, None, None, :], keys, padding), more),
                 values=jnp.pad(jnp.where(there[:, None, :, None], values, 0.0), more),
             )

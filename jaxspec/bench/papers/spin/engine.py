@@ -74,7 +74,7 @@ class Bench:
     ids: Sequence[Sequence[int]]
     kinds: Sequence[str]
     params: SamplingParams
-    contenders: dict[str, Speculator | None] = field(default_factory=dict)
+    contenders: dict[str, Speculator] = field(default_factory=dict)
     #: Each request's decode tokens/s with one drafter for all, by drafter: turns of `[requests]`.
     alone: dict[str, list[np.ndarray]] = field(default_factory=dict)
     #: The oracle's drafter by prompt.
@@ -87,7 +87,6 @@ class Bench:
     def contender(self, names: Sequence[str], **settings: Any) -> Speculator:
         """A speculator with these of the engine's drafters and these settings."""
         config, speculator = self.llm.engine.config, self.llm.engine.speculator
-        assert speculator is not None
         changed = EngineConfig.load(None, **settings)
         config = config.model_copy(update={name: getattr(changed, name) for name in settings})
         drafters = {d.name: d for d in speculator.drafters}
@@ -99,7 +98,7 @@ class Bench:
         oracle = self.contender(DRAFTERS)
         oracle.choice = Given(self.best)
         self.contenders = {
-            NONE: None, **{name: self.contender([name]) for name in DRAFTERS},
+            NONE: self.contender([]), **{name: self.contender([name]) for name in DRAFTERS},
             **{name: self.contender(DRAFTERS, **settings) for name, settings in CHOICES.items()}, ORACLE: oracle,
         }  # fmt: skip
 
@@ -110,7 +109,7 @@ class Bench:
             rates = np.array([np.median(self.alone[d], axis=0) for d in self.drafters])
             self.best.update(zip(map(tuple, self.ids), rates.argmax(0).tolist(), strict=True))
         self.llm.engine.loop.speculator = speculator
-        switched = (speculator.switches, speculator.switch_seconds) if speculator else (0, 0.0)
+        switched = speculator.switches, speculator.switch_seconds
         begun = time.perf_counter()
         outputs = self.llm.generate(ids or self.ids, self.params)
         seconds = time.perf_counter() - begun
@@ -122,8 +121,8 @@ class Bench:
         found = {
             "goodput": tokens / seconds, "accepted": counts.mean_accepted_length,
             "drafted": counts.verifications / tokens, "seconds": seconds,
-            "switches": speculator.switches - switched[0] if speculator else 0,
-            "switch_seconds": speculator.switch_seconds - switched[1] if speculator else 0.0,
+            "switches": speculator.switches - switched[0],
+            "switch_seconds": speculator.switch_seconds - switched[1],
         }  # fmt: skip
         if ids:
             return found
@@ -206,7 +205,8 @@ def on_engine(args: argparse.Namespace) -> dict[str, Any]:
             if sizes:
                 batches, draft = bench["batches"], [CHAIN["draft"]]
                 batches.contenders = {
-                    NONE: None, "chain": batches.contender(draft, tree="chain", draft_depth=CHAIN["levels"]),
+                    NONE: batches.contender([]),
+                    "chain": batches.contender(draft, tree="chain", draft_depth=CHAIN["levels"]),
                     "auto": batches.contender(draft),
                 }  # fmt: skip
                 by_size = batches.batches(sizes, repeats, advance)
