@@ -176,6 +176,8 @@ _OTHER_NAMES = {
     "draft_budget": "verify_budget",
     "draft_levels": "draft_depth",
     "draft_model": "draft",
+    "gpu_memory_utilization": "kv_cache_tokens",
+    "mem_fraction_static": "kv_cache_tokens",
     "kv_dtype": "kv_cache_dtype",
     "max_running_requests": "max_num_seqs",
     "max_total_tokens": "kv_cache_tokens",
@@ -240,12 +242,20 @@ def _explain(error: Any, schema: type[BaseModel]) -> str:
             return f"{name}: {error['msg'].removeprefix('Value error, ')} (got {error['input']!r})"
 
 
+def settings_like(name: str, known: Sequence[str] | None = None) -> list[str]:
+    """Settings among `known` (default: all of `EngineConfig`) that `name` may stand for, the likeliest first."""
+    known = _names(EngineConfig, ()) if known is None else known
+    if (called := _OTHER_NAMES.get(name, name)) in known:
+        return [called]
+    by_lowercase = {n.lower(): n for n in known}
+    return [by_lowercase[n] for n in get_close_matches(name.lower(), by_lowercase, n=3, cutoff=0.75)]
+
+
 def _unknown(name: str, known: Sequence[str]) -> str:
     """Message for an unknown setting: similar names, and all valid ones if the list is short or none is similar."""
     if _OTHER_NAMES.get(name) in known:
-        return f"unknown setting {name!r}; it is called {_OTHER_NAMES[name]} here"
-    by_lowercase = {n.lower(): n for n in known}
-    similar = [by_lowercase[n] for n in get_close_matches(name.lower(), by_lowercase, n=3, cutoff=0.75)]
+        return f"unknown setting {name!r}; use {_OTHER_NAMES[name]} here"
+    similar = settings_like(name, known)
     hint = f"did you mean {' or '.join(similar)}?" if similar else ""
     if similar and len(known) > _MAX_LISTED:
         return f"unknown setting {name!r}; {hint}"

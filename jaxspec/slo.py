@@ -57,8 +57,9 @@ def check_possible(slo: Slo, least: Slo, default: Slo) -> None:
         target_s, least_s = getattr(slo, name), getattr(least, name)
         if target_s is not None and target_s < least_s and target_s != getattr(default, name):
             field = f"slo.{name}_ms"
-            lowest = f"{round(1000 * least_s, 4):g}"
+            lowest = f"{1000 * least_s:.3g}"
             raise InvalidRequest(
                 field,
-                f"{field}: {1000 * target_s:g} is impossible; by measured step times this engine needs about {lowest}",
+                f"{field}: {1000 * target_s:g} is impossible; by measured step times this engine needs about "
+                f"{lowest} ms",
             )

@@ -130,7 +130,7 @@ def measure(
     times = times[iterations // 10 :]
     return {
         "mean ms": fmean(times),
-        "p99 ms": quantiles(times, n=100)[98] if len(times) > 1 else times[0],
+        "p99 ms": quantiles(times, n=100, method="inclusive")[98] if len(times) > 1 else times[0],
         "max ms": max(times),
         "pauses": scheduler.num_pauses,
         "preemptions": scheduler.num_preemptions,

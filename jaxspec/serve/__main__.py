@@ -6,11 +6,12 @@ import argparse
 import logging
 import math
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from jaxspec.config import ConfigError, EngineConfig, parse_overrides
+from jaxspec.config import ConfigError, EngineConfig, parse_overrides, settings_like
 
 _PROGRAM = "python -m jaxspec.serve"
 #: Exit code that shells use for a program ended by Ctrl-C (128 + SIGINT).
@@ -82,8 +83,19 @@ def _run(args: argparse.Namespace, config: EngineConfig) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Exit with one line; argparse's usage text would hide the message."""
+        """Exit with one line; argparse's usage text would hide the message. Unknown options get a hint."""
+        if option := re.match(r"unrecognized arguments: --([\w-]+)", message):
+            if similar := settings_like(option[1].replace("-", "_")):
+                hints = (self._spelling(name) for name in similar)
+                _fail(f"unknown option --{option[1]}; use {' or '.join(hints)}")
+        elif message.startswith("unrecognized arguments: "):
+            message += "; the model is an option, --model"
         _fail(f"{message} (see --help)")
+
+    def _spelling(self, name: str) -> str:
+        """How to give a setting on the command line."""
+        option = "--" + name.replace("_", "-")
+        return option if option in self._option_string_actions else f"--set {name}=VALUE"
 
 
 def _parser() -> argparse.ArgumentParser:

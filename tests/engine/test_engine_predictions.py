@@ -22,7 +22,7 @@ from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.outputs import OutputDelta, RequestMetrics
 from jaxspec.predict.build import build
-from jaxspec.predict.service import PredictionService
+from jaxspec.predict.service import NoPredictions, PredictionService
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.serve.metrics import ServerMetrics
 
@@ -266,14 +266,14 @@ def test_a_predictor_that_is_not_there_is_named(compiled: str, settings: dict[st
 
 def test_auto_predicts_where_something_can(compiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = EngineConfig.load(None, **{**SETTINGS, "compilation_cache_dir": compiled, "predictor": "auto"})
-    assert build(config, tiny.model(), time.monotonic) is None
-    assert build(config, tiny.model(), time.monotonic, FakePredictor()) is not None
+    assert isinstance(build(config, tiny.model(), time.monotonic), NoPredictions)
+    assert isinstance(build(config, tiny.model(), time.monotonic, FakePredictor()), PredictionService)
     named = config.model_copy(update={"predictor_model": "nowhere/x.safetensors"})
     with pytest.raises(ConfigError, match=r"nowhere/x\.safetensors"):
         build(named, tiny.model(), time.monotonic)
     loaded: list[str | None] = []
     monkeypatch.setattr("jaxspec.predict.build.load_proxy", lambda name, model: loaded.append(model) or FakePredictor())
-    assert build(config, replace(tiny.model(), name="smollm2-135m"), time.monotonic) is not None
+    assert isinstance(build(config, replace(tiny.model(), name="smollm2-135m"), time.monotonic), PredictionService)
     assert loaded == ["smollm2-135m"]
 
 

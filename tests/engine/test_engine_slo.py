@@ -110,8 +110,8 @@ def test_slos_of_prompts_and_their_categories(llm: LLM):
         (20, "slo", "dictionary"),
         ("chat", "slo", "dictionary"),
         ([{}, {}], "slo", "2 slo for 1 prompts"),
-        ({"tpot_ms": 4.9}, "slo.tpot_ms", "4.9 is impossible; by measured step times this engine needs about 5"),
-        ({"ttft_ms": 14}, "slo.ttft_ms", "14 is impossible; by measured step times this engine needs about 15"),
+        ({"tpot_ms": 4.9}, "slo.tpot_ms", "4.9 is impossible; by measured step times this engine needs about 5 ms"),
+        ({"ttft_ms": 14}, "slo.ttft_ms", "14 is impossible; by measured step times this engine needs about 15 ms"),
     ],
 )
 def test_invalid_slos_are_refused(slow: LLM, slo: Any, field: str, says: str):
@@ -124,11 +124,11 @@ def test_invalid_slos_are_refused(slow: LLM, slo: Any, field: str, says: str):
 def test_what_is_cached_need_not_be_computed(slow: LLM):
     prompt = list(range(100, 140))
     slow.engine.check(prompt, GREEDY, Slo(ttft=0.21))
-    with pytest.raises(InvalidRequest, match=r"about 200$"):
+    with pytest.raises(InvalidRequest, match=r"about 200 ms$"):
         slow.engine.check(prompt, GREEDY, Slo(ttft=0.19))
     slow.generate([prompt], GREEDY, slo={"category": "chat"})
     slow.engine.check(prompt, GREEDY, Slo(ttft=0.05))
-    with pytest.raises(InvalidRequest, match=r"about 40$"):
+    with pytest.raises(InvalidRequest, match=r"about 40 ms$"):
         slow.engine.check(prompt, GREEDY, Slo(ttft=0.03))
 
 
@@ -227,7 +227,7 @@ def test_the_server_says_why(slow: LLM):
             answer = ask(slo)
             error = answer.json()["error"]
             assert (answer.status_code, error["param"], error["code"]) == (400, field, "invalid_value")
-            assert f"this engine needs about {least}" in error["message"]
+            assert f"this engine needs about {least} ms" in error["message"]
         refused = ask({"tpot_ms": 20}, [PROMPT, PROMPT])  # the first is taken back
         error = refused.json()["error"]
         assert (refused.status_code, error["type"], error["code"]) == (429, "rate_limit_error", "slo_unattainable")
