@@ -76,7 +76,6 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
         )
         self._pool, self._times = parts.pool, parts.model_runner.times
-        self._eos = frozenset(self.tokenizer.eos_token_ids)
         self._random = np.random.default_rng(config.seed)
         self._states: dict[str, RequestState] = {}
         self.loop = EngineLoop(config, parts, clock, self._states, self._closed, self.cancel)
@@ -174,7 +173,7 @@ class Engine:
             reuse_prefix=params.prompt_logprobs is None, prompt_logprobs=params.prompt_logprobs is not None,
             true_len=expected_tokens, slo=slo,
         )  # fmt: skip
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.loop.eos)
         with self._lock:
             if self._health == "dead":
                 raise EngineDead(self.failure or "the engine has stopped")

@@ -57,9 +57,9 @@ class EngineLoop:
         self.token_observers: list[Callable[[float, int], None]] = []
         #: Called with a request's metrics when its first token arrives.
         self.first_token_observers: list[Callable[[RequestMetrics], None]] = []
-        self._eos = frozenset(parts.model.tokenizer.eos_token_ids)
+        #: Tokens that end an answer, unless a request ignores them.
+        self.eos = frozenset(parts.model.tokenizer.eos_token_ids)
         self._int8_kv = config.kv_cache_dtype == "int8"
-        self._times = self.model_runner.times
         self._ready: list[RequestState] = []  # requests with output to deliver
         self._last_token: dict[str, float] = {}
 
@@ -128,7 +128,7 @@ class EngineLoop:
             decision = batch.pending.wait()
             seconds = timer.mark_read()
             if batch is batches[-1]:
-                self._times.observe(packed.shape.tokens, seconds)
+                self.model_runner.times.observe(packed.shape.tokens, seconds)
             results |= self._process(batch, decision, timer.read)
         self.scheduler.update(
             plan, [results[s.request.id] for s in plan.scheduled], timer.read, timer.read - timer.begun
@@ -206,7 +206,7 @@ class EngineLoop:
         self._closed(state)
         self._last_token.pop(state.request.id, None)
         self.speculator.forget(state.request)
-        reason = state.natural_finish_reason(self._eos)
+        reason = state.natural_finish_reason(self.eos)
         self.predictions.ended(state.request.id, state.metrics.output_tokens, reason)
         for observe in self.observers:
             try:

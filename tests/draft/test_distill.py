@@ -21,7 +21,8 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from helpers import tiny
-from helpers.distillation import LONGEST, TARGET, VOCAB, answers, settings, write_lines
+from helpers.distillation import LONGEST, TARGET, VOCAB, answers, settings
+from helpers.jsonl import write_lines
 from jaxspec.config import ConfigError
 from jaxspec.draft.distill import curve, data
 from jaxspec.draft.distill.data import Corpus, corpus, read_rows

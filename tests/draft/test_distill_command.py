@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.distillation import LONGEST, TARGET, VOCAB, answers, write_lines
+from helpers.distillation import LONGEST, TARGET, VOCAB, answers
+from helpers.jsonl import write_lines
 from helpers.paths import CONFIGS
 from jaxspec.config import ConfigError
 from jaxspec.draft.distill import __main__ as command

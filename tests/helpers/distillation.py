@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,11 +21,6 @@ RUN: dict[str, Any] = dict(
 
 def settings(**changes: Any) -> DistillConfig:
     return DistillConfig(**{**RUN, **changes})
-
-
-def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def answers(prompts: int, each: int = 2, seed: int = 0) -> list[dict[str, Any]]:
