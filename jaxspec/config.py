@@ -11,21 +11,12 @@ import yaml
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationError, ValidationInfo, field_validator
 
 from jaxspec.errors import reason
-from jaxspec.sched.config import EpsilonGreedySettings, LbssSettings, PolicyConfig, Section
+from jaxspec.sched.config import PolicyConfig
+from jaxspec.sched.slots import MEMORIES, Need
 
 
 class ConfigError(ValueError):
     """A setting is unknown, out of range, or does not fit the others or the model; the message names it."""
-
-
-class AdaServeSettings(Section):
-    """`tree: adaserve`: draft tokens by latency SLOs (AdaServe §4.3). Brackets: the paper's symbols."""
-
-    #: Maximum number of draft nodes that a request gets for its SLO in a step (n_max).
-    max_nodes: PositiveInt = 16
-    #: True: draft, and use the verify budget, only where that raises the expected tokens per second or helps requests
-    #: that are behind their SLO. False: draft in every step and use the whole budget, as in the paper.
-    economic: bool = True
 
 
 class EngineConfig(PolicyConfig):
@@ -39,41 +30,11 @@ class EngineConfig(PolicyConfig):
     #: or a model with the same tokenizer. "auto": ngram and, if the package has one for the model, a trained drafter.
     #: "none" or an empty list: no speculation.
     draft: list[str] = Field(default_factory=lambda: ["auto"])
-    #: With several drafters, which one drafts for a request. fastest: the best expected tokens per second, or the next
-    #: best if that has no candidates. single: the first. greedy: by prompt length, small drafters for short prompts.
-    #: epsilon_greedy: the best so far over all requests, or a random one. lbss: learned per request (SPIN §IV).
-    draft_choice: Literal["fastest", "single", "greedy", "epsilon_greedy", "lbss"] = "fastest"
-    #: Maximum number of requests per step and drafter, by drafter name (SPIN's B_j). Drafters that are not named take
-    #: all. Not used by `draft_choice: fastest`.
-    draft_limits: dict[str, PositiveInt] = Field(default_factory=dict[str, PositiveInt])
-    #: Settings of `draft_choice: lbss`.
-    lbss: LbssSettings = LbssSettings()
-    #: Settings of `draft_choice: epsilon_greedy`.
-    epsilon_greedy: EpsilonGreedySettings = EpsilonGreedySettings()
     #: Draft models on a device of their own: index into JAX's devices, by drafter name. The target is on device 0.
     draft_devices: dict[str, NonNegativeInt] = Field(default_factory=dict[str, NonNegativeInt])
     #: Micro-batches of a step: one is drafted on `draft_devices` while another is verified. None: the fastest number by
     #: profiled times (SPIN §V-B).
     micro_batches: PositiveInt | None = Field(default=None, le=8)
-    #: Tree policy: which candidates are verified. auto: those that raise the expected tokens per second. chain: the
-    #: likeliest path. fixed: SpecInfer's tree. equal_greedy, global_greedy: the likeliest nodes, per request or over
-    #: all. adaserve: first the nodes that each request needs for its SLO, then the likeliest over all.
-    tree: Literal["auto", "chain", "fixed", "equal_greedy", "global_greedy", "adaserve"] = "auto"
-    #: Maximum depth of a draft tree; chain and fixed always use it. More than 8, and None, count as 8.
-    draft_depth: PositiveInt | None = None
-    #: equal_greedy, global_greedy: draft nodes of a step, over all requests. None: what `verify_budget` leaves.
-    draft_nodes: PositiveInt | None = None
-    #: equal_greedy, global_greedy, adaserve: largest step, in tokens with drafts, that is hardly slower than one of one
-    #: token (AdaServe's B). None: from profiled step times. Ignored if `draft_nodes` is set.
-    verify_budget: PositiveInt | None = None
-    #: equal_greedy, global_greedy, adaserve: rank nodes by observed acceptance rates (true) or by the drafter's
-    #: probabilities (false).
-    draft_calibration: bool = True
-    #: Settings of `tree: adaserve`.
-    adaserve: AdaServeSettings = AdaServeSettings()
-    #: When a draft token is accepted. match: the target itself chooses that token. rejection: by rejection sampling,
-    #: which preserves the target's distribution; needs tree auto, chain or fixed, and at most one draft model.
-    acceptance: Literal["match", "rejection"] = "match"
     #: Data type of weights and KV. The native kernels need float32.
     dtype: Literal["float32", "bfloat16"] = "float32"
     #: Maximum prompt plus output tokens of a request. None, or more than the model supports: the model's limit.
@@ -134,28 +95,12 @@ class EngineConfig(PolicyConfig):
             raise ValueError("none cannot be combined with other drafters")
         return value
 
-    @field_validator("draft_nodes")
-    @classmethod
-    def _check_draft_nodes(cls, value: int | None, info: ValidationInfo) -> int | None:
-        tree = info.data.get("tree")
-        if value is not None and tree not in ("equal_greedy", "global_greedy"):
-            raise ValueError(f"only tree: equal_greedy and global_greedy use it, not {tree}")
-        return value
-
-    @field_validator("acceptance")
-    @classmethod
-    def _check_acceptance(cls, value: str, info: ValidationInfo) -> str:
-        """Rejection sampling is biased if the selection of nodes depends on which tokens were drawn."""
-        tree = info.data.get("tree")
-        if value == "rejection" and tree not in ("auto", "chain", "fixed"):
-            raise ValueError(f"rejection works with tree: auto, chain or fixed, not {tree}")
-        return value
-
     @field_validator("swap_space")
     @classmethod
     def _check_swap_space(cls, value: float, info: ValidationInfo) -> float:
-        if value == 0 and info.data.get("memory") == "swap":
-            raise ValueError("memory: swap needs host memory")
+        memory = info.data.get("memory")
+        if value == 0 and memory is not None and Need.HOST_MEMORY in MEMORIES[memory].needs:
+            raise ValueError(f"memory: {memory} needs host memory")
         return value
 
     @classmethod

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxspec.sched.kv.wait_time import plan_swaps
-from jaxspec.sched.pacing import Throttle
 from jaxspec.sched.plan import Lookahead, Plan, ScheduledRequest
 from jaxspec.sched.request import Request, RequestStatus
 from jaxspec.sched.token_budget import TokenBudget
@@ -41,7 +40,7 @@ class PlanBuilder:
         if self._kv.can_swap and (self._waiting.num_swapped or self._waiting.num_paused):
             self._swap_ahead()
 
-        throttle = self._throttle(lookahead)
+        throttle = self._s.pace.choose(self._running, self._waiting.first(), self._now, lookahead.levels > 0)
         self._budget.prompt_tokens = throttle.prompt_tokens
         prefill_first = self._s.config.policy.prefill == "first"
         running = [r for r in self._service_order() if r.id not in throttle.throttled]
@@ -122,11 +121,6 @@ class PlanBuilder:
             if not came:
                 return
             self._waiting.change(request, RequestStatus.PAUSED)
-
-    def _throttle(self, lookahead: Lookahead) -> Throttle:
-        if (throttle := self._s.throttle) is None:
-            return Throttle()
-        return throttle.choose(self._running, self._waiting.first(), self._now, lookahead.levels > 0)
 
     def _service_order(self) -> list[Request]:
         """The running requests in the order in which they take tokens: decoding is never delayed by prefill."""

@@ -15,10 +15,13 @@ class RequestStatus(Enum):
     PAUSED = "paused"
     #: Waiting with its KV in host memory.
     SWAPPED = "swapped"
+    #: Ended by itself: at max_tokens, a stop token or a stop string.
     FINISHED = "finished"
+    #: Ended by `Scheduler.cancel`.
+    CANCELLED = "cancelled"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Request:
     """`tokens` is prompt and output; the KV of the first `computed` tokens is committed, in `pages`.
 
@@ -75,6 +78,11 @@ class Request:
     first_scheduled: float | None = None
     #: When its first token was sampled.
     first_token: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has finished or was cancelled."""
+        return self.status is RequestStatus.FINISHED or self.status is RequestStatus.CANCELLED
 
     @property
     def remaining_known(self) -> int:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
-from jaxspec.sched import batching, kv, length, order, pacing
+from jaxspec.sched import length
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
+from jaxspec.sched.order.aging import Aging
+from jaxspec.sched.order.order import Order
 from jaxspec.sched.plan import Lookahead, Plan, RequestResult, ScheduledRequest
 from jaxspec.sched.plan_builder import PlanBuilder
 from jaxspec.sched.request import Request, RequestStatus
+from jaxspec.sched.slots import BATCHINGS, MEMORIES, ORDERS, PACES, PREDICTORS, Need, SlotContext
 from jaxspec.sched.timing import Runtime
 from jaxspec.sched.waiting_queue import WaitingQueue
 
@@ -43,17 +46,19 @@ class Scheduler:
         self.config = config
         self.pool = pool
         self.runtime = Runtime(config.costs)
-        self.order = order.build(config.policy, self.runtime)
-        self.aging: order.Aging | None = None
+        context = SlotContext(
+            config.policy, config.max_num_seqs, pool, config.host_pages, config.exact_swap, config.costs,
+            config.times, self.runtime,
+        )  # fmt: skip
+        self.order: Order = ORDERS.build(context)
+        self.batching, self.pace = BATCHINGS.build(context), PACES.build(context)
+        self.kv, self._lengths = MEMORIES.build(context), PREDICTORS.build(context)
+        self._learns_runtime = self.kv.can_swap or Need.RUNTIME in self.order.needs
+        self.aging: Aging | None = None
         self.aging_seconds: float | None = None
         if config.policy.aging_ms is not None:
-            self.order = self.aging = order.Aging(self.order)
+            self.order = self.aging = Aging(self.order)
             self.aging_seconds = config.policy.aging_ms / 1000
-        self.batching = batching.build(config.policy, config.max_num_seqs)
-        self.throttle = pacing.build(config.policy, config.times)
-        self.kv = kv.build(config, pool)
-        self._lengths = length.build(config.policy)
-        self._learns_runtime = self.kv.can_swap or config.policy.order == "alise"
         #: All requests that don't run, paused ones included.
         self.waiting = WaitingQueue(self.order.key)
         #: In the order of admission.
@@ -130,7 +135,7 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return False
-        self._finish(request)
+        self._end(request, RequestStatus.CANCELLED)
         return True
 
     def predicted(self, request_id: str, tokens: float, now: float) -> bool:
@@ -207,16 +212,15 @@ class Scheduler:
             request.accepted += result.accepted
             self.order.observe(request, result, seconds)
         if result.finish_reason is not None:
-            self._finish(request)
+            self._end(request, RequestStatus.FINISHED)
         elif request.predicted_len is not None and request.output_len >= request.predicted_len:
             request.predicted_len = length.corrected(request.predicted_len, request)
 
-    def _finish(self, request: Request) -> None:
+    def _end(self, request: Request, status: RequestStatus) -> None:
         del self._requests[request.id]
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
         else:
             self.waiting.remove(request)
         self.kv.free(request)
-        self.order.forget(request)
-        request.status = RequestStatus.FINISHED
+        request.status = status

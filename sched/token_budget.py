@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jaxspec.sched.config import SchedulerConfig
-from jaxspec.sched.kv import KVCacheManager
+from jaxspec.sched.kv.manager import KVCacheManager
 from jaxspec.sched.plan import Lookahead, ScheduledRequest
 from jaxspec.sched.request import Request
 

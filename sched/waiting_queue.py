@@ -67,6 +67,8 @@ class IndexedHeap:
 
     def remove(self, request: Request) -> None:
         del self._entries[request.id]
+        if not self._entries:
+            self._heap.clear()
 
 
 class Reversed:

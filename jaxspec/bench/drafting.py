@@ -12,12 +12,15 @@ from statistics import median, quantiles
 
 import numpy as np
 
+from jaxspec.sched.config import PolicyConfig
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
+from jaxspec.sched.slots import TREES, SlotContext
 from jaxspec.sched.spec.drafter import Proposal, SamplingOf, SharedDevice
-from jaxspec.sched.spec.speculator import DEPTH, Speculator
-from jaxspec.sched.spec.trees import AdaServe, Candidates, EqualGreedy, GlobalGreedy, TreePolicy
+from jaxspec.sched.spec.speculator import Speculator
+from jaxspec.sched.spec.trees.candidates import Candidates
+from jaxspec.sched.spec.trees.policy import DEPTH, TreePolicy
 from jaxspec.sched.timing import StepTimes
 
 #: Nodes per level.
@@ -55,8 +58,6 @@ class Drafter(SharedDevice):
     def seconds(self, requests: int, uncached: int, levels: int, width: int) -> float:
         return 1e-6
 
-    def forget(self, request: Request) -> None: ...
-
 
 def _beam(rng: np.random.Generator) -> Candidates:
     """A random tree: `DEPTH` levels of `WIDTH` nodes, each with a parent in the level above, most likely first."""
@@ -77,24 +78,20 @@ def measure(requests: int, iterations: int, seed: int = 0) -> dict[str, dict[str
     from the outcome, and the nodes verified per step. The times omit the first tenth of the iterations (warm-up)."""
     nodes, size = _DRAFTS * requests, (1 + _DRAFTS) * requests
     step = StepTimes({k * size: k * _STEP for k in range(1, 1 + DEPTH * WIDTH)})
-    policies: dict[str, TreePolicy | None] = {
-        "auto": None,
-        "equal_greedy": EqualGreedy(nodes),
-        "global_greedy": GlobalGreedy(nodes),
-        "adaserve": AdaServe(16, step),
-    }
+    policies: dict[str, TreePolicy] = {}
+    for name in TREES.names:
+        own = {"draft_nodes": nodes} if TREES[name].shares_nodes else {}
+        config = PolicyConfig.model_validate({"tree": name, **own})
+        policies[name] = TREES.build(SlotContext(config, requests, times=step))
     return {name: _measure(policy, step, size, requests, iterations, seed) for name, policy in policies.items()}
 
 
 def _measure(
-    policy: TreePolicy | None, step: StepTimes, verify_budget: int, requests: int, iterations: int, seed: int
+    policy: TreePolicy, step: StepTimes, verify_budget: int, requests: int, iterations: int, seed: int
 ) -> dict[str, float]:
-    rng, prompt, adaptive = random.Random(seed), 16, isinstance(policy, AdaServe)
-    speculator = Speculator(
-        [Drafter(np.random.default_rng(seed))], step, policy, adaptive=adaptive,
-        verify_budget=verify_budget if adaptive else None,
-        calibrate=policy is not None,
-    )  # fmt: skip
+    rng, prompt = random.Random(seed), 16
+    drafter = Drafter(np.random.default_rng(seed))
+    speculator = Speculator([drafter], step, policy, verify_budget=verify_budget)
     running = [
         Request(str(i), prompt, [7] * (prompt + 1), 10**9, 0.0, slo=_SLOS[i % len(_SLOS)], first_token=0.0)
         for i in range(requests)

@@ -21,8 +21,7 @@ from jaxspec.bench import BenchError, drafting, options
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.progress import progress
 from jaxspec.sched import PagePool, PolicyConfig, Request, RequestResult, ScheduledRequest, Scheduler, SchedulerConfig
-
-ORDERS = ("fcfs", "sjf", "pairwise", "priority", "las", "laps_sd", "alise")
+from jaxspec.sched.slots import ORDERS, PREDICTORS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,14 +82,14 @@ def _print(kind: str, rows: Mapping[str, Mapping[str, float]], title: str) -> No
 
 def _policies(presets: list[str]) -> dict[str, PolicyConfig]:
     if not presets:
-        return {order: PolicyConfig.model_validate({"order": order, "predictor": "oracle"}) for order in ORDERS}
+        return {order: PolicyConfig.model_validate({"order": order, "predictor": "oracle"}) for order in ORDERS.names}
     try:
         policies = {Path(path).stem: EngineConfig.load(path).policy for path in presets}
     except ConfigError as error:
         raise BenchError(str(error)) from None
     # The requests have no text that a length predictor could read.
     oracle = {"predictor": "oracle"}
-    return {n: p.model_copy(update=oracle) if p.predictor in ("proxy", "retrieval") else p for n, p in policies.items()}
+    return {n: p.model_copy(update=oracle) if PREDICTORS.selected(p).reader else p for n, p in policies.items()}
 
 
 def measure(

@@ -12,20 +12,17 @@ import numpy as np
 
 from jaxspec.bench import BenchError
 from jaxspec.config import EngineConfig
-from jaxspec.draft.policies import build_speculator, tree_policy
+from jaxspec.draft.policies import build_speculator
 from jaxspec.sched.sim.acceptance import Process
 from jaxspec.sched.sim.cost import Cost
 from jaxspec.sched.sim.draft_cost import FREE, draft_cost
 from jaxspec.sched.sim.drafter import SimulatedDrafter, TreeProcess
 from jaxspec.sched.sim.workload import Workload
 from jaxspec.sched.slo import Slo
+from jaxspec.sched.slots import MEMORIES, ORDERS, PACES, PREDICTORS, TREES, Need
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.sched.timing import StepTimes
 
-#: Predictors that read the prompt's text; `auto` is `proxy` if one is available for the model.
-READS_TEXT = ("auto", "proxy", "retrieval")
-#: Orders that use the predicted output length.
-BY_LENGTH = ("sjf", "laps_sd", "alise")
 NGRAM, AUTO, TRAINED = "ngram", "auto", "trained"
 #: Maximum output tokens of all requests with simulated drafters, which need about 50 bytes per token.
 MAX_DRAFTED = 20_000_000
@@ -43,30 +40,33 @@ class StandIns:
 def stand_in(config: EngineConfig, workload: Workload, host_pages: int, drafting: bool) -> StandIns:
     """The replacements that `config` needs. `drafting`: whether drafting is simulated."""
     notes: list[str] = []
+    order, pace, tree = ORDERS.selected(config), PACES.selected(config), TREES.selected(config)
     unpredicted = bool(np.isnan(workload.predicted).any())
-    if config.predictor in READS_TEXT and unpredicted:
+    if PREDICTORS.selected(config).reader and unpredicted:
         notes.append(
             f"predictor: {config.predictor} reads prompts, but simulated requests have no text; replaced by "
             f"noisy_oracle, the true length with a log-normal error of σ {config.predictor_noise:g} (change with --set "
             "predictor_noise=S, --set predictor=oracle or none, or --predictions COLUMN)"
         )
         config = config.model_copy(update={"predictor": "noisy_oracle"})
-    elif config.predictor == "none" and config.order in BY_LENGTH and unpredicted:
+    elif config.predictor == "none" and Need.LENGTHS in order.needs and unpredicted:
         notes.append(
             f"predictor: none, so order: {config.order} uses max_tokens, which equals the output length of simulated "
             "requests: an oracle (for predictions with errors: --set predictor=noisy_oracle)"
         )
-    if config.order == "priority":
-        notes.append("order: priority: all simulated requests have the same priority: first come, first served")
+    if Need.PRIORITIES in order.needs:
+        notes.append(f"order: {config.order}: all simulated requests have the same priority: first come, first served")
     slo = config.slo.slo
-    uses_slo = config.pace != "none" or (drafting and config.tree == "adaserve")
-    if uses_slo and not slo and workload.tpot is None:
-        setting = f"pace: {config.pace}" if config.pace != "none" else "tree: adaserve"
-        notes.append(f"{setting}: no request has a latency target (--set slo.tpot_ms=MS sets one for all requests)")
+    by_slo = [f"pace: {config.pace}"] if Need.SLOS in pace.needs else []
+    by_slo += [f"tree: {config.tree}"] if drafting and Need.SLOS in tree.needs else []
+    if by_slo and not slo and workload.tpot is None:
+        notes.append(f"{by_slo[0]}: no request has a latency target (--set slo.tpot_ms=MS sets one for all requests)")
     if config.slo.admission == "strict":
         notes.append("slo.admission: strict: not simulated, no request is refused")
-    if config.memory == "swap" and not host_pages:
-        notes.append("memory: swap: no host memory to swap to, so KV is recomputed (--host-pages N adds host memory)")
+    if Need.HOST_MEMORY in MEMORIES.selected(config).needs and not host_pages:
+        notes.append(
+            f"memory: {config.memory}: no host memory to swap to, so KV is recomputed (--host-pages N adds host memory)"
+        )
     return StandIns(config, slo, notes)
 
 
@@ -106,7 +106,7 @@ def drafters_of(
 
 def speculator_of(config: EngineConfig, drafters: Sequence[SimulatedDrafter], times: StepTimes) -> Speculator:
     """The engine's speculator for this config, with simulated drafters. Raises `ConfigError`."""
-    return build_speculator(config, drafters, times, tree_policy(config, times))
+    return build_speculator(config, drafters, times)
 
 
 def _names(draft: Sequence[str]) -> list[str]:

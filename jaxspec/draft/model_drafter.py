@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -22,7 +23,8 @@ class ModelDrafter:
 
     def __init__(self, runner: DraftRunner, clock: Callable[[], float]):
         self.name, self.widths, self.runner, self._clock = runner.name, runner.widths, runner, clock
-        self._cached: dict[str, tuple[int, int]] = {}  # id -> (`_losses` at that time, tokens cached)
+        # `_losses` at that time, tokens cached
+        self._cached: WeakKeyDictionary[Request, tuple[int, int]] = WeakKeyDictionary()
         self._prefetched: dict[str, range] = {}  # id -> rows with the features before its next tokens
         self._scale = 1.0  # observed / profiled time of a round: the profile lacks attention and host time
 
@@ -35,7 +37,7 @@ class ModelDrafter:
         return self.runner.usable
 
     def _watermark(self, request: Request) -> int:
-        losses, cached = self._cached.get(request.id, (0, 0))
+        losses, cached = self._cached.get(request, (0, 0))
         # After a loss the pages belong to other requests. Pages swapped out held the target's computed tokens at most.
         return min(cached, request.computed) if losses == self._losses(request) else 0
 
@@ -116,12 +118,9 @@ class ModelDrafter:
             pages = np.asarray(request.pages, np.int32)
             chains.append(Tree.chain(request.tokens[cached:end], cached, pages, sampling(request)))
             sources.append((i, end == len(request.tokens)))
-            self._cached[request.id] = (self._losses(request), end)
+            self._cached[request] = (self._losses(request), end)
             left -= end - cached
         return chains, sources, rows[: len(chains)]
 
     def seconds(self, requests: int, uncached: int, levels: int, width: int) -> float:
         return self._scale * self.runner.seconds(requests, min(uncached, self.runner.most_tokens), levels, width)
-
-    def forget(self, request: Request) -> None:
-        self._cached.pop(request.id, None)

@@ -7,6 +7,7 @@ from math import log
 
 import numpy as np
 
+from jaxspec.sched.per_request import PerRequest
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.spec.drafter import Proposal, SamplingOf, SharedDevice
@@ -68,7 +69,7 @@ class NgramDrafter(SharedDevice):
     name, widths = "ngram", (1,)
 
     def __init__(self) -> None:
-        self._indexes: dict[str, NGramIndex] = {}
+        self._indexes = PerRequest(lambda request: NGramIndex())
 
     def uncached_tokens(self, request: Request) -> int:
         return 0
@@ -78,7 +79,7 @@ class NgramDrafter(SharedDevice):
         return lambda: candidates
 
     def _candidates(self, request: Request, levels: int) -> Candidates:
-        index = self._indexes.setdefault(request.id, NGramIndex())
+        index = self._indexes.of(request)
         index.extend(request.tokens[len(index) :])
         token = np.asarray(index.propose(levels), np.int32)
         level = np.arange(len(token), dtype=np.int32)
@@ -87,6 +88,3 @@ class NgramDrafter(SharedDevice):
 
     def seconds(self, requests: int, uncached: int, levels: int, width: int) -> float:
         return 5e-6 * requests
-
-    def forget(self, request: Request) -> None:
-        self._indexes.pop(request.id, None)

@@ -16,7 +16,7 @@ from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.draft.growth import Draws
 from jaxspec.draft.model_drafter import ModelDrafter
 from jaxspec.draft.ngram import NgramDrafter
-from jaxspec.draft.policies import build_speculator, tree_policy
+from jaxspec.draft.policies import build_speculator
 from jaxspec.draft.runner import BEAMS, Device, DraftRunner, round_buckets
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.config import DecoderConfig
@@ -24,9 +24,11 @@ from jaxspec.models.llama import head_of
 from jaxspec.models.load import LoadedModel, load_model
 from jaxspec.models.load.drafter_file import load_drafter
 from jaxspec.models.load.weights import Weights
+from jaxspec.sched.slots import DRAFT_CHOICES, TREES
 from jaxspec.sched.spec.drafter import Drafter
-from jaxspec.sched.spec.speculator import DEPTH, Speculator
-from jaxspec.sched.spec.trees import Fixed, SampledTree
+from jaxspec.sched.spec.speculator import Speculator
+from jaxspec.sched.spec.trees.policy import DEPTH
+from jaxspec.sched.spec.trees.sampled import SampledTree
 from jaxspec.step.profiles import ProfileStore
 from jaxspec.step.rejection import DraftDistributions
 from jaxspec.step.runner import ModelRunner
@@ -155,7 +157,7 @@ def build(
         needed, more = runner.jobs()
         # Compile and measure now for a draft choice, which compares the drafters' times, and for drafters on their own
         # devices, whose rounds are not measured in the engine's idle time.
-        if config.draft_choice != "fastest" or devices:
+        if DRAFT_CHOICES.selected(config).assigns or devices:
             warm_up.compile_now("compiling the drafter", [*needed, *more])
             runner.profile.measure()
         else:
@@ -163,9 +165,8 @@ def build(
             warm_up.compile_later("compiling the drafter", more, rank=4)
             warm_up.measure(runner.profile)
         drafters.append(ModelDrafter(runner, clock))
-    step = model_runner.times
-    policy = tree_policy(config, step) if drawing is None else SampledTree(config.draft_depth or DEPTH)
-    speculator = build_speculator(config, drafters, step, policy)
+    policy = None if drawing is None else SampledTree(config.draft_depth or DEPTH)
+    speculator = build_speculator(config, drafters, model_runner.times, policy)
     model_runner.startup_done()
     return speculator
 
@@ -197,7 +198,9 @@ def _drawing(config: EngineConfig, models: Models) -> Draws | None:
     """
     if config.acceptance != "rejection" or not any(models.values()):
         return None
-    return Draws(Fixed().widths if config.tree == "fixed" else (1,) * DEPTH)
+    widths = TREES.selected(config).sampled_widths
+    assert widths is not None  # the config is checked
+    return Draws(widths)
 
 
 def allocate_distributions(config: EngineConfig, models: Models) -> DraftDistributions:

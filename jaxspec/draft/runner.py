@@ -14,8 +14,8 @@ from jaxspec.draft.growth import Beam, Growth
 from jaxspec.draft.round import Staged, make_round
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.load.weights import Weights
-from jaxspec.sched.spec.speculator import DEPTH
 from jaxspec.sched.spec.trees.candidates import Candidates
+from jaxspec.sched.spec.trees.policy import DEPTH
 from jaxspec.step.batch import BatchBuffers, BatchShape
 from jaxspec.step.kv_cache import KVCache
 from jaxspec.step.layers import Layers

@@ -27,7 +27,9 @@ from jaxspec.sched.admission import SloAdmission, tightest_slo
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import QueueFull
 from jaxspec.sched.slo import NONE, Slo
-from jaxspec.sched.spec.speculator import DEPTH, Speculator
+from jaxspec.sched.slots import PACES
+from jaxspec.sched.spec.speculator import Speculator
+from jaxspec.sched.spec.trees.policy import DEPTH
 from jaxspec.sched.timing import StepTimes
 from jaxspec.slo import check_possible
 from jaxspec.step.profiles import Profile
@@ -72,7 +74,7 @@ class Engine:
         self._admission = SloAdmission(
             parts.model_runner.times,
             strict=config.slo.admission == "strict",
-            paced=config.pace != "none",
+            paced=PACES.selected(config).throttles,
             max_num_seqs=config.max_num_seqs,
         )
         self._pool, self._times = parts.pool, parts.model_runner.times

@@ -205,7 +205,7 @@ class EngineLoop:
         state.metrics.kv_quantized = self._int8_kv or (self.host.quantized and state.request.swaps > 0)
         self._closed(state)
         self._last_token.pop(state.request.id, None)
-        self.speculator.forget(state.request)
+        self.speculator.ended(state.request)
         reason = state.natural_finish_reason(self.eos)
         self.predictions.ended(state.request.id, state.metrics.output_tokens, reason)
         for observe in self.observers:

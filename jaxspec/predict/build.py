@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.errors import ModelLoadError
@@ -17,26 +18,35 @@ from jaxspec.predict.index import LengthIndex
 from jaxspec.predict.predictor import LengthPredictor
 from jaxspec.predict.retrieval import RetrievalPredictor
 from jaxspec.predict.service import NoPredictions, PredictionService
+from jaxspec.sched.slots import PREDICTORS
 
 #: Model's name -> the shipped predictor for it.
 DEFAULT = {"smollm2-135m": "smollm2-length"}
 
 
 def build(
-    config: EngineConfig, model: LoadedModel, clock: Callable[[], float], proxy: LengthPredictor | None = None
+    config: EngineConfig, model: LoadedModel, clock: Callable[[], float], loaded: LengthPredictor | None = None
 ) -> PredictionService | NoPredictions:
     """The prediction service, neither warmed up nor started, if the config names a predictor that reads prompts.
 
-    `proxy` is used instead of loading one. Raises `ConfigError` naming the setting that does not work.
+    `loaded` is used instead of loading a proxy. Raises `ConfigError` naming the setting that does not work.
     """
-    if config.predictor not in ("auto", "proxy", "retrieval"):
+    reader = PREDICTORS.selected(config).reader
+    predictor = resolve_name(reader)(config, model.name, loaded) if reader else None
+    if predictor is None:
         return NoPredictions()
-    if config.predictor == "auto" and not (proxy or config.predictor_model or DEFAULT.get(model.name) in shipped()):
-        return NoPredictions()
-    predictor = proxy or load_proxy(config.predictor_model, model.name)
-    if config.predictor == "retrieval":
-        predictor = _retrieval(config, predictor, model.name)
     return PredictionService(predictor, lambda ids: model.tokenizer.decode(ids, skip_special_tokens=True), clock)
+
+
+def auto(config: EngineConfig, model: str, loaded: LengthPredictor | None) -> LengthPredictor | None:
+    """`predictor: auto`: the proxy, if one is given or ships with the package for the model."""
+    known = loaded or config.predictor_model or DEFAULT.get(model) in shipped()
+    return proxy(config, model, loaded) if known else None
+
+
+def proxy(config: EngineConfig, model: str, loaded: LengthPredictor | None) -> LengthPredictor:
+    """`predictor: proxy`."""
+    return loaded or load_proxy(config.predictor_model, model)
 
 
 def load_proxy(name: str | None, model: str) -> LengthPredictor:
@@ -61,15 +71,19 @@ def load_proxy(name: str | None, model: str) -> LengthPredictor:
         raise ConfigError(f"predictor_model: {error}{known}") from None
 
 
-def _retrieval(config: EngineConfig, proxy: LengthPredictor, model: str) -> RetrievalPredictor:
-    settings = config.retrieval
+def retrieval(config: EngineConfig, model: str, loaded: LengthPredictor | None) -> LengthPredictor:
+    """`predictor: retrieval`, with the proxy's encoder."""
+    encoder = proxy(config, model, loaded)
+    settings = PREDICTORS.settings(config)
     path: Path | None = None
     if settings.path is None:
         # Lengths belong to one model and embeddings to one encoder. Their names may be ambiguous, hence the digest.
         source = Path(config.model).expanduser()
         where = str(source.resolve()) if source.exists() else config.model
-        digest = hashlib.sha256(f"{where} {proxy.digest}".encode()).hexdigest()[:12]
-        path = cache_folder("retrieval") / (re.sub(r"[^\w.-]+", "_", f"{model}-{proxy.name}-{digest}") + ".safetensors")
+        digest = hashlib.sha256(f"{where} {encoder.digest}".encode()).hexdigest()[:12]
+        path = cache_folder("retrieval") / (
+            re.sub(r"[^\w.-]+", "_", f"{model}-{encoder.name}-{digest}") + ".safetensors"
+        )
     elif settings.path:
         path = Path(settings.path).expanduser()
         if path.is_dir():
@@ -80,4 +94,4 @@ def _retrieval(config: EngineConfig, proxy: LengthPredictor, model: str) -> Retr
         raise ConfigError(
             f"predictor: retrieval needs FAISS, which is not installed ({error}): {install_hint('retrieval')}"
         ) from None
-    return RetrievalPredictor(proxy, index, model, path)
+    return RetrievalPredictor(encoder, index, model, path)

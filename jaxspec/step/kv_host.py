@@ -21,6 +21,7 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxspec.config import EngineConfig
 from jaxspec.sched.plan import Plan
+from jaxspec.sched.slots import MEMORIES, ORDERS, Need
 from jaxspec.sched.timing import SwapCosts, between
 from jaxspec.step.kv_cache import POSITIONS
 from jaxspec.step.kv_int8 import AnyKVCache
@@ -49,16 +50,16 @@ def host_kv_cache(
     config: EngineConfig, model_runner: ModelRunner, drafters: Sequence[Owner], warm_up: WarmUp, store: ProfileStore
 ) -> HostKVCache:
     """Build the host KV cache for `config`; it has no pages if the memory policy never swaps."""
-    space = config.swap_space * 2**30 if config.memory in ("auto", "swap") else 0.0
+    space = config.swap_space * 2**30 if MEMORIES.selected(config).can_swap else 0.0
     kv_cache = HostKVCache([model_runner, *drafters], space, warm_up, config.swap_dtype == "int8", store)
-    if config.memory == "swap" and not kv_cache.num_pages:
+    if Need.HOST_MEMORY in MEMORIES.selected(config).needs and not kv_cache.num_pages:
         log.warning("no page fits in host memory: preempted requests are recomputed")
     return kv_cache
 
 
 def swap_costs(config: EngineConfig, model_runner: ModelRunner, host: HostKVCache) -> SwapCosts | None:
     """Measured costs of swapping and recomputing, or None if no policy uses them."""
-    if not host.num_pages and config.order != "alise":
+    if not host.num_pages and Need.RUNTIME not in ORDERS.selected(config).needs:
         return None
     out, back = host.seconds
     steps = {int(size): seconds for size, seconds in model_runner.profile.seconds.items()}

@@ -5,8 +5,10 @@ from __future__ import annotations
 from jaxspec.sched.kv.manager import KVCacheManager
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.request import Request
+from jaxspec.sched.slots import MEMORIES
 
 
+@MEMORIES.register("defer")
 class Defer(KVCacheManager):
     """Reserves pages for prompt and max_tokens at admission, so no request ever loses pages.
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from jaxspec.sched.kv.page_pool import OutOfPages, PagePool
 from jaxspec.sched.plan import Transfer
 from jaxspec.sched.request import Request
+from jaxspec.sched.slots import MEMORIES, Policy, SlotContext
 
 
-class KVCacheManager:
+@MEMORIES.register("recompute")
+class KVCacheManager(Policy):
     """Allocates pages for requests and takes them back. The scheduler decides which request to preempt.
 
     It is the base class of the other memory policies, and itself recomputes: a preempted request keeps nothing, but its
@@ -20,6 +22,11 @@ class KVCacheManager:
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
+
+    @classmethod
+    def build(cls, settings: None, context: SlotContext) -> KVCacheManager:
+        assert context.pool is not None
+        return cls(context.pool)
 
     @property
     def host_usage(self) -> float:

@@ -7,9 +7,11 @@ from jaxspec.sched.kv.manager import KVCacheManager
 from jaxspec.sched.kv.page_pool import OutOfPages, PagePool
 from jaxspec.sched.plan import Transfer
 from jaxspec.sched.request import Request
+from jaxspec.sched.slots import MEMORIES, Need, SlotContext
 from jaxspec.sched.timing import SwapCosts
 
 
+@MEMORIES.register("swap")
 class Swap(KVCacheManager):
     """Swaps a preempted request's KV to the host if it fits and, with `costs`, if that is faster than recomputing.
 
@@ -18,6 +20,7 @@ class Swap(KVCacheManager):
     """
 
     can_swap = True
+    needs = frozenset({Need.HOST_MEMORY})
 
     def __init__(self, pool: PagePool, host_pages: int, exact: bool, costs: SwapCosts | None) -> None:
         super().__init__(pool)
@@ -25,6 +28,18 @@ class Swap(KVCacheManager):
         self._exact, self._costs = exact, costs
         self._out: dict[str, Transfer] = {}
         self._in: dict[str, Transfer] = {}
+
+    @classmethod
+    def build(cls, settings: None, context: SlotContext) -> KVCacheManager:
+        """Without host pages, a manager that recomputes."""
+        return cls._with_costs(context, None)
+
+    @classmethod
+    def _with_costs(cls, context: SlotContext, costs: SwapCosts | None) -> KVCacheManager:
+        assert context.pool is not None
+        if not context.host_pages:
+            return KVCacheManager(context.pool)
+        return cls(context.pool, context.host_pages, context.exact_swap, costs)
 
     @property
     def host_usage(self) -> float:
@@ -97,3 +112,14 @@ class Swap(KVCacheManager):
         super().free(request)
         self.host.release(request.host_pages)
         request.host_pages = []
+
+
+@MEMORIES.register("auto")
+class SwapOrRecompute(Swap):
+    """Swaps a request's KV where that is estimated to be faster than recomputing it."""
+
+    needs = frozenset()
+
+    @classmethod
+    def build(cls, settings: None, context: SlotContext) -> KVCacheManager:
+        return cls._with_costs(context, context.costs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakSet
 
 from jaxspec.sched.order.order import Order
 from jaxspec.sched.plan import RequestResult
@@ -18,20 +19,16 @@ class Aging(Order):
 
     def __init__(self, order: Order) -> None:
         self._order, self.preemptive = order, order.preemptive
-        self._promoted: set[str] = set()
+        self._promoted: WeakSet[Request] = WeakSet()
 
     def promote(self, request: Request) -> None:
-        self._promoted.add(request.id)
+        self._promoted.add(request)
 
     def key(self, request: Request) -> Any:
-        return (0,) if request.id in self._promoted else (1, self._order.key(request))
+        return (0,) if request in self._promoted else (1, self._order.key(request))
 
     def preemptible(self, request: Request) -> bool:
-        return request.id not in self._promoted and self._order.preemptible(request)
+        return request not in self._promoted and self._order.preemptible(request)
 
     def observe(self, request: Request, result: RequestResult, seconds: float) -> None:
         self._order.observe(request, result, seconds)
-
-    def forget(self, request: Request) -> None:
-        self._promoted.discard(request.id)
-        self._order.forget(request)

@@ -6,10 +6,24 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
-from jaxspec.sched.config import AliseSettings
+from pydantic import Field, PositiveFloat
+
 from jaxspec.sched.order.order import Order
+from jaxspec.sched.per_request import PerRequest
 from jaxspec.sched.request import Request
+from jaxspec.sched.slots import ORDERS, Need, Section, SlotContext
 from jaxspec.sched.timing import Runtime
+
+
+class AliseSettings(Section):
+    """`order: alise`: priority queues by estimated remaining execution time (ALISE §3.1). Its aging is `aging_ms`."""
+
+    #: Number of priority queues.
+    queues: int = Field(default=16, ge=1, le=64)
+    #: Longest estimated remaining time, in ms, of requests in the first queue.
+    first_threshold_ms: PositiveFloat = 500.0
+    #: Upper time bound of a queue relative to that of the queue above it.
+    growth: float = Field(default=1.5, gt=1, le=100)
 
 
 @dataclass(slots=True)
@@ -23,6 +37,7 @@ class _Progress:
     demotions: int = 0
 
 
+@ORDERS.register("alise", AliseSettings)
 class Alise(Order):
     """Queues by estimated remaining execution time; the range of each is `growth` times that of the one above it.
 
@@ -36,30 +51,29 @@ class Alise(Order):
     """
 
     preemptive = True
+    needs = frozenset({Need.LENGTHS, Need.RUNTIME})
 
     def __init__(self, settings: AliseSettings, runtime: Runtime) -> None:
         self._runtime = runtime
         # Upper bound in remaining seconds of each queue but the last, which has none.
         self._bounds = [settings.first_threshold_ms / 1000 * settings.growth**j for j in range(settings.queues - 1)]
-        self._progress: dict[str, _Progress] = {}
+        self._progress = PerRequest(lambda r: _Progress(r.output_len, r.expected_len, self._queue_of(r)))
+
+    @classmethod
+    def build(cls, settings: AliseSettings, context: SlotContext) -> Alise:
+        return cls(settings, context.runtime or Runtime())
 
     def key(self, request: Request) -> Any:
         return self.queue(request)
 
     def queue(self, request: Request) -> int:
         """The request's queue; 0 goes first."""
-        output, expected = request.output_len, request.expected_len
-        p = self._progress.get(request.id)
-        if p is None:
-            p = self._progress[request.id] = _Progress(output, expected, self._queue_of(request))
-        elif p.output != output or p.expected != expected:
+        p, output, expected = self._progress.of(request), request.output_len, request.expected_len
+        if p.output != output or p.expected != expected:
             p.demotions += p.expected <= output < expected
             p.output, p.expected = output, expected
             p.queue = min(max(self._queue_of(request), p.demotions), len(self._bounds))
         return p.queue
-
-    def forget(self, request: Request) -> None:
-        self._progress.pop(request.id, None)
 
     def _queue_of(self, request: Request) -> int:
         return bisect_left(self._bounds, self._runtime.remaining(request))

@@ -5,13 +5,51 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Self
 
-from jaxspec.sched.config import LapsSdSettings
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+
 from jaxspec.sched.order.order import Order
+from jaxspec.sched.per_request import PerRequest
 from jaxspec.sched.plan import RequestResult
 from jaxspec.sched.request import Request
+from jaxspec.sched.slots import ORDERS, Need, Section, SlotContext
 from jaxspec.sched.timing import RoundTimes
+
+
+class LapsSdSettings(Section):
+    """`order: laps_sd`: least attained, then least perceived service (LAPS-SD §4). Brackets: the paper's symbols."""
+
+    #: Number of priority queues (K).
+    queues: int = Field(default=4, ge=1, le=64)
+    #: Upper service bound of a queue relative to that of the queue above it (M).
+    growth: float = Field(default=2.0, gt=1, le=100)
+    #: Attained service, in ms, up to which a request stays in the first queue (S_up of queue 1).
+    first_threshold_ms: PositiveFloat = 500.0
+    #: Steps over which the acceptance rate of a request must be stable (γ).
+    window: int = Field(default=5, ge=2)
+    #: The acceptance rate is stable if it varies by less than this within the window (δ).
+    tolerance: PositiveFloat = 0.05
+    #: Draft tokens per step (n) in the estimate of execution time. None: the request's own mean.
+    draft_tokens: NonNegativeFloat | None = None
+    #: Time to draft one token, in ms (T_ssm). None: fitted to the observed steps.
+    draft_token_ms: NonNegativeFloat | None = None
+    #: Time of a step without its drafting, in ms (T_llm). None: fitted to the observed steps.
+    verify_ms: PositiveFloat | None = None
+    #: observed: the acceptance rate is measured. oracle: it is known at arrival if the request states it, as in the
+    #: simulator; needs draft_tokens, draft_token_ms and verify_ms.
+    acceptance: Literal["observed", "oracle"] = "observed"
+    #: Position of requests without a stable acceptance rate. fcfs: last in their queue, in order of arrival, as in the
+    #: paper. typical: there is one queue, shortest estimated time first, and they are assumed to run at the mean speed
+    #: of the requests with a stable rate.
+    unknown: Literal["fcfs", "typical"] = "fcfs"
+
+    @model_validator(mode="after")
+    def _check_oracle(self) -> Self:
+        missing = [n for n in ("draft_tokens", "draft_token_ms", "verify_ms") if getattr(self, n) is None]
+        if self.acceptance == "oracle" and missing:
+            raise ValueError(f"acceptance: oracle has no observed steps to fit, so set {', '.join(missing)}")
+        return self
 
 
 @dataclass(slots=True)
@@ -32,6 +70,7 @@ class _Progress:
     settled: bool = False
 
 
+@ORDERS.register("laps_sd", LapsSdSettings)
 class LapsSd(Order):
     """K queues by attained service; within a queue, perceptible requests (known execution time) before the others.
 
@@ -50,18 +89,23 @@ class LapsSd(Order):
     """
 
     preemptive = True
+    needs = frozenset({Need.LENGTHS})
 
     def __init__(self, settings: LapsSdSettings) -> None:
         self._settings = s = settings
         self.cost = RoundTimes(_seconds(s.draft_token_ms), _seconds(s.verify_ms))
         # S_up of each queue but the last, which has none; S_up of a queue is S_down of the next.
         self._upper = [s.first_threshold_ms / 1000 * s.growth**j for j in range(s.queues - 1)]
-        self._progress: dict[str, _Progress] = {}
+        self._progress = PerRequest(self._begin)
         # Number of requests that became perceptible, and their mean seconds per token.
         self._perceived, self._mean_per_token = 0, 0.0
 
+    @classmethod
+    def build(cls, settings: LapsSdSettings, context: SlotContext) -> LapsSd:
+        return cls(settings)
+
     def key(self, request: Request) -> Any:
-        p = self._progress_of(request)
+        p = self._progress.of(request)
         if self._settings.unknown == "typical":
             # Relative to the mean time per token, so that a waiting request keeps its key while the mean changes.
             return (0, 0, request.expected_len * p.relative_cost)
@@ -73,18 +117,18 @@ class LapsSd(Order):
 
     def queue(self, request: Request) -> int:
         """The request's queue, 1 … K."""
-        return self._progress_of(request).queue
+        return self._progress.of(request).queue
 
     def perceived(self, request: Request) -> float | None:
         """T in seconds; None while the request is non-perceptible."""
-        p = self._progress_of(request)
+        p = self._progress.of(request)
         return None if p.per_token is None else p.per_token * request.expected_len
 
     def preemptible(self, request: Request) -> bool:
-        return not self._progress_of(request).settled
+        return not self._progress.of(request).settled
 
     def observe(self, request: Request, result: RequestResult, seconds: float) -> None:
-        p, s = self._progress_of(request), self._settings
+        p, s = self._progress.of(request), self._settings
         self.cost.observe(result.proposed, seconds)
         p.rounds += 1
         while p.queue < s.queues and request.attained > self._upper[p.queue - 1]:
@@ -99,16 +143,10 @@ class LapsSd(Order):
                 n = s.draft_tokens
             self._perceive(p, request, n, sum(p.rates) / len(p.rates))
 
-    def forget(self, request: Request) -> None:
-        self._progress.pop(request.id, None)
-
-    def _progress_of(self, request: Request) -> _Progress:
-        p = self._progress.get(request.id)
-        if p is None:
-            s = self._settings
-            p = self._progress[request.id] = _Progress(deque(maxlen=s.window))
-            if s.acceptance == "oracle" and request.true_acceptance is not None:
-                self._perceive(p, request, s.draft_tokens or 0.0, request.true_acceptance)
+    def _begin(self, request: Request) -> _Progress:
+        p, s = _Progress(deque(maxlen=self._settings.window)), self._settings
+        if s.acceptance == "oracle" and request.true_acceptance is not None:
+            self._perceive(p, request, s.draft_tokens or 0.0, request.true_acceptance)
         return p
 
     def _perceive(self, p: _Progress, request: Request, n: float, rate: float) -> None:

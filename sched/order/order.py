@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from jaxspec.sched.plan import RequestResult
 from jaxspec.sched.request import Request
+from jaxspec.sched.slots import Policy
 
 
-class Order(Protocol):
+class Order(Policy):
     """Which request goes first. The default methods suit an order that neither preempts nor learns."""
 
     #: Whether waiting requests may take the slots of running requests that come after them.
     preemptive: bool = False
+
+    @classmethod
+    def preempts(cls, settings: Any) -> bool:
+        """`preemptive` with these settings."""
+        return cls.preemptive
 
     def key(self, request: Request) -> Any:
         """Sort key: smaller goes first. Equal keys go in order of arrival and do not preempt each other.
 
         A waiting request's key changes only with its length prediction.
         """
-        ...
+        raise NotImplementedError
 
     def preemptible(self, request: Request) -> bool:
         """Whether a waiting request with a smaller key may take this running request's slot."""
@@ -27,6 +33,3 @@ class Order(Protocol):
 
     def observe(self, request: Request, result: RequestResult, seconds: float) -> None:
         """Learn from a step of `seconds` seconds in which the request decoded; its counters already include it."""
-
-    def forget(self, request: Request) -> None:
-        """The request has finished."""

@@ -6,19 +6,34 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
+from pydantic import Field
+
 from jaxspec.sched.length import true_len
 from jaxspec.sched.order.order import Order
 from jaxspec.sched.request import Request
+from jaxspec.sched.slots import ORDERS, Section, SlotContext
 
 #: Whether the first of two requests is the shorter one. Called O(log n) times for each of n waiting requests.
 Comparator = Callable[[Request, Request], bool]
 
 
+class PairwiseSettings(Section):
+    """`order: pairwise`: shortest job first by comparing requests two at a time (SSJF §3.1)."""
+
+    #: Fraction of pairs that the comparator gets wrong. Comparing the same pair again gives the same result.
+    error_rate: float = Field(default=0.0, ge=0, le=1)
+
+
+@ORDERS.register("pairwise", PairwiseSettings)
 class Pairwise(Order):
     """SSJF's alternative (§3.1): lengths are unknown, only which of two requests is shorter."""
 
     def __init__(self, shorter: Comparator) -> None:
         self._shorter = shorter
+
+    @classmethod
+    def build(cls, settings: PairwiseSettings, context: SlotContext) -> Pairwise:
+        return cls(OracleComparator(settings.error_rate, context.policy.policy_seed))
 
     def key(self, request: Request) -> Any:
         return _Compared(request, self._shorter)

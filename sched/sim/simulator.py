@@ -262,7 +262,7 @@ class Simulation:
             i = int(request.id)
             assert request.first_scheduled is not None
             self._first_scheduled[i], self._preemptions[i] = request.first_scheduled, request.preemptions
-            self._forget(request)
+            self._ended(request)
         return len(finished)
 
     def _round(self, scheduled: ScheduledRequest) -> tuple[int, int]:
@@ -272,7 +272,7 @@ class Simulation:
         assert self._acceptance is not None
         return self._acceptance.round(int(scheduled.request.id), scheduled.request.output_len, scheduled.levels)
 
-    def _forget(self, request: Request) -> None:
+    def _ended(self, request: Request) -> None:
         """Drop the state of a finished request."""
         if self._acceptance is not None:
             self._acceptance.forget(int(request.id))

@@ -89,6 +89,6 @@ class TreeSimulation(Simulation):
         self.speculator.observe(scheduled.request, nodes)
         return len(draft or ()), len(nodes)
 
-    def _forget(self, request: Request) -> None:
+    def _ended(self, request: Request) -> None:
         if self.speculator:
-            self.speculator.forget(request)
+            self.speculator.ended(request)

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from jaxspec.sched.plan import Lookahead
 from jaxspec.sched.spec.calibration import AcceptanceRecord, Calibration, FadingRate
 from jaxspec.sched.spec.trees.candidates import Candidates
-from jaxspec.sched.spec.trees.forest import Forest
 from jaxspec.sched.timing import StepTimes
 
 #: Prior of a level's acceptance rate: high enough that drafting is tried.
@@ -233,26 +232,3 @@ def _spread_uncached(requests: int, uncached: int) -> int:
 
 def _mean_factor(records: Sequence[AcceptanceRecord]) -> float:
     return sum(r.factor for r in records) / max(len(records), 1)
-
-
-def choose_nodes(
-    times: StepTimes,
-    forest: Forest,
-    chances: npt.NDArray[np.float64],
-    limits: Sequence[int],
-    other_tokens: int,
-    probing: Sequence[bool],
-) -> list[npt.NDArray[np.bool_]]:
-    """The nodes with most expected tokens per second over all requests: one `[n]` mask per tree, closed under parents.
-
-    `chances` `[N]` are the candidates' acceptance probabilities (`calibration.chances`), `limits` bounds the nodes of
-    each tree, `other_tokens` counts the step's tokens that are not drafts. A tree that is `probing` gets at least one
-    node if it has one.
-    """
-    # Chances fall along a path. Where they do not, the stable sort keeps parents before their children.
-    ranked = forest.ranked(chances, 0.0)
-    most = np.minimum(ranked.count, limits)
-    best = forest.best(ranked, most)
-    worth = times.best_node_count(ranked.value[best], other_tokens, other_tokens)
-    taken = np.bincount(forest.tree[best[:worth]], minlength=len(forest))
-    return forest.take(ranked, np.maximum(taken, np.minimum(most, probing)))

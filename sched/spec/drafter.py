@@ -59,8 +59,6 @@ class Drafter(Protocol):
         """Estimated seconds of a round for `requests` requests with `uncached` uncached tokens in total."""
         ...
 
-    def forget(self, request: Request) -> None: ...
-
 
 class SharedDevice:
     """Base of drafters on the target's device: nothing to prefetch, and no idle time to precompute KV in."""

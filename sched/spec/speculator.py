@@ -5,32 +5,33 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
+from jaxspec.sched.per_request import PerRequest
 from jaxspec.sched.plan import Lookahead, ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import need
+from jaxspec.sched.slots import Need
 from jaxspec.sched.spec.calibration import AcceptanceRecord, chances
-from jaxspec.sched.spec.depth import USUAL_UNCACHED, DepthController, DraftTimes, choose_nodes
+from jaxspec.sched.spec.depth import USUAL_UNCACHED, DepthController, DraftTimes
 from jaxspec.sched.spec.drafter import Drafter, Proposal, SamplingOf
-from jaxspec.sched.spec.trees.adaserve import AdaServe
 from jaxspec.sched.spec.trees.candidates import Candidates, Draft
 from jaxspec.sched.spec.trees.forest import Forest
-from jaxspec.sched.spec.trees.policy import TreePolicy
+from jaxspec.sched.spec.trees.policy import DEPTH, TreePolicy
 from jaxspec.sched.spec.trees.preorder import preorders
+from jaxspec.sched.spec.trees.throughput import Throughput
 from jaxspec.sched.timing import StepTimes
 
 if TYPE_CHECKING:
-    from jaxspec.sched.spec.draft_choice import DraftChoice
+    from jaxspec.sched.spec.draft_choice.choice import DraftChoice
 
-#: Most levels of a draft tree, and most draft nodes of one request in a step.
-DEPTH, MOST_NODES = 8, 32
-#: A request that needs more tokens than this from a step to meet its SLO is late.
-_LATE_NEED = 1.0
+#: Most draft nodes of one request in a step.
+MOST_NODES = 32
 
 #: A request, the drafter that drafted for it, and what that one proposed.
 _Proposed = tuple[ScheduledRequest, int, Candidates]
@@ -52,40 +53,39 @@ class Speculator:
     Each drafter's acceptance is learned separately. If a drafter proposes nothing for a request, the next best one
     drafts. With a draft choice (`choice`), the choice alone assigns drafters to requests and observes the results.
 
-    A tree policy (`policy`) selects the nodes to verify; without one, they are selected by expected tokens per second
-    (`choose_nodes`).
-
-    `levels` and `width` bound depth and width. If `adaptive`, or without a `policy`, each drafter's `DepthController`
-    picks them. If no drafter drafts then, `AdaServe` still drafts for requests that are late for their SLO, even if
-    that slows down the others. Otherwise depth and width are the bounds, with `size_by_budget` at most what AdaServe's
-    Eq. 8 and 9 allow for a step of `verify_budget` tokens (None: `step.verify_budget`). `step` has the target's step
-    times.
-
-    With `calibrate`, tree policies see calibrated acceptance probabilities instead of the drafter's own.
+    A tree policy (`policy`, default `Throughput`) selects the nodes to verify. If it is `adaptive`, each drafter's
+    `DepthController` picks depth, at most `levels`, and width. If no drafter drafts then, the policy may still name
+    late requests to draft for, even if that slows down the others. If it is not, depth and width are the largest, with
+    `by_budget` at most what AdaServe's Eq. 8 and 9 allow for a step of `verify_budget` tokens (None:
+    `step.verify_budget`). `step` has the target's step times.
     """
 
     def __init__(
-        self, drafters: Sequence[Drafter], step: StepTimes, policy: TreePolicy | None = None, levels: int | None = None,
-        width: int | None = None, adaptive: bool = False, verify_budget: int | None = None,
-        size_by_budget: bool = False, calibrate: bool = False, choice: DraftChoice | None = None,
-    ):  # fmt: skip
-        self.drafters, self.policy, self.adaptive = list(drafters), policy, adaptive or policy is None
-        self.step_times, self.calibrate, self.choice = step, calibrate, choice
-        self._verify_budget, self._size_by_budget = verify_budget, size_by_budget or verify_budget is not None
+        self,
+        drafters: Sequence[Drafter],
+        step: StepTimes,
+        policy: TreePolicy | None = None,
+        levels: int | None = None,
+        verify_budget: int | None = None,
+        choice: DraftChoice | None = None,
+    ):
+        self.drafters, self.step_times, self.choice = list(drafters), step, choice
+        self.policy = policy = Throughput(step) if policy is None else policy
+        self._verify_budget = verify_budget
         most = Lookahead(MOST_NODES, min(levels or DEPTH, DEPTH))
         self.controllers = [
-            DepthController(DraftTimes(step, d.seconds), most, [w for w in d.widths if width is None or w <= width])
-            for d in drafters
+            DepthController(DraftTimes(step, d.seconds), most, _up_to(policy.max_width, d.widths)) for d in drafters
         ]
-        # By request id: one record per drafter; what was drafted in the current step.
-        self._records: dict[str, list[AcceptanceRecord]] = {}
+        #: One record per drafter.
+        self._records = PerRequest(lambda request: [AcceptanceRecord() for _ in self.drafters])
+        # Of the current step, by request id: what was drafted; only these requests (None: all); with a draft choice,
+        # the drafter assigned and the estimated seconds.
         self._drafted: dict[str, _Drafted] = {}
-        self._only_late: set[str] | None = None  # the requests drafted for in the current step; None: all
-        # With a draft choice, by request id: the drafter assigned, the one that drafted last, and estimated seconds of
-        # the current step.
+        self._only_late: set[str] | None = None
         self._assigned: dict[str, int | None] = {}
-        self._last_drafter: dict[str, int] = {}
         self._step_seconds: dict[str, float] = {}
+        #: The drafter that drafted last, with a draft choice.
+        self._last_drafter: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         self._verify_seconds = step.of(1)  # of the last step
         #: How often a request changed its drafter, and the seconds spent on computing its KV for the new one.
         self.switches, self.switch_seconds = 0, 0.0
@@ -100,6 +100,8 @@ class Speculator:
 
         Returns how deep the step that starts now may draft for its decoding requests.
         """
+        if not self.drafters:
+            return Lookahead()
         decoding = [r for r in running if r.decoding]
         self._only_late = None
         self._drafted.clear()
@@ -111,15 +113,13 @@ class Speculator:
             self._assigned = {r.id: i for r, i in zip(decoding, assigned, strict=True)}
         if not decoding:
             return Lookahead()
-        if not self.adaptive:
+        if not self.policy.adaptive:
             return _deepest(
                 self._fixed_lookahead(controller, len(decoding)) if self._served(i, decoding) else controller.off()
                 for i, controller in enumerate(self.controllers)
             )
         lookahead = _deepest(self._decide(i, decoding) for i in range(len(self.drafters)))
-        if not lookahead.levels and isinstance(self.policy, AdaServe):
-            return self._draft_for_late(decoding, now)
-        return lookahead
+        return lookahead if lookahead.levels else self._draft_for_late(decoding, now)
 
     def _served(self, drafter: int, requests: Sequence[Request]) -> Sequence[Request]:
         """Those of the requests that the drafter may draft for."""
@@ -148,7 +148,7 @@ class Speculator:
         """The configured depth and width, or what the verify budget leaves each request (AdaServe's Eq. 8 and 9)."""
         most = controller.max_lookahead
         controller.levels, controller.width, controller.probing = most.levels, controller.widths[-1], False
-        if not self._size_by_budget:
+        if not self.policy.by_budget:
             return most
         if self.verify_budget <= requests:
             controller.levels = 0
@@ -159,17 +159,15 @@ class Speculator:
         return Lookahead(most.drafts, controller.levels)
 
     def _draft_for_late(self, decoding: Sequence[Request], now: float) -> Lookahead:
-        """Draft only for requests that are late for their SLO, where that helps them."""
-        max_nodes, seconds = max(0, self.verify_budget - len(decoding)), self.step_times.of(len(decoding))
-        needs = {r.id: need(r, now, seconds) for r in decoding}
-        late = [r for r in decoding if needs[r.id] > _LATE_NEED]
-        latest = sorted(late, key=lambda r: -needs[r.id])[:max_nodes]
-        if not latest:
+        """Draft only for the policy's late requests, where that helps them."""
+        max_nodes = max(0, self.verify_budget - len(decoding))
+        late = self.policy.late(decoding, now, self.step_times.of(len(decoding)), max_nodes)
+        if not late:
             return Lookahead()
-        self._only_late = {r.id for r in latest}
+        self._only_late = {r.id for r in late}
         lookaheads: list[Lookahead] = []
         for i, controller in enumerate(self.controllers):
-            if served := self._served(i, latest):
+            if served := self._served(i, late):
                 uncached, records = self._uncached_and_records(i, served)
                 lookaheads.append(controller.decide_for_late(len(served), len(decoding), uncached, records, max_nodes))
             else:
@@ -177,10 +175,7 @@ class Speculator:
         return _deepest(lookaheads)
 
     def _record(self, request: Request, drafter: int) -> AcceptanceRecord:
-        records = self._records.setdefault(request.id, [])
-        if not records:
-            records += [AcceptanceRecord() for _ in self.drafters]
-        return records[drafter]
+        return self._records.of(request)[drafter]
 
     def prefetch_features(self, scheduled: Sequence[ScheduledRequest]) -> None:
         """Before the step's first launch: drafters on other devices fetch the features they may need in this step."""
@@ -218,7 +213,7 @@ class Speculator:
         `tokens` counts the step's known tokens; the step started at `now`.
         """
         draftable = [s for s in scheduled if s.levels and (self._only_late is None or s.request.id in self._only_late)]
-        if self._size_by_budget and tokens >= self.verify_budget:
+        if self.policy.by_budget and tokens >= self.verify_budget:
             draftable = []  # no node would be selected
         proposed = self._propose(draftable, sampling) if draftable else []
         drafts: dict[str, Draft] = {}
@@ -255,24 +250,20 @@ class Speculator:
         self, proposed: Sequence[_Proposed], forest: Forest, tokens: int, now: float
     ) -> list[npt.NDArray[np.bool_]]:
         """The nodes to verify: one mask per tree."""
-        limits = [s.drafts for s, _, _ in proposed]
-        if self.policy is None or self.calibrate:
+        if self.policy.calibrated:
             records = [self._record(s.request, i) for s, i, _ in proposed]
-            calibrated = chances(forest, [self.controllers[i].calibration for _, i, _ in proposed], records)
-            if self.policy is None:
-                probing = [self.controllers[i].probing for _, i, _ in proposed]
-                return choose_nodes(self.step_times, forest, calibrated, limits, tokens, probing)
-            with np.errstate(divide="ignore"):  # empty places have probability 0
-                forest = forest.likely(np.log(calibrated))
-        budget = self.verify_budget - tokens
-        seconds = self.step_times.of(tokens + max(0, budget)) + sum(
-            c.times.round(len(proposed), len(proposed), c.levels, c.width) for c in self.controllers if c.levels
-        )
-        needs = [need(s.request, now, seconds) for s, _, _ in proposed]
-        masks = self.policy.select(forest, limits, budget, needs, tokens)
-        for (s, i, _), c, mask in zip(proposed, forest, masks, strict=True):
-            if self.controllers[i].probing and not mask.any() and s.drafts:
-                mask[c.best(1)[0]] = True  # a probe needs at least one node to learn from
+            calibrations = [self.controllers[i].calibration for _, i, _ in proposed]
+            forest = forest.calibrated(chances(forest, calibrations, records))
+        budget, needs = self.verify_budget - tokens, [-inf] * len(proposed)
+        if Need.SLOS in self.policy.needs:
+            seconds = self.step_times.of(tokens + max(0, budget)) + sum(
+                c.times.round(len(proposed), len(proposed), c.levels, c.width) for c in self.controllers if c.levels
+            )
+            needs = [need(s.request, now, seconds) for s, _, _ in proposed]
+        masks = self.policy.select(forest, [s.drafts for s, _, _ in proposed], budget, needs, tokens)
+        for tree, (s, i, _) in enumerate(proposed):
+            if self.controllers[i].probing and not masks[tree].any() and s.drafts:
+                masks[tree][forest[tree].best(1)[0]] = True  # a probe needs at least one node to learn from
         return masks
 
     def _propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> list[_Proposed]:
@@ -326,10 +317,10 @@ class Speculator:
 
     def _count_switches(self, drafter: int, scheduled: Sequence[ScheduledRequest]) -> None:
         for s in scheduled:
-            if self._last_drafter.setdefault(s.request.id, drafter) != drafter:
+            if self._last_drafter.setdefault(s.request, drafter) != drafter:
                 self.switches += 1
                 self.switch_seconds += self._switch_cost(s.request, drafter)
-            self._last_drafter[s.request.id] = drafter
+            self._last_drafter[s.request] = drafter
 
     def _preferences(self, request: Request, requests: int) -> list[int]:
         """Drafters that draft in this step, best first: those that probe, then by expected speed for this request.
@@ -358,19 +349,21 @@ class Speculator:
             record = self._record(request, drafted.drafter)
             self.controllers[drafted.drafter].observe(drafted.candidates, drafted.chosen, accepted, record)
 
-    def forget(self, request: Request) -> None:
-        self._records.pop(request.id, None)
-        self._last_drafter.pop(request.id, None)
+    def ended(self, request: Request) -> None:
+        """The request has finished or was cancelled."""
         if self.choice:
-            self.choice.forget(request)
-        for drafter in self.drafters:
-            drafter.forget(request)
+            self.choice.ended(request)
 
 
 def _deepest(lookaheads: Iterable[Lookahead]) -> Lookahead:
     """The greatest number of drafts and of levels among these."""
     every = list(lookaheads)
     return Lookahead(max((a.drafts for a in every), default=0), max((a.levels for a in every), default=0))
+
+
+def _up_to(most: int | None, widths: Sequence[int]) -> Sequence[int]:
+    """The widths that are at most `most` (None: all), or else the narrowest; `widths` ascend."""
+    return [w for w in widths if most is None or w <= most] or widths[:1]
 
 
 def _truncate(candidates: Candidates, levels: int) -> Candidates:

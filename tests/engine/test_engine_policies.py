@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -17,8 +18,10 @@ from jaxspec.config import EngineConfig
 from jaxspec.outputs import OutputDelta
 from jaxspec.sched import Scheduler
 from jaxspec.sched.slo import Slo
+from jaxspec.sched.slots import ORDERS, PREDICTORS
 
-PREEMPTIVE = ("las", "laps_sd", "priority")
+#: Orders that pause requests in these workloads. A new one need not.
+PAUSING = ("las", "laps_sd", "priority")
 #: A pool for little more than one long request, and service so short that turns are taken. What is lost is computed
 #: anew; test_engine_swap has the other way.
 TIGHT: dict[str, Any] = dict(
@@ -31,10 +34,15 @@ TEXTS = [[5, 6 + i % 4, 7, 8] * 4 + [i] * 3 for i in range(8)]
 LENGTHS = [30, 28, 17, 30, 26, 28, 16, 29]
 
 
-PRESETS = (
-    "fcfs", "ssjf", "sjf_oracle", "pairwise", "priority", "las", "lp_sjf", "laps_sd", "laps_sd_typical", "adaserve",
-    "slo_fcfs", "stta", "incremental",
-)  # fmt: skip
+def schedules(preset: Path) -> str:
+    """What a preset says about scheduling, apart from drafts, memory and predictor, which the tests set."""
+    config = EngineConfig.load(preset)
+    tests = {"predictor", "predictor_noise", "memory", "tree", "draft_depth", "draft_choice", "max_batch_size"}
+    return repr(config.policy.model_dump(exclude=tests | {"slo", "aging_ms"}))
+
+
+#: A preset for each way to schedule: a new one is tested without an edit here.
+PRESETS = sorted({schedules(path): path.stem for path in sorted(CONFIGS.glob("*.yaml"), reverse=True)}.values())
 #: SLOs of requests in turn: some that cannot be met, some that are tight now and then, and none.
 SLOS = (Slo(tpot=2e-3), Slo(tpot=0.01), Slo(), Slo(tpot=0.02, ttft=0.1), Slo(tpot=1.0))
 #: In place of the trained predictors, of which there is none for the tiny model.
@@ -50,7 +58,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.fixture(scope="module", params=PRESETS)
 def llm(request: pytest.FixtureRequest, compiled: dict[str, Any]) -> Iterator[LLM]:
     config = CONFIGS / f"{request.param}.yaml"
-    own = NOISY if EngineConfig.load(config).predictor == "proxy" else {}
+    own = NOISY if PREDICTORS.selected(EngineConfig.load(config)).reader else {}
     if request.param == "adaserve":  # drafts in every step, as in the paper
         own = {"tree": "adaserve", "adaserve": {"economic": False}, "verify_budget": 12}
     with tiny.llm(config=str(config), **compiled | own) as llm:
@@ -93,9 +101,10 @@ def test_every_order_writes_what_a_request_writes_alone(llm: LLM) -> None:
     stats = llm.engine.stats()
     assert stats.draft_tokens > 0 and stats.preemptions > 0
     assert stats.compilations_after_warmup == before
-    if llm.engine.config.order in PREEMPTIVE:
+    order = llm.engine.config.order
+    if order in PAUSING:
         assert stats.pauses > 0 and stats.recomputed_tokens > 0 and stats.recompute_seconds > 0
-    else:
+    elif not ORDERS[order].preempts(ORDERS.settings(llm.engine.config)):
         assert stats.pauses == 0
 
 

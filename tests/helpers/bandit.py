@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 
 from jaxspec.sched import Request
-from jaxspec.sched.spec.draft_choice import DraftChoice
+from jaxspec.sched.spec.draft_choice.choice import DraftChoice
 
 #: Most tokens that a request can get in one slot of one second.
 MOST = 10

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from helpers import forests
-from jaxspec.sched.spec.trees import Candidates, TreePolicy
+from jaxspec.sched.spec.trees.candidates import Candidates
+from jaxspec.sched.spec.trees.policy import TreePolicy
 
 SEEDS = st.integers(0, 2**32)
 

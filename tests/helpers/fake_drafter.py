@@ -24,7 +24,6 @@ class Fake(SharedDevice):
 
     def __init__(self, name: str, first: int, cost: float, knows: Sequence[str]):
         self.name, self.first, self.cost, self.knows = name, first, cost, knows
-        self.forgotten: list[str] = []
 
     def uncached_tokens(self, request: Request) -> int:
         return 1
@@ -36,9 +35,6 @@ class Fake(SharedDevice):
 
     def seconds(self, requests: int, uncached: int, levels: int, width: int) -> float:
         return self.cost * levels
-
-    def forget(self, request: Request) -> None:
-        self.forgotten.append(request.id)
 
 
 def requests(count: int) -> list[Request]:

@@ -21,7 +21,7 @@ from jaxspec import LLM, SamplingParams
 from jaxspec.draft import registry as drafters
 from jaxspec.models.load import LoadedModel
 from jaxspec.sched.request import Request
-from jaxspec.sched.spec.draft_choice import SwitchCost, Unlearned
+from jaxspec.sched.spec.draft_choice.choice import DraftChoice, SwitchCost
 
 SIZES: Mapping[str, Any] = dict(
     page_size=16, max_num_seqs=4, token_buckets=[1, 4, 16, 32], compilation_cache_dir="", max_num_batched_tokens=32,
@@ -39,7 +39,7 @@ def start(**more: Any) -> LLM:
         return tiny.llm(**{**SIZES, "draft": ["ngram", "conditioned", "perfect"], **more})
 
 
-class Switching(Unlearned):
+class Switching(DraftChoice):
     """Every request changes its drafter after `slots` slots."""
 
     def __init__(self, drafters: int, slots: int = 1) -> None:
@@ -61,7 +61,7 @@ class Switching(Unlearned):
     def ahead(self, request: Request) -> int | None:
         return self._at(request, 1)
 
-    def forget(self, request: Request) -> None:
+    def ended(self, request: Request) -> None:
         self._seen.pop(request.id, None)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
 from unittest.mock import patch
 
 import numpy as np
@@ -10,19 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxspec.sched import pacing as pace
 from jaxspec.sched.config import PolicyConfig, SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
+from jaxspec.sched.pace import Pace
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.sim.cost import Linear
 from jaxspec.sched.sim.simulator import Simulation
 from jaxspec.sched.sim.workload import Workload
 from jaxspec.sched.slo import Slo
+from jaxspec.sched.slots import PACES, SlotContext
 from jaxspec.sched.timing import StepTimes
 
-PaceKind = Literal["fcfs", "stta", "deadline"]
-PACES: tuple[PaceKind, ...] = ("fcfs", "stta", "deadline")
+THROTTLING = [name for name in PACES.names if PACES[name].throttles]
 #: 10 ms and 2 ms a token.
 TIMES = {n: 1e-3 * (10 + 2 * n) for n in range(1, 257)}
 
@@ -34,13 +33,12 @@ def decoding(number: int, tpot: float | None, output: int = 1, first: float = 0.
     )
 
 
-def made(kind: PaceKind, times: StepTimes | None = None) -> pace.DecodeThrottle:
-    chosen = pace.build(PolicyConfig(pace=kind, prompt_patience_ms=500), times or StepTimes(TIMES))
-    assert chosen is not None
-    return chosen
+def made(kind: str, times: StepTimes | None = None) -> Pace:
+    config = PolicyConfig(pace=kind, prompt_patience_ms=500)
+    return PACES.build(SlotContext(config, 1, times=times or StepTimes(TIMES)))
 
 
-def throttled(kind: PaceKind, requests: list[Request], now: float = 0.0) -> list[str]:
+def throttled(kind: str, requests: list[Request], now: float = 0.0) -> list[str]:
     return sorted(made(kind).choose(requests, None, now).throttled)
 
 
@@ -51,16 +49,16 @@ def test_a_step_is_kept_within_the_tightest_slo():
     assert throttled("stta", requests) == ["2", "3", "4"]
     assert throttled("deadline", requests) == ["2", "3", "4"]
     assert throttled("deadline", [decoding(i, None) for i in range(40)]) == []
-    assert pace.build(PolicyConfig(), None) is None
-    with pytest.raises(ValueError, match="pace: stta"):
-        pace.build(PolicyConfig(pace="stta"), None)
+    assert throttled("none", requests) == []
+    with pytest.raises(ValueError, match="pace: stta needs step times"):
+        PACES.build(SlotContext(PolicyConfig(pace="stta"), 1))
 
 
 def test_no_request_is_throttled_where_that_shortens_nothing():
     """A step takes 10 ms up to 64 tokens: with a TPOT of 8 ms throttling is useless below 64 requests."""
     plateau = StepTimes({n: 10e-3 if n <= 64 else 20e-3 for n in range(1, 257)})
     requests = [decoding(i, 0.008) for i in range(70)]
-    for kind in PACES:
+    for kind in THROTTLING:
         assert len(made(kind, plateau).choose(requests, None, 0.0).throttled) == 6
 
 
@@ -113,7 +111,7 @@ def test_prompts_wait_for_urgent_requests_but_not_for_long():
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.integers(0, 2**32), st.sampled_from(["none", *PACES]), st.sampled_from(["mixed", "first"]))
+@given(st.integers(0, 2**32), st.sampled_from(PACES.names), st.sampled_from(["mixed", "first"]))
 def test_every_request_ends(seed, kind, prefill):
     """With any SLOs, under memory pressure too; no page is lost."""
     rng = np.random.default_rng(seed)

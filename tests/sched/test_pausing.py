@@ -123,6 +123,6 @@ def test_cancelling_a_paused_request_frees_its_pages():
     run.add("high", 3)
     run.step()
     assert run.scheduler.num_paused == 1 == run.scheduler.num_waiting
-    assert run.scheduler.cancel("low", run.now) and low.status is RequestStatus.FINISHED and not low.pages
+    assert run.scheduler.cancel("low", run.now) and low.status is RequestStatus.CANCELLED and not low.pages
     run.check()
     assert run.finish() == ["high"]

@@ -205,13 +205,13 @@ def test_cancelling_frees_everything(in_flight: bool):
     a, b, c = (add(sched, name, 6) for name in "abc")
     step(sched)
     plan = sched.plan(0.0) if in_flight else Plan(())
-    assert sched.cancel("c", 0.0) and c.status is RequestStatus.FINISHED and sched.num_waiting == 1
-    assert sched.cancel("a", 0.0) and a.status is RequestStatus.FINISHED and sched.pool.num_used == 0
+    assert sched.cancel("c", 0.0) and c.status is RequestStatus.CANCELLED and sched.num_waiting == 1
+    assert sched.cancel("a", 0.0) and a.status is RequestStatus.CANCELLED and sched.pool.num_used == 0
     sched.update(plan, [RequestResult((7,))] * len(plan.scheduled), 0.0)
     assert a.output_len == 1 and sched.pool.num_used == 0
     assert step(sched) == [("b", 0, 6)]
     assert not sched.cancel("a", 0.0) and not sched.cancel("nobody", 0.0)
-    assert sched.cancel("b", 0.0) and b.status is RequestStatus.FINISHED
+    assert sched.cancel("b", 0.0) and b.status is RequestStatus.CANCELLED
     assert not sched.has_work and step(sched) == []
     sched.pool.check([])
 

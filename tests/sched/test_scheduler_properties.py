@@ -50,7 +50,7 @@ class Drive:
             for scheduled, result in zip(plan.scheduled, results, strict=True):
                 request, gone = scheduled.request, scheduled.request.id in self.cancelled
                 assert len(request.tokens) - before[request.id] == (0 if gone else len(result.tokens))
-                assert request.status is RequestStatus.FINISHED or request.computed < len(request.tokens)
+                assert request.ended or request.computed < len(request.tokens)
             self._check_books()
             now += 1
 
@@ -67,7 +67,7 @@ class Drive:
     def _cancel(self, now: int, during_step: bool) -> None:
         for i, job in enumerate(self.jobs):
             if job.cancel is not None and job.arrival + job.cancel == now and job.during_step == during_step:
-                there = self.requests[str(i)].status is not RequestStatus.FINISHED
+                there = not self.requests[str(i)].ended
                 assert self.scheduler.cancel(str(i), float(now)) == there
                 if there:
                     self.cancelled.add(str(i))
@@ -127,7 +127,7 @@ class Drive:
         assert not scheduler.running and not list(scheduler.waiting) and scheduler.pool.num_used == 0
         for i, job in enumerate(self.jobs):
             request, whole = self.requests[str(i)], solo(job.prompt, job.max_tokens)
-            assert request.status is RequestStatus.FINISHED
+            assert request.ended
             assert request.tokens == (whole[: len(request.tokens)] if request.id in self.cancelled else whole)
             assert request.cached_tokens < len(job.prompt)
         assert self.admitted == sorted(self.admitted, key=lambda i: (self.jobs[int(i)].arrival, int(i)))

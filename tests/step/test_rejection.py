@@ -19,7 +19,8 @@ from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.draft.growth import Draws
 from jaxspec.models.llama import Decoder, device_weights, forward
 from jaxspec.models.load import LoadedModel
-from jaxspec.sched.spec.trees import Candidates, SampledTree
+from jaxspec.sched.spec.trees.candidates import Candidates
+from jaxspec.sched.spec.trees.sampled import SampledTree
 from jaxspec.step import rejection
 from jaxspec.step import sampler as choose
 from jaxspec.step.batch import BatchBuffers, BatchShape

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import numpy as np
+from pydantic import Field
 
 from jaxspec.sched.request import Request
-from jaxspec.sched.spec.draft_choice.choice import SwitchCost, Unlearned
+from jaxspec.sched.slots import DRAFT_CHOICES, Section, SlotContext
+from jaxspec.sched.spec.draft_choice.choice import DraftChoice, SwitchCost, batch_limits, generator
 
 
-class EpsilonGreedy(Unlearned):
+class EpsilonGreedySettings(Section):
+    """`draft_choice: epsilon_greedy`: the ε-greedy baseline of SPIN (§VI-B2)."""
+
+    #: Probability that a request gets a random drafter in a step (ε).
+    epsilon: float = Field(default=0.2, ge=0, le=1)
+
+
+@DRAFT_CHOICES.register("epsilon_greedy", EpsilonGreedySettings)
+class EpsilonGreedy(DraftChoice):
     """In each slot, each request explores with probability ε, independently: a random drafter that is not full.
 
     Otherwise it gets, among those that are not full, the drafter with the best mean goodput so far, in tokens per
@@ -23,45 +34,45 @@ class EpsilonGreedy(Unlearned):
     def __init__(self, limits: Sequence[int], rng: np.random.Generator, epsilon: float) -> None:
         self._limits, self._rng, self._epsilon = list(limits), rng, epsilon
         self._tokens, self._seconds = [0] * len(limits), [0.0] * len(limits)
-        # By request id: the drafter of the next slot, and that of the last one.
-        self._drawn: dict[str, int] = {}
-        self._present: dict[str, int] = {}
+        # The drafter of the next slot, and that of the last one.
+        self._drawn: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
+        self._present: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
+
+    @classmethod
+    def build(cls, settings: EpsilonGreedySettings, context: SlotContext) -> EpsilonGreedy:
+        return cls(batch_limits(context), generator(context), settings.epsilon)
 
     def assign(self, requests: Sequence[Request], cost: SwitchCost) -> list[int | None]:
         capacity = list(self._limits)
-        new = [r.id for r in requests if not self._keeps(r.id, capacity)]
+        new = [r for r in requests if not self._keeps(r, capacity)]
         best_first = sorted(range(len(capacity)), key=lambda j: -self._goodput(j))
-        for name in new:
+        for request in new:
             if not (free := [j for j in best_first if capacity[j]]):
                 break
             explores = self._rng.random() < self._epsilon
             j = free[int(self._rng.integers(len(free)))] if explores else free[0]
             capacity[j] -= 1
-            self._drawn[name] = j
-        return [self._drawn.get(r.id) for r in requests]
+            self._drawn[request] = j
+        return [self._drawn.get(r) for r in requests]
 
     def observe(self, request: Request, drafter: int | None, tokens: int, seconds: float) -> None:
-        self._drawn.pop(request.id, None)
+        self._drawn.pop(request, None)
         if drafter is not None:
             self._tokens[drafter] += tokens
             self._seconds[drafter] += seconds
-            self._present[request.id] = drafter
+            self._present[request] = drafter
 
     def ahead(self, request: Request) -> int | None:
         best = max(range(len(self._limits)), key=self._goodput)
-        return None if best == self._present.get(request.id, best) else best
+        return None if best == self._present.get(request, best) else best
 
-    def forget(self, request: Request) -> None:
-        self._drawn.pop(request.id, None)
-        self._present.pop(request.id, None)
-
-    def _keeps(self, name: str, capacity: list[int]) -> bool:
+    def _keeps(self, request: Request, capacity: list[int]) -> bool:
         """Whether the request keeps the drafter it drew: not if others filled it while it skipped a step."""
-        j = self._drawn.pop(name, None)
+        j = self._drawn.pop(request, None)
         if j is None or not capacity[j]:
             return False
         capacity[j] -= 1
-        self._drawn[name] = j
+        self._drawn[request] = j
         return True
 
     def _goodput(self, drafter: int) -> float:

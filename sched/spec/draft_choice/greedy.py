@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from jaxspec.sched.request import Request
-from jaxspec.sched.spec.draft_choice.choice import SwitchCost, Unlearned
+from jaxspec.sched.slots import DRAFT_CHOICES, SlotContext
+from jaxspec.sched.spec.draft_choice.choice import DraftChoice, SwitchCost, batch_limits
 
 
-class Greedy(Unlearned):
+@DRAFT_CHOICES.register("greedy")
+class Greedy(DraftChoice):
     """Requests with shorter prompts get smaller drafters (§VI-B2), and keep them until they finish.
 
     The shortest prompts fill the smallest drafter up to its share, the next ones the next drafter. Shares are as even
@@ -27,12 +29,16 @@ class Greedy(Unlearned):
         #: Request id -> prompt length, rank of its drafter.
         self._placed: dict[str, tuple[int, int]] = {}
 
+    @classmethod
+    def build(cls, settings: None, context: SlotContext) -> Greedy:
+        return cls(batch_limits(context), [d.seconds(1, 1, 1, d.widths[0]) for d in context.drafters])
+
     def assign(self, requests: Sequence[Request], cost: SwitchCost) -> list[int | None]:
         if new := [r for r in requests if r.id not in self._placed]:
             self._place(new)
         return [self._by_size[self._placed[r.id][1]] if r.id in self._placed else None for r in requests]
 
-    def forget(self, request: Request) -> None:
+    def ended(self, request: Request) -> None:
         self._placed.pop(request.id, None)
 
     def _place(self, new: Sequence[Request]) -> None:

@@ -4,15 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
-from jaxspec.sched.config import LbssSettings
 from jaxspec.sched.request import Request
-from jaxspec.sched.spec.draft_choice.choice import Clock, SwitchCost, Unlearned
+from jaxspec.sched.slots import DRAFT_CHOICES, Section, SlotContext
+from jaxspec.sched.spec.draft_choice.choice import Clock, DraftChoice, SwitchCost, batch_limits, generator
 from jaxspec.sched.spec.draft_choice.matching import match, match_shared
 from jaxspec.sched.spec.draft_choice.prior import Prior
+
+
+class LbssSettings(Section):
+    """`draft_choice: lbss`: bandit that learns each request's drafter (SPIN §IV-B). Brackets: the paper's symbols."""
+
+    #: Steps of each epoch in which random drafters are tried (α).
+    exploration: PositiveInt = 2
+    #: Consecutive exploration steps with the same drafter (β), at most `exploration`.
+    chunk: PositiveInt = 2
+    #: Weight of the time lost by switching drafters, relative to drafting time (λ). 0: switching is free.
+    switch_weight: NonNegativeFloat = 1.0
+    #: Whether new requests start from the results of requests with prompts of similar length.
+    prior: bool = True
+    #: Weight of these results, in steps of the request's own.
+    prior_slots: NonNegativeFloat = 16.0
+    #: Once these results cover every drafter, a new request skips exploration and starts with the exploitation phase of
+    #: this epoch k, which has 2^k steps.
+    prior_epoch: int = Field(default=4, ge=1, le=32)
+
+    @model_validator(mode="after")
+    def _check_chunk(self) -> Self:
+        if self.chunk > self.exploration:
+            raise ValueError(f"chunk ({self.chunk}) is longer than exploration ({self.exploration})")
+        return self
 
 
 @dataclass(slots=True)
@@ -32,7 +58,8 @@ class _Learner:
     present: int | None = None
 
 
-class Lbss(Unlearned):
+@DRAFT_CHOICES.register("lbss", LbssSettings)
+class Lbss(DraftChoice):
     """Epochs of random exploration, in chunks, then of exploitation, twice as long each time (Algorithms 1 and 2).
 
     The paper's N requests share their epochs; here each has its own, counted in its own slots, because a server's
@@ -63,6 +90,10 @@ class Lbss(Unlearned):
         self._matched: set[str] | None = None
         #: Seconds of verifying and of each drafter's round, if they share one device.
         self._shared: tuple[float, Sequence[float]] | None = None
+
+    @classmethod
+    def build(cls, settings: LbssSettings, context: SlotContext) -> Lbss:
+        return cls(batch_limits(context), generator(context), settings)
 
     def share(self, step: float, rounds: Sequence[float]) -> None:
         self._shared = step, rounds
@@ -102,7 +133,7 @@ class Lbss(Unlearned):
             likely = int(_goodput(self._estimates([learner]))[0].argmax())
         return None if likely == (learner.drafter if assigned else learner.present) else likely
 
-    def forget(self, request: Request) -> None:
+    def ended(self, request: Request) -> None:
         self._learners.pop(request.id, None)
         self._matched = None
 

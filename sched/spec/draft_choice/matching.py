@@ -8,11 +8,6 @@ from typing import cast
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
-
-_Indices = npt.NDArray[np.intp]
-#: Rows and columns of the best assignment. scipy has no stubs.
-_assignment = cast(Callable[..., tuple[_Indices, _Indices]], linear_sum_assignment)
 
 
 def match(gains: npt.NDArray[np.float64], limits: Sequence[int]) -> list[int | None]:
@@ -30,9 +25,12 @@ def match(gains: npt.NDArray[np.float64], limits: Sequence[int]) -> list[int | N
     best = gains.argmax(1)
     if (np.bincount(best, minlength=drafters) <= limits).all():
         return best.tolist()
+    from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]  # half a second; rarely needed
+
     # One column for each request that a drafter may take.
     replicas = np.repeat(np.arange(drafters), [min(b, requests) for b in limits])
-    rows, columns = _assignment(gains[:, replicas], maximize=True)
+    assignment = cast(Callable[..., tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]], linear_sum_assignment)
+    rows, columns = assignment(gains[:, replicas], maximize=True)
     for i, column in zip(rows.tolist(), columns.tolist(), strict=True):
         matched[i] = int(replicas[column])
     return matched

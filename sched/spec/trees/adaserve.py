@@ -8,29 +8,71 @@ from math import exp
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import PositiveInt
 
+from jaxspec.sched import slo
+from jaxspec.sched.request import Request
+from jaxspec.sched.slots import TREES, Need, Section, SlotContext
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.forest import Forest, Ranked
+from jaxspec.sched.spec.trees.policy import TreePolicy
 from jaxspec.sched.timing import StepTimes
 
+#: A request that needs more tokens than this from a step to meet its SLO is late.
+_LATE_NEED = 1.0
 
+
+class AdaServeSettings(Section):
+    """`tree: adaserve`: draft tokens by latency SLOs (AdaServe §4.3). Brackets: the paper's symbols."""
+
+    #: Maximum number of draft nodes that a request gets for its SLO in a step (n_max).
+    max_nodes: PositiveInt = 16
+    #: True: draft, and use the verify budget, only where that raises the expected tokens per second or helps requests
+    #: that are behind their SLO. False: draft in every step and use the whole budget, as in the paper.
+    economic: bool = True
+
+
+@TREES.register("adaserve", AdaServeSettings)
 @dataclass(frozen=True, slots=True)
-class AdaServe:
+class AdaServe(TreePolicy):
     """SLO-customized selection, then throughput-optimized selection (AdaServe §4.3, Algorithm 2).
 
     In the first part requests, the neediest first, take their best nodes until their expected number of accepted tokens
     is what they need (A_cap: at most one per level and the bonus token), or they have `max_nodes`. In the second part
     the rest of the budget goes to the likeliest nodes over all requests. With `times`, the second part stops where
     another node would lower the expected tokens per second: on a device whose step times have no plateau, a free budget
-    is no reason to use it. Raises `ValueError` if `max_nodes` is negative.
+    is no reason to use it. Where drafts do not pay at all, requests that are late for their SLO still get some. Raises
+    `ValueError` if `max_nodes` is negative.
     """
 
     max_nodes: int
     times: StepTimes | None = None
+    calibrated: bool = False
+    needs = frozenset({Need.SLOS, Need.STEP_TIMES})
 
     def __post_init__(self) -> None:
         if self.max_nodes < 0:
             raise ValueError(f"max_nodes must not be negative, got {self.max_nodes}")
+
+    @classmethod
+    def build(cls, settings: AdaServeSettings, context: SlotContext) -> AdaServe:
+        times = context.times if settings.economic else None
+        return cls(settings.max_nodes, times, context.policy.draft_calibration)
+
+    @property
+    def adaptive(self) -> bool:
+        return self.times is not None
+
+    @property
+    def by_budget(self) -> bool:
+        return True
+
+    def late(self, decoding: Sequence[Request], now: float, seconds: float, max_nodes: int) -> Sequence[Request]:
+        if self.times is None:
+            return ()
+        needs = [(slo.need(r, now, seconds), r) for r in decoding]
+        late = sorted((x for x in needs if x[0] > _LATE_NEED), key=lambda x: -x[0])
+        return [r for _, r in late[:max_nodes]]
 
     def select(
         self,

@@ -8,21 +8,30 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from jaxspec.sched.slots import TREES, SlotContext
 from jaxspec.sched.spec.trees.candidates import Candidates
+from jaxspec.sched.spec.trees.policy import DEPTH, TreePolicy
 
 
+@TREES.register("chain")
 @dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(TreePolicy):
     """The most likely child at each level, `k` levels deep: speculative decoding (Leviathan et al., ICML 2023).
 
     Raises `ValueError` if `k` is negative.
     """
 
     k: int
+    max_width = 1
+    sampled_widths = (1,) * DEPTH
 
     def __post_init__(self) -> None:
         if self.k < 0:
             raise ValueError(f"k must not be negative, got {self.k}")
+
+    @classmethod
+    def build(cls, settings: None, context: SlotContext) -> Chain:
+        return cls(context.policy.draft_depth or DEPTH)
 
     def select(
         self,

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from jaxspec.sched.slots import TREES
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.forest import Forest
 from jaxspec.sched.spec.trees.policy import SharedNodes
 
 
+@TREES.register("equal_greedy")
 @dataclass(frozen=True, slots=True)
 class EqualGreedy(SharedNodes):
     """AdaServe's baseline EqualGreedy (§6): splits the nodes evenly; each request takes its best by path probability.

@@ -8,18 +8,25 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from jaxspec.sched.slots import TREES
 from jaxspec.sched.spec.trees.candidates import Candidates
+from jaxspec.sched.spec.trees.policy import TreePolicy
+
+#: SpecInfer's expansion: children kept of each node, by depth.
+SPECINFER = (1, 1, 3, 1, 1, 1, 1, 1)
 
 
+@TREES.register("fixed")
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class Fixed(TreePolicy):
     """SpecInfer's expansion (Miao et al., ASPLOS 2024): each node at depth i keeps its `widths[i]` likeliest children.
 
     Depth 0 is the root. A limit keeps whole levels from the top, and of the level it cuts the likeliest paths. Raises
     `ValueError` for a width below 1.
     """
 
-    widths: tuple[int, ...] = (1, 1, 3, 1, 1, 1, 1, 1)
+    widths: tuple[int, ...] = SPECINFER
+    sampled_widths = SPECINFER
 
     def __post_init__(self) -> None:
         if any(width < 1 for width in self.widths):

@@ -50,6 +50,7 @@ class Forest(Sequence[Candidates]):
 
     def __init__(self, trees: Sequence[Candidates]) -> None:
         self._trees, self._relabelled = list(trees), False
+        self._chances: npt.NDArray[np.float64] | None = None
         sizes = [len(c) for c in trees]
         self.first = np.cumsum([0, *sizes])
         self.tree = np.repeat(np.arange(len(sizes), dtype=np.int16), sizes)  # int16 sorts faster
@@ -81,11 +82,17 @@ class Forest(Sequence[Candidates]):
             self._trees, self._relabelled = [replace(c, logprob=own) for c, own in parts], False
         return self._trees[index]
 
-    def likely(self, logprob: npt.NDArray[np.float64]) -> Self:
-        """The same trees with other log-probabilities, `[N]` float64."""
+    def calibrated(self, chances: npt.NDArray[np.float64]) -> Self:
+        """The same trees with these acceptance probabilities, `[N]` float64, and their logarithms as `logprob`."""
         other = copy(self)
-        other.logprob, other._relabelled = logprob, True
+        with np.errstate(divide="ignore"):  # empty places have probability 0
+            other.logprob, other._relabelled, other._chances = np.log(chances), True, chances
         return other
+
+    @property
+    def chances(self) -> npt.NDArray[np.float64]:
+        """P(accepted) of each node, `[N]`: calibrated, or else as stated by the drafter."""
+        return np.exp(self.falling()) if self._chances is None else self._chances
 
     @staticmethod
     def concat(parts: Sequence[npt.NDArray[Any]], dtype: type | None = None) -> npt.NDArray[Any]:

@@ -4,16 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+from jaxspec.sched.request import Request
+from jaxspec.sched.slots import Policy, SlotContext
 from jaxspec.sched.spec.trees.candidates import Candidates
 
+#: Most levels of a draft tree.
+DEPTH = 8
 
-class TreePolicy(Protocol):
+
+class TreePolicy(Policy):
     """Selects, for all requests of a step at once, which candidates the target verifies."""
+
+    #: Whether nodes are ranked by observed acceptance rates instead of the drafter's probabilities.
+    calibrated: bool = False
+    #: Widest beam that it uses; None: as wide as the drafters offer.
+    max_width: int | None = None
+    #: Whether `draft_nodes` sets the nodes of a step.
+    shares_nodes: bool = False
+    #: With `acceptance: rejection`: children drawn for each node, by level. None: rejection sampling is not possible,
+    #: because it is biased if the selection depends on which tokens were drawn.
+    sampled_widths: tuple[int, ...] | None = None
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether each drafter's `DepthController` picks depth and width; if not, they are the configured ones."""
+        return False
+
+    @property
+    def by_budget(self) -> bool:
+        """Whether drafts keep to the verify budget: depth, width, and no drafts once other tokens fill it."""
+        return False
 
     def select(
         self,
@@ -27,16 +52,24 @@ class TreePolicy(Protocol):
 
         limits        maximum draft nodes of each request, by its max_tokens and by the step; below 1: no draft
         budget        draft nodes that the verify budget leaves; may be negative
-        needs         tokens that each request must get from this step to meet its SLO; -inf without one
+        needs         tokens that each request must get from this step to meet its SLO; -inf without one, and for a
+                      policy that does not need SLOs
         other_tokens  tokens of the step that are not drafts
 
         Every policy keeps to `limits` and may ignore the other arguments.
         """
-        ...
+        raise NotImplementedError
+
+    def late(self, decoding: Sequence[Request], now: float, seconds: float, max_nodes: int) -> Sequence[Request]:
+        """Requests to draft for in a step in which drafts do not pay.
+
+        The step begins now and takes `seconds` seconds without drafts; the verify budget leaves `max_nodes` nodes.
+        """
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
-class SharedNodes:
+class SharedNodes(TreePolicy):
     """Base of policies that share a number of draft nodes among all requests.
 
     `nodes`: that number, roots not included; None: what the verify budget leaves. Raises `ValueError` if it is
@@ -44,10 +77,20 @@ class SharedNodes:
     """
 
     nodes: int | None = None
+    calibrated: bool = False
+    shares_nodes = True
 
     def __post_init__(self) -> None:
         if self.nodes is not None and self.nodes < 0:
             raise ValueError(f"nodes must not be negative, got {self.nodes}")
+
+    @classmethod
+    def build(cls, settings: None, context: SlotContext) -> Self:
+        return cls(context.policy.draft_nodes, context.policy.draft_calibration)
+
+    @property
+    def by_budget(self) -> bool:
+        return self.nodes is None
 
     def within(self, budget: int) -> int:
         """Draft nodes of a step whose verify budget leaves `budget`."""

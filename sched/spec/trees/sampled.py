@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxspec.sched.spec.trees.candidates import Candidates
+from jaxspec.sched.spec.trees.policy import TreePolicy
 
 
 @dataclass(frozen=True, slots=True)
-class SampledTree:
+class SampledTree(TreePolicy):
     """All candidates down to `levels` levels, or as many of the first as the limit allows.
 
     Rejection sampling keeps the target's distribution only if the selection does not depend on the sampled tokens.

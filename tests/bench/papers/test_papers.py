@@ -20,6 +20,7 @@ from jaxspec.sched.sim import arrivals
 from jaxspec.sched.sim.acceptance import Process
 from jaxspec.sched.sim.cost import LLAMA_7B_L20
 from jaxspec.sched.sim.workload import Lengths
+from jaxspec.sched.slots import ORDERS
 
 
 def table(seed: int = 0, rows: int = 400) -> Lengths:
@@ -89,7 +90,7 @@ def measured(errors: dict[str, float | None]) -> dict[str, float]:
 
 def test_late_stability_estimates_better():
     early, late = (
-        measured(estimation_error(table(), laps_sd.PROCESSES["chat"], LLAMA_7B_L20, settings.laps_sd, 300, 0))
+        measured(estimation_error(table(), laps_sd.PROCESSES["chat"], LLAMA_7B_L20, ORDERS.settings(settings), 300, 0))
         for settings in (laps_sd.orders()[name] for name in (laps_sd.LAPS_SD, laps_sd.LATE))
     )
     assert late["mean"] < 20 < early["mean"]
@@ -100,7 +101,7 @@ def test_late_stability_estimates_better():
 def test_execution_times_of_steady_requests_are_estimated_well():
     # Equal lengths and nothing that wanders: what is left is the chance of the draw.
     long = Lengths(np.full(5, 8), np.full(5, 2000), np.full(5, np.nan))
-    settings = laps_sd.orders()[laps_sd.LATE].laps_sd
+    settings = ORDERS.settings(laps_sd.orders()[laps_sd.LATE])
     assert measured(estimation_error(long, Process(0.7), LLAMA_7B_L20, settings, 60, 0))["mean"] < 12
 
 

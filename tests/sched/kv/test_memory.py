@@ -13,8 +13,10 @@ from helpers.drive import TIMES, Drive, policies
 from helpers.paged import Device, Job, Slice, crowd, jobs
 from helpers.steps import Steps
 from jaxspec.sched import PagePool, Plan, PolicyConfig, Request, RequestStatus, Scheduler, SchedulerConfig, SwapCosts
-from jaxspec.sched.kv import Defer, KVCacheManager, Swap
+from jaxspec.sched.kv.defer import Defer
 from jaxspec.sched.kv.host_pages import HostPagePool
+from jaxspec.sched.kv.manager import KVCacheManager
+from jaxspec.sched.kv.swap import Swap
 from jaxspec.sched.kv.wait_time import first_of
 
 CHEAP, DEAR = SwapCosts(1e-6, 1e-6, 1.0, 1.0), SwapCosts(9.0, 9.0, 1e-6, 1.0)

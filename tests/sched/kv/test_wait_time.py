@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxspec.sched import PagePool, Request, RequestStatus
-from jaxspec.sched.kv import Swap
+from jaxspec.sched.kv.swap import Swap
 from jaxspec.sched.kv.wait_time import by_wait, select_swaps
 from jaxspec.sched.waiting_queue import IndexedHeap, WaitingQueue
 

@@ -9,8 +9,7 @@ import pytest
 
 from helpers.steps import Steps
 from jaxspec.sched import Plan, PolicyConfig, Request, RequestResult, ScheduledRequest, SwapCosts
-from jaxspec.sched.config import AliseSettings
-from jaxspec.sched.order.alise import Alise
+from jaxspec.sched.order.alise import Alise, AliseSettings
 from jaxspec.sched.timing import Regression, Runtime
 
 COSTS = SwapCosts(0.0, 0.0, prefill_token=0.01, decode_step=1.0)
@@ -123,7 +122,7 @@ def test_one_that_outlives_its_prediction_is_demoted_for_good():
         places.append(alise.queue(r))
     # Four more tokens would be a matter of the first queue; three demotions have closed the first three to it.
     assert places == [1, 2, 2, 3, 3, 3, 3, 3]
-    alise.forget(r)
+    del r
     assert not alise._progress
 
 

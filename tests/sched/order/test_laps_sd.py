@@ -9,8 +9,7 @@ import pytest
 
 from helpers.steps import Steps
 from jaxspec.sched import PagePool, PolicyConfig, Request, RequestResult, RequestStatus, Scheduler, SchedulerConfig
-from jaxspec.sched.config import LapsSdSettings
-from jaxspec.sched.order import LapsSd
+from jaxspec.sched.order.laps_sd import LapsSd, LapsSdSettings
 from jaxspec.sched.timing import RoundTimes
 
 
@@ -263,5 +262,5 @@ def test_figure_1():
     full = {"acceptance": "oracle", "draft_tokens": 16, "draft_token_ms": 0, "verify_ms": 160}
     assert mean_latency(PolicyConfig(order="fcfs")) == pytest.approx(0.583, abs=5e-4)
     assert mean_latency(PolicyConfig(order="sjf", predictor="oracle")) == pytest.approx(0.683, abs=5e-4)
-    laps = PolicyConfig(order="laps_sd", predictor="oracle", laps_sd=LapsSdSettings.model_validate(full))
+    laps = PolicyConfig.model_validate({"order": "laps_sd", "predictor": "oracle", "laps_sd": full})
     assert mean_latency(laps) == pytest.approx(0.450, abs=5e-4)

@@ -11,8 +11,9 @@ import pytest
 
 from helpers.steps import Steps
 from jaxspec.sched import Request, RequestStatus
-from jaxspec.sched.length import NoisyOracle, corrected
-from jaxspec.sched.order import OracleComparator
+from jaxspec.sched.length import corrected
+from jaxspec.sched.length.oracle import NoisyOracle
+from jaxspec.sched.order.pairwise import OracleComparator
 from jaxspec.sched.waiting_queue import IndexedHeap
 
 

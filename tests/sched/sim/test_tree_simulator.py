@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxspec.config import EngineConfig
-from jaxspec.draft.policies import build_speculator, tree_policy
+from jaxspec.draft.policies import build_speculator
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.plan import ScheduledRequest
@@ -22,13 +22,13 @@ from jaxspec.sched.sim.draft_cost import LLAMA_160M_A100, DraftCost
 from jaxspec.sched.sim.drafter import SimulatedDrafter, TreeProcess
 from jaxspec.sched.sim.tree_simulator import TreeSimulation
 from jaxspec.sched.sim.workload import Workload
+from jaxspec.sched.slots import TREES
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.preorder import preorder
 from jaxspec.sched.timing import StepTimes
 
 PROCESS = TreeProcess(Process(0.66, 0.1))
 COST = Roofline(10e-3, 0.1e-3, 1e-6)
-TREES = ("auto", "chain", "fixed", "equal_greedy", "global_greedy", "adaserve")
 
 
 def drafter(outputs: list[int], seed: int = 0, process: TreeProcess = PROCESS) -> SimulatedDrafter:
@@ -56,9 +56,7 @@ def simulation(
     if not config.draft:
         return TreeSimulation(scheduler, scheduled, COST), pool
     own = drafter(scheduled.output.tolist())
-    return TreeSimulation(
-        scheduler, scheduled, COST, build_speculator(config, [own], times, tree_policy(config, times)), [own]
-    ), pool
+    return TreeSimulation(scheduler, scheduled, COST, build_speculator(config, [own], times), [own]), pool
 
 
 def workload(count: int = 40, rate: float = 4.0, seed: int = 0, tpot: float = 12e-3) -> Workload:
@@ -139,7 +137,7 @@ def test_the_truth_does_not_depend_on_what_is_drafted():
 
 @settings(deadline=None, max_examples=25)
 @given(
-    st.sampled_from(TREES), st.sampled_from(["none", "stta", "deadline"]), st.integers(0, 99), st.integers(14, 60)
+    st.sampled_from(TREES.names), st.sampled_from(["none", "stta", "deadline"]), st.integers(0, 99), st.integers(14, 60)
 )  # fmt: skip
 def test_every_request_ends_and_pages_return(tree, pace, seed, pages):
     """Under memory pressure too; and every request writes what it has to."""

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from helpers.candidate_trees import best_by_size, check, closed, forest, random_candidates, worth
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo, need, slack
-from jaxspec.sched.spec.trees import AdaServe, Candidates, GlobalGreedy, optimal
+from jaxspec.sched.spec.trees.adaserve import AdaServe, optimal
+from jaxspec.sched.spec.trees.candidates import Candidates
+from jaxspec.sched.spec.trees.global_greedy import GlobalGreedy
 from jaxspec.sched.timing import StepTimes
 
 NEEDS = st.one_of(st.just(-inf), st.floats(-5, 9))

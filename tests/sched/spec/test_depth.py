@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from jaxspec.sched.plan import Lookahead
 from jaxspec.sched.spec.calibration import BIN_EDGES, AcceptanceRecord, Calibration, chances
-from jaxspec.sched.spec.depth import DepthController, DraftTimes, choose_nodes
+from jaxspec.sched.spec.depth import DepthController, DraftTimes
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.forest import Forest
+from jaxspec.sched.spec.trees.throughput import Throughput
 from jaxspec.sched.timing import StepTimes
 
 #: A plateau up to eight tokens, then a slope, as of a memory-bound device.
@@ -35,8 +36,12 @@ def select(
     spec: DepthController, candidates: list[Candidates], records: list[AcceptanceRecord], limits: list[int]
 ) -> list[np.ndarray]:
     forest = Forest(candidates)
-    expected = chances(forest, [spec.calibration] * len(candidates), records)
-    return choose_nodes(spec.times.step, forest, expected, limits, len(candidates), [spec.probing] * len(candidates))
+    forest = forest.calibrated(chances(forest, [spec.calibration] * len(candidates), records))
+    masks = Throughput(spec.times.step).select(forest, limits, 0, [], len(candidates))
+    for c, mask, limit in zip(forest, masks, limits, strict=True):
+        if spec.probing and limit and not mask.any():  # as the speculator does
+            mask[c.best(1)[0]] = True
+    return masks
 
 
 def play(spec: DepthController, rounds: int, hit: float, requests: int = 1, seed: int = 0) -> list[int]:

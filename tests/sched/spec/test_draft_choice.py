@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from itertools import product
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -12,9 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.bandit import best_by_trying, request
-from jaxspec.sched import Request
-from jaxspec.sched.config import LbssSettings
-from jaxspec.sched.spec.draft_choice import DraftChoice, EpsilonGreedy, Greedy, Single, build, match, match_shared
+from helpers.fake_drafter import Fake
+from jaxspec.sched import PolicyConfig, Request
+from jaxspec.sched.slots import DRAFT_CHOICES, SlotContext
+from jaxspec.sched.spec.draft_choice.choice import DraftChoice
+from jaxspec.sched.spec.draft_choice.epsilon_greedy import EpsilonGreedy
+from jaxspec.sched.spec.draft_choice.greedy import Greedy
+from jaxspec.sched.spec.draft_choice.lbss import LbssSettings
+from jaxspec.sched.spec.draft_choice.matching import match, match_shared
+from jaxspec.sched.spec.draft_choice.single import Single
 
 UNLIMITED = 2**63
 
@@ -24,8 +30,10 @@ def free(_: Request, __: int) -> float:
 
 
 def policy(name: str, limits: list[int], seed: int = 0, **lbss: float) -> DraftChoice:
-    sizes = [1.0 + j for j in range(len(limits))]
-    return build(name, len(limits), limits, sizes, np.random.default_rng(seed), LbssSettings.model_validate(lbss), 0.2)
+    drafters = [Fake(f"{j}", 0, 1.0 + j, []) for j in range(len(limits))]
+    by_name = {d.name: limit for d, limit in zip(drafters, limits, strict=True)}
+    settings = {"draft_choice": name, "draft_limits": by_name, "policy_seed": seed, "lbss": lbss}
+    return DRAFT_CHOICES.build(SlotContext(PolicyConfig.model_validate(settings), 1, drafters=drafters))
 
 
 # --- the matching ---
@@ -96,7 +104,7 @@ def test_a_drafter_that_is_used_anyway_costs_the_others_nothing():
 # --- all policies ---
 
 
-@pytest.mark.parametrize("name", ["single", "greedy", "epsilon_greedy", "lbss"])
+@pytest.mark.parametrize("name", [name for name in DRAFT_CHOICES.names if DRAFT_CHOICES[name].assigns])
 @given(
     limits=st.lists(st.sampled_from([1, 2, 3, UNLIMITED]), min_size=1, max_size=3),
     exploration=st.integers(1, 6),
@@ -133,18 +141,19 @@ def test_limits_hold_in_every_slot_while_requests_come_go_and_sit_out(
         gone = [r for r in alive if rng.random() < 0.1]
         alive = [r for r in alive if r not in gone]
         for r in gone:
-            it.forget(r)
+            it.ended(r)
     for r in alive:
-        it.forget(r)
-    assert b"request " not in pickle.dumps(it), "something is remembered of requests that ended"
+        it.ended(r)
+    remembered = [ref(r) for r in alive]
+    alive, asking, gone, r = [], [], [], None
+    assert not any(r() for r in remembered), "something is remembered of requests that ended"
+    assert not any(getattr(it, name, None) for name in ("_placed", "_learners", "_drawn", "_present"))
     assert it.assign([], free) == []
 
 
-def test_what_is_built_must_be_known_and_complete():
-    with pytest.raises(ValueError, match="'best'"):
+def test_a_choice_must_be_registered():
+    with pytest.raises(ValueError, match="draft_choice"):
         policy("best", [1])
-    with pytest.raises(ValueError, match="2 drafters, but 1 limits and 2 sizes"):
-        build("single", 2, [1], [1.0, 2.0], np.random.default_rng(0), LbssSettings(), 0.2)
 
 
 def test_a_chunk_is_part_of_an_exploration():
@@ -185,7 +194,7 @@ def test_a_drafter_is_kept_while_others_come_and_go():
     a, b, c, d = prompts(10, 20, 5, 30)
     assert it.assign([a, b], free) == [0, 1]
     assert it.assign([a, b, c], free) == [0, 1, 0]  # shorter than both, so to the smaller one
-    it.forget(a)
+    it.ended(a)
     assert it.assign([b, c, d], free) == [1, 0, 1]
     assert it.assign([b], free) == [1]
 

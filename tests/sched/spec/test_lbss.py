@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from helpers.bandit import MOST, best_by_trying, play, request
-from jaxspec.sched.config import LbssSettings
-from jaxspec.sched.spec.draft_choice import EpsilonGreedy, Lbss, match
+from jaxspec.sched.spec.draft_choice.epsilon_greedy import EpsilonGreedy
+from jaxspec.sched.spec.draft_choice.lbss import Lbss, LbssSettings
+from jaxspec.sched.spec.draft_choice.matching import match
 from jaxspec.sched.spec.draft_choice.prior import Prior
 
 UNLIMITED = 2**63
@@ -109,7 +110,7 @@ def test_explorers_have_room_before_those_who_exploit():
         at, theirs = policy.assign([a, newcomer], lambda *_: 0.0)
         assert None not in (at, theirs) and at != theirs
         met += theirs == j
-        policy.forget(newcomer)
+        policy.ended(newcomer)
         assert policy.assign([a, b][:1], lambda *_: 0.0) == [j], "it returns when there is room"
     assert met
 
@@ -120,7 +121,7 @@ def test_a_place_that_comes_free_goes_to_who_exploits():
     a, b = request("0"), request("1")
     assert policy.assign([b], lambda *_: 0.0) == [0]
     assert policy.assign([a, b], lambda *_: 0.0) == [0, 1]
-    policy.forget(a)
+    policy.ended(a)
     assert policy.assign([b], lambda *_: 0.0) == [0]
 
 
@@ -159,7 +160,7 @@ def test_the_next_drafter_is_known_ahead():
             assert told[t] == (None if drafters[end] == drafters[t] else drafters[end])
         assert set(told[exploits : end - 2]) <= {None}, "it has the best already"
     assert right > 10
-    policy.forget(a)
+    policy.ended(a)
     assert policy.ahead(a) is None
 
 
@@ -261,7 +262,7 @@ def lost_by_newcomers(seed: int, prior: bool, life: int = 24, alive_at_once: int
             lost.append(max(rates) - rates[j])
             left[i] -= 1
             if not left[i]:
-                policy.forget(r)
+                policy.ended(r)
         alive = [r for r, n in zip(alive, left, strict=True) if n]
         left = [n for n in left if n]
     return fmean(lost)
@@ -277,7 +278,7 @@ def informed(limits: list[int], rates: tuple[float, ...], **settings: Any) -> Lb
     policy = lbss(limits, prior=True, **settings)
     history(policy, np.array([rates] * 40), 6)
     for i in range(40):
-        policy.forget(request(str(i)))
+        policy.ended(request(str(i)))
     return policy
 
 

@@ -9,7 +9,8 @@ from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
 from jaxspec.sched.spec.speculator import Speculator
-from jaxspec.sched.spec.trees import AdaServe, GlobalGreedy
+from jaxspec.sched.spec.trees.adaserve import AdaServe
+from jaxspec.sched.spec.trees.global_greedy import GlobalGreedy
 from jaxspec.step.packing import SamplingInputs
 
 
@@ -41,10 +42,12 @@ def test_a_request_goes_over_to_the_drafter_that_does_better_for_it() -> None:
     assert round_of(speculator, running) == {"0": 100, "1": 200}
 
 
-def test_all_drafters_forget_a_request_that_ends() -> None:
-    one, two = Fake("a", 0, 0, []), Fake("b", 0, 0, [])
-    Speculator([one, two], STEP).forget(requests(1)[0])
-    assert one.forgotten == two.forgotten == ["0"]
+def test_requests_that_are_gone_leave_no_state() -> None:
+    speculator = Speculator([Fake("a", 100, 1e-6, ["0"])], STEP)
+    running = requests(1)
+    assert round_of(speculator, running) and speculator._records
+    running.clear()
+    assert not speculator._records
 
 
 def test_drafters_do_not_draft_for_a_step_without_space_for_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +74,7 @@ def with_slo(number: int, tpot: float | None, ahead: float = 0.0) -> Request:
 def drafted_for(running: list[Request], cost: float) -> list[str]:
     """With a drafter of which three of four drafts are accepted."""
     drafter = Fake("only", 100, cost, [r.id for r in running])
-    speculator = Speculator([drafter], STEP, AdaServe(16, STEP), adaptive=True, verify_budget=32, calibrate=True)
+    speculator = Speculator([drafter], STEP, AdaServe(16, STEP, calibrated=True), verify_budget=32)
     ahead = speculator.lookahead(running, 0.0)
     scheduled = [ScheduledRequest(r, 7, 1, ahead.drafts, ahead.levels) for r in running]
     return sorted(speculator.draft(scheduled, lambda _: SamplingInputs(), len(scheduled), 0.0))
@@ -90,7 +93,7 @@ def test_the_shape_follows_the_budget() -> None:
     """AdaServe's Eq. 8 and 9: ceil(B / n) levels, as wide as floor(B / n) allows; nothing where n fill the budget."""
     running = [with_slo(i, 0.009) for i in range(8)]
     drafter = Fake("only", 100, 1e-4, list("01234567"))
-    speculator = Speculator([drafter], STEP, AdaServe(16), verify_budget=8, calibrate=True)
+    speculator = Speculator([drafter], STEP, AdaServe(16, calibrated=True), verify_budget=8)
     assert speculator.lookahead(running, 0.0).levels == 0
     assert speculator.lookahead(running[:3], 0.0).levels == 3
     assert speculator.lookahead(running[:1], 0.0).levels == 8

@@ -8,14 +8,14 @@ import pytest
 
 from helpers.fake_drafter import STEP, Fake, requests, round_of
 from jaxspec.sched.request import Request
-from jaxspec.sched.spec.draft_choice import SwitchCost, Unlearned
+from jaxspec.sched.spec.draft_choice.choice import DraftChoice, SwitchCost
 from jaxspec.sched.spec.speculator import Speculator
-from jaxspec.sched.spec.trees import Chain
+from jaxspec.sched.spec.trees.chain import Chain
 
 EVERYONE = list("0123")
 
 
-class Told(Unlearned):
+class Told(DraftChoice):
     """Assigns what it was told, and remembers what it hears."""
 
     def __init__(self, drafters: dict[str, int | None], next_one: int | None = None) -> None:
@@ -33,7 +33,7 @@ class Told(Unlearned):
     def ahead(self, request: Request) -> int | None:
         return self.next_one
 
-    def forget(self, request: Request) -> None:
+    def ended(self, request: Request) -> None:
         self.drafters.pop(request.id)
 
 
@@ -87,7 +87,7 @@ def test_it_hears_of_every_slot() -> None:
     assert [(*h[:3], pytest.approx(h[3])) for h in choice.heard] == [
         ("0", 0, 3, seconds), ("1", 1, 1, seconds), ("2", None, 1, seconds)
     ]  # fmt: skip
-    own.forget(running[0])
+    own.ended(running[0])
     assert "0" not in choice.drafters
 
 

@@ -11,9 +11,14 @@ from hypothesis import strategies as st
 
 from helpers import forests
 from helpers.candidate_trees import SEEDS, best_by_size, check, forest, random_candidates, worth
-from jaxspec.sched.spec.trees import Candidates, Chain, EqualGreedy, Fixed, GlobalGreedy, TreePolicy, preorder
+from jaxspec.sched.spec.trees.candidates import Candidates
+from jaxspec.sched.spec.trees.chain import Chain
+from jaxspec.sched.spec.trees.equal_greedy import EqualGreedy
+from jaxspec.sched.spec.trees.fixed import Fixed
 from jaxspec.sched.spec.trees.forest import Forest
-from jaxspec.sched.spec.trees.preorder import preorders
+from jaxspec.sched.spec.trees.global_greedy import GlobalGreedy
+from jaxspec.sched.spec.trees.policy import TreePolicy
+from jaxspec.sched.spec.trees.preorder import preorder, preorders
 
 
 @settings(deadline=None, max_examples=60)
@@ -162,7 +167,7 @@ def test_a_forest_is_its_trees(given_: tuple[list[Candidates], list[int]], seed:
         alone = preorder(tree, mask)
         for field in ("token", "depth", "subtree", "parent", "source"):
             np.testing.assert_array_equal(getattr(draft, field), getattr(alone, field))
-    other = woods.likely(np.log(rng.uniform(size=len(woods.tree))))
+    other = woods.calibrated(rng.uniform(size=len(woods.tree)))
     for tree, own, likely in zip(other, trees, woods.split(other.logprob), strict=True):
         assert tree.token is own.token and tree.logprob.tolist() == likely.tolist()
     assert Forest.of(woods) is woods

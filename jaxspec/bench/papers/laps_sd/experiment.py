@@ -26,6 +26,7 @@ from jaxspec.sched.sim import arrivals
 from jaxspec.sched.sim.acceptance import Process, Sampled
 from jaxspec.sched.sim.cost import LLAMA_7B_L20, Linear, StepLoad
 from jaxspec.sched.sim.workload import Lengths, Workload, join, read_lengths
+from jaxspec.sched.slots import ORDERS
 
 COUNTS = (10, 20, 30, 40, 50)
 QUEUES = (2, 3, 4, 5, 6, 8, 10)
@@ -147,7 +148,7 @@ def simulated(args: argparse.Namespace, tables: Mapping[str, Lengths]) -> dict[s
             }
             errors[name] = {}
             for stability in STABILITY:
-                settings = orders(stability=stability)[LAPS_SD].laps_sd
+                settings = ORDERS.settings(orders(stability=stability)[LAPS_SD])
                 found = estimation_error(table, process, LLAMA_7B_L20, settings, 40 * repeats, seed)
                 errors[name][str(stability[1])] = found
                 advance()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxspec.sched.config import LapsSdSettings
-from jaxspec.sched.order.laps_sd import LapsSd
+from jaxspec.sched.order.laps_sd import LapsSd, LapsSdSettings
 from jaxspec.sched.plan import RequestResult
 from jaxspec.sched.request import Request
 from jaxspec.sched.sim.acceptance import Process, Sampled

@@ -14,13 +14,13 @@ import numpy as np
 from jaxspec.bench import BenchError, options, prompts
 from jaxspec.bench.papers.serving import engines
 from jaxspec.config import ConfigError, EngineConfig, parse_overrides
-from jaxspec.draft.policies import build_speculator, tree_policy
+from jaxspec.draft.policies import build_speculator
 from jaxspec.errors import explained
 from jaxspec.outputs import SpeculationCounts
 from jaxspec.progress import progress
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.sched.request import Request
-from jaxspec.sched.spec.draft_choice import SwitchCost, Unlearned
+from jaxspec.sched.spec.draft_choice.choice import DraftChoice, SwitchCost
 from jaxspec.sched.spec.speculator import Speculator
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-class Given(Unlearned):
+class Given(DraftChoice):
     """Oracle draft choice: the known best drafter of each prompt."""
 
     def __init__(self, best: Mapping[tuple[int, ...], int]) -> None:
@@ -91,7 +91,7 @@ class Bench:
         config = config.model_copy(update={name: getattr(changed, name) for name in settings})
         drafters = {d.name: d for d in speculator.drafters}
         step = speculator.step_times
-        return build_speculator(config, [drafters[name] for name in names], step, tree_policy(config, step))
+        return build_speculator(config, [drafters[name] for name in names], step)
 
     def choices(self) -> None:
         """Set the contenders: no drafts, each drafter alone, each policy, and the oracle."""

@@ -8,10 +8,11 @@ import numpy as np
 
 from jaxspec.bench.papers.spin.difficulty import accepted
 from jaxspec.sched.request import Request
-from jaxspec.sched.spec.draft_choice import DraftChoice, SwitchCost, Unlearned, match
+from jaxspec.sched.spec.draft_choice.choice import DraftChoice, SwitchCost
+from jaxspec.sched.spec.draft_choice.matching import match
 
 
-class Oracle(Unlearned):
+class Oracle(DraftChoice):
     """SPIN's Eq. 3 to 5 solved with true goodputs: a request's tokens over its own drafter's time plus a step.
 
     rates `[requests, models]`; rounds: draft seconds of each model; limits: most requests per model.
@@ -27,7 +28,7 @@ class Oracle(Unlearned):
         return match(self._tokens[[int(r.id) for r in requests]] / (self._rounds + self._step()), self._limits)
 
 
-class Together(Unlearned):
+class Together(DraftChoice):
     """Oracle for steps that wait for the slowest drafter: maximises the sum of tokens over the step's seconds.
 
     For each slowest drafter considered, every request gets the model with the highest acceptance rate among those that
@@ -47,7 +48,7 @@ class Together(Unlearned):
         return self._order[known[:, : int(speeds.argmax()) + 1].argmax(1)].tolist()
 
 
-class Heard:
+class Heard(DraftChoice):
     """Wraps a draft choice and sums the tokens and seconds it observes.
 
     Gives the goodput as the paper's bandit counts it: a slot lasts as long as its own drafting and the verification,
@@ -71,5 +72,5 @@ class Heard:
     def ahead(self, request: Request) -> int | None:
         return self._choice.ahead(request)
 
-    def forget(self, request: Request) -> None:
-        self._choice.forget(request)
+    def ended(self, request: Request) -> None:
+        self._choice.ended(request)

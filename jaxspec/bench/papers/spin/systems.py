@@ -14,7 +14,7 @@ from jaxspec.bench.papers.spin.difficulty import SSMS, WINDOW, Requests
 from jaxspec.bench.papers.spin.flow import Flowing
 from jaxspec.bench.papers.spin.oracle import Oracle, Together
 from jaxspec.config import EngineConfig
-from jaxspec.draft.policies import build_speculator, tree_policy
+from jaxspec.draft.policies import build_speculator
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.scheduler import Scheduler
@@ -104,7 +104,7 @@ def simulation(
         )
         for name in system.ssms
     ]  # fmt: skip
-    speculator = build_speculator(config, drafters, times, tree_policy(config, times))
+    speculator = build_speculator(config, drafters, times)
     rounds = [d.seconds(concurrency, 2 * concurrency, WINDOW, 1) for d in drafters]
     step = lambda: times.of(concurrency * (1 + WINDOW))  # noqa: E731
     if system.knowing == "each":

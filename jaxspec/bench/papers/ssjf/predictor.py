@@ -190,7 +190,7 @@ def retrieval(args: argparse.Namespace) -> dict[str, Any]:
     from jaxspec.predict.build import load_proxy
     from jaxspec.predict.index import LengthIndex
     from jaxspec.predict.retrieval import RetrievalPredictor
-    from jaxspec.sched.config import RetrievalSettings
+    from jaxspec.sched.length.reader import RetrievalSettings
     from jaxspec.train_predictor.data import TEST, TRAIN
 
     config, _, data = prepared(args)

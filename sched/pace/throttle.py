@@ -1,14 +1,15 @@
-"""Decode throttling (`pace`): some requests skip a step so that it stays short enough for TPOT SLOs."""
+"""Decode throttling: some requests skip a step so that it stays short enough for TPOT SLOs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import inf
+from typing import Self
 
-from jaxspec.sched.config import PolicyConfig
+from jaxspec.sched.pace.pace import FREE, Pace, Throttle
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import slack
+from jaxspec.sched.slots import PACES, Need, SlotContext
 from jaxspec.sched.timing import StepTimes
 
 #: A request is throttled for at most this many steps in a row.
@@ -21,56 +22,55 @@ _EQUAL = 1.05
 _FASTEST = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Throttle:
-    """Decoding requests (ids) that skip this step, and the most prompt tokens it may compute (None: no limit)."""
-
-    throttled: frozenset[str] = frozenset()
-    prompt_tokens: int | None = None
-
-
-class DecodeThrottle:
+class DecodeThrottle(Pace):
     """Keeps steps short while requests with a TPOT SLO decode.
 
     A step may take as long as the tightest TPOT (AdaServe §6.3, its baselines), or, with `credit`, as long as the slack
     of the most urgent request. As many requests decode as fit; the others keep slots and pages and skip the step.
-    `first` orders them; requests without an SLO come last, and none skips more than 16 steps in a row. Prompts get the
+    `rank` orders them; requests without an SLO come last, and none skips more than 16 steps in a row. Prompts get the
     time that is left. A prompt that would miss its TTFT, or has waited `patience` seconds without one, runs in any
     case. With `credit`, while drafting, prompts only get slack beyond the shortest step.
     """
 
-    def __init__(
-        self, times: StepTimes, patience: float, first: Callable[[Request, float], float], credit: bool
-    ) -> None:
-        self._times, self._patience, self._first, self._credit = times, patience, first, credit
+    needs = frozenset({Need.STEP_TIMES, Need.SLOS})
+    credit: bool = False
+
+    def __init__(self, times: StepTimes, patience: float) -> None:
+        self._times, self._patience = times, patience
         self._throttled: dict[str, int] = {}
         self._since_prompts = 0  # steps
+
+    @classmethod
+    def build(cls, settings: None, context: SlotContext) -> Self:
+        assert context.times is not None
+        return cls(context.times, context.policy.prompt_patience_ms / 1000)
+
+    def rank(self, request: Request, now: float) -> float:
+        """Requests with smaller values decode first."""
+        raise NotImplementedError
 
     def choose(
         self, running: Sequence[Request], waiting: Request | None, now: float, drafting: bool = False
     ) -> Throttle:
-        """Throttle the step that begins now. `waiting`: the next request to admit; `drafting`: the step may draft."""
         decoding = [r for r in running if r.decoding]
-        with_slo = [
-            r for r in decoding if r.slo.tpot is not None and not (self._credit and self._misses_anyway(r, now))
-        ]
+        with_slo = [r for r in decoding if r.slo.tpot is not None and not (self.credit and self._misses_anyway(r, now))]
         if not with_slo:
             self._throttled.clear()
-            return Throttle()
+            return FREE
         longest = min(r.slo.tpot or inf for r in with_slo)
-        if self._credit:
+        if self.credit:
             longest = max(longest, min(slack(r, now) for r in with_slo))
         # Even if the shortest step is too long for the SLO, as many requests decode as fit in a step that short.
         fill = self._times.within(max(longest, _EQUAL * self._times.of(1)))
         urgent = {r.id for r in with_slo}
         order = sorted(
-            decoding, key=lambda r: (not self._skipped_enough(r), r.id not in urgent, self._first(r, now), r.number)
+            decoding, key=lambda r: (not self._skipped_enough(r), r.id not in urgent, self.rank(r, now), r.number)
         )
         slots = max(1, fill)
         throttled = frozenset(r.id for r in order[slots:])
         self._throttled = {id: self._throttled.get(id, 0) + 1 for id in throttled}
         prompts = [r for r in running if not r.decoding] + ([waiting] if waiting else [])
-        drafting = drafting and self._credit
+        drafting = drafting and self.credit
         self._since_prompts += 1
         if any(self._due(r, now, drafting) for r in prompts):
             self._since_prompts = 0
@@ -99,15 +99,24 @@ class DecodeThrottle:
         return allowed / left < _FASTEST * self._times.of(1)
 
 
-def _by_arrival(request: Request, now: float) -> float:
-    return request.number
+@PACES.register("fcfs")
+class FirstComeFirst(DecodeThrottle):
+    """AdaServe's baseline FCFS (§6.3): by arrival."""
+
+    def rank(self, request: Request, now: float) -> float:
+        return request.number
 
 
-def build(policy: PolicyConfig, times: StepTimes | None) -> DecodeThrottle | None:
-    """The throttle for `policy.pace`; None: all requests decode in every step. Raises `ValueError` without `times`."""
-    if policy.pace == "none":
-        return None
-    if times is None:
-        raise ValueError(f"pace: {policy.pace} needs step times: give SchedulerConfig `times`, or set pace: none")
-    first = slack if policy.pace != "fcfs" else _by_arrival
-    return DecodeThrottle(times, policy.prompt_patience_ms / 1000, first, credit=policy.pace == "deadline")
+@PACES.register("stta")
+class LeastSlack(DecodeThrottle):
+    """AdaServe's baseline STTA (§6.3): by least slack."""
+
+    def rank(self, request: Request, now: float) -> float:
+        return slack(request, now)
+
+
+@PACES.register("deadline")
+class Deadline(LeastSlack):
+    """As `stta`, but a step may take as long as the least slack."""
+
+    credit = True

@@ -1,0 +1,34 @@
+"""Oracles: true output lengths, exact or with errors."""
+
+from __future__ import annotations
+
+from math import exp
+from random import Random
+
+from jaxspec.sched.length.length import LengthOracle, true_len
+from jaxspec.sched.request import Request
+from jaxspec.sched.slots import PREDICTORS, SlotContext
+
+
+@PREDICTORS.register("oracle")
+class Oracle(LengthOracle):
+    """Predicts the true length."""
+
+    def predict(self, request: Request) -> float | None:
+        return float(true_len(request))
+
+
+@PREDICTORS.register("noisy_oracle")
+class NoisyOracle(LengthOracle):
+    """The true length times a log-normal error with parameter `sigma`, between 1 and max_tokens."""
+
+    def __init__(self, sigma: float, random: Random) -> None:
+        self._sigma, self._random = sigma, random
+
+    @classmethod
+    def build(cls, settings: None, context: SlotContext) -> NoisyOracle:
+        return cls(context.policy.predictor_noise, Random(context.policy.policy_seed))
+
+    def predict(self, request: Request) -> float | None:
+        guess = true_len(request) * exp(self._random.gauss(0.0, self._sigma))
+        return min(max(1.0, guess), float(request.max_tokens))

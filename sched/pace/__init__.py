@@ -1,0 +1,5 @@
+"""Pace: which requests decode in a step while some have a TPOT SLO. One policy per file."""
+
+from jaxspec.sched.pace.pace import Pace, Throttle
+
+__all__ = ["Pace", "Throttle"]

@@ -1,0 +1,150 @@
+"""Slots: the decisions for which there are several policies, and the policies registered for each.
+
+A policy registers its name and its settings where it is defined, and states what it needs:
+
+    @ORDERS.register("las", LasSettings)
+    class Las(Order):
+        needs = frozenset({Need.PRIORITIES})
+
+All modules of a slot's package are imported with the settings (`jaxspec.sched.config`). So a new policy is one new file
+there: its name becomes a value of the slot's setting, and its settings become a section of the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from jaxspec.sched.batching import Batching
+    from jaxspec.sched.config import PolicyConfig
+    from jaxspec.sched.kv.manager import KVCacheManager
+    from jaxspec.sched.kv.page_pool import PagePool
+    from jaxspec.sched.length import LengthOracle
+    from jaxspec.sched.order.order import Order
+    from jaxspec.sched.pace import Pace
+    from jaxspec.sched.spec.draft_choice.choice import DraftChoice
+    from jaxspec.sched.spec.drafter import Drafter
+    from jaxspec.sched.spec.trees.policy import TreePolicy
+    from jaxspec.sched.timing import Runtime, StepTimes, SwapCosts
+
+
+class Section(BaseModel):
+    """Settings of one policy, as a nested mapping. Immutable; unknown names are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Need(Enum):
+    """What a policy needs from the engine or from requests."""
+
+    STEP_TIMES = "step times"
+    #: The runtime model, whose start values the engine measures.
+    RUNTIME = "the runtime model"
+    #: Predicted output lengths; without a predictor, max_tokens stands in.
+    LENGTHS = "output lengths"
+    PRIORITIES = "priorities"
+    #: Requests with latency SLOs; others are served alike.
+    SLOS = "latency SLOs"
+    HOST_MEMORY = "host memory"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotContext:
+    """What policies are built from. Parts that are None or empty are not available."""
+
+    policy: PolicyConfig
+    max_num_seqs: int
+    pool: PagePool | None = None
+    #: Host pages that KV can be swapped to, and whether swapping preserves KV exactly.
+    host_pages: int = 0
+    exact_swap: bool = True
+    costs: SwapCosts | None = None
+    times: StepTimes | None = None
+    runtime: Runtime | None = None
+    drafters: Sequence[Drafter] = ()
+
+
+class Policy:
+    """Base of all policies."""
+
+    __slots__ = ()
+    needs: ClassVar[frozenset[Need]] = frozenset()
+
+    @classmethod
+    def build(cls, settings: Any, context: SlotContext) -> Self:
+        """Build the policy. `settings`: its section; None if it has none. Raises `ValueError` if they do not fit."""
+        return cls()
+
+
+P = TypeVar("P", bound=Policy)
+C = TypeVar("C", bound=type[Policy])
+
+
+class Slot(Generic[P]):
+    """The policies of one slot by name, in order of registration. `setting`: the setting that selects one."""
+
+    def __init__(self, setting: str, package: str) -> None:
+        self.setting, self._package = setting, package
+        self._policies: dict[str, type[P]] = {}
+        #: Settings of the policies that have any, by name.
+        self.sections: dict[str, type[Section]] = {}
+
+    def register(self, name: str, settings: type[Section] | None = None) -> Callable[[C], C]:
+        """Class decorator: register a policy. Raises `ValueError` if the name is taken."""
+
+        def add(policy: C) -> C:
+            if name in self._policies:
+                raise ValueError(f"{self.setting}: two policies are called {name}")
+            self._policies[name] = policy  # type: ignore[assignment]
+            if settings is not None:
+                self.sections[name] = settings
+            return policy
+
+        return add
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._policies)
+
+    def __getitem__(self, name: str) -> type[P]:
+        return self._policies[name]
+
+    def selected(self, config: PolicyConfig) -> type[P]:
+        """The class of the configured policy."""
+        return self._policies[getattr(config, self.setting)]
+
+    def settings(self, config: PolicyConfig) -> Any:
+        """The section of the configured policy; None if it has none."""
+        name = getattr(config, self.setting)
+        return getattr(config, name) if name in self.sections else None
+
+    def build(self, context: SlotContext) -> P:
+        """Build the configured policy. Raises `ValueError` if it needs step times and there are none."""
+        policy = self.selected(context.policy)
+        if Need.STEP_TIMES in policy.needs and context.times is None:
+            name = getattr(context.policy, self.setting)
+            raise ValueError(f"{self.setting}: {name} needs step times: give SchedulerConfig `times`")
+        return policy.build(self.settings(context.policy), context)
+
+    def load(self) -> None:
+        """Import all modules of the slot's package, which register their policies."""
+        for module in iter_modules(import_module(self._package).__path__):
+            import_module(f"{self._package}.{module.name}")
+
+
+ORDERS: Slot[Order] = Slot("order", "jaxspec.sched.order")
+PREDICTORS: Slot[LengthOracle] = Slot("predictor", "jaxspec.sched.length")
+BATCHINGS: Slot[Batching] = Slot("batching", "jaxspec.sched.batching")
+MEMORIES: Slot[KVCacheManager] = Slot("memory", "jaxspec.sched.kv")
+PACES: Slot[Pace] = Slot("pace", "jaxspec.sched.pace")
+DRAFT_CHOICES: Slot[DraftChoice] = Slot("draft_choice", "jaxspec.sched.spec.draft_choice")
+TREES: Slot[TreePolicy] = Slot("tree", "jaxspec.sched.spec.trees")
+
+SLOTS: tuple[Slot[Any], ...] = (ORDERS, PREDICTORS, BATCHINGS, MEMORIES, PACES, DRAFT_CHOICES, TREES)
