@@ -28,8 +28,7 @@ COMMANDS = {
     ),
     "distill": Command(
         "jaxspec.draft.distill.__main__",
-        "train a drafter; `distill generate` generates its training data",
-        {"generate": "jaxspec.draft.distill.generate"},
+        "train a drafter on what `train-predictor collect` collects",
     ),
 }
 

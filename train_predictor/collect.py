@@ -1,82 +1,49 @@
-"""Serves prompts and records output lengths: `python -m jaxspec.train_predictor.collect --prompts A --out B`.
+"""Collects a model's answers as training data: `python -m jaxspec.train_predictor.collect --prompts A --out B`.
+
+Length predictors and drafters are trained on them (`jaxspec.train_predictor`, `jaxspec.draft.distill`).
 
 A prompt file holds one JSON object per line with "turns" (the user's texts), usually an "id", and "replies" if there
 are several turns. Every turn is asked with the earlier turns and their replies as history: the file's replies, or with
 --history own the model's. Each answer runs to its end token or to --max-tokens and gives one line of output:
-{"id", "turn", "temperature", "prompt", "length", "capped", "group", "source", "model"}. "capped" means that the answer
-was cut, so its true length exceeds "length". A second run resumes with the turns that are missing.
+{"id", "turn", "temperature", "prompt", "prompt_ids", "output_ids", "length", "capped", "group", "source", "model",
+"model_digest"}. "capped" means that the answer was cut, so its true length exceeds "length". A second run with the same
+model resumes with the turns that are missing.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
+from jaxspec.bench.options import count
 from jaxspec.config import parse_overrides
-from jaxspec.draft.distill.generate import count
-from jaxspec.draft.distill.lines import mend, read_lines
 from jaxspec.engine.engine import Engine
 from jaxspec.errors import explained
 from jaxspec.llm import LLM
-from jaxspec.models.load.tokenizer import Tokenizer
+from jaxspec.models.load import load_model
 from jaxspec.outputs import OutputDelta
 from jaxspec.progress import progress
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.train_predictor import command as training
+from jaxspec.train_predictor.answers import Origin, OtherModel, check, mend, origin_of, read_lines
+from jaxspec.train_predictor.conversations import Conversation, Key, conversations, stable_hash
 from jaxspec.train_predictor.data import group_of
 
 PROG = "jaxspec.train_predictor.collect"
 
 #: Most requests submitted to the engine at a time, running and waiting.
 AT_ONCE = 128
-
-
-class Key(NamedTuple):
-    """Identifies a row of the output."""
-
-    id: str
-    temperature: float
-    turn: int
-
-
-@dataclass
-class Conversation:
-    """One conversation at one temperature.
-
-    `replies` are the model's if `own`, added as they arrive, else the file's. `left` is set if a turn's prompt is too
-    long, and gives its size; later turns are not asked then either.
-    """
-
-    id: str
-    source: str
-    temperature: float
-    turns: list[str]
-    replies: list[str]
-    own: bool
-    left: str | None = None
-
-    @property
-    def keys(self) -> list[Key]:
-        return [Key(self.id, self.temperature, i) for i in range(len(self.turns))]
-
-    def ids(self, tokenizer: Tokenizer, turn: int) -> list[int]:
-        """Token ids of the prompt for a turn."""
-        if not tokenizer.has_chat_template:
-            spoken = [text for pair in zip(self.turns, self.replies, strict=False) for text in pair][: 2 * turn]
-            return tokenizer.encode("\n".join([*spoken, self.turns[turn]]))
-        messages = []
-        for text, reply in zip(self.turns[:turn], self.replies[:turn], strict=True):
-            messages += [{"role": "user", "content": text}, {"role": "assistant", "content": reply}]
-        messages.append({"role": "user", "content": self.turns[turn]})
-        return tokenizer.encode(tokenizer.apply_chat_template(messages), add_special_tokens=False)
+#: Fields of a row that resuming or the trainers need.
+NEEDED = frozenset(
+    ("id", "turn", "temperature", "prompt_ids", "output_ids", "length", "capped", "model", "model_digest")
+)
 
 
 @dataclass
@@ -86,10 +53,11 @@ class Asked:
     conversation: Conversation
     turn: int
     prompt: str
+    prompt_ids: list[int]
     group: str
-    model: str
+    model: Origin
     text: str = ""
-    length: int = 0
+    output_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     error: str | None = None
 
@@ -100,11 +68,13 @@ class Asked:
             "turn": self.turn,
             "temperature": c.temperature,
             "prompt": self.prompt,
-            "length": self.length,
+            "prompt_ids": self.prompt_ids,
+            "output_ids": self.output_ids,
+            "length": len(self.output_ids),
             "capped": self.finish_reason != "stop",
             "group": self.group,
             "source": c.source,
-            "model": self.model,
+            **self.model.fields,
         }
         if c.own and self.turn + 1 < len(c.turns):
             row["reply"] = self.text  # history of the next turn, in case another run asks it
@@ -136,20 +106,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         wanted = conversations(args.prompts, args.temperature, args.history == "own", args.seed)[: args.limit]
         out.parent.mkdir(parents=True, exist_ok=True)
         done = collected(out)
-        fitting(done, args.model, args.max_tokens)
+        settings = {"draft": (), "max_num_seqs": 64, **parse_overrides(args.set)}
+        if "model" in settings:
+            raise ValueError("--set model: set the model with --model")
+        model = load_model(args.model)
+        origin = origin_of(model)
+        fitting(done, origin, args.max_tokens, out)
         total = sum(len(c.turns) for c in wanted)
         missing = deque(turns_left(wanted, done))
         if not missing:
             print(f"{out}: all {total} turns were already answered")
             return 0
-        settings = {"draft": (), "max_num_seqs": 64, **parse_overrides(args.set)}
-        llm = LLM(**settings | {"model": args.model})
+        llm = LLM(model, **settings)
     except (OSError, ValueError) as error:
         return training.fail(PROG, explained(error))
     answered = sum(key in done for c in wanted for key in c.keys)
     try:
         with llm, out.open("a") as file, progress("answers", total, answered) as advance:
-            collect(llm.engine, missing, done, file, args, advance)
+            collect(llm.engine, origin, missing, done, file, args, advance)
     except RuntimeError as error:
         return training.fail(PROG, f"{error}; run again to resume")
     except KeyboardInterrupt:
@@ -159,53 +133,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def conversations(paths: Sequence[str], temperatures: Sequence[float], own: bool, seed: int) -> list[Conversation]:
-    """Every conversation at every temperature, shuffled by `seed` and id, so that any prefix is a random sample.
-
-    Raises `OSError`, and `ValueError` if a file holds no prompts, bad ones, or one twice.
-    """
-    out = [
-        Conversation(id, source, t, turns, [] if own else replies, own)
-        for path in paths
-        for id, source, turns, replies in read_conversations(Path(path), own)
-        for t in temperatures
-    ]
-    if not out:
-        raise ValueError(f"no prompts in {', '.join(paths)}")
-    (id, _), times = Counter((c.id, c.temperature) for c in out).most_common(1)[0]
-    if times > 1:
-        raise ValueError(f"two prompts have the id {id!r}, or a file or temperature was given twice")
-    return sorted(out, key=lambda c: _stable_hash(seed, "order", c.id, c.temperature))
-
-
-def read_conversations(path: Path, own: bool) -> Iterator[tuple[str, str, list[str], list[str]]]:
-    """(id, source, user turns, replies) of each line. Unless the history is the model's `own` replies, turns without
-    replies to all earlier turns are left out. Raises `OSError` and `ValueError`."""
-    for i, row in enumerate(read_lines(path)):
-        id, turns, replies = str(row.get("id", f"{path.stem}-{i}")), row.get("turns"), row.get("replies") or []
-        if not (isinstance(turns, list) and turns and all(isinstance(t, str) for t in turns)):
-            raise ValueError(f'{path}: prompt {id} has no "turns", a list of texts')
-        if not (isinstance(replies, list) and all(isinstance(r, str) for r in replies)):
-            raise ValueError(f'{path}: "replies" of prompt {id} must be a list of texts')
-        yield id, str(row.get("dataset", path.stem)), turns if own else turns[: len(replies) + 1], replies
-
-
 def collected(out: Path) -> dict[Key, dict[str, Any]]:
-    """The rows of an output file. A truncated last line is removed from it. Raises `OSError` and `ValueError`."""
+    """The rows of an output file without their token ids. A truncated last line is removed from the file.
+
+    Raises `OSError`, and `ValueError` for a file that something else wrote.
+    """
     if not out.exists():
         return {}
     mend(out)
-    try:
-        return {Key(row["id"], row["temperature"], row["turn"]): row for row in read_lines(out)}
-    except KeyError as error:
-        raise ValueError(f"{out}: a line has no {error}, so it was not written by this command") from None
+    done = {}
+    for row in read_lines(out):
+        if lacking := NEEDED - row.keys():
+            raise ValueError(
+                f"{out}: a line has no {', '.join(sorted(lacking))}, so it was not written by this command, or by an "
+                "earlier version of it; set another --out"
+            )
+        _keep(done, row)
+    return done
 
 
-def fitting(done: dict[Key, dict[str, Any]], model: str, cap: int) -> None:
+def _keep(done: dict[Key, dict[str, Any]], row: dict[str, Any]) -> None:
+    """Add a row without its token ids, which may be many."""
+    done[Key(row["id"], row["temperature"], row["turn"])] = {
+        name: value for name, value in row.items() if not name.endswith("_ids")
+    }
+
+
+def fitting(done: dict[Key, dict[str, Any]], model: Origin, cap: int, out: Path) -> None:
     """Raises `ValueError` if earlier rows have another model or a lower cap than the new ones will have."""
+    try:
+        check(done.values(), model, str(out))
+    except OtherModel as error:
+        raise ValueError(f"--model: {error}; set another --out") from None
     for row in done.values():
-        if row.get("model", model) != model:
-            raise ValueError(f"--model: {row['id']} was answered by {row['model']}; set another --out")
         if row["capped"] and row["length"] < cap:
             raise ValueError(f"--max-tokens: {row['id']} was cut at {row['length']} tokens; set another --out")
 
@@ -228,13 +188,14 @@ def turns_left(wanted: Sequence[Conversation], done: dict[Key, dict[str, Any]]) 
 
 def collect(
     engine: Engine,
+    origin: Origin,
     missing: deque[tuple[Conversation, int]],
     done: dict[Key, dict[str, Any]],
     file: TextIO,
     args: argparse.Namespace,
     advance: Callable[[], None],
 ) -> None:
-    """Ask the `missing` turns, up to `AT_ONCE` at a time, and write a line when an answer ends.
+    """Ask the `missing` turns of the model `origin`, up to `AT_ONCE` at a time; write a line when an answer ends.
 
     Raises `RuntimeError` if the engine or a request fails, or if --max-tokens leaves no room for prompts.
     """
@@ -253,11 +214,11 @@ def collect(
                 conversation.left = f"{len(ids)} tokens"
                 advance()
                 continue
-            seed = _stable_hash(args.seed, conversation.id, conversation.temperature, turn)
+            seed = stable_hash(args.seed, conversation.id, conversation.temperature, turn)
             params = SamplingParams(temperature=conversation.temperature, max_tokens=args.max_tokens, seed=seed)
             # By the first prompt: several conversations may begin with it, and files of token ids may hold it too.
             first = engine.tokenizer.decode(conversation.ids(engine.tokenizer, 0))
-            asked = Asked(conversation, turn, engine.tokenizer.decode(ids), group_of(first), args.model)
+            asked = Asked(conversation, turn, engine.tokenizer.decode(ids), ids, group_of(first), origin)
             engine.submit(ids, params, _collect_into(asked, ended))
             running += 1
         if not running:
@@ -274,7 +235,7 @@ def collect(
         row = asked.row()
         file.write(json.dumps(row, separators=(",", ":")) + "\n")
         file.flush()
-        done[Key(row["id"], row["temperature"], row["turn"])] = row
+        _keep(done, row)
         if asked.conversation.own and asked.turn + 1 < len(asked.conversation.turns):
             asked.conversation.replies.append(asked.text)
             missing.append((asked.conversation, asked.turn + 1))
@@ -286,7 +247,7 @@ def _collect_into(asked: Asked, ended: SimpleQueue[Asked]) -> Callable[[OutputDe
 
     def take(delta: OutputDelta) -> None:
         asked.text += delta.text
-        asked.length += len(delta.token_ids)
+        asked.output_ids += delta.token_ids
         if delta.finish_reason is not None:
             asked.finish_reason, asked.error = delta.finish_reason, delta.error
             ended.put(asked)
@@ -303,11 +264,6 @@ def report(out: Path, wanted: Sequence[Conversation]) -> None:
         print(f"{out}: {len(lengths)} rows, median {lengths[len(lengths) // 2]} tokens, {capped} capped")
     if left := sum(c.left is not None for c in wanted):
         print(f"{left} conversations were left out, or their last turns, because prompts were too long")
-
-
-def _stable_hash(*parts: Any) -> int:
-    """A 60-bit hash that is the same in every process."""
-    return int(hashlib.sha256(repr(parts).encode()).hexdigest()[:15], 16)
 
 
 if __name__ == "__main__":

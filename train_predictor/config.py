@@ -18,7 +18,7 @@ class PredictorConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    #: Files written by `train_predictor.collect` or `draft.distill.generate`, or other prompts with lengths.
+    #: Files written by `train_predictor.collect`, or other prompts with lengths.
     data: list[str] = Field(min_length=1)
     #: The model that gave the answers. Its tokenizer decodes rows of token ids.
     target: str = "smollm2-135m"

@@ -6,21 +6,16 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from jaxspec.config import ConfigError
-from jaxspec.draft.distill.lines import check_readable, read_lines
-from jaxspec.draft.distill.origin import Origin, OtherModel, check
-from jaxspec.draft.distill.origin import origin as origin_of
-from jaxspec.errors import explained, reason
 from jaxspec.models.load import load_model
 from jaxspec.models.load.bert import LoadedEncoder, load_bert
 from jaxspec.predict.predictor import clip
 from jaxspec.progress import progress
+from jaxspec.train_predictor.answers import Origin, check_readable, origin_of, read_data, token_ids
 from jaxspec.train_predictor.config import PredictorConfig
 
 #: Values of `Corpus.part`.
@@ -93,35 +88,21 @@ def read_rows(
 ) -> list[Row]:
     """Rows of all files in file order, up to `limit`.
 
-    `tokenizer` and `origin`, those of the target, are called only for rows of token ids. Without `origin`, answers of
-    any model are taken.
+    `tokenizer` and `origin` are the target's. `tokenizer` is called only for rows without text, `origin` only for rows
+    with token ids. Without `origin`, answers of any model are taken.
 
     Raises `ConfigError` naming the field and the file, also where token ids are answers of another model.
     """
-    try:
-        check_readable(paths)  # before the target is loaded
-    except OSError as error:
-        raise ConfigError(f"data: cannot read {explained(error)}") from None
+    check_readable("data", paths)  # before the target is loaded
     rows: list[Row] = []
     loaded: Tokenizer | None = None
     for path in paths:
-        try:
-            lines = list(islice(read_lines(Path(path)), None if limit is None else limit - len(rows)))
-            with_ids = [line for line in lines if "prompt_ids" in line]
-            if with_ids and origin is not None:
-                check(with_ids, origin(), path)
-            for number, line in enumerate(lines, 1):
-                if "prompt_ids" in line:
-                    loaded = loaded or tokenizer()
-                    rows.append(_row_of_ids(line, loaded, cap, f"{path}, row {number}"))
-                else:
-                    rows.append(_row_of_text(line, cap, f"{path}, row {number}"))
-        except OtherModel as error:
-            raise ConfigError(f"data: {error}: set another `target`, or generate answers of this one") from None
-        except (OSError, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigError(f"data: cannot read {path}: {reason(error)}") from None
+        for line, where in read_data(path, origin, None if limit is None else limit - len(rows)):
+            if "prompt_ids" not in line or {"prompt", "length"} <= line.keys():
+                rows.append(_row_of_text(line, cap, where))
+            else:
+                loaded = loaded or tokenizer()
+                rows.append(_row_of_ids(line, loaded, cap, where))
     if not rows:
         raise ConfigError(f"data: no rows in {', '.join(paths)}")
     return rows
@@ -141,11 +122,7 @@ def _row_of_text(line: Mapping[str, Any], cap: int | None, where: str) -> Row:
 
 
 def _row_of_ids(line: Mapping[str, Any], tokenizer: Tokenizer, cap: int | None, where: str) -> Row:
-    prompt_ids, output_ids = line["prompt_ids"], line.get("output_ids")
-    if not (_ids(prompt_ids) and _ids(output_ids) and output_ids):
-        raise ConfigError(
-            f'data: {where}: "prompt_ids" and "output_ids" must be lists of token ids, "output_ids" not empty'
-        )
+    prompt_ids, output_ids = token_ids(line, where)
     ended = output_ids[-1] in tokenizer.eos_token_ids
     match line.get("finished"):
         case bool(finished):
@@ -158,10 +135,6 @@ def _row_of_ids(line: Mapping[str, Any], tokenizer: Tokenizer, cap: int | None, 
             capped = len(output_ids) >= cap
     prompt = tokenizer.decode(prompt_ids)
     return Row(prompt, len(output_ids), capped, group_of(prompt))
-
-
-def _ids(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(i, int) and i >= 0 for i in value)
 
 
 def group_of(prompt: str) -> str:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
 from scipy.stats import kendalltau
-
-from jaxspec.draft.distill.curve import keep
 
 
 class Metrics(TypedDict):
@@ -99,23 +96,12 @@ class Evaluation(TypedDict):
     tau: float | None
 
 
-def write(evaluations: Sequence[Evaluation], folder: Path, title: str) -> None:
-    """Write `curve.json`, and `curve.png` if matplotlib is installed."""
-    keep(evaluations, folder, lambda path: draw(evaluations, path, title))
-
-
-def draw(evaluations: Sequence[Evaluation], path: Path, title: str) -> None:
-    """Plot losses against steps, with a line where phase 2 begins. Raises `ModuleNotFoundError` without matplotlib."""
-    from matplotlib.figure import Figure  # the optional extra `bench`
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
+def plot(evaluations: Sequence[Evaluation], axes: Any) -> None:
+    """Plot losses against steps, with a line where phase 2 begins, on matplotlib's `axes`."""
     known = [(e["step"], e["train"]) for e in evaluations if e["train"] is not None]
     axes.plot([s for s, _ in known], [loss for _, loss in known], marker=".", label="training")
     axes.plot([e["step"] for e in evaluations], [e["validation"] for e in evaluations], marker="o", label="validation")
     if second := [e["step"] for e in evaluations if e["phase"] == 2]:
         axes.axvline(second[0], color="grey", linestyle="--", label="head only from here")
-    axes.set(xlabel="steps", ylabel="loss", title=title, xlim=(0, None))
-    axes.grid(alpha=0.3)
+    axes.set(xlabel="steps", ylabel="loss")
     axes.legend()
-    figure.savefig(path, dpi=120)

@@ -26,11 +26,11 @@ from jaxspec.models.load.bert import LoadedEncoder
 from jaxspec.predict.formulation import Formulation, class_bounds
 from jaxspec.predict.proxy import ProxyPredictor
 from jaxspec.progress import progress
-from jaxspec.train_predictor import evaluate as curve
+from jaxspec.train_predictor import curve
 from jaxspec.train_predictor.checkpoints import Checkpoints
 from jaxspec.train_predictor.config import PredictorConfig
 from jaxspec.train_predictor.data import TEST, TRAIN, VALIDATION, Corpus, batches
-from jaxspec.train_predictor.evaluate import Metrics, evaluate, rounded
+from jaxspec.train_predictor.evaluate import Evaluation, Metrics, evaluate, plot, rounded
 
 #: Widths that batches are padded to; each compiles once.
 WIDTHS = (32, 64, 96, 128, 192, 256, 384, 512)
@@ -104,7 +104,7 @@ class Trainer:
         #: Weights with the lowest validation loss.
         self.best: dict[str, Any] = copied(weights)
         self.at = Progress()
-        self.evaluations: list[curve.Evaluation] = []
+        self.evaluations: list[Evaluation] = []
         self._key = jax.random.key(config.seed)
         self._update = jax.jit(self._make_update(), donate_argnums=0)
         self._update_head = jax.jit(self._make_update_head(), donate_argnums=0)
@@ -232,7 +232,7 @@ class Trainer:
                 self._phase(checkpoints, folder, self.config.steps, self._steps_of_all())
             if self.at.phase == 2:
                 self._phase(checkpoints, folder, self.config.head_steps, self._steps_of_head())
-        curve.write(self.evaluations, folder, folder.name)
+        curve.write(self.evaluations, folder, plot)
         metrics = self.report()
         (folder / "report.json").write_text(json.dumps(rounded(metrics), indent=1) + "\n")
         return metrics
@@ -308,7 +308,7 @@ class Trainer:
             raise ConfigError(f"learning_rate: at step {self.at.steps} the loss is {loss}; set a lower rate")
         metrics = evaluate(self.formulation.lengths(raw), length, capped, self.bounds)
         numbers = rounded({"train": train, "validation": loss, "mae": metrics["mae"], "tau": metrics["tau"]})
-        self.evaluations.append(curve.Evaluation(step=self.at.steps, phase=self.at.phase, **numbers))
+        self.evaluations.append(Evaluation(step=self.at.steps, phase=self.at.phase, **numbers))
         print(json.dumps({**self.evaluations[-1], "seconds": round(time.monotonic() - start)}), flush=True)
         if loss < self.at.best:
             self.at = self.at._replace(best=loss, worse=0)
@@ -343,7 +343,7 @@ class Trainer:
         """Write a checkpoint and the learning curve."""
         log = {"at": list(self.at), "curve": self.evaluations}
         checkpoints.save(self.at.steps + self.at.phase - 1, {"state": self.state, "best": self.best}, log)
-        curve.write(self.evaluations, folder, folder.name)
+        curve.write(self.evaluations, folder, plot)
 
     # The result
 

@@ -24,13 +24,14 @@ from helpers import tiny
 from helpers.distillation import LONGEST, TARGET, VOCAB, answers, settings
 from helpers.jsonl import write_lines
 from jaxspec.config import ConfigError
-from jaxspec.draft.distill import curve, data
+from jaxspec.draft.distill import data
 from jaxspec.draft.distill.data import Corpus, corpus, read_rows
-from jaxspec.draft.distill.train import DEPTH, Batch, Trainer, begin, loss_and_hits, vocabulary
+from jaxspec.draft.distill.train import DEPTH, Batch, Trainer, begin, loss_and_hits, plot, vocabulary
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.drafter import DraftDecoder, draft_forward
 from jaxspec.models.llama import Decoder, device_weights, forward_features
 from jaxspec.models.load.drafter_file import as_decoder, load_drafter, save_drafter
+from jaxspec.train_predictor import curve
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +87,18 @@ def test_rows_fit_and_long_prompts_are_left_out(tmp_path: Path) -> None:
     found = read_rows([str(write_lines(tmp_path / "a.jsonl", rows))], 40)
     assert [(row.prompt, row.answer) for row in found] == [([1, 2], list(range(38))), ([1, 2], [8, 9])]
     assert found[0].key == found[1].key
+
+
+def test_a_conversation_falls_on_one_side(tmp_path: Path) -> None:
+    """The side of its first prompt, which an earlier version's file may hold too, without a group."""
+    first, second = {"prompt_ids": [1, 2], "output_ids": [3, 4]}, {"prompt_ids": [1, 2, 3, 4, 5], "output_ids": [6, 7]}
+    turns = [second | {"turn": 1, "group": "a"}, first | {"turn": 0, "group": "a"}]
+    rows = read_rows([str(write_lines(tmp_path / name, part)) for name, part in (("a", turns), ("b", [first]))], 40)
+    assert [row.prompt for row in rows] == [[1, 2, 3, 4, 5], [1, 2], [1, 2]]
+    assert len({row.key for row in rows}) == 1
+    cut = [second | {"turn": 1, "group": "a"}, first | {"turn": 2, "group": "a"}, second | {"turn": 1, "group": "b"}]
+    one, same, other = (row.key for row in read_rows([str(write_lines(tmp_path / "c", cut))], 40))
+    assert one == same != other
 
 
 def test_answers_to_a_prompt_fall_on_one_side(text: Corpus) -> None:
@@ -286,6 +299,7 @@ def test_an_interrupted_run_continues_from_its_checkpoint(
         ({"conditioned": False}, "conditioned: True there, False here"),
         ({"vocabulary": 32}, "vocabulary: 64 there, 32 here"),
         ({"steps": 16}, "steps: 8 there, 16 here"),
+        ({"learning_rate": 1e-3}, "learning_rate: 0.003 there, 0.001 here"),
     ):
         with pytest.raises(ConfigError, match=f"work: .*checkpoints of a run with other settings.*{said}.*remove"):
             Trainer(settings(**change), TARGET, text).run(tmp_path)
@@ -293,6 +307,9 @@ def test_an_interrupted_run_continues_from_its_checkpoint(
     other = replace(TARGET, name="rand", weights={**TARGET.weights, "norm": TARGET.weights["norm"] * 2})
     with pytest.raises(ConfigError, match=r"target: tiny \(\w+\) there, rand \(\w+\) here"):
         Trainer(settings(), other, text).run(tmp_path)
+    fewer = replace(text, **{name: getattr(text, name)[1:] for name in ("tokens", "features", "start", "length")})
+    with pytest.raises(ConfigError, match=r"answers: \w+ there, \w+ here"):
+        Trainer(settings(), TARGET, replace(fewer, held_out=text.held_out[1:])).run(tmp_path)
 
 
 def test_checkpoints_that_do_not_say_of_which_run_are_refused(text: Corpus, tmp_path: Path) -> None:
@@ -326,7 +343,7 @@ def test_without_matplotlib_one_line_says_so(
         monkeypatch.setitem(sys.modules, name, None)
     curve._say_undrawn.cache_clear()
     for _ in range(2):
-        curve.write(finished.evaluations, tmp_path, "tiny")
+        curve.write(finished.evaluations, tmp_path, plot)
     assert [path.name for path in tmp_path.iterdir()] == ["curve.json"]
     said = capsys.readouterr().out
     assert said.count("\n") == 1 and '".[bench]"' in said

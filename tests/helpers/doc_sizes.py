@@ -53,6 +53,9 @@ def _constants(modules: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{_PAPERS}.{module}.{name}": value for module in modules.split() for name, value in values.items()}
 
 
+_FEW_SERVED = _constants("alise.predictors", {"SERVED": 20, "ASKED": 30, "PROMPTS": 20})
+
+
 @dataclass(frozen=True)
 class Run:
     """Commands that begin with `called` and have the options `with_`, and what makes them small."""
@@ -93,8 +96,10 @@ RUNS = (
     Run("jaxspec.bench predictor", _TRAIN + _SERVED + " --engine smollm2-length", with_=("--engine", "--modes"),
         constants={"jaxspec.llm.LLM": _small}),  # its `--set` is about the training
     Run("jaxspec.bench predictor", _TRAIN + _SERVED, with_=("--engine",), constants={"jaxspec.llm.LLM": _small}),
+    Run("jaxspec.bench predictor", _TRAIN, with_=("--retrieval", "predictor/smollm2-length.safetensors"),
+        constants=_FEW_SERVED),  # on the answers that the page's first command collected from the tiny model
     Run("jaxspec.bench predictor", _TRAIN + " --set target=smollm2-135m", with_=("--retrieval",),
-        constants=_constants("alise.predictors", {"SERVED": 20, "ASKED": 30, "PROMPTS": 20})),
+        constants=_FEW_SERVED),
     Run("jaxspec.bench predictor", _TRAIN + " --formulations reg_l1 --repeats 1"),
     Run("jaxspec.bench paper ssjf", " --repeats 1", constants=_constants("ssjf.experiment", _ONE_LOAD)),
     Run("jaxspec.bench paper laps_sd", " --repeats 1", constants=_constants(
@@ -123,7 +128,6 @@ RUNS = (
         with_=("--pipeline",)),
     Run("jaxspec.bench paper spin", " --jobs 4",
         constants=_constants("spin.simulation spin.simulation_report", _ONE_SPIN)),
-    Run("jaxspec.draft.distill.generate", _TINY + " --max-tokens 8"),
     Run("jaxspec.draft.distill", " --set target={model} --set steps=2 --set every=2 --set longest=64 --set batch=2"),
     Run("jaxspec.train_predictor.collect", _TINY + " --max-tokens 16"),
     Run("jaxspec.train_predictor", _TRAIN),

@@ -27,7 +27,6 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
         (["train-predictor", "--config", "x"], "jaxspec.train_predictor.__main__", ["--config", "x"]),
         (["train-predictor", "collect", "--out", "x"], "jaxspec.train_predictor.collect", ["--out", "x"]),
         (["distill"], "jaxspec.draft.distill.__main__", []),
-        (["distill", "generate", "--out", "x"], "jaxspec.draft.distill.generate", ["--out", "x"]),
     ],
 )
 def test_arguments_and_exit_codes_pass_through(

@@ -1,9 +1,9 @@
-"""Collecting output lengths: every turn is asked, cut answers are marked, and an interrupted run is taken up again."""
+"""Collecting answers: every turn is asked, cut answers are marked, and an interrupted run is taken up again."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,11 @@ import pytest
 
 from helpers import tiny
 from helpers.jsonl import Lasting, write_lines
-from jaxspec.draft.distill.lines import read_lines
+from jaxspec.draft.distill import data as distill
 from jaxspec.llm import LLM
 from jaxspec.train_predictor import collect
+from jaxspec.train_predictor.answers import Origin, origin_of, read_lines
+from jaxspec.train_predictor.conversations import conversations
 from jaxspec.train_predictor.data import group_of, read_rows
 
 CAP = 6
@@ -32,6 +34,7 @@ def engine() -> Iterator[Lasting]:
 
 @pytest.fixture
 def run(engine: Lasting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(collect, "load_model", lambda name: tiny.model())
     monkeypatch.setattr(collect, "LLM", lambda model, **_: engine)
     prompts = write_lines(
         tmp_path / "p.jsonl",
@@ -58,12 +61,17 @@ def test_each_turn_is_a_row_and_cut_answers_are_marked(run: Any, tmp_path: Path,
     rows = by_turn(out)
     assert {key[0::2] for key in rows} == {("one", 0), ("two", 0), ("two", 1), ("four", 0)} and len(rows) == 8
     for (_, temperature, turn), row in rows.items():
-        assert row.keys() == {"id", "turn", "temperature", "prompt", "length", "capped", "group", "source", "model"}
-        assert 1 <= row["length"] <= CAP
+        assert row.keys() == {
+            "id", "turn", "temperature", "prompt", "prompt_ids", "output_ids", "length", "capped", "group", "source",
+            "model", "model_digest",
+        }  # fmt: skip
+        assert 1 <= row["length"] == len(row["output_ids"]) <= CAP
+        assert bytes(row["prompt_ids"]).decode() == row["prompt"]
+        assert (row["model"], row["model_digest"]) == origin_of(tiny.model())
         if temperature == 0:
             written = tiny.greedy(list(row["prompt"].encode()), CAP)
             ended = END in written
-            assert row["length"] == (written.index(END) + 1 if ended else CAP)
+            assert row["output_ids"] == written[: written.index(END) + 1 if ended else CAP]
             assert row["capped"] == (not ended)
         assert turn or row["group"] == group_of(row["prompt"])
     second = rows["two", 0.0, 1]
@@ -73,6 +81,8 @@ def test_each_turn_is_a_row_and_cut_answers_are_marked(run: Any, tmp_path: Path,
     assert (rows["one", 0.0, 0]["source"], second["source"]) == ("greetings", "p")
     read = read_rows([str(out)], lambda: pytest.fail("no token ids"))
     assert [(r.length, r.capped) for r in read] == [(r["length"], r["capped"]) for r in read_lines(out)]
+    texts = distill.read_rows([str(out)], 96, origin_of(tiny.model()))
+    assert sorted(r.answer for r in texts) == sorted(r["output_ids"] for r in rows.values() if r["length"] > 1)
 
 
 def test_a_cut_off_run_writes_what_it_would_have_written(
@@ -99,6 +109,15 @@ def test_a_cut_off_run_writes_what_it_would_have_written(
     monkeypatch.setattr(collect, "LLM", lambda *_, **__: pytest.fail("nothing is left to ask"))
     assert run(cut, "--history", "own", "--temperature", "0.9", "--limit", "2") == 0
     assert "already answered" in capsys.readouterr().out
+
+
+def test_prompts_without_ids_are_numbered(tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"turns": ["a"]}\n{"turns": ["b", "c"]}')  # no line end after the last
+    found = conversations([str(path)], [0.0, 0.8], own=False, seed=0)
+    assert {(c.id, c.temperature, *c.turns) for c in found} == {
+        ("q-0", 0.0, "a"), ("q-0", 0.8, "a"), ("q-1", 0.0, "b"), ("q-1", 0.8, "b")
+    }  # fmt: skip
 
 
 def test_a_history_cannot_change_half_way(run: Any, tmp_path: Path, capsys: Any) -> None:
@@ -129,16 +148,32 @@ def test_a_cap_that_leaves_no_room_is_refused(run: Any, tmp_path: Path, capsys: 
 
 def test_an_output_of_something_else_is_refused(run: Any, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "out.jsonl"
-    out.write_text(json.dumps({"prompt": "a"}) + "\n")
-    assert run(out) == 2
-    assert "was not written by this command" in capsys.readouterr().err
+    earlier = {"id": "one", "turn": 0, "temperature": 0.0, "prompt": "a", "length": 3, "capped": False, "model": "tiny"}
+    for row in ({"prompt": "a"}, earlier):  # `earlier` was written without token ids
+        before = write_lines(out, [row]).read_bytes()
+        assert run(out) == 2
+        assert "was not written by this command" in capsys.readouterr().err
+        assert out.read_bytes() == before
 
 
-def test_rows_of_another_model_or_cap_are_not_mixed() -> None:
-    row = {"id": "a", "model": "one", "capped": True, "length": 64}
+def test_rows_of_another_model_or_cap_are_not_mixed(run: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    one, out = Origin("one", "12ab"), tmp_path / "out.jsonl"
+    row = {"id": "a", **one.fields, "capped": True, "length": 64}
     done = {collect.Key("a", 0.0, 0): row}
-    collect.fitting(done, "one", 64)
-    with pytest.raises(ValueError, match="--model: a was answered by one"):
-        collect.fitting(done, "two", 64)
+    collect.fitting(done, one, 64, out)
+    for other, said in ((Origin("two", "34cd"), "one, not of two"), (Origin("one", "34cd"), "another model that is")):
+        with pytest.raises(ValueError, match=f"--model: .*out.jsonl holds answers of {said}.*; set another --out"):
+            collect.fitting(done, other, 64, out)
     with pytest.raises(ValueError, match="--max-tokens: a was cut at 64"):
-        collect.fitting(done, "one", 128)
+        collect.fitting(done, one, 128, out)
+
+    assert run(out) == 0
+    before = out.read_bytes()
+    model = tiny.model()
+    other = replace(model, name="rand", weights={**model.weights, "norm": model.weights["norm"] + 1})
+    monkeypatch.setattr(collect, "load_model", lambda name: other)
+    assert run(out) == 2, "although nothing is left to ask"
+    assert f"--model: {out} holds answers of tiny, not of rand; set another --out\n" in capsys.readouterr().err
+    assert run(out, "--set", "model=tiny") == 2
+    assert "--set model: set the model with --model" in capsys.readouterr().err
+    assert out.read_bytes() == before

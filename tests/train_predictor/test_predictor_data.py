@@ -17,10 +17,10 @@ from helpers import tiny
 from helpers.fakes import ByteTokenizer
 from helpers.paths import CONFIGS
 from jaxspec.config import ConfigError
-from jaxspec.draft.distill.origin import Origin
 from jaxspec.models.bert import BertEncoder
 from jaxspec.models.load.bert import LoadedEncoder
 from jaxspec.predict.predictor import clip
+from jaxspec.train_predictor.answers import Origin
 from jaxspec.train_predictor.config import PredictorConfig
 from jaxspec.train_predictor.data import (
     TEST,
@@ -87,6 +87,15 @@ def test_answers_in_token_ids_are_decoded_and_known_to_be_cut(tmp_path: Path) ->
     ]  # fmt: skip
     with pytest.raises(ConfigError, match=r"^cap: .*row 2"):
         read_rows([path], ByteTokenizer)  # type: ignore[arg-type]
+
+
+def test_collected_answers_are_read_as_text_and_belong_to_the_target(tmp_path: Path) -> None:
+    own = Origin("tiny", "12ab")
+    row = {"prompt": "user hi", "length": 2, "capped": True, "group": "g", "prompt_ids": [104], "output_ids": [1, 2]}
+    path = write_lines(tmp_path / "a.jsonl", [row | own.fields])
+    assert read_rows([path], unread, origin=lambda: own) == [Row("user hi", 2, True, "g")]
+    with pytest.raises(ConfigError, match="answers of another model that is also called tiny"):
+        read_rows([path], unread, origin=lambda: Origin("tiny", "34cd"))
 
 
 def test_token_ids_of_another_model_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

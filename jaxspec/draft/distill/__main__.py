@@ -8,7 +8,6 @@ from pathlib import Path
 
 from jaxspec.config import ConfigError, parse_overrides
 from jaxspec.draft.distill.config import DistillConfig
-from jaxspec.errors import explained
 from jaxspec.train_predictor import command as training
 
 PROG = "jaxspec.draft.distill"
@@ -18,19 +17,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = training.parse(PROG, __doc__, "configs/distill/*.yaml", argv)
     try:  # the optional extra `train`
         from jaxspec.draft.distill.data import corpus
-        from jaxspec.draft.distill.lines import check_readable
         from jaxspec.draft.distill.train import Trainer
         from jaxspec.models.load import ModelLoadError, load_model
+        from jaxspec.train_predictor.answers import check_readable
     except ModuleNotFoundError as error:
         return training.fail(PROG, training.lacking(error))
     try:
         config = DistillConfig.load(args.config, **parse_overrides(args.set))
-        begin = [config.begin] if config.begin.endswith(".safetensors") else []
-        for setting, paths in (("data", config.data), ("begin", begin)):
-            try:
-                check_readable(paths)
-            except OSError as error:
-                raise ConfigError(f"{setting}: cannot read {explained(error)}") from None
+        check_readable("data", config.data)
+        check_readable("begin", [config.begin] if config.begin.endswith(".safetensors") else [])
         target = load_model(config.target)
         work, name = Path(config.work), Path(args.config).stem
         data = corpus(config.data, target, config.longest, work)

@@ -17,7 +17,7 @@ class DistillConfig(BaseModel):
 
     #: The target model: built-in name, Hugging Face directory, .gguf file or hub id.
     target: str = "smollm2-135m"
-    #: Files written by `jaxspec.draft.distill.generate`.
+    #: Files written by `jaxspec.train_predictor.collect`.
     data: list[str] = Field(min_length=1)
     #: Folder of features and checkpoints.
     work: str = "distill"

@@ -13,12 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import ConfigError
-from jaxspec.draft.distill.lines import read_lines
-from jaxspec.draft.distill.origin import Origin, OtherModel, check, origin
-from jaxspec.errors import reason
 from jaxspec.models.llama import Decoder, device_weights, forward_features
 from jaxspec.models.load import LoadedModel
 from jaxspec.progress import progress
+from jaxspec.train_predictor.answers import Origin, origin_of, read_data, token_ids
 
 #: One in `HELD_OUT` prompts is held out, with all answers to it.
 HELD_OUT = 25
@@ -29,7 +27,8 @@ ROWS, MULTIPLE = 8, 64
 
 
 class Row(NamedTuple):
-    """A prompt and an answer to it, as token ids. `key` is the same for all answers to a prompt, in any file."""
+    """A prompt and an answer to it, as token ids. `key` is the same for all answers to a prompt, in any file, and for
+    all turns of a conversation."""
 
     key: str
     prompt: list[int]
@@ -74,26 +73,23 @@ def read_rows(paths: Sequence[str], longest: int, target: Origin | None = None) 
 
     Raises `ConfigError` naming the field `data`, also if an answer is another model's than `target`'s.
     """
+    origin = None if target is None else lambda: target
+    lines = [(line, *token_ids(line, where)) for path in paths for line, where in read_data(path, origin)]
+    # A later turn's prompt holds the turns before it, so the first prompt decides for all of them.
+    firsts = {str(line.get("group")): _bytes(prompt) for line, prompt, _ in lines if not line.get("turn")}
     rows = []
-    for path in paths:
-        try:
-            lines = list(read_lines(Path(path)))
-            if target is not None:
-                check(lines, target, path)
-            for line in lines:
-                prompt, answer = line["prompt_ids"], line["output_ids"]
-                if len(prompt) < longest - ROOM and len(answer) > 1:
-                    key = hashlib.sha256(np.asarray(prompt, np.int32).tobytes()).hexdigest()
-                    rows.append(Row(key, prompt, answer[: longest - len(prompt)]))
-        except KeyError as error:
-            raise ConfigError(f"data: {path} has a line without {error}") from None
-        except OtherModel as error:
-            raise ConfigError(f"data: {error}: set another `target`, or generate answers of this one") from None
-        except (OSError, ValueError, TypeError) as error:
-            raise ConfigError(f"data: cannot read {path}: {reason(error)}") from None
+    for line, prompt, answer in lines:
+        if len(prompt) < longest - ROOM and len(answer) > 1:
+            group = str(line["group"]) if line.get("turn") and "group" in line else None
+            first = _bytes(prompt) if group is None else firsts.get(group, group.encode())
+            rows.append(Row(hashlib.sha256(first).hexdigest(), prompt, answer[: longest - len(prompt)]))
     if not rows:
         raise ConfigError(f"data: no answers to prompts under {longest - ROOM} tokens in {', '.join(paths)}")
     return rows
+
+
+def _bytes(ids: Sequence[int]) -> bytes:
+    return np.asarray(ids, np.int32).tobytes()
 
 
 def corpus(paths: Sequence[str], target: LoadedModel, longest: int, folder: Path) -> Corpus:
@@ -101,13 +97,13 @@ def corpus(paths: Sequence[str], target: LoadedModel, longest: int, folder: Path
 
     Raises `ConfigError` naming the field `data` if the files are unusable or hold answers of another model.
     """
-    rows = read_rows(paths, longest, origin(target))
+    rows = read_rows(paths, longest, origin_of(target))
     tokens = np.zeros((len(rows), longest), np.int32)
     start, length = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.int32)
     for i, row in enumerate(rows):
         start[i], length[i] = len(row.prompt), len(row.prompt) + len(row.answer)
         tokens[i, : length[i]] = row.prompt + row.answer
-    if tokens.min() < 0 or tokens.max() >= target.config.vocab_size:
+    if tokens.max() >= target.config.vocab_size:
         raise ConfigError(f"data: holds tokens outside the vocabulary of {target.name}")
     held_out = np.asarray([int(row.key[:8], 16) % HELD_OUT == 0 for row in rows])
     if held_out.all() or not held_out.any():

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +23,8 @@ import optax
 from flax import nnx
 
 from jaxspec.config import ConfigError
-from jaxspec.draft.distill import curve
 from jaxspec.draft.distill.config import DistillConfig
 from jaxspec.draft.distill.data import Corpus, padded
-from jaxspec.draft.distill.origin import origin
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.drafter import DraftDecoder, draft_forward
 from jaxspec.models.llama import head_of
@@ -34,6 +32,8 @@ from jaxspec.models.load import LoadedModel
 from jaxspec.models.load.drafter_file import load_drafter, save_drafter
 from jaxspec.models.load.weights import Weights
 from jaxspec.progress import progress
+from jaxspec.train_predictor import curve
+from jaxspec.train_predictor.answers import origin_of
 from jaxspec.train_predictor.checkpoints import Checkpoints
 
 #: Depths that the evaluation on held-out rows measures.
@@ -52,6 +52,25 @@ class Batch(NamedTuple):
     tokens: jax.Array
     features: jax.Array
     use: jax.Array
+
+
+class Evaluation(TypedDict):
+    """One evaluation on the held-out rows.
+
+    tokens           tokens trained on so far, counted again in every epoch
+    hits             per depth, the share of positions where the drafter's likeliest token is the target's
+    accepted_length  mean accepted length of a greedy chain, bonus token included
+    """
+
+    tokens: int
+    hits: list[float]
+    accepted_length: float
+
+
+def plot(evaluations: Sequence[Evaluation], axes: Any) -> None:
+    """Plot accepted length against tokens trained on, on matplotlib's `axes`."""
+    axes.plot([e["tokens"] for e in evaluations], [e["accepted_length"] for e in evaluations], marker="o")
+    axes.set(xlabel="tokens trained on", ylabel="accepted length, held-out prompts")
 
 
 def vocabulary(data: Corpus, size: int, always: tuple[int, ...], total: int) -> np.ndarray:
@@ -159,7 +178,7 @@ class Trainer:
         self.state: dict[str, Any] = {"learn": learn, "optimizer": self.optimizer.init(learn)}
         #: Steps done, and tokens trained on so far.
         self.step, self.tokens = 0, 0
-        self.evaluations: list[curve.Evaluation] = []
+        self.evaluations: list[Evaluation] = []
         self._update = jax.jit(self._make_update(), donate_argnums=0)
         self._evaluate = jax.jit(self._make_evaluate())
 
@@ -246,13 +265,13 @@ class Trainer:
                         line |= {"train_hits": [round(float(h), 3) for h in hits], "loss": round(float(losses[0]), 3)}
                         print(json.dumps(line), flush=True)
                         self._save(checkpoints, folder)
-        curve.write(self.evaluations, folder, folder.name)  # also if there was nothing left to train
+        curve.write(self.evaluations, folder, plot)  # also if there was nothing left to train
 
     def _identity(self) -> dict[str, Any]:
         """Settings and data that must equal those of the checkpoints to resume from. The number of steps is among them,
         because the learning rate schedule depends on it."""
         settings = self.config.model_dump(exclude={"data", "target", "work", "out", "every"})
-        return {"target": str(origin(self.target)), "answers": self.data.digest(), **settings}
+        return {"target": str(origin_of(self.target)), "answers": self.data.digest(), **settings}
 
     def _restore(self, checkpoints: Checkpoints) -> None:
         """Resume from the last checkpoint, if there is one."""
@@ -265,9 +284,9 @@ class Trainer:
         """Write a checkpoint, the drafter so far and the learning curve."""
         checkpoints.save(self.step, self.state, {"step": self.step, "tokens": self.tokens, "curve": self.evaluations})
         self.export(folder / "drafter.safetensors")
-        curve.write(self.evaluations, folder, folder.name)
+        curve.write(self.evaluations, folder, plot)
 
-    def evaluate(self, rows: int = 32) -> curve.Evaluation:
+    def evaluate(self, rows: int = 32) -> Evaluation:
         """Hit rate per depth and mean accepted length (bonus token included) of a greedy chain, on up to `rows`
         held-out rows.
 
