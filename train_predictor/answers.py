@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -90,7 +90,7 @@ def check(rows: Iterable[Mapping[str, Any]], expected: Origin, where: str) -> No
     """Raises `OtherModel` if a row is not of the `expected` model; `where` names the file.
 
     The digest decides, since one model can have two names (a folder and a built-in name). Rows from earlier versions
-    name no model. They are accepted with a warning: they are probably right, and generating them again takes hours.
+    name no model. They are accepted with a warning: they are probably right, and collecting them again takes hours.
     """
     unnamed = 0
     for row in rows:
@@ -140,5 +140,5 @@ def token_ids(line: Mapping[str, Any], where: str) -> tuple[list[int], list[int]
     return prompt, answer
 
 
-def _are_ids(value: Any) -> bool:
+def _are_ids(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(isinstance(i, int) and i >= 0 for i in value)

@@ -27,7 +27,7 @@ from jaxspec.predict.formulation import Formulation, class_bounds
 from jaxspec.predict.proxy import ProxyPredictor
 from jaxspec.progress import progress
 from jaxspec.train_predictor import curve
-from jaxspec.train_predictor.checkpoints import Checkpoints
+from jaxspec.train_predictor.checkpoints import Checkpoints, digest
 from jaxspec.train_predictor.config import PredictorConfig
 from jaxspec.train_predictor.data import TEST, TRAIN, VALIDATION, Corpus, batches
 from jaxspec.train_predictor.evaluate import Evaluation, Metrics, evaluate, plot, rounded
@@ -327,7 +327,8 @@ class Trainer:
     def _identity(self) -> dict[str, Any]:
         """Settings and data that must equal those of the checkpoints to resume from."""
         settings = self.config.model_dump(exclude={"data", "target", "cap", "limit", "work", "out"})
-        return {**settings, "layers": self.loaded.config.layers, "rows and lengths": self.data.digest()}
+        read = {"layers": self.loaded.config.layers, "frozen weights": digest(self.rest)}
+        return {**settings, **read, "rows and lengths": self.data.digest()}
 
     def _restore(self, checkpoints: Checkpoints) -> None:
         """Resume from the last checkpoint, if there is one."""

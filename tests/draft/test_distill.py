@@ -25,8 +25,9 @@ from helpers.distillation import LONGEST, TARGET, VOCAB, answers, settings
 from helpers.jsonl import write_lines
 from jaxspec.config import ConfigError
 from jaxspec.draft.distill import data
+from jaxspec.draft.distill.begin import begin, vocabulary
 from jaxspec.draft.distill.data import Corpus, corpus, read_rows
-from jaxspec.draft.distill.train import DEPTH, Batch, Trainer, begin, loss_and_hits, plot, vocabulary
+from jaxspec.draft.distill.train import DEPTH, Batch, Trainer, loss_and_hits, plot
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.drafter import DraftDecoder, draft_forward
 from jaxspec.models.llama import Decoder, device_weights, forward_features
@@ -209,6 +210,9 @@ def test_a_drafter_continues_from_another(finished: Trainer, text: Corpus, layer
     going_on.run(tmp_path)
     assert run(going_on.model, batch) < run(model, batch)
     assert all(np.abs(np.asarray(layer.down[...])).max() > 0 for layer in going_on.model.layers)
+    going_on.export(path)  # under the same name: not what that run began with
+    with pytest.raises(ConfigError, match=r"work: .*begin: .*d\.safetensors \(\w+\) there, .* here"):
+        Trainer(config, TARGET, text).run(tmp_path)
 
 
 @pytest.mark.parametrize(("changes", "reason"), [(dict(layers=1), "2 layers"), (dict(conditioned=True), "plain")])

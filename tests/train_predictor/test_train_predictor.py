@@ -200,6 +200,10 @@ def test_checkpoints_of_another_run_are_refused(data: Corpus, tmp_path: Path) ->
         Trainer(config, texts.encoder(), texts.made(texts.rows(90, seed=1))).run(tmp_path)
     with pytest.raises(ConfigError, match="layers: 1 there, 2 here"):
         Trainer(config, texts.encoder(layers=2), data).run(tmp_path)
+    config = settings(steps=2, every=2, head_steps=0, freeze_embeddings=True)
+    Trainer(config, texts.encoder(), data).run(tmp_path / "frozen")
+    with pytest.raises(ConfigError, match=r"frozen weights: \w+ there, \w+ here"):
+        Trainer(config, texts.encoder(seed=1), data).run(tmp_path / "frozen")
 
 
 def test_a_damaged_checkpoint_is_refused(data: Corpus, tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ mixed attention keys.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -22,15 +22,13 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jaxspec.config import ConfigError
+from jaxspec.draft.distill.begin import begin, vocabulary
 from jaxspec.draft.distill.config import DistillConfig
 from jaxspec.draft.distill.data import Corpus, padded
-from jaxspec.errors import ModelLoadError
 from jaxspec.models.drafter import DraftDecoder, draft_forward
 from jaxspec.models.llama import head_of
 from jaxspec.models.load import LoadedModel
-from jaxspec.models.load.drafter_file import load_drafter, save_drafter
-from jaxspec.models.load.weights import Weights
+from jaxspec.models.load.drafter_file import save_drafter
 from jaxspec.progress import progress
 from jaxspec.train_predictor import curve
 from jaxspec.train_predictor.answers import origin_of
@@ -71,63 +69,6 @@ def plot(evaluations: Sequence[Evaluation], axes: Any) -> None:
     """Plot accepted length against tokens trained on, on matplotlib's `axes`."""
     axes.plot([e["tokens"] for e in evaluations], [e["accepted_length"] for e in evaluations], marker="o")
     axes.set(xlabel="tokens trained on", ylabel="accepted length, held-out prompts")
-
-
-def vocabulary(data: Corpus, size: int, always: tuple[int, ...], total: int) -> np.ndarray:
-    """The draft vocabulary `[V']` int32, ascending: the `size` most frequent tokens of the training answers, with
-    `always` included.
-
-    `total` is the size of the target's vocabulary, all of which is used if `size` is not smaller.
-    """
-    counts = np.zeros(total, np.int64)
-    for row, start, length, held in zip(data.tokens, data.start, data.length, data.held_out, strict=True):
-        if not held:
-            counts += np.bincount(row[start:length], minlength=total)
-    counts[list(always)] = counts.max() + 1
-    return np.sort(np.argsort(-counts, kind="stable")[: min(size, total)]).astype(np.int32)
-
-
-def begin(config: DistillConfig, target: LoadedModel, vocab: np.ndarray) -> DraftDecoder:
-    """The initial drafter: layers of the target or of a trained drafter, and the target's head cut to `vocab [V']`.
-
-    A conditioned drafter's fuse matrix starts as embedding + 0.1 * feature, plus noise. Raises `ConfigError` if
-    `begin` is not a drafter file or has another architecture.
-    """
-    c, k = target.config, min(config.layers, target.config.num_layers)
-    first = 0 if config.begin == "first" else c.num_layers - k
-    w = {"embed": target.weights["embed"], "norm": target.weights["norm"], "vocab": vocab}
-    w["head"] = head_of(c, target.weights)[:, vocab]
-    for i in range(k):
-        prefix = f"layers.{first + i}."
-        w |= {f"layers.{i}.{n.removeprefix(prefix)}": v for n, v in target.weights.items() if n.startswith(prefix)}
-    if config.conditioned:
-        noise = np.random.default_rng(config.seed).normal(size=(2 * c.hidden_size, c.hidden_size))
-        w["fuse"] = (noise * 0.5 / np.sqrt(2 * c.hidden_size)).astype(np.float32)
-        w["fuse"] += np.concatenate([np.eye(c.hidden_size), 0.1 * np.eye(c.hidden_size)]).astype(np.float32)
-    if config.begin.endswith(".safetensors"):
-        w |= _trained_weights(Path(config.begin), config, target, k)
-    config_k = replace(c, num_layers=k, windowed_layers=())
-    return DraftDecoder(config_k, {n: jnp.asarray(v) for n, v in w.items()})
-
-
-def _trained_weights(path: Path, config: DistillConfig, target: LoadedModel, layers: int) -> Weights:
-    """The weights of a trained drafter for one of `layers` layers. Added layers output zeros."""
-    try:
-        drafter, weights = load_drafter(path, target.config, dict(target.weights))
-    except ModelLoadError as error:
-        raise ConfigError(f"begin: {error}") from None
-    if drafter.num_layers > layers or ("fuse" in weights) != config.conditioned:
-        kind = "conditioned" if "fuse" in weights else "plain"
-        wanted = "conditioned" if config.conditioned else "plain"
-        raise ConfigError(
-            f"begin: {path} is a {kind} drafter of {drafter.num_layers} layers, which cannot start a {wanted} one of "
-            f"{layers}"
-        )
-    w = {name: value for name, value in weights.items() if name not in ("embed", "head", "vocab")}
-    for i in range(drafter.num_layers, layers):
-        for part in ("o", "down"):
-            w[f"layers.{i}.{part}"] = np.zeros_like(weights[f"layers.0.{part}"])
-    return w
 
 
 def trained(path: tuple[Any, ...], _: Any) -> bool:
@@ -271,6 +212,9 @@ class Trainer:
         """Settings and data that must equal those of the checkpoints to resume from. The number of steps is among them,
         because the learning rate schedule depends on it."""
         settings = self.config.model_dump(exclude={"data", "target", "work", "out", "every"})
+        if self.config.begin.endswith(".safetensors"):  # the file of this name may have changed
+            with Path(self.config.begin).open("rb") as file:
+                settings["begin"] += f" ({hashlib.file_digest(file, 'sha256').hexdigest()[:16]})"
         return {"target": str(origin_of(self.target)), "answers": self.data.digest(), **settings}
 
     def _restore(self, checkpoints: Checkpoints) -> None:
