@@ -120,16 +120,18 @@ def test_with_aging_no_request_starves(order: str):
 def test_the_scheduler_keeps_nothing_of_requests_that_ended(order: str):
     policy = PolicyConfig.model_validate({"order": order, "predictor": "noisy_oracle", "aging_ms": 2000})
     scheduler = Scheduler(SchedulerConfig(2, 8, 40, None, 8, policy), PagePool(8, 4))
-    device, alive, now = Device(4, None), [], 0.0
-    for i in range(8):
-        request = Request(f"{i}", 3, [1, 1, 1], 9, 0.0)
-        alive.append(ref(request))
-        scheduler.add(request, 0.0)
-    del request
+    requests = [Request(f"{i}", 3, [1, 1, 1], 9, 0.0) for i in range(8)]
+    alive = [ref(request) for request in requests]
+    while requests:
+        scheduler.add(requests.pop(), 0.0)
     scheduler.cancel("5", 0.0)
-    while scheduler.has_work:
-        now += 1
-        plan = scheduler.plan(now)
-        scheduler.update(plan, device.read(device.launch(plan)), now, 1.0)
-    del plan, device
+
+    def run() -> None:
+        device, now = Device(4, None), 0.0
+        while scheduler.has_work:
+            now += 1
+            plan = scheduler.plan(now)
+            scheduler.update(plan, device.read(device.launch(plan)), now, 1.0)
+
+    run()
     assert not any(request() for request in alive)
