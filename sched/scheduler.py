@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
+from typing import Protocol
 
 from jaxspec.sched import length
 from jaxspec.sched.config import SchedulerConfig
@@ -18,6 +19,20 @@ from jaxspec.sched.timing import Runtime
 from jaxspec.sched.waiting_queue import WaitingQueue
 
 NO_DRAFTS = Lookahead()
+
+
+class SchedulerObserver(Protocol):
+    """Is told of a scheduler's events, for recordings."""
+
+    def added(self, request: Request, now: float) -> None:
+        """A request was queued."""
+        ...
+
+    def planned(self, plan: Plan, now: float, lookahead: Lookahead) -> None: ...
+
+    def updating(self, plan: Plan, results: Sequence[RequestResult], now: float, seconds: float) -> None:
+        """The results of a plan are about to be processed."""
+        ...
 
 
 class QueueFull(RuntimeError):
@@ -59,6 +74,7 @@ class Scheduler:
         if config.policy.aging_ms is not None:
             self.order = self.aging = Aging(self.order)
             self.aging_seconds = config.policy.aging_ms / 1000
+        self.observers: list[SchedulerObserver] = []
         #: All requests that don't run, paused ones included.
         self.waiting = WaitingQueue(self.order.key)
         #: In the order of admission.
@@ -126,6 +142,8 @@ class Scheduler:
         request.number = next(self._numbers)
         self._requests[request.id] = request
         self.waiting.push(request, now)
+        for observer in self.observers:
+            observer.added(request, now)
 
     def cancel(self, request_id: str, now: float) -> bool:
         """Drop a request and free its pages. False: unknown id.
@@ -162,6 +180,8 @@ class Scheduler:
         self.kv.begin_plan()
         plan = PlanBuilder(self, now).build(lookahead)
         self._in_flight = plan if plan.scheduled else None
+        for observer in self.observers:
+            observer.planned(plan, now, lookahead)
         return plan
 
     def update(self, plan: Plan, results: Sequence[RequestResult], now: float, seconds: float = 0.0) -> None:
@@ -173,6 +193,8 @@ class Scheduler:
             raise ValueError("not the plan in flight")
         if len(results) != len(plan.scheduled):
             raise ValueError(f"{len(results)} results for {len(plan.scheduled)} scheduled requests")
+        for observer in self.observers:
+            observer.updating(plan, results, now, seconds)
         if self._learns_runtime:
             self.runtime.observe(plan, results, seconds)
         recomputed = sum(scheduled.recomputes for scheduled in plan.scheduled)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import log1p
 
@@ -277,3 +277,30 @@ class RoundTimes:
     def seconds(self, n: float) -> float:
         """Seconds of a round that drafts n tokens."""
         return n * self.draft + self.verify
+
+
+#: Learning rate of the deviation of draft rounds.
+_ROUND_RATE = 0.05
+
+
+class DraftRoundTimes:
+    """Seconds of a draft model's rounds: as profiled, times the deviation that all observed rounds share.
+
+    The profile lacks attention to committed KV and host time.
+    """
+
+    def __init__(self, profiled: Callable[[int, int, int, int], float]) -> None:
+        """`profiled`: (requests, uncached tokens, levels, width) -> seconds."""
+        self._profiled, self._deviation = profiled, 1.0
+
+    def of(self, requests: int, uncached: int, levels: int, width: int) -> float:
+        return self._deviation * self._profiled(requests, uncached, levels, width)
+
+    def observe(
+        self, requests: int, uncached: int, levels: int, width: int, seconds: float, at_most: bool = False
+    ) -> None:
+        """Learn from a round that took `seconds`, or `at_most` that."""
+        expected = self._profiled(requests, uncached, levels, width)
+        ratio = seconds / expected if expected else 1.0
+        ratio = min(ratio, self._deviation if at_most else _OUTLIER * self._deviation)
+        self._deviation += _ROUND_RATE * (ratio - self._deviation)

@@ -12,6 +12,7 @@ from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.spec.drafter import Proposal, SamplingOf
 from jaxspec.sched.spec.trees.candidates import Candidates
+from jaxspec.sched.timing import DraftRoundTimes
 from jaxspec.step.packing import Tree
 
 #: A read shorter than this (seconds) did not wait: the round had ended earlier.
@@ -26,7 +27,9 @@ class ModelDrafter:
         # `_losses` at that time, tokens cached
         self._cached: WeakKeyDictionary[Request, tuple[int, int]] = WeakKeyDictionary()
         self._prefetched: dict[str, range] = {}  # id -> rows with the features before its next tokens
-        self._scale = 1.0  # observed / profiled time of a round: the profile lacks attention and host time
+        self._times = DraftRoundTimes(
+            lambda requests, uncached, *shape: runner.seconds(requests, min(uncached, runner.most_tokens), *shape)
+        )
 
     @property
     def own_device(self) -> bool:
@@ -72,8 +75,7 @@ class ModelDrafter:
         started = self._clock()
         chains, sources, rows = self._chains(scheduled, sampling)
         read = self.runner.start(chains, levels, width, rows)
-        tokens = sum(len(c.token) for c in chains)
-        expected = self.runner.seconds(len(chains), tokens, levels, width)
+        size = len(chains), sum(len(c.token) for c in chains), levels, width
 
         def proposal() -> list[Candidates | None]:
             waiting = self._clock()
@@ -81,10 +83,7 @@ class ModelDrafter:
             for (i, complete), candidates in zip(sources, read(), strict=True):
                 out[i] = candidates if complete else None
             now = self._clock()
-            ratio = (now - started) / expected if expected else 1.0
-            if now - waiting < _NO_WAIT:  # the round ended earlier, so `ratio` is only an upper bound
-                ratio = min(ratio, self._scale)
-            self._scale += 0.05 * (min(ratio, 2 * self._scale) - self._scale)
+            self._times.observe(*size, now - started, at_most=now - waiting < _NO_WAIT)
             return out
 
         return proposal
@@ -123,4 +122,4 @@ class ModelDrafter:
         return chains, sources, rows[: len(chains)]
 
     def seconds(self, requests: int, uncached: int, levels: int, width: int) -> float:
-        return self._scale * self.runner.seconds(requests, min(uncached, self.runner.most_tokens), levels, width)
+        return self._times.of(requests, uncached, levels, width)

@@ -105,10 +105,9 @@ class Recording:
 
 
 class Recorder:
-    """Records a scheduler's calls until `stop`. The scheduler must be idle at the start and at `stop`.
+    """Records a scheduler's events until `stop`. The scheduler must be idle at the start and at `stop`.
 
-    It wraps the scheduler's `add`, `plan` and `update`, so neither the scheduler nor the engine knows of it. Raises
-    `RuntimeError` if the scheduler has work.
+    Raises `RuntimeError` if the scheduler has work.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -119,24 +118,19 @@ class Recorder:
         self._number: dict[str, int] = {}
         self._unseen: list[Seen] = []
         self._origin: float | None = None
-        self._add, self._plan, self._update = scheduler.add, scheduler.plan, scheduler.update
-        for name in ("add", "plan", "update"):
-            setattr(scheduler, name, getattr(self, name))
+        scheduler.observers.append(self)
 
     def stop(self) -> Recording:
-        for name in ("add", "plan", "update"):
-            delattr(self._scheduler, name)  # uncovers the class's method
+        self._scheduler.observers.remove(self)
         return self.recording
 
-    def add(self, request: Request, now: float) -> None:
-        self._add(request, now)
+    def added(self, request: Request, now: float) -> None:
         self._number[request.id] = len(self.recording.requests)
         seen = Seen(self._time(now), request.prompt_len, request.max_tokens, predicted=request.predicted_len)
         self.recording.requests.append(seen)
         self._unseen.append(seen)
 
-    def plan(self, now: float, lookahead: Lookahead = NO_DRAFTS) -> Plan:
-        plan = self._plan(now, lookahead)
+    def planned(self, plan: Plan, now: float, lookahead: Lookahead) -> None:
         begun = self._time(now)
         for seen in self._unseen:
             seen.seen = begun
@@ -144,23 +138,22 @@ class Recorder:
         if plan.scheduled:
             scheduled = [(self._number[w.request.id], w.start, w.count) for w in plan.scheduled]
             self.recording.steps.append(Step(begun, (lookahead.drafts, lookahead.levels), scheduled))
-        return plan
 
-    def update(self, plan: Plan, results: Sequence[RequestResult], now: float, seconds: float = 0.0) -> None:
-        step = self.recording.steps[-1] if plan.scheduled else None
-        if step is not None:
-            step.ended = self._time(now)
-            step.service = seconds  # not rounded to `TICK`: the replay sums the same numbers
-            step.load = _load(plan, results)
-            for scheduled, result in zip(plan.scheduled, results, strict=True):
-                number = self._number[scheduled.request.id]
-                seen = self.recording.requests[number]
-                seen.output += len(result.tokens)
-                if scheduled.levels:
-                    seen.rounds.append((result.proposed, result.accepted))
-                if result.finish_reason is not None:
-                    step.finished.append(number)
-        self._update(plan, results, now, seconds)
+    def updating(self, plan: Plan, results: Sequence[RequestResult], now: float, seconds: float) -> None:
+        if not plan.scheduled:
+            return
+        step = self.recording.steps[-1]
+        step.ended = self._time(now)
+        step.service = seconds  # not rounded to `TICK`: the replay sums the same numbers
+        step.load = _load(plan, results)
+        for scheduled, result in zip(plan.scheduled, results, strict=True):
+            number = self._number[scheduled.request.id]
+            seen = self.recording.requests[number]
+            seen.output += len(result.tokens)
+            if scheduled.levels:
+                seen.rounds.append((result.proposed, result.accepted))
+            if result.finish_reason is not None:
+                step.finished.append(number)
 
     def _time(self, now: float) -> float:
         if self._origin is None:
