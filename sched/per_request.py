@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
-from weakref import WeakKeyDictionary
+from typing import Generic, TypeVar
 
 from jaxspec.sched.request import Request
 
 T = TypeVar("T")
 
 
-class PerRequest(WeakKeyDictionary[Request, T]):
-    """A value per request, which is dropped together with the request: nobody has to report the request's end.
+class PerRequest(Generic[T]):
+    """A value per request. The request itself holds it, so it is gone with the request: nobody reports its end.
 
-    Requests are compared by identity. A later request with the same id gets a value of its own.
+    A later request with the same id gets a value of its own.
     """
 
+    __slots__ = ("_new",)
+
     def __init__(self, new: Callable[[Request], T]) -> None:
-        super().__init__()
         self._new = new
 
     def of(self, request: Request) -> T:
         """The request's value, created at the first call."""
-        value = self.get(request)
-        if value is None:
-            value = self[request] = self._new(request)
+        kept = request.kept
+        if self in kept:
+            return kept[self]
+        kept[self] = value = self._new(request)
         return value
+
+    def set(self, request: Request, value: T) -> None:
+        request.kept[self] = value
+
+    def drop(self, request: Request) -> None:
+        """The next call of `of` creates a new value."""
+        request.kept.pop(self, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from jaxspec.sched.slo import NONE, Slo
 
@@ -75,6 +76,8 @@ class Request:
     #: Draft tokens verified, and accepted, so far.
     proposed: int = 0
     accepted: int = 0
+    #: Values that policies and drafters keep (`jaxspec.sched.per_request`).
+    kept: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False)
     first_scheduled: float | None = None
     #: When its first token was sampled.
     first_token: float | None = None

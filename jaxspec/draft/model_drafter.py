@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from jaxspec.draft.runner import DraftRunner
+from jaxspec.sched.per_request import PerRequest
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.spec.drafter import Proposal, SamplingOf
@@ -25,7 +25,7 @@ class ModelDrafter:
     def __init__(self, runner: DraftRunner, clock: Callable[[], float]):
         self.name, self.widths, self.runner, self._clock = runner.name, runner.widths, runner, clock
         # `_losses` at that time, tokens cached
-        self._cached: WeakKeyDictionary[Request, tuple[int, int]] = WeakKeyDictionary()
+        self._cached = PerRequest(lambda _: (0, 0))
         self._prefetched: dict[str, range] = {}  # id -> rows with the features before its next tokens
         self._times = DraftRoundTimes(
             lambda requests, uncached, *shape: runner.seconds(requests, min(uncached, runner.most_tokens), *shape)
@@ -40,7 +40,7 @@ class ModelDrafter:
         return self.runner.usable
 
     def _watermark(self, request: Request) -> int:
-        losses, cached = self._cached.get(request, (0, 0))
+        losses, cached = self._cached.of(request)
         # After a loss the pages belong to other requests. Pages swapped out held the target's computed tokens at most.
         return min(cached, request.computed) if losses == self._losses(request) else 0
 
@@ -117,7 +117,7 @@ class ModelDrafter:
             pages = np.asarray(request.pages, np.int32)
             chains.append(Tree.chain(request.tokens[cached:end], cached, pages, sampling(request)))
             sources.append((i, end == len(request.tokens)))
-            self._cached[request] = (self._losses(request), end)
+            self._cached.set(request, (self._losses(request), end))
             left -= end - cached
         return chains, sources, rows[: len(chains)]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakSet
 
 from jaxspec.sched.order.order import Order
+from jaxspec.sched.per_request import PerRequest
 from jaxspec.sched.plan import RequestResult
 from jaxspec.sched.request import Request
 
@@ -19,16 +19,16 @@ class Aging(Order):
 
     def __init__(self, order: Order) -> None:
         self._order, self.preemptive = order, order.preemptive
-        self._promoted: WeakSet[Request] = WeakSet()
+        self._promoted = PerRequest(lambda _: False)
 
     def promote(self, request: Request) -> None:
-        self._promoted.add(request)
+        self._promoted.set(request, True)
 
     def key(self, request: Request) -> Any:
-        return (0,) if request in self._promoted else (1, self._order.key(request))
+        return (0,) if self._promoted.of(request) else (1, self._order.key(request))
 
     def preemptible(self, request: Request) -> bool:
-        return request not in self._promoted and self._order.preemptible(request)
+        return not self._promoted.of(request) and self._order.preemptible(request)
 
     def observe(self, request: Request, result: RequestResult, seconds: float) -> None:
         self._order.observe(request, result, seconds)

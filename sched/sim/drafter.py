@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from jaxspec.sched.per_request import PerRequest
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.sim.draft_cost import DraftCost
@@ -88,8 +88,8 @@ class SimulatedDrafter(SharedDevice):
         #: The position that each child at a position leads to, and whether it is the true next token; both
         #: `[positions, choices]`.
         self._next, self._correct = self._transitions(np.asarray(outputs, int), lengths, chances, rng)
-        self._cached: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
-        self._correct_nodes: WeakKeyDictionary[Request, np.ndarray] = WeakKeyDictionary()
+        self._cached = PerRequest(lambda _: 0)
+        self._correct_nodes = PerRequest(lambda _: np.zeros(0, bool))
 
     @staticmethod
     def _transitions(
@@ -116,10 +116,10 @@ class SimulatedDrafter(SharedDevice):
     def precompute_kv(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
         """Takes no simulated time: the drafter's device is idle meanwhile."""
         for one in scheduled:
-            self._cached[one.request] = len(one.request.tokens)
+            self._cached.set(one.request, len(one.request.tokens))
 
     def uncached_tokens(self, request: Request) -> int:
-        return len(request.tokens) - self._cached.get(request, 0)
+        return len(request.tokens) - self._cached.of(request)
 
     def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
         self.spent += self.seconds(
@@ -131,8 +131,8 @@ class SimulatedDrafter(SharedDevice):
         candidates: list[Candidates | None] = []
         for i, one in enumerate(scheduled):
             request = one.request
-            self._cached[request] = len(request.tokens)
-            self._correct_nodes[request] = correct[i]
+            self._cached.set(request, len(request.tokens))
+            self._correct_nodes.set(request, correct[i])
             candidates.append(Candidates(token[i], parent[i], logprob[i]))
         return lambda: candidates
 
@@ -161,7 +161,7 @@ class SimulatedDrafter(SharedDevice):
     def accepted(self, request: Request, draft: Draft) -> list[int]:
         """Accepted nodes of the draft, ascending. The draft must be selected from the request's last proposal."""
         # No wrong node leads back to the true text, so the correct nodes form one path.
-        return np.flatnonzero(self._correct_nodes[request][draft.source]).tolist()
+        return np.flatnonzero(self._correct_nodes.of(request)[draft.source]).tolist()
 
     def seconds(self, requests: int, uncached: int, levels: int, width: int) -> float:
         return self.cost.seconds(requests, uncached, levels, width)

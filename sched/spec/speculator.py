@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -85,7 +84,7 @@ class Speculator:
         self._assigned: dict[str, int | None] = {}
         self._step_seconds: dict[str, float] = {}
         #: The drafter that drafted last, with a draft choice.
-        self._last_drafter: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
+        self._last_drafter = PerRequest[int | None](lambda _: None)
         self._verify_seconds = step.of(1)  # of the last step
         #: How often a request changed its drafter, and the seconds spent on computing its KV for the new one.
         self.switches, self.switch_seconds = 0, 0.0
@@ -317,10 +316,10 @@ class Speculator:
 
     def _count_switches(self, drafter: int, scheduled: Sequence[ScheduledRequest]) -> None:
         for s in scheduled:
-            if self._last_drafter.setdefault(s.request, drafter) != drafter:
+            if self._last_drafter.of(s.request) not in (None, drafter):
                 self.switches += 1
                 self.switch_seconds += self._switch_cost(s.request, drafter)
-            self._last_drafter[s.request] = drafter
+            self._last_drafter.set(s.request, drafter)
 
     def _preferences(self, request: Request, requests: int) -> list[int]:
         """Drafters that draft in this step, best first: those that probe, then by expected speed for this request.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from pydantic import Field
 
+from jaxspec.sched.per_request import PerRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.slots import DRAFT_CHOICES, Section, SlotContext
 from jaxspec.sched.spec.draft_choice.choice import DraftChoice, SwitchCost, batch_limits, generator
@@ -35,8 +35,8 @@ class EpsilonGreedy(DraftChoice):
         self._limits, self._rng, self._epsilon = list(limits), rng, epsilon
         self._tokens, self._seconds = [0] * len(limits), [0.0] * len(limits)
         # The drafter of the next slot, and that of the last one.
-        self._drawn: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
-        self._present: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
+        self._drawn = PerRequest[int | None](lambda _: None)
+        self._present = PerRequest[int | None](lambda _: None)
 
     @classmethod
     def build(cls, settings: EpsilonGreedySettings, context: SlotContext) -> EpsilonGreedy:
@@ -52,27 +52,27 @@ class EpsilonGreedy(DraftChoice):
             explores = self._rng.random() < self._epsilon
             j = free[int(self._rng.integers(len(free)))] if explores else free[0]
             capacity[j] -= 1
-            self._drawn[request] = j
-        return [self._drawn.get(r) for r in requests]
+            self._drawn.set(request, j)
+        return [self._drawn.of(r) for r in requests]
 
     def observe(self, request: Request, drafter: int | None, tokens: int, seconds: float) -> None:
-        self._drawn.pop(request, None)
+        self._drawn.drop(request)
         if drafter is not None:
             self._tokens[drafter] += tokens
             self._seconds[drafter] += seconds
-            self._present[request] = drafter
+            self._present.set(request, drafter)
 
     def ahead(self, request: Request) -> int | None:
         best = max(range(len(self._limits)), key=self._goodput)
-        return None if best == self._present.get(request, best) else best
+        return None if self._present.of(request) in (None, best) else best
 
     def _keeps(self, request: Request, capacity: list[int]) -> bool:
         """Whether the request keeps the drafter it drew: not if others filled it while it skipped a step."""
-        j = self._drawn.pop(request, None)
+        j = self._drawn.of(request)
         if j is None or not capacity[j]:
+            self._drawn.drop(request)
             return False
         capacity[j] -= 1
-        self._drawn[request] = j
         return True
 
     def _goodput(self, drafter: int) -> float:

@@ -147,7 +147,7 @@ def test_limits_hold_in_every_slot_while_requests_come_go_and_sit_out(
     remembered = [ref(r) for r in alive]
     alive, asking, gone, r = [], [], [], None
     assert not any(r() for r in remembered), "something is remembered of requests that ended"
-    assert not any(getattr(it, name, None) for name in ("_placed", "_learners", "_drawn", "_present"))
+    assert not any(getattr(it, name, None) for name in ("_placed", "_learners"))
     assert it.assign([], free) == []
 
 
