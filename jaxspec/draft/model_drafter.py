@@ -25,7 +25,7 @@ class ModelDrafter:
     def __init__(self, runner: DraftRunner, clock: Callable[[], float]):
         self.name, self.widths, self.runner, self._clock = runner.name, runner.widths, runner, clock
         # `_losses` at that time, tokens cached
-        self._cached = PerRequest(lambda _: (0, 0))
+        self._cached = PerRequest[tuple[int, int]](lambda _: (0, 0))
         self._prefetched: dict[str, range] = {}  # id -> rows with the features before its next tokens
         self._times = DraftRoundTimes(
             lambda requests, uncached, *shape: runner.seconds(requests, min(uncached, runner.most_tokens), *shape)
