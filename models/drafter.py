@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxspec.models.config import DecoderConfig
-from jaxspec.models.layers import Product, inverse_frequencies, linear, rms_norm, rope_tables
+from jaxspec.models.layers import Product, dense_attention, inverse_frequencies, linear, rms_norm, rope_tables
 from jaxspec.models.llama import Rope, blocks
 
 
@@ -68,18 +68,8 @@ def draft_forward(model: DraftDecoder, tokens: jax.Array, features: jax.Array) -
 
     `features [T, hidden]`: the target's at positions 0 … T - 1. Position p reads the one at p - 1, position 0 zeros.
     """
-    c = model.config
-    positions = jnp.arange(tokens.shape[0])
-    rope = model.rope(positions)
+    rope = model.rope(jnp.arange(tokens.shape[0]))
     x = model.embed(tokens, jnp.concatenate([jnp.zeros_like(features[:1]), features[:-1]]))
-    mask = positions[:, None] >= positions[None, :]
-
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        grouped = q.reshape(q.shape[0], c.num_kv_heads, -1, c.head_dim)
-        scores = jnp.einsum("tkgd,skd->kgts", grouped, k) * c.head_dim**-0.5
-        weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf))
-        return jnp.einsum("kgts,skd->tkgd", weights, v).reshape(q.shape)
-
     for layer in model.layers:
-        x = layer(x, rope, attend)
+        x = layer(x, rope, dense_attention)
     return model.finish(x)

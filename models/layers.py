@@ -26,6 +26,15 @@ def linear(x: jax.Array, weight: jax.Array, width: int, layer: jax.Array | None 
     return x @ weight
 
 
+def dense_attention(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None = None) -> jax.Array:
+    """Causal attention of one sequence without a KV cache, over the last `window` positions if given.
+
+    `query [T, heads, head_dim]`, `key` and `value [T, kv_heads, head_dim]` -> `[T, heads, head_dim]`.
+    """
+    behind = None if window is None else (window - 1, 0)
+    return jax.nn.dot_product_attention(query, key, value, is_causal=True, local_window_size=behind)
+
+
 def inverse_frequencies(config: DecoderConfig) -> np.ndarray:
     """Rotary inverse frequencies `[head_dim / 2]` float32, with the model's `rope_scaling` applied."""
     dim = config.head_dim

@@ -7,6 +7,7 @@ same module serves the packed token-tree step and a plain forward pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import numpy as np
 from flax import nnx
 
 from jaxspec.models.config import DecoderConfig
-from jaxspec.models.layers import Product, inverse_frequencies, linear, rms_norm, rope_tables, rotate
+from jaxspec.models.layers import Product, dense_attention, inverse_frequencies, linear, rms_norm, rope_tables, rotate
 
 #: (query [T, heads, head_dim], key [T, kv_heads, head_dim], value) -> [T, heads, head_dim]
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -142,19 +143,7 @@ def forward(model: Decoder, tokens: jax.Array) -> jax.Array:
 def forward_features(model: Decoder, tokens: jax.Array) -> jax.Array:
     """Features `[T, hidden]` (input of the head) of one sequence `tokens [T]`, without a KV cache."""
     c = model.config
-    positions = jnp.arange(tokens.shape[0])
-    rope, x = model.rope(positions), model.embed(tokens)
-    distance = positions[:, None] - positions[None, :]
+    rope, x = model.rope(jnp.arange(tokens.shape[0])), model.embed(tokens)
     for i, layer in enumerate(model.layers):
-        window = window_of(c, i)
-        mask = (distance >= 0) if window is None else (distance >= 0) & (distance < window)
-
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array = mask) -> jax.Array:
-            groups = c.num_heads // c.num_kv_heads
-            scores = jnp.einsum("thd,shd->hts", q, jnp.repeat(k, groups, 1)) * c.head_dim**-0.5
-            return jnp.einsum(
-                "hts,shd->thd", jax.nn.softmax(jnp.where(mask, scores, -jnp.inf)), jnp.repeat(v, groups, 1)
-            )
-
-        x = layer(x, rope, attend)
+        x = layer(x, rope, partial(dense_attention, window=window_of(c, i)))
     return model.finish(x)
