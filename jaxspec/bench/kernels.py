@@ -24,6 +24,7 @@ from rich.table import Table
 
 from jaxspec.bench import BenchError, options
 from jaxspec.bench.plot import lines
+from jaxspec.compilation import compile_ahead
 from jaxspec.kernels import cpu
 from jaxspec.kernels.build import KernelsUnavailable
 from jaxspec.progress import progress
@@ -121,7 +122,7 @@ def _kernels(function: Callable[..., Any], a: Any, b: Any, args: argparse.Namesp
 
 def _take_turns(cases: Cases, args: argparse.Namespace) -> Times:
     """Measure all cases in each round, starting with a different one each time. Two warm-up rounds are not counted."""
-    compiled = {name: jax.jit(f).lower(a, b).compile() for name, (f, a, b) in cases.items()}
+    compiled = {name: compile_ahead(f, a, b) for name, (f, a, b) in cases.items()}
     times: Times = {name: [] for name in cases}
     names, clock = list(cases), time.process_time if args.cpu_time else time.perf_counter
     for i in range(args.repeats + 2):

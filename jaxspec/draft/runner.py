@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.compilation import compile_ahead
 from jaxspec.draft.growth import Beam, Growth
 from jaxspec.draft.round import Staged, make_round
 from jaxspec.models.config import DecoderConfig
@@ -20,7 +21,8 @@ from jaxspec.step.batch import BatchBuffers, BatchShape
 from jaxspec.step.kv_cache import KVCache
 from jaxspec.step.layers import Layers
 from jaxspec.step.packing import Tree, pack
-from jaxspec.step.profiles import NOT_KEPT, Profile, ProfileStore
+from jaxspec.step.profiles import NOT_KEPT, ProfileStore
+from jaxspec.step.programs import Programs
 from jaxspec.step.rejection import DraftDistributions
 from jaxspec.step.step import split
 from jaxspec.step.warmup import CompileJob
@@ -82,31 +84,23 @@ class DraftRunner:
         #: Whether it runs on another device than the target.
         self.own_device = device is not None and device not in target.features.devices()
         self._device = device if self.own_device else None
+        rows = jnp.zeros((self.most_tokens if self.own_device else 0, target.features.shape[-1]), target.features.dtype)
+        state = leaves, kv_cache, DraftDistributions.empty(), rows
         self._leaves, self.kv_cache, self.drawn, self._rows = (
-            leaves,
-            kv_cache,
-            DraftDistributions.empty(),
-            jnp.zeros((0, 0)),
+            jax.device_put(state, self._device) if self.own_device else state
         )
-        if self.own_device:
-            rows = jnp.zeros((self.most_tokens, target.features.shape[-1]), target.features.dtype)
-            self._leaves, self.kv_cache, self.drawn, self._rows = jax.device_put(
-                (leaves, kv_cache, self.drawn, rows), self._device
-            )
         self._buffers = BatchBuffers(self.shapes)
-        self._rounds: dict[tuple[BatchShape, int], Any] = {}
-        #: Shapes that are compiled and timed, in the order of `shapes`.
-        self.ready: list[BatchShape] = []
-        programs = [(s, w, n) for s in self.shapes for w in self.widths for n in _TIMED]
-        larger = [(a, b) for a in programs for b in programs if _at_most_as_long(a, b)]
+        timed = [(s, w, n) for s in self.shapes for w in self.widths for n in _TIMED]
+        larger = [(_title(*a), _title(*b)) for a in timed for b in timed if _at_most_as_long(a, b)]
+        runs = {
+            s: {_title(s, w, n): partial(self._run_empty, s, w, n) for w in self.widths for n in _TIMED}
+            for s in self.shapes
+        }
         sizes = [leaf.shape for leaf in self._leaves]
         key = (self._config, sizes, self.shapes, layers.version, str(self.kv_cache.keys.dtype))
+        self._rounds = Programs(f"rounds of {name}", key, runs, self._compile_rounds, store, larger)
         #: Measured seconds of rounds.
-        self.profile: Profile = store.open(
-            f"rounds of {name}", key, [_title(*p) for p in programs], [(_title(*a), _title(*b)) for a, b in larger]
-        )
-        self.profile.on_guess.append(self._update_ready)
-        self._abstract = jax.tree.map(_abstract, (self._leaves, self.kv_cache, self._shared.drawn))
+        self.profile = self._rounds.profile
 
     def overwritten(self, pages: Sequence[int]) -> None:
         """Does nothing: the runner keeps no state per page (see `jaxspec.step.kv_host.Owner`)."""
@@ -124,56 +118,35 @@ class DraftRunner:
     @property
     def usable(self) -> bool:
         """Whether the largest shape is ready: it fits every round."""
-        return self.shapes[-1] in self.ready
+        return self.shapes[-1] in self._rounds.ready
 
     def jobs(self) -> tuple[list[CompileJob], list[CompileJob]]:
         """The compile jobs that the runner needs to be `usable`, and those that make it faster."""
-
         needed, more = [], []
         if self.own_device and self.conditioned:
             needed.append(CompileJob(f"{self.name} features", self._compile_fetch))
         for shape in self.shapes:
-            name = f"{self.name} {shape.trees}×{shape.tokens}"
-            job = CompileJob(name, partial(self._compile_round, shape), partial(self._adopt, shape))
+            job = self._rounds.job(f"{self.name} {shape.trees}×{shape.tokens}", shape)
             (needed if shape in (self.shapes[0], self.shapes[-1]) else more).append(job)
         return needed, more
 
-    def _compile_round(self, shape: BatchShape) -> dict[int, Any]:
+    def _compile_rounds(self, shape: BatchShape) -> dict[int, jax.stages.Compiled]:
         """The compiled rounds of one shape, by tree width."""
         buffer, levels = jax.ShapeDtypeStruct((shape.size,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
-        leaves, kv_cache, drawn = self._abstract
-        features = jax.tree.map(_abstract, self._features(shape, ()))
-        programs = {}
-        for width in self.widths:
-            fn = make_round(self._graph, self._treedef, shape, self._layers, self._growths[width], DEPTH)
-            with jax.default_matmul_precision("float32"):
-                lowered = jax.jit(fn, donate_argnums=(1, 2)).lower(leaves, kv_cache, drawn, features, buffer, levels)
-            programs[width] = lowered.compile()
-        return programs
-
-    def _adopt(self, shape: BatchShape, programs: Mapping[int, Any]) -> None:
-        """Take over a shape's compiled rounds. They are used once all of them are timed."""
-        for width, program in programs.items():
-            self._rounds[shape, width] = program
-            for levels in _TIMED:
-                self.profile.offer(_title(shape, width, levels), partial(self._run_empty, shape, width, levels))
-        self._update_ready()
-
-    def _update_ready(self, _: str = "") -> None:
-        """A profile callback, hence the unused name of a program."""
-        self.ready = [
-            s
-            for s in self.shapes
-            if (s, self.widths[-1]) in self._rounds
-            and all(_title(s, w, n) in self.profile.seconds for w in self.widths for n in _TIMED)
-        ]
+        arguments = self._leaves, self.kv_cache, self._shared.drawn, self._features(shape, ()), buffer, levels
+        return {
+            width: compile_ahead(
+                make_round(self._graph, self._treedef, shape, self._layers, growth, DEPTH), *arguments, donate=(1, 2)
+            )
+            for width, growth in self._growths.items()
+        }
 
     def _compile_fetch(self) -> None:
         def fetch(features: jax.Array, slots: jax.Array) -> jax.Array:
             return features.reshape(-1, features.shape[-1]).at[slots].get(mode="fill", fill_value=0)
 
         slots = jax.ShapeDtypeStruct((self.most_tokens,), jnp.int32)
-        self._fetch = jax.jit(fetch).lower(self._target.features, slots).compile()
+        self._fetch = compile_ahead(fetch, self._target.features, slots)
 
     def prefetch_features(self, slots: np.ndarray) -> None:
         """Copy features from these slots of the target's pool (page * page size + offset; negative: zeros)."""
@@ -196,7 +169,8 @@ class DraftRunner:
 
     def seconds(self, requests: int, tokens: int, levels: int, width: int) -> float:
         """Measured time of a round with `tokens` uncached tokens, by its shape, levels and width."""
-        shape = next((s for s in self.ready if s.trees >= requests and s.tokens >= tokens), self.ready[-1])
+        ready = self._rounds.ready
+        shape = next((s for s in ready if s.trees >= requests and s.tokens >= tokens), ready[-1])
         first, third = (self.profile.seconds[_title(shape, width, n)] for n in _TIMED)
         return first + max(third - first, 0.0) / 2 * (levels - 1)
 
@@ -208,7 +182,7 @@ class DraftRunner:
         self, buffer: np.ndarray, shape: BatchShape, width: int, levels: int, staged: Sequence[range] = ()
     ) -> jax.Array:
         shared = self._shared
-        self.kv_cache, shared.drawn, out = self._rounds[shape, width](
+        self.kv_cache, shared.drawn, out = self._rounds[shape][width](
             self._leaves, self.kv_cache, shared.drawn, self._features(shape, staged), buffer, np.int32(levels)
         )
         return out
@@ -224,7 +198,7 @@ class DraftRunner:
         nodes in level order, none if `levels` is 0.
         """
         width = next(w for w in self.widths if w >= min(width, self.widths[-1]))
-        packed = pack(chains, self.ready, self._buffers, self.page_size)
+        packed = pack(chains, self._rounds.ready, self._buffers, self.page_size)
         out = self._run(packed.buffer, packed.shape, width, levels, staged)
         return lambda: self._read(out, len(chains), levels, width)
 
@@ -260,8 +234,3 @@ def _at_most_as_long(a: tuple[BatchShape, int, int], b: tuple[BatchShape, int, i
     if s == t:
         return width == other[0] and levels < other[1]
     return [width, levels] == other and s.trees == t.trees and s.tokens < t.tokens
-
-
-def _abstract(x: jax.Array | np.ndarray) -> jax.ShapeDtypeStruct:
-    """Shape, dtype and sharding of an array, for compiling while the array itself may be donated."""
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None))

@@ -11,7 +11,6 @@ import numpy as np
 from jaxspec.config import EngineConfig
 from jaxspec.engine.metrics import Counters, StepTimer
 from jaxspec.engine.micro_batch import MicroBatch
-from jaxspec.engine.penalty_rows import PenaltyRows
 from jaxspec.engine.request_state import RequestState
 from jaxspec.engine.startup import Parts
 from jaxspec.outputs import RequestMetrics
@@ -47,7 +46,7 @@ class EngineLoop:
         self.speculator = parts.speculator
         #: Micro-batches of a step; None: as many as the profile says (SPIN §V-B). Benchmarks set it.
         self.micro_batches = config.micro_batches
-        self.penalty_rows = PenaltyRows(config.max_num_seqs)
+        self.penalties = parts.model_runner.penalties
         self.counters = Counters()
         #: When to plan again if nothing arrives before, in the clock's seconds; None: at once.
         self.wake_at: float | None = None
@@ -96,7 +95,7 @@ class EngineLoop:
 
     def _end(self, state: RequestState, reason: str, error: str | None) -> None:
         state.finish_reason, state.error = reason, error
-        self.penalty_rows.take(state)
+        self.penalties.release(state.request)
         self._ready.append(state)
 
     def step(self) -> None:
@@ -107,7 +106,7 @@ class EngineLoop:
         lookahead = self.speculator.lookahead(self.scheduler.running, timer.begun)
         plan = self.scheduler.plan(timer.begun, lookahead)
         for request in (*plan.preempted, *plan.paused):
-            self.penalty_rows.take(self._states[request.id])
+            self.penalties.release(request)
         with timer.drafting_or_swapping():
             self.host.carry_out(plan)
         if not plan.scheduled:
@@ -115,7 +114,6 @@ class EngineLoop:
             self.deliver()
             return
         self.wake_at = None
-        self.penalty_rows.give([self._states[s.request.id] for s in plan.scheduled])
         batches = self._launch(plan.scheduled, timer)
         timer.mark_launched(len(batches))
         for s in plan.scheduled:
@@ -137,18 +135,20 @@ class EngineLoop:
 
     def _launch(self, scheduled: Sequence[ScheduledRequest], timer: StepTimer) -> list[MicroBatch]:
         """Draft for the requests and start their step on the device, in one micro-batch or several."""
+        penalised = {s.request: t.params for s in scheduled if (t := self._states[s.request.id]).penalised}
+        penalty_rows = self.penalties.update(penalised)
         self.speculator.prefetch_features(scheduled)
         batches: list[MicroBatch] = []
         for part in split(scheduled, self.speculator, self.micro_batches):
             with timer.drafting_or_swapping():
                 drafts = self.speculator.draft(part, self._sampling_of, sum(s.count for s in part), timer.begun)
             states = [self._states[s.request.id] for s in part]
-            batches.append(MicroBatch.launch(part, states, drafts, self.model_runner))
+            batches.append(MicroBatch.launch(part, states, drafts, penalty_rows, self.model_runner))
         self.speculator.precompute_kv(scheduled, self._sampling_of)
         return batches
 
     def _sampling_of(self, request: Request) -> SamplingInputs:
-        return self._states[request.id].sampling()
+        return self._states[request.id].sampling
 
     def _process(self, batch: MicroBatch, decision: np.ndarray, now: float) -> dict[str, RequestResult]:
         """The results of a micro-batch by request id. `decision [C + T]` int32 is what the device decided."""
@@ -162,7 +162,7 @@ class EngineLoop:
                 result = replace(result, proposed=len(draft), accepted=len(path) - 1)
                 self._count_drafts(state, draft, len(path) - 1)
             if result.finish_reason is not None:
-                self.penalty_rows.take(state)  # before it is delivered: the next plan may run another request
+                self.penalties.release(state.request)  # before it is delivered: the next plan may run another request
             if result.tokens:
                 self.counters.generation_tokens += len(result.tokens)
                 self._ready.append(state)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxspec.engine.request_state import RequestState
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.spec.trees.candidates import Draft
+from jaxspec.step.packing import Tree
 from jaxspec.step.runner import ModelRunner, PendingStep
 
 
@@ -43,15 +44,15 @@ class MicroBatch:
         scheduled: Sequence[ScheduledRequest],
         states: Sequence[RequestState],
         drafts: Mapping[str, Draft],
+        penalty_rows: Mapping[str, int],
         model_runner: ModelRunner,
     ) -> MicroBatch:
-        """Build the requests' token trees, pack them and start the step. `drafts` are by request id."""
-        trees = [
-            state.draft_tree(s, draft, model_runner)
-            if (draft := drafts.get(s.request.id))
-            else state.tree(s, model_runner)
-            for state, s in zip(states, scheduled, strict=True)
-        ]
+        """Build the requests' token trees, pack them and start the step. `drafts` and `penalty_rows` (see
+        `Penalties.update`) are by request id."""
+        trees: list[Tree] = []
+        for state, s in zip(states, scheduled, strict=True):
+            draft, row = drafts.get(s.request.id), penalty_rows.get(s.request.id)
+            trees.append(state.draft_tree(s, draft, row) if draft else state.tree(s, row))
         return cls(scheduled, states, drafts, model_runner.execute(model_runner.pack(trees)))
 
     def requests(self, decision: np.ndarray) -> Iterator[VerifiedRequest]:

@@ -14,7 +14,6 @@ from jaxspec.sched.plan import RequestResult, ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.spec.trees.candidates import Draft
 from jaxspec.step.packing import SamplingInputs, Tree
-from jaxspec.step.runner import ModelRunner
 from jaxspec.step.sampler import Logprobs
 
 
@@ -35,15 +34,18 @@ class RequestState:
     ):
         self.request, self.params, self.on_output = request, params, on_output
         self.metrics = RequestMetrics(request.arrival, prompt_tokens=request.prompt_len, slo=request.slo)
-        self._seed = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
         self._stop_ids = stop_ids
         self._detokenizer = Detokenizer(
             tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens
         )
-        #: Its row in the device's penalty table; None: no penalties, or not running.
-        self.penalty_row: int | None = None
-        self._penalties_sent = 0  # tokens that the penalty table has counted
-        self._last_sampling: tuple[tuple[int | None, bool], SamplingInputs] | None = None
+        #: Its sampling parameters for the device.
+        self.sampling = SamplingInputs(
+            params.temperature, params.top_p, params.min_p, max(0, params.top_k),
+            (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF), params.presence_penalty, params.frequency_penalty,
+            params.repetition_penalty, params.logprobs is not None,
+        )  # fmt: skip
+        #: Whether it needs a row of the penalty table while it runs.
+        self.penalised = params.penalised
         self.finish_reason: str | None = None
         self.error: str | None = None
         self._stop_reason: str | int | None = None
@@ -56,62 +58,29 @@ class RequestState:
 
     # -- before a step ---------------------------------------------------------------------------------------------
 
-    def tree(self, scheduled: ScheduledRequest, model_runner: ModelRunner) -> Tree:
+    def tree(self, scheduled: ScheduledRequest, penalty_row: int | None) -> Tree:
         """The request's known tokens of this step, as a chain: a prefill chunk, or one token."""
         r = self.request
-        if self.penalty_row is not None:
-            self._sync_penalties(model_runner)
         end = scheduled.start + scheduled.count
         following = None
         if scheduled.reads_all:  # prompt log-probabilities need the logits of every prompt position
             following = np.asarray([*r.tokens[scheduled.start + 1 : end + 1], 0][: scheduled.count], np.int32)
         pages = np.asarray(r.pages, np.int32)
         rows = scheduled.count if scheduled.reads_all else 1
-        sampling = self.sampling(scheduled.reads_all)
-        return Tree.chain(r.tokens[scheduled.start : end], scheduled.start, pages, sampling, rows, following)
+        tokens = r.tokens[scheduled.start : end]
+        return Tree.chain(tokens, scheduled.start, pages, self.sampling, rows, following, penalty_row)
 
-    def draft_tree(self, scheduled: ScheduledRequest, draft: Draft, model_runner: ModelRunner) -> Tree:
+    def draft_tree(self, scheduled: ScheduledRequest, draft: Draft, penalty_row: int | None) -> Tree:
         """The last known token as the root of a draft tree. Logits are read at every node."""
-        if self.penalty_row is not None:
-            self._sync_penalties(model_runner)
         r, nodes = self.request, len(draft) + 1
         index = np.arange(nodes, dtype=np.int32)
         known = (index == 0).astype(np.int32)
         return Tree(
             _prepend(r.tokens[-1], draft.token), _prepend(0, draft.depth), _prepend(nodes, draft.subtree), known,
-            scheduled.start, np.asarray(r.pages, np.int32), index, self.sampling(),
+            scheduled.start, np.asarray(r.pages, np.int32), index, self.sampling,
             parent=_prepend(-1, draft.parent + 1), drawn=None if draft.drawn is None else _prepend(-1, draft.drawn),
+            penalty_row=penalty_row,
         )  # fmt: skip
-
-    def sampling(self, all_logprobs: bool = False) -> SamplingInputs:
-        """Its sampling parameters for the device; `all_logprobs`: log-probabilities are needed in any case."""
-        p, key = self.params, (self.penalty_row, all_logprobs)
-        if self._last_sampling is None or self._last_sampling[0] != key:
-            sampling = SamplingInputs(
-                p.temperature, p.top_p, p.min_p, max(0, p.top_k), self._seed, p.presence_penalty, p.frequency_penalty,
-                p.repetition_penalty, self.penalty_row, p.logprobs is not None or all_logprobs,
-            )  # fmt: skip
-            self._last_sampling = (key, sampling)
-        return self._last_sampling[1]
-
-    def _sync_penalties(self, model_runner: ModelRunner) -> None:
-        """Bring the device's penalty row up to date with the known tokens."""
-        assert self.penalty_row is not None
-        r, row = self.request, self.penalty_row
-        if self._penalties_sent == 0:
-            model_runner.clear_penalties(row)
-            model_runner.add_penalties(row, r.tokens[: r.prompt_len], prompt=True)
-            if self.params.logit_bias:
-                tokens = list(self.params.logit_bias)
-                model_runner.add_penalties(row, tokens, bias=[self.params.logit_bias[t] for t in tokens])
-            self._penalties_sent = r.prompt_len
-        model_runner.add_penalties(row, r.tokens[self._penalties_sent :], count=1)
-        self._penalties_sent = len(r.tokens)
-
-    def release_penalty_row(self) -> int | None:
-        """Give the row back, at a preemption or the end. If the request runs again, it gets and fills a new one."""
-        row, self.penalty_row, self._penalties_sent = self.penalty_row, None, 0
-        return row
 
     # -- after a step ----------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ import numpy as np
 from flax import nnx
 from tokenizers import Tokenizer
 
+from jaxspec.compilation import compile_ahead
 from jaxspec.models.bert import BertEncoder, mean_pool
 from jaxspec.models.length_head import LengthHead, LengthModel
 from jaxspec.predict import predictor_file as file
@@ -56,7 +57,7 @@ class ProxyPredictor:
         self._leaves, self._treedef = jax.tree.flatten(state)
         most = min(MOST, self.config.max_positions, longest)
         self._lengths = (*(n for n in LENGTHS if n < most), most)
-        self._programs: dict[tuple[Job, int, int], Any] = {}
+        self._programs: dict[tuple[Job, int, int], jax.stages.Compiled] = {}
 
     @classmethod
     def load(cls, path: str | Path) -> ProxyPredictor:
@@ -112,8 +113,7 @@ class ProxyPredictor:
             return jnp.concatenate([model.head(hidden[:, 0]), mean_pool(hidden, mask)], 1)
 
         ids, counts = jax.ShapeDtypeStruct((batch, length), jnp.int32), jax.ShapeDtypeStruct((batch,), jnp.int32)
-        with jax.default_matmul_precision("float32"):
-            self._programs[job, batch, length] = jax.jit(run).lower(self._leaves, ids, counts).compile()
+        self._programs[job, batch, length] = compile_ahead(run, self._leaves, ids, counts)
 
     def _run(self, job: Job, texts: Sequence[str], width: int) -> np.ndarray:
         """`[n, width]` float32, in the order of `texts`."""

@@ -19,6 +19,7 @@ import psutil
 from jax import lax
 from jax.sharding import SingleDeviceSharding
 
+from jaxspec.compilation import compile_ahead
 from jaxspec.config import EngineConfig
 from jaxspec.sched.plan import Plan
 from jaxspec.sched.slots import MEMORIES, ORDERS, Need
@@ -62,7 +63,7 @@ def swap_costs(config: EngineConfig, model_runner: ModelRunner, host: HostKVCach
     if not host.num_pages and Need.RUNTIME not in ORDERS.selected(config).needs:
         return None
     out, back = host.seconds
-    steps = {int(size): seconds for size, seconds in model_runner.profile.seconds.items()}
+    steps = model_runner.seconds
     largest = max(steps)
     return SwapCosts(out, back, steps[largest] / largest, between(steps, min(USUAL, config.max_num_seqs)))
 
@@ -117,16 +118,15 @@ class HostKVCache:
         self.offloaded = self.uploaded = 0
         if not self.num_pages:
             return
-        self._take: dict[int, Any] = {}
-        self._put: dict[int, Any] = {}
+        self._take: dict[int, jax.stages.Compiled] = {}
+        self._put: dict[int, jax.stages.Compiled] = {}
         jobs = [
-            CompileJob(f"offload of {n}", partial(self._compile_take, n), partial(self._take.__setitem__, n))
+            CompileJob(f"{name} of {n}", partial(compile, n), partial(programs.__setitem__, n))
+            for name, compile, programs in (
+                ("offload", self._compile_take, self._take), ("upload", self._compile_put, self._put)
+            )
             for n in GROUPS
-        ]
-        jobs += [
-            CompileJob(f"upload of {n}", partial(self._compile_put, n), partial(self._put.__setitem__, n))
-            for n in GROUPS
-        ]
+        ]  # fmt: skip
         warm_up.compile_now("compiling the host pool", jobs)
         self._warm_up()
         self._measure(store)
@@ -140,14 +140,13 @@ class HostKVCache:
         for owner, kv_cache in zip(self._owners, kv_caches, strict=True):
             owner.kv_cache = kv_cache
 
-    def _compile_take(self, size: int) -> Any:
+    def _compile_take(self, size: int) -> jax.stages.Compiled:
         ids = jax.ShapeDtypeStruct((size,), jnp.int32)
-        return jax.jit(partial(_take, self.quantized)).lower(self._kv_caches, ids).compile()
+        return compile_ahead(partial(_take, self.quantized), self._kv_caches, ids)
 
-    def _compile_put(self, size: int) -> Any:
-        ids = jax.ShapeDtypeStruct((size,), jnp.int32)
-        rows = tuple(self._page for _ in range(size))
-        return jax.jit(partial(_put, self.quantized), donate_argnums=0).lower(self._kv_caches, ids, rows).compile()
+    def _compile_put(self, size: int) -> jax.stages.Compiled:
+        ids, rows = jax.ShapeDtypeStruct((size,), jnp.int32), (self._page,) * size
+        return compile_ahead(partial(_put, self.quantized), self._kv_caches, ids, rows, donate=0)
 
     def _warm_up(self) -> None:
         """Run each program once: move pages out and back to where they came from. The pools do not change."""

@@ -30,7 +30,6 @@ class SamplingInputs:
     presence: float = 0.0
     frequency: float = 0.0
     repetition: float = 1.0
-    penalty_row: int | None = None
     logprobs: bool = False
 
     @property
@@ -58,13 +57,15 @@ class Tree:
     pages: np.ndarray
     rows: np.ndarray
     sampling: SamplingInputs = field(default_factory=SamplingInputs)
-    #: Known token after each logit row, for prompt log-probabilities.
+    #: Known token after each logit row, for prompt log-probabilities; None: they are not needed.
     following: np.ndarray | None = None
     #: Index of each node's parent `[n]`, -1 for the root; None: `parents` derives it from `depth`.
     parent: np.ndarray | None = None
     #: Row of `DraftDistributions` that each draft was drawn from `[n]` int32, siblings in the order they were drawn;
     #: None: drafts are compared with the token sampled at their parent.
     drawn: np.ndarray | None = None
+    #: Row of `PenaltyTable`; None: no penalties.
+    penalty_row: int | None = None
 
     @classmethod
     def chain(
@@ -75,15 +76,20 @@ class Tree:
         sampling: SamplingInputs,
         rows: int = 1,
         following: np.ndarray | None = None,
+        penalty_row: int | None = None,
     ) -> Tree:
         """A chain of known tokens: a prefill chunk, or the root of plain decoding. The last `rows` are logit rows."""
         n = len(tokens)
         token = np.asarray(tokens, np.int32)
         if n == 1:  # plain decoding: fast path, the device is idle meanwhile
-            return cls(token, _ZERO, _ONE, _ONE, committed, pages, _ZERO[1 - rows :], sampling, following)
-        ahead = np.arange(n, dtype=np.int32)
-        known = np.ones(n, np.int32)
-        return cls(token, ahead, n - ahead, known, committed, pages, ahead[n - rows :], sampling, following)
+            depth, subtree, known = _ZERO, _ONE, _ONE
+        else:
+            depth, known = np.arange(n, dtype=np.int32), np.ones(n, np.int32)
+            subtree = n - depth
+        return cls(
+            token, depth, subtree, known, committed, pages, depth[n - rows :], sampling, following,
+            penalty_row=penalty_row,
+        )  # fmt: skip
 
     def parents(self) -> np.ndarray:
         """Index of each node's parent `[n]`, -1 for the root."""
@@ -203,12 +209,12 @@ def _place_sampling(batch: Batch, tree: Tree, rows: slice) -> None:
         batch.temperature[rows] = s.temperature
         batch.top_p[rows], batch.min_p[rows], batch.top_k[rows] = s.top_p, s.min_p, s.top_k
         batch.seed[rows] = np.asarray(s.seed, np.uint32).view(np.int32)
-    if s.penalty_row is not None:
+    if tree.penalty_row is not None:
         batch.presence[rows], batch.frequency[rows], batch.repetition[rows] = s.presence, s.frequency, s.repetition
-        batch.penalty_row[rows] = s.penalty_row
+        batch.penalty_row[rows] = tree.penalty_row
 
 
 def _modes(batch: Batch, trees: Sequence[Tree]) -> None:
     batch.mode[0] = max((t.sampling.mode for t in trees), default=0)
-    batch.mode[1] = any(t.sampling.penalty_row is not None for t in trees)
-    batch.mode[2] = any(t.sampling.logprobs for t in trees)
+    batch.mode[1] = any(t.penalty_row is not None for t in trees)
+    batch.mode[2] = any(t.sampling.logprobs or t.following is not None for t in trees)

@@ -1,4 +1,4 @@
-"""Ahead-of-time compilation, optionally in a background thread, and a counter of compilations."""
+"""Compiles programs ahead of time and measures them, at the start or in a background thread."""
 
 from __future__ import annotations
 
@@ -7,49 +7,14 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
 from heapq import heappop, heappush
 from typing import Any
 
-import jax.monitoring
-
+from jaxspec.compilation import planned
 from jaxspec.step.profiles import Profile
-
-_here = threading.local()
-
-
-class CompileCounter:
-    """Counts XLA compilations in `count`, except those in `planned` blocks."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, event: str, duration_secs: float, **_: str | int) -> None:
-        if event == "/jax/core/compile/backend_compile_duration" and not getattr(_here, "planned", False):
-            self.count += 1
-
-
-@contextmanager
-def planned() -> Iterator[None]:
-    """Do not count this thread's compilations in the block: they are ahead of time, no request waits for them."""
-    before, _here.planned = getattr(_here, "planned", False), True
-    try:
-        yield
-    finally:
-        _here.planned = before
-
-
-@lru_cache(maxsize=1)
-def compile_counter() -> CompileCounter:
-    """The process-wide counter: JAX's listeners are per process and cannot be removed."""
-    counter = CompileCounter()
-    jax.monitoring.register_event_duration_secs_listener(counter)
-    return counter
-
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ def check_clean(llm: LLM) -> None:
     stats = llm.engine.stats()
     assert (stats.running, stats.waiting, stats.kv_usage) == (0, 0, 0)
     llm.engine._pool.check([])
-    assert len(llm.engine.loop.penalty_rows) == llm.engine.config.max_num_seqs
+    assert llm.engine.loop.penalties.free == llm.engine.config.max_num_seqs
     assert not llm.engine._states
 
 

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from helpers import encoders
+from jaxspec.compilation import compile_counter
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.bert import mean_pool
 from jaxspec.models.length_head import LengthModel
@@ -23,7 +24,6 @@ from jaxspec.predict import predictor_file as file
 from jaxspec.predict.formulation import NAMES
 from jaxspec.predict.predictor import clip
 from jaxspec.predict.proxy import ProxyPredictor
-from jaxspec.step.warmup import compile_counter
 
 TEXTS = ["short story", "tell me a long story " * 3, "", "list five", "explain code one two three " * 20, "write code"]
 #: Four that fill one batch of the most tokens, so that one program reads them all, at every position.

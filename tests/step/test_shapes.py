@@ -61,8 +61,8 @@ for shape, kv_cache, drafts in (
     step = jax.jit(make_step(graph, treedef, shape, layers))
     _, result = jax.eval_shape(step, leaves, kv_cache, table, drafts, jnp.asarray(buffer))
     assert result.decision.shape == (C + T,), result
-zeros = np.zeros(UPDATE, np.int32)
-jax.eval_shape(update, table, zeros, zeros, zeros, zeros.astype(bool), zeros.astype(np.float32))
+zeros, zero = np.zeros(UPDATE, np.int32), np.int32(0)
+jax.eval_shape(update, table, zero, zeros, zeros.astype(np.float32), zero, np.bool_(False))
 jax.eval_shape(reset, table, jnp.int32(0))
 slots = jnp.zeros((1, R, 5, 2, 4))
 part = jax.eval_shape(

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import forests, tiny
+from jaxspec.compilation import compile_ahead
 from jaxspec.kernels import cpu
 from jaxspec.step.batch import BatchBuffers, BatchShape
 from jaxspec.step.kv_cache import KVCache
@@ -42,10 +43,9 @@ class Machine:
         graph, treedef, self.leaves = split(layers.decoder(loaded.config, loaded.weights, "float32"))
         self.table = PenaltyTable.empty(1, loaded.config.vocab_size)
         self.fresh()
+        arguments = self.leaves, self.kv_cache, self.table, DraftDistributions.empty()
         self.steps = {
-            s: jax.jit(make_step(graph, treedef, s, layers), donate_argnums=1)
-            .lower(self.leaves, self.kv_cache, self.table, DraftDistributions.empty(), jnp.zeros(s.size, jnp.int32))
-            .compile()
+            s: compile_ahead(make_step(graph, treedef, s, layers), *arguments, jnp.zeros(s.size, jnp.int32), donate=1)
             for s in SHAPES
         }
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.compilation import compile_ahead
 from jaxspec.models.config import DecoderConfig
 from jaxspec.step.batch import BatchBuffers, BatchShape
 from jaxspec.step.kv_cache import KVCache
@@ -47,12 +48,14 @@ class Steps:
         self._buffers = BatchBuffers(self._shapes.values())
         self.kv_cache = KVCache.zeros(shared.config, self.room, shared.page_size, "float32")
         self._rest = PenaltyTable.empty(1, shared.config.vocab_size), DraftDistributions.empty()
+        arguments = self._leaves, self.kv_cache, *self._rest
         self._programs = {
-            shape: jax.jit(make_step(graph, treedef, shape, layers), donate_argnums=1)
-            .lower(self._leaves, self.kv_cache, *self._rest, jax.ShapeDtypeStruct((shape.size,), jnp.int32))
-            .compile()
+            shape: compile_ahead(
+                make_step(graph, treedef, shape, layers), *arguments, jax.ShapeDtypeStruct((shape.size,), jnp.int32),
+                donate=1,
+            )
             for shape in self._shapes.values()
-        }
+        }  # fmt: skip
 
     def pack(self, trees: Sequence[Tree], tokens: int) -> Packed:
         """Pack the trees into the step with this number of tokens."""

@@ -1,0 +1,73 @@
+"""Ahead-of-time compilation, the persistent cache of compiled programs, and a counter of compilations."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.monitoring
+
+from jaxspec.paths import cache_folder
+
+_here = threading.local()
+
+
+def compile_ahead(fn: Callable[..., Any], *arguments: Any, donate: int | tuple[int, ...] = ()) -> jax.stages.Compiled:
+    """Compile `fn` for arguments like these: arrays, or shapes and dtypes. `donate`: indices of donated arguments.
+
+    Only shapes, dtypes and devices are read, so arrays may be donated meanwhile in another thread.
+    """
+    # Full float32 products: GPUs use TF32 by default, which breaks exactness.
+    with jax.default_matmul_precision("float32"):
+        return jax.jit(fn, donate_argnums=donate).lower(*jax.tree.map(_abstract, arguments)).compile()
+
+
+def _abstract(x: Any) -> jax.ShapeDtypeStruct:
+    # As in a call of a jitted function, only arrays that were put on a device explicitly decide where it runs.
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if getattr(x, "committed", False) else None)
+
+
+def use_cache(folder: str | None) -> None:
+    """Keep compiled programs in `folder`: None is the default folder, "" keeps none.
+
+    Without effect if `JAX_COMPILATION_CACHE_DIR` is set.
+    """
+    if folder == "" or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return
+    jax.config.update("jax_compilation_cache_dir", folder or str(cache_folder("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+class CompileCounter:
+    """Counts XLA compilations in `count`, except those in `planned` blocks."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, event: str, duration_secs: float, **_: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration" and not getattr(_here, "planned", False):
+            self.count += 1
+
+
+@contextmanager
+def planned() -> Iterator[None]:
+    """Do not count this thread's compilations in the block: they are ahead of time, no request waits for them."""
+    before, _here.planned = getattr(_here, "planned", False), True
+    try:
+        yield
+    finally:
+        _here.planned = before
+
+
+@lru_cache(maxsize=1)
+def compile_counter() -> CompileCounter:
+    """The process-wide counter: JAX's listeners are per process and cannot be removed."""
+    counter = CompileCounter()
+    jax.monitoring.register_event_duration_secs_listener(counter)
+    return counter
