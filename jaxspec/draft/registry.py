@@ -186,9 +186,8 @@ def _devices(config: EngineConfig, models: Models) -> dict[str, Device]:
 
 
 def runners(speculator: Speculator) -> list[DraftRunner]:
-    """Runners of the draft models on the target's device, whose pools are swapped together with the target's."""
-    models = [d for d in speculator.drafters if isinstance(d, ModelDrafter)]
-    return [d.runner for d in models if not d.own_device]
+    """Runners of the draft models."""
+    return [drafter.runner for drafter in speculator.drafters if isinstance(drafter, ModelDrafter)]
 
 
 def _drawing(config: EngineConfig, models: Models) -> Draws | None:

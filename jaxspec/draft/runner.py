@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from typing import Any, Protocol
 
 import jax
@@ -76,7 +77,6 @@ class DraftRunner:
         self.name, self.page_size, self.shapes = name, page_size, list(shapes)
         self._target, self._layers = target, layers
         self._growths = {g.width: g for g in growths}
-        self._config = config
         model = layers.drafter(config, weights, dtype)
         self.conditioned = model.conditioned
         self._graph, self._treedef, leaves = split(model)
@@ -90,14 +90,11 @@ class DraftRunner:
             jax.device_put(state, self._device) if self.own_device else state
         )
         self._buffers = BatchBuffers(self.shapes)
-        timed = [(s, w, n) for s in self.shapes for w in self.widths for n in _TIMED]
+        timed = list(product(self.shapes, self.widths, _TIMED))
         larger = [(_title(*a), _title(*b)) for a in timed for b in timed if _at_most_as_long(a, b)]
-        runs = {
-            s: {_title(s, w, n): partial(self._run_empty, s, w, n) for w in self.widths for n in _TIMED}
-            for s in self.shapes
-        }
+        runs = {s: {_title(*r): partial(self._run_empty, *r) for r in timed if r[0] == s} for s in self.shapes}
         sizes = [leaf.shape for leaf in self._leaves]
-        key = (self._config, sizes, self.shapes, layers.version, str(self.kv_cache.keys.dtype))
+        key = (config, sizes, self.shapes, layers.version, str(self.kv_cache.keys.dtype))
         self._rounds = Programs(f"rounds of {name}", key, runs, self._compile_rounds, store, larger)
         #: Measured seconds of rounds.
         self.profile = self._rounds.profile

@@ -113,7 +113,7 @@ class Engine:
 
     @property
     def profiled(self) -> list[Profile]:
-        """Measured times of the step programs and of the draft models' rounds."""
+        """Measured times of the step programs and of all draft models' rounds."""
         return [self.loop.model_runner.profile, *(runner.profile for runner in runners(self.speculator))]
 
     def start(self) -> None:

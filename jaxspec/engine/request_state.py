@@ -78,8 +78,8 @@ class RequestState:
         return Tree(
             _prepend(r.tokens[-1], draft.token), _prepend(0, draft.depth), _prepend(nodes, draft.subtree), known,
             scheduled.start, np.asarray(r.pages, np.int32), index, self.sampling,
-            parent=_prepend(-1, draft.parent + 1), drawn=None if draft.drawn is None else _prepend(-1, draft.drawn),
-            penalty_row=penalty_row,
+            penalty_row=penalty_row, parent=_prepend(-1, draft.parent + 1),
+            drawn=None if draft.drawn is None else _prepend(-1, draft.drawn),
         )  # fmt: skip
 
     # -- after a step ----------------------------------------------------------------------------------------------

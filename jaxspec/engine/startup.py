@@ -72,22 +72,17 @@ def start_up(
     reads_features = any("fuse" in weights for _, weights in filter(None, models.values()))
     warm_up = WarmUp(config.compile_in_background, progress, clock)
     store = ProfileStore(cache_folder("profiles") if config.compilation_cache_dir != "" else None, renew_profiles)
+    drawn = allocate_distributions(config, models)
     model_runner = ModelRunner(
-        config,
-        loaded.config,
-        dict(loaded.weights),
-        pages,
-        warm_up,
-        reads_features,
-        allocate_distributions(config, models),
-        store,
-    )
-    speculator = (
-        build(config, model_runner, models, pages, warm_up, store, clock)
-        if models
-        else Speculator([], model_runner.times)
-    )
-    host = host_kv_cache(config, model_runner, runners(speculator), warm_up, store)
+        config, loaded.config, dict(loaded.weights), pages, warm_up, reads_features, drawn, store
+    )  # fmt: skip
+    if models:
+        speculator = build(config, model_runner, models, pages, warm_up, store, clock)
+    else:
+        speculator = Speculator([], model_runner.times)
+    # The KV of a drafter on a device of its own is not swapped: it is computed again.
+    swapped = [runner for runner in runners(speculator) if not runner.own_device]
+    host = host_kv_cache(config, model_runner, swapped, warm_up, store)
     if isinstance(predictions, PredictionService):
         predictions.set_paused(True)
         stage = "compiling the length predictor"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import product
 from typing import Any, Protocol
 
 import jax
@@ -63,7 +64,7 @@ def swap_costs(config: EngineConfig, model_runner: ModelRunner, host: HostKVCach
     if not host.num_pages and Need.RUNTIME not in ORDERS.selected(config).needs:
         return None
     out, back = host.seconds
-    steps = model_runner.seconds
+    steps = model_runner.step_seconds
     largest = max(steps)
     return SwapCosts(out, back, steps[largest] / largest, between(steps, min(USUAL, config.max_num_seqs)))
 
@@ -118,15 +119,11 @@ class HostKVCache:
         self.offloaded = self.uploaded = 0
         if not self.num_pages:
             return
-        self._take: dict[int, jax.stages.Compiled] = {}
-        self._put: dict[int, jax.stages.Compiled] = {}
+        self._programs: dict[tuple[str, int], jax.stages.Compiled] = {}
         jobs = [
-            CompileJob(f"{name} of {n}", partial(compile, n), partial(programs.__setitem__, n))
-            for name, compile, programs in (
-                ("offload", self._compile_take, self._take), ("upload", self._compile_put, self._put)
-            )
-            for n in GROUPS
-        ]  # fmt: skip
+            CompileJob(f"{key[0]} of {key[1]}", partial(self._compile, *key), partial(self._programs.__setitem__, key))
+            for key in product(("offload", "upload"), GROUPS)
+        ]
         warm_up.compile_now("compiling the host pool", jobs)
         self._warm_up()
         self._measure(store)
@@ -140,13 +137,11 @@ class HostKVCache:
         for owner, kv_cache in zip(self._owners, kv_caches, strict=True):
             owner.kv_cache = kv_cache
 
-    def _compile_take(self, size: int) -> jax.stages.Compiled:
+    def _compile(self, which: str, size: int) -> jax.stages.Compiled:
         ids = jax.ShapeDtypeStruct((size,), jnp.int32)
-        return compile_ahead(partial(_take, self.quantized), self._kv_caches, ids)
-
-    def _compile_put(self, size: int) -> jax.stages.Compiled:
-        ids, rows = jax.ShapeDtypeStruct((size,), jnp.int32), (self._page,) * size
-        return compile_ahead(partial(_put, self.quantized), self._kv_caches, ids, rows, donate=0)
+        if which == "offload":
+            return compile_ahead(partial(_take, self.quantized), self._kv_caches, ids)
+        return compile_ahead(partial(_put, self.quantized), self._kv_caches, ids, (self._page,) * size, donate=0)
 
     def _warm_up(self) -> None:
         """Run each program once: move pages out and back to where they came from. The pools do not change."""
@@ -160,10 +155,10 @@ class HostKVCache:
         return np.arange(size, dtype=np.int32) % self._owners[0].kv_cache.keys.shape[1]
 
     def _fetch(self, ids: np.ndarray) -> tuple[Rows, ...]:
-        return jax.device_put(self._take[len(ids)](self._kv_caches, ids), self._far)
+        return jax.device_put(self._programs["offload", len(ids)](self._kv_caches, ids), self._far)
 
     def _store(self, ids: np.ndarray, rows: tuple[Rows, ...]) -> None:
-        self._kv_caches = self._put[len(ids)](self._kv_caches, ids, jax.device_put(rows, self._near))
+        self._kv_caches = self._programs["upload", len(ids)](self._kv_caches, ids, jax.device_put(rows, self._near))
 
     def _measure(self, store: ProfileStore) -> None:
         """Measure the seconds per page."""
@@ -227,7 +222,7 @@ class HostKVCache:
 
     def _finish_uploads(self) -> None:
         for group, rows in self._uploading:
-            self._kv_caches = self._put[len(group)](self._kv_caches, np.asarray(group, np.int32), rows)
+            self._kv_caches = self._programs["upload", len(group)](self._kv_caches, np.asarray(group, np.int32), rows)
         self._uploading.clear()
 
 

@@ -59,13 +59,13 @@ class Tree:
     sampling: SamplingInputs = field(default_factory=SamplingInputs)
     #: Known token after each logit row, for prompt log-probabilities; None: they are not needed.
     following: np.ndarray | None = None
+    #: Row of `PenaltyTable`; None: no penalties.
+    penalty_row: int | None = None
     #: Index of each node's parent `[n]`, -1 for the root; None: `parents` derives it from `depth`.
     parent: np.ndarray | None = None
     #: Row of `DraftDistributions` that each draft was drawn from `[n]` int32, siblings in the order they were drawn;
     #: None: drafts are compared with the token sampled at their parent.
     drawn: np.ndarray | None = None
-    #: Row of `PenaltyTable`; None: no penalties.
-    penalty_row: int | None = None
 
     @classmethod
     def chain(
@@ -86,10 +86,7 @@ class Tree:
         else:
             depth, known = np.arange(n, dtype=np.int32), np.ones(n, np.int32)
             subtree = n - depth
-        return cls(
-            token, depth, subtree, known, committed, pages, depth[n - rows :], sampling, following,
-            penalty_row=penalty_row,
-        )  # fmt: skip
+        return cls(token, depth, subtree, known, committed, pages, depth[n - rows :], sampling, following, penalty_row)
 
     def parents(self) -> np.ndarray:
         """Index of each node's parent `[n]`, -1 for the root."""

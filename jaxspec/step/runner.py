@@ -143,9 +143,9 @@ class ModelRunner:
         jobs = {shape: self._steps.job(f"step of {shape.tokens}", shape) for shape in self.shapes}
         warm_up.compile_now("compiling steps", [self.penalties.job(), *(jobs.pop(shape) for shape in first)])
         self.profile.guess()
-        self.times = times = StepTimes(self._ready_seconds())
-        self._steps.on_ready = lambda shape: times.learn({shape.tokens: self.seconds[shape.tokens]})
-        self.profile.on_measured.append(lambda: times.learn(self._ready_seconds()))
+        self.times = times = StepTimes({shape.tokens: self.step_seconds[shape.tokens] for shape in self.ready})
+        self._steps.on_ready = lambda shape: times.learn({shape.tokens: self.step_seconds[shape.tokens]})
+        self.profile.on_measured.append(lambda: times.learn(self.step_seconds))  # all shapes are ready then
         for shape, job in jobs.items():
             warm_up.compile_later("compiling steps", [job], rank=0 if shape.tokens <= _SMALL else 3)
         warm_up.measure(self.profile)
@@ -158,19 +158,15 @@ class ModelRunner:
     def _guess(self, shape: BatchShape) -> float | None:
         # On an accelerator the first run of a program initialises it, so it runs once before requests use it. On CPU
         # that is not needed: the time is interpolated between the smallest and the largest shape, compiled before.
-        known = self.seconds
+        known = self.step_seconds
         if jax.default_backend() == "cpu" and known and min(known) < shape.tokens < max(known):
             return between(known, shape.tokens)
         return None
 
     @property
-    def seconds(self) -> dict[int, float]:
-        """Seconds of steps by number of tokens, as in `profile`."""
+    def step_seconds(self) -> dict[int, float]:
+        """Seconds in `profile` by number of tokens."""
         return {int(size): seconds for size, seconds in self.profile.seconds.items()}
-
-    def _ready_seconds(self) -> dict[int, float]:
-        known = self.seconds
-        return {shape.tokens: known[shape.tokens] for shape in self.ready}
 
     def _run_empty(self, shape: BatchShape) -> None:
         self.execute(pack([], [shape], self._buffers, self.page_size)).wait()

@@ -9,7 +9,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
@@ -48,13 +49,6 @@ class CompileJob:
     failed: Callable[[], None] = lambda: None
 
 
-@dataclass(order=True)
-class _Entry:
-    rank: int
-    number: int
-    job: CompileJob = field(compare=False)
-
-
 class WarmUp:
     """Compiles programs: `compile_now` immediately, `compile_later` in a background thread if `background` is set.
 
@@ -68,8 +62,8 @@ class WarmUp:
         self.background, self._progress, self._clock = background, progress, clock
         #: Programs adopted so far, and programs in total.
         self.ready = self.total = 0
-        self._waiting: list[_Entry] = []
-        self._compiled: deque[tuple[CompileJob, Any]] = deque()
+        self._waiting: list[tuple[int, int, CompileJob]] = []  # heap of (rank, number, job)
+        self._compiled: deque[tuple[Callable[[], None], bool]] = deque()  # (adopt or failed, whether it is compiled)
         self._profiles: list[Profile] = []
         self._busy: Callable[[], bool] = lambda: False
         self._wake: Callable[[], None] = lambda: None
@@ -98,7 +92,7 @@ class WarmUp:
         if not self.background:
             return self.compile_now(stage, jobs)
         for job in jobs:
-            heappush(self._waiting, _Entry(rank, self.total, job))
+            heappush(self._waiting, (rank, self.total, job))
             self.total += 1
             self._open += 1
 
@@ -147,7 +141,10 @@ class WarmUp:
         if self._warm.is_set():
             return float("inf")
         while self._compiled:
-            self._adopt(*self._compiled.popleft())
+            finish, compiled = self._compiled.popleft()
+            finish()
+            self._open -= 1
+            self.ready += compiled
         now = self._clock()
         if busy or self._quiet_since is None:
             self._quiet_since = None if busy else now
@@ -166,14 +163,6 @@ class WarmUp:
         self._check_warm()
         return wait
 
-    def _adopt(self, job: CompileJob, program: Any) -> None:
-        self._open -= 1
-        if program is None:
-            job.failed()
-            return
-        job.adopt(program)
-        self.ready += 1
-
     def _check_warm(self) -> None:
         if not self._open and not any(p.pending for p in self._profiles) and not self._warm.is_set():
             if self._thread is not None:
@@ -190,15 +179,14 @@ class WarmUp:
                 paused += _POLL
             if self._closing.is_set():
                 return
-            job, started = heappop(self._waiting).job, time.perf_counter()
-            program = None
+            (_, _, job), started = heappop(self._waiting), time.perf_counter()
             try:
-                program = _compile(job)
-                program = True if program is None else program
+                finish, compiled = partial(job.adopt, _compile(job)), True
             except Exception:
                 log.exception("%s could not be compiled; the engine serves without it", job.name)
+                finish, compiled = job.failed, False
             last_duration = time.perf_counter() - started
-            self._compiled.append((job, program))
+            self._compiled.append((finish, compiled))
             self._wake()
 
 

@@ -95,6 +95,10 @@ def main() -> None:
         ({}, 2, "auto", {}),
     ):
         with start(draft_devices=devices, micro_batches=parts, tree=tree, draft_choice="single", **more) as llm:
+            engine, models = llm.engine, [name for name in llm.engine.config.draft if name != "ngram"]
+            assert [p.what for p in engine.profiled] == ["step", *(f"rounds of {name}" for name in models)]
+            swapped = [name for name in models if name not in devices]
+            assert len(engine.loop.host._owners) == 1 + len(swapped), "drafters elsewhere are not swapped"
             choice = switch(llm, 2)
             assert answers(llm) == answers(llm) == plain, (devices, parts, tree)
             stats = llm.engine.stats()

@@ -50,12 +50,9 @@ class Steps:
         self._rest = PenaltyTable.empty(1, shared.config.vocab_size), DraftDistributions.empty()
         arguments = self._leaves, self.kv_cache, *self._rest
         self._programs = {
-            shape: compile_ahead(
-                make_step(graph, treedef, shape, layers), *arguments, jax.ShapeDtypeStruct((shape.size,), jnp.int32),
-                donate=1,
-            )
-            for shape in self._shapes.values()
-        }  # fmt: skip
+            s: compile_ahead(make_step(graph, treedef, s, layers), *arguments, np.zeros(s.size, np.int32), donate=1)
+            for s in self._shapes.values()
+        }
 
     def pack(self, trees: Sequence[Tree], tokens: int) -> Packed:
         """Pack the trees into the step with this number of tokens."""
