@@ -76,7 +76,7 @@ class ModelRunner:
     ):
         """`num_pages`: pages of the KV cache; `features`: keep a feature pool; `drawn`: storage for draft distributions
         (`acceptance: rejection`); `store`: where measured times are kept."""
-        self.page_size, self.model = config.page_size, model
+        self.page_size = config.page_size
         warm_up = warm_up or WarmUp()
         use_cache(config.compilation_cache_dir)
         self._counter = compile_counter()
@@ -93,7 +93,11 @@ class ModelRunner:
         self._buffers = BatchBuffers(self.shapes, micro_batches + 1)
         self.layers = pick_layers(config, model)
         self._graph, self._treedef, self._leaves = split(self.layers.decoder(model, weights, config.dtype))
-        self.kv_cache = self._new_kv_cache(config, num_pages, features)
+        sizes = model, num_pages, config.page_size, config.dtype, features
+        if self._open_pages:
+            self.kv_cache: AnyKVCache = Int8KVCache.zeros(*sizes, config.max_num_seqs, self.layers.zeros)
+        else:
+            self.kv_cache = KVCache.zeros(*sizes, self.layers.zeros)
         #: Penalties of running requests.
         self.penalties = Penalties(config.max_num_seqs, model.vocab_size)
         runs = {shape: {str(shape.tokens): partial(self._run_empty, shape)} for shape in self.shapes}
@@ -125,13 +129,6 @@ class ModelRunner:
     def features(self) -> jax.Array:
         """Feature pool `[pages, page_size, hidden]`: final hidden states of committed positions, for drafters."""
         return self.kv_cache.features
-
-    def _new_kv_cache(self, config: EngineConfig, pages: int, features: bool) -> AnyKVCache:
-        sizes = self.model, pages, config.page_size, config.dtype, features
-        zeros = self.layers.zeros
-        return (
-            Int8KVCache.zeros(*sizes, config.max_num_seqs, zeros) if self._open_pages else KVCache.zeros(*sizes, zeros)
-        )
 
     def overwritten(self, pages: Sequence[int]) -> None:
         """Report pages of the KV cache that something other than a step has written."""
