@@ -60,7 +60,6 @@ class EngineLoop:
         self.eos = frozenset(parts.model.tokenizer.eos_token_ids)
         self._int8_kv = config.kv_cache_dtype == "int8"
         self._ready: list[RequestState] = []  # requests with output to deliver
-        self._last_token: dict[str, float] = {}
 
     @property
     def has_work(self) -> bool:
@@ -116,10 +115,8 @@ class EngineLoop:
         self.wake_at = None
         batches = self._launch(plan.scheduled, timer)
         timer.mark_launched(len(batches))
-        for s in plan.scheduled:
-            self._states[s.request.id].metrics.first_scheduled = s.request.first_scheduled
         self.deliver()
-        results: dict[str, RequestResult] = {}
+        by_id: dict[str, RequestResult] = {}
         for batch in batches:
             packed = batch.pending.packed
             self.counters.count(batch.scheduled, packed, self.model_runner.positions_read(packed))
@@ -127,10 +124,12 @@ class EngineLoop:
             seconds = timer.mark_read()
             if batch is batches[-1]:
                 self.model_runner.times.observe(packed.shape.tokens, seconds)
-            results |= self._process(batch, decision, timer.read)
-        self.scheduler.update(
-            plan, [results[s.request.id] for s in plan.scheduled], timer.read, timer.read - timer.begun
-        )
+            by_id |= self._process(batch, decision)
+        results = [by_id[s.request.id] for s in plan.scheduled]
+        self.scheduler.update(plan, results, timer.read, timer.read - timer.begun)
+        for s, result in zip(plan.scheduled, results, strict=True):
+            if result.tokens:
+                self._count_tokens(self._states[s.request.id], len(result.tokens), timer.read)
         self.counters.add_times(timer)
 
     def _launch(self, scheduled: Sequence[ScheduledRequest], timer: StepTimer) -> list[MicroBatch]:
@@ -150,23 +149,19 @@ class EngineLoop:
     def _sampling_of(self, request: Request) -> SamplingInputs:
         return self._states[request.id].sampling
 
-    def _process(self, batch: MicroBatch, decision: np.ndarray, now: float) -> dict[str, RequestResult]:
+    def _process(self, batch: MicroBatch, decision: np.ndarray) -> dict[str, RequestResult]:
         """The results of a micro-batch by request id. `decision [C + T]` int32 is what the device decided."""
         results: dict[str, RequestResult] = {}
         for verified in batch.requests(decision):
             state, draft, path = verified.state, verified.draft, verified.path
             if verified.scheduled.samples:
                 self.speculator.observe(state.request, [n - 1 for n in path[1:]] if path else ())
-            result = state.append(verified.scheduled, verified.tokens, batch.pending.logprobs, verified.row, now, path)
+            result = state.append(verified.scheduled, verified.tokens, batch.pending.logprobs, verified.row, path)
             if draft is not None and path is not None:
                 result = replace(result, proposed=len(draft), accepted=len(path) - 1)
                 self._count_drafts(state, draft, len(path) - 1)
             if result.finish_reason is not None:
                 self.penalties.release(state.request)  # before it is delivered: the next plan may run another request
-            if result.tokens:
-                self.counters.generation_tokens += len(result.tokens)
-                self._ready.append(state)
-                self._observe_tokens(state, len(result.tokens), now)
             results[state.request.id] = result
         return results
 
@@ -174,10 +169,13 @@ class EngineLoop:
         for counts in (self.counters.speculation, state.metrics.speculation):
             counts.add(len(draft), accepted)
 
-    def _observe_tokens(self, state: RequestState, count: int, now: float) -> None:
-        last = self._last_token.get(state.request.id)
-        self._last_token[state.request.id] = now
+    def _count_tokens(self, state: RequestState, count: int, now: float) -> None:
+        """A step, which ended at `now`, gave the request `count` new tokens."""
+        self.counters.generation_tokens += count
+        self._ready.append(state)
+        last, state.last_token = state.last_token, now
         if last is None:
+            state.update_metrics()
             for observe_first in self.first_token_observers:
                 observe_first(state.metrics)
         else:
@@ -204,7 +202,6 @@ class EngineLoop:
         state.metrics.finished = self._clock()
         state.metrics.kv_quantized = self._int8_kv or (self.host.quantized and state.request.swaps > 0)
         self._closed(state)
-        self._last_token.pop(state.request.id, None)
         self.speculator.ended(state.request)
         reason = state.natural_finish_reason(self.eos)
         self.predictions.ended(state.request.id, state.metrics.output_tokens, reason)

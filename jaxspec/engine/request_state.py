@@ -46,6 +46,8 @@ class RequestState:
         )  # fmt: skip
         #: Whether it needs a row of the penalty table while it runs.
         self.penalised = params.penalised
+        #: When the step of its latest tokens ended.
+        self.last_token: float | None = None
         self.finish_reason: str | None = None
         self.error: str | None = None
         self._stop_reason: str | int | None = None
@@ -90,7 +92,6 @@ class RequestState:
         tokens: list[int],
         logprobs: Logprobs | None,
         first_row: int,
-        now: float,
         path: Sequence[int] | None = None,
     ) -> RequestResult:
         """Append a step's new tokens, up to the one that ends the request.
@@ -102,8 +103,6 @@ class RequestState:
             self._append_prompt_logprobs(scheduled, logprobs, first_row)
         if not tokens:
             return RequestResult()
-        if self.metrics.first_token is None:
-            self.metrics.first_token = now
         new: list[int] = []
         for token in tokens:
             new.append(token)
@@ -159,6 +158,12 @@ class RequestState:
                 )  # fmt: skip
                 self._prompt_logprobs.append(entry)
 
+    def update_metrics(self) -> None:
+        """Take over what the scheduler has recorded of the request."""
+        m, r = self.metrics, self.request
+        m.first_scheduled, m.first_token = r.first_scheduled, r.first_token
+        m.cached_tokens, m.preemptions, m.predicted_tokens = r.cached_tokens, r.preemptions, r.first_prediction
+
     def delta(self) -> OutputDelta | None:
         """Output since the last delta; None if there is none. The delta with the finish reason is the last one."""
         if self._closed or not (self._tokens or self.finish_reason):
@@ -171,8 +176,7 @@ class RequestState:
         if self.finish_reason and not isinstance(self._stop_reason, str):
             self._text += self._detokenizer.finish()
         self.metrics.output_tokens += len(self._tokens)
-        self.metrics.cached_tokens, self.metrics.preemptions = self.request.cached_tokens, self.request.preemptions
-        self.metrics.predicted_tokens = self.request.first_prediction
+        self.update_metrics()
         prompt = None
         if self.request.prompt_logprobs and self._tokens and self.metrics.output_tokens == len(self._tokens):
             prompt = tuple(self._prompt_logprobs)  # with the first tokens: the whole prompt has been computed
