@@ -21,7 +21,7 @@ from jaxspec.sched.spec.depth import USUAL_UNCACHED, DepthController, DraftTimes
 from jaxspec.sched.spec.drafter import Drafter, Proposal, SamplingOf
 from jaxspec.sched.spec.trees.candidates import Candidates, Draft
 from jaxspec.sched.spec.trees.forest import Forest
-from jaxspec.sched.spec.trees.policy import DEPTH, TreePolicy
+from jaxspec.sched.spec.trees.policy import DEPTH, StepCandidates, TreePolicy
 from jaxspec.sched.spec.trees.preorder import preorders
 from jaxspec.sched.spec.trees.throughput import Throughput
 from jaxspec.sched.timing import StepTimes
@@ -259,7 +259,8 @@ class Speculator:
                 c.times.round(len(proposed), len(proposed), c.levels, c.width) for c in self.controllers if c.levels
             )
             needs = [need(s.request, now, seconds) for s, _, _ in proposed]
-        masks = self.policy.select(forest, [s.drafts for s, _, _ in proposed], budget, needs, tokens)
+        limits = [s.drafts for s, _, _ in proposed]
+        masks = self.policy.select(StepCandidates(forest, limits, budget, needs, tokens))
         for tree, (s, i, _) in enumerate(proposed):
             if self.controllers[i].probing and not masks[tree].any() and s.drafts:
                 masks[tree][forest[tree].best(1)[0]] = True  # a probe needs at least one node to learn from

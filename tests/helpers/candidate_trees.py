@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 
 from helpers import forests
 from jaxspec.sched.spec.trees.candidates import Candidates
-from jaxspec.sched.spec.trees.policy import TreePolicy
+from jaxspec.sched.spec.trees.forest import Forest
+from jaxspec.sched.spec.trees.policy import StepCandidates, TreePolicy
 
 SEEDS = st.integers(0, 2**32)
 
@@ -61,7 +63,7 @@ def check(
     policy: TreePolicy, trees: list[Candidates], limits: list[int], room: int = 99, needs: list[float] | None = None
 ) -> list[np.ndarray]:
     """Run `policy.select` and check what holds for every tree policy. Returns the masks."""
-    masks = policy.select(trees, limits, room, needs or [float("-inf")] * len(trees), len(trees))
+    masks = select(policy, trees, limits, room, needs or [float("-inf")] * len(trees), len(trees))
     assert len(masks) == len(trees)
     for tree, mask, limit in zip(trees, masks, limits, strict=True):
         assert mask.shape == (len(tree),) and mask.dtype == bool
@@ -76,3 +78,12 @@ def forest(draw: st.DrawFn, most: int = 6) -> tuple[list[Candidates], list[int]]
     rng = np.random.default_rng(draw(SEEDS))
     trees = [random_candidates(rng, n) for n in draw(st.lists(st.integers(0, most), max_size=4))]
     return trees, [draw(st.integers(-1, most)) for _ in trees]
+
+
+def select(
+    policy: TreePolicy, trees: Sequence[Candidates], limits: Sequence[int], budget: int, needs: Sequence[float],
+    other_tokens: int,
+) -> list[np.ndarray]:  # fmt: skip
+    """The masks that the policy selects, one per tree."""
+    forest = trees if isinstance(trees, Forest) else Forest(trees)
+    return policy.select(StepCandidates(forest, limits, budget, needs, other_tokens))

@@ -13,6 +13,7 @@ import pytest
 import scipy.stats
 
 from helpers import tiny
+from helpers.candidate_trees import select
 from helpers.fakes import ByteTokenizer, as_tokenizer
 from jaxspec import LLM, SamplingParams
 from jaxspec.config import ConfigError, EngineConfig
@@ -116,10 +117,10 @@ def test_what_is_verified_does_not_depend_on_what_was_drawn() -> None:
         np.asarray([5, 1, 2, 0, 9], np.int32), np.asarray([-1, 0, 0, 0, 1], np.int32),
         np.asarray([-9, -10, -0.1, -np.inf, -11], np.float32),
     )  # fmt: skip
-    assert [m.tolist() for m in SampledTree(8).select([tree] * 3, [9, 2, 0], 99, [float("-inf")] * 3, 3)] == [
+    assert [m.tolist() for m in select(SampledTree(8), [tree] * 3, [9, 2, 0], 99, [float("-inf")] * 3, 3)] == [
         [True, True, True, False, True], [True, True, False, False, False], [False] * 5,
     ]  # fmt: skip
-    assert SampledTree(2).select([tree], [9], 99, [float("-inf")], 1)[0].tolist() == [True, True, True, False, False]
+    assert select(SampledTree(2), [tree], [9], 99, [float("-inf")], 1)[0].tolist() == [True, True, True, False, False]
 
 
 def test_trees_picked_by_what_was_drawn_are_refused() -> None:

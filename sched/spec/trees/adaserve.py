@@ -15,7 +15,7 @@ from jaxspec.sched.request import Request
 from jaxspec.sched.slots import TREES, Need, Section, SlotContext
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.forest import Forest, Ranked
-from jaxspec.sched.spec.trees.policy import TreePolicy
+from jaxspec.sched.spec.trees.policy import StepCandidates, TreePolicy
 from jaxspec.sched.timing import StepTimes
 
 #: A request that needs more tokens than this from a step to meet its SLO is late.
@@ -74,24 +74,18 @@ class AdaServe(TreePolicy):
         late = sorted((x for x in needs if x[0] > _LATE_NEED), key=lambda x: -x[0])
         return [r for _, r in late[:max_nodes]]
 
-    def select(
-        self,
-        candidates: Sequence[Candidates],
-        limits: Sequence[int],
-        budget: int,
-        needs: Sequence[float],
-        other_tokens: int,
-    ) -> list[npt.NDArray[np.bool_]]:
-        forest, left = Forest.of(candidates), max(budget, 0)
+    def select(self, step: StepCandidates) -> list[npt.NDArray[np.bool_]]:
+        forest, left = step.forest, max(step.budget, 0)
         ranked = forest.ranked()
         ranked = replace(ranked, value=np.exp(ranked.value))
-        most = np.clip(limits, 0, np.minimum(ranked.count, left))
-        taken, expected = self._for_slos(forest, ranked, most, left, needs)
+        most = np.clip(step.limits, 0, np.minimum(ranked.count, left))
+        taken, expected = self._for_slos(forest, ranked, most, left, step.needs)
         for_slos = sum(taken)
         rest = forest.best(ranked, most, taken)[: left - for_slos]
         count = len(rest)
         if self.times is not None:
-            count = self.times.best_node_count(ranked.value[rest], other_tokens + expected, other_tokens + for_slos)
+            others = step.other_tokens
+            count = self.times.best_node_count(ranked.value[rest], others + expected, others + for_slos)
         more = np.bincount(forest.tree[rest[:count]], minlength=len(forest))
         return forest.take(ranked, taken + more)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy.typing as npt
 
 from jaxspec.sched.slots import TREES, SlotContext
 from jaxspec.sched.spec.trees.candidates import Candidates
-from jaxspec.sched.spec.trees.policy import DEPTH, TreePolicy
+from jaxspec.sched.spec.trees.policy import DEPTH, StepCandidates, TreePolicy
 
 
 @TREES.register("chain")
@@ -33,15 +32,8 @@ class Chain(TreePolicy):
     def build(cls, settings: None, context: SlotContext) -> Chain:
         return cls(context.policy.draft_depth or DEPTH)
 
-    def select(
-        self,
-        candidates: Sequence[Candidates],
-        limits: Sequence[int],
-        budget: int,
-        needs: Sequence[float],
-        other_tokens: int,
-    ) -> list[npt.NDArray[np.bool_]]:
-        return [c.mask(self._path(c, min(self.k, limit))) for c, limit in zip(candidates, limits, strict=True)]
+    def select(self, step: StepCandidates) -> list[npt.NDArray[np.bool_]]:
+        return [c.mask(self._path(c, min(self.k, limit))) for c, limit in step]
 
     @staticmethod
     def _path(candidates: Candidates, length: int) -> list[int]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from jaxspec.sched.slots import TREES
-from jaxspec.sched.spec.trees.candidates import Candidates
-from jaxspec.sched.spec.trees.forest import Forest
-from jaxspec.sched.spec.trees.policy import SharedNodes
+from jaxspec.sched.spec.trees.policy import SharedNodes, StepCandidates
 
 
 @TREES.register("equal_greedy")
@@ -23,16 +20,9 @@ class EqualGreedy(SharedNodes):
     without candidates or with a limit of 0 gets no share. What the division or a limit leaves over is not used.
     """
 
-    def select(
-        self,
-        candidates: Sequence[Candidates],
-        limits: Sequence[int],
-        budget: int,
-        needs: Sequence[float],
-        other_tokens: int,
-    ) -> list[npt.NDArray[np.bool_]]:
-        forest = Forest.of(candidates)
-        sharing = int(np.count_nonzero((np.diff(forest.first) > 0) & (np.asarray(limits) > 0)))
+    def select(self, step: StepCandidates) -> list[npt.NDArray[np.bool_]]:
+        forest = step.forest
+        sharing = int(np.count_nonzero((np.diff(forest.first) > 0) & (np.asarray(step.limits) > 0)))
         ranked = forest.ranked()
-        share = self.within(budget) // max(sharing, 1)
-        return forest.take(ranked, np.minimum(ranked.count, np.minimum(share, limits)))
+        share = self.within(step.budget) // max(sharing, 1)
+        return forest.take(ranked, np.minimum(ranked.count, np.minimum(share, step.limits)))

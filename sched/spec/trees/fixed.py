@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy.typing as npt
 
 from jaxspec.sched.slots import TREES
 from jaxspec.sched.spec.trees.candidates import Candidates
-from jaxspec.sched.spec.trees.policy import TreePolicy
+from jaxspec.sched.spec.trees.policy import StepCandidates, TreePolicy
 
 #: SpecInfer's expansion: children kept of each node, by depth.
 SPECINFER = (1, 1, 3, 1, 1, 1, 1, 1)
@@ -32,15 +31,8 @@ class Fixed(TreePolicy):
         if any(width < 1 for width in self.widths):
             raise ValueError(f"widths: every level must be at least one wide, got {self.widths}")
 
-    def select(
-        self,
-        candidates: Sequence[Candidates],
-        limits: Sequence[int],
-        budget: int,
-        needs: Sequence[float],
-        other_tokens: int,
-    ) -> list[npt.NDArray[np.bool_]]:
-        return [c.mask(self._expand(c)[: max(limit, 0)]) for c, limit in zip(candidates, limits, strict=True)]
+    def select(self, step: StepCandidates) -> list[npt.NDArray[np.bool_]]:
+        return [c.mask(self._expand(c)[: max(limit, 0)]) for c, limit in step]
 
     def _expand(self, candidates: Candidates) -> list[int]:
         """The tree's nodes level by level, each level best first."""

@@ -65,10 +65,6 @@ class Forest(Sequence[Candidates]):
             self.height += 1
         self.depth = depth[:-1]
 
-    @classmethod
-    def of(cls, trees: Sequence[Candidates]) -> Forest:
-        return trees if isinstance(trees, Forest) else cls(trees)
-
     def __len__(self) -> int:
         return len(self.first) - 1
 

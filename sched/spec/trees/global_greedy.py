@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from jaxspec.sched.slots import TREES
-from jaxspec.sched.spec.trees.candidates import Candidates
-from jaxspec.sched.spec.trees.forest import Forest
-from jaxspec.sched.spec.trees.policy import SharedNodes
+from jaxspec.sched.spec.trees.policy import SharedNodes, StepCandidates
 
 
 @TREES.register("global_greedy")
@@ -23,15 +20,8 @@ class GlobalGreedy(SharedNodes):
     go to the earlier request.
     """
 
-    def select(
-        self,
-        candidates: Sequence[Candidates],
-        limits: Sequence[int],
-        budget: int,
-        needs: Sequence[float],
-        other_tokens: int,
-    ) -> list[npt.NDArray[np.bool_]]:
-        forest = Forest.of(candidates)
+    def select(self, step: StepCandidates) -> list[npt.NDArray[np.bool_]]:
+        forest = step.forest
         ranked = forest.ranked()
-        best = forest.best(ranked, np.minimum(ranked.count, limits))[: self.within(budget)]
+        best = forest.best(ranked, np.minimum(ranked.count, step.limits))[: self.within(step.budget)]
         return forest.take(ranked, np.bincount(forest.tree[best], minlength=len(forest)))

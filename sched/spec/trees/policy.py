@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -12,9 +12,31 @@ import numpy.typing as npt
 from jaxspec.sched.request import Request
 from jaxspec.sched.slots import Policy, SlotContext
 from jaxspec.sched.spec.trees.candidates import Candidates
+from jaxspec.sched.spec.trees.forest import Forest
 
 #: Most levels of a draft tree.
 DEPTH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StepCandidates:
+    """The candidates of R requests of a step, and what bounds their selection. Iterates over (tree, limit).
+
+    limits        `[R]` maximum draft nodes of each request, by its max_tokens and by the step; below 1: no draft
+    budget        draft nodes that the verify budget leaves; may be negative
+    needs         `[R]` tokens that each request must get from this step to meet its SLO; -inf without one, and for a
+                  policy that does not need SLOs
+    other_tokens  tokens of the step that are not drafts
+    """
+
+    forest: Forest
+    limits: Sequence[int]
+    budget: int
+    needs: Sequence[float]
+    other_tokens: int
+
+    def __iter__(self) -> Iterator[tuple[Candidates, int]]:
+        return zip(self.forest, self.limits, strict=True)
 
 
 class TreePolicy(Policy):
@@ -40,23 +62,10 @@ class TreePolicy(Policy):
         """Whether drafts keep to the verify budget: depth, width, and no drafts once other tokens fill it."""
         return False
 
-    def select(
-        self,
-        candidates: Sequence[Candidates],
-        limits: Sequence[int],
-        budget: int,
-        needs: Sequence[float],
-        other_tokens: int,
-    ) -> list[npt.NDArray[np.bool_]]:
+    def select(self, step: StepCandidates) -> list[npt.NDArray[np.bool_]]:
         """One `[n]` mask per request, closed under parents and with at most `limits[i]` nodes.
 
-        limits        maximum draft nodes of each request, by its max_tokens and by the step; below 1: no draft
-        budget        draft nodes that the verify budget leaves; may be negative
-        needs         tokens that each request must get from this step to meet its SLO; -inf without one, and for a
-                      policy that does not need SLOs
-        other_tokens  tokens of the step that are not drafts
-
-        Every policy keeps to `limits` and may ignore the other arguments.
+        Every policy keeps to the limits and may ignore the other bounds.
         """
         raise NotImplementedError
 

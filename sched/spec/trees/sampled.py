@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from jaxspec.sched.spec.trees.candidates import Candidates
-from jaxspec.sched.spec.trees.policy import TreePolicy
+from jaxspec.sched.spec.trees.policy import StepCandidates, TreePolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +20,8 @@ class SampledTree(TreePolicy):
 
     levels: int
 
-    def select(
-        self,
-        candidates: Sequence[Candidates],
-        limits: Sequence[int],
-        budget: int,
-        needs: Sequence[float],
-        other_tokens: int,
-    ) -> list[npt.NDArray[np.bool_]]:
-        return [c.mask(self._first(c, max(limit, 0))) for c, limit in zip(candidates, limits, strict=True)]
+    def select(self, step: StepCandidates) -> list[npt.NDArray[np.bool_]]:
+        return [c.mask(self._first(c, max(limit, 0))) for c, limit in step]
 
     def _first(self, candidates: Candidates, limit: int) -> list[int]:
         usable = np.isfinite(candidates.logprob) & (np.asarray(candidates.depths()) <= self.levels)

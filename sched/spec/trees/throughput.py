@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from jaxspec.sched.slots import TREES, Need, SlotContext
-from jaxspec.sched.spec.trees.candidates import Candidates
-from jaxspec.sched.spec.trees.forest import Forest
-from jaxspec.sched.spec.trees.policy import DEPTH, TreePolicy
+from jaxspec.sched.spec.trees.policy import DEPTH, StepCandidates, TreePolicy
 from jaxspec.sched.timing import StepTimes
 
 
@@ -37,17 +34,10 @@ class Throughput(TreePolicy):
     def adaptive(self) -> bool:
         return True
 
-    def select(
-        self,
-        candidates: Sequence[Candidates],
-        limits: Sequence[int],
-        budget: int,
-        needs: Sequence[float],
-        other_tokens: int,
-    ) -> list[npt.NDArray[np.bool_]]:
-        forest = Forest.of(candidates)
+    def select(self, step: StepCandidates) -> list[npt.NDArray[np.bool_]]:
+        forest = step.forest
         # Chances fall along a path. Where they do not, the stable sort keeps parents before their children.
         ranked = forest.ranked(forest.chances, 0.0)
-        best = forest.best(ranked, np.minimum(ranked.count, limits))
-        count = self.times.best_node_count(ranked.value[best], other_tokens, other_tokens)
+        best = forest.best(ranked, np.minimum(ranked.count, step.limits))
+        count = self.times.best_node_count(ranked.value[best], step.other_tokens, step.other_tokens)
         return forest.take(ranked, np.bincount(forest.tree[best[:count]], minlength=len(forest)))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.candidate_trees import best_by_size, check, closed, forest, random_candidates, worth
+from helpers.candidate_trees import best_by_size, check, closed, forest, random_candidates, select, worth
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo, need, slack
 from jaxspec.sched.spec.trees.adaserve import AdaServe, optimal
@@ -38,7 +38,7 @@ FIGURE_2_NEEDS = [1.6, 1.8]
 
 
 def test_the_papers_example():
-    masks = AdaServe(16).select(FIGURE_2, [6, 6], 8 - 2, FIGURE_2_NEEDS, 2)
+    masks = select(AdaServe(16), FIGURE_2, [6, 6], 8 - 2, FIGURE_2_NEEDS, 2)
     assert [np.flatnonzero(m).tolist() for m in masks] == [[0, 2, 4], [0, 1, 2]]
     exact = optimal(FIGURE_2, 8, FIGURE_2_NEEDS)
     assert exact is not None and all((a == b).all() for a, b in zip(masks, exact, strict=True))
@@ -46,24 +46,24 @@ def test_the_papers_example():
 
 def test_who_needs_most_is_served_first():
     """Where the budget is too small for both, descending A decides; without any need, the likeliest nodes do."""
-    assert [int(m.sum()) for m in AdaServe(16).select(FIGURE_2, [6, 6], 2, [1.6, 1.8], 2)] == [0, 2]
-    assert [int(m.sum()) for m in AdaServe(16).select(FIGURE_2, [6, 6], 2, [-inf, -inf], 2)] == [1, 1]
-    assert [int(m.sum()) for m in AdaServe(1).select(FIGURE_2, [6, 6], 2, [1.6, 1.8], 2)] == [1, 1]
+    assert [int(m.sum()) for m in select(AdaServe(16), FIGURE_2, [6, 6], 2, [1.6, 1.8], 2)] == [0, 2]
+    assert [int(m.sum()) for m in select(AdaServe(16), FIGURE_2, [6, 6], 2, [-inf, -inf], 2)] == [1, 1]
+    assert [int(m.sum()) for m in select(AdaServe(1), FIGURE_2, [6, 6], 2, [1.6, 1.8], 2)] == [1, 1]
 
 
 def test_a_need_beyond_the_tree_is_capped():
     """A of 99 counts as d + 1: it does not take more than all levels could give."""
     certain = tree((-1, 1.0), (-1, 0.4), (0, 1.0), (0, 0.3))
-    masks = AdaServe(16).select([certain, FIGURE_2[0]], [9, 9], 3, [99.0, -inf], 2)
+    masks = select(AdaServe(16), [certain, FIGURE_2[0]], [9, 9], 3, [99.0, -inf], 2)
     assert [np.flatnonzero(m).tolist() for m in masks] == [[0, 2], [0]]
 
 
 def test_what_makes_a_step_slower_than_it_is_worth_is_left_out():
     """On the plateau all of the budget is used, beyond it nothing that is no one's need."""
     times = StepTimes({2: 1.0, 4: 1.0, 8: 4.0})
-    masks = AdaServe(16, times).select(FIGURE_2, [6, 6], 6, [-inf, -inf], 2)
+    masks = select(AdaServe(16, times), FIGURE_2, [6, 6], 6, [-inf, -inf], 2)
     assert [int(m.sum()) for m in masks] == [1, 1]
-    masks = AdaServe(16, times).select(FIGURE_2, [6, 6], 6, [2.4, -inf], 2)
+    masks = select(AdaServe(16, times), FIGURE_2, [6, 6], 6, [2.4, -inf], 2)
     assert [int(m.sum()) for m in masks] == [3, 5 - 3 + 1]  # once the step is long, the rest comes for nothing
 
 
@@ -79,7 +79,7 @@ def test_selection_keeps_to_trees_and_budget(given_, room, data):
     everything = sum(
         min(max(limit, 0), int(np.isfinite(t.logprob).sum())) for t, limit in zip(trees, limits, strict=True)
     )
-    masks = AdaServe(most).select(trees, limits, room, needs, len(trees))
+    masks = select(AdaServe(most), trees, limits, room, needs, len(trees))
     assert sum(int(m.sum()) for m in masks) == min(max(room, 0), everything)
 
 
@@ -120,11 +120,11 @@ def test_it_finds_the_optimum_where_there_is_one(seed, count, room, data):
     exact = optimal(trees, room, needs)
     if exact is None or any(a > t.levels + 1 for a, t in zip(needs, trees, strict=True)):
         return
-    masks = AdaServe(99).select(trees, [99] * count, room - count, needs, count)
+    masks = select(AdaServe(99), trees, [99] * count, room - count, needs, count)
     assert sum(worth(t, m) for t, m in zip(trees, masks, strict=True)) == pytest.approx(
         sum(worth(t, m) for t, m in zip(trees, exact, strict=True))
     )
-    free = GlobalGreedy().select(trees, [99] * count, room - count, needs, count)
+    free = select(GlobalGreedy(), trees, [99] * count, room - count, needs, count)
     assert sum(map(np.sum, free)) == sum(map(np.sum, masks))
 
 

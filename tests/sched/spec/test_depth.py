@@ -14,6 +14,7 @@ from jaxspec.sched.spec.calibration import BIN_EDGES, AcceptanceRecord, Calibrat
 from jaxspec.sched.spec.depth import DepthController, DraftTimes
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.forest import Forest
+from jaxspec.sched.spec.trees.policy import StepCandidates
 from jaxspec.sched.spec.trees.throughput import Throughput
 from jaxspec.sched.timing import StepTimes
 
@@ -37,7 +38,7 @@ def select(
 ) -> list[np.ndarray]:
     forest = Forest(candidates)
     forest = forest.calibrated(chances(forest, [spec.calibration] * len(candidates), records))
-    masks = Throughput(spec.times.step).select(forest, limits, 0, [], len(candidates))
+    masks = Throughput(spec.times.step).select(StepCandidates(forest, limits, 0, [], len(candidates)))
     for c, mask, limit in zip(forest, masks, limits, strict=True):
         if spec.probing and limit and not mask.any():  # as the speculator does
             mask[c.best(1)[0]] = True

@@ -170,7 +170,6 @@ def test_a_forest_is_its_trees(given_: tuple[list[Candidates], list[int]], seed:
     other = woods.calibrated(rng.uniform(size=len(woods.tree)))
     for tree, own, likely in zip(other, trees, woods.split(other.logprob), strict=True):
         assert tree.token is own.token and tree.logprob.tolist() == likely.tolist()
-    assert Forest.of(woods) is woods
 
 
 def test_preorder_refuses_what_is_no_tree():
