@@ -27,7 +27,8 @@ class MlfqSettings(Section):
 class Mlfq(Order):
     """A new request starts in the first queue. When it has used up a queue's quantum, it moves to the next one.
 
-    A request preempts running requests of lower queues. Within a queue, requests go first come, first served.
+    A request preempts running requests of lower queues. Within a queue, requests go first come, first served, and a
+    running one keeps its slot.
     """
 
     preemptive = True
