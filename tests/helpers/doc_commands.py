@@ -1,4 +1,7 @@
-"""Finds the commands and Python snippets in the pages: indented and fenced blocks, and code spans."""
+"""Finds the commands and Python snippets in the pages: indented and fenced blocks, and code spans.
+
+The docstrings of the examples count as pages.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from pathlib import Path
 
 from helpers.paths import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "examples").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.py")),
+]  # fmt: skip
 
 #: First words of commands, after any NAME=VALUE.
 PROGRAMS = frozenset({"python", "python3", "jaxspec", "make", "curl", "pip", "pre-commit", "git", "source", ".ci/run"})
@@ -107,7 +113,7 @@ class Command:
 
 def blocks(page: Path) -> Iterator[Block]:
     """Indented and fenced blocks."""
-    name, lines = page.relative_to(ROOT).as_posix(), page.read_text(encoding="utf-8").splitlines()
+    name, lines = page.relative_to(ROOT).as_posix(), _lines(page)
     for begin, end, language in _extents(lines):
         text = "\n".join(line.removeprefix("    ") if language is None else line for line in lines[begin:end])
         yield Block(name, begin + 1, text.rstrip(), language or "")
@@ -115,7 +121,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 def spans(page: Path) -> Iterator[Block]:
     """Code spans of the text between blocks; a span may continue on the next line."""
-    name, lines = page.relative_to(ROOT).as_posix(), page.read_text(encoding="utf-8").splitlines()
+    name, lines = page.relative_to(ROOT).as_posix(), _lines(page)
     for begin, end, language in _extents(lines):
         fence = 0 if language is None else 1
         lines[begin - fence : end + fence] = [""] * (end - begin + 2 * fence)
@@ -166,6 +172,14 @@ def other_blocks() -> list[Block]:
     """Blocks without a language that hold neither commands nor Python."""
     every = [block for page in PAGES for block in blocks(page) if block.language not in OTHER]
     return [block for block in every if commands_of(block) is None and not is_python(block)]
+
+
+def _lines(page: Path) -> list[str]:
+    """The lines of a page; of a Python file those of its docstring, which begins on line 1."""
+    text = page.read_text(encoding="utf-8")
+    if page.suffix == ".py":
+        text = ast.get_docstring(ast.parse(text), clean=False) or ""
+    return text.splitlines()
 
 
 def _extents(lines: Sequence[str]) -> Iterator[tuple[int, int, str | None]]:

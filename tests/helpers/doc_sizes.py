@@ -134,7 +134,7 @@ RUNS = (
 )  # fmt: skip
 
 #: Pages whose commands build on each other: they are run one after the other in one folder.
-SEQUENCES = frozenset({"docs/distill.md", "docs/predictor.md"})
+SEQUENCES = frozenset({"docs/distill.md", "docs/predictor.md", "examples/own_model.py"})
 
 #: Commands that are not run as they are, by what they begin with, and why. What is looked at instead stands in
 #: `test_docs.py`: targets and variables of make, options of what they start, extras of pip.
@@ -153,8 +153,12 @@ CHECKED = {
     ".ci/run": "it is lint and tests again",
 }
 
-#: Commands with a test of their own, in `test_docs_server.py` and `test_docs.py`.
-OWN_TESTS = {"curl": "it is sent to the live server", "make help": "it is run, and lists the targets"}
+#: Commands with a test of their own, in `test_docs_server.py`, `test_docs.py` and `test_examples.py`.
+OWN_TESTS = {
+    "curl": "it is sent to the live server",
+    "make help": "it is run, and lists the targets",
+    **{f"python examples/{name}.py": "it is run" for name in ("serve", "offline", "simulate", "own_model")},
+}
 
 #: First lines of blocks that hold something else.
 NO_COMMANDS = {

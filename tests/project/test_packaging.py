@@ -31,6 +31,8 @@ def test_every_package_is_named_once() -> None:
     papers = {folder for folder in found if "papers" in folder.parts}  # experiments run from a checkout
     assert papers
     assert {folder_of(package) for package in packages} == found - papers
+    # Neither tests nor examples.
+    assert {path.relative_to(ROOT).parts[0] for path in found} == {"jaxspec", "models", "sched", "train_predictor"}
     assert not any(folder.is_symlink() for folder in found)
 
 
