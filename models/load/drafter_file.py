@@ -10,7 +10,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
@@ -89,8 +88,3 @@ def load_drafter(path: Path, target: DecoderConfig, weights: Weights) -> tuple[D
 def _layer(weights: Weights) -> dict[str, tuple[int, ...]]:
     """Part -> shape in the target's layers, which all have the same shapes."""
     return {name.removeprefix("layers.0."): w.shape for name, w in weights.items() if name.startswith("layers.0.")}
-
-
-def as_decoder(config: DecoderConfig, weights: Weights) -> DraftDecoder:
-    """Build the drafter with XLA products, for tests and training."""
-    return DraftDecoder(config, {k: jnp.asarray(v) for k, v in weights.items()})

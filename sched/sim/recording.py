@@ -1,4 +1,4 @@
-"""Records a scheduler's inputs and plans on the real engine, to replay them and to fit the simulator's models."""
+"""Records a scheduler's inputs and plans on the real engine, to fit the simulator's models and to replay them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxspec.sched.plan import Lookahead, Plan, RequestResult
 from jaxspec.sched.request import Request
-from jaxspec.sched.scheduler import NO_DRAFTS, Scheduler
-from jaxspec.sched.sim.cost import Linear, StepLoad
-from jaxspec.sched.sim.simulator import Simulation
-from jaxspec.sched.sim.workload import Workload
+from jaxspec.sched.scheduler import Scheduler
+from jaxspec.sched.sim.cost import StepLoad
 
 #: Recorded times are multiples of this many seconds, so sums of them are exact and so is a replay's clock.
 TICK = 2.0**-20
@@ -58,25 +54,9 @@ class Recording:
     requests: list[Seen] = field(default_factory=list[Seen])
     steps: list[Step] = field(default_factory=list[Step])
 
-    def first_served(self) -> list[int]:
-        """Requests in the order of their first step; within a step in the plan's order."""
-        return list(dict.fromkeys(i for step in self.steps for i, _, _ in step.scheduled))
-
-    def completed(self) -> list[int]:
-        """Requests in the order of completion."""
-        return [i for step in self.steps for i in step.finished]
-
     def traces(self) -> list[list[tuple[int, int]]]:
         """(drafted, accepted) of each request's rounds with drafts, for `acceptance.fit`."""
         return [[(drafted, accepted) for drafted, accepted in r.rounds if drafted] for r in self.requests]
-
-    def workload(self) -> Workload:
-        return Workload(
-            arrival=np.array([r.seen for r in self.requests], float),
-            input=np.array([r.input for r in self.requests], int),
-            output=np.array([r.output for r in self.requests], int),
-            predicted=np.array([np.nan if r.predicted is None else r.predicted for r in self.requests], float),
-        )
 
     def save(self, path: str | Path) -> None:
         """Raises OSError."""
@@ -170,45 +150,3 @@ def _load(plan: Plan, results: Sequence[RequestResult]) -> StepLoad:
         drafting=sum(o.proposed > 0 for o in results),
         levels=max((min(o.proposed, w.levels) for w, o in pairs), default=0),
     )
-
-
-class Replay(Simulation):
-    """Replays a recorded run: arrivals, results and times are the recorded ones, the scheduler makes the plans.
-
-    `scheduled` collects the plans in the form of `Step.scheduled`. `run` raises ValueError at the first plan that
-    differs from the recorded one, because the recorded results do not apply to it.
-    """
-
-    def __init__(self, scheduler: Scheduler, recording: Recording) -> None:
-        super().__init__(scheduler, recording.workload(), Linear(0.0), _Rounds(recording))
-        self._max_tokens = [request.max_tokens for request in recording.requests]
-        self.recording = recording
-        self.scheduled: list[list[tuple[int, int, int]]] = []
-
-    def _lookahead(self, now: float) -> Lookahead:
-        step = len(self.scheduled)
-        return Lookahead(*self.recording.steps[step].lookahead) if step < len(self.recording.steps) else NO_DRAFTS
-
-    def _time(self, plan: Plan, now: float) -> tuple[float, float]:
-        steps, i = self.recording.steps, len(self.scheduled)
-        self.scheduled.append([(int(w.request.id), w.start, w.count) for w in plan.scheduled])
-        if i >= len(steps) or self.scheduled[-1] != steps[i].scheduled:
-            expected = steps[i].scheduled if i < len(steps) else "no further step"
-            raise ValueError(f"step {i}: planned {self.scheduled[-1]}, the recording has {expected}")
-        until = steps[i + 1].begun if i + 1 < len(steps) else steps[i].ended
-        return until - steps[i].begun, steps[i].service
-
-
-class _Rounds:
-    """Acceptance model that repeats the recorded rounds of each request."""
-
-    def __init__(self, recording: Recording) -> None:
-        self._rounds = [iter(r.rounds) for r in recording.requests]
-
-    def round(self, request: int, produced: int, most: int) -> tuple[int, int]:
-        return next(self._rounds[request])
-
-    def share(self, request: int, most: int) -> float | None:
-        return None
-
-    def forget(self, request: int) -> None: ...

@@ -11,6 +11,7 @@ import pytest
 
 from helpers import tiny
 from helpers.paths import CONFIGS
+from helpers.replay import completed
 from helpers.small import SMALL
 from jaxspec.bench.__main__ import main
 from jaxspec.config import EngineConfig
@@ -215,7 +216,7 @@ def test_the_engine_is_recorded_for_the_simulator(tmp_path, tiny_model, capsys):
     given = ["--json", files[0], "--profile", files[1], "--acceptance", files[2]]
     assert main(["record", *options, *work, *given]) == 0
     recording, profile = Recording.read(files[0]), load_profile(files[1])
-    assert sorted(recording.completed()) == list(range(12)) and profile.buckets == (16,)
+    assert sorted(completed(recording)) == list(range(12)) and profile.buckets == (16,)
     assert 0 < load_process(files[2]).mean < 1
     assert "12 requests" in capsys.readouterr().out
     # What it wrote is what the simulator reads.

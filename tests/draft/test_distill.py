@@ -23,6 +23,7 @@ from safetensors.numpy import save_file
 from helpers import tiny
 from helpers.distillation import LONGEST, TARGET, VOCAB, answers, settings
 from helpers.jsonl import write_lines
+from helpers.tiny_drafters import as_decoder
 from jaxspec.config import ConfigError
 from jaxspec.draft.distill import data
 from jaxspec.draft.distill.begin import begin, vocabulary
@@ -31,7 +32,7 @@ from jaxspec.draft.distill.train import DEPTH, Batch, Trainer, loss_and_hits, pl
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.drafter import DraftDecoder, draft_forward
 from jaxspec.models.llama import Decoder, device_weights, forward_features
-from jaxspec.models.load.drafter_file import as_decoder, load_drafter, save_drafter
+from jaxspec.models.load.drafter_file import load_drafter, save_drafter
 from jaxspec.train_predictor import curve
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from helpers import tiny
 from helpers.generation import GREEDY, check_clean, params, prompts, tokens_of
-from helpers.tiny_drafters import conditioned, perfect
+from helpers.tiny_drafters import as_decoder, conditioned, perfect
 from jaxspec import LLM
 from jaxspec.config import ConfigError
 from jaxspec.draft import registry as drafters
@@ -26,7 +26,6 @@ from jaxspec.draft.runner import DraftRunner
 from jaxspec.kernels import cpu
 from jaxspec.models.drafter import draft_forward
 from jaxspec.models.llama import Decoder, device_weights, forward_features
-from jaxspec.models.load.drafter_file import as_decoder
 from jaxspec.step.batch import BatchShape
 from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import SamplingInputs, Tree

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from math import exp
 
 import numpy as np
 from hypothesis import strategies as st
@@ -87,3 +88,29 @@ def select(
     """The masks that the policy selects, one per tree."""
     forest = trees if isinstance(trees, Forest) else Forest(trees)
     return policy.select(StepCandidates(forest, limits, budget, needs, other_tokens))
+
+
+def optimal(candidates: Sequence[Candidates], verify_budget: int, needs: Sequence[float]) -> list[np.ndarray] | None:
+    """AdaServe's Algorithm 1: most expected tokens, if the candidates' path probabilities were exact.
+
+    Returns the masks of the selected nodes, or None (INVALID) if `verify_budget` tokens, roots included, do not give
+    every request what it needs.
+    """
+    left = verify_budget - len(candidates)
+    best = [c.best(len(c)) for c in candidates]
+    chances = [[exp(value) for value in values] for _, values in best]
+    taken = [0] * len(best)
+    if left < 0:
+        return None
+    for i, need in enumerate(needs):
+        expected = 1.0
+        while expected < need:
+            if not left or taken[i] == len(chances[i]):
+                return None
+            expected += chances[i][taken[i]]
+            taken[i] += 1
+            left -= 1
+    rest = sorted((-p, i) for i, own in enumerate(chances) for p in own[taken[i] :])
+    for _, i in rest[:left]:  # ties go to the earlier request
+        taken[i] += 1
+    return [c.mask(nodes[:k]) for c, (nodes, _), k in zip(candidates, best, taken, strict=True)]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.draft import registry
 from jaxspec.draft import registry as drafters
+from jaxspec.models.config import DecoderConfig
+from jaxspec.models.drafter import DraftDecoder
 from jaxspec.models.load import LoadedModel
+from jaxspec.models.load.weights import Weights
 
 
 def conditioned(target: LoadedModel, layers: int = 1) -> tuple[Any, dict[str, np.ndarray]]:
@@ -26,3 +30,8 @@ def conditioned(target: LoadedModel, layers: int = 1) -> tuple[Any, dict[str, np
 def perfect(target: LoadedModel) -> tuple[Any, dict[str, np.ndarray]]:
     """The target itself as a drafter."""
     return target.config, registry.whole(target)
+
+
+def as_decoder(config: DecoderConfig, weights: Weights) -> DraftDecoder:
+    """Build the drafter with XLA products."""
+    return DraftDecoder(config, {k: jnp.asarray(v) for k, v in weights.items()})

@@ -11,7 +11,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from helpers import tiny
-from jaxspec.models.load.drafter_file import as_decoder, save_drafter
+from helpers.tiny_drafters import as_decoder
+from jaxspec.models.load.drafter_file import save_drafter
 from jaxspec.models.load.files import replacing
 
 

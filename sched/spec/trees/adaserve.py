@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import exp
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +12,6 @@ from pydantic import PositiveInt
 from jaxspec.sched import slo
 from jaxspec.sched.request import Request
 from jaxspec.sched.slots import TREES, Need, Section, SlotContext
-from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.forest import Forest, Ranked
 from jaxspec.sched.spec.trees.policy import StepCandidates, TreePolicy
 from jaxspec.sched.timing import StepTimes
@@ -108,31 +106,3 @@ class AdaServe(TreePolicy):
             left -= taken[i]
             total += expected - 1.0  # without the bonus token
         return taken, total
-
-
-def optimal(
-    candidates: Sequence[Candidates], verify_budget: int, needs: Sequence[float]
-) -> list[npt.NDArray[np.bool_]] | None:
-    """AdaServe's Algorithm 1: most expected tokens, if the candidates' path probabilities were exact.
-
-    Returns the masks of the selected nodes, or None (INVALID) if `verify_budget` tokens, roots included, do not give
-    every request what it needs. A reference for tests of `AdaServe`, not for serving.
-    """
-    left = verify_budget - len(candidates)
-    best = [c.best(len(c)) for c in candidates]
-    chances = [[exp(value) for value in values] for _, values in best]
-    taken = [0] * len(best)
-    if left < 0:
-        return None
-    for i, need in enumerate(needs):
-        expected = 1.0
-        while expected < need:
-            if not left or taken[i] == len(chances[i]):
-                return None
-            expected += chances[i][taken[i]]
-            taken[i] += 1
-            left -= 1
-    rest = sorted((-p, i) for i, own in enumerate(chances) for p in own[taken[i] :])
-    for _, i in rest[:left]:  # ties go to the earlier request
-        taken[i] += 1
-    return [c.mask(nodes[:k]) for c, (nodes, _), k in zip(candidates, best, taken, strict=True)]

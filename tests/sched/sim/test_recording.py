@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from helpers import tiny
+from helpers.replay import Replay, completed, first_served
 from jaxspec import SamplingParams
 from jaxspec.bench.record import drive, took
 from jaxspec.sched import PagePool, Scheduler
 from jaxspec.sched.sim.cost import Profiled
-from jaxspec.sched.sim.recording import Recorder, Recording, Replay
+from jaxspec.sched.sim.recording import Recorder, Recording
 
 SMALL: dict[str, Any] = dict(
     compilation_cache_dir="", kv_cache_tokens=256, max_model_len=96, max_num_batched_tokens=16, max_num_seqs=3,
@@ -59,10 +60,10 @@ def test_the_simulator_does_what_the_engine_did(preset):
     assert [step.scheduled for step in recording.steps] == replay.scheduled
 
     # The same order of first service and of completion; those of one step are in its plan's order.
-    order = {i: at for at, i in enumerate(recording.first_served())}
-    assert sorted(order, key=lambda i: (served.first_scheduled[i], order[i])) == recording.first_served()
-    order = {i: at for at, i in enumerate(recording.completed())}
-    assert sorted(order, key=lambda i: (served.finished[i], order[i])) == recording.completed()
+    order = {i: at for at, i in enumerate(first_served(recording))}
+    assert sorted(order, key=lambda i: (served.first_scheduled[i], order[i])) == first_served(recording)
+    order = {i: at for at, i in enumerate(completed(recording))}
+    assert sorted(order, key=lambda i: (served.finished[i], order[i])) == completed(recording)
     assert len(order) == len(recording.requests) == 14
     if preset == "fcfs, short of pages":
         assert served.preemptions.sum() > 0

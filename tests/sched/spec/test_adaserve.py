@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.candidate_trees import best_by_size, check, closed, forest, random_candidates, select, worth
+from helpers.candidate_trees import best_by_size, check, closed, forest, optimal, random_candidates, select, worth
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo, need, slack
-from jaxspec.sched.spec.trees.adaserve import AdaServe, optimal
+from jaxspec.sched.spec.trees.adaserve import AdaServe
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.global_greedy import GlobalGreedy
 from jaxspec.sched.timing import StepTimes
