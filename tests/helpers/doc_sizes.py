@@ -120,8 +120,8 @@ RUNS = (
     Run("jaxspec.bench paper adaserve", " --minutes 0.05", constants=_constants("adaserve.experiment", {
         "RATES": {"llama-2-7b": (2, 8), "llama-2-70b": (1,)}, "SHARES": (0.0, 1.0), "SCALES": (1.0, 0.8, 0.6)})),
     # The drafters of the package, which take turns there, fit the real model only.
-    Run("jaxspec.bench paper spin", " --model {model}" + _FEWER + _TURN, with_=("--engine",),
-        constants=_constants("spin.engine spin.report", {"DRAFTERS": ("ngram", "truncated:1", "truncated:15")})),
+    Run("jaxspec.bench paper spin", " --model {model} --set draft=[ngram,truncated:1,truncated:15]" + _FEWER + _TURN,
+        with_=("--engine",)),
     Run("jaxspec.bench paper spin", " --model {model} --batches 2 --drafts 2 --rows 1 --runs 1 --repeats 1",
         with_=("--verification",)),
     Run("jaxspec.bench paper spin", " --model {model}" + _FEWER + _PIPELINE,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxspec.bench import BenchError, options
 from jaxspec.bench.record import drive
 from jaxspec.outputs import RequestMetrics
 from jaxspec.sampling_params import SamplingParams
@@ -41,22 +39,6 @@ def simulate(
     config = SchedulerConfig(concurrency, token_budget, limit, None, max(concurrency, 64), policy)
     scheduler = Scheduler(config, PagePool(pages, PAGE_SIZE, enable_prefix_caching=False))
     return Simulation(scheduler, workload, cost, acceptance, draft_length).run()
-
-
-@contextmanager
-def engines(presets: Mapping[str, Mapping[str, Any]], model: str | None) -> Iterator[dict[str, LLM]]:
-    """Start one engine per preset, and close them at the end. Raises `BenchError` if one cannot start."""
-    from jaxspec.llm import LLM
-
-    with ExitStack() as stack:
-        loaded = {}
-        for name, preset in presets.items():
-            settings = {**options.COMPILE_ALL_FIRST, **({"model": model} if model else {}), **preset}
-            try:
-                loaded[name] = stack.enter_context(LLM(show_progress=True, **settings))
-            except (OSError, ValueError, RuntimeError) as error:
-                raise BenchError(f"{name}: {error}") from None
-        yield loaded
 
 
 def turns(

@@ -10,12 +10,14 @@ import pytest
 
 from helpers import tiny
 from helpers.small import SMALL
+from jaxspec.bench import BenchError
 from jaxspec.bench.__main__ import main
-from jaxspec.bench.papers import page
+from jaxspec.bench.papers import page, presets
 from jaxspec.bench.papers.laps_sd import experiment as laps_sd
 from jaxspec.bench.papers.laps_sd.perception import estimation_error
 from jaxspec.bench.papers.ssjf import experiment as ssjf
 from jaxspec.bench.papers.ssjf.report import CLASSES, FCFS, KNOWN, NOISY, gains
+from jaxspec.sched.config import PolicyConfig
 from jaxspec.sched.sim import arrivals
 from jaxspec.sched.sim.acceptance import Process
 from jaxspec.sched.sim.cost import LLAMA_7B_L20
@@ -57,7 +59,7 @@ def test_shorter_first_serves_sooner_and_knowing_more_so(mode):
 def test_answers_of_a_batch_leave_together():
     rng = np.random.default_rng(0)
     work = ssjf.join(arrivals.burst(8), table(), 8, rng)
-    policy = ssjf.PolicyConfig(batching="dynamic", max_batch_size=4)
+    policy = PolicyConfig(batching="dynamic", max_batch_size=4)
     served = ssjf.simulate(policy, 4, work, ssjf.SSJF)
     together = ssjf.returned_together(served)
     ends = [served.finished[:4].max(), served.finished[4:].max()]
@@ -175,8 +177,18 @@ def test_unreadable_data_is_named(tmp_path, capsys):
     assert main(["paper", "ssjf", "--lengths", str(tmp_path / "none.csv"), "--out", str(tmp_path), "--engine"]) == 2
     assert "none.csv" in capsys.readouterr().err
     (tmp_path / "ssjf.json").write_text("not json")
-    with pytest.raises(page.BenchError, match=r"ssjf\.json"):
+    with pytest.raises(BenchError, match=r"ssjf\.json"):
         page.keep(tmp_path / "ssjf.json", "engine", {}, None)
+
+
+def test_systems_are_presets_with_changes(tmp_path, monkeypatch):
+    preset = presets.Preset("sjf_oracle").but(max_batch_size=2)
+    config = preset.but(order="fcfs").load(max_batch_size=3, max_num_seqs=5)
+    assert (config.predictor, config.order, config.max_batch_size, config.max_num_seqs) == ("oracle", "fcfs", 2, 5)
+    assert preset.load().order == "sjf"
+    monkeypatch.setattr(presets, "CONFIGS", tmp_path)
+    with pytest.raises(BenchError, match=r"sjf_oracle\.yaml is missing: the experiments run from a checkout"):
+        preset.load()
 
 
 def test_tables_replace_only_what_stands_between_their_marks(tmp_path):

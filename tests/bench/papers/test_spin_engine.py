@@ -12,7 +12,6 @@ from helpers import tiny
 from helpers.switching import SIZES, load
 from jaxspec.bench.__main__ import main
 from jaxspec.bench.papers.spin import engine as spin_engine
-from jaxspec.bench.papers.spin import report as spin_page
 from jaxspec.bench.papers.spin.engine import CHOICES, NONE, ORACLE
 from jaxspec.bench.papers.spin.pipeline import APART, BESIDE
 from jaxspec.bench.papers.spin.report import best_alone, pipeline_section, sections
@@ -27,8 +26,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     quiet = {**SIZES, "show_progress": False}
     monkeypatch.setattr("jaxspec.llm.LLM", lambda **given: tiny.llm(**{**given, **quiet}))
     monkeypatch.setattr(drafters, "load", load)
-    for module in (spin_engine, spin_page):
-        monkeypatch.setattr(module, "DRAFTERS", DRAFTERS)
     monkeypatch.setattr(spin_engine, "CHAIN", {"draft": "perfect", "levels": 2})
 
 
@@ -38,6 +35,7 @@ def test_contenders_take_turns_on_one_engine(small: None, tmp_path: Path) -> Non
     (tmp_path / "sums.jsonl").write_text('{"turns": ["1 + 2 = 3, 2 + 2 ="]}\n')
     data = ["--code", str(tmp_path / "code.jsonl"), "--maths", str(tmp_path / "sums.jsonl")]
     work = ["--engine-prompts", "3", "--engine-concurrency", "2", "--engine-tokens", "8", "--engine-batches", "1", "3"]
+    work += ["--set", f"draft=[{', '.join(DRAFTERS)}]"]
     out = ["--repeats", "2", "--out", str(tmp_path / "docs")]
     assert main(["paper", "spin", "--engine", *data, *work, *out]) == 0
     engine: dict[str, Any] = json.loads((tmp_path / "docs" / "spin.json").read_text())["engine"]

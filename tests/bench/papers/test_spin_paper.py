@@ -29,6 +29,7 @@ from jaxspec.bench.papers.spin.systems import (
     VANILLA,
     Requests,
     System,
+    choosing,
     goodput,
     simulation,
 )
@@ -192,7 +193,7 @@ def test_draft_choice_pays_where_requests_differ():
     known[::2, 0] = known[1::2, 1] = 0.95
     given = requests_of(known, 120)
     run = lambda system: goodput(simulation(system, AS_MEASURED, LLM, given, 0).run())["tokens"]  # noqa: E731
-    learned = run(System({**LBSS, "lbss": {"exploration": 1, "chunk": 1}}))
+    learned = run(System(LBSS.but(lbss={"exploration": 1, "chunk": 1})))
     best = max(run(VANILLA[name]) for name in SSMS)
     assert run(CHOICES[ORACLE]) > learned > run(CHOICES[GREEDY])
     assert run(CHOICES[ORACLE]) > 1.2 * best
@@ -201,7 +202,7 @@ def test_draft_choice_pays_where_requests_differ():
 def test_packing_and_flowing_make_steps_shorter():
     given = Dataset([table(20, 60)], [EASE["alpaca"]]).requests(48, 0)
     run = lambda system: goodput(simulation(system, AS_MEASURED, LLM, given, 0).run())["tokens"]  # noqa: E731
-    single = replace(SYSTEMS[UNPIPED], settings={"draft_choice": "single"}, ssms=("1.1B",))
+    single = replace(SYSTEMS[UNPIPED], preset=choosing("single"), ssms=("1.1B",))
     padded, packed = run(replace(single, padded=True)), run(single)
     flowing = run(replace(single, micro_batches=2, flowing=True))
     assert padded < packed < flowing

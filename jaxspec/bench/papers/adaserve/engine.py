@@ -12,7 +12,8 @@ import numpy as np
 from jaxspec.bench import BenchError, prompts
 from jaxspec.bench.papers.adaserve.mix import MIX, Categories, capped
 from jaxspec.bench.papers.adaserve.systems import INCREMENTAL, SARATHI, SYSTEMS
-from jaxspec.bench.papers.serving import engines, once, turns
+from jaxspec.bench.papers.presets import engines, overrides
+from jaxspec.bench.papers.serving import once, turns
 from jaxspec.bench.record import drive
 from jaxspec.errors import explained
 from jaxspec.outputs import RequestMetrics
@@ -30,8 +31,6 @@ MODERATE, RELAXED = 2.4, 8.0
 SCALE, LIGHT = 0.8, 0.25
 #: §6.1's measurement of the baseline latency: requests, prompt tokens, output tokens.
 BATCH, PROMPT, ANSWER = 8, 32, 128
-#: Token budgets that differ from the engine's default, as in configs/sarathi.yaml.
-CHUNKS: Mapping[str, Mapping[str, Any]] = {SARATHI: {"max_num_batched_tokens": 64}}
 #: Search for the rate at which continuous batching has this SLO attainment: goal, tolerance, and most tries.
 HALF, NEAR, TRIES = 0.5, 0.1, 8
 
@@ -80,13 +79,12 @@ class Requests:
 def on_engine(args: argparse.Namespace, short: Lengths, long: Lengths) -> dict[str, Any]:
     """SLO attainment, goodput and throughput in tokens/s, and mean TTFT in seconds of each system's turns; by rate, and
     under light load with strict requests only. Raises `BenchError`."""
-    from jaxspec.config import ConfigError, parse_overrides
     from jaxspec.models.load.tokenizer import chat_ids
 
+    settings = {"enable_prefix_caching": False, **overrides(args)}
     try:
-        overrides = parse_overrides(args.set)
         texts = prompts.load(args.prompts) if args.prompts else list(prompts.PROMPTS)
-    except (ConfigError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise BenchError(explained(error)) from None
     names = args.engine_systems or list(SYSTEMS)
     if unknown := sorted({*names} - {*SYSTEMS}):
@@ -95,9 +93,7 @@ def on_engine(args: argparse.Namespace, short: Lengths, long: Lengths) -> dict[s
     if not plain:
         raise BenchError(f"--engine-systems: needs {INCREMENTAL} or {SARATHI}, which determine the load")
     repeats = args.repeats or 3
-    limits = {"enable_prefix_caching": False}
-    presets = {name: {**limits, **SYSTEMS[name], **CHUNKS.get(name, {}), **overrides} for name in names}
-    with engines(presets, args.model) as loaded:
+    with engines({name: SYSTEMS[name].but(**settings) for name in names}, args.model) as loaded:
         first = loaded[plain[0]]
         ids = [chat_ids(first.tokenizer, text) for text in texts]
         context = min(llm.engine.max_model_len for llm in loaded.values())

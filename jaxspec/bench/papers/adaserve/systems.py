@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
+from jaxspec.bench.papers.presets import Preset
 from jaxspec.bench.papers.serving import PAGE_SIZE
-from jaxspec.config import EngineConfig
-from jaxspec.draft.policies import build_speculator
+from jaxspec.draft.policies import build_speculator, tree_policy
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.scheduler import Scheduler
@@ -24,19 +23,20 @@ OURS, PAPER, UNCALIBRATED = "jaxspec", "AdaServe", "AdaServe, uncalibrated"
 INCREMENTAL, SARATHI, SPECINFER = "IncrDec", "Sarathi", "SpecInfer"
 EQUAL, GLOBAL, FCFS, STTA = "EqualGreedy", "GlobalGreedy", "FCFS", "STTA"
 
-#: Settings as in the presets of `configs/`, except for the token budget. IncrDec also stands for vLLM: as the paper
-#: says, both put prefill before decoding.
-SYSTEMS: Mapping[str, Mapping[str, Any]] = {
-    INCREMENTAL: {"draft": [], "prefill": "first"},
-    SARATHI: {"draft": []},
-    FCFS: {"draft": [], "pace": "fcfs"},
-    STTA: {"draft": [], "pace": "stta"},
-    SPECINFER: {"tree": "fixed"},
-    EQUAL: {"tree": "equal_greedy"},
-    GLOBAL: {"tree": "global_greedy"},
-    UNCALIBRATED: {"tree": "adaserve", "adaserve": {"economic": False}, "draft_calibration": False},
-    PAPER: {"tree": "adaserve", "adaserve": {"economic": False}},
-    OURS: {"tree": "adaserve", "pace": "deadline"},
+#: AdaServe as in the paper: without what the preset adds.
+_AS_WRITTEN = Preset("adaserve").but(adaserve={"economic": False}, pace="none")
+#: IncrDec also stands for vLLM: as the paper says, both put prefill before decoding. All have the same drafter.
+SYSTEMS: Mapping[str, Preset] = {
+    INCREMENTAL: Preset("incremental"),
+    SARATHI: Preset("sarathi"),
+    FCFS: Preset("slo_fcfs"),
+    STTA: Preset("stta"),
+    SPECINFER: Preset("specinfer").but(draft=["auto"]),
+    EQUAL: Preset("equal_greedy"),
+    GLOBAL: Preset("global_greedy"),
+    UNCALIBRATED: _AS_WRITTEN.but(draft_calibration=False),
+    PAPER: _AS_WRITTEN,
+    OURS: Preset("adaserve"),
 }
 #: Baselines of the paper's end-to-end comparison (Fig. 4 and 5), without drafts and with them.
 BASELINES = INCREMENTAL, SARATHI, SPECINFER
@@ -54,11 +54,12 @@ CHUNK, PROMPTS = 512, 2048
 
 
 def simulation(
-    settings: Mapping[str, Any], machine: Machine, work: Workload, seed: int, process: TreeProcess = DRAFTS
+    system: Preset, machine: Machine, work: Workload, seed: int, process: TreeProcess = DRAFTS
 ) -> TreeSimulation:
-    """A simulation of the system with these settings. The same seed gives every system the same drafts and texts."""
-    first = settings.get("prefill") == "first"
-    config = EngineConfig.load(None, **{"max_num_batched_tokens": PROMPTS if first else CHUNK, **settings})
+    """A simulation of the system. The same seed gives every system the same drafts and texts."""
+    config = system.load()
+    budget = PROMPTS if config.prefill == "first" else CHUNK
+    config = config.model_copy(update={"max_num_batched_tokens": budget})
     times = step_times(machine.cost, CONTEXT)
     limits = SchedulerConfig(
         CONCURRENCY,

@@ -32,11 +32,12 @@ from jaxspec.bench.papers.alise.report import (
     draw,
     sections,
 )
-from jaxspec.bench.papers.serving import PAGE_SIZE, engines, prompt_ids, turns
+from jaxspec.bench.papers.presets import Preset, engines, overrides
+from jaxspec.bench.papers.serving import PAGE_SIZE, prompt_ids, turns
 from jaxspec.errors import explained
 from jaxspec.outputs import RequestMetrics
 from jaxspec.progress import progress
-from jaxspec.sched.config import PolicyConfig, SchedulerConfig
+from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.sim import arrivals
@@ -76,20 +77,21 @@ class System:
     the length predictions' log-normal error, None: true lengths.
     """
 
-    policy: Mapping[str, Any]
+    preset: Preset
     kv: float = 0.5
     reserving: bool = False
     error: float | None = None
 
 
-def alise(memory: str) -> dict[str, Any]:
-    return {"order": "alise", "memory": memory, "predictor": "oracle"}
+def alise(memory: str) -> Preset:
+    return Preset("alise").but(memory=memory, predictor="oracle", aging_ms=None)
 
 
+FIRST_COME = Preset("fcfs").but(memory="recompute")
 #: Fig. 6. In the paper ALISE's KV is INT8, and vLLM's FP16.
 SYSTEMS = {
-    ORCA: System({"order": "fcfs", "memory": "recompute"}, kv=1.0, reserving=True),
-    VLLM: System({"order": "fcfs", "memory": "recompute"}, kv=1.0),
+    ORCA: System(FIRST_COME, kv=1.0, reserving=True),
+    VLLM: System(FIRST_COME, kv=1.0),
     FULL: System(alise("swap"), kv=1.0, error=ERROR),
     ALISE: System(alise("swap"), error=ERROR),
     WORSE: System(alise("swap"), error=LARGE_ERROR),
@@ -207,9 +209,8 @@ def serve(system: System, machine: Machine, work: Workload, longest: int, seed: 
         work = work.predict(noisy(work.output, system.error, np.random.default_rng(seed)))
     positions = machine.positions(system.kv)
     concurrency = max(1, positions // longest) if system.reserving else CONCURRENCY
-    policy = PolicyConfig.model_validate(system.policy)
     config = SchedulerConfig(
-        concurrency, max(BUDGET, concurrency), CONTEXT, None, max(64, concurrency), policy,
+        concurrency, max(BUDGET, concurrency), CONTEXT, None, max(64, concurrency), system.preset.load().policy,
         host_pages=int(HOST_BYTES / (PAGE_SIZE * machine.kv_bytes * system.kv)),
         costs=machine.swap_costs(PAGE_SIZE, system.kv),
     )  # fmt: skip
@@ -231,26 +232,23 @@ def on_engine(args: argparse.Namespace, tables: Mapping[str, Lengths]) -> dict[s
 
     Fewer and shorter requests and a small pool, so that memory is as scarce as in the paper. Raises `BenchError`.
     """
-    from jaxspec.config import ConfigError, parse_overrides
-
-    try:
-        overrides = parse_overrides(args.set)
-    except ConfigError as error:
-        raise BenchError(str(error)) from None
     repeats = args.repeats or 5
-    predicted = {"predictor": "noisy_oracle", "predictor_noise": ERROR}
+    settings = {
+        "draft": [], "kv_cache_tokens": args.engine_kv, "enable_prefix_caching": False, **overrides(args),
+    }  # fmt: skip
     presets = {
-        VLLM: {"order": "fcfs", "memory": "recompute"},
-        **{name: {**alise(system.policy["memory"]), **predicted} for name, system in MEMORIES.items()},
+        VLLM: FIRST_COME,
+        **{
+            name: system.preset.but(predictor="noisy_oracle", predictor_noise=ERROR)
+            for name, system in MEMORIES.items()
+        },
         KNOWN: alise("auto"),
     }
     results: dict[str, Any] = {}
     with progress("turns", len(DATA) * len(presets) * (repeats + 1)) as advance:
         for data in DATA:
             table = scaled(tables[data], args.engine_tokens, args.engine_kv // 2)
-            limits = {"draft": [], "kv_cache_tokens": args.engine_kv, "enable_prefix_caching": False}
-            settings = {name: {**limits, **preset, **overrides} for name, preset in presets.items()}
-            with engines(settings, args.model) as loaded:
+            with engines({name: preset.but(**settings) for name, preset in presets.items()}, args.model) as loaded:
                 vocabulary = next(iter(loaded.values())).engine.model_config.vocab_size
 
                 def jobs(

@@ -18,7 +18,8 @@ import numpy as np
 from jaxspec.bench import BenchError, options, plot, prompts
 from jaxspec.bench.papers import page
 from jaxspec.bench.papers.laps_sd.perception import estimation_error
-from jaxspec.bench.papers.serving import engines, mean_jct, simulate, turns
+from jaxspec.bench.papers.presets import Preset, engines, overrides
+from jaxspec.bench.papers.serving import mean_jct, simulate, turns
 from jaxspec.errors import explained
 from jaxspec.progress import progress
 from jaxspec.sched.config import PolicyConfig
@@ -55,7 +56,20 @@ PAPER_ERROR = {"chat": 7.63, "code": 11.21, "math": 8.51}
 #: With a switch every 80 ms of service, LAS spends as much time on switches as in Fig. 2 (see `sched/sim/cost.py`).
 QUANTUM_MS = 80.0
 
-Curves = dict[str, dict[str, float]]
+
+def stable_at(stability: tuple[int, float]) -> dict[str, Any]:
+    """γ and δ as `LapsSdSettings` fields."""
+    return {"window": stability[0], "tolerance": stability[1]}
+
+
+#: With known output lengths.
+PRESETS: Mapping[str, Preset] = {
+    FCFS: Preset("fcfs"),
+    LP_SJF: Preset("lp_sjf").but(predictor="oracle"),
+    LAS: Preset("las"),
+    LAPS_SD: Preset("laps_sd").but(predictor="oracle", laps_sd=stable_at(STABILITY[0])),
+    TYPICAL: Preset("laps_sd_typical").but(predictor="oracle", laps_sd=stable_at(STABILITY[0])),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,20 +116,15 @@ def orders(
         "queues": queues, "draft_tokens": DRAFTS, "draft_token_ms": 1e3 * cost.draft_level, "verify_ms": 1e3 * verify,
         **stable_at(stability),
     }  # fmt: skip
-    settings: dict[str, dict[str, Any]] = {
-        LP_SJF: {"order": "sjf", "predictor": "oracle"},
-        LAS: {"order": "las", "las": {"quantum_ms": QUANTUM_MS}},
-        LAPS_SD: {"order": "laps_sd", "predictor": "oracle", "laps_sd": laps},
-        LATE: {"order": "laps_sd", "predictor": "oracle", "laps_sd": {**laps, **stable_at(STABILITY[-1])}},
-        KNOWN: {"order": "laps_sd", "predictor": "oracle", "laps_sd": {**laps, "acceptance": "oracle"}},
-        TYPICAL: {"order": "laps_sd", "predictor": "oracle", "laps_sd": {**laps, "unknown": "typical"}},
+    presets = {
+        LP_SJF: PRESETS[LP_SJF],
+        LAS: PRESETS[LAS].but(las={"quantum_ms": QUANTUM_MS}),
+        LAPS_SD: PRESETS[LAPS_SD].but(laps_sd=laps),
+        LATE: PRESETS[LAPS_SD].but(laps_sd={**laps, **stable_at(STABILITY[-1])}),
+        KNOWN: PRESETS[LAPS_SD].but(laps_sd={**laps, "acceptance": "oracle"}),
+        TYPICAL: PRESETS[TYPICAL].but(laps_sd=laps),
     }
-    return {name: PolicyConfig.model_validate(given) for name, given in settings.items()}
-
-
-def stable_at(stability: tuple[int, float]) -> dict[str, Any]:
-    """γ and δ as `LapsSdSettings` fields."""
-    return {"window": stability[0], "tolerance": stability[1]}
+    return {name: preset.load().policy for name, preset in presets.items()}
 
 
 def simulated(args: argparse.Namespace, tables: Mapping[str, Lengths]) -> dict[str, Any]:
@@ -204,31 +213,16 @@ def on_engine(
 
     Output lengths are drawn from the files' answers and scaled. `max_tokens` equals them, so the oracles know them.
     """
-    from jaxspec.config import ConfigError, parse_overrides
     from jaxspec.models.load.tokenizer import chat_ids
 
-    try:
-        overrides = parse_overrides(args.set)
-    except ConfigError as error:
-        raise BenchError(str(error)) from None
     repeats = args.repeats or 5
     counts = {MIXED: 32, **dict.fromkeys(tables, 20)}
-    limits = {"max_num_seqs": 1, "draft": [args.engine_draft], "tree": "chain", "draft_depth": DRAFTS}
-    presets = {
-        FCFS: {"order": "fcfs"},
-        LP_SJF: {"order": "sjf", "predictor": "oracle"},
-        LAS: {"order": "las"},
-        LAPS_SD: {"order": "laps_sd", "predictor": "oracle", "laps_sd": stable_at(STABILITY[0])},
-        TYPICAL: {
-            "order": "laps_sd",
-            "predictor": "oracle",
-            "laps_sd": {**stable_at(STABILITY[0]), "unknown": "typical"},
-        },
-    }
+    settings = {"max_num_seqs": 1, "draft": [args.engine_draft], "tree": "chain", "draft_depth": DRAFTS}
+    settings |= overrides(args)
     results: dict[str, Any] = {}
     with (
-        progress("turns", len(counts) * len(presets) * (repeats + 1)) as advance,
-        engines({name: {**limits, **order, **overrides} for name, order in presets.items()}, args.model) as loaded,
+        progress("turns", len(counts) * len(PRESETS) * (repeats + 1)) as advance,
+        engines({name: preset.but(**settings) for name, preset in PRESETS.items()}, args.model) as loaded,
     ):
         tokenizer = next(iter(loaded.values())).tokenizer
         for name, count in counts.items():

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxspec.bench import BenchError, options, prompts
-from jaxspec.bench.papers.serving import engines
-from jaxspec.config import ConfigError, EngineConfig, parse_overrides
-from jaxspec.draft.policies import build_speculator
+from jaxspec.bench.papers.presets import Preset, engines, overrides
+from jaxspec.config import EngineConfig
+from jaxspec.draft.policies import build_speculator, tree_policy
 from jaxspec.errors import explained
 from jaxspec.outputs import SpeculationCounts
 from jaxspec.progress import progress
@@ -26,20 +26,13 @@ from jaxspec.sched.spec.speculator import Speculator
 if TYPE_CHECKING:
     from jaxspec.llm import LLM
 
-#: The shipped drafters, smallest first.
-DRAFTERS = ("ngram", "smollm2-eagle-small", "smollm2-eagle", "smollm2-eagle-large")
 NONE, ORACLE = "no drafts", "oracle"
 #: Kinds of prompts, and the options that name their files.
 KINDS = {"chat": "alpaca", "code": "code", "maths": "maths"}
 #: Fig. 4: the drafter, and the length of its fixed chains.
 CHAIN: Mapping[str, Any] = {"draft": "smollm2-eagle", "levels": 3}
-#: Settings of the draft choice policies.
-CHOICES: Mapping[str, Mapping[str, Any]] = {
-    "greedy": {"draft_choice": "greedy"},
-    "epsilon_greedy": {"draft_choice": "epsilon_greedy"},
-    "lbss": {"draft_choice": "lbss"},
-    "fastest": {"draft_choice": "fastest"},
-}
+#: Draft choice policies.
+CHOICES = ("greedy", "epsilon_greedy", "lbss", "fastest")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,15 +67,16 @@ class Bench:
     ids: Sequence[Sequence[int]]
     kinds: Sequence[str]
     params: SamplingParams
+    #: Names of the engine's drafters.
+    drafters: list[str] = field(init=False)
     contenders: dict[str, Speculator] = field(default_factory=dict)
     #: Each request's decode tokens/s with one drafter for all, by drafter: turns of `[requests]`.
     alone: dict[str, list[np.ndarray]] = field(default_factory=dict)
     #: The oracle's drafter by prompt.
     best: dict[tuple[int, ...], int] = field(default_factory=dict)
 
-    @property
-    def drafters(self) -> list[str]:
-        return [name for name in self.contenders if name in DRAFTERS]
+    def __post_init__(self) -> None:
+        self.drafters = [drafter.name for drafter in self.llm.engine.speculator.drafters]
 
     def contender(self, names: Sequence[str], **settings: Any) -> Speculator:
         """A speculator with these of the engine's drafters and these settings."""
@@ -95,11 +89,11 @@ class Bench:
 
     def choices(self) -> None:
         """Set the contenders: no drafts, each drafter alone, each policy, and the oracle."""
-        oracle = self.contender(DRAFTERS)
+        oracle = self.contender(self.drafters)
         oracle.choice = Given(self.best)
         self.contenders = {
-            NONE: self.contender([]), **{name: self.contender([name]) for name in DRAFTERS},
-            **{name: self.contender(DRAFTERS, **settings) for name, settings in CHOICES.items()}, ORACLE: oracle,
+            NONE: self.contender([]), **{name: self.contender([name]) for name in self.drafters},
+            **{name: self.contender(self.drafters, draft_choice=name) for name in CHOICES}, ORACLE: oracle,
         }  # fmt: skip
 
     def turn(self, name: str, ids: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
@@ -126,7 +120,7 @@ class Bench:
         }  # fmt: skip
         if ids:
             return found
-        if name in DRAFTERS:
+        if name in self.drafters:
             self.alone.setdefault(name, []).append(np.nan_to_num(rates))
         kinds = np.array(self.kinds)
         return found | {kind: float(np.nanmean(rates[kinds == kind])) for kind in sorted({*self.kinds})}
@@ -184,14 +178,15 @@ def on_engine(args: argparse.Namespace) -> dict[str, Any]:
     rng = np.random.default_rng(args.seed)
     try:
         texts = read(args, rng)
-        overrides = parse_overrides(args.set)
-    except (ConfigError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise BenchError(explained(error)) from None
     sizes, repeats = args.engine_batches, args.repeats or 3
-    common = {"draft": list(DRAFTERS), "enable_prefix_caching": False, "max_model_len": 2048, **overrides}
-    presets = {"choices": {**common, "max_num_seqs": args.engine_concurrency}}
+    # The drafters, smallest first, and the contenders' draft choice where they do not set it.
+    common = Preset("spin").but(draft_choice="fastest", enable_prefix_caching=False, max_model_len=2048)
+    common = common.but(**overrides(args))
+    presets = {"choices": common.but(max_num_seqs=args.engine_concurrency)}
     if sizes:
-        presets["batches"] = {**common, "draft": [CHAIN["draft"]], "max_num_seqs": max(sizes)}
+        presets["batches"] = common.but(draft=[CHAIN["draft"]], max_num_seqs=max(sizes))
     with engines(presets, args.model) as loaded:
         order = rng.permutation(len(texts)).tolist()
         ids = [chat_ids(loaded["choices"].tokenizer, texts[i][1]) for i in order]

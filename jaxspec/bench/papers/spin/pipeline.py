@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxspec.bench import BenchError, options, prompts
-from jaxspec.bench.papers.serving import engines
-from jaxspec.config import ConfigError, parse_overrides
+from jaxspec.bench.papers.presets import Preset, engines, overrides
 from jaxspec.errors import explained
 from jaxspec.progress import progress
 from jaxspec.sampling_params import SamplingParams
@@ -51,14 +50,14 @@ def pipelined(args: argparse.Namespace) -> dict[str, Any]:
         raise BenchError("--pipeline needs two devices; for a CPU see --help")
     try:
         texts = prompts.load(args.alpaca) if args.alpaca else list(prompts.PROMPTS)
-        overrides = parse_overrides(args.set)
-    except (ConfigError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise BenchError(explained(error)) from None
-    common = {
-        "draft": [args.pipeline_draft], "tree": "chain", "draft_depth": args.pipeline_levels,
-        "max_num_seqs": args.pipeline_concurrency, "max_model_len": 1024, **overrides,
-    }  # fmt: skip
-    presets = {APART: {**common, "draft_devices": {args.pipeline_draft: 1}}, BESIDE: common}
+    common = Preset("spin").but(
+        draft=[args.pipeline_draft], draft_choice="fastest", tree="chain", draft_depth=args.pipeline_levels,
+        max_num_seqs=args.pipeline_concurrency, max_model_len=1024,
+    )  # fmt: skip
+    common = common.but(**overrides(args))
+    presets = {APART: common.but(draft_devices={args.pipeline_draft: 1}), BESIDE: common}
     repeats = args.repeats or 3
     with engines(presets, args.model) as loaded:
         tokenizer = loaded[APART].tokenizer

@@ -12,7 +12,7 @@ from jaxspec.bench import plot
 from jaxspec.bench.papers import page
 from jaxspec.bench.papers.spin import simulation_report as spin_simulation_page
 from jaxspec.bench.papers.spin import verification_report as spin_verification_page
-from jaxspec.bench.papers.spin.engine import CHOICES, DRAFTERS, KINDS, NONE, ORACLE
+from jaxspec.bench.papers.spin.engine import CHOICES, KINDS, NONE, ORACLE
 
 
 def sections(kept: Mapping[str, Any]) -> dict[str, str]:
@@ -34,7 +34,8 @@ def sections(kept: Mapping[str, Any]) -> dict[str, str]:
 def best_alone(engine: Mapping[str, Any]) -> str:
     """The drafter with the highest median goodput when it drafts for all requests."""
     systems = engine["systems"]
-    return max((name for name in DRAFTERS if name in systems), key=lambda name: np.median(systems[name]["goodput"]))
+    drafters = [name for name in systems if name not in (NONE, *CHOICES, ORACLE)]
+    return max(drafters, key=lambda name: np.median(systems[name]["goodput"]))
 
 
 def ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:
@@ -113,8 +114,7 @@ def draw(out: Path, kept: Mapping[str, Any]) -> None:
     """Draw PNG files next to the page."""
     if engine := kept.get("engine"):
         systems = engine["systems"]
-        names = [name for name in (NONE, *DRAFTERS, *CHOICES, ORACLE) if name in systems]
-        bars = {name: systems[name]["goodput"] for name in names}
+        bars = {name: own["goodput"] for name, own in systems.items()}
         plot.turns(out / "spin_choices.png", {"": bars}, "goodput, tokens/s")
         if engine["batches"]:
             curves = {

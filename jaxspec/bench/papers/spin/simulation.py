@@ -244,7 +244,7 @@ def residual(bench: Bench, data: Dataset) -> dict[str, Point]:
 
 def settings(bench: Bench, data: Dataset) -> dict[str, Any]:
     """LBSS with each of `LBSS_SETTINGS`, both oracles, and each draft model alone."""
-    systems = {str(i): System({**LBSS, "lbss": own}) for i, own in enumerate(LBSS_SETTINGS)}
+    systems = {str(i): System(LBSS.but(lbss=own)) for i, own in enumerate(LBSS_SETTINGS)}
     found = bench.each({**systems, **{name: CHOICES[name] for name in (ORACLE, TOGETHER)}, **VANILLA}, data)
     return {"settings": [found.pop(name) for name in systems], **found}
 

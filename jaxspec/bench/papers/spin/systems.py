@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from jaxspec.bench.papers.presets import Preset
 from jaxspec.bench.papers.serving import PAGE_SIZE
 from jaxspec.bench.papers.spin.costs import Costs
 from jaxspec.bench.papers.spin.difficulty import SSMS, WINDOW, Requests
 from jaxspec.bench.papers.spin.flow import Flowing
 from jaxspec.bench.papers.spin.oracle import Oracle, Together
-from jaxspec.config import EngineConfig
-from jaxspec.draft.policies import build_speculator
+from jaxspec.draft.policies import build_speculator, tree_policy
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.scheduler import Scheduler
@@ -31,13 +31,13 @@ AS_WRITTEN = {"epsilon": 0.8}
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A system: engine settings, draft models, and how verification runs.
+    """A system: a preset, draft models, and how verification runs.
 
     micro_batches: None: as many as the heuristic finds; flowing: micro-batches continue across steps (`flow`); knowing:
     an oracle draft choice, "each" (`Oracle`) or "together" (`Together`).
     """
 
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    preset: Preset
     ssms: Sequence[str] = SSMS
     padded: bool = True
     micro_batches: int | None = 1
@@ -45,9 +45,14 @@ class System:
     knowing: str | None = None
 
 
-LBSS = {"draft_choice": "lbss"}
-NONE = System(ssms=())
-VANILLA: Mapping[str, System] = {name: System({"draft_choice": "single"}, (name,)) for name in SSMS}
+def choosing(how: str, **changes: Any) -> Preset:
+    """SPIN with another draft choice, and further changes."""
+    return LBSS.but(draft_choice=how, **changes)
+
+
+LBSS = Preset("spin")
+NONE = System(choosing("single"), ssms=())
+VANILLA: Mapping[str, System] = {name: System(choosing("single"), (name,)) for name in SSMS}
 UNPACKED, UNPIPED, SPIN, OURS = "SPIN w/o bat. & pipe.", "SPIN w/o pipe.", "SPIN", "jaxspec"
 #: Fig. 10. `jaxspec` uses `draft_choice: fastest`, and drafts only where that raises throughput.
 SYSTEMS: Mapping[str, System] = {
@@ -55,20 +60,20 @@ SYSTEMS: Mapping[str, System] = {
     UNPACKED: System(LBSS),
     UNPIPED: System(LBSS, padded=False),
     SPIN: System(LBSS, padded=False, micro_batches=None),
-    OURS: System({"tree": "auto", "draft_depth": None}, padded=False, micro_batches=None),
+    OURS: System(choosing("fastest", tree="auto", draft_depth=None), padded=False, micro_batches=None),
 }
 #: Fig. 11: padded verification, no pipeline.
 GREEDY, EPSILON, EPSILON_WRITTEN, FASTEST = "greedy", "ε-greedy", "ε-greedy as written", "fastest"
 LEARNED, LEARNED_4, ORACLE, TOGETHER = "LBSS", "LBSS, B_j = 4", "oracle", "oracle, waiting counted"
 CHOICES: Mapping[str, System] = {
-    GREEDY: System({"draft_choice": "greedy"}),
-    EPSILON: System({"draft_choice": "epsilon_greedy"}),
-    EPSILON_WRITTEN: System({"draft_choice": "epsilon_greedy", "epsilon_greedy": AS_WRITTEN}),
-    FASTEST: System(),
+    GREEDY: System(choosing("greedy")),
+    EPSILON: System(choosing("epsilon_greedy")),
+    EPSILON_WRITTEN: System(choosing("epsilon_greedy", epsilon_greedy=AS_WRITTEN)),
+    FASTEST: System(choosing("fastest")),
     LEARNED: System(LBSS),
-    LEARNED_4: System({**LBSS, "draft_limits": dict.fromkeys(SSMS, 4)}),
-    ORACLE: System({"draft_choice": "single"}, knowing="each"),
-    TOGETHER: System({"draft_choice": "single"}, knowing="together"),
+    LEARNED_4: System(LBSS.but(draft_limits=dict.fromkeys(SSMS, 4))),
+    ORACLE: System(choosing("single"), knowing="each"),
+    TOGETHER: System(choosing("single"), knowing="together"),
 }
 
 
@@ -86,8 +91,7 @@ def simulation(
     system: System, costs: Costs, llm: str, requests: Requests, seed: int, concurrency: int = CONCURRENCY
 ) -> TreeSimulation:
     """A simulation of the system. The same seed gives every system the same drafts and texts."""
-    settings = {"tree": "chain", "draft_depth": WINDOW, "prefill": "first", "policy_seed": seed, **system.settings}
-    config = EngineConfig.load(None, **settings)
+    config = system.preset.load(tree="chain", draft_depth=WINDOW, prefill="first", policy_seed=seed)
     work, cost = requests.work, costs.targets[llm]
     longest = int((work.input + work.output).max())
     times = step_times(cost, PROMPTS)

@@ -18,12 +18,12 @@ import numpy as np
 
 from jaxspec.bench import BenchError, options
 from jaxspec.bench.papers import page
-from jaxspec.bench.papers.serving import engines, mean_jct, prompt_ids, simulate, turns
+from jaxspec.bench.papers.presets import Preset, engines, overrides
+from jaxspec.bench.papers.serving import mean_jct, prompt_ids, simulate, turns
 from jaxspec.bench.papers.ssjf.predictor_report import ssjf_table_2
 from jaxspec.bench.papers.ssjf.report import CLASSES, FCFS, KNOWN, MODES, NOISY, Curve, draw, sections
 from jaxspec.errors import explained
 from jaxspec.progress import progress
-from jaxspec.sched.config import PolicyConfig
 from jaxspec.sched.sim import arrivals
 from jaxspec.sched.sim.cost import SSJF
 from jaxspec.sched.sim.simulator import Served
@@ -39,11 +39,12 @@ BOUNDS, ACCURACY = (58, 147, 280, 499), 0.615
 #: Milliseconds that a batch waits to fill. The paper gives none; in the published code SJF never waits, and FCFS up to
 #: 10 s. Here all orders wait equally long.
 SHORT_WAIT, LONG_WAIT = 50.0, 10_000.0
-ORDERS: Mapping[str, Mapping[str, Any]] = {
-    FCFS: {"order": "fcfs"},
-    CLASSES: {"order": "sjf"},
-    NOISY: {"order": "sjf"},
-    KNOWN: {"order": "sjf", "predictor": "oracle"},
+#: The workload has the predictions of both SSJFs.
+ORDERS: Mapping[str, Preset] = {
+    FCFS: Preset("fcfs"),
+    CLASSES: Preset("ssjf").but(predictor="none"),
+    NOISY: Preset("ssjf").but(predictor="none"),
+    KNOWN: Preset("sjf_oracle"),
 }
 Arrive = Callable[[float, np.random.Generator], list[arrivals.Arrival]]
 
@@ -112,7 +113,7 @@ def simulated(args: argparse.Namespace, lengths: Mapping[str, Lengths]) -> dict[
             concurrency = 1 if mode == "none" else concurrency
             found = {
                 order: curve(
-                    {**ORDERS[order], **more}, arrive, xs, mode, concurrency, tables[order], repeats, args.seed
+                    ORDERS[order].but(**more), arrive, xs, mode, concurrency, tables[order], repeats, args.seed
                 )
                 for order in orders
             }
@@ -130,7 +131,7 @@ def simulated(args: argparse.Namespace, lengths: Mapping[str, Lengths]) -> dict[
         extra = {}
         for name, policy, table in (
             ("binary classes", ORDERS[CLASSES], lengths["pred_class3"]),
-            ("aging", {**ORDERS[CLASSES], "aging_ms": 100_000.0}, tables[CLASSES]),
+            ("aging", ORDERS[CLASSES].but(aging_ms=100_000.0), tables[CLASSES]),
         ):
             extra[name] = curve(policy, *loads["rate"], "none", 1, table, repeats, args.seed)
             advance()
@@ -148,7 +149,7 @@ def sorted_gaps(cv: float, rng: np.random.Generator) -> list[arrivals.Arrival]:
 
 
 def curve(
-    order: Mapping[str, Any],
+    order: Preset,
     arrive: Arrive,
     xs: Sequence[float],
     mode: str,
@@ -158,9 +159,7 @@ def curve(
     seed: int,
 ) -> Curve:
     """Mean over `repeats` for each load of `xs`; every order and mode gets the same jobs at the same times."""
-    policy = PolicyConfig.model_validate(
-        {"batching": mode, "max_batch_size": concurrency, "batch_wait_timeout_ms": SHORT_WAIT, **order}
-    )
+    policy = order.load(batching=mode, max_batch_size=concurrency, batch_wait_timeout_ms=SHORT_WAIT).policy
     points: Curve = {}
     for i, x in enumerate(xs):
         found = []
@@ -205,13 +204,7 @@ def on_engine(args: argparse.Namespace, lengths: Lengths) -> dict[str, Any]:
     Predictions come from the engine's noisy oracle, with the noise that gives the paper's accuracy. Raises
     `BenchError`.
     """
-    from jaxspec.config import ConfigError, parse_overrides
-
-    try:
-        overrides = parse_overrides(args.set)
-    except ConfigError as error:
-        raise BenchError(str(error)) from None
-    repeats, jobs = args.repeats or 5, args.engine_jobs
+    given, repeats, jobs = overrides(args), args.repeats or 5, args.engine_jobs
     sigma = noise_of_accuracy(lengths.output, ACCURACY, BOUNDS, np.random.default_rng(args.seed))
     short = np.maximum(1, np.round(args.engine_scale * lengths.output)).astype(int)
     table = Lengths(np.full(short.shape, 32), short, np.full(short.shape, np.nan))
@@ -219,11 +212,11 @@ def on_engine(args: argparse.Namespace, lengths: Lengths) -> dict[str, Any]:
     with progress("turns", len(MODES) * len(ORDERS) * (repeats + 1)) as advance:
         for mode in MODES:
             concurrency = 1 if mode == "none" else CONCURRENCY
-            limits = {"batching": mode, "max_num_seqs": concurrency, "max_batch_size": concurrency, "draft": []}
-            noise = {"predictor": "noisy_oracle", "predictor_noise": sigma}
-            orders = {FCFS: ORDERS[FCFS], NOISY: {**ORDERS[NOISY], **noise}, KNOWN: ORDERS[KNOWN]}
-            settings = {name: {**limits, **order, **overrides} for name, order in orders.items()}
-            with engines(settings, args.model) as loaded:
+            limits = {"batching": mode, "max_num_seqs": concurrency, "max_batch_size": concurrency, "draft": []} | given
+            noisy = ORDERS[NOISY].but(predictor="noisy_oracle", predictor_noise=sigma)
+            orders = {FCFS: ORDERS[FCFS], NOISY: noisy, KNOWN: ORDERS[KNOWN]}
+            presets = {name: order.but(**limits) for name, order in orders.items()}
+            with engines(presets, args.model) as loaded:
                 vocabulary = next(iter(loaded.values())).engine.model_config.vocab_size
 
                 def workload(repeat: int, size: int = vocabulary) -> tuple[Workload, list[list[int]]]:

@@ -16,7 +16,8 @@ import numpy as np
 
 from jaxspec.bench import BenchError, prompts
 from jaxspec.bench.papers import page
-from jaxspec.bench.papers.serving import engines, mean_jct
+from jaxspec.bench.papers.presets import Preset, engines
+from jaxspec.bench.papers.serving import mean_jct
 from jaxspec.bench.record import drive
 from jaxspec.progress import progress
 from jaxspec.sampling_params import SamplingParams
@@ -53,21 +54,20 @@ def measure(
 
     `predictor`: name or file; None: the one shipped for the model. Raises `BenchError`.
     """
-    ssjf = {"order": "sjf", "predictor": "proxy", "predictor_model": predictor}
     jobs = work.jobs
-    orders = {FCFS: {"order": "fcfs"}, TRAINED: ssjf, KNOWN: {"order": "sjf", "predictor": "oracle"}}
+    orders = {
+        FCFS: Preset("fcfs"),
+        TRAINED: Preset("ssjf").but(predictor_model=predictor),
+        KNOWN: Preset("sjf_oracle"),
+    }
     presets = {
-        f"{mode}, {name}": {
-            "batching": mode,
-            "max_num_seqs": MODES[mode],
-            "max_batch_size": MODES[mode],
-            "draft": [],
-            "enable_prefix_caching": False,  # only the first engine serves all prompts beforehand
-            **order,
-        }
+        f"{mode}, {name}": order.but(
+            batching=mode, max_num_seqs=MODES[mode], max_batch_size=MODES[mode],
+            enable_prefix_caching=False,  # only the first engine serves all prompts beforehand
+        )
         for mode in modes
         for name, order in orders.items()
-    }
+    }  # fmt: skip
     reduction: dict[str, dict[str, list[float]]] = {mode: {TRAINED: [], KNOWN: []} for mode in modes}
     overhead, executed = [], []
     with (
