@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from jaxspec.bench import BenchError, options, prompts
 from jaxspec.bench.offline import tokenise
 from jaxspec.bench.report import machine, write_json
+from jaxspec.bench.table import Column, terminal
 from jaxspec.errors import explained
 from jaxspec.extras import install_hint
 from jaxspec.progress import progress
@@ -72,22 +71,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE",
         help="engine setting for all presets (docs/configuration.md); repeatable",
     )  # fmt: skip
-    engine.add_argument(
-        "--repeats", type=options.count, default=5, metavar="N", help="measured turns per preset (default: 5)"
-    )
+    options.add_numbers(engine, ("--repeats N", 5, "measured turns per preset"))
     work = parser.add_argument_group("workload")
     concurrency = (
         "prompts submitted at a time; the next N follow when all of them have finished. Several values are measured "
         "one after another (default: all prompts at once)"
     )
     work.add_argument("--concurrency", type=options.count, nargs="+", metavar="N", help=concurrency)
-    work.add_argument(
-        "--num-prompts", type=options.count, default=32, metavar="N", help="number of prompts (default: 32)"
+    options.add_numbers(
+        work, ("--num-prompts N", 32, "number of prompts"), ("--max-tokens N", 128, "maximum output tokens per prompt")
     )
-    work.add_argument(
-        "--max-tokens", type=options.count, default=128, metavar="N",
-        help="maximum output tokens per prompt (default: 128)",
-    )  # fmt: skip
     work.add_argument(
         "--prompts", nargs="+", metavar="JSONL",
         help=f"{options.PROMPTS_HELP}; several files contribute equally many prompts (default: built-in prompts)",
@@ -237,19 +230,18 @@ def judge(contenders: Sequence[Contender], turns: Sequence[Sequence[Turn]], leve
 
 def show(results: Sequence[Mapping[str, Any]], requests: int) -> None:
     """Print one row per concurrency and preset; columns on speculation only if something was drafted."""
-    columns = {
-        "median": ("median", "{:.1f}"), "lowest": ("lowest", "{:.1f}"), "highest": ("highest", "{:.1f}"),
-        "ratio": ("ratio", "{:.3f}"), "E2E\nratio": ("e2e_ratio", "{:.3f}"),
-        "same": ("agreeing_requests", f"{{}}/{requests}"),
-    }  # fmt: skip
+    columns: list[Column] = [
+        ("at\nonce", "{}", "concurrency"), ("preset", "{}", "preset"), ("median", "{:.1f}", "median"),
+        ("lowest", "{:.1f}", "lowest"), ("highest", "{:.1f}", "highest"), ("ratio", "{:.3f}", "ratio"),
+        ("E2E\nratio", "{:.3f}", "e2e_ratio"), ("same", f"{{}}/{requests}", "agreeing_requests"),
+    ]  # fmt: skip
     if any(r["draft_tokens"] for r in results):
-        columns |= {"accepted": ("acceptance_rate", "{:.1%}"), "mean\nlen.": ("mean_accepted_length", "{:.2f}")}
+        columns.append(("accepted", "{:.1%}", "acceptance_rate"))
+        columns.append(("mean\nlen.", "{:.2f}", "mean_accepted_length"))
     # Without column separators the table fits into 80 characters.
-    table = Table("at\nonce", title="output tokens/s", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("preset", overflow="fold")
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    for r in results:
-        cells = ("–" if r[key] is None else form.format(r[key]) for key, form in columns.values())
-        table.add_row(str(r["concurrency"]), escape(r["preset"]), *cells)
+    style = {"title": "output tokens/s", "box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
+    table = terminal(results, *columns, left=2, **style)
+    table.columns[1].overflow = "fold"
+    for column in table.columns[2:]:
+        column.no_wrap = True
     Console().print(table)

@@ -20,11 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from rich.console import Console
-from rich.table import Table
 
 from jaxspec.bench import BenchError, options
 from jaxspec.bench.plot import lines
-from jaxspec.compilation import compile_ahead
+from jaxspec.bench.table import median, terminal
 from jaxspec.kernels import cpu
 from jaxspec.kernels.build import KernelsUnavailable
 from jaxspec.progress import progress
@@ -43,12 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--contexts", type=options.count, nargs="+", metavar="N", default=[128, 512],
         help="committed KV positions of each request for attention (default: 128 512)",
     )  # fmt: skip
-    parser.add_argument(
-        "--requests", type=options.count, default=16, metavar="N", help="requests for attention (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--repeats", type=options.count, default=15, metavar="N", help="measured rounds (default: %(default)s)"
-    )
+    options.add_numbers(parser, ("--requests N", 16, "requests for attention"), ("--repeats N", 15, "measured rounds"))
     parser.add_argument(
         "--compilers", nargs="+", metavar="COMMAND",
         help="compilers to compare: commands, or zig for the ziglang package (default: the one used when serving)",
@@ -199,14 +193,11 @@ def _attention(requests: int, context: int, rng: np.random.Generator, args: argp
 def _show(title: str, first: str, rows: dict[int, Times]) -> None:
     """Print medians and, in brackets, their ratio to the last variant's with the quartiles of the rounds' ratios."""
     *others, last = next(iter(rows.values()))
+
+    def compared(times: list[float], base: list[float]) -> str:
+        low, high = np.percentile(np.asarray(times) / base, (25, 75))
+        return f"{np.median(times):.1f} ({np.median(times) / np.median(base):.2f}; {low:.2f}–{high:.2f})"
+
     caption = f"in brackets: relative to {last} (ratio of medians; quartiles of the ratios per round)"
-    table = Table(first, *others, last, title=title, caption=caption)
-    for key, row in rows.items():
-        base = np.asarray(row[last])
-        cells = []
-        for name in others:
-            low, high = np.percentile(np.asarray(row[name]) / base, (25, 75))
-            ratio = np.median(row[name]) / np.median(base)
-            cells.append(f"{np.median(row[name]):.1f} ({ratio:.2f}; {low:.2f}–{high:.2f})")
-        table.add_row(str(key), *cells, f"{np.median(base):.1f}")
-    Console().print(table)
+    found = ([key, *(compared(row[name], row[last]) for name in others), row[last]] for key, row in rows.items())
+    Console().print(terminal(found, first, *others, (last, median("{:.1f}")), title=title, caption=caption))

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from jaxspec.bench import BenchError, options
 from jaxspec.bench.report import machine, write_json
+from jaxspec.bench.table import terminal
 from jaxspec.errors import explained
 from jaxspec.progress import progress
 
@@ -38,34 +38,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     scoring = parser.add_argument_group("quality")
     scoring.add_argument("--text", metavar="FILE", help="plain text to score (default: none, only steps are measured)")
-    scoring.add_argument(
-        "--tokens", type=options.count, default=20_000, metavar="N",
-        help="tokens of the text to score (default: %(default)s)",
-    )  # fmt: skip
-    scoring.add_argument(
-        "--context", type=options.count, default=512, metavar="N",
-        help="the text is scored in windows of N tokens (default: %(default)s)",
-    )  # fmt: skip
-    scoring.add_argument(
-        "--chunk", type=options.count, default=32, metavar="N",
-        help="tokens computed per step; earlier tokens are read from the KV cache (default: %(default)s)",
-    )  # fmt: skip
+    options.add_numbers(
+        scoring,
+        ("--tokens N", 20_000, "tokens of the text to score"),
+        ("--context N", 512, "the text is scored in windows of N tokens"),
+        ("--chunk N", 32, "tokens computed per step; earlier tokens are read from the KV cache"),
+    )
     swapping = parser.add_argument_group("step time")
-    swapping.add_argument(
-        "--requests", type=options.count, default=16, metavar="N",
-        help="decoding requests in the measured step (default: %(default)s)",
-    )  # fmt: skip
-    swapping.add_argument(
-        "--committed", type=options.count, default=272, metavar="N",
-        help="committed KV positions of each request (default: %(default)s)",
-    )  # fmt: skip
+    options.add_numbers(
+        swapping,
+        ("--requests N", 16, "decoding requests in the measured step"),
+        ("--committed N", 272, "committed KV positions of each request"),
+        ("--repeats N", 15, "measured steps of each kind"),
+    )
     swapping.add_argument(
         "--pages", type=options.count, nargs="+", default=[1, 2, 4, 8], metavar="N",
         help="pages moved per step, each way; several values are compared (default: 1 2 4 8)",
     )  # fmt: skip
-    swapping.add_argument(
-        "--repeats", type=options.count, default=15, metavar="N", help="measured steps of each kind (default: 15)"
-    )
     parser.add_argument("--json", metavar="FILE", help="write all measurements as JSON")
 
 
@@ -233,11 +222,9 @@ def _show(found: dict[str, Any]) -> None:
     console = Console()
     if "quality" in found:
         quality = found["quality"]
-        table = Table("KV", "perplexity", "positions", "s", title="quality on the text", title_justify="left")
-        for kind in KINDS:
-            row = quality[kind]
-            table.add_row(kind, f"{row['perplexity']:.4f}", f"{row['positions']:,}", f"{row['seconds']:.0f}")
-        console.print(table)
+        rows = [{"kind": kind, **quality[kind]} for kind in KINDS]
+        columns = ("perplexity", "{:.4f}", "perplexity"), ("positions", "{:,}", "positions"), ("s", "{:.0f}", "seconds")
+        console.print(terminal(rows, ("KV", "{}", "kind"), *columns, title="quality on the text"))
         console.print(
             f"INT8 changes the most likely token at {quality['likeliest_changed']:.2%} of the positions, and the "
             f"log-probability of the text's token by {quality['logprob_change_mean']:.4f} on average (at most "
@@ -246,12 +233,10 @@ def _show(found: dict[str, Any]) -> None:
     kinds = ", ".join(f"{ms:.2f} ms with KV {kind}" for kind, ms in found["pool_step_ms"].items())
     console.print(f"decoding step: {kinds}")
     for row in found["steps"]:
-        table = Table("pages moved each way", "ms", "vs. 0 pages", title_justify="left")
-        table.title = f"decoding step with swapping, swap_dtype {row['swap_dtype']}"
-        without = row["step_ms"]["0"]
-        for pages, ms in row["step_ms"].items():
-            table.add_row(pages, f"{ms:.2f}", f"{ms / without - 1:+.1%}")
-        console.print(table)
+        times, title = row["step_ms"], f"decoding step with swapping, swap_dtype {row['swap_dtype']}"
+        rows = ([pages, ms, ms / times["0"] - 1] for pages, ms in times.items())
+        columns = "pages moved each way", ("ms", "{:.2f}"), ("vs. 0 pages", "{:+.1%}")
+        console.print(terminal(rows, *columns, title=title))
         console.print(
             f"one page: {row['page_bytes'] / 2**20:.2f} MiB, {row['out_ms']:.2f} ms to the host, {row['in_ms']:.2f} ms "
             f"to the device; one token of a full prefill step: {row['prefill_token_ms']:.2f} ms"

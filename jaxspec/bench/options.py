@@ -49,6 +49,15 @@ def span(text: str) -> tuple[int, int]:
     return ends
 
 
+def add_numbers(parser: argparse._ActionsContainer, *numbers: tuple[str, float, str]) -> None:
+    """Add options of ("--name METAVAR", default, help): counts if the default is an int, else positive numbers."""
+    for name, default, text in numbers:
+        option, metavar = name.split()
+        kind = count if isinstance(default, int) else positive
+        help_text = f"{text} (default: {default:g})"
+        parser.add_argument(option, type=kind, default=default, metavar=metavar, help=help_text)
+
+
 def add_engine(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Add the options that select and configure the engine. Returns their group."""
     engine = parser.add_argument_group("engine")
@@ -78,9 +87,10 @@ def overrides(args: argparse.Namespace) -> dict[str, Any]:
 def add_workload(parser: argparse.ArgumentParser) -> None:
     """Add the options of the workload, the SLO and the results."""
     work = parser.add_argument_group("workload")
-    work.add_argument("--num-prompts", type=count, default=32, metavar="N", help="number of requests (default: 32)")
-    work.add_argument(
-        "--max-tokens", type=count, default=128, metavar="N", help="maximum output tokens per request (default: 128)"
+    add_numbers(
+        work,
+        ("--num-prompts N", 32, "number of requests"),
+        ("--max-tokens N", 128, "maximum output tokens per request"),
     )
     work.add_argument("--prompts", metavar="JSONL", help=f"{PROMPTS_HELP} (default: built-in prompts)")
     work.add_argument("--input-tokens", type=span, metavar="N|LOW:HIGH", help=INPUT_TOKENS_HELP)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,14 @@ from jaxspec.bench.report import Report, Slo
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+#: Points (x, y) by name.
+Series = Mapping[str, Sequence[tuple[float, float]]]
+
+
+def points(curve: Mapping[str, Any], value: Callable[[Any], float] = float) -> list[tuple[float, float]]:
+    """Points of a curve whose x values are keys, as in the files of numbers."""
+    return [(float(x), value(y)) for x, y in curve.items()]
 
 
 def draw(report: Report, path: str | Path) -> None:
@@ -38,9 +46,7 @@ def draw(report: Report, path: str | Path) -> None:
     _save(figure, path)
 
 
-def lines(
-    path: str | Path, series: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_label: str, title: str
-) -> None:
+def lines(path: str | Path, series: Series, x_label: str, y_label: str, title: str) -> None:
     """One line per series of (x, y), on logarithmic axes. Raises `BenchError`."""
     from matplotlib.figure import Figure
 
@@ -55,11 +61,7 @@ def lines(
 
 
 def curves(
-    path: str | Path,
-    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
-    x_label: str,
-    y_label: str,
-    top: float | None = None,
+    path: str | Path, panels: Mapping[str, Series], x_label: str, y_label: str, top: float | None = None
 ) -> None:
     """One panel per title with one line per name; the y axes range from 0 to `top`. Raises `BenchError`."""
     from matplotlib.figure import Figure

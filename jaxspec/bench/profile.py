@@ -11,10 +11,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 
 from jaxspec.bench import BenchError, options
 from jaxspec.bench.report import machine, write_json
+from jaxspec.bench.table import terminal
 
 if TYPE_CHECKING:
     from jaxspec.step.profiles import Profile
@@ -42,20 +42,14 @@ def run(args: argparse.Namespace) -> int:
     engine.shutdown()
     console = Console()
     for profile in profiles:
-        console.print(_table(profile))
+        rows = ([name, 1e3 * profile.seconds[name]] for name in profile.names)
+        console.print(terminal(rows, profile.what, ("ms", "{:.2f}"), title=f"measured {_when(profile)}"))
     console.print(f"verify budget: {verify_budget} tokens (AdaServe's B); larger steps are compute-bound")
     if args.json:
         times = {p.what: {"measured": _when(p), "seconds": p.seconds} for p in profiles}
         about = {"machine": machine(), "model": engine.model_name, "budget": verify_budget}
         write_json(args.json, about | {"profiles": times})
     return 0
-
-
-def _table(profile: Profile) -> Table:
-    table = Table(profile.what, "ms", title=f"measured {_when(profile)}", title_justify="left")
-    for name in profile.names:
-        table.add_row(name, f"{1e3 * profile.seconds[name]:.2f}")
-    return table
 
 
 def _when(profile: Profile) -> str:

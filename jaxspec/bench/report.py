@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
+from jaxspec.bench.table import each, terminal
 from jaxspec.version import __version__
 
 
@@ -172,21 +172,11 @@ def write_json(path: str | Path, content: dict[str, Any]) -> None:
 def print_table(report: Report, console: Console | None = None) -> None:
     """Print counts and rates, then the latencies, then the errors."""
     console = console or Console()
-    table = Table(title=f"jaxspec.bench {report.kind}", show_header=False, title_justify="left")
-    table.add_column(style="bold")
-    table.add_column(justify="right")
-    for name, text in _rows(report):
-        table.add_row(name, text)
-    console.print(table)
-
-    latencies = Table("latency, ms", *(c for c in ("mean", "p50", "p95", "p99")))
-    for column in latencies.columns[1:]:
-        column.justify = "right"
-    for name, d in (("TTFT", report.ttft_ms), ("TPOT", report.tpot_ms), ("ITL", report.itl_ms), ("E2E", report.e2e_ms)):
-        if d is not None:
-            latencies.add_row(name, *(f"{v:,.1f}" for v in (d.mean, d.p50, d.p95, d.p99)))
-    if latencies.row_count:
-        console.print(latencies)
+    console.print(terminal(_rows(report), "", "", title=f"jaxspec.bench {report.kind}", show_header=False))
+    latencies = {"TTFT": report.ttft_ms, "TPOT": report.tpot_ms, "ITL": report.itl_ms, "E2E": report.e2e_ms}
+    rows = [[name, d.mean, d.p50, d.p95, d.p99] for name, d in latencies.items() if d is not None]
+    if rows:
+        console.print(terminal(rows, "latency, ms", *each(("mean", "p50", "p95", "p99"), "{:,.1f}")))
     for message, count in report.errors.items():
         console.print(f"failed × {count}: {message}", style="red", markup=False)
 

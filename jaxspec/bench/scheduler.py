@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import fmean, quantiles
 
 from rich.console import Console
-from rich.table import Table
 
 from jaxspec.bench import BenchError, drafting, options
+from jaxspec.bench.table import each, terminal
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.progress import progress
 from jaxspec.sched import PagePool, PolicyConfig, Request, RequestResult, ScheduledRequest, Scheduler, SchedulerConfig
@@ -28,21 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "presets", nargs="*", metavar="PRESET", help="presets (YAML files) to measure (default: every order, alone)"
     )
-    parser.add_argument(
-        "--waiting", type=options.count, default=10_000, metavar="N", help="waiting requests (default: %(default)s)"
+    options.add_numbers(
+        parser,
+        ("--waiting N", 10_000, "waiting requests"),
+        ("--running N", 64, "maximum number of running requests"),
+        ("--iterations N", 2000, "steps, of which the first tenth is a warm-up"),
+        ("--drafting N", 32, "running requests in the measurement of tree policies"),
     )
-    parser.add_argument(
-        "--running", type=options.count, default=64, metavar="N",
-        help="maximum number of running requests (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--iterations", type=options.count, default=2000, metavar="N",
-        help="steps, of which the first tenth is a warm-up (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--drafting", type=options.count, default=32, metavar="N",
-        help="running requests in the measurement of tree policies (default: %(default)s)",
-    )  # fmt: skip
     parser.add_argument(
         "--pages", type=options.count, metavar="N", help="KV pages of 32 tokens (default: 16 per running request)"
     )
@@ -74,10 +66,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(kind: str, rows: Mapping[str, Mapping[str, float]], title: str) -> None:
-    table = Table(kind, *next(iter(rows.values())), title=title)
-    for name, row in rows.items():
-        table.add_row(name, *(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
-    Console().print(table)
+    columns = each(next(iter(rows.values())), lambda value: f"{value:.3f}" if isinstance(value, float) else str(value))
+    Console().print(terminal(([name, *row.values()] for name, row in rows.items()), kind, *columns, title=title))
 
 
 def _policies(presets: list[str]) -> dict[str, PolicyConfig]:

@@ -15,11 +15,11 @@ from statistics import median
 import httpx
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from jaxspec.bench import BenchError, options, prompts
 from jaxspec.bench.client import Endpoint, ask
 from jaxspec.bench.report import Distribution, Report, Sample, Slo
+from jaxspec.bench.table import each, terminal
 
 #: Category -> TPOT target as a multiple of the baseline.
 FACTORS = {"strict": 1.0, "search": 30 / 12.5, "chat": 100 / 12.5}
@@ -186,17 +186,12 @@ def rows(samples: Sequence[Sample], targets: Mapping[str, float], duration: floa
 
 def print_rows(by_category: Mapping[str, Row], console: Console | None = None) -> None:
     """Print one row per category."""
-    columns = ("requests", "target ms", "SLO attainment", "goodput tokens/s", "TPOT mean", "p95", "TTFT mean", "p95")
-    table = Table("category", *columns, title="AdaServe's request mix", title_justify="left")
-    for column in table.columns[1:]:
-        column.justify = "right"
-
-    def shown(value: float | None, form: str = "{:,.1f}") -> str:
-        return "" if value is None else form.format(value)
-
-    for name, row in by_category.items():
-        times = [shown(d and getattr(d, part)) for d in (row.tpot_ms, row.ttft_ms) for part in ("mean", "p95")]
-        attained = shown(row.slo_attainment, "{:.1%}")
-        goodput = shown(row.goodput_tokens_per_s)
-        table.add_row(name, str(row.requests), shown(row.target_tpot_ms), attained, goodput, *times)
+    rows = (
+        [name, row.requests, row.target_tpot_ms, row.slo_attainment, row.goodput_tokens_per_s]
+        + [d and getattr(d, part) for d in (row.tpot_ms, row.ttft_ms) for part in ("mean", "p95")]
+        for name, row in by_category.items()
+    )
+    columns = ("target ms", "{:,.1f}"), ("SLO attainment", "{:.1%}")
+    times = each(("goodput tokens/s", "TPOT mean", "p95", "TTFT mean", "p95"), "{:,.1f}")
+    table = terminal(rows, "category", "requests", *columns, *times, title="AdaServe's request mix")
     (console or Console()).print(table)

@@ -21,10 +21,10 @@ from typing import Any
 import httpx
 import psutil
 from rich.console import Console
-from rich.table import Table
 
 from jaxspec.bench import BenchError, options
 from jaxspec.bench.report import machine, write_json
+from jaxspec.bench.table import terminal
 from jaxspec.progress import progress
 
 #: Seconds after which a start counts as failed.
@@ -70,11 +70,12 @@ def run(args: argparse.Namespace) -> int:
                 {"cache": "empty" if args.cold and i == 0 else "filled", **start_once(args, environment, i == 0)}
             )
             advance()
-    table = Table("cache", "ready, s", "CPU, s", "first token, s", "CPU, s", "resident, GiB")
-    for start in starts:
-        numbers = [start[key] for key in ("ready_s", "ready_cpu_s", "first_token_s", "first_token_cpu_s")]
-        table.add_row(start["cache"], *(f"{n:.1f}" for n in numbers), f"{start['resident_bytes'] / 2**30:.2f}")
-    Console().print(table)
+    columns = (
+        ("cache", "{}", "cache"), ("ready, s", "{:.1f}", "ready_s"), ("CPU, s", "{:.1f}", "ready_cpu_s"),
+        ("first token, s", "{:.1f}", "first_token_s"), ("CPU, s", "{:.1f}", "first_token_cpu_s"),
+        ("resident, GiB", lambda size: f"{size / 2**30:.2f}", "resident_bytes"),
+    )  # fmt: skip
+    Console().print(terminal(starts, *columns))
     if args.json:
         write_json(args.json, {"machine": machine(), "kind": args.kind, "starts": starts})
     return 0

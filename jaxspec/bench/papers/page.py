@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxspec.bench import BenchError
 from jaxspec.bench.report import write_json
+from jaxspec.errors import explained
 
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; all columns but the first are right-aligned."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+#: From all kept numbers to the tables of a page, by name.
+Sections = Callable[[Mapping[str, Any]], dict[str, str]]
 
 
 def write(path: Path, title: str, sections: Mapping[str, str]) -> None:
@@ -53,16 +50,30 @@ def keep(path: Path, kind: str, numbers: dict[str, Any], copy: str | None) -> di
     return kept
 
 
-def spread(turns: Sequence[float] | None, form: str = "{:.1f} %", ends: str = "{:.0f}") -> str:
-    """Median and range over the turns."""
-    if not turns:
-        return "–"
-    return f"{form.format(np.median(turns))} ({ends.format(min(turns))} … {ends.format(max(turns))})"
+def publish(
+    args: argparse.Namespace, name: str, title: str, kind: str, numbers: dict[str, Any], sections: Sections
+) -> dict[str, Any]:
+    """Keep the numbers, write the tables of all of them into the page, and return them. Raises `BenchError`."""
+    out = Path(args.out)
+    kept = keep(out / f"{name}.json", kind, numbers, args.json)
+    write(out / f"{name}.md", title, sections(kept))
+    return kept
 
 
-def percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f} %"
+def run(
+    args: argparse.Namespace, title: str, read: Callable[..., Sequence[Any]], simulated: Callable[..., dict[str, Any]],
+    on_engine: Callable[..., dict[str, Any]], sections: Sections, draw: Callable[[Path, dict[str, Any]], None],
+) -> int:  # fmt: skip
+    """Run a paper's experiments on the data that `read(args)` returns, simulated or on the engine; publish and draw.
 
-
-def times(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}×"
+    Raises `BenchError` if the data cannot be read or a run fails.
+    """
+    try:
+        data = read(args)
+    except (OSError, ValueError) as error:
+        raise BenchError(explained(error)) from None
+    kind, measure = ("engine", on_engine) if args.engine else ("simulated", simulated)
+    kept = publish(args, args.paper, title, kind, measure(args, *data), sections)
+    if not args.engine:
+        draw(Path(args.out), kept[kind])
+    return 0

@@ -14,11 +14,11 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from jaxspec.bench import BenchError, options, prompts
 from jaxspec.bench.peers.worker import Worker
 from jaxspec.bench.report import machine, write_json
+from jaxspec.bench.table import each, terminal
 from jaxspec.progress import progress
 
 HERE = Path(__file__).parent
@@ -35,17 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE",
         help="setting of jaxspec's engine (docs/configuration.md); repeatable",
     )  # fmt: skip
-    parser.add_argument(
-        "--threads", type=options.count, default=2, metavar="N", help="CPU cores for each engine (default: 2)"
-    )
-    parser.add_argument(
-        "--batch", type=options.count, default=16, metavar="N", help="prompts in the batched scenario (default: 16)"
-    )
-    parser.add_argument(
-        "--max-tokens", type=options.count, default=128, metavar="N", help="output tokens per prompt (default: 128)"
-    )
-    parser.add_argument(
-        "--repeats", type=options.count, default=5, metavar="N", help="measured turns per engine (default: 5)"
+    options.add_numbers(
+        parser,
+        ("--threads N", 2, "CPU cores for each engine"),
+        ("--batch N", 16, "prompts in the batched scenario"),
+        ("--max-tokens N", 128, "output tokens per prompt"),
+        ("--repeats N", 5, "measured turns per engine"),
     )
     parser.add_argument("--json", metavar="FILE", help="write all measurements as JSON")
 
@@ -127,14 +122,16 @@ def leading_agreement(a: list[int], b: list[int]) -> int:
 
 def show(results: Mapping[str, Mapping[str, Any]]) -> None:
     """Print the comparison, and a warning if other processes disturbed it."""
-    table = Table("output tokens/s", "engine", "median", "lowest", "highest", "ratio", "agreeing tokens")
+    rows = []
     for name, result in results.items():
-        for i, (engine, speeds) in enumerate(result["tokens_per_s"].items()):
-            ratio = (f"{result['ratio_of_medians']:.2f}", f"{result['agreeing_tokens']:.1f}") if i == 0 else ("", "")
-            row = (median(speeds), min(speeds), max(speeds))
-            table.add_row(name if i == 0 else "", engine, *(f"{speed:.1f}" for speed in row), *ratio)
+        compared = result["ratio_of_medians"], result["agreeing_tokens"]
+        for engine, speeds in result["tokens_per_s"].items():
+            rows.append([name, engine, median(speeds), min(speeds), max(speeds), *compared])
+            name, compared = "", (None, None)
+    speeds = each(("median", "lowest", "highest"), "{:.1f}")
+    ratios = ("ratio", "{:.2f}"), ("agreeing tokens", "{:.1f}")
     console = Console()
-    console.print(table)
+    console.print(terminal(rows, "output tokens/s", "engine", *speeds, *ratios, left=2))
     turns = [busy for result in results.values() for each in result["cores_busy_with_others"].values() for busy in each]
     if disturbed := sum(busy > DISTURBED for busy in turns):
         console.print(

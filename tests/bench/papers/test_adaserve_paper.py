@@ -13,20 +13,24 @@ from helpers.small import SMALL
 from jaxspec.bench.__main__ import main
 from jaxspec.bench.papers.adaserve import engine as adaserve_engine
 from jaxspec.bench.papers.adaserve import experiment as adaserve
-from jaxspec.bench.papers.adaserve.mix import MIX, TARGETS, Categories, capped, strict_share
 from jaxspec.bench.papers.adaserve.report import best_gain, engine_gain, ratios, shown
 from jaxspec.bench.papers.adaserve.systems import (
     EQUAL,
     FCFS,
     GLOBAL,
     INCREMENTAL,
+    MIX,
     OURS,
     PAPER,
     SARATHI,
     SPECINFER,
     STTA,
     SYSTEMS,
+    TARGETS,
     UNCALIBRATED,
+    Categories,
+    capped,
+    strict_share,
 )
 from jaxspec.sched.sim import arrivals
 from jaxspec.sched.sim.workload import Lengths

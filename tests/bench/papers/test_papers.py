@@ -14,9 +14,10 @@ from jaxspec.bench import BenchError
 from jaxspec.bench.__main__ import main
 from jaxspec.bench.papers import page, presets
 from jaxspec.bench.papers.laps_sd import experiment as laps_sd
-from jaxspec.bench.papers.laps_sd.perception import estimation_error
+from jaxspec.bench.papers.laps_sd.report import reduction
 from jaxspec.bench.papers.ssjf import experiment as ssjf
 from jaxspec.bench.papers.ssjf.report import CLASSES, FCFS, KNOWN, NOISY, gains
+from jaxspec.bench.table import markdown as table_of
 from jaxspec.sched.config import PolicyConfig
 from jaxspec.sched.sim import arrivals
 from jaxspec.sched.sim.acceptance import Process
@@ -81,7 +82,7 @@ def test_orders_differ_as_the_paper_says_they_should():
     assert found[laps_sd.KNOWN] < found[laps_sd.LAPS_SD] < found[laps_sd.LAS]
     # An order that knows lengths is not worse than attained service, which switches all the time.
     assert found[laps_sd.LP_SJF] < found[laps_sd.LAS]
-    assert 25 < laps_sd.reduction(found, laps_sd.LAS) < 60
+    assert 25 < reduction(found, laps_sd.LAS) < 60
 
 
 def measured(errors: dict[str, float | None]) -> dict[str, float]:
@@ -92,7 +93,7 @@ def measured(errors: dict[str, float | None]) -> dict[str, float]:
 
 def test_late_stability_estimates_better():
     early, late = (
-        measured(estimation_error(table(), laps_sd.PROCESSES["chat"], LLAMA_7B_L20, ORDERS.settings(settings), 300, 0))
+        measured(laps_sd.estimation_error(table(), laps_sd.PROCESSES["chat"], LLAMA_7B_L20, settings.laps_sd, 300, 0))
         for settings in (laps_sd.orders()[name] for name in (laps_sd.LAPS_SD, laps_sd.LATE))
     )
     assert late["mean"] < 20 < early["mean"]
@@ -103,8 +104,8 @@ def test_late_stability_estimates_better():
 def test_execution_times_of_steady_requests_are_estimated_well():
     # Equal lengths and nothing that wanders: what is left is the chance of the draw.
     long = Lengths(np.full(5, 8), np.full(5, 2000), np.full(5, np.nan))
-    settings = ORDERS.settings(laps_sd.orders()[laps_sd.LATE])
-    assert measured(estimation_error(long, Process(0.7), LLAMA_7B_L20, settings, 60, 0))["mean"] < 12
+    settings = laps_sd.orders()[laps_sd.LATE].laps_sd
+    assert measured(laps_sd.estimation_error(long, Process(0.7), LLAMA_7B_L20, settings, 60, 0))["mean"] < 12
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -195,7 +196,7 @@ def test_tables_replace_only_what_stands_between_their_marks(tmp_path):
     path = tmp_path / "p.md"
     page.write(path, "Title", {"a": "old", "b": "kept"})
     path.write_text(path.read_text() + "\nown words\n")
-    page.write(path, "Title", {"a": page.table(["x", "y"], [["1", "2"]])})
+    page.write(path, "Title", {"a": table_of([["1", 2]], "x", "y")})
     text = path.read_text()
     assert "old" not in text and "| 1 | 2 |" in text and "kept" in text
     assert text.startswith("# Title\n") and text.endswith("own words\n")

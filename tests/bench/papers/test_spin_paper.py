@@ -10,23 +10,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxspec.bench.papers.spin import options as spin_options
+from jaxspec.bench.papers.spin import experiment as spin
 from jaxspec.bench.papers.spin import simulation as spin_simulation
 from jaxspec.bench.papers.spin import simulation_report as spin_simulation_page
-from jaxspec.bench.papers.spin.costs import AS_MEASURED, CALIBRATIONS, ROOFLINE, VERIFIED_PACKED, VERIFIED_PADDED
 from jaxspec.bench.papers.spin.difficulty import BEST_WITH_265M, EASE, SSMS, Dataset, accepted, rates
-from jaxspec.bench.papers.spin.flow import Flow
 from jaxspec.bench.papers.spin.oracle import Oracle, Together
 from jaxspec.bench.papers.spin.systems import (
+    AS_MEASURED,
+    CALIBRATIONS,
     CHOICES,
     GREEDY,
     LBSS,
     ORACLE,
+    ROOFLINE,
     SPIN,
     SYSTEMS,
     UNPACKED,
     UNPIPED,
     VANILLA,
+    VERIFIED_PACKED,
+    VERIFIED_PADDED,
+    Flow,
     Requests,
     System,
     choosing,
@@ -233,7 +237,7 @@ def options_for(tmp_path: Path) -> list[str]:
 
 def parsed(given: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    spin_options.add_data(parser)
+    spin.add_data(parser)
     parser.set_defaults(seed=0, repeats=None)
     return parser.parse_args(given)
 

@@ -18,15 +18,14 @@ from hypothesis import strategies as st
 
 from helpers import tiny
 from jaxspec.bench import BenchError
-from jaxspec.bench.papers.spin import options as spin_options
+from jaxspec.bench.papers.spin import experiment as spin
 from jaxspec.bench.papers.spin import requests as spin_requests
 from jaxspec.bench.papers.spin import verification as spin_verification
 from jaxspec.bench.papers.spin import verification_report as spin_verification_page
-from jaxspec.bench.papers.spin.decomposition import best
-from jaxspec.bench.papers.spin.options import KV_PADDED, PACKED, PADDED
 from jaxspec.bench.papers.spin.padded import PaddedLayers, widened
 from jaxspec.bench.papers.spin.requests import Batch, Requests
 from jaxspec.bench.papers.spin.steps import Shared, Steps, chain
+from jaxspec.bench.papers.spin.verification_report import KV_PADDED, PACKED, PADDED
 from jaxspec.kernels import cpu
 from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import SamplingInputs, Tree
@@ -158,7 +157,7 @@ def test_padding_hangs_below_the_root() -> None:
 )  # fmt: skip
 def test_the_search_finds_the_best_length(lengths: list[int], more: int, unit: int) -> None:
     width = len(lengths) + more
-    found = best(np.array(lengths), width, unit)
+    found = spin_verification.best(np.array(lengths), width, unit)
     assert found.length % unit == 0 and found.rows <= width
     assert found.padded == found.rows * found.length - sum(lengths)
     for length in range(unit, max(lengths) + unit, unit):
@@ -168,7 +167,7 @@ def test_the_search_finds_the_best_length(lengths: list[int], more: int, unit: i
 
 def test_a_search_for_too_few_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="2 rows are too few for 3 requests"):
-        best(np.array([3, 4, 5]), 2)
+        spin_verification.best(np.array([3, 4, 5]), 2)
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -227,8 +226,8 @@ def test_files_that_are_not_of_requests(row: Any, message: str, tmp_path: Path) 
 
 def arguments(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    spin_options.add_data(parser)
-    spin_options.add_verification(parser)
+    spin.add_data(parser)
+    spin.add_verification(parser)
     return argparse.Namespace(model=None, seed=0, repeats=2, **vars(parser.parse_args(words)))
 
 

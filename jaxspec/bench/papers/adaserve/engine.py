@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxspec.bench import BenchError, prompts
-from jaxspec.bench.papers.adaserve.mix import MIX, Categories, capped
-from jaxspec.bench.papers.adaserve.systems import INCREMENTAL, SARATHI, SYSTEMS
+from jaxspec.bench.papers.adaserve.systems import INCREMENTAL, MIX, SARATHI, SYSTEMS, Categories, capped
 from jaxspec.bench.papers.presets import engines, overrides
 from jaxspec.bench.papers.serving import once, turns
 from jaxspec.bench.record import drive

@@ -9,27 +9,31 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from jaxspec.bench import BenchError, options
+from jaxspec.bench import options
 from jaxspec.bench.papers import page
-from jaxspec.bench.papers.adaserve.mix import MIX, NAMES, TARGETS, Categories, capped, strict_share
+from jaxspec.bench.papers.adaserve.engine import on_engine
 from jaxspec.bench.papers.adaserve.report import draw, sections
 from jaxspec.bench.papers.adaserve.systems import (
     BASELINES,
     CONTEXT,
     GLOBAL,
+    MIX,
+    NAMES,
     OURS,
     PAPER,
     SYSTEMS,
+    TARGETS,
     UNCALIBRATED,
+    Categories,
+    capped,
     simulation,
+    strict_share,
 )
-from jaxspec.errors import explained
 from jaxspec.progress import progress
 from jaxspec.sched.sim import arrivals
 from jaxspec.sched.sim.cost import LLAMA2_A100, Machine, StepLoad, step_times
@@ -57,15 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lines = 'lines of {"turns": [text], "reference": text}'
     data.add_argument("--alpaca", required=True, metavar="JSONL", help=lines)
     data.add_argument("--arxiv", required=True, metavar="CSV", help="columns input_tokens, output_tokens")
-    minutes = "length of the arrival trace (default: 3)"
-    data.add_argument("--minutes", type=options.positive, default=3.0, metavar="M", help=minutes)
+    options.add_numbers(data, ("--minutes M", 3.0, "length of the arrival trace"))
     engine = parser.add_argument_group("with --engine")
-    count = "requests per turn (default: 48)"
-    engine.add_argument("--engine-jobs", type=options.count, default=48, metavar="N", help=count)
-    scale = "factor on output lengths (default: 0.5)"
-    engine.add_argument("--engine-scale", type=options.positive, default=0.5, metavar="X", help=scale)
-    long = "factor on arXiv's prompt lengths (default: 0.05)"
-    engine.add_argument("--engine-long", type=options.positive, default=0.05, metavar="X", help=long)
+    options.add_numbers(
+        engine,
+        ("--engine-jobs N", 48, "requests per turn"),
+        ("--engine-scale X", 0.5, "factor on output lengths"),
+        ("--engine-long X", 0.05, "factor on arXiv's prompt lengths"),
+    )
     engine.add_argument(
         "--engine-rates", type=options.positive, nargs="+", metavar="R",
         help="requests/s (default: the rate at which continuous batching has 50 %% SLO attainment, and half of it)",
@@ -78,23 +81,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the experiments and write the page. Raises `BenchError` if the data cannot be read or a run fails."""
-    out = Path(args.out)
-    try:
-        tables = read_lengths(args.alpaca), read_lengths(args.arxiv)
-        arrivals.trace(args.trace, 2)
-    except (OSError, ValueError) as error:
-        raise BenchError(explained(error)) from None
-    if args.engine:
-        from jaxspec.bench.papers.adaserve.engine import on_engine
+    return page.run(args, "AdaServe", read, simulated, on_engine, sections, draw)
 
-        kind, numbers = "engine", on_engine(args, *tables)
-    else:
-        kind, numbers = "simulated", simulated(args, *tables)
-    kept = page.keep(out / "adaserve.json", kind, numbers, args.json)
-    page.write(out / "adaserve.md", "AdaServe", sections(kept))
-    if kind == "simulated":
-        draw(out, kept["simulated"])
-    return 0
+
+def read(args: argparse.Namespace) -> tuple[Lengths, Lengths]:
+    """Lengths of short and of long requests. Raises OSError or ValueError."""
+    arrivals.trace(args.trace, 2)
+    return read_lengths(args.alpaca), read_lengths(args.arxiv)
 
 
 @dataclass(frozen=True, slots=True)

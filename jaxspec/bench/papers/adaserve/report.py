@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.bench import plot
-from jaxspec.bench.papers import page
+from jaxspec.bench import plot, table
 from jaxspec.bench.papers.adaserve.systems import BASELINES, EQUAL, FCFS, GLOBAL, OURS, PAPER, STTA, UNCALIBRATED
+from jaxspec.bench.table import PERCENT, TIMES, UNKNOWN, at, each, share, spread
 
 TITLES = {"llama-2-7b": "Llama-2-7b", "llama-2-70b": "Llama-2-70b"}
 #: §6.2, "up to", relative to the best baseline: (attainment, goodput).
 PAPER_GAINS = {"llama-2-7b": (1.63, 1.51), "llama-2-70b": (1.73, 1.74)}
 #: Fig. 10 and §6.3: SLO attainment in per cent by strict SLO, as a multiple of the baseline latency.
 PAPER_STRICTER = {"0.8": 95.0, "0.6": 60.0}
-SHOWN = (PAPER, UNCALIBRATED, OURS)
+SHOWN, MEASURED = (PAPER, UNCALIBRATED, OURS), (PAPER, OURS)
 LABELS = {"attainment": "SLO attainment", "goodput": "goodput"}
 ATTAINMENT = "SLO attainment, %"
 
@@ -36,54 +36,13 @@ def best_gain(points: Points, name: str, what: str, bases: Sequence[str] = BASEL
 
 
 def shown(gain: tuple[float, str] | None) -> str:
-    return "–" if gain is None else f"{gain[0]:.2f}× ({gain[1]}/s)"
+    return UNKNOWN if gain is None else f"{gain[0]:.2f}× ({gain[1]}/s)"
 
 
 def sections(kept: Mapping[str, Any]) -> dict[str, str]:
     """The page's tables by name, for the experiments that have been run."""
     simulated, engine = kept.get("simulated"), kept.get("engine")
-    rows = []
-    for model, gains in PAPER_GAINS.items():
-        for what, figure, paper in zip(("attainment", "goodput"), (4, 5), gains, strict=True):
-            cells = ["–"] * len(SHOWN)
-            if simulated:
-                cells = [shown(best_gain(simulated["by_rate"][model], name, what)) for name in SHOWN]
-            here = [engine_gain(engine, name, what) if model == "llama-2-7b" else "–" for name in (PAPER, OURS)]
-            title = f"{LABELS[what]} relative to the best baseline, up to (Fig. {figure}), {TITLES[model]}"
-            rows.append([title, page.times(paper), *cells, *here])
-    for bases, figure, model in (((FCFS, STTA), 7, "llama-2-70b"), ((EQUAL, GLOBAL), 8, "llama-2-7b")):
-        cells = ["–"] * len(SHOWN)
-        if simulated:
-            cells = [shown(best_gain(simulated["by_rate"][model], name, "attainment", bases)) for name in SHOWN]
-        here = [engine_gain(engine, name, "attainment", bases) for name in (PAPER, OURS)]
-        rows.append(
-            [
-                f"SLO attainment relative to {' and '.join(bases)}, up to (Fig. {figure}), {TITLES[model]}",
-                "higher",
-                *cells,
-                *here,
-            ]
-        )
-    for model in TITLES:
-        cells = ["–"] * len(SHOWN)
-        if simulated:
-            rate = next(iter(simulated["by_share"][model]))
-            found = simulated["by_share"][model][rate]
-            cells = [
-                page.percent(100 * min(p["attainment"] for p in found[n].values())) if n in found else "–"
-                for n in SHOWN
-            ]
-        title = f"lowest SLO attainment over the shares of strict requests (Fig. 6), {TITLES[model]}"
-        rows.append([title, "“nearly 100 %”", *cells, "–", "–"])
-    for scale, paper in PAPER_STRICTER.items():
-        cells = ["–"] * len(SHOWN)
-        if simulated:
-            systems = simulated["stricter"]["systems"]
-            cells = [page.percent(100 * systems[name][scale]["attainment"]) for name in SHOWN]
-        here = [light(engine, name) if scale == "0.8" else "–" for name in (PAPER, OURS)]
-        rows.append([f"SLO attainment at {scale} × baseline latency (Fig. 10)", page.percent(paper), *cells, *here])
-    header = ["", "paper", *(f"simulated: {name}" for name in SHOWN), f"engine: {PAPER}", f"engine: {OURS}"]
-    out = {"summary": page.table(header, rows)}
+    out = {"summary": summary(simulated, engine)}
     if simulated:
         out |= simulated_sections(simulated)
     if engine:
@@ -91,40 +50,69 @@ def sections(kept: Mapping[str, Any]) -> dict[str, str]:
     return out
 
 
-def simulated_sections(simulated: Mapping[str, Any]) -> dict[str, str]:
-    by_rate, out = simulated["by_rate"], {}
+def summary(simulated: Mapping[str, Any] | None, engine: Mapping[str, Any] | None) -> str:
+    def gains(model: str, what: str, bases: Sequence[str], measured: bool = True) -> list[str]:
+        points = at(simulated, "by_rate", model)
+        here = [shown(best_gain(points, name, what, bases)) if points else UNKNOWN for name in SHOWN]
+        return here + [engine_gain(engine if measured else None, name, what, bases) for name in MEASURED]
+
+    rows: list[Sequence[Any]] = []
+    for model, papers in PAPER_GAINS.items():
+        for (what, label), figure, paper in zip(LABELS.items(), (4, 5), papers, strict=True):
+            title = f"{label} relative to the best baseline, up to (Fig. {figure}), {TITLES[model]}"
+            rows.append([title, TIMES.format(paper), *gains(model, what, BASELINES, model == "llama-2-7b")])
+    for bases, figure, model in (((FCFS, STTA), 7, "llama-2-70b"), ((EQUAL, GLOBAL), 8, "llama-2-7b")):
+        title = f"SLO attainment relative to {' and '.join(bases)}, up to (Fig. {figure}), {TITLES[model]}"
+        rows.append([title, "higher", *gains(model, "attainment", bases)])
     for model, title in TITLES.items():
-        rates = list(by_rate[model][PAPER])
-        for what, unit, value in (
-            ("attainment", "SLO attainment, %", lambda p: f"{100 * p['attainment']:.1f}"),
-            ("goodput", "goodput, tokens/s", lambda p: f"{p['goodput']:.0f}"),
-            ("ttft", "mean TTFT, s", lambda p: f"{p['ttft']:.2f}"),
+        found = next(iter(simulated["by_share"][model].values())) if simulated else {}
+        lowest = [share(min(p["attainment"] for p in found[n].values())) if n in found else None for n in SHOWN]
+        title = f"lowest SLO attainment over the shares of strict requests (Fig. 6), {title}"
+        rows.append([title, "“nearly 100 %”", *lowest, None, None])
+    for scale, paper in PAPER_STRICTER.items():
+        found = [at(simulated, "stricter", "systems", name, scale, "attainment") for name in SHOWN]
+        here = [light(engine, name) if scale == "0.8" else None for name in MEASURED]
+        title = f"SLO attainment at {scale} × baseline latency (Fig. 10)"
+        rows.append([title, PERCENT.format(paper), *(table.shown(value, share) for value in found), *here])
+    systems = [f"simulated: {name}" for name in SHOWN] + [f"engine: {name}" for name in MEASURED]
+    return table.markdown(rows, "", "paper", *systems)
+
+
+def simulated_sections(simulated: Mapping[str, Any]) -> dict[str, str]:
+    out: dict[str, str] = {}
+    for model, title in TITLES.items():
+        by_rate = simulated["by_rate"][model]
+        for what, unit, form in (
+            ("attainment", ATTAINMENT, hundredths),
+            ("goodput", "goodput, tokens/s", "{:.0f}"),
+            ("ttft", "mean TTFT, s", "{:.2f}"),
         ):
-            rows = [[name, *(value(points[rate]) for rate in rates)] for name, points in by_rate[model].items()]
-            out[f"{what} {model}"] = page.table([f"{title}: {unit}, by requests/s", *rates], rows)
+            rows = [[name, *(point[what] for point in points.values())] for name, points in by_rate.items()]
+            header = f"{title}: {unit}, by requests/s"
+            out[f"{what} {model}"] = table.markdown(rows, header, *each(by_rate[PAPER], form))
     rows, shares = [], []
     for model, title in TITLES.items():
         for rate, systems in simulated["by_share"][model].items():
             for name, points in systems.items():
-                cells = [f"{100 * p['attainment']:.1f}" for p in points.values()]
-                rows.append([f"{title}, {rate}/s", name, *cells])
+                rows.append([f"{title}, {rate}/s", name, *(p["attainment"] for p in points.values())])
                 shares = [f"{100 * float(s):.0f} %" for s in points]
-    out["strict"] = page.table(["SLO attainment, %, by share of strict requests (Fig. 6)", "system", *shares], rows)
-    stricter = simulated["stricter"]
+    header = f"{ATTAINMENT}, by share of strict requests (Fig. 6)"
+    out["strict"] = table.markdown(rows, header, "system", *each(shares, hundredths))
+    rate, systems = simulated["stricter"]["rate"], simulated["stricter"]["systems"]
+    rows = [[name, *(p["attainment"] for p in points.values())] for name, points in systems.items()]
+    header = f"{ATTAINMENT}, by SLO / baseline latency ({TITLES['llama-2-70b']}, {rate}/s, Fig. 10)"
+    out["stricter"] = table.markdown(rows, header, *each((f"{scale} ×" for scale in systems[PAPER]), hundredths))
     rows = [
-        [name, *(f"{100 * p['attainment']:.1f}" for p in points.values())]
-        for name, points in stricter["systems"].items()
+        [name, *parts.values(), parts["selection"] / sum(parts.values())]
+        for name, parts in simulated["breakdown"].items()
     ]
-    scales = [f"{scale} ×" for scale in stricter["systems"][PAPER]]
-    header = f"SLO attainment, %, by SLO / baseline latency ({TITLES['llama-2-70b']}, {stricter['rate']}/s, Fig. 10)"
-    out["stricter"] = page.table([header, *scales], rows)
-    rows = []
-    for name, parts in simulated["breakdown"].items():
-        total = sum(parts.values())
-        rows.append([name, *(f"{ms:.2f}" for ms in parts.values()), page.percent(100 * parts["selection"] / total)])
-    header = ["ms per step (Fig. 9)", "selection, measured here", "drafter", "target model", "selection's share"]
-    out["breakdown"] = page.table(header, rows)
+    parts = each(("selection, measured here", "drafter", "target model"), "{:.2f}")
+    out["breakdown"] = table.markdown(rows, "ms per step (Fig. 9)", *parts, ("selection's share", share))
     return out
+
+
+def hundredths(value: float) -> str:
+    return f"{100 * value:.1f}"
 
 
 # --- on the engine ----------------------------------------------------------------------------------------------------
@@ -139,33 +127,33 @@ def ratios(systems: Mapping[str, Any], name: str, what: str, bases: Sequence[str
     return [value / base for value, base in zip(systems[name][what], best, strict=True) if base > 0]
 
 
-def engine_gain(
-    engine: Mapping[str, Any] | None, name: str, what: str, bases: Sequence[str] = BASELINES
-) -> str:  # fmt: skip
+def engine_gain(engine: Mapping[str, Any] | None, name: str, what: str, bases: Sequence[str] = BASELINES) -> str:
     """The largest median ratio over the rates, with the range over its turns."""
     found = [ratios(systems, name, what, bases) for systems in engine["rates"].values()] if engine else []
     best = max((turns for turns in found if turns), key=lambda turns: float(np.median(turns)), default=None)
-    return page.spread(best, "{:.2f}×", "{:.2f}")
+    return table.shown(best, spread(TIMES, "{:.2f}"))
 
 
 def light(engine: Mapping[str, Any] | None, name: str) -> str:
-    if engine is None or name not in engine["light"]["systems"]:
-        return "–"
-    return page.spread([100 * share for share in engine["light"]["systems"][name]["attainment"]], "{:.0f} %")
+    return table.shown(at(engine, "light", "systems", name, "attainment"), attained)
+
+
+def attained(turns: Sequence[float]) -> str:
+    return table.shown([100 * share for share in turns], spread("{:.0f} %"))
 
 
 def engine_section(engine: Mapping[str, Any]) -> str:
-    rows = []
-    quiet = {f"light load, {engine['light']['rate']:.2f}/s, strict SLO × 0.8": engine["light"]["systems"]}
     loads = {f"{float(rate):.2f}/s": systems for rate, systems in engine["rates"].items()}
-    for title, systems in {**loads, **quiet}.items():
-        for name, found in systems.items():
-            cells = [page.spread([100 * share for share in found["attainment"]], "{:.0f} %")]
-            cells += [page.spread(found[what], "{:.0f}") for what in ("goodput", "throughput")]
-            rows.append([title, name, *cells, f"{np.median(found['ttft']):.2f}"])
-    header = ["engine", "system", "SLO attainment", "goodput, tokens/s", "throughput, tokens/s", "mean TTFT, s"]
+    loads[f"light load, {engine['light']['rate']:.2f}/s, strict SLO × 0.8"] = engine["light"]["systems"]
+    what = "attainment", "goodput", "throughput", "ttft"
+    text = table.markdown(
+        ([load, name, *map(found.get, what)] for load, systems in loads.items() for name, found in systems.items()),
+        "engine", "system", ("SLO attainment", attained),
+        *each(("goodput, tokens/s", "throughput, tokens/s"), spread("{:.0f}")),
+        ("mean TTFT, s", table.median("{:.2f}")),
+    )  # fmt: skip
     slos = ", ".join(f"{1e3 * t:.1f}" for t in engine["targets"])
-    return page.table(header, rows) + f"\n\nTPOT SLOs: {slos} ms; {engine['jobs']} requests per turn."
+    return f"{text}\n\nTPOT SLOs: {slos} ms; {engine['jobs']} requests per turn."
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -173,31 +161,30 @@ def engine_section(engine: Mapping[str, Any]) -> str:
 
 def draw(out: Path, simulated: Mapping[str, Any]) -> None:
     """Draw figures 4 to 8 and 10 as PNG files next to the page."""
-    by_rate = simulated["by_rate"]
 
-    def lines(model: str, names: Sequence[str], what: str, factor: float) -> dict[str, list[tuple[float, float]]]:
-        return {n: [(float(r), factor * p[what]) for r, p in by_rate[model][n].items()] for n in names}
+    def lines(systems: Points, names: Sequence[str], what: str, factor: float = 100) -> plot.Series:
+        return {name: plot.points(systems[name], lambda point: factor * point[what]) for name in names}
 
-    main = (*BASELINES, PAPER, OURS)
+    by_rate, main = simulated["by_rate"], (*BASELINES, PAPER, OURS)
     for what, label, factor in (("attainment", ATTAINMENT, 100.0), ("goodput", "goodput, tokens/s", 1.0)):
-        panels = {TITLES[model]: lines(model, main, what, factor) for model in TITLES}
+        panels = {title: lines(by_rate[model], main, what, factor) for model, title in TITLES.items()}
         plot.curves(out / f"adaserve_{what}.png", panels, "requests/s", label)
     panels = {
-        f"{TITLES['llama-2-70b']} (Fig. 7)": lines("llama-2-70b", (FCFS, STTA, PAPER, OURS), "attainment", 100),
-        f"{TITLES['llama-2-7b']} (Fig. 8)": lines("llama-2-7b", (EQUAL, GLOBAL, *SHOWN), "attainment", 100),
-    }
+        f"{TITLES[model]} (Fig. {figure})": lines(by_rate[model], names, "attainment")
+        for model, figure, names in (
+            ("llama-2-70b", 7, (FCFS, STTA, PAPER, OURS)), ("llama-2-7b", 8, (EQUAL, GLOBAL, *SHOWN)),
+        )
+    }  # fmt: skip
     plot.curves(out / "adaserve_ablation.png", panels, "requests/s", ATTAINMENT)
     panels = {
-        f"{TITLES[model]}, {rate}/s": {
+        f"{title}, {rate}/s": {
             name: [(100 * float(s), 100 * p["attainment"]) for s, p in points.items()]
             for name, points in systems.items()
         }
-        for model in TITLES
+        for model, title in TITLES.items()
         for rate, systems in simulated["by_share"][model].items()
     }
     plot.curves(out / "adaserve_strict.png", panels, "strict requests, %", ATTAINMENT)
-    found = {
-        name: [(float(s), 100 * p["attainment"]) for s, p in points.items()]
-        for name, points in simulated["stricter"]["systems"].items()
-    }
-    plot.curves(out / "adaserve_stricter.png", {TITLES["llama-2-70b"]: found}, "SLO / baseline latency", ATTAINMENT)
+    systems = simulated["stricter"]["systems"]
+    panels = {TITLES["llama-2-70b"]: lines(systems, list(systems), "attainment")}
+    plot.curves(out / "adaserve_stricter.png", panels, "SLO / baseline latency", ATTAINMENT)

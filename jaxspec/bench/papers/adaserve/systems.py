@@ -1,8 +1,10 @@
-"""The systems compared in AdaServe's experiments, and their simulation."""
+"""The systems compared in AdaServe's experiments, their simulation, and their requests (§6.1): three categories, each
+with its TPOT SLO."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,11 +15,12 @@ from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.sim.acceptance import Process
+from jaxspec.sched.sim.arrivals import Arrival
 from jaxspec.sched.sim.cost import Machine, step_times
 from jaxspec.sched.sim.draft_cost import LLAMA_160M_A100
 from jaxspec.sched.sim.drafter import SimulatedDrafter, TreeProcess
 from jaxspec.sched.sim.tree_simulator import TreeSimulation
-from jaxspec.sched.sim.workload import Workload
+from jaxspec.sched.sim.workload import Lengths, Workload, join
 
 OURS, PAPER, UNCALIBRATED = "jaxspec", "AdaServe", "AdaServe, uncalibrated"
 INCREMENTAL, SARATHI, SPECINFER = "IncrDec", "Sarathi", "SpecInfer"
@@ -74,4 +77,46 @@ def simulation(
     if not config.draft:
         return TreeSimulation(scheduler, work, machine.cost)
     drafter = SimulatedDrafter(process, work.output.tolist(), LLAMA_160M_A100, np.random.default_rng([seed, 160]))
-    return TreeSimulation(scheduler, work, machine.cost, build_speculator(config, [drafter], times), [drafter])
+    return TreeSimulation(
+        scheduler, work, machine.cost, build_speculator(config, [drafter], times, tree_policy(config, times)), [drafter]
+    )
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+NAMES = ("strict", "moderate", "relaxed")
+#: Shares of the categories in Fig. 4 and 5.
+MIX = (0.6, 0.2, 0.2)
+#: Table 2: TPOT SLOs in seconds of moderate and relaxed requests. That of strict ones depends on the baseline latency.
+TARGETS: Mapping[str, tuple[float, float]] = {
+    "llama-2-7b": (0.03, 0.1), "llama-2-13b": (0.03, 0.1), "llama-2-70b": (0.06, 0.1),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Categories:
+    """Each category's table of lengths and its TPOT SLO in seconds."""
+
+    lengths: tuple[Lengths, Lengths, Lengths]
+    targets: tuple[float, float, float]
+
+    def workload(
+        self, arrivals: Sequence[Arrival], shares: Sequence[float], rng: np.random.Generator
+    ) -> tuple[Workload, np.ndarray]:
+        """One request per arrival, with its category drawn by `shares`. Returns the categories `[requests]` too."""
+        kind = rng.choice(3, size=len(arrivals), p=shares)
+        by_kind = [join(arrivals, table, 32, rng) for table in self.lengths]
+        pick = lambda name: np.choose(kind, [getattr(one, name) for one in by_kind])  # noqa: E731
+        tpot = np.asarray(self.targets)[kind]
+        return replace(by_kind[0], input=pick("input"), output=pick("output"), tpot=tpot), kind
+
+
+def capped(table: Lengths, context: int) -> Lengths:
+    """Lengths cut to the context: the output to at most half of it, the prompt to the rest."""
+    output = np.minimum(table.output, context // 2)
+    return Lengths(np.clip(table.input, 1, context - output), output, table.predicted)
+
+
+def strict_share(share: float) -> tuple[float, float, float]:
+    """Shares of the categories for a share of strict requests (Fig. 6); the other two get half of the rest each."""
+    return share, (1 - share) / 2, (1 - share) / 2

@@ -9,12 +9,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxspec.bench import BenchError, options
+from jaxspec.bench import options
 from jaxspec.bench.papers import page
 from jaxspec.bench.papers.alise.report import (
     AGAIN,
@@ -34,7 +33,6 @@ from jaxspec.bench.papers.alise.report import (
 )
 from jaxspec.bench.papers.presets import Preset, engines, overrides
 from jaxspec.bench.papers.serving import PAGE_SIZE, prompt_ids, turns
-from jaxspec.errors import explained
 from jaxspec.outputs import RequestMetrics
 from jaxspec.progress import progress
 from jaxspec.sched.config import SchedulerConfig
@@ -111,35 +109,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lines = 'lines of {"turns": [text], "reference": text}'
     data.add_argument("--alpaca", required=True, metavar="JSONL", help=lines)
     data.add_argument("--sharegpt", required=True, metavar="CSV", help="columns input_tokens, output_tokens")
-    minutes = "length of the arrival trace (default: 30)"
-    data.add_argument("--minutes", type=options.positive, default=30.0, metavar="M", help=minutes)
-    engine = parser.add_argument_group("with --engine")
-    count = "requests per turn (default: 100)"
-    engine.add_argument("--engine-jobs", type=options.count, default=100, metavar="N", help=count)
-    tokens = "mean tokens of prompt and answer together; the data's lengths are scaled to it (default: 70)"
-    engine.add_argument("--engine-tokens", type=options.count, default=70, metavar="N", help=tokens)
-    rate = "requests/s (default: 18)"
-    engine.add_argument("--engine-rate", type=options.positive, default=18.0, metavar="R", help=rate)
-    kv = "KV positions (default: 480); requests longer than half of them are left out"
-    engine.add_argument("--engine-kv", type=options.count, default=480, metavar="N", help=kv)
+    options.add_numbers(data, ("--minutes M", 30.0, "length of the arrival trace"))
+    options.add_numbers(
+        parser.add_argument_group("with --engine"),
+        ("--engine-jobs N", 100, "requests per turn"),
+        ("--engine-tokens N", 70, "mean tokens of prompt and answer together; the data's lengths are scaled to it"),
+        ("--engine-rate R", 18.0, "requests/s"),
+        ("--engine-kv N", 480, "KV positions; requests longer than half of them are left out"),
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the experiments and write the page. Raises `BenchError` if the data cannot be read or a run fails."""
-    out = Path(args.out)
-    try:
-        tables = {name: fitting(read_lengths(getattr(args, name))) for name in DATA}
-    except (OSError, ValueError) as error:
-        raise BenchError(explained(error)) from None
-    if args.engine:
-        kind, numbers = "engine", on_engine(args, tables)
-    else:
-        kind, numbers = "simulated", simulated(args, tables)
-    kept = page.keep(out / "alise.json", kind, numbers, args.json)
-    page.write(out / "alise.md", "ALISE", sections(kept))
-    if kind == "simulated":
-        draw(out, kept["simulated"])
-    return 0
+    return page.run(args, "ALISE", read, simulated, on_engine, sections, draw)
+
+
+def read(args: argparse.Namespace) -> tuple[dict[str, Lengths]]:
+    """Lengths by data set. Raises OSError or ValueError."""
+    return ({name: fitting(read_lengths(getattr(args, name))) for name in DATA},)
 
 
 def fitting(table: Lengths) -> Lengths:

@@ -10,19 +10,32 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxspec.bench import BenchError, options, plot, prompts
+from jaxspec.bench import options, prompts
 from jaxspec.bench.papers import page
-from jaxspec.bench.papers.laps_sd.perception import estimation_error
+from jaxspec.bench.papers.laps_sd.report import (
+    FCFS,
+    KNOWN,
+    LAPS_SD,
+    LAS,
+    LATE,
+    LP_SJF,
+    MIXED,
+    STABILITY,
+    TYPICAL,
+    draw,
+    sections,
+)  # fmt: skip
 from jaxspec.bench.papers.presets import Preset, engines, overrides
 from jaxspec.bench.papers.serving import mean_jct, simulate, turns
-from jaxspec.errors import explained
 from jaxspec.progress import progress
-from jaxspec.sched.config import PolicyConfig
+from jaxspec.sched.config import LapsSdSettings, PolicyConfig
+from jaxspec.sched.order.laps_sd import LapsSd
+from jaxspec.sched.plan import RequestResult
+from jaxspec.sched.request import Request
 from jaxspec.sched.sim import arrivals
 from jaxspec.sched.sim.acceptance import Process, Sampled
 from jaxspec.sched.sim.cost import LLAMA_7B_L20, Linear, StepLoad
@@ -32,14 +45,9 @@ from jaxspec.sched.slots import ORDERS
 COUNTS = (10, 20, 30, 40, 50)
 QUEUES = (2, 3, 4, 5, 6, 8, 10)
 SPREADS = (0.0, 0.1, 0.2, 0.3, 0.4)
-#: γ and δ, which the paper does not give. The first gives the lowest latency of those tried. With the last, requests
-#: become stable as late as in the paper's Fig. 3, with estimates as good as in its Fig. 7: see docs/results/laps_sd.md.
-STABILITY = ((3, 0.1), (5, 0.05), (10, 0.02))
 #: SpecInfer's requests end after this many tokens.
 CAP = 128
 REPEATS, DRAFTS = 40, 8
-LP_SJF, LAS, LAPS_SD, LATE, KNOWN = "LP-SJF", "LAS", "LAPS-SD", "LAPS-SD, stable late", "execution time known"
-FCFS, TYPICAL, MIXED = "FCFS", "LAPS-SD, unknown as typical", "mixed"
 #: Probability that a draft token is accepted if the one before it is. SpecInfer (Miao et al. 2024), Table 2: with
 #: chains of 8 from LLaMA-68M, LLaMA-7B has a mean accepted length of 2.73 on Chatbot Instruction Prompts, that is 0.64.
 #: LAPS-SD §5.2 says that MBPP has higher rates (assumed: 0.75) and nothing of MiniThinky (assumed: as the first). How
@@ -49,10 +57,6 @@ PROCESSES = {
     "chat": Process(0.64, 0.15, wander=1.0, settle=50), "code": Process(0.75, 0.12, wander=1.0, settle=50),
     "math": Process(0.64, 0.15, wander=1.0, settle=50),
 }  # fmt: skip
-TITLES = {"chat": "Chatbot Instruction Prompts", "code": "MBPP", "math": "MiniThinky"}
-#: §5.2: LP-SJF is 1.47 times slower; LAPS-SD reduces the mean latency of LAS by 31 %. Fig. 7: mean errors in per cent.
-PAPER_LP_SJF, PAPER_LAS = 100 * (1 - 1 / 1.47), 31.0
-PAPER_ERROR = {"chat": 7.63, "code": 11.21, "math": 8.51}
 #: With a switch every 80 ms of service, LAS spends as much time on switches as in Fig. 2 (see `sched/sim/cost.py`).
 QUANTUM_MS = 80.0
 
@@ -78,29 +82,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--chat", required=True, metavar="JSONL", help=chat)
     data.add_argument("--code", required=True, metavar="JSONL", help="MBPP")
     data.add_argument("--math", required=True, metavar="JSONL", help="stand-in for MiniThinky (math500)")
-    scale = "with --engine: factor on the answers' lengths (default: 0.5)"
-    data.add_argument("--engine-scale", type=options.positive, default=0.5, metavar="X", help=scale)
-    draft = "with --engine: the drafter (default: ngram)"
-    data.add_argument("--engine-draft", default="ngram", metavar="D", help=draft)
+    engine = parser.add_argument_group("with --engine")
+    options.add_numbers(engine, ("--engine-scale X", 0.5, "factor on the answers' lengths"))
+    engine.add_argument("--engine-draft", default="ngram", metavar="D", help="the drafter (default: ngram)")
+
+
+def read(args: argparse.Namespace) -> tuple[dict[str, Lengths], dict[str, list[str]]]:
+    """Lengths and prompts by data set. Raises OSError or ValueError."""
+    tables = {name: read_lengths(getattr(args, name)) for name in PROCESSES}
+    return tables, {name: prompts.load(getattr(args, name)) for name in PROCESSES}
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the experiments and write the page. Raises `BenchError` if the data cannot be read or a run fails."""
-    out = Path(args.out)
-    try:
-        tables = {name: read_lengths(getattr(args, name)) for name in PROCESSES}
-        texts = {name: prompts.load(getattr(args, name)) for name in PROCESSES}
-    except (OSError, ValueError) as error:
-        raise BenchError(explained(error)) from None
-    if args.engine:
-        kind, numbers = "engine", on_engine(args, tables, texts)
-    else:
-        kind, numbers = "simulated", simulated(args, tables)
-    kept = page.keep(out / "laps_sd.json", kind, numbers, args.json)
-    page.write(out / "laps_sd.md", "LAPS-SD", sections(kept))
-    if kind == "simulated":
-        draw(out, kept["simulated"])
-    return 0
+    return page.run(args, "LAPS-SD", read, lambda args, tables, _: simulated(args, tables), on_engine, sections, draw)
 
 
 # --- simulated --------------------------------------------------------------------------------------------------------
@@ -198,9 +193,44 @@ def mean_latency(
     return {name: float(np.mean(values)) for name, values in found.items()}
 
 
-def reduction(latencies: Mapping[str, float], baseline: str, order: str = LAPS_SD) -> float:
-    """Reduction of the mean latency relative to `baseline`, in per cent."""
-    return 100 * (1 - latencies[order] / latencies[baseline])
+def estimation_error(
+    table: Lengths, process: Process, cost: Linear, settings: LapsSdSettings, count: int, seed: int
+) -> dict[str, float | None]:
+    """Serves `count` requests alone, with known lengths.
+
+    Returns `mean`: mean absolute error of the first estimate in per cent, None without estimates; `perceived`: share of
+    requests that get an estimate; `stable_after`: mean share of their rounds after which they get it.
+    """
+    rng, drafts = np.random.default_rng(seed), round(settings.draft_tokens or 0)
+    outputs, sampled = rng.choice(table.output, count).tolist(), Sampled(process, count, rng)
+    errors, shares = [], []
+    for i, output in enumerate(outputs):
+        order, request = LapsSd(settings), Request(str(i), 32, [0] * 32, output, 0.0)
+        request.predicted_len = output
+        estimate: float | None = None
+        took, rounds, stable, produced = 0.0, 0, 0, 1  # prefill generates the first token
+        while produced < output:
+            drafted, accepted = sampled.round(i, produced, drafts)
+            load = StepLoad(1 + drafted, context=request.prompt_len + produced, drafting=1, levels=drafted)
+            seconds = cost.seconds(load)
+            request.proposed += drafted
+            request.accepted += accepted
+            request.attained += seconds
+            order.observe(request, RequestResult((0,) * (accepted + 1), proposed=drafted, accepted=accepted), seconds)
+            produced += accepted + 1
+            took += seconds
+            rounds += 1
+            if estimate is None and (estimate := order.perceived(request)) is not None:
+                stable = rounds
+        sampled.forget(i)
+        if estimate is not None:
+            errors.append(abs(estimate / took - 1))
+            shares.append(stable / rounds)
+    if not errors:
+        return {"mean": None, "perceived": 0.0, "stable_after": 1.0}
+    return {
+        "mean": 100 * float(np.mean(errors)), "perceived": len(errors) / count, "stable_after": float(np.mean(shares)),
+    }  # fmt: skip
 
 
 # --- on the engine ----------------------------------------------------------------------------------------------------
@@ -240,94 +270,3 @@ def on_engine(
             measured = turns(loaded, workload, repeats, advance)
             results[name] = {order: [mean_jct(turn) for turn in metrics] for order, metrics in measured.items()}
     return {"requests": counts, "scale": args.engine_scale, "draft": args.engine_draft, "latency": results}
-
-
-# --- the page ---------------------------------------------------------------------------------------------------------
-
-
-def sections(kept: Mapping[str, Any]) -> dict[str, str]:
-    """The page's tables by name, for the experiments that have been run."""
-    simulated, engine = kept.get("simulated"), kept.get("engine")
-    rows = []
-    for name, title in TITLES.items():
-        for base, paper in ((LP_SJF, PAPER_LP_SJF), (LAS, PAPER_LAS)):
-            cells = [f"{title}, against {base}", page.percent(paper)]
-            if simulated:
-                points = simulated["by_count"][name].values()
-                found = [[reduction(p, base, order) for p in points] for order in (LAPS_SD, LATE, TYPICAL, KNOWN)]
-                cells += [f"{np.mean(v):.1f} % ({min(v):.0f} … {max(v):.0f})" for v in found]
-            else:
-                cells += ["–"] * 4
-            cells.append(gain(engine["latency"][name], base, LAPS_SD) if engine else "–")
-            rows.append(cells)
-    kinds = [f"γ = {window}, δ = {tolerance}" for window, tolerance in (STABILITY[0], STABILITY[-1])]
-    header = ["mean latency reduction (Fig. 5)", "paper", *(f"simulated, {kind}" for kind in kinds)]
-    header += ["simulated, unknown as typical", "simulated, execution time known", "engine"]
-    out = {"latency": page.table(header, rows)}
-    if engine:
-        titles = {MIXED: "all three kinds, mixed", **TITLES}
-        rows = [
-            [f"{titles[name]}, {engine['requests'][name]} requests", order, f"{np.median(found[order]):.2f}"]
-            + [gain(found, base, order) if base != order else "–" for base in (FCFS, LP_SJF, LAS)]
-            for name, found in engine["latency"].items()
-            for order in found
-        ]
-        header = ["engine", "order", "mean latency, s", "against FCFS", "against LP-SJF", "against LAS"]
-        out["engine"] = page.table(header, rows)
-    return out | simulated_sections(simulated) if simulated else out
-
-
-def gain(latencies: Mapping[str, Sequence[float]], base: str, order: str) -> str:
-    """Reduction of the mean latency in per cent: median over the turns, and range."""
-    turns = [100 * (1 - latency / other) for latency, other in zip(latencies[order], latencies[base], strict=True)]
-    return f"{np.median(turns):.1f} % ({min(turns):.0f} … {max(turns):.0f})"
-
-
-def simulated_sections(simulated: Mapping[str, Any]) -> dict[str, str]:
-    out: dict[str, str] = {}
-    rows = []
-    for name, title in TITLES.items():
-        for n, latencies in simulated["by_queues"][name].items():
-            best = min(latencies, key=lambda k: latencies[k])
-            rows.append([f"{title}, {n} requests", *(f"{latencies[str(k)]:.1f}" for k in QUEUES), best])
-    out["queues"] = page.table(["mean latency, s, by number of queues (Fig. 6)", *map(str, QUEUES), "best"], rows)
-    rows = []
-    for name, title in TITLES.items():
-        for (window, _), (tolerance, found) in zip(STABILITY, simulated["errors"][name].items(), strict=True):
-            shares = [page.percent(100 * found[key]) for key in ("perceived", "stable_after")]
-            what = f"{title}, γ = {window}, δ = {tolerance}"
-            rows.append([what, page.percent(PAPER_ERROR[name]), page.percent(found["mean"]), *shares])
-    header = ["error of the estimated execution time (Fig. 7)", "paper", "simulated", "requests that become stable"]
-    out["errors"] = page.table([*header, "stable after, share of rounds"], rows)
-    rows = []
-    for lengths, points in simulated["by_spread"].items():
-        for base, order in ((LP_SJF, LAPS_SD), (LP_SJF, TYPICAL), (LP_SJF, KNOWN), (LAS, LAPS_SD)):
-            found = [page.percent(reduction(points[str(s)], base, order)) for s in SPREADS]
-            rows.append([f"{lengths}: {order} against {base}", *found])
-    out["spread"] = page.table(["mean latency reduction by spread of acceptance rate", *map(str, SPREADS)], rows)
-    rows = [
-        [name, *(page.percent(reduction(point, base)) for base in (LP_SJF, LAS))]
-        for name, point in simulated["variations"].items()
-    ]
-    header = ["mean latency reduction, Chatbot Instruction Prompts, 30 requests", "against LP-SJF", "against LAS"]
-    out["variations"] = page.table(header, rows)
-    return out
-
-
-def draw(out: Path, simulated: Mapping[str, Any]) -> None:
-    """Draw figures 5 and 6 as PNG files next to the page."""
-    panels = {
-        TITLES[name]: {
-            order: [(float(n), point[order]) for n, point in points.items()]
-            for order in (LP_SJF, LAS, LAPS_SD, LATE, TYPICAL)
-        }
-        for name, points in simulated["by_count"].items()
-    }
-    plot.curves(out / "laps_sd_latency.png", panels, "requests", "mean latency, s")
-    panels = {
-        TITLES[name]: {
-            f"{n} requests": [(float(k), s) for k, s in latencies.items()] for n, latencies in by_count.items()
-        }
-        for name, by_count in simulated["by_queues"].items()
-    }
-    plot.curves(out / "laps_sd_queues.png", panels, "queues", "mean latency, s")

@@ -37,12 +37,12 @@ CHOICES = ("greedy", "epsilon_greedy", "lbss", "fastest")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     engine = parser.add_argument_group("with --engine")
-    count = "prompts of each kind (default: 12)"
-    engine.add_argument("--engine-prompts", type=options.count, default=12, metavar="N", help=count)
-    concurrency = "requests at once (default: 4)"
-    engine.add_argument("--engine-concurrency", type=options.count, default=4, metavar="N", help=concurrency)
-    tokens = "output cap in tokens (default: 96)"
-    engine.add_argument("--engine-tokens", type=options.count, default=96, metavar="N", help=tokens)
+    options.add_numbers(
+        engine,
+        ("--engine-prompts N", 12, "prompts of each kind"),
+        ("--engine-concurrency N", 4, "requests at once"),
+        ("--engine-tokens N", 96, "output cap in tokens"),
+    )
     engine.add_argument(
         "--engine-batches", type=options.count, nargs="*", default=(1, 2, 4, 8, 16, 32), metavar="N",
         help="batch sizes of Fig. 4 (default: 1 2 4 8 16 32; without values: skip Fig. 4)",

@@ -10,13 +10,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from jaxspec.bench import BenchError
+from jaxspec.bench import BenchError, options
 from jaxspec.bench.papers import page
 from jaxspec.bench.papers.spin import engine as spin_engine
-from jaxspec.bench.papers.spin import options as spin_options
 from jaxspec.bench.papers.spin import pipeline as spin_pipeline
 from jaxspec.bench.papers.spin import simulation as spin_simulation
 from jaxspec.bench.papers.spin.report import draw, sections
+from jaxspec.bench.papers.spin.requests import UNKNOWN
 from jaxspec.errors import explained
 from jaxspec.progress import progress
 
@@ -25,15 +25,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--verification", action="store_true", help="compare packed and padded steps (Fig. 12)")
     kind.add_argument("--pipeline", action="store_true", help="measure micro-batches on the engine (Fig. 13)")
-    spin_options.add_data(parser)
+    add_data(parser)
     spin_engine.add_arguments(parser)
     spin_pipeline.add_arguments(parser)
-    spin_options.add_verification(parser)
+    add_verification(parser)
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    data = parser.add_argument_group("data", 'Files with lines of {"turns": [text, ...], "reference": text}.')
+    for name, what in (
+        ("alpaca", "Alpaca"), ("chat", "ChatGPT prompts (CP); answers may be missing"),
+        ("chat-answers", "simulation: answers that give CP's output lengths"),
+        ("chatbot", "simulation: chatbot instruction prompts (CIP)"),
+        ("code", "with --engine: code"), ("maths", "with --engine: maths"),
+    ):  # fmt: skip
+        data.add_argument(f"--{name}", metavar="JSONL", help=what)
+    options.add_numbers(data, ("--jobs N", 96, "simulation: requests per run"))
+
+
+def add_verification(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("verification (Fig. 12)")
+    group.add_argument(
+        "--mixed", nargs="+", default=[], metavar="JSONL",
+        help='further files, mixed equally with --alpaca and --chat; conversations have "replies"',
+    )  # fmt: skip
+    answers = f"column output_tokens: lengths of missing answers (default: uniform 1 … {UNKNOWN})"
+    group.add_argument("--answers", metavar="CSV", help=answers)
+    sizes = "batch sizes (default: 4 8 16 32)"
+    group.add_argument("--batches", type=options.count, nargs="+", default=[4, 8, 16, 32], metavar="N", help=sizes)
+    options.add_numbers(
+        group,
+        ("--context N", 2048, "longest request in tokens"),
+        ("--drafts N", 4, "draft tokens per request: uniform from 0 to this"),
+        ("--rows N", 2, "rows per request of SPIN's decomposition"),
+        ("--runs N", 7, "timed runs of each batch"),
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the experiments and write the page. Raises `BenchError` if the data cannot be read or a run fails."""
-    out = Path(args.out)
     if args.engine:
         kind, numbers = "engine", spin_engine.on_engine(args)
     elif args.pipeline:
@@ -44,9 +74,7 @@ def run(args: argparse.Namespace) -> int:
         kind, numbers = "verification", verification(args)
     else:
         kind, numbers = "simulated", simulated(args)
-    kept = page.keep(out / "spin.json", kind, numbers, args.json)
-    page.write(out / "spin.md", "SPIN", sections(kept))
-    draw(out, kept)
+    draw(Path(args.out), page.publish(args, "spin", "SPIN", kind, numbers, sections))
     return 0
 
 

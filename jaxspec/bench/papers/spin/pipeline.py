@@ -29,12 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     draft = "draft model (default: truncated:15, half of the default target)"
     pipeline.add_argument("--pipeline-draft", default="truncated:15", metavar="D", help=draft)
-    levels = "draft tokens per chain (default: 4)"
-    pipeline.add_argument("--pipeline-levels", type=options.count, default=4, metavar="N", help=levels)
-    concurrency = "requests at once (default: 16)"
-    pipeline.add_argument("--pipeline-concurrency", type=options.count, default=16, metavar="N", help=concurrency)
-    tokens = "output tokens per request (default: 32)"
-    pipeline.add_argument("--pipeline-tokens", type=options.count, default=32, metavar="N", help=tokens)
+    options.add_numbers(
+        pipeline,
+        ("--pipeline-levels N", 4, "draft tokens per chain"),
+        ("--pipeline-concurrency N", 16, "requests at once"),
+        ("--pipeline-tokens N", 32, "output tokens per request"),
+    )
 
 
 def pipelined(args: argparse.Namespace) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench import plot
-from jaxspec.bench.papers import page
 from jaxspec.bench.papers.spin import simulation_report as spin_simulation_page
 from jaxspec.bench.papers.spin import verification_report as spin_verification_page
 from jaxspec.bench.papers.spin.engine import CHOICES, KINDS, NONE, ORACLE
+from jaxspec.bench.table import TIMES, each, markdown, median, spread
 
 
 def sections(kept: Mapping[str, Any]) -> dict[str, str]:
@@ -46,65 +46,52 @@ def ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:
 def engine_section(engine: Mapping[str, Any]) -> str:
     systems, base = engine["systems"], best_alone(engine)
     kinds = [kind for kind in (*KINDS, "built-in") if kind in systems[NONE]]
-    rows = []
-    for name, own in systems.items():
-        rows.append(
-            [
-                name,
-                page.spread(own["goodput"], "{:.1f}"),
-                page.spread(ratios(own["goodput"], systems[base]["goodput"]), "{:.3f}", "{:.2f}"),
-                f"{np.median(own['accepted']):.2f}",
-                f"{100 * np.median(own['drafted']):.0f} %",
-                *(f"{np.median(own[kind]):.1f}" for kind in kinds),
-                f"{np.median(own['switches']):.0f}",
-                f"{100 * np.median(ratios(own['switch_seconds'], own['seconds'])):.2f} %",
-            ]
-        )
-    header = [
-        "engine", "goodput, tokens/s", f"relative to {base}", "mean accepted length", "verifications per token",
-        *(f"{kind}: tokens/s per request" for kind in kinds), "drafter switches", "share of time switching",
+    rows = [
+        [name, own["goodput"], ratios(own["goodput"], systems[base]["goodput"]), own["accepted"], own["drafted"],
+         *map(own.get, kinds), own["switches"], ratios(own["switch_seconds"], own["seconds"])]
+        for name, own in systems.items()
     ]  # fmt: skip
+    text = markdown(
+        rows, "engine", ("goodput, tokens/s", spread("{:.1f}")), (f"relative to {base}", spread("{:.3f}", "{:.2f}")),
+        ("mean accepted length", median("{:.2f}")), ("verifications per token", median(lambda v: f"{100 * v:.0f} %")),
+        *each((f"{kind}: tokens/s per request" for kind in kinds), median("{:.1f}")),
+        ("drafter switches", median("{:.0f}")), ("share of time switching", median(lambda v: f"{100 * v:.2f} %")),
+    )  # fmt: skip
     best = ", ".join(f"{name} {count}" for name, count in sorted(engine["best"].items(), key=lambda item: -item[1]))
-    text = f"{engine['prompts']} requests, {engine['concurrency']} at once, up to {engine['tokens']} tokens each."
-    return page.table(header, rows) + f"\n\n{text} Requests by their fastest drafter: {best}."
+    return (
+        f"{text}\n\n{engine['prompts']} requests, {engine['concurrency']} at once, up to {engine['tokens']} tokens"
+        f" each. Requests by their fastest drafter: {best}."
+    )
 
 
 def batches_section(batches: Mapping[str, Any]) -> str:
-    names = list(next(iter(batches.values())))
-    rows = [
-        [
-            size,
-            *(page.spread(own[name]["goodput"], "{:.1f}") for name in names),
-            *(f"{np.median(ratios(own[name]['goodput'], own[NONE]['goodput'])):.2f}×" for name in names[1:]),
-        ]
-        for size, own in batches.items()
-    ]
-    header = ["batch size", *(f"{name}, tokens/s" for name in names), *(f"speedup of {name}" for name in names[1:])]
-    return page.table(header, rows)
+    _, *others = names = list(next(iter(batches.values())))
+    rows = []
+    for size, found in batches.items():
+        speeds = [found[name]["goodput"] for name in names]
+        rows.append([size, *speeds, *(ratios(own, speeds[0]) for own in speeds[1:])])
+    speeds = each((f"{name}, tokens/s" for name in names), spread("{:.1f}"))
+    return markdown(rows, "batch size", *speeds, *each((f"speedup of {name}" for name in others), median(TIMES)))
 
 
 def pipeline_section(pipeline: Mapping[str, Any]) -> str:
-    places = pipeline["places"]
     rows = []
-    for place, own in places.items():
-        speed = {name: [turn["tokens_per_s"] for turn in turns] for name, turns in own.items()}
-        steps = {name: np.median([turn["steps"] for turn in turns]) for name, turns in own.items()}
+    for place, own in pipeline["places"].items():
+        speed, steps = (
+            {name: [turn[what] for turn in turns] for name, turns in own.items()} for what in ("tokens_per_s", "steps")
+        )
         rows += [
-            [
-                place,
-                name,
-                page.spread(speed[name], "{:.1f}"),
-                page.spread(ratios(speed[name], speed["1"]), "{:.2f}×", "{:.2f}"),
-                f"{steps[name] / steps['1']:.1f}",
-            ]
+            [place, name, speed[name], ratios(speed[name], speed["1"]), np.median(steps[name]) / np.median(steps["1"])]
             for name in own
         ]
-    header = ["drafter on", "micro-batches", "tokens/s", "relative to one", "target steps relative to one"]
-    text = (
-        f"{pipeline['draft']}, chains of {pipeline['levels']}, {pipeline['concurrency']} requests at once,"
+    text = markdown(
+        rows, "drafter on", "micro-batches", ("tokens/s", spread("{:.1f}")),
+        ("relative to one", spread(TIMES, "{:.2f}")), ("target steps relative to one", "{:.1f}"),
+    )  # fmt: skip
+    return (
+        f"{text}\n\n{pipeline['draft']}, chains of {pipeline['levels']}, {pipeline['concurrency']} requests at once,"
         f" {pipeline['tokens']} tokens each."
     )
-    return page.table(header, rows) + f"\n\n{text}"
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -117,18 +104,17 @@ def draw(out: Path, kept: Mapping[str, Any]) -> None:
         bars = {name: own["goodput"] for name, own in systems.items()}
         plot.turns(out / "spin_choices.png", {"": bars}, "goodput, tokens/s")
         if engine["batches"]:
+            batches = engine["batches"]
             curves = {
-                name: [(float(n), float(np.median(own[name]["goodput"]))) for n, own in engine["batches"].items()]
-                for name in next(iter(engine["batches"].values()))
+                name: plot.points({n: np.median(own[name]["goodput"]) for n, own in batches.items()})
+                for name in next(iter(batches.values()))
             }
             plot.lines(out / "spin_batches.png", curves, "batch size", "goodput, tokens/s", "Fig. 4 on the engine")
     if pipeline := kept.get("pipeline"):
         curves = {
-            place: [
-                (float(name), float(np.median([turn["tokens_per_s"] for turn in turns])))
-                for name, turns in own.items()
-                if name.isdigit()
-            ]
+            place: plot.points(
+                {n: np.median([turn["tokens_per_s"] for turn in turns]) for n, turns in own.items() if n.isdigit()}
+            )
             for place, own in pipeline["places"].items()
         }
         plot.curves(out / "spin_pipeline.png", {"": curves}, "micro-batches", "tokens/s")

@@ -9,14 +9,18 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxspec.bench import prompts
-from jaxspec.bench.papers.spin.options import UNKNOWN
-from jaxspec.models.load.tokenizer import Tokenizer
 from jaxspec.sched.sim.workload import no_turns
+
+if TYPE_CHECKING:
+    from jaxspec.models.load.tokenizer import Tokenizer
+
+#: Maximal tokens of answers of unknown length.
+UNKNOWN = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.bench.papers.spin.costs import AS_MEASURED, CALIBRATIONS, Costs
 from jaxspec.bench.papers.spin.difficulty import EASE, SSMS, WINDOW, Dataset, accepted
 from jaxspec.bench.papers.spin.oracle import Heard
 from jaxspec.bench.papers.spin.systems import (
+    AS_MEASURED,
+    CALIBRATIONS,
     CHOICES,
     CONCURRENCY,
     LBSS,
@@ -26,6 +27,7 @@ from jaxspec.bench.papers.spin.systems import (
     SYSTEMS,
     TOGETHER,
     VANILLA,
+    Costs,
     System,
     goodput,
     simulation,

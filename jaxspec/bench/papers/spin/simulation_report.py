@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench import plot
-from jaxspec.bench.papers import page
-from jaxspec.bench.papers.spin.costs import CHOICE_ALONE, VANILLA_68M, VERIFIED_PACKED, VERIFIED_PADDED
 from jaxspec.bench.papers.spin.difficulty import BEST_FOR_ALL, BEST_WITH_265M, SSMS, WORST_FOR_ALL
 from jaxspec.bench.papers.spin.simulation import BATCHES, LBSS_SETTINGS, LLM, PARTS
 from jaxspec.bench.papers.spin.systems import (
+    CHOICE_ALONE,
     CHOICES,
     GREEDY,
     LEARNED,
@@ -24,7 +23,11 @@ from jaxspec.bench.papers.spin.systems import (
     TOGETHER,
     UNPACKED,
     UNPIPED,
+    VANILLA_68M,
+    VERIFIED_PACKED,
+    VERIFIED_PADDED,
 )
+from jaxspec.bench.table import TIMES, each, markdown
 
 TITLES = {"alpaca": "Alpaca", "cp": "CP", "cip": "CIP", "mix": "Mix"}
 #: §VI-B1, LLaMA-7B: SPIN's goodput relative to the baselines on Alpaca; on CP with each component added.
@@ -63,172 +66,141 @@ def sections(simulated: Mapping[str, Any]) -> dict[str, str]:
 
 def summary(simulated: Mapping[str, Any]) -> str:
     """The numbers that the paper's text gives."""
-    measured, roofline = (simulated["goodput"][kind][LLM] for kind in ("as measured", "roofline"))
-    alpaca = measured["alpaca"]
-    rows = [
-        [f"SPIN relative to other baselines, {TITLES[name]} (Fig. 10)", paper]
-        + [gains(found[name], SPIN) for found in (measured, roofline)]
-        for name, paper in (("alpaca", f"{PAPER_ALPACA}×"), ("cp", f"{PAPER_CP[SPIN]}×"))
+    both = [simulated["goodput"][kind][LLM] for kind in ("as measured", "roofline")]
+    alpaca, latency = both[0]["alpaca"], simulated["verification"]["alpaca"]
+    rows: list[Sequence[Any]] = [
+        [title, paper and f"{paper}×", *(gains(found[data], name) for found in both)]
+        for title, paper, data, name in (
+            ("SPIN relative to other baselines, Alpaca (Fig. 10)", PAPER_ALPACA, "alpaca", SPIN),
+            ("SPIN relative to other baselines, CP (Fig. 10)", PAPER_CP[SPIN], "cp", SPIN),
+            (f"{UNPACKED} relative to baselines, CP", PAPER_CP[UNPACKED], "cp", UNPACKED),
+            (f"{UNPIPED} relative to baselines, CP", PAPER_CP[UNPIPED], "cp", UNPIPED),
+            ("jaxspec relative to baselines, Alpaca", None, "alpaca", OURS),
+            ("jaxspec relative to baselines, CP", None, "cp", OURS),
+        )
     ]
     rows += [
-        [f"{name} relative to baselines, CP", f"{PAPER_CP[name]}×"]
-        + [gains(found["cp"], name) for found in (measured, roofline)]
-        for name in (UNPACKED, UNPIPED)
-    ]
-    rows.append(
-        ["jaxspec relative to baselines, Alpaca", "–"]
-        + [gains(found["alpaca"], OURS) for found in (measured, roofline)]
-    )
-    rows.append(
-        ["jaxspec relative to baselines, CP", "–"] + [gains(found["cp"], OURS) for found in (measured, roofline)]
-    )
-    rows.append(
-        [
-            "68M for all, Alpaca, tokens/s (used to fit the acceptance rates)",
-            f"{VANILLA_68M}",
-            f"{alpaca['68M']['accepted']:.1f}",
-            "–",
-        ]
-    )
-    rows.append([f"{UNPACKED}, Alpaca, tokens/s", f"{CHOICE_ALONE}", f"{alpaca[UNPACKED]['accepted']:.1f}", "–"])
-    latency = simulated["verification"]["alpaca"]
-    for name, paper in (("padded", VERIFIED_PADDED), ("packed", VERIFIED_PACKED)):
-        found = latency[name]["16"]["ms"]
-        rows.append(
-            [
-                f"verification of 16, {name}, Alpaca, ms (used to fit the times)",
-                f"{1e3 * paper:.0f}",
-                f"{found:.0f}",
-                "–",
-            ]
+        [title, paper, found, None]
+        for title, paper, found in (
+            ("68M for all, Alpaca, tokens/s (used to fit the acceptance rates)", f"{VANILLA_68M}",
+             f"{alpaca['68M']['accepted']:.1f}"),
+            (f"{UNPACKED}, Alpaca, tokens/s", f"{CHOICE_ALONE}", f"{alpaca[UNPACKED]['accepted']:.1f}"),
+            *((f"verification of 16, {name}, Alpaca, ms (used to fit the times)", f"{1e3 * paper:.0f}",
+               f"{latency[name]['16']['ms']:.0f}")
+              for name, paper in (("padded", VERIFIED_PADDED), ("packed", VERIFIED_PACKED))),
         )
+    ]  # fmt: skip
     for kind, name in (("steps", "within a step, as the engine"), ("flowing", "across steps")):
-        found = simulated["pipeline"]["8"]["alpaca"][kind]
-        best = max((parts for parts in found if parts != "None"), key=lambda parts: found[parts]["accepted"])
-        rows.append([
-            f"best number of micro-batches, Alpaca, {name} (Fig. 13)", "5; with 4 1.29×",
-            f"{best}; {found[best]['accepted'] / found['1']['accepted']:.2f}×", "–",
-        ])  # fmt: skip
+        found = {parts: own["accepted"] for parts, own in simulated["pipeline"]["8"]["alpaca"][kind].items()}
+        best = max((parts for parts in found if parts != "None"), key=found.__getitem__)
+        title = f"best number of micro-batches, Alpaca, {name} (Fig. 13)"
+        rows.append([title, "5; with 4 1.29×", f"{best}; {found[best] / found['1']:.2f}×", None])
     alone = [simulated["speedup"][kind]["padded"]["1"] for kind in ("as measured", "roofline")]
     cells = [" / ".join(f"{one[name] / one['none']:.2f}×" for name in ("68M", "1.1B")) for one in alone]
     rows.append(["speedup of speculation with 68M / 1.1B, one request (Fig. 4)", "1.61×", *cells])
-    return page.table(
-        ["relative to best / mean / worst single draft model", "paper", "as measured by the paper", "roofline"], rows
-    )
+    header = "relative to best / mean / worst single draft model"
+    return markdown(rows, header, "paper", "as measured by the paper", "roofline")
 
 
 def facts(simulated: Mapping[str, Any]) -> str:
     """Published facts about the requests, next to those of the simulated ones."""
     found, points = simulated["facts"], simulated["goodput"]["as measured"][LLM]
+    in_order = lambda names: " and ".join(sorted(names, key=SSMS.index))  # noqa: E731
     rows = []
     for name, title in TITLES.items():
         by_speed = sorted(SSMS, key=lambda ssm: -points[name][ssm]["accepted"])
         shares = " / ".join(f"{100 * share:.0f}" for share in found[name]["best"])
         rates = " / ".join(f"{rate:.2f}" for rate in found[name]["rates"])
-        paper = f"{100 * BEST_WITH_265M[name]:.0f} %" if name in BEST_WITH_265M else "–"
-        worst = " and ".join(sorted(by_speed[-2:], key=SSMS.index))
-        rows.append([title, paper, shares, BEST_FOR_ALL.get(name, "–"), by_speed[0], worst, rates])
-    worst = " and ".join(sorted(WORST_FOR_ALL, key=SSMS.index))
-    header = [
-        f"({' / '.join(SSMS)})", "paper: best served with 265M", "model: best served, %", "paper: best for all",
-        "simulated", f"simulated: two worst (paper: {worst})", "model: mean rates",
-    ]  # fmt: skip
-    return page.table(header, rows)
+        best = BEST_WITH_265M.get(name), shares, BEST_FOR_ALL.get(name), by_speed[0]
+        rows.append([title, *best, in_order(by_speed[-2:]), rates])
+    return markdown(
+        rows, f"({' / '.join(SSMS)})", ("paper: best served with 265M", lambda share: f"{100 * share:.0f} %"),
+        "model: best served, %", "paper: best for all", "simulated",
+        f"simulated: two worst (paper: {in_order(WORST_FOR_ALL)})", "model: mean rates",
+    )  # fmt: skip
 
 
 def goodputs(by_llm: Mapping[str, Mapping[str, Points]]) -> str:
-    rows = []
-    for llm, by_data in by_llm.items():
-        for name in SYSTEMS:
-            cells = [f"{found[name]['accepted']:.1f} / {found[name]['tokens']:.1f}" for found in by_data.values()]
-            rows.append([llm, name, *cells])
-    return page.table(["accepted / all tokens per second", "system", *TITLES.values()], rows)
+    rows = (
+        [llm, name, *(f"{found[name]['accepted']:.1f} / {found[name]['tokens']:.1f}" for found in by_data.values())]
+        for llm, by_data in by_llm.items()
+        for name in SYSTEMS
+    )
+    return markdown(rows, "accepted / all tokens per second", "system", *TITLES.values())
 
 
 def selection(by_llm: Mapping[str, Mapping[str, Points]]) -> str:
-    rows = []
-    for llm, by_data in by_llm.items():
-        for name in CHOICES:
-            paper = PAPER_CHOICES.get(name, "–") if llm == LLM else "–"
-            cells = [
-                f"{found[name]['accepted']:.1f}" + (f" ({found[name]['own']:.1f})" if "own" in found[name] else "")
-                for found in by_data.values()
-            ]
-            rows.append([llm, name, paper, *cells])
+    def both(point: Point) -> str:
+        return f"{point['accepted']:.1f}" + (f" ({point['own']:.1f})" if "own" in point else "")
+
+    rows = (
+        [llm, name, PAPER_CHOICES.get(name) if llm == LLM else None, *(found[name] for found in by_data.values())]
+        for llm, by_data in by_llm.items()
+        for name in CHOICES
+    )
     header = "accepted tokens per second (all tokens per second of the slots' own time, without waiting)"
-    return page.table([header, "draft choice", "paper: Alpaca", *TITLES.values()], rows)
+    return markdown(rows, header, "draft choice", "paper: Alpaca", *each(TITLES.values(), both))
 
 
 def verification(by_data: Mapping[str, Mapping[str, Points]]) -> str:
-    rows = []
-    for name, found in by_data.items():
-        for kind, by_batch in found.items():
-            cells = [f"{own['ms']:.0f} ({own['gigabytes']:.1f})" for own in by_batch.values()]
-            rows.append([TITLES[name], kind, *cells])
-    return page.table(["ms per verification (peak GB of KV), by batch size", "", *map(str, BATCHES)], rows)
+    rows = (
+        [TITLES[name], kind, *by_batch.values()] for name, found in by_data.items() for kind, by_batch in found.items()
+    )
+    header = "ms per verification (peak GB of KV), by batch size"
+    return markdown(rows, header, "", *each(BATCHES, lambda own: f"{own['ms']:.0f} ({own['gigabytes']:.1f})"))
 
 
 def speedup(kinds: Mapping[str, Mapping[str, Points]]) -> str:
-    rows = []
-    for kind, found in kinds.items():
-        for how, by_batch in found.items():
-            for ssm in ("68M", "1.1B"):
-                rows.append([kind, how, ssm, *(f"{own[ssm] / own['none']:.2f}×" for own in by_batch.values())])
-    return page.table(["Alpaca, speedup over no drafts, by batch size", "", "draft model", *map(str, BATCHES)], rows)
+    rows = (
+        [kind, how, ssm, *(own[ssm] / own["none"] for own in by_batch.values())]
+        for kind, found in kinds.items()
+        for how, by_batch in found.items()
+        for ssm in ("68M", "1.1B")
+    )
+    header = "Alpaca, speedup over no drafts, by batch size"
+    return markdown(rows, header, "", "draft model", *each(BATCHES, TIMES))
 
 
 def pipeline(crowds: Mapping[str, Mapping[str, Mapping[str, Points]]]) -> str:
-    rows = []
-    for concurrency, by_data in crowds.items():
-        for name, kinds in by_data.items():
-            for kind, found in kinds.items():
-                base = found["1"]["accepted"]
-                cells = [f"{found[str(parts)]['accepted'] / base:.2f}×" for parts in PARTS]
-                rows.append([f"{TITLES[name]}, {concurrency} requests", kind, *cells])
-    names = ["heuristic" if parts is None else str(parts) for parts in PARTS]
-    return page.table(["goodput relative to one micro-batch", "", *names], rows)
+    rows = (
+        [f"{TITLES[name]}, {concurrency} requests", kind]
+        + [found[str(parts)]["accepted"] / found["1"]["accepted"] for parts in PARTS]
+        for concurrency, by_data in crowds.items()
+        for name, kinds in by_data.items()
+        for kind, found in kinds.items()
+    )
+    parts = each((parts or "heuristic" for parts in PARTS), TIMES)
+    return markdown(rows, "goodput relative to one micro-batch", "", *parts)
 
 
-def residual(found: Mapping[str, Points]) -> str:
+def residual(by_spread: Mapping[str, Points]) -> str:
     rows = []
-    for spread, points in found.items():
+    for spread, points in by_spread.items():
         best = max(vanilla(points))
-        cells = [
-            f"{points[name]['accepted']:.1f} ({points[name]['accepted'] / best:.2f}×)"
-            for name in (LEARNED, ORACLE, TOGETHER)
-        ]
-        own = points[LEARNED]["own"] / points[ORACLE]["own"]
-        rows.append([spread, f"{best:.1f}", *cells, f"{own:.2f}"])
-    header = [
-        "σ of the residual, in logits",
-        "best single draft model",
-        LEARNED,
-        ORACLE,
-        TOGETHER,
-        "LBSS / oracle, slots' own time",
-    ]
-    return page.table(header, rows)
+        speeds = [points[name]["accepted"] for name in (LEARNED, ORACLE, TOGETHER)]
+        cells = [f"{speed:.1f} ({speed / best:.2f}×)" for speed in speeds]
+        rows.append([spread, best, *cells, points[LEARNED]["own"] / points[ORACLE]["own"]])
+    return markdown(
+        rows, "σ of the residual, in logits", ("best single draft model", "{:.1f}"), LEARNED, ORACLE, TOGETHER,
+        ("LBSS / oracle, slots' own time", "{:.2f}"),
+    )  # fmt: skip
 
 
 def lbss(by_answer: Mapping[str, Any]) -> str:
+    def relative(point: Point, oracle: Point) -> str:
+        return f"{point['tokens'] / oracle['tokens']:.2f} / {point['own'] / oracle['own']:.2f}"
+
     rows = []
     for i, own in enumerate(LBSS_SETTINGS):
         title = f"α {own['exploration']}, β {own['chunk']}" + ("" if own.get("prior", True) else ", no prior")
         title += f", {own['prior_slots']:g} prior slots" if "prior_slots" in own else ""
         title += f", from epoch {own['prior_epoch']}" if "prior_epoch" in own else ""
-        cells: list[str] = []
-        for found in by_answer.values():
-            point, oracle = found["settings"][i], found[ORACLE]
-            cells.append(f"{point['tokens'] / oracle['tokens']:.2f} / {point['own'] / oracle['own']:.2f}")
-        rows.append([title, *cells])
+        rows.append([title, *(relative(found["settings"][i], found[ORACLE]) for found in by_answer.values())])
     for name in (TOGETHER, *SSMS):
-        cells = [
-            f"{found[name]['tokens'] / found[ORACLE]['tokens']:.2f} / {found[name]['own'] / found[ORACLE]['own']:.2f}"
-            for found in by_answer.values()
-        ]
-        rows.append([name if name == TOGETHER else f"{name} for all", *cells])
+        title = name if name == TOGETHER else f"{name} for all"
+        rows.append([title, *(relative(found[name], found[ORACLE]) for found in by_answer.values())])
     header = "all tokens per second relative to the oracle / the same over the slots' own time"
-    return page.table([header, *(f"{n} tokens" for n in by_answer)], rows)
+    return markdown(rows, header, *(f"{n} tokens" for n in by_answer))
 
 
 def draw(out: Path, simulated: Mapping[str, Any]) -> None:
@@ -238,7 +210,7 @@ def draw(out: Path, simulated: Mapping[str, Any]) -> None:
     bars(out / "spin_selection.png", simulated["selection"][LLM], tuple(CHOICES))
     panels = {
         f"{TITLES[name]}, {concurrency} requests": {
-            kind: [(float(parts), found[parts]["accepted"]) for parts in found if parts != "None"]
+            kind: plot.points({parts: own["accepted"] for parts, own in found.items() if parts != "None"})
             for kind, found in kinds.items()
         }
         for concurrency, by_name in simulated["pipeline"].items()

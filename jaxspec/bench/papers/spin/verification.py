@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
@@ -15,11 +15,10 @@ import numpy as np
 
 from jaxspec.bench import BenchError
 from jaxspec.bench.papers.spin import requests as spin_requests
-from jaxspec.bench.papers.spin.decomposition import best
-from jaxspec.bench.papers.spin.options import KV_PADDED, PACKED, PADDED
 from jaxspec.bench.papers.spin.padded import PaddedLayers, widened
 from jaxspec.bench.papers.spin.requests import Batch, Requests
 from jaxspec.bench.papers.spin.steps import Shared, Steps, Way, chain, different_pages, filled
+from jaxspec.bench.papers.spin.verification_report import KV_PADDED, PACKED, PADDED
 from jaxspec.config import EngineConfig
 from jaxspec.errors import ModelLoadError, explained
 from jaxspec.kernels import cpu
@@ -41,7 +40,7 @@ WARM_UP = 2
 def verification(args: argparse.Namespace, model: LoadedModel | None = None) -> dict[str, Any]:
     """Measurements of each batch by kind of requests and size, as plain data.
 
-    args: the options of `options.add_verification`; `args.repeats`: batches of each size (default 12). Raises
+    args: the options of `experiment.add_verification`; `args.repeats`: batches of each size (default 12). Raises
     `BenchError`.
     """
     rng, config = np.random.default_rng(args.seed), EngineConfig.load()
@@ -79,6 +78,34 @@ def requests(args: argparse.Namespace, model: LoadedModel, rng: np.random.Genera
     if args.mixed:
         kinds["mixed"] = spin_requests.mixed([*kinds.values(), *map(read, args.mixed)])
     return kinds or {"built-in": spin_requests.built_in(model.tokenizer, rng)}
+
+
+@dataclass(frozen=True, slots=True)
+class Decomposition:
+    """SPIN's request decomposition (§V-A): KV in `rows` rows of `length` positions (L), in total `padded` of padding.
+
+    The engine needs no L; the search for it shows how close the engine is to the best one.
+    """
+
+    length: int
+    rows: int
+    padded: int
+
+
+def best(lengths: np.ndarray, width: int, unit: int = 1) -> Decomposition:
+    """The decomposition with the fewest padded positions in at most `width` rows.
+
+    lengths `[requests]`: KV lengths; each row belongs to one request. Tries all multiples of `unit` up to the longest
+    request; ties go to the largest L, which has the fewest rows. Raises ValueError if there are fewer rows than
+    requests.
+    """
+    if width < len(lengths):
+        raise ValueError(f"{width} rows are too few for {len(lengths)} requests")
+    tried = unit * np.arange(-(-int(lengths.max()) // unit), 0, -1)
+    rows = (-(-lengths // tried[:, None])).sum(1)
+    padded = rows * tried - lengths.sum()
+    i = int(np.argmin(np.where(rows <= width, padded, np.iinfo(padded.dtype).max)))
+    return Decomposition(int(tried[i]), int(rows[i]), int(padded[i]))
 
 
 class Comparison:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxspec.bench import plot
-from jaxspec.bench.papers import page
-from jaxspec.bench.papers.spin.options import KV_PADDED, PACKED, PADDED
+from jaxspec.bench.table import TIMES, each, markdown, share
 
-WAYS = (PACKED, KV_PADDED, PADDED)
-#: §VI-B: milliseconds without and with SPIN's batch verification, by (kind of requests, batch size). The text calls
-#: that a reduction of 33.61 %; these numbers give 36.6 %.
-PAPER = {("Alpaca", "16"): (529.21, 335.46)}
+WAYS = PACKED, KV_PADDED, PADDED = "packed", "KV padded", "KV and queries padded"
+#: §VI-B: milliseconds without and with SPIN's batch verification, as a ratio. The text calls that a
+#: reduction of 33.61 %; these numbers give 36.6 %.
+PAPER = {"Alpaca, 16": 529.21 / 335.46}
 MIB = 2**20
 
 Batches = Sequence[Mapping[str, Any]]
@@ -40,105 +41,94 @@ def draw(out: Path, found: Mapping[str, Any]) -> None:
 
 def column(batches: Batches, *keys: str) -> np.ndarray:
     """The value under these nested keys for each batch `[batches]`."""
-    values: Sequence[Any] = batches
-    for key in keys:
-        values = [value[key] for value in values]
-    return np.array(values, float)
+    return np.array([reduce(getitem, keys, batch) for batch in batches], float)
 
 
 def mean(batches: Batches, *keys: str) -> float:
     return float(column(batches, *keys).mean())
 
 
-def ratio(batches: Batches, way: str, what: str = "ms") -> float:
-    """Mean of this way relative to the mean of packed verification."""
-    return mean(batches, what, way) / mean(batches, what, PACKED)
+def ratio(batches: Batches, way: str, what: str = "ms") -> str:
+    """Mean of this way relative to the mean of packed verification, and the range of the ratio over the batches."""
+    own, packed = column(batches, what, way), column(batches, what, PACKED)
+    ratios = own / packed
+    return f"{own.mean() / packed.mean():.2f}× ({ratios.min():.2f} … {ratios.max():.2f})"
 
 
-def spread(batches: Batches, way: str, what: str = "ms") -> str:
-    """`ratio`, and the range of the ratio over the batches."""
-    ratios = column(batches, what, way) / column(batches, what, PACKED)
-    return f"{ratio(batches, way, what):.2f}× ({ratios.min():.2f} … {ratios.max():.2f})"
-
-
-def padding_of(needed: np.ndarray, total: np.ndarray) -> str:
+def padding_of(needed: np.ndarray, total: np.ndarray) -> float:
     """Share of padding over all batches."""
-    return page.percent(100 * (1 - float(needed.sum() / total.sum())))
+    return 1 - float(needed.sum() / total.sum())
 
 
-def points(found: Mapping[str, Any]) -> Iterator[tuple[str, str, Batches]]:
-    """(kind of requests, batch size, batches)."""
-    for kind, sizes in found["points"].items():
-        for size, batches in sizes.items():
-            yield kind, size, batches
+def by_size(found: Mapping[str, Any], row: Callable[[Batches], Sequence[Any]]) -> list[Sequence[Any]]:
+    """A row for every kind of requests and batch size."""
+    return [
+        [f"{kind}, {size}", *row(batches)] for kind, sizes in found["points"].items() for size, batches in sizes.items()
+    ]
 
 
 def latency(found: Mapping[str, Any]) -> str:
     """Mean times over the batches, as in the paper, and the range of each ratio within a batch."""
-    rows = []
-    for kind, size, batches in points(found):
-        times = [f"{mean(batches, 'ms', way):.1f}" for way in WAYS]
-        gains = [spread(batches, way) for way in WAYS[1:]]
-        paper = PAPER.get((kind, size))
-        rows.append([f"{kind}, {size}", *times, *gains, page.times(paper and paper[0] / paper[1])])
-    header = ["verification, ms", *WAYS, *(f"{way} / {PACKED}" for way in WAYS[1:]), "paper"]
-    return page.table(header, rows)
+    rows = by_size(found, lambda batches: [
+        *(mean(batches, "ms", way) for way in WAYS), *(ratio(batches, way) for way in WAYS[1:]),
+    ])  # fmt: skip
+    return markdown(
+        ([*row, PAPER.get(row[0])] for row in rows), "verification, ms", *each(WAYS, "{:.1f}"),
+        *(f"{way} / {PACKED}" for way in WAYS[1:]), ("paper", TIMES),
+    )  # fmt: skip
 
 
 def padding(found: Mapping[str, Any]) -> str:
     """Shares of padding in what is read and computed, and the ratio of padded to packed."""
-    rows = []
-    for kind, size, batches in points(found):
+
+    def row(batches: Batches) -> list[float]:
         needed, real = column(batches, "needed"), column(batches, "real_tokens")
-        positions, tokens = (
+        (packed, padded), (tokens, padded_tokens) = (
             [column(batches, what, way) for way in (PACKED, PADDED)] for what in ("positions", "tokens")
         )
-        lengths = np.concatenate([batch["committed"] for batch in batches])
-        longest = np.mean([max(batch["committed"]) for batch in batches])
-        rows.append([
-            f"{kind}, {size}", f"{lengths.mean():.0f}", f"{longest:.0f}",
-            *(padding_of(needed, total) for total in positions),
-            padding_of(2 * needed, positions[0] + column(batches, "values", PACKED)),
+        lengths = [batch["committed"] for batch in batches]
+        return [
+            float(np.concatenate(lengths).mean()), float(np.mean([max(own) for own in lengths])),
+            padding_of(needed, packed), padding_of(needed, padded),
+            padding_of(2 * needed, packed + column(batches, "values", PACKED)),
             padding_of(needed, column(batches, "elsewhere")),
-            *(padding_of(real, total) for total in tokens),
-            *(page.times(float(padded.sum() / packed.sum())) for packed, padded in (positions, tokens)),
-        ])  # fmt: skip
-    header = [
-        "padding", "positions: mean", "longest", "KV positions: packed", "padded", "keys and values: packed",
-        "KV positions: packed, XLA attention", "tokens: packed", "padded", "KV positions, padded / packed",
-        "tokens, padded / packed",
-    ]  # fmt: skip
-    return page.table(header, rows)
+            padding_of(real, tokens), padding_of(real, padded_tokens),
+            padded.sum() / packed.sum(), padded_tokens.sum() / tokens.sum(),
+        ]  # fmt: skip
+
+    shares = (
+        "KV positions: packed", "padded", "keys and values: packed", "KV positions: packed, XLA attention",
+        "tokens: packed", "padded",
+    )  # fmt: skip
+    return markdown(
+        by_size(found, row), "padding", *each(("positions: mean", "longest"), "{:.0f}"), *each(shares, share),
+        *each(("KV positions, padded / packed", "tokens, padded / packed"), TIMES),
+    )  # fmt: skip
 
 
 def memory(found: Mapping[str, Any]) -> str:
-    rows = []
-    for kind, size, batches in points(found):
-        parts = [(what, way) for what in ("kv_bytes", "temporaries") for way in (PACKED, PADDED)]
-        cells = [f"{mean(batches, *part) / MIB:.0f}" for part in parts]
-        rows.append([f"{kind}, {size}", *cells, spread(batches, PADDED, "kv_bytes")])
-    header = ["memory, MiB", "KV: packed", "padded", "temporaries: packed", "padded", "KV, padded / packed"]
-    return page.table(header, rows)
+    parts = [(what, way) for what in ("kv_bytes", "temporaries") for way in (PACKED, PADDED)]
+    return markdown(
+        by_size(found, lambda own: [*(mean(own, *part) / MIB for part in parts), ratio(own, PADDED, "kv_bytes")]),
+        "memory, MiB", *each(("KV: packed", "padded", "temporaries: packed", "padded"), "{:.0f}"),
+        "KV, padded / packed",
+    )  # fmt: skip
 
 
 def search(found: Mapping[str, Any]) -> str:
     """Mean padding over the batches: of the engine, and of the best L that SPIN's search could find."""
-    rows = []
-    for kind, size, batches in points(found):
-        needed = column(batches, "needed")
-        cells = [
-            column(batches, "positions", PADDED) - needed, column(batches, "search", "any", "padded"),
-            column(batches, "search", "lanes", "padded"), column(batches, "positions", PACKED) - needed,
-            column(batches, "elsewhere") - needed,
+
+    def row(batches: Batches) -> list[Any]:
+        needed, lengths = mean(batches, "needed"), column(batches, "search", "any", "length")
+        return [
+            mean(batches, "positions", PADDED) - needed, mean(batches, "search", "any", "padded"),
+            mean(batches, "search", "lanes", "padded"), mean(batches, "positions", PACKED) - needed,
+            mean(batches, "elsewhere") - needed, f"{lengths.min():.0f} … {lengths.max():.0f}",
+            1e3 * float(np.median(column(batches, "search", "ms"))),
         ]  # fmt: skip
-        lengths = column(batches, "search", "any", "length")
-        took = 1e3 * float(np.median(column(batches, "search", "ms")))
-        rows.append([
-            f"{kind}, {size}", *(f"{cell.mean():.0f}" for cell in cells), f"{lengths.min():.0f} … {lengths.max():.0f}",
-            f"{took:.0f}",
-        ])  # fmt: skip
-    header = [
-        "padded positions per batch", "padded to the longest", "best L", "best L, multiples of 16", "engine",
-        "engine, XLA attention", "range of the best L", "search, µs",
-    ]  # fmt: skip
-    return page.table(header, rows)
+
+    padded = "padded to the longest", "best L", "best L, multiples of 16", "engine", "engine, XLA attention"
+    return markdown(
+        by_size(found, row), "padded positions per batch", *each(padded, "{:.0f}"), "range of the best L",
+        ("search, µs", "{:.0f}"),
+    )  # fmt: skip

@@ -22,7 +22,6 @@ from jaxspec.bench.papers.presets import Preset, engines, overrides
 from jaxspec.bench.papers.serving import mean_jct, prompt_ids, simulate, turns
 from jaxspec.bench.papers.ssjf.predictor_report import ssjf_table_2
 from jaxspec.bench.papers.ssjf.report import CLASSES, FCFS, KNOWN, MODES, NOISY, Curve, draw, sections
-from jaxspec.errors import explained
 from jaxspec.progress import progress
 from jaxspec.sched.sim import arrivals
 from jaxspec.sched.sim.cost import SSJF
@@ -52,30 +51,26 @@ Arrive = Callable[[float, np.random.Generator], list[arrivals.Arrival]]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     data = parser.add_argument_group("data")
     data.add_argument("--lengths", required=True, metavar="CSV", help="columns output_tokens, pred_class3, pred_class5")
-    count = "with --engine: requests per turn (default: 24)"
-    data.add_argument("--engine-jobs", type=options.count, default=24, metavar="N", help=count)
-    scale = "with --engine: factor on the lengths (default: 0.2)"
-    data.add_argument("--engine-scale", type=options.positive, default=0.2, metavar="X", help=scale)
-    rate = "with --engine: requests/s (default: 20)"
-    data.add_argument("--engine-rate", type=options.positive, default=20.0, metavar="R", help=rate)
+    options.add_numbers(
+        parser.add_argument_group("with --engine"),
+        ("--engine-jobs N", 24, "requests per turn"),
+        ("--engine-scale X", 0.2, "factor on the lengths"),
+        ("--engine-rate R", 20.0, "requests/s"),
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the experiments and write the page. Raises `BenchError` if the data cannot be read or a run fails."""
-    out = Path(args.out)
-    try:
-        lengths = {name: read_lengths(args.lengths, name) for name in ("pred_class5", "pred_class3")}
-    except (OSError, ValueError) as error:
-        raise BenchError(explained(error)) from None
-    if args.engine:
-        kind, numbers = "engine", on_engine(args, lengths["pred_class5"])
-    else:
-        kind, numbers = "simulated", simulated(args, lengths)
-    kept = page.keep(out / "ssjf.json", kind, numbers, args.json)
-    page.write(out / "ssjf.md", "SSJF", sections(kept) | trained(out / "predictor.json"))
-    if kind == "simulated":
-        draw(out, kept["simulated"])
-    return 0
+
+    def all_sections(kept: Mapping[str, Any]) -> dict[str, str]:
+        return sections(kept) | trained(Path(args.out) / "predictor.json")
+
+    return page.run(args, "SSJF", read, simulated, on_engine, all_sections, draw)
+
+
+def read(args: argparse.Namespace) -> tuple[dict[str, Lengths]]:
+    """Lengths with the predictions of five classes and of three. Raises OSError or ValueError."""
+    return ({name: read_lengths(args.lengths, name) for name in ("pred_class5", "pred_class3")},)
 
 
 def trained(path: Path) -> dict[str, str]:
@@ -198,15 +193,16 @@ def predictors(lengths: Mapping[str, Lengths], rng: np.random.Generator) -> dict
 # --- on the engine ----------------------------------------------------------------------------------------------------
 
 
-def on_engine(args: argparse.Namespace, lengths: Lengths) -> dict[str, Any]:
+def on_engine(args: argparse.Namespace, lengths: Mapping[str, Lengths]) -> dict[str, Any]:
     """JCT reductions of each turn in per cent, `{mode: {order: [turns]}}`, with fewer and shorter jobs.
 
     Predictions come from the engine's noisy oracle, with the noise that gives the paper's accuracy. Raises
     `BenchError`.
     """
     given, repeats, jobs = overrides(args), args.repeats or 5, args.engine_jobs
-    sigma = noise_of_accuracy(lengths.output, ACCURACY, BOUNDS, np.random.default_rng(args.seed))
-    short = np.maximum(1, np.round(args.engine_scale * lengths.output)).astype(int)
+    output = lengths["pred_class5"].output
+    sigma = noise_of_accuracy(output, ACCURACY, BOUNDS, np.random.default_rng(args.seed))
+    short = np.maximum(1, np.round(args.engine_scale * output)).astype(int)
     table = Lengths(np.full(short.shape, 32), short, np.full(short.shape, np.nan))
     results: dict[str, Any] = {}
     with progress("turns", len(MODES) * len(ORDERS) * (repeats + 1)) as advance:

@@ -53,9 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--formulations", nargs="+", choices=names, default=names, metavar="NAME", help="formulations (default: all)"
     )
-    parser.add_argument(
-        "--repeats", type=options.count, default=ssjf.REPEATS, metavar="N", help="repetitions of each simulated load"
-    )
+    options.add_numbers(parser, ("--repeats N", ssjf.REPEATS, "repetitions of each simulated load"))
     parser.add_argument(
         "--retrieval",
         nargs="?",
@@ -71,17 +69,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     engine.add_argument(
         "--prompts", nargs="+", default=[], metavar="JSONL", help="prompt files; prompts of the test split are served"
     )
-    engine.add_argument("--jobs", type=options.count, default=32, metavar="N", help="requests per turn (default: 32)")
-    engine.add_argument("--turns", type=options.count, default=5, metavar="N", help="turns of each order (default: 5)")
+    options.add_numbers(
+        engine,
+        ("--jobs N", 32, "requests per turn"),
+        ("--turns N", 5, "turns of each order"),
+        ("--max-tokens N", 256, "output cap in tokens"),
+        ("--request-rate R", 20.0, "requests/s"),
+    )
     modes = list(predictor_serving.MODES)
     engine.add_argument(
         "--modes", nargs="+", choices=modes, default=modes, metavar="MODE", help="batching modes (default: all)"
-    )
-    engine.add_argument(
-        "--max-tokens", type=options.count, default=256, metavar="N", help="output cap in tokens (default: 256)"
-    )
-    engine.add_argument(
-        "--request-rate", type=options.positive, default=20.0, metavar="R", help="requests/s (default: 20)"
     )
     parser.add_argument("--out", default="docs/results", metavar="DIR", help="output folder (default: docs/results)")
     parser.add_argument("--json", metavar="FILE", help="write a copy of all numbers to this file")
@@ -92,8 +89,7 @@ def run(args: argparse.Namespace) -> int:
     from jaxspec.config import ConfigError
     from jaxspec.models.load import ModelLoadError
 
-    out = Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
+    Path(args.out).mkdir(parents=True, exist_ok=True)
     try:
         kind, numbers = measurements(args)
     except (ConfigError, ModelLoadError) as error:
@@ -103,10 +99,9 @@ def run(args: argparse.Namespace) -> int:
         if extra is None:
             raise
         raise BenchError(f"{error.name} is missing: {install_hint(extra)}") from None
-    kept = page.keep(out / "predictor.json", kind, numbers, args.json)
-    page.write(out / "predictor.md", "Length predictors", predictor_page.sections(kept))
+    kept = page.publish(args, "predictor", "Length predictors", kind, numbers, predictor_page.sections)
     if kind == "ablation":
-        predictor_page.draw(out / "predictor.png", kept["ablation"]["formulations"])
+        predictor_page.draw(Path(args.out) / "predictor.png", kept["ablation"]["formulations"])
     return 0
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.bench import plot
-from jaxspec.bench.papers import page
 from jaxspec.bench.papers.ssjf import predictor_serving
+from jaxspec.bench.table import PERCENT, TIMES, at, each, markdown
 
 #: SSJF, Table 2, in its order: (accuracy, F1, JCT reduction in per cent, throughput). It has no pairwise one; §3.1
 #: says that one reduces JCT by about 3 %.
@@ -30,6 +30,7 @@ ALISE_TABLE_2: Mapping[str, tuple[str, Sequence[tuple[float, float]]]] = {
 }
 #: Workloads of the comparison with ALISE's Table 2.
 WORKLOADS = ("new prompts", "repeating prompts")
+THOUSANDTHS = "{:.3f}"
 
 
 def sections(kept: Mapping[str, Any]) -> dict[str, str]:
@@ -39,57 +40,49 @@ def sections(kept: Mapping[str, Any]) -> dict[str, str]:
         out["predictions"] = predictions(ablation)
     if engine := kept.get("engine"):
         out |= predictor_serving.sections(engine)
-    return out | {"ALISE table 2": alise_table_2(kept.get("retrieval") or {})}
+    return out | {"ALISE table 2": alise_table_2(kept.get("retrieval"))}
 
 
 def ssjf_table_2(kept: Mapping[str, Any]) -> str:
     """SSJF's Table 2 with the numbers that `bench predictor` has kept."""
-    found = (kept.get("ablation") or {}).get("formulations", {})
     rows = []
     for name, (title, paper) in SSJF_TABLE_2.items():
-        here = found.get(name, {})
         # Accuracy and F1 are over five classes, so the binary predictor has none.
         shares = ("accuracy", "macro_f1") if name != "binary" else ("", "")
-        measured = [*(number(here.get(key)) for key in shares), page.percent(here.get("jct_reduction"))]
-        measured.append(page.times(here.get("throughput")))
-        published = [number(paper[0]), number(paper[1]), page.percent(paper[2]), page.times(paper[3])]
-        rows.append([title, *(cell for pair in zip(published, measured, strict=True) for cell in pair)])
-    columns = ("accuracy", "F1", "JCT reduction", "throughput")
-    return page.table(["SSJF, Table 2", *(cell for c in columns for cell in (f"{c}: paper", "here"))], rows)
+        here = [at(kept, "ablation", "formulations", name, key) for key in (*shares, "jct_reduction", "throughput")]
+        rows.append([title, *(cell for pair in zip(paper, here, strict=True) for cell in pair)])
+    forms = {"accuracy": THOUSANDTHS, "F1": THOUSANDTHS, "JCT reduction": PERCENT, "throughput": TIMES}
+    columns = [(label, form) for name, form in forms.items() for label in (f"{name}: paper", "here")]
+    return markdown(rows, "SSJF, Table 2", *columns)
 
 
 def predictions(ablation: Mapping[str, Any]) -> str:
     """Table of all formulations, after the baselines that do not read the prompt."""
-    rows = []
-    for title, one in ablation["baselines"].items():
-        rows.append([title, *_quality(one), "–", "–", "–"])
-    for name, one in ablation["formulations"].items():
-        taken = [number(one["latency_ms"][key], 1) for key in ("p50", "p99")]
-        rows.append([SSJF_TABLE_2[name][0], *_quality(one), *taken, str(one["steps"])])
-    header = ["test split", "rows", "MAE, tokens", "error ratio", "accuracy", "Kendall's τ", "capped rows reached"]
-    return page.table([*header, "prediction latency, ms: median", "p99", "steps"], rows)
+    found = ablation["baselines"] | {SSJF_TABLE_2[name][0]: one for name, one in ablation["formulations"].items()}
+    shares = {"error_ratio": "error ratio", "accuracy": "accuracy", "tau": "Kendall's τ"}
+    shares["capped_reached"] = "capped rows reached"
+    return markdown(
+        (
+            [title, one["rows"], one["mae"], *map(one.get, shares), at(one, "latency_ms", "p50"),
+             at(one, "latency_ms", "p99"), one.get("steps")]
+            for title, one in found.items()
+        ),
+        "test split", "rows", ("MAE, tokens", "{:.1f}"), *each(shares.values(), THOUSANDTHS),
+        *each(("prediction latency, ms: median", "p99"), "{:.1f}"), "steps",
+    )  # fmt: skip
 
 
-def _quality(one: Mapping[str, Any]) -> list[str]:
-    shares = [number(one[key]) for key in ("error_ratio", "accuracy", "tau", "capped_reached")]
-    return [str(one["rows"]), number(one["mae"], 1), *shares]
-
-
-def alise_table_2(found: Mapping[str, Any]) -> str:
+def alise_table_2(found: Mapping[str, Any] | None) -> str:
     """ALISE's Table 2; `found[workload]`: {"proxy": {"accuracy", "error_ratio", "latency_ms"}, "retrieval": same}."""
-    rows = []
-    for key, (title, paper) in ALISE_TABLE_2.items():
-        cells = [" / ".join(f"{pair[i]:g}" for pair in paper) or "–" for i in (0, 1)]
-        for workload in WORKLOADS:
-            here = found.get(workload, {})
-            cells += [number(here.get(kind, {}).get(key)) for kind in ("proxy", "retrieval")]
-        rows.append([title, *cells])
-    header = ["ALISE, Table 2", "proxy: paper, OPT-2.7B / 6.7B / 13B", "retrieval: paper"]
-    return page.table([*header, *(f"{kind}: {w}" for w in WORKLOADS for kind in ("proxy", "retrieval"))], rows)
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    return "–" if value is None or value != value else f"{value:.{digits}f}"
+    here = [(workload, kind) for workload in WORKLOADS for kind in ("proxy", "retrieval")]
+    rows = [
+        [title, *(" / ".join(f"{pair[i]:g}" for pair in paper) or None for i in (0, 1))]
+        + [at(found, *where, key) for where in here]
+        for key, (title, paper) in ALISE_TABLE_2.items()
+    ]
+    paper = "proxy: paper, OPT-2.7B / 6.7B / 13B", "retrieval: paper"
+    ours = each((f"{kind}: {workload}" for workload, kind in here), THOUSANDTHS)
+    return markdown(rows, "ALISE, Table 2", *paper, *ours)
 
 
 def draw(path: Path, found: Mapping[str, Mapping[str, Any]]) -> None:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from jaxspec.bench import BenchError, prompts
-from jaxspec.bench.papers import page
 from jaxspec.bench.papers.presets import Preset, engines
 from jaxspec.bench.papers.serving import mean_jct
 from jaxspec.bench.record import drive
+from jaxspec.bench.table import each, markdown, spread
 from jaxspec.progress import progress
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.sched.sim import arrivals
@@ -160,16 +160,18 @@ def sections(found: Mapping[str, Any]) -> dict[str, str]:
     rows = []
     for mode, turns in found["reduction"].items():
         kept = [100 * a / b for a, b in zip(turns[TRAINED], turns[KNOWN], strict=True)]
-        rows.append([mode, page.spread(turns[TRAINED]), page.spread(turns[KNOWN]), page.spread(kept)])
-    header = ["mean JCT reduction against FCFS", TRAINED, KNOWN, "share of the gain with known lengths"]
+        rows.append([mode, turns[TRAINED], turns[KNOWN], kept])
+    gains = each((TRAINED, KNOWN, "share of the gain with known lengths"), spread())
     latency, execution = found["latency_ms"], found["execution_ms"]["mean"]
     cost = [
-        ["one prediction, mean", f"{latency['mean']:.1f} ms", f"{100 * latency['mean'] / execution:.2f} %"],
-        ["one prediction, max.", f"{latency['max']:.1f} ms", f"{100 * latency['max'] / execution:.2f} %"],
+        [f"one prediction, {name}", f"{ms:.1f} ms", f"{100 * ms / execution:.2f} %"]
+        for name, ms in (("mean", latency["mean"]), ("max.", latency["max"]))
+    ]
+    cost += [
         ["execution of a request, mean", f"{execution:.0f} ms", "100 %"],
-        ["prediction time / step time, all steps", "–", f"{100 * float(np.median(found['overhead'])):.2f} %"],
+        ["prediction time / step time, all steps", None, f"{100 * float(np.median(found['overhead'])):.2f} %"],
     ]
     return {
-        "on the engine": page.table(header, rows),
-        "latency": page.table(["prediction latency", "time", "share of a request's execution"], cost),
+        "on the engine": markdown(rows, "mean JCT reduction against FCFS", *gains),
+        "latency": markdown(cost, "prediction latency", "time", "share of a request's execution"),
     }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxspec.bench import plot
-from jaxspec.bench.papers import page
+from jaxspec.bench.table import PERCENT, TIMES, at, each, markdown, share, spread
 
 MODES = ("none", "dynamic", "continuous")
 NAMES = FCFS, CLASSES, NOISY, KNOWN = "FCFS", "SSJF, predicted classes", "SSJF, noisy lengths", "SJF, lengths known"
@@ -32,91 +33,86 @@ Curve = dict[str, tuple[float, float]]
 
 def sections(kept: Mapping[str, Any]) -> dict[str, str]:
     """The page's tables by name, for the experiments that have been run."""
-    simulated, engine = kept.get("simulated"), kept.get("engine")
-    rows = []
+    simulated, rows = kept.get("simulated"), []
     for load, title in (("rate", "rates (Fig. 4)"), ("cv", "burstiness (Fig. 5)")):
-        for mode in MODES:
-            figure = simulated["figures"][load][mode] if simulated else None
-            turns = engine["reduction"][mode] if engine and load == "rate" else {}
-            found = {order: page.percent(gains(figure, order)[0] if figure else None) for order in NAMES}
-            paper = [page.percent(value) for value in PAPER_JCT[load][mode]]
-            cells = [paper[0], found[CLASSES], found[NOISY], page.spread(turns.get(NOISY))]
-            rows.append([f"{title}, {mode}", *cells, paper[1], found[KNOWN], page.spread(turns.get(KNOWN))])
-    header = ["mean JCT reduction", "SSJF: paper", "simulated, classes", "simulated, noisy", "engine, noisy"]
-    out = {"JCT": page.table([*header, "lengths known: paper", "simulated", "engine"], rows)}
+        for mode, paper in PAPER_JCT[load].items():
+            figure = at(simulated, "figures", load, mode)
+            found = {order: gains(figure, order)[0] if figure else None for order in NAMES}
+            turns = at(kept, "engine", "reduction", mode) if load == "rate" else {}
+            ours = at(turns, NOISY), paper[1], found[KNOWN], at(turns, KNOWN)
+            rows.append([f"{title}, {mode}", paper[0], found[CLASSES], found[NOISY], *ours])
+    out = {
+        "JCT": markdown(
+            rows, "mean JCT reduction", *each(("SSJF: paper", "simulated, classes", "simulated, noisy"), PERCENT),
+            ("engine, noisy", spread()), *each(("lengths known: paper", "simulated"), PERCENT), ("engine", spread()),
+        )
+    }  # fmt: skip
     return out | simulated_sections(simulated) if simulated else out
 
 
 def simulated_sections(simulated: Mapping[str, Any]) -> dict[str, str]:
-    figures, extra = simulated["figures"], simulated["extra"]
+    figures, extra, accuracy = simulated["figures"], simulated["extra"], simulated["accuracy"]
     out, rows = {}, []
     for load, title in (("rate", "rates (Fig. 6)"), ("cv", "burstiness (Fig. 7)")):
-        for mode in MODES:
-            found = [page.times(gains(figures[load][mode], order)[1]) for order in (CLASSES, NOISY, KNOWN)]
-            paper = [page.times(value) for value in PAPER_THROUGHPUT[load][mode]]
+        for mode, paper in PAPER_THROUGHPUT[load].items():
+            found = [gains(figures[load][mode], order)[1] for order in (CLASSES, NOISY, KNOWN)]
             rows.append([f"{title}, {mode}", paper[0], *found[:2], paper[1], found[2]])
-    header = ["throughput until a quarter of the jobs is done", "SSJF: paper", "simulated, classes", "simulated, noisy"]
-    out["throughput"] = page.table([*header, "lengths known: paper", "simulated"], rows)
+    orders = "SSJF: paper", "simulated, classes", "simulated, noisy", "lengths known: paper", "simulated"
+    out["throughput"] = markdown(rows, "throughput until a quarter of the jobs is done", *each(orders, TIMES))
 
     plain, rows = figures["rate"]["none"], []
     methods = {
         "binary classes": ({FCFS: plain[FCFS], CLASSES: extra["binary classes"]}, CLASSES, None),
-        "classes": (plain, CLASSES, simulated["accuracy"][CLASSES]),
-        "regression (L1)": (plain, NOISY, simulated["accuracy"][NOISY]),
+        "classes": (plain, CLASSES, accuracy[CLASSES]),
+        "regression (L1)": (plain, NOISY, accuracy[NOISY]),
     }
-    for name, (accuracy, *paper) in PAPER_TABLE_2.items():
+    for name, paper in PAPER_TABLE_2.items():
         figure, order, known = methods[name]
         jct, throughput = gains(figure, order)
-        shares = [page.percent(None if a is None else 100 * a) for a in (accuracy, known)]
-        row = [*shares, page.percent(paper[0]), page.percent(jct), page.times(paper[1]), page.times(throughput)]
-        rows.append([name, *row])
-    header = ["predictions (Table 2)", "accuracy: paper", "simulated", "JCT reduction: paper", "simulated"]
-    out["table 2"] = page.table([*header, "throughput: paper", "simulated"], rows)
+        rows.append([name, paper[0], known, paper[1], jct, paper[2], throughput])
+    out["table 2"] = markdown(
+        rows, "predictions (Table 2)", *each(("accuracy: paper", "simulated"), share),
+        *each(("JCT reduction: paper", "simulated"), PERCENT), *each(("throughput: paper", "simulated"), TIMES),
+    )  # fmt: skip
 
-    rows = []
-    for n in simulated["sizes"]["dynamic"]:
-        by_mode = [gains(simulated["sizes"][mode][n]) for mode in ("dynamic", "continuous")]
-        rows.append([n, *(page.percent(jct) for jct, _ in by_mode), *(page.times(t) for _, t in by_mode)])
-    header = ["batch size (Fig. 8)", "JCT reduction: dynamic", "continuous", "throughput: dynamic", "continuous"]
-    out["batch sizes"] = page.table(header, rows)
+    dynamic, continuous = simulated["sizes"]["dynamic"], simulated["sizes"]["continuous"]
+    out["batch sizes"] = markdown(
+        ([n, *(found for i in (0, 1) for found in (gains(dynamic[n])[i], gains(continuous[n])[i]))] for n in dynamic),
+        "batch size (Fig. 8)", *each(("JCT reduction: dynamic", "continuous"), PERCENT),
+        *each(("throughput: dynamic", "continuous"), TIMES),
+    )  # fmt: skip
 
     variations = {
         "continuous, {1} jobs instead of {0}".format(*simulated["jobs"]): figures["rate, more jobs"]["continuous"],
         "rates, dynamic, batches wait 10 s instead of 50 ms": simulated["patient"]["rate"],
         "burstiness, dynamic, batches wait 10 s": simulated["patient"]["cv"],
-        "no batching, aging after 100 s": {**plain, CLASSES: extra["aging"]},
+        "no batching, aging after 100 s": {FCFS: plain[FCFS], CLASSES: extra["aging"]},
         **{f"burstiness, gaps in random order, {m}": figures["cv, in random order"][m] for m in MODES},
     }
-    orders = (CLASSES, NOISY, KNOWN)
-    rows = []
-    for name, figure in variations.items():
-        simulated_orders = orders if "aging" not in name else (CLASSES,)
-        rows.append([name, *(page.percent(gains(figure, o)[0] if o in simulated_orders else None) for o in orders)])
-    out["variations"] = page.table(["mean JCT reduction", "classes", "noisy", "lengths known"], rows)
+    out["variations"] = markdown(
+        (
+            [name, *(gains(figure, order)[0] if order in figure else None for order in (CLASSES, NOISY, KNOWN))]
+            for name, figure in variations.items()
+        ),
+        "mean JCT reduction", *each(("classes", "noisy", "lengths known"), PERCENT),
+    )  # fmt: skip
     return out
 
 
 def draw(out: Path, simulated: Mapping[str, Any]) -> None:
     """Draw figures 4 to 8 as PNG files next to the page."""
-    for quantity, (label, name) in enumerate(
-        (("mean JCT, s", "jct"), ("jobs/s until a quarter is done", "throughput"))
-    ):
-        for load, x_label in (("rate", "jobs/s"), ("cv", "coefficient of variation of the gaps")):
+    for load, x_label in (("rate", "jobs/s"), ("cv", "coefficient of variation of the gaps")):
+        for value, name, label in ((0, "jct", "mean JCT, s"), (1, "throughput", "jobs/s until a quarter is done")):
             panels = {
                 mode: {
-                    order: [(float(x), y[quantity]) for x, y in points.items()]
+                    order: plot.points(points, itemgetter(value))
                     for order, points in simulated["figures"][load][mode].items()
                 }
                 for mode in MODES
             }
             plot.curves(out / f"ssjf_{name}_{load}.png", panels, x_label, label)
-    sizes = {
-        "reduction of mean JCT, %": {
-            mode: [(float(n), gains(figure)[0]) for n, figure in by_size.items()]
-            for mode, by_size in simulated["sizes"].items()
-        }
-    }
-    plot.curves(out / "ssjf_batch_sizes.png", sizes, "batch size", "%")
+    sizes = {mode: plot.points(by_size, lambda f: gains(f)[0]) for mode, by_size in simulated["sizes"].items()}
+    plot.curves(out / "ssjf_batch_sizes.png", {"reduction of mean JCT, %": sizes}, "batch size", "%")
 
 
 def gains(figure: Mapping[str, Curve], order: str = CLASSES) -> tuple[float, float]:
