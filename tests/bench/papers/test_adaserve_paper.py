@@ -15,6 +15,7 @@ from jaxspec.bench.papers.adaserve import engine as adaserve_engine
 from jaxspec.bench.papers.adaserve import experiment as adaserve
 from jaxspec.bench.papers.adaserve.report import best_gain, engine_gain, ratios, shown
 from jaxspec.bench.papers.adaserve.systems import (
+    BASELINES,
     EQUAL,
     FCFS,
     GLOBAL,
@@ -86,11 +87,11 @@ def test_adaserve_meets_more_slos_than_its_selection_without_them(tmp_path):
 
 
 def test_gains_are_over_the_best_of_the_others():
-    points = {name: {"1": {"x": 0.5}, "2": {"x": 0.1 * i}} for i, name in enumerate((*adaserve.BASELINES, PAPER))}
+    points = {name: {"1": {"x": 0.5}, "2": {"x": 0.1 * i}} for i, name in enumerate((*BASELINES, PAPER))}
     assert best_gain(points, PAPER, "x") == (pytest.approx(1.5), "2")
     assert shown(best_gain(points, PAPER, "x")) == "1.50× (2/s)" and shown(None) == "–"
     systems = {INCREMENTAL: {"x": [1.0, 0.0]}, SARATHI: {"x": [0.5, 0.0]}, OURS: {"x": [2.0, 3.0]}}
-    assert ratios(systems, OURS, "x", adaserve.BASELINES) == [2.0] and ratios(systems, PAPER, "x", [SARATHI]) == []
+    assert ratios(systems, OURS, "x", BASELINES) == [2.0] and ratios(systems, PAPER, "x", [SARATHI]) == []
     assert (
         engine_gain({"rates": {"1": systems}}, OURS, "x") == "2.00× (2.00 … 2.00)"
         and engine_gain(None, OURS, "x") == "–"

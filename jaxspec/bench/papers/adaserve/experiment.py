@@ -16,24 +16,10 @@ import numpy as np
 
 from jaxspec.bench import options
 from jaxspec.bench.papers import page
+from jaxspec.bench.papers.adaserve import systems
 from jaxspec.bench.papers.adaserve.engine import on_engine
 from jaxspec.bench.papers.adaserve.report import draw, sections
-from jaxspec.bench.papers.adaserve.systems import (
-    BASELINES,
-    CONTEXT,
-    GLOBAL,
-    MIX,
-    NAMES,
-    OURS,
-    PAPER,
-    SYSTEMS,
-    TARGETS,
-    UNCALIBRATED,
-    Categories,
-    capped,
-    simulation,
-    strict_share,
-)
+from jaxspec.bench.papers.adaserve.systems import CONTEXT, MIX, OURS, PAPER, SYSTEMS, TARGETS
 from jaxspec.progress import progress
 from jaxspec.sched.sim import arrivals
 from jaxspec.sched.sim.cost import LLAMA2_A100, Machine, StepLoad, step_times
@@ -115,7 +101,8 @@ class Setting:
     ) -> tuple[Workload, np.ndarray]:  # fmt: skip
         """The requests, the same for every system, and their categories `[requests]`; `scale`: of the strict SLO."""
         count = max(1, round(60 * self.minutes * rate))
-        categories = Categories((self.short, self.long, self.short), (scale * self.baseline, *TARGETS[self.model]))
+        targets = scale * self.baseline, *TARGETS[self.model]
+        categories = systems.Categories((self.short, self.long, self.short), targets)
         rng = np.random.default_rng([seed, round(1000 * rate)])
         return categories.workload(arrivals.trace(self.trace, count, rate), shares, rng)
 
@@ -124,7 +111,7 @@ class Setting:
         found = []
         for seed in self.seeds:
             work, kind = self.workload(rate, shares, scale, seed)
-            found.append(summary(simulation(SYSTEMS[name], self.machine, work, seed).run(), kind))
+            found.append(summary(systems.simulation(SYSTEMS[name], self.machine, work, seed).run(), kind))
         return {key: mean([one[key] for one in found]) for key in found[0]}
 
 
@@ -140,7 +127,7 @@ def summary(served: Served, kind: np.ndarray) -> dict[str, float | None]:
     met, output = served.met, served.workload.output
     share = lambda rows: float(met[rows].mean()) if rows.any() else None  # noqa: E731
     return {
-        "attainment": float(met.mean()), **{name: share(kind == k) for k, name in enumerate(NAMES)},
+        "attainment": float(met.mean()), **{name: share(kind == k) for k, name in enumerate(systems.NAMES)},
         "goodput": float(output[met].sum()) / served.duration, "throughput": float(output.sum()) / served.duration,
         "ttft": float((served.first_token - served.workload.arrival).mean()),
         "accepted": 1 + float(served.accepted.sum()) / max(1, int(served.rounds.sum())),
@@ -151,12 +138,10 @@ def summary(served: Served, kind: np.ndarray) -> dict[str, float | None]:
 def simulated(args: argparse.Namespace, short: Lengths, long: Lengths) -> dict[str, Any]:
     """Run all simulated experiments."""
     seeds = range(args.seed, args.seed + (args.repeats or 1))
-    settings = {
-        model: Setting(model, capped(short, CONTEXT), capped(long, CONTEXT), args.trace, args.minutes, seeds)
-        for model in RATES
-    }
-    some = (*BASELINES, PAPER, OURS)
-    ablation = (PAPER, UNCALIBRATED, GLOBAL, OURS)
+    lengths = systems.capped(short, CONTEXT), systems.capped(long, CONTEXT)
+    settings = {model: Setting(model, *lengths, args.trace, args.minutes, seeds) for model in RATES}
+    some = (*systems.BASELINES, PAPER, OURS)
+    ablation = (PAPER, systems.UNCALIBRATED, systems.GLOBAL, OURS)
     points = sum(len(RATES[model]) * len(SYSTEMS) + len(FIXED[model]) * len(SHARES) * len(some) for model in settings)
     with progress("points", points + len(SCALES) * len(ablation) + 2) as advance:
 
@@ -171,7 +156,7 @@ def simulated(args: argparse.Namespace, short: Lengths, long: Lengths) -> dict[s
         by_share = {
             model: {
                 str(rate): {
-                    name: {str(s): point(own, name, rate, strict_share(s)) for s in SHARES} for name in some
+                    name: {str(s): point(own, name, rate, systems.strict_share(s)) for s in SHARES} for name in some
                 }
                 for rate in FIXED[model]
             }
@@ -203,7 +188,7 @@ def shares_of_a_step(setting: Setting, name: str) -> dict[str, float]:
     work = Workload(
         np.zeros(CROWD), setting.short.input[rows], np.full(CROWD, WRITTEN), np.full(CROWD, np.nan), tpot
     )  # fmt: skip
-    run = simulation(SYSTEMS[name], setting.machine, work, 0)
+    run = systems.simulation(SYSTEMS[name], setting.machine, work, 0)
     assert run.speculator is not None
     (drafter,), spent = run.drafters, dict[str, float]()
     for owner, what in ((run.speculator, "lookahead"), (run.speculator, "draft"), (drafter, "propose")):

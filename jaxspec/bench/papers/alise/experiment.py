@@ -15,22 +15,8 @@ import numpy as np
 
 from jaxspec.bench import options
 from jaxspec.bench.papers import page
-from jaxspec.bench.papers.alise.report import (
-    AGAIN,
-    ALISE,
-    AUTO,
-    DATA,
-    DEFER,
-    FULL,
-    KNOWN,
-    ORCA,
-    SWAP,
-    VLLM,
-    WORSE,
-    at_latency,
-    draw,
-    sections,
-)
+from jaxspec.bench.papers.alise import report
+from jaxspec.bench.papers.alise.report import DATA, KNOWN, VLLM, draw, sections
 from jaxspec.bench.papers.presets import Preset, engines, overrides
 from jaxspec.bench.papers.serving import PAGE_SIZE, prompt_ids, turns
 from jaxspec.outputs import RequestMetrics
@@ -88,20 +74,15 @@ def alise(memory: str) -> Preset:
 FIRST_COME = Preset("fcfs").but(memory="recompute")
 #: Fig. 6. In the paper ALISE's KV is INT8, and vLLM's FP16.
 SYSTEMS = {
-    ORCA: System(FIRST_COME, kv=1.0, reserving=True),
+    report.ORCA: System(FIRST_COME, kv=1.0, reserving=True),
     VLLM: System(FIRST_COME, kv=1.0),
-    FULL: System(alise("swap"), kv=1.0, error=ERROR),
-    ALISE: System(alise("swap"), error=ERROR),
-    WORSE: System(alise("swap"), error=LARGE_ERROR),
+    report.FULL: System(alise("swap"), kv=1.0, error=ERROR),
+    report.ALISE: System(alise("swap"), error=ERROR),
+    report.WORSE: System(alise("swap"), error=LARGE_ERROR),
     KNOWN: System(alise("swap")),
 }
 #: Fig. 8: ALISE with other memory policies.
-MEMORIES = {
-    DEFER: System(alise("defer"), error=ERROR),
-    AGAIN: System(alise("recompute"), error=ERROR),
-    SWAP: System(alise("swap"), error=ERROR),
-    AUTO: System(alise("auto"), error=ERROR),
-}
+MEMORIES = {memory: System(alise(memory), error=ERROR) for memory in report.MEMORIES}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -153,9 +134,9 @@ def simulated(args: argparse.Namespace, tables: Mapping[str, Lengths]) -> dict[s
                     found[name] = curve(system, tables[data], RATES[data], seconds, seed)
                     advance()
         by_rate = {rate: point["normalised"] for rate, point in curves["Fig. 6"]["sharegpt"][VLLM].items()}
-        rate = at_latency(by_rate, LIMIT) or max(map(float, by_rate))
+        rate = report.at_latency(by_rate, LIMIT) or max(map(float, by_rate))
         work = workload(tables["sharegpt"], rate, seconds, seed)
-        for name in (VLLM, FULL, ALISE, KNOWN):
+        for name in (VLLM, report.FULL, report.ALISE, KNOWN):
             served = serve(SYSTEMS[name], OPT_V100[MODEL], work, CONTEXT, seed)
             samples[name] = {"mean": float(served.jct.mean()), "sample": sample(served)}
         advance()

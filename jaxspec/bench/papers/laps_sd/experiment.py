@@ -16,19 +16,8 @@ import numpy as np
 
 from jaxspec.bench import options, prompts
 from jaxspec.bench.papers import page
-from jaxspec.bench.papers.laps_sd.report import (
-    FCFS,
-    KNOWN,
-    LAPS_SD,
-    LAS,
-    LATE,
-    LP_SJF,
-    MIXED,
-    STABILITY,
-    TYPICAL,
-    draw,
-    sections,
-)  # fmt: skip
+from jaxspec.bench.papers.laps_sd import report
+from jaxspec.bench.papers.laps_sd.report import LAPS_SD, LAS, LATE, LP_SJF, STABILITY, TYPICAL
 from jaxspec.bench.papers.presets import Preset, engines, overrides
 from jaxspec.bench.papers.serving import mean_jct, simulate, turns
 from jaxspec.progress import progress
@@ -68,7 +57,7 @@ def stable_at(stability: tuple[int, float]) -> dict[str, Any]:
 
 #: With known output lengths.
 PRESETS: Mapping[str, Preset] = {
-    FCFS: Preset("fcfs"),
+    report.FCFS: Preset("fcfs"),
     LP_SJF: Preset("lp_sjf").but(predictor="oracle"),
     LAS: Preset("las"),
     LAPS_SD: Preset("laps_sd").but(predictor="oracle", laps_sd=stable_at(STABILITY[0])),
@@ -95,7 +84,9 @@ def read(args: argparse.Namespace) -> tuple[dict[str, Lengths], dict[str, list[s
 
 def run(args: argparse.Namespace) -> int:
     """Run the experiments and write the page. Raises `BenchError` if the data cannot be read or a run fails."""
-    return page.run(args, "LAPS-SD", read, lambda args, tables, _: simulated(args, tables), on_engine, sections, draw)
+    return page.run(
+        args, "LAPS-SD", read, lambda args, tables, _: simulated(args, tables), on_engine, report.sections, report.draw
+    )
 
 
 # --- simulated --------------------------------------------------------------------------------------------------------
@@ -116,7 +107,7 @@ def orders(
         LAS: PRESETS[LAS].but(las={"quantum_ms": QUANTUM_MS}),
         LAPS_SD: PRESETS[LAPS_SD].but(laps_sd=laps),
         LATE: PRESETS[LAPS_SD].but(laps_sd={**laps, **stable_at(STABILITY[-1])}),
-        KNOWN: PRESETS[LAPS_SD].but(laps_sd={**laps, "acceptance": "oracle"}),
+        report.KNOWN: PRESETS[LAPS_SD].but(laps_sd={**laps, "acceptance": "oracle"}),
         TYPICAL: PRESETS[TYPICAL].but(laps_sd=laps),
     }
     return {name: preset.load().policy for name, preset in presets.items()}
@@ -246,7 +237,7 @@ def on_engine(
     from jaxspec.models.load.tokenizer import chat_ids
 
     repeats = args.repeats or 5
-    counts = {MIXED: 32, **dict.fromkeys(tables, 20)}
+    counts = {report.MIXED: 32, **dict.fromkeys(tables, 20)}
     settings = {"max_num_seqs": 1, "draft": [args.engine_draft], "tree": "chain", "draft_depth": DRAFTS}
     settings |= overrides(args)
     results: dict[str, Any] = {}
@@ -259,7 +250,7 @@ def on_engine(
 
             def workload(repeat: int, kind: str = name, count: int = count) -> tuple[Workload, list[list[int]]]:
                 rng = np.random.default_rng([args.seed, repeat])
-                kinds = list(tables) if kind == MIXED else [kind]
+                kinds = list(tables) if kind == report.MIXED else [kind]
                 drawn = [kinds[i % len(kinds)] for i in range(count)]
                 rng.shuffle(drawn)
                 ids = [chat_ids(tokenizer, prompts.choose(texts[k], 1, rng)[0]) for k in drawn]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.bench.papers.spin import systems
 from jaxspec.bench.papers.spin.difficulty import EASE, SSMS, WINDOW, Dataset, accepted
 from jaxspec.bench.papers.spin.oracle import Heard
 from jaxspec.bench.papers.spin.systems import (
@@ -19,18 +20,10 @@ from jaxspec.bench.papers.spin.systems import (
     CALIBRATIONS,
     CHOICES,
     CONCURRENCY,
-    LBSS,
-    LEARNED,
-    NONE,
-    ORACLE,
-    SPIN,
     SYSTEMS,
-    TOGETHER,
     VANILLA,
     Costs,
     System,
-    goodput,
-    simulation,
 )
 from jaxspec.sched.sim.cost import LLAMA_V100, Cost, StepLoad
 from jaxspec.sched.sim.workload import CHARACTERS_PER_TOKEN, Lengths, no_turns, read_lengths
@@ -49,6 +42,7 @@ PADDING = {"padded": True, "packed": False}
 PARTS, CROWDS = (1, 2, 3, 4, 5, 7, 9, None), (8, 32)
 #: Standard deviations of the residual of a request's rates, in logits.
 RESIDUALS = (0.0, 0.3, 0.6, 1.0, 1.5, 2.5)
+ORACLES = {name: CHOICES[name] for name in (systems.ORACLE, systems.TOGETHER)}
 #: Output lengths in tokens, and settings of LBSS to compare.
 ANSWERS = (50, 150, 500)
 LBSS_SETTINGS: Sequence[Mapping[str, Any]] = (
@@ -112,14 +106,14 @@ class Bench:
         found = []
         for seed in self.seeds:
             requests = data.requests(max(self.jobs, 6 * concurrency), seed)
-            run = simulation(system, costs, llm, requests, seed, concurrency)
+            run = systems.simulation(system, costs, llm, requests, seed, concurrency)
             heard = None
             if run.speculator is not None and run.speculator.choice is not None:
                 heard = run.speculator.choice = Heard(run.speculator.choice)
             served = run.run()
             own = {"own": concurrency * heard.tokens / heard.seconds} if heard else {}
             rounds = max(1, int(served.rounds.sum()))
-            found.append({**goodput(served), "round": float(served.accepted.sum()) / rounds, **own})
+            found.append({**systems.goodput(served), "round": float(served.accepted.sum()) / rounds, **own})
         self.advance()
         return {key: float(np.mean([one[key] for one in found])) for key in found[0]}
 
@@ -210,12 +204,12 @@ def verification(bench: Bench, data: Dataset, costs: Costs) -> dict[str, dict[st
 
 def speedup(bench: Bench, data: Dataset, costs: Costs) -> dict[str, dict[str, Point]]:
     """All tokens/s padded and packed, by batch size, without drafts and with two draft models."""
-    systems = {"none": NONE, **{name: VANILLA[name] for name in ("68M", "1.1B")}}
+    compared = {"none": systems.NONE, **{name: VANILLA[name] for name in ("68M", "1.1B")}}
     return {
         name: {
             str(concurrency): {
                 key: bench.point(replace(own, padded=padded), data, costs, LLM, concurrency)["tokens"]
-                for key, own in systems.items()
+                for key, own in compared.items()
             }
             for concurrency in BATCHES
         }
@@ -230,7 +224,7 @@ def pipeline(bench: Bench, data: Dataset, concurrency: int) -> dict[str, dict[st
     """Packed, by number of micro-batches: finishing with their step as in the engine, and flowing across steps."""
 
     def point(parts: int | None, flowing: bool) -> Point:
-        system = replace(SYSTEMS[SPIN], micro_batches=parts, flowing=flowing)
+        system = replace(SYSTEMS[systems.SPIN], micro_batches=parts, flowing=flowing)
         return bench.point(system, data, AS_MEASURED, LLM, concurrency)
 
     return {
@@ -241,14 +235,14 @@ def pipeline(bench: Bench, data: Dataset, concurrency: int) -> dict[str, dict[st
 
 def residual(bench: Bench, data: Dataset) -> dict[str, Point]:
     """Each draft model alone, LBSS, and both oracles."""
-    return bench.each({**VANILLA} | {name: CHOICES[name] for name in (LEARNED, ORACLE, TOGETHER)}, data)
+    return bench.each({**VANILLA, systems.LEARNED: CHOICES[systems.LEARNED], **ORACLES}, data)
 
 
 def settings(bench: Bench, data: Dataset) -> dict[str, Any]:
     """LBSS with each of `LBSS_SETTINGS`, both oracles, and each draft model alone."""
-    systems = {str(i): System(LBSS.but(lbss=own)) for i, own in enumerate(LBSS_SETTINGS)}
-    found = bench.each({**systems, **{name: CHOICES[name] for name in (ORACLE, TOGETHER)}, **VANILLA}, data)
-    return {"settings": [found.pop(name) for name in systems], **found}
+    compared = {str(i): System(systems.LBSS.but(lbss=own)) for i, own in enumerate(LBSS_SETTINGS)}
+    found = bench.each({**compared, **ORACLES, **VANILLA}, data)
+    return {"settings": [found.pop(name) for name in compared], **found}
 
 
 def points() -> int:

@@ -9,31 +9,17 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench import plot
+from jaxspec.bench.papers.spin import systems
 from jaxspec.bench.papers.spin.difficulty import BEST_FOR_ALL, BEST_WITH_265M, SSMS, WORST_FOR_ALL
 from jaxspec.bench.papers.spin.simulation import BATCHES, LBSS_SETTINGS, LLM, PARTS
-from jaxspec.bench.papers.spin.systems import (
-    CHOICE_ALONE,
-    CHOICES,
-    GREEDY,
-    LEARNED,
-    ORACLE,
-    OURS,
-    SPIN,
-    SYSTEMS,
-    TOGETHER,
-    UNPACKED,
-    UNPIPED,
-    VANILLA_68M,
-    VERIFIED_PACKED,
-    VERIFIED_PADDED,
-)
+from jaxspec.bench.papers.spin.systems import CHOICES, LEARNED, ORACLE, SPIN, SYSTEMS, TOGETHER, UNPACKED, UNPIPED
 from jaxspec.bench.table import TIMES, each, markdown
 
 TITLES = {"alpaca": "Alpaca", "cp": "CP", "cip": "CIP", "mix": "Mix"}
 #: §VI-B1, LLaMA-7B: SPIN's goodput relative to the baselines on Alpaca; on CP with each component added.
 PAPER_ALPACA, PAPER_CP = 2.34, {UNPACKED: 1.45, UNPIPED: 1.81, SPIN: 1.99}
 #: §VI-B2, Alpaca, LLaMA-7B: accepted tokens per second.
-PAPER_CHOICES = {GREEDY: "32.21", "ε-greedy": "43.78", LEARNED: "65.31"}
+PAPER_CHOICES = {systems.GREEDY: "32.21", "ε-greedy": "43.78", LEARNED: "65.31"}
 
 Point = Mapping[str, float]
 Points = Mapping[str, Point]
@@ -75,19 +61,19 @@ def summary(simulated: Mapping[str, Any]) -> str:
             ("SPIN relative to other baselines, CP (Fig. 10)", PAPER_CP[SPIN], "cp", SPIN),
             (f"{UNPACKED} relative to baselines, CP", PAPER_CP[UNPACKED], "cp", UNPACKED),
             (f"{UNPIPED} relative to baselines, CP", PAPER_CP[UNPIPED], "cp", UNPIPED),
-            ("jaxspec relative to baselines, Alpaca", None, "alpaca", OURS),
-            ("jaxspec relative to baselines, CP", None, "cp", OURS),
+            ("jaxspec relative to baselines, Alpaca", None, "alpaca", systems.OURS),
+            ("jaxspec relative to baselines, CP", None, "cp", systems.OURS),
         )
     ]
     rows += [
         [title, paper, found, None]
         for title, paper, found in (
-            ("68M for all, Alpaca, tokens/s (used to fit the acceptance rates)", f"{VANILLA_68M}",
+            ("68M for all, Alpaca, tokens/s (used to fit the acceptance rates)", f"{systems.VANILLA_68M}",
              f"{alpaca['68M']['accepted']:.1f}"),
-            (f"{UNPACKED}, Alpaca, tokens/s", f"{CHOICE_ALONE}", f"{alpaca[UNPACKED]['accepted']:.1f}"),
+            (f"{UNPACKED}, Alpaca, tokens/s", f"{systems.CHOICE_ALONE}", f"{alpaca[UNPACKED]['accepted']:.1f}"),
             *((f"verification of 16, {name}, Alpaca, ms (used to fit the times)", f"{1e3 * paper:.0f}",
                f"{latency[name]['16']['ms']:.0f}")
-              for name, paper in (("padded", VERIFIED_PADDED), ("packed", VERIFIED_PACKED))),
+              for name, paper in (("padded", systems.VERIFIED_PADDED), ("packed", systems.VERIFIED_PACKED))),
         )
     ]  # fmt: skip
     for kind, name in (("steps", "within a step, as the engine"), ("flowing", "across steps")):

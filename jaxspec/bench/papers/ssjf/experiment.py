@@ -106,11 +106,10 @@ def simulated(args: argparse.Namespace, lengths: Mapping[str, Lengths]) -> dict[
         ) -> dict[str, Curve]:
             arrive, xs = loads[load]
             concurrency = 1 if mode == "none" else concurrency
+            presets = {order: ORDERS[order].but(**more) for order in orders}
             found = {
-                order: curve(
-                    ORDERS[order].but(**more), arrive, xs, mode, concurrency, tables[order], repeats, args.seed
-                )
-                for order in orders
+                name: curve(order, arrive, xs, mode, concurrency, tables[name], repeats, args.seed)
+                for name, order in presets.items()
             }
             advance()
             return found
@@ -144,15 +143,9 @@ def sorted_gaps(cv: float, rng: np.random.Generator) -> list[arrivals.Arrival]:
 
 
 def curve(
-    order: Preset,
-    arrive: Arrive,
-    xs: Sequence[float],
-    mode: str,
-    concurrency: int,
-    table: Lengths,
-    repeats: int,
+    order: Preset, arrive: Arrive, xs: Sequence[float], mode: str, concurrency: int, table: Lengths, repeats: int,
     seed: int,
-) -> Curve:
+) -> Curve:  # fmt: skip
     """Mean over `repeats` for each load of `xs`; every order and mode gets the same jobs at the same times."""
     policy = order.load(batching=mode, max_batch_size=concurrency, batch_wait_timeout_ms=SHORT_WAIT).policy
     points: Curve = {}
