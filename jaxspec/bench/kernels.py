@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         Path(args.json).write_text(json.dumps({"products_ms": products, "attention_ms": attention}) + "\n")
     if args.plot:
         names = next(iter(products.values()))
-        series = {name: [(t, float(np.median(row[name]))) for t, row in products.items()] for name in names}
+        series = {name: {t: float(np.median(row[name])) for t, row in products.items()} for name in names}
         lines(args.plot, series, "tokens in the step", "matrix products, ms", "SmolLM2-135M, float32")
     return 0
 

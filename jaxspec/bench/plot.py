@@ -14,13 +14,8 @@ from jaxspec.bench.report import Report, Slo
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Points (x, y) by name.
-Series = Mapping[str, Sequence[tuple[float, float]]]
-
-
-def points(curve: Mapping[str, Any], value: Callable[[Any], float] = float) -> list[tuple[float, float]]:
-    """Points of a curve whose x values are keys, as in the files of numbers."""
-    return [(float(x), value(y)) for x, y in curve.items()]
+#: Points of a curve, by x. Keys may be text, as in the files of numbers.
+Curve = Mapping[Any, Any]
 
 
 def draw(report: Report, path: str | Path) -> None:
@@ -46,14 +41,14 @@ def draw(report: Report, path: str | Path) -> None:
     _save(figure, path)
 
 
-def lines(path: str | Path, series: Series, x_label: str, y_label: str, title: str) -> None:
+def lines(path: str | Path, series: Mapping[str, Curve], x_label: str, y_label: str, title: str) -> None:
     """One line per series of (x, y), on logarithmic axes. Raises `BenchError`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
-    for name, points in series.items():
-        axes.plot(*zip(*points, strict=True), marker="o", label=name)
+    for name, curve in series.items():
+        axes.plot([float(x) for x in curve], list(curve.values()), marker="o", label=name)
     axes.set(xlabel=x_label, ylabel=y_label, title=title, xscale="log", yscale="log")
     axes.grid(alpha=0.3, which="both")
     axes.legend()
@@ -61,15 +56,21 @@ def lines(path: str | Path, series: Series, x_label: str, y_label: str, title: s
 
 
 def curves(
-    path: str | Path, panels: Mapping[str, Series], x_label: str, y_label: str, top: float | None = None
-) -> None:
-    """One panel per title with one line per name; the y axes range from 0 to `top`. Raises `BenchError`."""
+    path: str | Path, panels: Mapping[str, Mapping[str, Curve]], x_label: str, y_label: str,
+    value: Callable[[Any], float] = float, top: float | None = None,
+) -> None:  # fmt: skip
+    """One panel per title with one line per name; `value` gives the y of a point, and the y axes range from 0 to `top`.
+
+    Raises `BenchError`.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(0.5 + 3.2 * len(panels), 3), layout="constrained")
     for axes, (title, series) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        for name, points in series.items():
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
+        for name, curve in series.items():
+            axes.plot(
+                [float(x) for x in curve], [value(y) for y in curve.values()], marker="o", markersize=3, label=name
+            )
         axes.set(title=title, xlabel=x_label, ylim=(0, top))
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")

@@ -7,7 +7,7 @@ column's position in the row. What is not known, None and NaN, is shown as a das
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,12 @@ def at(found: Any, *path: str) -> Any:
     for key in path:
         found = (found or {}).get(key)
     return found
+
+
+def walk(found: Mapping[str, Any], depth: int) -> Iterator[tuple[Any, ...]]:
+    """The values `depth` levels down in nested mappings, each after the keys that lead to it."""
+    for key, value in found.items():
+        yield from [(key, value)] if depth == 1 else ((key, *rest) for rest in walk(value, depth - 1))
 
 
 def cells(rows: Iterable[Any], columns: Sequence[Column]) -> Iterator[list[str]]:

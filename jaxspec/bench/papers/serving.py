@@ -13,25 +13,24 @@ from jaxspec.sampling_params import SamplingParams
 from jaxspec.sched.config import PolicyConfig, SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.scheduler import Scheduler
+from jaxspec.sched.sim import arrivals
 from jaxspec.sched.sim.acceptance import Acceptance
 from jaxspec.sched.sim.cost import Cost
 from jaxspec.sched.sim.simulator import Served, Simulation
-from jaxspec.sched.sim.workload import Workload
+from jaxspec.sched.sim.workload import Lengths, Workload, join
 
 if TYPE_CHECKING:
     from jaxspec.llm import LLM
 
 PAGE_SIZE = 16
+#: From the turn to its requests, with their SLOs, and the prompts' token ids.
+Jobs = Callable[[int], tuple[Workload, Sequence[Sequence[int]]]]
 
 
 def simulate(
-    policy: PolicyConfig,
-    concurrency: int,
-    workload: Workload,
-    cost: Cost,
-    acceptance: Acceptance | None = None,
+    policy: PolicyConfig, concurrency: int, workload: Workload, cost: Cost, acceptance: Acceptance | None = None,
     draft_length: int = 0,
-) -> Served:
+) -> Served:  # fmt: skip
     """Simulate `concurrency` requests at once, with enough KV pages for all requests."""
     limit = int((workload.input + workload.output).max())
     token_budget = max(2048, concurrency)
@@ -42,19 +41,16 @@ def simulate(
 
 
 def turns(
-    contenders: Mapping[str, LLM],
-    workload: Callable[[int], tuple[Workload, Sequence[Sequence[int]]]],
-    repeats: int,
-    advance: Callable[[], None],
+    contenders: Mapping[str, LLM], jobs: Jobs, repeats: int, advance: Callable[[], None]
 ) -> dict[str, list[list[RequestMetrics]]]:
     """Metrics of `repeats` turns of each contender, after one for warm-up.
 
-    In a turn all contenders serve the same requests one after the other. `workload(turn)` returns the requests, with
-    their SLOs, and the prompts' token ids. Every request generates exactly its output length.
+    In a turn all contenders serve the same requests one after the other. Every request generates exactly its output
+    length.
     """
     results: dict[str, list[list[RequestMetrics]]] = {name: [] for name in contenders}
     for repeat in range(repeats + 1):
-        work, ids = workload(repeat)
+        work, ids = jobs(repeat)
         for name, llm in contenders.items():
             metrics = once(llm, work, ids)
             if repeat:
@@ -74,7 +70,14 @@ def mean_jct(metrics: Sequence[RequestMetrics]) -> float:
     return float(np.mean([m.e2e for m in metrics if m.e2e is not None]))
 
 
-def prompt_ids(vocabulary: int, lengths: Sequence[int], rng: np.random.Generator) -> list[list[int]]:
-    """Random prompts of these lengths, for workloads in which the text does not matter."""
+def random_jobs(contenders: Mapping[str, LLM], table: Lengths, count: int, rate: float, seed: int) -> Jobs:
+    """`count` requests per turn at `rate` per second with the table's lengths, for which the text does not matter."""
+    vocabulary = next(iter(contenders.values())).engine.model_config.vocab_size
     low = min(256, vocabulary // 2)  # skips special tokens, which usually have the lowest ids
-    return [rng.integers(low, vocabulary, n).tolist() for n in lengths]
+
+    def turn(repeat: int) -> tuple[Workload, list[list[int]]]:
+        rng = np.random.default_rng([seed, repeat])
+        work = join(arrivals.poisson(count, rate, rng), table, 32, rng)
+        return work, [rng.integers(low, vocabulary, n).tolist() for n in work.input.tolist()]
+
+    return turn

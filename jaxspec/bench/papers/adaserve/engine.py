@@ -12,7 +12,7 @@ import numpy as np
 from jaxspec.bench import BenchError, prompts
 from jaxspec.bench.papers.adaserve.systems import INCREMENTAL, MIX, SARATHI, SYSTEMS, Categories, capped
 from jaxspec.bench.papers.presets import engines, overrides
-from jaxspec.bench.papers.serving import once, turns
+from jaxspec.bench.papers.serving import Jobs, once, turns
 from jaxspec.bench.record import drive
 from jaxspec.errors import explained
 from jaxspec.outputs import RequestMetrics
@@ -32,8 +32,6 @@ SCALE, LIGHT = 0.8, 0.25
 BATCH, PROMPT, ANSWER = 8, 32, 128
 #: Search for the rate at which continuous batching has this SLO attainment: goal, tolerance, and most tries.
 HALF, NEAR, TRIES = 0.5, 0.1, 8
-
-Jobs = Callable[[int], tuple[Workload, Sequence[Sequence[int]]]]
 
 
 @dataclass(frozen=True, slots=True)

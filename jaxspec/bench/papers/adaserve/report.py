@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from jaxspec.bench import plot, table
 from jaxspec.bench.papers.adaserve.systems import BASELINES, EQUAL, FCFS, GLOBAL, OURS, PAPER, STTA, UNCALIBRATED
-from jaxspec.bench.table import PERCENT, TIMES, UNKNOWN, at, each, share, spread
+from jaxspec.bench.table import PERCENT, TIMES, UNKNOWN, at, each, share, spread, walk
 
 TITLES = {"llama-2-7b": "Llama-2-7b", "llama-2-70b": "Llama-2-70b"}
 #: §6.2, "up to", relative to the best baseline: (attainment, goodput).
@@ -90,14 +91,15 @@ def simulated_sections(simulated: Mapping[str, Any]) -> dict[str, str]:
             rows = [[name, *(point[what] for point in points.values())] for name, points in by_rate.items()]
             header = f"{title}: {unit}, by requests/s"
             out[f"{what} {model}"] = table.markdown(rows, header, *each(by_rate[PAPER], form))
-    rows, shares = [], []
-    for model, title in TITLES.items():
-        for rate, systems in simulated["by_share"][model].items():
-            for name, points in systems.items():
-                rows.append([f"{title}, {rate}/s", name, *(p["attainment"] for p in points.values())])
-                shares = [f"{100 * float(s):.0f} %" for s in points]
-    header = f"{ATTAINMENT}, by share of strict requests (Fig. 6)"
-    out["strict"] = table.markdown(rows, header, "system", *each(shares, hundredths))
+    by_share = list(walk(simulated["by_share"], 3))
+    out["strict"] = table.markdown(
+        (
+            [f"{TITLES[model]}, {rate}/s", name, *(p["attainment"] for p in points.values())]
+            for model, rate, name, points in by_share
+        ),
+        f"{ATTAINMENT}, by share of strict requests (Fig. 6)", "system",
+        *each((f"{100 * float(share):.0f} %" for share in by_share[0][-1]), hundredths),
+    )  # fmt: skip
     rate, systems = simulated["stricter"]["rate"], simulated["stricter"]["systems"]
     rows = [[name, *(p["attainment"] for p in points.values())] for name, points in systems.items()]
     header = f"{ATTAINMENT}, by SLO / baseline latency ({TITLES['llama-2-70b']}, {rate}/s, Fig. 10)"
@@ -147,7 +149,7 @@ def engine_section(engine: Mapping[str, Any]) -> str:
     loads[f"light load, {engine['light']['rate']:.2f}/s, strict SLO × 0.8"] = engine["light"]["systems"]
     what = "attainment", "goodput", "throughput", "ttft"
     text = table.markdown(
-        ([load, name, *map(found.get, what)] for load, systems in loads.items() for name, found in systems.items()),
+        ([load, name, *map(found.get, what)] for load, name, found in walk(loads, 2)),
         "engine", "system", ("SLO attainment", attained),
         *each(("goodput, tokens/s", "throughput, tokens/s"), spread("{:.0f}")),
         ("mean TTFT, s", table.median("{:.2f}")),
@@ -161,30 +163,23 @@ def engine_section(engine: Mapping[str, Any]) -> str:
 
 def draw(out: Path, simulated: Mapping[str, Any]) -> None:
     """Draw figures 4 to 8 and 10 as PNG files next to the page."""
+    by_rate, percent = simulated["by_rate"], lambda point: 100 * point["attainment"]
 
-    def lines(systems: Points, names: Sequence[str], what: str, factor: float = 100) -> plot.Series:
-        return {name: plot.points(systems[name], lambda point: factor * point[what]) for name in names}
+    def chosen(model: str, *names: str) -> dict[str, plot.Curve]:
+        return {name: by_rate[model][name] for name in names}
 
-    by_rate, main = simulated["by_rate"], (*BASELINES, PAPER, OURS)
-    for what, label, factor in (("attainment", ATTAINMENT, 100.0), ("goodput", "goodput, tokens/s", 1.0)):
-        panels = {title: lines(by_rate[model], main, what, factor) for model, title in TITLES.items()}
-        plot.curves(out / f"adaserve_{what}.png", panels, "requests/s", label)
+    panels = {title: chosen(model, *BASELINES, PAPER, OURS) for model, title in TITLES.items()}
+    plot.curves(out / "adaserve_attainment.png", panels, "requests/s", ATTAINMENT, percent)
+    plot.curves(out / "adaserve_goodput.png", panels, "requests/s", "goodput, tokens/s", itemgetter("goodput"))
     panels = {
-        f"{TITLES[model]} (Fig. {figure})": lines(by_rate[model], names, "attainment")
-        for model, figure, names in (
-            ("llama-2-70b", 7, (FCFS, STTA, PAPER, OURS)), ("llama-2-7b", 8, (EQUAL, GLOBAL, *SHOWN)),
-        )
-    }  # fmt: skip
-    plot.curves(out / "adaserve_ablation.png", panels, "requests/s", ATTAINMENT)
-    panels = {
-        f"{title}, {rate}/s": {
-            name: [(100 * float(s), 100 * p["attainment"]) for s, p in points.items()]
-            for name, points in systems.items()
-        }
-        for model, title in TITLES.items()
-        for rate, systems in simulated["by_share"][model].items()
+        f"{TITLES['llama-2-70b']} (Fig. 7)": chosen("llama-2-70b", FCFS, STTA, PAPER, OURS),
+        f"{TITLES['llama-2-7b']} (Fig. 8)": chosen("llama-2-7b", EQUAL, GLOBAL, *SHOWN),
     }
-    plot.curves(out / "adaserve_strict.png", panels, "strict requests, %", ATTAINMENT)
-    systems = simulated["stricter"]["systems"]
-    panels = {TITLES["llama-2-70b"]: lines(systems, list(systems), "attainment")}
-    plot.curves(out / "adaserve_stricter.png", panels, "SLO / baseline latency", ATTAINMENT)
+    plot.curves(out / "adaserve_ablation.png", panels, "requests/s", ATTAINMENT, percent)
+    panels: dict[str, dict[str, plot.Curve]] = {}
+    for model, rate, name, points in walk(simulated["by_share"], 3):
+        curve = {100 * float(share): point for share, point in points.items()}
+        panels.setdefault(f"{TITLES[model]}, {rate}/s", {})[name] = curve
+    plot.curves(out / "adaserve_strict.png", panels, "strict requests, %", ATTAINMENT, percent)
+    panels = {TITLES["llama-2-70b"]: simulated["stricter"]["systems"]}
+    plot.curves(out / "adaserve_stricter.png", panels, "SLO / baseline latency", ATTAINMENT, percent)

@@ -18,7 +18,7 @@ from jaxspec.bench.papers import page
 from jaxspec.bench.papers.alise import report
 from jaxspec.bench.papers.alise.report import DATA, KNOWN, VLLM, draw, sections
 from jaxspec.bench.papers.presets import Preset, engines, overrides
-from jaxspec.bench.papers.serving import PAGE_SIZE, prompt_ids, turns
+from jaxspec.bench.papers.serving import PAGE_SIZE, random_jobs, turns
 from jaxspec.outputs import RequestMetrics
 from jaxspec.progress import progress
 from jaxspec.sched.config import SchedulerConfig
@@ -217,15 +217,7 @@ def on_engine(args: argparse.Namespace, tables: Mapping[str, Lengths]) -> dict[s
         for data in DATA:
             table = scaled(tables[data], args.engine_tokens, args.engine_kv // 2)
             with engines({name: preset.but(**settings) for name, preset in presets.items()}, args.model) as loaded:
-                vocabulary = next(iter(loaded.values())).engine.model_config.vocab_size
-
-                def jobs(
-                    repeat: int, size: int = vocabulary, table: Lengths = table
-                ) -> tuple[Workload, list[list[int]]]:
-                    rng = np.random.default_rng([args.seed, repeat])
-                    work = join(arrivals.poisson(args.engine_jobs, args.engine_rate, rng), table, 32, rng)
-                    return work, prompt_ids(size, work.input.tolist(), rng)
-
+                jobs = random_jobs(loaded, table, args.engine_jobs, args.engine_rate, args.seed)
                 measured = turns(loaded, jobs, repeats, advance)
                 preemptions = {name: llm.engine.stats().preemptions for name, llm in loaded.items()}
             results[data] = {

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench import plot
-from jaxspec.bench.table import PERCENT, TIMES, UNKNOWN, at, each, markdown, median, share, shown, spread
+from jaxspec.bench.table import PERCENT, TIMES, UNKNOWN, at, each, markdown, median, share, shown, spread, walk
 
 TITLES = {"alpaca": "Alpaca", "sharegpt": "ShareGPT"}
 DATA = tuple(TITLES)
@@ -77,7 +77,7 @@ def summary(simulated: Mapping[str, Any] | None, engine: Mapping[str, Any] | Non
         ("normalised latency reduction", "normalised", "alpaca", None, unknown),
         ("normalised latency reduction", "normalised", "sharegpt", None, unknown),
     ):
-        gains = [turns_gain(at(engine, "systems", data), name, what) for name in (SWAP, KNOWN)]
+        gains = [turns_gain(engine, data, name, what) for name in (SWAP, KNOWN)]
         rows.append([f"{title}, {TITLES[data]}", paper, *here, *gains])
     ours = *(f"simulated: {name}" for name in COMPARED), "engine: swap", "engine: Oracle"
     return markdown(rows, f"relative to {VLLM}", "paper", *ours)
@@ -127,21 +127,21 @@ def milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.1f}"
 
 
-def turns_gain(systems: Mapping[str, Any] | None, name: str, what: str) -> str:
+def turns_gain(engine: Mapping[str, Any] | None, data: str, name: str, what: str) -> str:
     """Reduction relative to FCFS in per cent over the turns."""
-    if systems is None or name == VLLM:
+    if engine is None or name == VLLM:
         return UNKNOWN
-    pairs = zip(systems[name][what], systems[VLLM][what], strict=True)
+    pairs = zip(*(engine["systems"][data][system][what] for system in (name, VLLM)), strict=True)
     return shown([reduction(value, base) for value, base in pairs], spread())
 
 
 def engine_section(engine: Mapping[str, Any]) -> str:
     return markdown(
         (
-            [TITLES[data], name, found["normalised"], found["jct"], turns_gain(systems, name, "normalised"),
-             turns_gain(systems, name, "jct"), found["preemptions"], np.median(found["working_set"]) / engine["kv"]]
-            for data, systems in engine["systems"].items()
-            for name, found in systems.items()
+            [TITLES[data], name, found["normalised"], found["jct"],
+             *(turns_gain(engine, data, name, what) for what in ("normalised", "jct")),
+             found["preemptions"], np.median(found["working_set"]) / engine["kv"]]
+            for data, name, found in walk(engine["systems"], 2)
         ),
         "engine", "system", ("normalised latency, ms/token", median(milliseconds)),
         ("mean latency, s", median("{:.2f}")), "reduction: normalised latency", "reduction: mean latency",
@@ -152,14 +152,11 @@ def engine_section(engine: Mapping[str, Any]) -> str:
 def draw(out: Path, simulated: Mapping[str, Any]) -> None:
     """Draw figures 6, 8 and 9 as PNG files next to the page."""
     for figure, name in (("Fig. 6", "rate"), ("Fig. 8", "memory")):
-        panels = {
-            title: {
-                system: plot.points(curve, lambda point: 1e3 * point["normalised"])
-                for system, curve in simulated["curves"][figure][data].items()
-            }
-            for data, title in TITLES.items()
-        }
-        plot.curves(out / f"alise_{name}.png", panels, "requests/s", "normalised latency, ms/token", top=600)
+        panels = {title: simulated["curves"][figure][data] for data, title in TITLES.items()}
+        plot.curves(
+            out / f"alise_{name}.png", panels, "requests/s", "normalised latency, ms/token",
+            lambda point: 1e3 * point["normalised"], top=600,
+        )  # fmt: skip
     systems = simulated["latency"]["systems"]
-    samples = {name: list(enumerate(systems[name]["sample"])) for name in (VLLM, ALISE)}
+    samples = {name: dict(enumerate(systems[name]["sample"])) for name in (VLLM, ALISE)}
     plot.curves(out / "alise_latency.png", {"ShareGPT": samples}, "request, by arrival", "response latency, s")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxspec.bench import plot
-from jaxspec.bench.table import PERCENT, at, each, markdown, median, share, spread
+from jaxspec.bench.table import PERCENT, at, each, markdown, median, share, spread, walk
 
 #: γ and δ, which the paper does not give. The first gives the lowest latency of those tried. With the last, requests
 #: become stable as late as in the paper's Fig. 3, with estimates as good as in its Fig. 7: see docs/results/laps_sd.md.
@@ -48,9 +47,8 @@ def sections(kept: Mapping[str, Any]) -> dict[str, str]:
         out["engine"] = markdown(
             (
                 [f"{titles[name]}, {engine['requests'][name]} requests", order, latencies]
-                + [turns(found, base, order) for base in bases]
-                for name, found in engine["latency"].items()
-                for order, latencies in found.items()
+                + [turns(engine["latency"][name], base, order) for base in bases]
+                for name, order, latencies in walk(engine["latency"], 2)
             ),
             "engine", "order", ("mean latency, s", median("{:.2f}")),
             *each((f"against {base}" for base in bases), spread()),
@@ -66,49 +64,54 @@ def turns(latencies: Mapping[str, Sequence[float]] | None, base: str, order: str
 
 
 def simulated_sections(simulated: Mapping[str, Any]) -> dict[str, str]:
-    out: dict[str, str] = {}
-    by_queues = [
-        (f"{title}, {n} requests", latencies)
-        for name, title in TITLES.items()
-        for n, latencies in simulated["by_queues"][name].items()
-    ]
-    out["queues"] = markdown(
-        ([title, *latencies.values(), min(latencies, key=latencies.__getitem__)] for title, latencies in by_queues),
-        "mean latency, s, by number of queues (Fig. 6)", *each(by_queues[0][1], "{:.1f}"), "best",
-    )  # fmt: skip
-    rows = []
-    for name, title in TITLES.items():
-        for (window, _), (tolerance, found) in zip(STABILITY, simulated["errors"][name].items(), strict=True):
-            shares = found["perceived"], found["stable_after"]
-            rows.append([f"{title}, γ = {window}, δ = {tolerance}", PAPER_ERROR[name], found["mean"], *shares])
-    out["errors"] = markdown(
-        rows, "error of the estimated execution time (Fig. 7)", *each(("paper", "simulated"), PERCENT),
-        *each(("requests that become stable", "stable after, share of rounds"), share),
-    )  # fmt: skip
-    rows, spreads = [], []
-    for lengths, points in simulated["by_spread"].items():
-        spreads = list(points)
-        for base, order in ((LP_SJF, LAPS_SD), (LP_SJF, TYPICAL), (LP_SJF, KNOWN), (LAS, LAPS_SD)):
-            found = [reduction(point, base, order) for point in points.values()]
-            rows.append([f"{lengths}: {order} against {base}", *found])
-    out["spread"] = markdown(rows, "mean latency reduction by spread of acceptance rate", *each(spreads, PERCENT))
-    out["variations"] = markdown(
-        ([name, reduction(p, LP_SJF), reduction(p, LAS)] for name, p in simulated["variations"].items()),
-        "mean latency reduction, Chatbot Instruction Prompts, 30 requests",
-        *each(("against LP-SJF", "against LAS"), PERCENT),
-    )  # fmt: skip
-    return out
+    errors = [
+        [f"{TITLES[name]}, γ = {window}, δ = {tolerance}", PAPER_ERROR[name], found["mean"], found["perceived"],
+         found["stable_after"]]
+        for name, by_tolerance in simulated["errors"].items()
+        for (window, _), (tolerance, found) in zip(STABILITY, by_tolerance.items(), strict=True)
+    ]  # fmt: skip
+    queues = next(walk(simulated["by_queues"], 2))[-1]
+    spreads = next(iter(simulated["by_spread"].values()))
+    return {
+        "queues": markdown(
+            (
+                [f"{TITLES[name]}, {n} requests", *found.values(), min(found, key=found.__getitem__)]
+                for name, n, found in walk(simulated["by_queues"], 2)
+            ),
+            "mean latency, s, by number of queues (Fig. 6)", *each(queues, "{:.1f}"), "best",
+        ),
+        "errors": markdown(
+            errors, "error of the estimated execution time (Fig. 7)", *each(("paper", "simulated"), PERCENT),
+            *each(("requests that become stable", "stable after, share of rounds"), share),
+        ),
+        "spread": markdown(
+            (
+                [f"{lengths}: {order} against {base}", *(reduction(point, base, order) for point in points.values())]
+                for lengths, points in simulated["by_spread"].items()
+                for base, order in ((LP_SJF, LAPS_SD), (LP_SJF, TYPICAL), (LP_SJF, KNOWN), (LAS, LAPS_SD))
+            ),
+            "mean latency reduction by spread of acceptance rate", *each(spreads, PERCENT),
+        ),
+        "variations": markdown(
+            ([name, reduction(p, LP_SJF), reduction(p, LAS)] for name, p in simulated["variations"].items()),
+            "mean latency reduction, Chatbot Instruction Prompts, 30 requests",
+            *each(("against LP-SJF", "against LAS"), PERCENT),
+        ),
+    }  # fmt: skip
 
 
 def draw(out: Path, simulated: Mapping[str, Any]) -> None:
     """Draw figures 5 and 6 as PNG files next to the page."""
     panels = {
-        TITLES[name]: {order: plot.points(points, itemgetter(order)) for order in (LP_SJF, LAS, LAPS_SD, LATE, TYPICAL)}
-        for name, points in simulated["by_count"].items()
+        title: {
+            order: {n: point[order] for n, point in simulated["by_count"][name].items()}
+            for order in (LP_SJF, LAS, LAPS_SD, LATE, TYPICAL)
+        }
+        for name, title in TITLES.items()
     }
     plot.curves(out / "laps_sd_latency.png", panels, "requests", "mean latency, s")
     panels = {
-        TITLES[name]: {f"{n} requests": plot.points(latencies) for n, latencies in by_count.items()}
-        for name, by_count in simulated["by_queues"].items()
+        title: {f"{n} requests": latencies for n, latencies in simulated["by_queues"][name].items()}
+        for name, title in TITLES.items()
     }
     plot.curves(out / "laps_sd_queues.png", panels, "queues", "mean latency, s")

@@ -12,7 +12,7 @@ from jaxspec.bench import plot
 from jaxspec.bench.papers.spin import simulation_report as spin_simulation_page
 from jaxspec.bench.papers.spin import verification_report as spin_verification_page
 from jaxspec.bench.papers.spin.engine import CHOICES, KINDS, NONE, ORACLE
-from jaxspec.bench.table import TIMES, each, markdown, median, spread
+from jaxspec.bench.table import TIMES, each, markdown, median, spread, walk
 
 
 def sections(kept: Mapping[str, Any]) -> dict[str, str]:
@@ -100,23 +100,18 @@ def pipeline_section(pipeline: Mapping[str, Any]) -> str:
 def draw(out: Path, kept: Mapping[str, Any]) -> None:
     """Draw PNG files next to the page."""
     if engine := kept.get("engine"):
-        systems = engine["systems"]
-        bars = {name: own["goodput"] for name, own in systems.items()}
+        bars = {name: own["goodput"] for name, own in engine["systems"].items()}
         plot.turns(out / "spin_choices.png", {"": bars}, "goodput, tokens/s")
-        if engine["batches"]:
-            batches = engine["batches"]
-            curves = {
-                name: plot.points({n: np.median(own[name]["goodput"]) for n, own in batches.items()})
-                for name in next(iter(batches.values()))
-            }
+        curves: dict[str, dict[str, float]] = {}
+        for size, name, own in walk(engine["batches"], 2):
+            curves.setdefault(name, {})[size] = float(np.median(own["goodput"]))
+        if curves:
             plot.lines(out / "spin_batches.png", curves, "batch size", "goodput, tokens/s", "Fig. 4 on the engine")
     if pipeline := kept.get("pipeline"):
-        curves = {
-            place: plot.points(
-                {n: np.median([turn["tokens_per_s"] for turn in turns]) for n, turns in own.items() if n.isdigit()}
-            )
-            for place, own in pipeline["places"].items()
-        }
+        curves = {}
+        for place, parts, turns in walk(pipeline["places"], 2):
+            if parts.isdigit():
+                curves.setdefault(place, {})[parts] = float(np.median([turn["tokens_per_s"] for turn in turns]))
         plot.curves(out / "spin_pipeline.png", {"": curves}, "micro-batches", "tokens/s")
     if verification := kept.get("verification"):
         spin_verification_page.draw(out, verification)

@@ -13,7 +13,7 @@ from jaxspec.bench.papers.spin import systems
 from jaxspec.bench.papers.spin.difficulty import BEST_FOR_ALL, BEST_WITH_265M, SSMS, WORST_FOR_ALL
 from jaxspec.bench.papers.spin.simulation import BATCHES, LBSS_SETTINGS, LLM, PARTS
 from jaxspec.bench.papers.spin.systems import CHOICES, LEARNED, ORACLE, SPIN, SYSTEMS, TOGETHER, UNPACKED, UNPIPED
-from jaxspec.bench.table import TIMES, each, markdown
+from jaxspec.bench.table import TIMES, each, markdown, walk
 
 TITLES = {"alpaca": "Alpaca", "cp": "CP", "cip": "CIP", "mix": "Mix"}
 #: §VI-B1, LLaMA-7B: SPIN's goodput relative to the baselines on Alpaca; on CP with each component added.
@@ -25,29 +25,55 @@ Point = Mapping[str, float]
 Points = Mapping[str, Point]
 
 
-def vanilla(points: Points, what: str = "accepted") -> list[float]:
-    return [points[name][what] for name in SSMS]
-
-
-def gains(points: Points, name: str, what: str = "accepted") -> str:
-    """Ratios to the best, the mean and the worst single draft model."""
-    bases = vanilla(points, what)
-    return " / ".join(f"{points[name][what] / base:.2f}" for base in (max(bases), float(np.mean(bases)), min(bases)))
+def gains(points: Points, name: str) -> str:
+    """Ratios of the goodput to the best, the mean and the worst single draft model."""
+    bases = [points[ssm]["accepted"] for ssm in SSMS]
+    own = points[name]["accepted"]
+    return " / ".join(f"{own / base:.2f}" for base in (max(bases), float(np.mean(bases)), min(bases)))
 
 
 def sections(simulated: Mapping[str, Any]) -> dict[str, str]:
     """Markdown tables by name."""
+    parts = each((parts or "heuristic" for parts in PARTS), TIMES)
     return {
         "simulated summary": summary(simulated),
         "simulated facts": facts(simulated),
         **{f"simulated goodput {kind}": goodputs(found) for kind, found in simulated["goodput"].items()},
-        "simulated selection": selection(simulated["selection"]),
-        "simulated verification": verification(simulated["verification"]),
-        "simulated speedup": speedup(simulated["speedup"]),
-        "simulated pipeline": pipeline(simulated["pipeline"]),
+        "simulated selection": markdown(
+            (
+                [llm, name, PAPER_CHOICES.get(name) if llm == LLM else None, *(own[name] for own in by_data.values())]
+                for llm, by_data in simulated["selection"].items() for name in CHOICES
+            ),
+            "accepted tokens per second (all tokens per second of the slots' own time, without waiting)",
+            "draft choice", "paper: Alpaca", *each(TITLES.values(), with_own),
+        ),
+        "simulated verification": markdown(
+            ([TITLES[data], kind, *sizes.values()] for data, kind, sizes in walk(simulated["verification"], 2)),
+            "ms per verification (peak GB of KV), by batch size", "",
+            *each(BATCHES, lambda own: f"{own['ms']:.0f} ({own['gigabytes']:.1f})"),
+        ),
+        "simulated speedup": markdown(
+            (
+                [kind, how, ssm, *(own[ssm] / own["none"] for own in sizes.values())]
+                for kind, how, sizes in walk(simulated["speedup"], 2) for ssm in ("68M", "1.1B")
+            ),
+            "Alpaca, speedup over no drafts, by batch size", "", "draft model", *each(BATCHES, TIMES),
+        ),
+        "simulated pipeline": markdown(
+            (
+                [f"{TITLES[data]}, {concurrency} requests", kind]
+                + [found[str(parts)]["accepted"] / found["1"]["accepted"] for parts in PARTS]
+                for concurrency, data, kind, found in walk(simulated["pipeline"], 3)
+            ),
+            "goodput relative to one micro-batch", "", *parts,
+        ),
         "simulated residual": residual(simulated["residual"]),
         "simulated lbss": lbss(simulated["settings"]),
-    }
+    }  # fmt: skip
+
+
+def with_own(point: Point) -> str:
+    return f"{point['accepted']:.1f}" + (f" ({point['own']:.1f})" if "own" in point else "")
 
 
 def summary(simulated: Mapping[str, Any]) -> str:
@@ -107,62 +133,17 @@ def facts(simulated: Mapping[str, Any]) -> str:
 
 
 def goodputs(by_llm: Mapping[str, Mapping[str, Points]]) -> str:
-    rows = (
-        [llm, name, *(f"{found[name]['accepted']:.1f} / {found[name]['tokens']:.1f}" for found in by_data.values())]
-        for llm, by_data in by_llm.items()
-        for name in SYSTEMS
-    )
-    return markdown(rows, "accepted / all tokens per second", "system", *TITLES.values())
-
-
-def selection(by_llm: Mapping[str, Mapping[str, Points]]) -> str:
-    def both(point: Point) -> str:
-        return f"{point['accepted']:.1f}" + (f" ({point['own']:.1f})" if "own" in point else "")
-
-    rows = (
-        [llm, name, PAPER_CHOICES.get(name) if llm == LLM else None, *(found[name] for found in by_data.values())]
-        for llm, by_data in by_llm.items()
-        for name in CHOICES
-    )
-    header = "accepted tokens per second (all tokens per second of the slots' own time, without waiting)"
-    return markdown(rows, header, "draft choice", "paper: Alpaca", *each(TITLES.values(), both))
-
-
-def verification(by_data: Mapping[str, Mapping[str, Points]]) -> str:
-    rows = (
-        [TITLES[name], kind, *by_batch.values()] for name, found in by_data.items() for kind, by_batch in found.items()
-    )
-    header = "ms per verification (peak GB of KV), by batch size"
-    return markdown(rows, header, "", *each(BATCHES, lambda own: f"{own['ms']:.0f} ({own['gigabytes']:.1f})"))
-
-
-def speedup(kinds: Mapping[str, Mapping[str, Points]]) -> str:
-    rows = (
-        [kind, how, ssm, *(own[ssm] / own["none"] for own in by_batch.values())]
-        for kind, found in kinds.items()
-        for how, by_batch in found.items()
-        for ssm in ("68M", "1.1B")
-    )
-    header = "Alpaca, speedup over no drafts, by batch size"
-    return markdown(rows, header, "", "draft model", *each(BATCHES, TIMES))
-
-
-def pipeline(crowds: Mapping[str, Mapping[str, Mapping[str, Points]]]) -> str:
-    rows = (
-        [f"{TITLES[name]}, {concurrency} requests", kind]
-        + [found[str(parts)]["accepted"] / found["1"]["accepted"] for parts in PARTS]
-        for concurrency, by_data in crowds.items()
-        for name, kinds in by_data.items()
-        for kind, found in kinds.items()
-    )
-    parts = each((parts or "heuristic" for parts in PARTS), TIMES)
-    return markdown(rows, "goodput relative to one micro-batch", "", *parts)
+    return markdown(
+        ([llm, name, *(own[name] for own in data.values())] for llm, data in by_llm.items() for name in SYSTEMS),
+        "accepted / all tokens per second", "system",
+        *each(TITLES.values(), lambda point: f"{point['accepted']:.1f} / {point['tokens']:.1f}"),
+    )  # fmt: skip
 
 
 def residual(by_spread: Mapping[str, Points]) -> str:
     rows = []
     for spread, points in by_spread.items():
-        best = max(vanilla(points))
+        best = max(points[ssm]["accepted"] for ssm in SSMS)
         speeds = [points[name]["accepted"] for name in (LEARNED, ORACLE, TOGETHER)]
         cells = [f"{speed:.1f} ({speed / best:.2f}×)" for speed in speeds]
         rows.append([spread, best, *cells, points[LEARNED]["own"] / points[ORACLE]["own"]])
@@ -191,20 +172,13 @@ def lbss(by_answer: Mapping[str, Any]) -> str:
 
 def draw(out: Path, simulated: Mapping[str, Any]) -> None:
     """Draw figures 10, 11 and 13 as PNG files next to the page. Raises `BenchError`."""
-    by_data = simulated["goodput"]["as measured"][LLM]
-    bars(out / "spin_goodput.png", by_data, tuple(SYSTEMS))
-    bars(out / "spin_selection.png", simulated["selection"][LLM], tuple(CHOICES))
-    panels = {
-        f"{TITLES[name]}, {concurrency} requests": {
-            kind: plot.points({parts: own["accepted"] for parts, own in found.items() if parts != "None"})
-            for kind, found in kinds.items()
-        }
-        for concurrency, by_name in simulated["pipeline"].items()
-        for name, kinds in by_name.items()
-    }
+    for name, by_data, names in (
+        ("goodput", simulated["goodput"]["as measured"], SYSTEMS), ("selection", simulated["selection"], CHOICES),
+    ):  # fmt: skip
+        heights = {TITLES[data]: {n: points[n]["accepted"] for n in names} for data, points in by_data[LLM].items()}
+        plot.bars(out / f"spin_{name}.png", heights, "accepted tokens/s")
+    panels: dict[str, dict[str, plot.Curve]] = {}
+    for concurrency, data, kind, found in walk(simulated["pipeline"], 3):
+        curve = {parts: own["accepted"] for parts, own in found.items() if parts != "None"}
+        panels.setdefault(f"{TITLES[data]}, {concurrency} requests", {})[kind] = curve
     plot.curves(out / "spin_simulated_pipeline.png", panels, "micro-batches", "accepted tokens/s")
-
-
-def bars(path: Path, by_data: Mapping[str, Points], names: Sequence[str]) -> None:
-    panels = {TITLES[name]: {one: points[one]["accepted"] for one in names} for name, points in by_data.items()}
-    plot.bars(path, panels, "accepted tokens/s")

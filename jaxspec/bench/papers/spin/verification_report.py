@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench import plot
-from jaxspec.bench.table import TIMES, each, markdown, share
+from jaxspec.bench.table import TIMES, each, markdown, share, walk
 
 WAYS = PACKED, KV_PADDED, PADDED = "packed", "KV padded", "KV and queries padded"
 #: §VI-B: milliseconds without and with SPIN's batch verification, as a ratio. The text calls that a
@@ -33,7 +33,7 @@ def sections(found: Mapping[str, Any]) -> dict[str, str]:
 def draw(out: Path, found: Mapping[str, Any]) -> None:
     """Draw Fig. 12: milliseconds per step by batch size."""
     panels = {
-        kind: {way: [(float(n), mean(batches, "ms", way)) for n, batches in sizes.items()] for way in WAYS}
+        kind: {way: {size: mean(batches, "ms", way) for size, batches in sizes.items()} for way in WAYS}
         for kind, sizes in found["points"].items()
     }
     plot.curves(out / "spin_verification.png", panels, "batch size", "verification, ms")
@@ -62,9 +62,7 @@ def padding_of(needed: np.ndarray, total: np.ndarray) -> float:
 
 def by_size(found: Mapping[str, Any], row: Callable[[Batches], Sequence[Any]]) -> list[Sequence[Any]]:
     """A row for every kind of requests and batch size."""
-    return [
-        [f"{kind}, {size}", *row(batches)] for kind, sizes in found["points"].items() for size, batches in sizes.items()
-    ]
+    return [[f"{kind}, {size}", *row(batches)] for kind, size, batches in walk(found["points"], 2)]
 
 
 def latency(found: Mapping[str, Any]) -> str:

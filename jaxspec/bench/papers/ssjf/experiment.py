@@ -19,14 +19,14 @@ import numpy as np
 from jaxspec.bench import BenchError, options
 from jaxspec.bench.papers import page
 from jaxspec.bench.papers.presets import Preset, engines, overrides
-from jaxspec.bench.papers.serving import mean_jct, prompt_ids, simulate, turns
+from jaxspec.bench.papers.serving import mean_jct, random_jobs, simulate, turns
 from jaxspec.bench.papers.ssjf.predictor_report import ssjf_table_2
 from jaxspec.bench.papers.ssjf.report import CLASSES, FCFS, KNOWN, MODES, NOISY, Curve, draw, sections
 from jaxspec.progress import progress
 from jaxspec.sched.sim import arrivals
 from jaxspec.sched.sim.cost import SSJF
 from jaxspec.sched.sim.simulator import Served
-from jaxspec.sched.sim.workload import Lengths, Workload, class_accuracy, join, noise_of_accuracy, noisy, read_lengths
+from jaxspec.sched.sim.workload import Lengths, class_accuracy, join, noise_of_accuracy, noisy, read_lengths
 
 JOBS, MORE_JOBS, REPEATS, CONCURRENCY = 50, 200, 20, 4
 RATES: Sequence[float] = (1, 3, 5, 7, 9)
@@ -206,14 +206,8 @@ def on_engine(args: argparse.Namespace, lengths: Mapping[str, Lengths]) -> dict[
             orders = {FCFS: ORDERS[FCFS], NOISY: noisy, KNOWN: ORDERS[KNOWN]}
             presets = {name: order.but(**limits) for name, order in orders.items()}
             with engines(presets, args.model) as loaded:
-                vocabulary = next(iter(loaded.values())).engine.model_config.vocab_size
-
-                def workload(repeat: int, size: int = vocabulary) -> tuple[Workload, list[list[int]]]:
-                    rng = np.random.default_rng([args.seed, repeat])
-                    work = join(arrivals.poisson(jobs, args.engine_rate, rng), table, 32, rng)
-                    return work, prompt_ids(size, work.input.tolist(), rng)
-
-                measured = turns(loaded, workload, repeats, advance)
+                work = random_jobs(loaded, table, jobs, args.engine_rate, args.seed)
+                measured = turns(loaded, work, repeats, advance)
             jct = {name: [mean_jct(turn) for turn in metrics] for name, metrics in measured.items()}
             results[mode] = {
                 name: [100 * (1 - value / base) for value, base in zip(jct[name], jct[FCFS], strict=True)]

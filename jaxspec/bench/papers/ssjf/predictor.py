@@ -43,24 +43,17 @@ TIMED = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--config", required=True, metavar="YAML", help="training config, e.g. configs/predictor/*.yaml"
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a config value; may be repeated"
-    )
+    config = "training config, e.g. configs/predictor/*.yaml"
+    parser.add_argument("--config", required=True, metavar="YAML", help=config)
+    override = "override a config value; may be repeated"
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=override)
     names = list(predictor_page.SSJF_TABLE_2)
     parser.add_argument(
         "--formulations", nargs="+", choices=names, default=names, metavar="NAME", help="formulations (default: all)"
     )
     options.add_numbers(parser, ("--repeats N", ssjf.REPEATS, "repetitions of each simulated load"))
-    parser.add_argument(
-        "--retrieval",
-        nargs="?",
-        const="",
-        metavar="FILE",
-        help="compare this predictor with retrieval instead (ALISE's Table 2; default: the shipped one)",
-    )
+    compared = "compare this predictor with retrieval instead (ALISE's Table 2; default: the shipped one)"
+    parser.add_argument("--retrieval", nargs="?", const="", metavar="FILE", help=compared)
     parser.add_argument("--seed", type=int, default=0, help="seed of --retrieval's repeating prompts and of --engine")
     engine = parser.add_argument_group("serving")
     engine.add_argument(
@@ -227,12 +220,9 @@ def measure(path: Path, data: Corpus, bounds: np.ndarray, repeats: int) -> dict[
     found = evaluate(predicted, data.length[rows], data.capped[rows], bounds)
     reduction, throughput = worth(predicted, data.length[rows], repeats)
     return {
-        **rounded(found),
-        "jct_reduction": reduction,
-        "throughput": throughput,
-        "latency_ms": latency(predictor, texts[:TIMED]),
-        "megabytes": path.stat().st_size / 1e6,
-    }
+        **rounded(found), "jct_reduction": reduction, "throughput": throughput,
+        "latency_ms": latency(predictor, texts[:TIMED]), "megabytes": path.stat().st_size / 1e6,
+    }  # fmt: skip
 
 
 def latency(predictor: ProxyPredictor, texts: Sequence[str]) -> dict[str, float]:

@@ -89,7 +89,7 @@ def draw(path: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
     """Draw Kendall's τ of each formulation on the validation split over training."""
     panels = {
         "all weights, then the head": {
-            name: [(e["step"], e["tau"]) for e in one["curve"] if e["tau"] is not None] for name, one in found.items()
+            name: {e["step"]: e["tau"] for e in one["curve"] if e["tau"] is not None} for name, one in found.items()
         }
     }
     plot.curves(path, panels, "steps", "Kendall's τ, validation split")

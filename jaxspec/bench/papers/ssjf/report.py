@@ -103,16 +103,10 @@ def draw(out: Path, simulated: Mapping[str, Any]) -> None:
     """Draw figures 4 to 8 as PNG files next to the page."""
     for load, x_label in (("rate", "jobs/s"), ("cv", "coefficient of variation of the gaps")):
         for value, name, label in ((0, "jct", "mean JCT, s"), (1, "throughput", "jobs/s until a quarter is done")):
-            panels = {
-                mode: {
-                    order: plot.points(points, itemgetter(value))
-                    for order, points in simulated["figures"][load][mode].items()
-                }
-                for mode in MODES
-            }
-            plot.curves(out / f"ssjf_{name}_{load}.png", panels, x_label, label)
-    sizes = {mode: plot.points(by_size, lambda f: gains(f)[0]) for mode, by_size in simulated["sizes"].items()}
-    plot.curves(out / "ssjf_batch_sizes.png", {"reduction of mean JCT, %": sizes}, "batch size", "%")
+            panels = simulated["figures"][load]
+            plot.curves(out / f"ssjf_{name}_{load}.png", panels, x_label, label, itemgetter(value))
+    panels = {"reduction of mean JCT, %": simulated["sizes"]}
+    plot.curves(out / "ssjf_batch_sizes.png", panels, "batch size", "%", lambda figure: gains(figure)[0])
 
 
 def gains(figure: Mapping[str, Curve], order: str = CLASSES) -> tuple[float, float]:
