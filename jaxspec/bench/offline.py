@@ -23,13 +23,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     engine = options.add_engine(parser)
-    engine.add_argument(
-        "--repeats",
-        type=options.count,
-        default=1,
-        metavar="N",
-        help="number of runs; the one with median throughput is reported (default: 1)",
-    )
+    options.add_numbers(engine, ("--repeats N", 1, "number of runs; the one with median throughput is reported"))
     options.add_workload(parser)
 
 

@@ -52,10 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--extra-body", default="{}", metavar="JSON",
         help='further fields of every request body, such as \'{"slo": {"tpot_ms": 50}}\'',
     )  # fmt: skip
-    where.add_argument(
-        "--timeout", type=options.positive, default=300.0, metavar="SECONDS",
-        help="a request fails if nothing is received for this long (default: %(default)g)",
-    )  # fmt: skip
+    timeout = "a request fails if nothing is received for this long"
+    options.add_numbers(where, ("--timeout SECONDS", 300.0, timeout))
     when = parser.add_argument_group("arrivals")
     when.add_argument(
         "--request-rate", type=options.positive, metavar="R",

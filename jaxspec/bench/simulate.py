@@ -68,10 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--host-pages", type=options.count, default=0, metavar="N",
         help="KV pages in host memory for swapping (default: none)",
     )  # fmt: skip
-    system.add_argument(
-        "--swap-page-ms", type=options.positive, default=1.0, metavar="MS",
-        help="time to move one KV page, in each direction (default: %(default)g)",
-    )  # fmt: skip
+    options.add_numbers(system, ("--swap-page-ms MS", 1.0, "time to move one KV page, in each direction"))
     when = parser.add_argument_group("arrivals", "One of --trace, --request-rate and --burst is required.")
     when.add_argument("--trace", metavar="CSV", help=options.TRACE_HELP)
     when.add_argument(
@@ -99,10 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--predictions", metavar="COLUMN",
         help="column of the --lengths CSV with predicted output tokens; if its name contains 'class', with classes",
     )  # fmt: skip
-    work.add_argument(
-        "--input-tokens", type=options.count, default=64, metavar="N",
-        help="prompt tokens of requests without a given input length (default: %(default)s)",
-    )  # fmt: skip
+    options.add_numbers(work, ("--input-tokens N", 64, "prompt tokens of requests without a given input length"))
     work.add_argument("--seed", type=int, default=0, help="seed of arrivals, lengths and acceptance (default: 0)")
     slo_options = parser.add_argument_group(
         "SLO", "Latency targets used to compute SLO attainment and goodput (default: the preset's slo settings)."

@@ -24,7 +24,7 @@ from rich.console import Console
 
 from jaxspec.bench import BenchError, options
 from jaxspec.bench.report import machine, write_json
-from jaxspec.bench.table import terminal
+from jaxspec.bench.table import each, terminal
 from jaxspec.progress import progress
 
 #: Seconds after which a start counts as failed.
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="server",
         help="start the server or an LLM object (default: %(default)s)",
     )
-    parser.add_argument("--repeats", type=options.count, default=3, metavar="N", help="number of starts (default: 3)")
+    options.add_numbers(parser, ("--repeats N", 3, "number of starts"))
     parser.add_argument("--cold", action="store_true", help="use an empty cache for the first start")
     parser.add_argument("--json", metavar="FILE", help="write the times as JSON")
 
@@ -70,12 +70,10 @@ def run(args: argparse.Namespace) -> int:
                 {"cache": "empty" if args.cold and i == 0 else "filled", **start_once(args, environment, i == 0)}
             )
             advance()
-    columns = (
-        ("cache", "{}", "cache"), ("ready, s", "{:.1f}", "ready_s"), ("CPU, s", "{:.1f}", "ready_cpu_s"),
-        ("first token, s", "{:.1f}", "first_token_s"), ("CPU, s", "{:.1f}", "first_token_cpu_s"),
-        ("resident, GiB", lambda size: f"{size / 2**30:.2f}", "resident_bytes"),
-    )  # fmt: skip
-    Console().print(terminal(starts, *columns))
+    keys = "cache", "ready_s", "ready_cpu_s", "first_token_s", "first_token_cpu_s", "resident_bytes"
+    times = each(("ready, s", "CPU, s", "first token, s", "CPU, s"), "{:.1f}")
+    size = "resident, GiB", lambda size: f"{size / 2**30:.2f}"
+    Console().print(terminal(([start[key] for key in keys] for start in starts), "cache", *times, size))
     if args.json:
         write_json(args.json, {"machine": machine(), "kind": args.kind, "starts": starts})
     return 0
