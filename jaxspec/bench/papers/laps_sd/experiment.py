@@ -61,7 +61,7 @@ PRESETS: Mapping[str, Preset] = {
     LP_SJF: Preset("lp_sjf").but(predictor="oracle"),
     LAS: Preset("las"),
     LAPS_SD: Preset("laps_sd").but(predictor="oracle", laps_sd=stable_at(STABILITY[0])),
-    TYPICAL: Preset("laps_sd_typical").but(predictor="oracle", laps_sd=stable_at(STABILITY[0])),
+    TYPICAL: Preset("laps_sd_typical").but(predictor="oracle"),
 }
 
 
