@@ -24,6 +24,7 @@ from rich.console import Console
 from jaxspec.bench import BenchError, options
 from jaxspec.bench.plot import lines
 from jaxspec.bench.table import median, terminal
+from jaxspec.compilation import compile_ahead
 from jaxspec.kernels import cpu
 from jaxspec.kernels.build import KernelsUnavailable
 from jaxspec.progress import progress

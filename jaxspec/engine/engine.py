@@ -229,6 +229,17 @@ class Engine:
         """Reset the counters of steps, tokens, padding and time. Benchmarks do so after their warm-up."""
         self.loop.counters = Counters()
 
+    def set_speculation(self, speculator: Speculator, micro_batches: int | None = None) -> None:
+        """Draft with another speculator of the engine's drafters, for benchmarks that compare policies.
+
+        `micro_batches`: of each step; None: as configured. Raises `RuntimeError` while there are requests.
+        """
+        with self._lock:
+            if self._states:
+                raise RuntimeError("the speculator cannot change while there are requests")
+            self.loop.speculator = speculator
+            self.loop.micro_batches = micro_batches or self.config.micro_batches
+
     # -- the engine's thread ---------------------------------------------------------------------------------------
 
     def _run(self) -> None:

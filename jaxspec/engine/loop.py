@@ -42,9 +42,9 @@ class EngineLoop:
         self._clock, self._states, self._closed, self._cancel = clock, states, closed, cancel
         self.warm_up, self.model_runner, self.scheduler = parts.warm_up, parts.model_runner, parts.scheduler
         self.predictions, self.host = parts.predictions, parts.host
-        #: Decides on drafts. Benchmarks replace it between requests.
+        #: Decides on drafts.
         self.speculator = parts.speculator
-        #: Micro-batches of a step; None: as many as the profile says (SPIN §V-B). Benchmarks set it.
+        #: Micro-batches of a step; None: as many as the profile says (SPIN §V-B).
         self.micro_batches = config.micro_batches
         self.penalties = parts.model_runner.penalties
         self.counters = Counters()

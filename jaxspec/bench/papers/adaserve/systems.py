@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxspec.bench.papers.presets import Preset
 from jaxspec.bench.papers.serving import PAGE_SIZE
-from jaxspec.draft.policies import build_speculator, tree_policy
+from jaxspec.draft.policies import build_speculator
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.scheduler import Scheduler
@@ -77,9 +77,7 @@ def simulation(
     if not config.draft:
         return TreeSimulation(scheduler, work, machine.cost)
     drafter = SimulatedDrafter(process, work.output.tolist(), LLAMA_160M_A100, np.random.default_rng([seed, 160]))
-    return TreeSimulation(
-        scheduler, work, machine.cost, build_speculator(config, [drafter], times, tree_policy(config, times)), [drafter]
-    )
+    return TreeSimulation(scheduler, work, machine.cost, build_speculator(config, [drafter], times), [drafter])
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from jaxspec.bench.papers.laps_sd.report import LAPS_SD, LAS, LATE, LP_SJF, STAB
 from jaxspec.bench.papers.presets import Preset, engines, overrides
 from jaxspec.bench.papers.serving import mean_jct, simulate, turns
 from jaxspec.progress import progress
-from jaxspec.sched.config import LapsSdSettings, PolicyConfig
-from jaxspec.sched.order.laps_sd import LapsSd
+from jaxspec.sched.config import PolicyConfig
+from jaxspec.sched.order.laps_sd import LapsSd, LapsSdSettings
 from jaxspec.sched.plan import RequestResult
 from jaxspec.sched.request import Request
 from jaxspec.sched.sim import arrivals

@@ -14,7 +14,7 @@ import numpy as np
 from jaxspec.bench import BenchError, options, prompts
 from jaxspec.bench.papers.presets import Preset, engines, overrides
 from jaxspec.config import EngineConfig
-from jaxspec.draft.policies import build_speculator, tree_policy
+from jaxspec.draft.policies import build_speculator
 from jaxspec.errors import explained
 from jaxspec.outputs import SpeculationCounts
 from jaxspec.progress import progress
@@ -78,19 +78,18 @@ class Bench:
     def __post_init__(self) -> None:
         self.drafters = [drafter.name for drafter in self.llm.engine.speculator.drafters]
 
-    def contender(self, names: Sequence[str], **settings: Any) -> Speculator:
-        """A speculator with these of the engine's drafters and these settings."""
+    def contender(self, names: Sequence[str], choice: DraftChoice | None = None, **settings: Any) -> Speculator:
+        """A speculator with these of the engine's drafters and these settings, or this draft choice."""
         config, speculator = self.llm.engine.config, self.llm.engine.speculator
         changed = EngineConfig.load(None, **settings)
         config = config.model_copy(update={name: getattr(changed, name) for name in settings})
         drafters = {d.name: d for d in speculator.drafters}
         step = speculator.step_times
-        return build_speculator(config, [drafters[name] for name in names], step)
+        return build_speculator(config, [drafters[name] for name in names], step, choice=choice)
 
     def choices(self) -> None:
         """Set the contenders: no drafts, each drafter alone, each policy, and the oracle."""
-        oracle = self.contender(self.drafters)
-        oracle.choice = Given(self.best)
+        oracle = self.contender(self.drafters, Given(self.best))
         self.contenders = {
             NONE: self.contender([]), **{name: self.contender([name]) for name in self.drafters},
             **{name: self.contender(self.drafters, draft_choice=name) for name in CHOICES}, ORACLE: oracle,
@@ -102,7 +101,7 @@ class Bench:
         if name == ORACLE:
             rates = np.array([np.median(self.alone[d], axis=0) for d in self.drafters])
             self.best.update(zip(map(tuple, self.ids), rates.argmax(0).tolist(), strict=True))
-        self.llm.engine.loop.speculator = speculator
+        self.llm.engine.set_speculation(speculator)
         switched = speculator.switches, speculator.switch_seconds
         begun = time.perf_counter()
         outputs = self.llm.generate(ids or self.ids, self.params)

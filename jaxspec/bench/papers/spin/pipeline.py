@@ -81,7 +81,7 @@ def pipelined(args: argparse.Namespace) -> dict[str, Any]:
 def turn(llm: LLM, ids: list[list[int]], params: SamplingParams, parts: int | None) -> dict[str, float]:
     """Serve all requests with `parts` micro-batches per step."""
     engine = llm.engine
-    engine.loop.micro_batches = parts
+    engine.set_speculation(engine.speculator, parts)
     engine.reset_stats()
     begun = time.perf_counter()
     outputs = llm.generate(ids, params)

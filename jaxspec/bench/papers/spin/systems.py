@@ -12,7 +12,7 @@ from jaxspec.bench.papers.presets import Preset
 from jaxspec.bench.papers.serving import PAGE_SIZE
 from jaxspec.bench.papers.spin.difficulty import SSMS, WINDOW, Requests
 from jaxspec.bench.papers.spin.oracle import Oracle, Together
-from jaxspec.draft.policies import build_speculator, tree_policy
+from jaxspec.draft.policies import build_speculator
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.scheduler import Scheduler
@@ -21,6 +21,7 @@ from jaxspec.sched.sim.draft_cost import SPIN_SSM_V100, SPIN_SSMS, DraftCost
 from jaxspec.sched.sim.drafter import SimulatedDrafter, TreeProcess
 from jaxspec.sched.sim.simulator import Served
 from jaxspec.sched.sim.tree_simulator import TreeSimulation
+from jaxspec.sched.spec.draft_choice.choice import DraftChoice
 from jaxspec.sched.spec.micro_batches import Timeline
 
 # --- times ------------------------------------------------------------------------------------------------------------
@@ -194,13 +195,14 @@ def simulation(
         )
         for name in system.ssms
     ]  # fmt: skip
-    speculator = build_speculator(config, drafters, times)
     rounds = [d.seconds(concurrency, 2 * concurrency, WINDOW, 1) for d in drafters]
     step = lambda: times.of(concurrency * (1 + WINDOW))  # noqa: E731
+    choice: DraftChoice | None = None
     if system.knowing == "each":
-        speculator.choice = Oracle(requests.rates, rounds, step, [concurrency] * len(drafters))
+        choice = Oracle(requests.rates, rounds, step, [concurrency] * len(drafters))
     elif system.knowing == "together":
-        speculator.choice = Together(requests.rates, rounds, step)
+        choice = Together(requests.rates, rounds, step)
+    speculator = build_speculator(config, drafters, times, choice=choice)
     kind = Flowing if system.flowing else TreeSimulation
     return kind(scheduler, work, cost, speculator, drafters, system.micro_batches, system.padded)
 
