@@ -43,7 +43,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "jaxspec.sched.plan:Plan": (),
         "jaxspec.sched.plan:ScheduledRequest": (),
         "jaxspec.sched.plan:RequestResult": (),
-        "jaxspec.sched.order.order:Order": ("build", "key", "preemptible", "observe"),
+        "jaxspec.sched.order.order:Order": ("build", "key", "preempts", "preemptible", "observe"),
         "jaxspec.sched.sim.simulator:Simulation": ("run",),
     },
 }

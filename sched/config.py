@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -134,19 +134,23 @@ class PolicyFields(BaseModel):
 
     @model_validator(mode="after")
     def _check_batching(self) -> Self:
-        config = cast("PolicyConfig", self)
-        if BATCHINGS[self.batching].runs_to_end and ORDERS[self.order].preempts(ORDERS.settings(config)):
+        if BATCHINGS.selected(self).runs_to_end and ORDERS.selected(self).preempts(ORDERS.section_of(self)):
             raise ValueError(f"batching: {self.batching} runs a batch to its end, but order: {self.order} preempts")
         return self
 
 
 def _slot_fields() -> dict[str, Any]:
     """The fields that policies register: each slot's names, and a section for each policy with settings."""
-    fields: dict[str, Any] = {}
     for slot in SLOTS:
         slot.load()
-        fields[slot.setting] = (Literal[slot.names], PolicyFields.model_fields[slot.setting].default)
-        fields |= {name: (section, section()) for name, section in slot.sections.items()}
+    fields: dict[str, Any] = {
+        slot.setting: (Literal[slot.names], PolicyFields.model_fields[slot.setting].default) for slot in SLOTS
+    }
+    for slot in SLOTS:
+        for name, section in slot.section_types.items():
+            if name in fields or name in PolicyFields.model_fields:
+                raise ValueError(f"{slot.setting}: {name} has settings, but {name} is another setting already")
+            fields[name] = section, section()
     return fields
 
 
@@ -184,7 +188,7 @@ class SchedulerConfig:
     #: Maximum number of pages that one plan moves ahead of need in each direction, so that transfers do not delay the
     #: step; a single request may exceed it. None: no limit.
     swap_pages: int | None = None
-    #: Step times. None: unknown; then `pace` must be none.
+    #: Step times. None: unknown; then no policy may need them.
     times: StepTimes | None = None
 
     def __post_init__(self) -> None:

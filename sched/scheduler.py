@@ -28,7 +28,9 @@ class SchedulerObserver(Protocol):
         """A request was queued."""
         ...
 
-    def planned(self, plan: Plan, now: float, lookahead: Lookahead) -> None: ...
+    def planned(self, plan: Plan, now: float, lookahead: Lookahead) -> None:
+        """A plan was made; its `scheduled` may be empty."""
+        ...
 
     def updating(self, plan: Plan, results: Sequence[RequestResult], now: float, seconds: float) -> None:
         """The results of a plan are about to be processed."""
@@ -68,7 +70,8 @@ class Scheduler:
         self.order: Order = ORDERS.build(context)
         self.batching, self.pace = BATCHINGS.build(context), PACES.build(context)
         self.kv, self._lengths = MEMORIES.build(context), PREDICTORS.build(context)
-        self._learns_runtime = self.kv.can_swap or Need.RUNTIME in self.order.needs
+        policies = self.order, self.batching, self.pace, self.kv, self._lengths
+        self._learns_runtime = any(Need.RUNTIME in policy.needs for policy in policies)
         self.aging: Aging | None = None
         self.aging_seconds: float | None = None
         if config.policy.aging_ms is not None:
@@ -246,3 +249,4 @@ class Scheduler:
             self.waiting.remove(request)
         self.kv.free(request)
         request.status = status
+        request.kept.clear()  # outdated entries of the queue may hold the request for a while

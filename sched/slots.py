@@ -2,12 +2,13 @@
 
 A policy registers its name and its settings where it is defined, and states what it needs:
 
-    @ORDERS.register("las", LasSettings)
-    class Las(Order):
+    @ORDERS.register("priority", PrioritySettings)
+    class Priority(Order):
         needs = frozenset({Need.PRIORITIES})
 
-All modules of a slot's package are imported with the settings (`jaxspec.sched.config`). So a new policy is one new file
-there: its name becomes a value of the slot's setting, and its settings become a section of the same name.
+All modules of a slot's package are imported with the settings (`jaxspec.sched.config`, which those modules therefore
+cannot import). So a new policy is one new file there: its name becomes a value of the slot's setting, and its settings
+become a section of the same name.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from jaxspec.sched.config import PolicyConfig
     from jaxspec.sched.kv.manager import KVCacheManager
     from jaxspec.sched.kv.page_pool import PagePool
-    from jaxspec.sched.length import LengthOracle
+    from jaxspec.sched.length import LengthSource
     from jaxspec.sched.order.order import Order
     from jaxspec.sched.pace import Pace
     from jaxspec.sched.spec.draft_choice.choice import DraftChoice
@@ -57,16 +58,23 @@ class Need(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SlotContext:
-    """What policies are built from. Parts that are None or empty are not available."""
+    """What policies are built from. Parts that are None or empty are not available.
 
-    policy: PolicyConfig
+    The scheduler builds orders, batching, memory, pace and predictor, with pool and runtime model; `build_speculator`
+    builds trees and draft choices, with drafters.
+    """
+
+    config: PolicyConfig
+    #: Requests that run at once.
     max_num_seqs: int
     pool: PagePool | None = None
     #: Host pages that KV can be swapped to, and whether swapping preserves KV exactly.
     host_pages: int = 0
     exact_swap: bool = True
+    #: Costs of swapping and recomputing.
     costs: SwapCosts | None = None
     times: StepTimes | None = None
+    #: Estimates a request's execution time. It learns if a policy in use needs it.
     runtime: Runtime | None = None
     drafters: Sequence[Drafter] = ()
 
@@ -74,7 +82,6 @@ class SlotContext:
 class Policy:
     """Base of all policies."""
 
-    __slots__ = ()
     needs: ClassVar[frozenset[Need]] = frozenset()
 
     @classmethod
@@ -88,29 +95,36 @@ C = TypeVar("C", bound=type[Policy])
 
 
 class Slot(Generic[P]):
-    """The policies of one slot by name, in order of registration. `setting`: the setting that selects one."""
+    """The policies of one slot by name. `setting` selects one; they are defined in the modules of `package`."""
 
     def __init__(self, setting: str, package: str) -> None:
-        self.setting, self._package = setting, package
+        self.setting, self._package, self._loaded = setting, package, False
         self._policies: dict[str, type[P]] = {}
         #: Settings of the policies that have any, by name.
-        self.sections: dict[str, type[Section]] = {}
+        self.section_types: dict[str, type[Section]] = {}
 
     def register(self, name: str, settings: type[Section] | None = None) -> Callable[[C], C]:
-        """Class decorator: register a policy. Raises `ValueError` if the name is taken."""
+        """Class decorator: register a policy.
+
+        Raises `ValueError` if the name is taken, if the class is not in the slot's package, and after `load`: the
+        settings know the names of then.
+        """
 
         def add(policy: C) -> C:
             if name in self._policies:
                 raise ValueError(f"{self.setting}: two policies are called {name}")
+            if self._loaded or not policy.__module__.startswith(f"{self._package}."):
+                raise ValueError(f"{self.setting}: {name} must be in a module of {self._package}")
             self._policies[name] = policy  # type: ignore[assignment]
             if settings is not None:
-                self.sections[name] = settings
+                self.section_types[name] = settings
             return policy
 
         return add
 
     @property
     def names(self) -> tuple[str, ...]:
+        """All names, in alphabetical order of modules."""
         return tuple(self._policies)
 
     def __getitem__(self, name: str) -> type[P]:
@@ -120,27 +134,30 @@ class Slot(Generic[P]):
         """The class of the configured policy."""
         return self._policies[getattr(config, self.setting)]
 
-    def settings(self, config: PolicyConfig) -> Any:
-        """The section of the configured policy; None if it has none."""
+    def section_of(self, config: PolicyConfig) -> Any:
+        """The settings of the configured policy; None if it has none."""
         name = getattr(config, self.setting)
-        return getattr(config, name) if name in self.sections else None
+        return getattr(config, name) if name in self.section_types else None
 
     def build(self, context: SlotContext) -> P:
-        """Build the configured policy. Raises `ValueError` if it needs step times and there are none."""
-        policy = self.selected(context.policy)
-        if Need.STEP_TIMES in policy.needs and context.times is None:
-            name = getattr(context.policy, self.setting)
-            raise ValueError(f"{self.setting}: {name} needs step times: give SchedulerConfig `times`")
-        return policy.build(self.settings(context.policy), context)
+        """Build the configured policy. Raises `ValueError` naming it if its settings or the context do not fit."""
+        policy = self.selected(context.config)
+        try:
+            if Need.STEP_TIMES in policy.needs and context.times is None:
+                raise ValueError("it needs step times")
+            return policy.build(self.section_of(context.config), context)
+        except ValueError as error:
+            raise ValueError(f"{self.setting}: {getattr(context.config, self.setting)}: {error}") from None
 
     def load(self) -> None:
         """Import all modules of the slot's package, which register their policies."""
         for module in iter_modules(import_module(self._package).__path__):
             import_module(f"{self._package}.{module.name}")
+        self._loaded = True
 
 
 ORDERS: Slot[Order] = Slot("order", "jaxspec.sched.order")
-PREDICTORS: Slot[LengthOracle] = Slot("predictor", "jaxspec.sched.length")
+PREDICTORS: Slot[LengthSource] = Slot("predictor", "jaxspec.sched.length")
 BATCHINGS: Slot[Batching] = Slot("batching", "jaxspec.sched.batching")
 MEMORIES: Slot[KVCacheManager] = Slot("memory", "jaxspec.sched.kv")
 PACES: Slot[Pace] = Slot("pace", "jaxspec.sched.pace")

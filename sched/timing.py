@@ -249,7 +249,7 @@ def _fitted(line: Regression, slope: float, offset: float) -> tuple[float, float
 _ROUND_MEMORY = 1000
 
 
-class RoundTimes:
+class DraftedStepTimes:
     """Seconds of a round, a step with its drafting, that drafts n tokens: `n · draft + verify` (LAPS-SD §4).
 
     Values that are not given are learned by least squares over recent rounds. While all rounds draft the same number

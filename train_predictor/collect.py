@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         training.fail(PROG, f"interrupted; {out} keeps the finished answers, run again to resume")
         return 130
-    report(out, wanted)
+    report(out, done, wanted)
     return 0
 
 
@@ -255,9 +255,9 @@ def _collect_into(asked: Asked, ended: SimpleQueue[Asked]) -> Callable[[OutputDe
     return take
 
 
-def report(out: Path, wanted: Sequence[Conversation]) -> None:
-    """Print a summary of the output file."""
-    rows = collected(out).values()
+def report(out: Path, done: dict[Key, dict[str, Any]], wanted: Sequence[Conversation]) -> None:
+    """Print a summary of the output file, whose rows are `done`."""
+    rows = done.values()
     lengths = sorted(row["length"] for row in rows)
     capped = sum(row["capped"] for row in rows)
     if lengths:

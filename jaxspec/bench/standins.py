@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxspec.bench import BenchError
 from jaxspec.config import EngineConfig
-from jaxspec.draft.policies import build_speculator
+from jaxspec.draft.speculator import build_speculator
 from jaxspec.sched.sim.acceptance import Process
 from jaxspec.sched.sim.cost import Cost
 from jaxspec.sched.sim.draft_cost import FREE, draft_cost

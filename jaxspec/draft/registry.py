@@ -16,8 +16,8 @@ from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.draft.growth import Draws
 from jaxspec.draft.model_drafter import ModelDrafter
 from jaxspec.draft.ngram import NgramDrafter
-from jaxspec.draft.policies import build_speculator
 from jaxspec.draft.runner import BEAMS, Device, DraftRunner, round_buckets
+from jaxspec.draft.speculator import build_speculator
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.llama import head_of
@@ -28,7 +28,6 @@ from jaxspec.sched.slots import DRAFT_CHOICES, TREES
 from jaxspec.sched.spec.drafter import Drafter
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.sched.spec.trees.policy import DEPTH
-from jaxspec.sched.spec.trees.sampled import SampledTree
 from jaxspec.step.profiles import ProfileStore
 from jaxspec.step.rejection import DraftDistributions
 from jaxspec.step.runner import ModelRunner
@@ -165,8 +164,7 @@ def build(
             warm_up.compile_later("compiling the drafter", more, rank=4)
             warm_up.measure(runner.profile)
         drafters.append(ModelDrafter(runner, clock))
-    policy = None if drawing is None else SampledTree(config.draft_depth or DEPTH)
-    speculator = build_speculator(config, drafters, model_runner.times, policy)
+    speculator = build_speculator(config, drafters, model_runner.times, sampled=drawing is not None)
     model_runner.startup_done()
     return speculator
 

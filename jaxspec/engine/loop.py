@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -176,11 +177,9 @@ class EngineLoop:
         last, state.last_token = state.last_token, now
         if last is None:
             state.update_metrics()
-            for observe_first in self.first_token_observers:
-                observe_first(state.metrics)
+            _tell(self.first_token_observers, state.metrics)
         else:
-            for observe in self.token_observers:
-                observe((now - last) / count, count)
+            _tell(self.token_observers, (now - last) / count, count)
 
     def deliver(self) -> None:
         """Decode and deliver new tokens, and close finished requests."""
@@ -205,8 +204,13 @@ class EngineLoop:
         self.speculator.ended(state.request)
         reason = state.natural_finish_reason(self.eos)
         self.predictions.ended(state.request.id, state.metrics.output_tokens, reason)
-        for observe in self.observers:
-            try:
-                observe(state.metrics, state.finish_reason or "abort")
-            except Exception:
-                log.exception("an observer failed")
+        _tell(self.observers, state.metrics, state.finish_reason or "abort")
+
+
+def _tell(observers: Sequence[Callable[..., None]], *event: Any) -> None:
+    """Call all observers; one that fails is logged, because requests do not depend on it."""
+    for observe in observers:
+        try:
+            observe(*event)
+        except Exception:
+            log.exception("an observer failed")

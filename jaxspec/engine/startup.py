@@ -100,5 +100,8 @@ def start_up(
         config.max_num_seqs, config.max_num_batched_tokens, max_model_len, None, max_logit_rows(config.max_num_seqs),
         config.policy, host.num_pages, not host.quantized, costs, swap_pages(host, costs), model_runner.times,
     )  # fmt: skip
-    scheduler = Scheduler(limits, pool)
+    try:
+        scheduler = Scheduler(limits, pool)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     return Parts(loaded, max_model_len, warm_up, model_runner, speculator, host, pool, scheduler, predictions)

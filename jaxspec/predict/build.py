@@ -74,7 +74,7 @@ def load_proxy(name: str | None, model: str) -> LengthPredictor:
 def retrieval(config: EngineConfig, model: str, loaded: LengthPredictor | None) -> LengthPredictor:
     """`predictor: retrieval`, with the proxy's encoder."""
     encoder = proxy(config, model, loaded)
-    settings = PREDICTORS.settings(config)
+    settings = PREDICTORS.section_of(config)
     path: Path | None = None
     if settings.path is None:
         # Lengths belong to one model and embeddings to one encoder. Their names may be ambiguous, hence the digest.

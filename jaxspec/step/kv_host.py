@@ -23,7 +23,7 @@ from jax.sharding import SingleDeviceSharding
 from jaxspec.compilation import compile_ahead
 from jaxspec.config import EngineConfig
 from jaxspec.sched.plan import Plan
-from jaxspec.sched.slots import MEMORIES, ORDERS, Need
+from jaxspec.sched.slots import MEMORIES, ORDERS, PACES, Need
 from jaxspec.sched.timing import SwapCosts, between
 from jaxspec.step.kv_cache import POSITIONS
 from jaxspec.step.kv_int8 import AnyKVCache
@@ -61,7 +61,7 @@ def host_kv_cache(
 
 def swap_costs(config: EngineConfig, model_runner: ModelRunner, host: HostKVCache) -> SwapCosts | None:
     """Measured costs of swapping and recomputing, or None if no policy uses them."""
-    if not host.num_pages and Need.RUNTIME not in ORDERS.selected(config).needs:
+    if not host.num_pages and not any(Need.RUNTIME in slot.selected(config).needs for slot in (ORDERS, PACES)):
         return None
     out, back = host.seconds
     steps = model_runner.step_seconds

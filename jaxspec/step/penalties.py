@@ -1,7 +1,7 @@
 """Repetition, frequency and presence penalties, and logit biases.
 
 Each running request with penalties has a row in a table on the device. The host adds tokens to the table once, when
-they are decided (`update`, a small scatter into donated arrays). Draft tokens are not in the table: the step counts
+they are decided (`add_tokens`, a small scatter into donated arrays). Draft tokens are not in the table: the step counts
 them itself, for each node those among its ancestors.
 """
 
@@ -23,7 +23,7 @@ from jaxspec.sched.request import Request
 from jaxspec.step.batch import Batch
 from jaxspec.step.warmup import CompileJob
 
-#: Entries per call of `update`; longer lists take several calls.
+#: Entries per call of `add_tokens`; longer lists take several calls.
 UPDATE = 256
 
 
@@ -45,7 +45,7 @@ def reset(table: PenaltyTable, row: Int32[Array, ""]) -> PenaltyTable:
     return PenaltyTable(*(x.at[row].set(jnp.zeros((), x.dtype)) for x in table))
 
 
-def update(
+def add_tokens(
     table: PenaltyTable,
     row: Int32[Array, ""],
     token: Int32[Array, " U"],
@@ -100,12 +100,12 @@ class Penalties:
         biases = jax.ShapeDtypeStruct((UPDATE,), jnp.float32)
         return (
             compile_ahead(reset, self.table, row, donate=0),
-            compile_ahead(update, self.table, row, tokens, biases, row, flag, donate=0),
+            compile_ahead(add_tokens, self.table, row, tokens, biases, row, flag, donate=0),
         )
 
     def _adopt(self, programs: tuple[jax.stages.Compiled, jax.stages.Compiled]) -> None:
-        self._reset, self._update = programs
-        self.table = self._reset(self.table, np.int32(0))  # an accelerator's first run takes longer
+        self._reset, self._add_tokens = programs
+        self.table = self._reset(self.table, np.int32(0))  # before serving: an accelerator's first run takes longer
 
     def update(self, penalised: Mapping[Request, SamplingParams]) -> dict[str, int]:
         """Bring the rows of these requests up to date with their known tokens. -> row by request id.
@@ -137,7 +137,7 @@ class Penalties:
             some = slice(start, start + UPDATE)
             token, biases = np.full(UPDATE, self._vocab_size, np.int32), np.zeros(UPDATE, np.float32)
             token[: len(tokens[some])], biases[: len(bias[some])] = tokens[some], bias[some]
-            self.table = self._update(self.table, np.int32(row), token, biases, np.int32(count), np.bool_(prompt))
+            self.table = self._add_tokens(self.table, np.int32(row), token, biases, np.int32(count), np.bool_(prompt))
 
 
 def penalise(

@@ -1,4 +1,4 @@
-"""Batching: when waiting requests are admitted (SSJF §3.2). One policy per file."""
+"""Batching: when waiting requests are admitted (SSJF §3.2)."""
 
 from jaxspec.sched.batching.batching import Batching
 

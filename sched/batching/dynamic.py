@@ -23,7 +23,7 @@ class Dynamic(Batching):
 
     @classmethod
     def build(cls, settings: None, context: SlotContext) -> Dynamic:
-        policy = context.policy
+        policy = context.config
         return cls(min(policy.max_batch_size, context.max_num_seqs), policy.batch_wait_timeout_ms / 1000)
 
     def free_slots(self, running: int, waiting: int, oldest: float | None, now: float) -> int:

@@ -20,7 +20,9 @@ class Swap(KVCacheManager):
     """
 
     can_swap = True
-    needs = frozenset({Need.HOST_MEMORY})
+    needs = frozenset({Need.HOST_MEMORY, Need.RUNTIME})
+    #: Whether KV is swapped only where the costs say that this is faster.
+    by_cost = False
 
     def __init__(self, pool: PagePool, host_pages: int, exact: bool, costs: SwapCosts | None) -> None:
         super().__init__(pool)
@@ -32,14 +34,10 @@ class Swap(KVCacheManager):
     @classmethod
     def build(cls, settings: None, context: SlotContext) -> KVCacheManager:
         """Without host pages, a manager that recomputes."""
-        return cls._with_costs(context, None)
-
-    @classmethod
-    def _with_costs(cls, context: SlotContext, costs: SwapCosts | None) -> KVCacheManager:
         assert context.pool is not None
         if not context.host_pages:
             return KVCacheManager(context.pool)
-        return cls(context.pool, context.host_pages, context.exact_swap, costs)
+        return cls(context.pool, context.host_pages, context.exact_swap, context.costs if cls.by_cost else None)
 
     @property
     def host_usage(self) -> float:
@@ -118,8 +116,5 @@ class Swap(KVCacheManager):
 class SwapOrRecompute(Swap):
     """Swaps a request's KV where that is estimated to be faster than recomputing it."""
 
-    needs = frozenset()
-
-    @classmethod
-    def build(cls, settings: None, context: SlotContext) -> KVCacheManager:
-        return cls._with_costs(context, context.costs)
+    needs = frozenset({Need.RUNTIME})
+    by_cost = True

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from jaxspec.sched.request import Request
-from jaxspec.sched.slots import Policy
+from jaxspec.sched.slots import PREDICTORS, Policy
 
 
-class LengthOracle(Policy):
+class LengthSource(Policy):
     """Predicts a request's output length at its arrival, without its text."""
 
     #: "module:function" that builds the engine's predictor of this name, which reads prompts: see
@@ -16,6 +16,14 @@ class LengthOracle(Policy):
     def predict(self, request: Request) -> float | None:
         """Output tokens of a request that has just arrived; None if unknown."""
         raise NotImplementedError
+
+
+@PREDICTORS.register("none")
+class Unpredicted(LengthSource):
+    """Predicts nothing."""
+
+    def predict(self, request: Request) -> float | None:
+        return None
 
 
 def check(predicted: float) -> None:

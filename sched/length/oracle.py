@@ -5,13 +5,13 @@ from __future__ import annotations
 from math import exp
 from random import Random
 
-from jaxspec.sched.length.length import LengthOracle, true_len
+from jaxspec.sched.length.length import LengthSource, true_len
 from jaxspec.sched.request import Request
 from jaxspec.sched.slots import PREDICTORS, SlotContext
 
 
 @PREDICTORS.register("oracle")
-class Oracle(LengthOracle):
+class Oracle(LengthSource):
     """Predicts the true length."""
 
     def predict(self, request: Request) -> float | None:
@@ -19,7 +19,7 @@ class Oracle(LengthOracle):
 
 
 @PREDICTORS.register("noisy_oracle")
-class NoisyOracle(LengthOracle):
+class NoisyOracle(LengthSource):
     """The true length times a log-normal error with parameter `sigma`, between 1 and max_tokens."""
 
     def __init__(self, sigma: float, random: Random) -> None:
@@ -27,7 +27,7 @@ class NoisyOracle(LengthOracle):
 
     @classmethod
     def build(cls, settings: None, context: SlotContext) -> NoisyOracle:
-        return cls(context.policy.predictor_noise, Random(context.policy.policy_seed))
+        return cls(context.config.predictor_noise, Random(context.config.policy_seed))
 
     def predict(self, request: Request) -> float | None:
         guess = true_len(request) * exp(self._random.gauss(0.0, self._sigma))

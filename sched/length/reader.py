@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from jaxspec.sched.length.length import LengthOracle
-from jaxspec.sched.request import Request
+from jaxspec.sched.length.length import Unpredicted
 from jaxspec.sched.slots import PREDICTORS, Section
-
-
-@PREDICTORS.register("none")
-class Unpredicted(LengthOracle):
-    """Predicts nothing."""
-
-    def predict(self, request: Request) -> float | None:
-        return None
 
 
 @PREDICTORS.register("auto")

@@ -61,7 +61,8 @@ class Alise(Order):
 
     @classmethod
     def build(cls, settings: AliseSettings, context: SlotContext) -> Alise:
-        return cls(settings, context.runtime or Runtime())
+        assert context.runtime is not None
+        return cls(settings, context.runtime)
 
     def key(self, request: Request) -> Any:
         return self.queue(request)

@@ -14,7 +14,7 @@ from jaxspec.sched.per_request import PerRequest
 from jaxspec.sched.plan import RequestResult
 from jaxspec.sched.request import Request
 from jaxspec.sched.slots import ORDERS, Need, Section, SlotContext
-from jaxspec.sched.timing import RoundTimes
+from jaxspec.sched.timing import DraftedStepTimes
 
 
 class LapsSdSettings(Section):
@@ -93,7 +93,7 @@ class LapsSd(Order):
 
     def __init__(self, settings: LapsSdSettings) -> None:
         self._settings = s = settings
-        self.cost = RoundTimes(_seconds(s.draft_token_ms), _seconds(s.verify_ms))
+        self.cost = DraftedStepTimes(_seconds(s.draft_token_ms), _seconds(s.verify_ms))
         # S_up of each queue but the last, which has none; S_up of a queue is S_down of the next.
         self._upper = [s.first_threshold_ms / 1000 * s.growth**j for j in range(s.queues - 1)]
         self._progress = PerRequest(self._begin)

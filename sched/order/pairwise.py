@@ -33,7 +33,7 @@ class Pairwise(Order):
 
     @classmethod
     def build(cls, settings: PairwiseSettings, context: SlotContext) -> Pairwise:
-        return cls(OracleComparator(settings.error_rate, context.policy.policy_seed))
+        return cls(OracleComparator(settings.error_rate, context.config.policy_seed))
 
     def key(self, request: Request) -> Any:
         return _Compared(request, self._shorter)

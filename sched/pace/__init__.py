@@ -1,4 +1,4 @@
-"""Pace: which requests decode in a step while some have a TPOT SLO. One policy per file."""
+"""Pace: which requests decode in a step while some have a TPOT SLO."""
 
 from jaxspec.sched.pace.pace import Pace, Throttle
 

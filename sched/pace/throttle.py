@@ -43,7 +43,7 @@ class DecodeThrottle(Pace):
     @classmethod
     def build(cls, settings: None, context: SlotContext) -> Self:
         assert context.times is not None
-        return cls(context.times, context.policy.prompt_patience_ms / 1000)
+        return cls(context.times, context.config.prompt_patience_ms / 1000)
 
     def rank(self, request: Request, now: float) -> float:
         """Requests with smaller values decode first."""

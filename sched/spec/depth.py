@@ -1,4 +1,4 @@
-"""Draft depth: picks depth and width of a drafter, and the nodes to verify, by expected tokens per second.
+"""Draft depth: picks depth and width of a drafter by expected tokens per second.
 
 Step and draft times come from the profile and are corrected by observed times; acceptance rates are learned from
 verified drafts. Depth 0 is always considered, so speculation stops where it is expected to be slower than none.

@@ -89,6 +89,8 @@ def split(
     Each drafter's requests are spread evenly, so there are no more than the largest drafter has requests. Requests
     without drafts are in the first. No micro-batch is empty, except the only one of an empty step.
     """
+    if not speculator.drafters:
+        return [list(scheduled)]
     by_drafter: dict[int, list[ScheduledRequest]] = {}
     batches: list[list[ScheduledRequest]] = [[]]
     for s in scheduled:

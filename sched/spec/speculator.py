@@ -211,6 +211,8 @@ class Speculator:
 
         `tokens` counts the step's known tokens; the step started at `now`.
         """
+        if not self.drafters:
+            return {}
         draftable = [s for s in scheduled if s.levels and (self._only_late is None or s.request.id in self._only_late)]
         if self.policy.by_budget and tokens >= self.verify_budget:
             draftable = []  # no node would be selected
@@ -341,6 +343,8 @@ class Speculator:
         `nodes` are the accepted nodes of its draft tree (indices in preorder, along the accepted path); empty if it had
         no tree.
         """
+        if not self.drafters:
+            return
         seconds = self._step_seconds.pop(request.id, None)
         if self.choice and seconds is not None:
             self.choice.observe(request, self._assigned[request.id], 1 + len(nodes), seconds)

@@ -17,7 +17,7 @@ from jaxspec.sched.slots import BATCHINGS, ORDERS, PACES
 from jaxspec.sched.timing import StepTimes
 
 #: Every registered policy. A new one is tested without an edit here.
-PREEMPTIVE = tuple(name for name in ORDERS.names if ORDERS[name].preempts(ORDERS.settings(PolicyConfig(order=name))))
+PREEMPTIVE = tuple(name for name in ORDERS.names if ORDERS[name].preempts(ORDERS.section_of(PolicyConfig(order=name))))
 
 
 #: A step with few tokens takes about a second. SLOs allow a few steps; some cannot be met.

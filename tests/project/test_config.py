@@ -82,10 +82,10 @@ def test_a_section_is_overridden_key_by_key(tmp_path: Path) -> None:
     preset = tmp_path / "preset.yaml"
     preset.write_text("order: laps_sd\nlaps_sd: {queues: 6, window: 9}\n")
     config = EngineConfig.load(preset, **parse_overrides(["laps_sd.queues=3", "laps_sd.growth=4", "max_num_seqs=2"]))
-    own = ORDERS.settings(config)
+    own = ORDERS.section_of(config)
     assert (own.queues, own.window, own.growth) == (3, 9, 4.0)
-    assert ORDERS.settings(EngineConfig.load(preset, laps_sd={"queues": 2})).window == 9
-    assert config.policy.order == "laps_sd" and ORDERS.settings(config.policy) == own
+    assert ORDERS.section_of(EngineConfig.load(preset, laps_sd={"queues": 2})).window == 9
+    assert config.policy.order == "laps_sd" and ORDERS.section_of(config.policy) == own
 
 
 #: preset -> (order, predictor)

@@ -50,7 +50,7 @@ def test_a_step_is_kept_within_the_tightest_slo():
     assert throttled("deadline", requests) == ["2", "3", "4"]
     assert throttled("deadline", [decoding(i, None) for i in range(40)]) == []
     assert throttled("none", requests) == []
-    with pytest.raises(ValueError, match="pace: stta needs step times"):
+    with pytest.raises(ValueError, match="pace: stta: it needs step times"):
         PACES.build(SlotContext(PolicyConfig(pace="stta"), 1))
 
 

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.compilation import compile_ahead
 from jaxspec.step.batch import BatchShape
 from jaxspec.step.profiles import ProfileStore
 from jaxspec.step.programs import Programs
@@ -62,3 +67,12 @@ def test_stored_times_make_a_compiled_shape_ready(tmp_path: Path) -> None:
     assert later.ready == []
     later.adopt(8)
     assert later.ready == later.told == [8] and not later.ran
+
+
+def test_programs_are_compiled_from_arrays_that_were_donated() -> None:
+    """As when a step runs while the background thread compiles."""
+    x = jax.device_put(jnp.zeros(4), jax.devices()[0])
+    jax.jit(lambda x: x + 1, donate_argnums=0)(x)
+    assert x.is_deleted()
+    program = compile_ahead(lambda x: x * 2, x)
+    np.testing.assert_array_equal(program(jnp.ones(4)), 2)

@@ -57,20 +57,20 @@ class DraftChoice(Policy):
 
 @DRAFT_CHOICES.register("fastest")
 class Fastest(DraftChoice):
-    """Leaves the choice to the speculator's estimates."""
+    """Leaves the choice to the speculator's estimates: because `assigns` is false, it is never built."""
 
     assigns = False
 
 
 def batch_limits(context: SlotContext) -> list[int]:
     """Batch limit B_j of each drafter: `draft_limits`, or else all requests."""
-    limits = context.policy.draft_limits
+    limits = context.config.draft_limits
     return [limits.get(drafter.name, context.max_num_seqs) for drafter in context.drafters]
 
 
 def generator(context: SlotContext) -> np.random.Generator:
     """The random numbers of a policy that draws, from `policy_seed`."""
-    return np.random.default_rng(context.policy.policy_seed)
+    return np.random.default_rng(context.config.policy_seed)
 
 
 @dataclass(slots=True)

@@ -55,7 +55,7 @@ class AdaServe(TreePolicy):
     @classmethod
     def build(cls, settings: AdaServeSettings, context: SlotContext) -> AdaServe:
         times = context.times if settings.economic else None
-        return cls(settings.max_nodes, times, context.policy.draft_calibration)
+        return cls(settings.max_nodes, times, context.config.draft_calibration)
 
     @property
     def adaptive(self) -> bool:

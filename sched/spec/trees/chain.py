@@ -30,7 +30,7 @@ class Chain(TreePolicy):
 
     @classmethod
     def build(cls, settings: None, context: SlotContext) -> Chain:
-        return cls(context.policy.draft_depth or DEPTH)
+        return cls(context.config.draft_depth or DEPTH)
 
     def select(self, step: StepCandidates) -> list[npt.NDArray[np.bool_]]:
         return [c.mask(self._path(c, min(self.k, limit))) for c, limit in step]

@@ -48,8 +48,8 @@ class TreePolicy(Policy):
     max_width: int | None = None
     #: Whether `draft_nodes` sets the nodes of a step.
     shares_nodes: bool = False
-    #: With `acceptance: rejection`: children drawn for each node, by level. None: rejection sampling is not possible,
-    #: because it is biased if the selection depends on which tokens were drawn.
+    #: With `acceptance: rejection`: children drawn for each node, by level; `SampledTree` then selects all of them.
+    #: None: rejection sampling is not possible, because it is biased if the selection depends on the tokens drawn.
     sampled_widths: tuple[int, ...] | None = None
 
     @property
@@ -95,7 +95,7 @@ class SharedNodes(TreePolicy):
 
     @classmethod
     def build(cls, settings: None, context: SlotContext) -> Self:
-        return cls(context.policy.draft_nodes, context.policy.draft_calibration)
+        return cls(context.config.draft_nodes, context.config.draft_calibration)
 
     @property
     def by_budget(self) -> bool:

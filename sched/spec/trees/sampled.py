@@ -15,10 +15,16 @@ from jaxspec.sched.spec.trees.policy import StepCandidates, TreePolicy
 class SampledTree(TreePolicy):
     """All candidates down to `levels` levels, or as many of the first as the limit allows.
 
-    Rejection sampling keeps the target's distribution only if the selection does not depend on the sampled tokens.
+    It replaces the configured policy with `acceptance: rejection`, and is `adaptive` if that one is. Rejection sampling
+    keeps the target's distribution only if the selection does not depend on the sampled tokens.
     """
 
     levels: int
+    varies_depth: bool = False
+
+    @property
+    def adaptive(self) -> bool:
+        return self.varies_depth
 
     def select(self, step: StepCandidates) -> list[npt.NDArray[np.bool_]]:
         return [c.mask(self._first(c, max(limit, 0))) for c, limit in step]

@@ -96,7 +96,7 @@ def test_late_stability_estimates_better():
     early, late = (
         measured(
             laps_sd.estimation_error(
-                table(), laps_sd.PROCESSES["chat"], LLAMA_7B_L20, ORDERS.settings(settings), 300, 0
+                table(), laps_sd.PROCESSES["chat"], LLAMA_7B_L20, ORDERS.section_of(settings), 300, 0
             )
         )
         for settings in (laps_sd.orders()[name] for name in (laps_sd.LAPS_SD, laps_sd.LATE))
@@ -109,7 +109,7 @@ def test_late_stability_estimates_better():
 def test_execution_times_of_steady_requests_are_estimated_well():
     # Equal lengths and nothing that wanders: what is left is the chance of the draw.
     long = Lengths(np.full(5, 8), np.full(5, 2000), np.full(5, np.nan))
-    settings = ORDERS.settings(laps_sd.orders()[laps_sd.LATE])
+    settings = ORDERS.section_of(laps_sd.orders()[laps_sd.LATE])
     assert measured(laps_sd.estimation_error(long, Process(0.7), LLAMA_7B_L20, settings, 60, 0))["mean"] < 12
 
 

@@ -10,7 +10,7 @@ import pytest
 from helpers.steps import Steps
 from jaxspec.sched import PagePool, PolicyConfig, Request, RequestResult, RequestStatus, Scheduler, SchedulerConfig
 from jaxspec.sched.order.laps_sd import LapsSd, LapsSdSettings
-from jaxspec.sched.timing import RoundTimes
+from jaxspec.sched.timing import DraftedStepTimes
 
 
 def order(**settings: Any) -> LapsSd:
@@ -131,18 +131,18 @@ def test_without_a_prediction_the_length_is_the_most_it_may_write():
 
 
 def test_what_is_not_given_is_learned_from_the_rounds():
-    cost = RoundTimes()
+    cost = DraftedStepTimes()
     for n, seconds in ((0, 0.05), (4, 0.09), (8, 0.13), (2, 0.07)):
         cost.observe(n, seconds)
     assert (cost.draft, cost.verify) == (pytest.approx(0.010), pytest.approx(0.050))
-    alike = RoundTimes()
+    alike = DraftedStepTimes()
     for _ in range(5):
         alike.observe(4, 0.09)
     assert alike.seconds(4) == pytest.approx(0.09)
-    half = RoundTimes(draft=0.005)
+    half = DraftedStepTimes(draft=0.005)
     half.observe(4, 0.09)
     assert half.verify == pytest.approx(0.07)
-    assert RoundTimes().seconds(3) == 0.0
+    assert DraftedStepTimes().seconds(3) == 0.0
 
 
 # -- order -------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxspec.config import EngineConfig
-from jaxspec.draft.policies import build_speculator
+from jaxspec.draft.speculator import build_speculator
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.plan import ScheduledRequest

@@ -100,14 +100,14 @@ def test_the_oracle_is_brute_force(given_, room, data):
         default=None,
     )
     found = optimal(trees, room, needs)
+    # Sums of chances that meet a need exactly may fall on either side of it.
+    near = any(abs(1 + v - a) < 1e-6 for t, a in zip(tables, needs, strict=True) for v in t)
     if found is None or best is None:
-        # Sums of chances that meet a need exactly may fall on either side of it.
-        near = any(abs(1 + v - a) < 1e-6 for t, a in zip(tables, needs, strict=True) for v in t)
         assert near or (found is None and best is None)
         return
     assert all(closed(t, m) for t, m in zip(trees, found, strict=True))
     assert sum(int(m.sum()) for m in found) + len(trees) <= room
-    assert sum(worth(t, m) for t, m in zip(trees, found, strict=True)) == pytest.approx(best)
+    assert near or sum(worth(t, m) for t, m in zip(trees, found, strict=True)) == pytest.approx(best)
 
 
 @settings(deadline=None, max_examples=80)

@@ -7,12 +7,16 @@ from weakref import ref
 import pytest
 
 from helpers.fake_drafter import STEP, Fake, requests, round_of
+from jaxspec.config import EngineConfig
+from jaxspec.draft.speculator import build_speculator
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.sched.spec.trees.adaserve import AdaServe
 from jaxspec.sched.spec.trees.global_greedy import GlobalGreedy
+from jaxspec.sched.spec.trees.sampled import SampledTree
+from jaxspec.sched.timing import StepTimes
 from jaxspec.step.packing import SamplingInputs
 
 
@@ -99,3 +103,14 @@ def test_the_shape_follows_the_budget() -> None:
     assert speculator.lookahead(running, 0.0).levels == 0
     assert speculator.lookahead(running[:3], 0.0).levels == 3
     assert speculator.lookahead(running[:1], 0.0).levels == 8
+
+
+def test_sampled_trees_are_drafted_only_where_they_pay_if_the_policy_is_adaptive() -> None:
+    """Steps whose time grows with every token: thirty-two requests fill them."""
+    slope = StepTimes({n: 1e-3 * n for n in range(1, 400)})
+    drafter = Fake("only", 100, 1e-3, [str(i) for i in range(32)])
+    adaptive, always = (Speculator([drafter], slope, SampledTree(8, varies)) for varies in (True, False))
+    assert adaptive.lookahead(requests(32), 0.0).levels == 0
+    assert always.lookahead(requests(32), 0.0).levels == 8
+    config = EngineConfig(acceptance="rejection", draft=["ngram"])
+    assert build_speculator(config, [drafter], slope, sampled=True).policy.adaptive

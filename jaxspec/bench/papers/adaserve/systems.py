@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxspec.bench.papers.presets import Preset
 from jaxspec.bench.papers.serving import PAGE_SIZE
-from jaxspec.draft.policies import build_speculator
+from jaxspec.draft.speculator import build_speculator
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.scheduler import Scheduler

@@ -143,7 +143,7 @@ def simulated(args: argparse.Namespace, tables: Mapping[str, Lengths]) -> dict[s
             }
             errors[name] = {}
             for stability in STABILITY:
-                settings = ORDERS.settings(orders(stability=stability)[LAPS_SD])
+                settings = ORDERS.section_of(orders(stability=stability)[LAPS_SD])
                 found = estimation_error(table, process, LLAMA_7B_L20, settings, 40 * repeats, seed)
                 errors[name][str(stability[1])] = found
                 advance()

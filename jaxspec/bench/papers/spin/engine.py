@@ -14,7 +14,7 @@ import numpy as np
 from jaxspec.bench import BenchError, options, prompts
 from jaxspec.bench.papers.presets import Preset, engines, overrides
 from jaxspec.config import EngineConfig
-from jaxspec.draft.policies import build_speculator
+from jaxspec.draft.speculator import build_speculator
 from jaxspec.errors import explained
 from jaxspec.outputs import SpeculationCounts
 from jaxspec.progress import progress

@@ -12,7 +12,7 @@ from jaxspec.bench.papers.presets import Preset
 from jaxspec.bench.papers.serving import PAGE_SIZE
 from jaxspec.bench.papers.spin.difficulty import SSMS, WINDOW, Requests
 from jaxspec.bench.papers.spin.oracle import Oracle, Together
-from jaxspec.draft.policies import build_speculator
+from jaxspec.draft.speculator import build_speculator
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.scheduler import Scheduler
