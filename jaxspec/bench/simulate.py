@@ -15,8 +15,9 @@ import numpy as np
 
 from jaxspec.bench import BenchError, options
 from jaxspec.bench.report import Distribution, Report, Sample, Slo
-from jaxspec.bench.standins import drafters_of, speculator_of, stand_in
+from jaxspec.bench.standins import drafters_of, stand_in
 from jaxspec.config import ConfigError, EngineConfig, parse_overrides
+from jaxspec.draft.speculator import build_speculator
 from jaxspec.errors import explained
 from jaxspec.progress import progress
 from jaxspec.sched.config import SchedulerConfig
@@ -130,7 +131,7 @@ def run(args: argparse.Namespace) -> Report:
             drafters, note = drafters_of(simulated.config, workload, process, cost, for_drafts)
             notes.append(note)
             simulation: Simulation = TreeSimulation(
-                scheduler, workload, cost, speculator_of(simulated.config, drafters, times), drafters,
+                scheduler, workload, cost, build_speculator(simulated.config, drafters, times), drafters,
                 simulated.config.micro_batches, slo=simulated.slo,
             )  # fmt: skip
         else:

@@ -12,7 +12,6 @@ import numpy as np
 
 from jaxspec.bench import BenchError
 from jaxspec.config import EngineConfig
-from jaxspec.draft.speculator import build_speculator
 from jaxspec.sched.sim.acceptance import Process
 from jaxspec.sched.sim.cost import Cost
 from jaxspec.sched.sim.draft_cost import FREE, draft_cost
@@ -20,8 +19,6 @@ from jaxspec.sched.sim.drafter import SimulatedDrafter, TreeProcess
 from jaxspec.sched.sim.workload import Workload
 from jaxspec.sched.slo import Slo
 from jaxspec.sched.slots import MEMORIES, ORDERS, PACES, PREDICTORS, TREES, Need
-from jaxspec.sched.spec.speculator import Speculator
-from jaxspec.sched.timing import StepTimes
 
 NGRAM, AUTO, TRAINED = "ngram", "auto", "trained"
 #: Maximum output tokens of all requests with simulated drafters, which need about 50 bytes per token.
@@ -102,11 +99,6 @@ def drafters_of(
         f"the text (--acceptance), and {duration}; --draft-length 0: no drafting"
     )
     return drafters, note
-
-
-def speculator_of(config: EngineConfig, drafters: Sequence[SimulatedDrafter], times: StepTimes) -> Speculator:
-    """The engine's speculator for this config, with simulated drafters. Raises `ConfigError`."""
-    return build_speculator(config, drafters, times)
 
 
 def _names(draft: Sequence[str]) -> list[str]:

@@ -10,9 +10,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from helpers import forests
-from jaxspec.sched.spec.trees.candidates import Candidates
+from jaxspec.sched.spec.trees.candidates import Candidates, Draft
 from jaxspec.sched.spec.trees.forest import Forest
 from jaxspec.sched.spec.trees.policy import StepCandidates, TreePolicy
+from jaxspec.sched.spec.trees.preorder import preorders
 
 SEEDS = st.integers(0, 2**32)
 
@@ -114,3 +115,14 @@ def optimal(candidates: Sequence[Candidates], verify_budget: int, needs: Sequenc
     for _, i in rest[:left]:  # ties go to the earlier request
         taken[i] += 1
     return [c.mask(nodes[:k]) for c, (nodes, _), k in zip(candidates, best, taken, strict=True)]
+
+
+def preorder(candidates: Candidates, chosen: np.ndarray) -> Draft:
+    """`preorders` of one tree."""
+    return preorders(Forest([candidates]), [chosen])[0]
+
+
+def levels(candidates: Candidates) -> int:
+    """Levels that have a node."""
+    exists = (candidates.logprob > float("-inf")).tolist()
+    return max((depth for depth, node in zip(candidates.depths(), exists, strict=True) if node), default=0)

@@ -16,7 +16,7 @@ _EMPTY = float("-inf")
 class Candidates:
     """One request's candidate tree, without the root (the last known token).
 
-    token   `[n]` int32; siblings have different tokens (`preorder` checks this for the chosen ones)
+    token   `[n]` int32; siblings have different tokens (`preorders` checks this for the chosen ones)
     parent  `[n]` int32, index of the parent candidate, -1 for a child of the root; parents come before their children,
             the order is otherwise free
     logprob `[n]` float32, the drafter's log-probability of the path from the root to the node, so it falls along a
@@ -40,12 +40,6 @@ class Candidates:
         for parent in parents:
             out.append(1 if parent < 0 else out[parent] + 1)
         return out
-
-    @property
-    def levels(self) -> int:
-        """Levels that have a node."""
-        exists = self.logprob > _EMPTY
-        return max((depth for depth, node in zip(self.depths(), exists.tolist(), strict=True) if node), default=0)
 
     def mask(self, nodes: Iterable[int] = ()) -> npt.NDArray[np.bool_]:
         """The `[n]` mask of these nodes."""

@@ -7,21 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from jaxspec.sched.spec.trees.candidates import Candidates, Draft
+from jaxspec.sched.spec.trees.candidates import Draft
 from jaxspec.sched.spec.trees.forest import Forest
 
 
-def preorder(candidates: Candidates, chosen: npt.NDArray[np.bool_]) -> Draft:
-    """The chosen candidates, an `[n]` mask, as a draft tree; siblings keep their order.
+def preorders(forest: Forest, chosen: Sequence[npt.NDArray[np.bool_]]) -> list[Draft]:
+    """The chosen candidates of every tree, `[n]` masks, as draft trees; siblings keep their order.
 
     Raises `ValueError` if a chosen node's parent is not chosen or does not come before it, or if siblings have the same
     token: both would be accepted, and the accepted path would be ambiguous.
     """
-    return preorders(Forest([candidates]), [chosen])[0]
-
-
-def preorders(forest: Forest, chosen: Sequence[npt.NDArray[np.bool_]]) -> list[Draft]:
-    """As `preorder`, for every tree of a forest."""
     for c, mask in zip(forest, chosen, strict=True):
         if mask.shape != (len(c),) or mask.dtype != np.bool_:
             raise ValueError(f"expected a bool mask of {len(c)} candidates, got {mask.dtype} {mask.shape}")

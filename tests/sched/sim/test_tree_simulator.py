@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.candidate_trees import levels, preorder
 from jaxspec.config import EngineConfig
 from jaxspec.draft.speculator import build_speculator
 from jaxspec.sched.config import SchedulerConfig
@@ -24,7 +25,6 @@ from jaxspec.sched.sim.tree_simulator import TreeSimulation
 from jaxspec.sched.sim.workload import Workload
 from jaxspec.sched.slots import TREES
 from jaxspec.sched.spec.trees.candidates import Candidates
-from jaxspec.sched.spec.trees.preorder import preorder
 from jaxspec.sched.timing import StepTimes
 
 PROCESS = TreeProcess(Process(0.66, 0.1))
@@ -97,7 +97,7 @@ def test_beams_are_trees_of_the_likeliest_nodes():
     scheduled = [ScheduledRequest(decoding(i, 5 + i), 12 + i, 1, 32, 8) for i in range(3)]
     for candidates in own.propose(scheduled, lambda _: None, 5, 4)():
         assert candidates is not None and len(candidates) == 20
-        assert candidates.depths() == sorted(candidates.depths()) and candidates.levels == 5
+        assert candidates.depths() == sorted(candidates.depths()) and levels(candidates) == 5
         pairs = list(zip(candidates.parent.tolist(), candidates.token.tolist(), strict=True))
         assert len(set(pairs)) == 20
         values = candidates.logprob.tolist()

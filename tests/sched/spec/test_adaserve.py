@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.candidate_trees import best_by_size, check, closed, forest, optimal, random_candidates, select, worth
+from helpers.candidate_trees import (
+    best_by_size,
+    check,
+    closed,
+    forest,
+    levels,
+    optimal,
+    random_candidates,
+    select,
+    worth,
+)
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo, need, slack
 from jaxspec.sched.spec.trees.adaserve import AdaServe
@@ -118,7 +128,7 @@ def test_it_finds_the_optimum_where_there_is_one(seed, count, room, data):
     trees = [random_candidates(rng, int(rng.integers(1, 12))) for _ in range(count)]
     needs = [data.draw(st.floats(0, 3)) for _ in trees]
     exact = optimal(trees, room, needs)
-    if exact is None or any(a > t.levels + 1 for a, t in zip(needs, trees, strict=True)):
+    if exact is None or any(a > levels(t) + 1 for a, t in zip(needs, trees, strict=True)):
         return
     masks = select(AdaServe(99), trees, [99] * count, room - count, needs, count)
     assert sum(worth(t, m) for t, m in zip(trees, masks, strict=True)) == pytest.approx(

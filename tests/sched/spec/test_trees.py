@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import forests
-from helpers.candidate_trees import SEEDS, best_by_size, check, forest, random_candidates, worth
+from helpers.candidate_trees import SEEDS, best_by_size, check, forest, levels, preorder, random_candidates, worth
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.chain import Chain
 from jaxspec.sched.spec.trees.equal_greedy import EqualGreedy
@@ -18,7 +18,7 @@ from jaxspec.sched.spec.trees.fixed import Fixed
 from jaxspec.sched.spec.trees.forest import Forest
 from jaxspec.sched.spec.trees.global_greedy import GlobalGreedy
 from jaxspec.sched.spec.trees.policy import TreePolicy
-from jaxspec.sched.spec.trees.preorder import preorder, preorders
+from jaxspec.sched.spec.trees.preorder import preorders
 
 
 @settings(deadline=None, max_examples=60)
@@ -154,7 +154,7 @@ def test_a_forest_is_its_trees(given_: tuple[list[Candidates], list[int]], seed:
     trees, rng = given_[0], np.random.default_rng(seed)
     woods = Forest(trees)
     assert len(woods) == len(trees) and all(a is b for a, b in zip(woods, trees, strict=True))
-    assert woods.levels().tolist() == [t.levels for t in trees]
+    assert woods.levels().tolist() == [levels(t) for t in trees]
     for found, tree in zip(woods.split(woods.falling()), trees, strict=True):
         assert found.tolist() == tree.falling()
     ranked = woods.ranked()
