@@ -22,8 +22,8 @@ from jaxspec.sched.slots import ORDERS, PREDICTORS
 
 #: Orders that pause requests in these workloads. A new one need not.
 PAUSING = ("las", "laps_sd", "priority")
-#: A pool for little more than one long request, and service so short that turns are taken. What is lost is computed
-#: anew; test_engine_swap has the other way.
+#: A pool for little more than one long request, and service so short that turns are taken. What is lost is
+#: recomputed; test_engine_swap has the other way.
 TIGHT: dict[str, Any] = dict(
     page_size=16, max_num_seqs=3, token_buckets=[1, 16], kv_cache_tokens=80,
     max_num_batched_tokens=12, max_model_len=72, memory="recompute", draft="ngram", tree="chain", draft_depth=3,

@@ -4,7 +4,7 @@ Needs `torch transformers gguf safetensors sentencepiece`, which the project its
 
     python tests/golden/record.py path/to/SmolLM2-135M-Instruct.Q4_1.gguf
 
-Writes beside itself: smollm2.json (greedy continuations by transformers' own GGUF reader), and for each tiny random
+Writes next to itself: smollm2.json (greedy continuations by transformers' own GGUF reader), and for each tiny random
 model a Hugging Face folder and its logits in logits.npz; spm.json (a small SentencePiece vocabulary and what it makes
 of some texts).
 """

@@ -4,7 +4,7 @@ Needs `torch transformers`, which the project itself doesn't:
 
     python tests/golden/record_bert.py path/to/all-MiniLM-L6-v2
 
-Writes beside itself: for each tiny random encoder a Hugging Face folder; encoders.npz, its last hidden states of
+Writes next to itself: for each tiny random encoder a Hugging Face folder; encoders.npz, its last hidden states of
 tokens in padded rows, and the embeddings of TEXTS by the real model (the mean over tokens, of length 1, and the first
 token's vector); encoders.json, the texts and their token ids.
 """
