@@ -32,7 +32,7 @@ from jaxspec.step.attention import Earlier, over_earlier
 from jaxspec.step.batch import Batch, BatchBuffers, BatchShape
 from jaxspec.step.kv_cache import KVCache
 from jaxspec.step.kv_int8 import Int8KVCache
-from jaxspec.step.penalties import PenaltyTable, UPDATE, reset, update
+from jaxspec.step.penalties import PenaltyTable, UPDATE, add_tokens, reset
 from jaxspec.step.rejection import DraftDistributions
 from jaxspec.step.step import make_step, split
 from jaxspec.step.tree import accept, ancestors
@@ -62,7 +62,7 @@ for shape, kv_cache, drafts in (
     _, result = jax.eval_shape(step, leaves, kv_cache, table, drafts, jnp.asarray(buffer))
     assert result.decision.shape == (C + T,), result
 zeros, zero = np.zeros(UPDATE, np.int32), np.int32(0)
-jax.eval_shape(update, table, zero, zeros, zeros.astype(np.float32), zero, np.bool_(False))
+jax.eval_shape(add_tokens, table, zero, zeros, zeros.astype(np.float32), zero, np.bool_(False))
 jax.eval_shape(reset, table, jnp.int32(0))
 slots = jnp.zeros((1, R, 5, 2, 4))
 part = jax.eval_shape(
