@@ -395,11 +395,3 @@ def test_a_file_that_does_not_fit_is_refused(finished: Trainer, tmp_path: Path) 
     narrow = tiny.weights(tiny.config(intermediate_size=16))
     with pytest.raises(ModelLoadError, match=r"layers\.0\.gate_up"):
         load_drafter(own, TARGET.config, narrow)
-
-
-def test_a_plain_drafter_is_saved_without_a_fusing_map(tmp_path: Path) -> None:
-    model = begin(settings(conditioned=False, layers=2), TARGET, np.arange(10, dtype=np.int32))
-    save_drafter(model, "tiny", tmp_path / "d")
-    config, weights = load_drafter(tmp_path / "d", TARGET.config, TARGET.weights)
-    assert config.num_layers == 2 and "fuse" not in weights
-    assert not as_decoder(config, weights).conditioned

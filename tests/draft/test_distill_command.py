@@ -6,15 +6,18 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from helpers.distillation import LONGEST, TARGET, VOCAB, answers
+from helpers.distillation import LONGEST, TARGET, VOCAB, answers, settings
 from helpers.jsonl import write_lines
 from helpers.paths import CONFIGS
+from helpers.tiny_drafters import as_decoder
 from jaxspec.config import ConfigError
 from jaxspec.draft.distill import __main__ as command
+from jaxspec.draft.distill.begin import begin
 from jaxspec.draft.distill.config import DistillConfig
-from jaxspec.models.load.drafter_file import load_drafter
+from jaxspec.models.load.drafter_file import load_drafter, save_drafter
 
 
 @pytest.fixture(scope="module")
@@ -91,3 +94,11 @@ def test_without_the_extra_one_line_says_so(
     assert command.main(["--config", "unread.yaml"]) == 2
     line = capsys.readouterr().err
     assert '".[train]"' in line and line.count("\n") == 1
+
+
+def test_a_plain_drafter_is_saved_without_a_fusing_map(tmp_path: Path) -> None:
+    model = begin(settings(conditioned=False, layers=2), TARGET, np.arange(10, dtype=np.int32))
+    save_drafter(model, "tiny", tmp_path / "d")
+    config, weights = load_drafter(tmp_path / "d", TARGET.config, TARGET.weights)
+    assert config.num_layers == 2 and "fuse" not in weights
+    assert not as_decoder(config, weights).conditioned
