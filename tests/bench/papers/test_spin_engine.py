@@ -35,7 +35,8 @@ def test_contenders_take_turns_on_one_engine(small: None, tmp_path: Path) -> Non
     (tmp_path / "sums.jsonl").write_text('{"turns": ["1 + 2 = 3, 2 + 2 ="]}\n')
     data = ["--code", str(tmp_path / "code.jsonl"), "--maths", str(tmp_path / "sums.jsonl")]
     work = ["--engine-prompts", "3", "--engine-concurrency", "2", "--engine-tokens", "8", "--engine-batches", "1", "3"]
-    work += ["--set", f"draft=[{', '.join(DRAFTERS)}]"]
+    # Drafts in every step, however long the machine takes for one.
+    work += ["--set", f"draft=[{', '.join(DRAFTERS)}]", "--set", "tree=chain", "--set", "draft_depth=3"]
     out = ["--repeats", "2", "--out", str(tmp_path / "docs")]
     assert main(["paper", "spin", "--engine", *data, *work, *out]) == 0
     engine: dict[str, Any] = json.loads((tmp_path / "docs" / "spin.json").read_text())["engine"]
