@@ -105,14 +105,24 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`. Invalid UTF-8 becomes U+FFFD, ids outside the vocabulary are skipped."""
-        known = [i for i in ids if 0 <= i < len(self._bytes) and not (skip_special_tokens and i in self.special_ids)]
+        shown = [i for i in ids if not (skip_special_tokens and i in self.special_ids)]
         if self._byte_level:
-            return b"".join(self._bytes[i] for i in known).decode("utf-8", "replace")
-        return self.backend.decode(known, skip_special_tokens=False)
+            return b"".join(self.token_bytes(i) for i in shown).decode("utf-8", "replace")
+        return self.backend.decode([i for i in shown if self._token(i) is not None], skip_special_tokens=False)
 
     def token_bytes(self, id: int) -> bytes:
         """The token's bytes, which may be parts of characters; empty for an id outside the vocabulary."""
-        return self._bytes[id] if 0 <= id < len(self._bytes) else b""
+        known = self._known_bytes.get(id)
+        if known is None:
+            if (text := self._token(id)) is None:
+                return b""
+            to_bytes = _byte_level_bytes if self._byte_level else _metaspace_bytes
+            self._known_bytes[id] = known = text.encode() if id in self._added else to_bytes(text)
+        return known
+
+    def _token(self, id: int) -> str | None:
+        """The token as the vocabulary has it; None for an id outside it."""
+        return self.backend.id_to_token(id) if 0 <= id < 2**32 else None
 
     def token_text(self, id: int) -> str:
         return self.token_bytes(id).decode("utf-8", "replace")
@@ -139,21 +149,17 @@ class Tokenizer:
 
     @cached_property
     def _byte_level(self) -> bool:
-        spec = json.loads(self.backend.to_str())
-        return any('"ByteLevel"' in json.dumps(spec.get(part)) for part in ("decoder", "pre_tokenizer"))
+        parts = self.backend.decoder, self.backend.pre_tokenizer
+        return any(b'"ByteLevel"' in part.__getstate__() for part in parts if part is not None)
 
     @cached_property
-    def _bytes(self) -> list[bytes]:
-        """Bytes by token id."""
-        vocab = self.backend.get_vocab(with_added_tokens=True)
-        added = {i: t.content for i, t in self.backend.get_added_tokens_decoder().items()}
-        out = [b""] * (max(vocab.values(), default=-1) + 1)
-        to_bytes = _byte_level_bytes if self._byte_level else _metaspace_bytes
-        for text, i in vocab.items():
-            out[i] = to_bytes(text)
-        for i, text in added.items():
-            out[i] = text.encode()
-        return out
+    def _added(self) -> frozenset[int]:
+        return frozenset(self.backend.get_added_tokens_decoder())
+
+    @cached_property
+    def _known_bytes(self) -> dict[int, bytes]:
+        """Bytes by token id, of the tokens seen so far: those of a whole vocabulary take 0.2 s."""
+        return {}
 
     def to_json(self) -> str:
         """Serialise; `from_json` is the inverse."""
