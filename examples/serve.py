@@ -57,7 +57,8 @@ def main(options: Sequence[str]) -> None:
             stream=True,
             stream_options={"include_usage": True},  # the last chunk has the usage, and the metrics
             # Not in OpenAI's API. The SLO is a target for this request: policies use it, and the metrics say if it was
-            # met. `predicted_tokens` is the answer's length as the scheduler expected it; None without a predictor.
+            # met. `predicted_tokens` is the answer's length as the scheduler expected it; None without a predictor,
+            # or while it is still compiled in the background, as just after a start.
             extra_body={"top_k": 50, "slo": {"ttft_ms": 2000, "tpot_ms": 100}, "return_predicted_tokens": True},
         )
         for chunk in stream:

@@ -149,7 +149,8 @@ def _slot_fields() -> dict[str, Any]:
     for slot in SLOTS:
         for name, section in slot.section_types.items():
             if name in fields or name in PolicyFields.model_fields:
-                raise ValueError(f"{slot.setting}: {name} has settings, but {name} is another setting already")
+                module = slot[name].__module__
+                raise ValueError(f"{module}: a policy with settings cannot be called {name}: that is a setting already")
             fields[name] = section, section()
     return fields
 

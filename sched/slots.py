@@ -6,9 +6,9 @@ A policy registers its name and its settings where it is defined, and states wha
     class Priority(Order):
         needs = frozenset({Need.PRIORITIES})
 
-All modules of a slot's package are imported with the settings (`jaxspec.sched.config`, which those modules therefore
-cannot import). So a new policy is one new file there: its name becomes a value of the slot's setting, and its settings
-become a section of the same name.
+So a new policy is one new file in the slot's package: its name becomes a value of the slot's setting, and its settings
+become a section of the same name. `jaxspec.sched.config` imports all modules of these packages to build the settings;
+they cannot import it themselves, except for type checking.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ class Section(BaseModel):
 class Need(Enum):
     """What a policy needs from the engine or from requests."""
 
+    #: Seconds of a step by its size (`StepTimes`).
     STEP_TIMES = "step times"
-    #: The runtime model, whose start values the engine measures.
+    #: Execution time of a request (`Runtime`); the engine measures its start values.
     RUNTIME = "the runtime model"
     #: Predicted output lengths; without a predictor, max_tokens stands in.
     LENGTHS = "output lengths"
     PRIORITIES = "priorities"
-    #: Requests with latency SLOs; others are served alike.
+    #: Latency SLOs: without any, the policy makes no difference.
     SLOS = "latency SLOs"
     HOST_MEMORY = "host memory"
 
@@ -106,13 +107,14 @@ class Slot(Generic[P]):
     def register(self, name: str, settings: type[Section] | None = None) -> Callable[[C], C]:
         """Class decorator: register a policy.
 
-        Raises `ValueError` if the name is taken, if the class is not in the slot's package, and after `load`: the
-        settings know the names of then.
+        Raises `ValueError` if the name is taken, if the class is not in the slot's package, and after `load`, when the
+        settings have been built.
         """
 
         def add(policy: C) -> C:
             if name in self._policies:
-                raise ValueError(f"{self.setting}: two policies are called {name}")
+                modules = f"{self._policies[name].__module__} and {policy.__module__}"
+                raise ValueError(f"{self.setting}: two policies are called {name}, in {modules}")
             if self._loaded or not policy.__module__.startswith(f"{self._package}."):
                 raise ValueError(f"{self.setting}: {name} must be in a module of {self._package}")
             self._policies[name] = policy  # type: ignore[assignment]

@@ -23,9 +23,9 @@ class Order(Policy):
     def key(self, request: Request) -> Any:
         """Sort key: smaller goes first. Equal keys go in order of arrival and do not preempt each other.
 
-        A waiting request's key changes only with its length prediction.
+        The key of a waiting request may change only with its length prediction: the queue is not sorted again.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no `key`")
 
     def preemptible(self, request: Request) -> bool:
         """Whether a waiting request with a smaller key may take this running request's slot."""

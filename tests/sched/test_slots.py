@@ -31,7 +31,9 @@ def test_every_predictor_that_reads_prompts_has_a_builder() -> None:
 def test_policies_are_registered_while_the_settings_are_built_and_in_the_slots_package() -> None:
     with pytest.raises(ValueError, match=r"order: late must be in a module of jaxspec\.sched\.order"):
         ORDERS.register("late")(Order)
-    with pytest.raises(ValueError, match="two policies are called sjf"):
+    with pytest.raises(
+        ValueError, match=r"two policies are called sjf, in jaxspec\.sched\.order\.sjf and jaxspec\.sched\.order\.order"
+    ):
         ORDERS.register("sjf")(Order)
     other: Slot[Order] = Slot("order", "jaxspec.sched.kv")
     with pytest.raises(ValueError, match="order: astray must be in a module"):
