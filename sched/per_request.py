@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class PerRequest(Generic[T]):
-    """A value per request. The request itself holds it, so it is gone with the request: nobody reports its end.
+    """A value per request. The request itself holds it, so it is gone with the request, whose end need not be reported.
 
     A later request with the same id gets a value of its own. A policy that has to look at all present requests needs a
     dictionary instead, and to be told when one has ended.
