@@ -118,7 +118,9 @@ class Speculator:
                 for i, controller in enumerate(self.controllers)
             )
         lookahead = _deepest(self._decide(i, decoding) for i in range(len(self.drafters)))
-        return lookahead if lookahead.levels else self._draft_for_late(decoding, now)
+        if lookahead.levels or Need.SLOS not in self.policy.needs:
+            return lookahead
+        return self._draft_for_late(decoding, now)
 
     def _served(self, drafter: int, requests: Sequence[Request]) -> Sequence[Request]:
         """Those of the requests that the drafter may draft for."""
