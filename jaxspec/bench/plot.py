@@ -57,20 +57,28 @@ def lines(path: str | Path, series: Mapping[str, Curve], x_label: str, y_label: 
 
 def curves(
     path: str | Path, panels: Mapping[str, Mapping[str, Curve]], x_label: str, y_label: str,
-    value: Callable[[Any], float] = float, top: float | None = None,
+    value: Callable[[Any], Any] = lambda y: y, top: float | None = None,
 ) -> None:  # fmt: skip
     """One panel per title with one line per name; `value` gives the y of a point, and the y axes range from 0 to `top`.
 
-    Raises `BenchError`.
+    A y of three numbers is a mean and the ends of its interval, drawn as a band. A name has the same colour in all
+    panels. Raises `BenchError`.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(0.5 + 3.2 * len(panels), 3), layout="constrained")
+    names = list(dict.fromkeys(name for series in panels.values() for name in series))
     for axes, (title, series) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for name, curve in series.items():
-            axes.plot(
-                [float(x) for x in curve], [value(y) for y in curve.values()], marker="o", markersize=3, label=name
-            )
+            found = [(float(x), value(y)) for x, y in curve.items()]
+            known = [(x, np.atleast_1d(np.asarray(y, float))) for x, y in found if y is not None]
+            x, y = [x for x, _ in known], [y[0] for _, y in known]
+            colour = f"C{names.index(name) % 10}"
+            axes.plot(x, y, marker="o", markersize=3, label=name, color=colour)
+            if known and len(known[0][1]) == 3:
+                axes.fill_between(
+                    x, [y[1] for _, y in known], [y[2] for _, y in known], alpha=0.2, color=colour, linewidth=0
+                )
         axes.set(title=title, xlabel=x_label, ylim=(0, top))
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -69,3 +70,19 @@ def trace(path: str | Path, count: int | None = None, rate: float | None = None)
     start, span = arrivals[0].time, arrivals[-1].time - arrivals[0].time
     stretch = (len(arrivals) - 1) / (rate * span) if rate and span > 0 else 1.0
     return [Arrival((a.time - start) * stretch, a.input_tokens, a.output_tokens) for a in arrivals]
+
+
+def part(arrivals: Sequence[Arrival], count: int, rate: float, rng: np.random.Generator) -> list[Arrival]:
+    """`count` arrivals from a random place of a trace on, scaled to `rate` requests per second; the first is at 0.
+
+    A trace that is too short is repeated. Raises ValueError for fewer than two arrivals or a rate that is not positive.
+    """
+    if len(arrivals) < 2 or not rate > 0:
+        raise ValueError(f"expected two arrivals or more and a positive rate, got {len(arrivals)} and {rate}")
+    rows = (int(rng.integers(len(arrivals))) + np.arange(count)) % len(arrivals)
+    times = np.array([a.time for a in arrivals])
+    gaps = np.append(np.diff(times), np.diff(times).mean())[rows]  # the last one leads back to the start
+    starts = np.concatenate([[0.0], np.cumsum(gaps[:-1])])
+    span = starts[-1]
+    scale = (count - 1) / (rate * span) if span > 0 else 1.0
+    return [replace(arrivals[i], time=float(t)) for i, t in zip(rows.tolist(), scale * starts, strict=True)]

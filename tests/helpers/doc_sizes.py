@@ -35,7 +35,8 @@ _TRAIN = (
     " --set steps=2 --set head_steps=2 --set every=2 --set warmup=1"
 )
 _SERVED = " --jobs 2 --turns 1 --max-tokens 4 --modes continuous --request-rate 500"
-_ONE_LOAD = {"JOBS": 6, "MORE_JOBS": 8, "RATES": (5,), "CVS": (2,), "SIZES": (2, 4)}
+_HERE = " --processes 1 --keep keep"
+_ONE_LOAD = {"MANY": 12, "LIMIT": 6.0, "RATES": (5,), "CVS": (2,), "SIZES": (2, 4)}
 _ONE_SPIN = {
     "LLMS": {"as measured": (spin_simulation.LLM,), "roofline": (spin_simulation.LLM,)},
     "CHOSEN_FOR": (spin_simulation.LLM,), "BATCHES": (1, 16), "PARTS": (1, 2, None), "CROWDS": (8,),
@@ -101,8 +102,8 @@ RUNS = (
     Run("jaxspec.bench predictor", _TRAIN + " --set target=smollm2-135m", with_=("--retrieval",),
         constants=_FEW_SERVED),
     Run("jaxspec.bench predictor", _TRAIN + " --formulations reg_l1 --repeats 1"),
-    Run("jaxspec.bench paper ssjf", " --repeats 1", constants=_constants("ssjf.experiment", _ONE_LOAD)),
-    Run("jaxspec.bench paper laps_sd", " --repeats 1", constants=_constants(
+    Run("jaxspec.bench paper ssjf", " --seeds 2" + _HERE, constants=_constants("ssjf.experiment", _ONE_LOAD)),
+    Run("jaxspec.bench paper laps_sd", " --seeds 1", constants=_constants(
         "laps_sd.experiment", {"COUNTS": (4, 6), "QUEUES": (2, 4), "SPREADS": (0.1, 0.2)})),
     Run(
         "jaxspec.bench paper alise",

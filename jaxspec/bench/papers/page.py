@@ -6,10 +6,12 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jaxspec.bench import BenchError
+from jaxspec.bench.papers.runs import Runs
 from jaxspec.bench.report import write_json
 from jaxspec.errors import explained
 
@@ -60,20 +62,51 @@ def publish(
     return kept
 
 
-def run(
-    args: argparse.Namespace, title: str, read: Callable[..., Sequence[Any]], simulated: Callable[..., dict[str, Any]],
-    on_engine: Callable[..., dict[str, Any]], sections: Sections, draw: Callable[[Path, dict[str, Any]], None],
-) -> int:  # fmt: skip
-    """Run a paper's experiments on the data that `read(args)` returns, simulated or on the engine; publish and draw.
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of data: its place in the folder of `--data`, and what it holds."""
 
-    Raises `BenchError` if the data cannot be read or a run fails.
+    default: str
+    metavar: str
+    help: str
+
+
+def add_files(parser: argparse.ArgumentParser, files: Mapping[str, File]) -> None:
+    """Add an option for each file."""
+    group = parser.add_argument_group("data", "files that replace those in the folder of --data")
+    for name, file in files.items():
+        option, default = f"--{name.replace('_', '-')}", f"DATA/{file.default}"
+        group.add_argument(option, metavar=file.metavar, help=f"{file.help} (default: {default})")
+
+
+def find_files(args: argparse.Namespace, files: Mapping[str, File]) -> None:
+    """Set the options of files that are not given. Raises `BenchError` naming one that is missing."""
+    for name, file in files.items():
+        if getattr(args, name) is None:
+            if args.data is None:
+                raise BenchError(f"give the data: --data DIR, or --{name.replace('_', '-')} {file.metavar}")
+            setattr(args, name, str(Path(args.data) / file.default))
+
+
+def run(
+    args: argparse.Namespace, title: str, files: Mapping[str, File], read: Callable[..., Sequence[Any]],
+    simulated: Callable[..., dict[str, Any]], on_engine: Callable[..., dict[str, Any]], sections: Sections,
+    draw: Callable[[Path, dict[str, Any]], None],
+) -> int:  # fmt: skip
+    """Run a paper's experiments on the data that `read(args)` returns; publish and draw.
+
+    Calls `simulated(args, runs, *data)` or `on_engine(args, *data)`. Raises `BenchError` if the data cannot be read or
+    a run fails.
     """
+    find_files(args, files)
     try:
         data = read(args)
     except (OSError, ValueError) as error:
         raise BenchError(explained(error)) from None
-    kind, measure = ("engine", on_engine) if args.engine else ("simulated", simulated)
-    kept = publish(args, args.paper, title, kind, measure(args, *data), sections)
-    if not args.engine:
-        draw(Path(args.out), kept[kind])
+    if args.engine:
+        publish(args, args.paper, title, "engine", on_engine(args, *data), sections)
+        return 0
+    runs = Runs(Path(args.keep) / f"{args.paper}.jsonl", args.processes)
+    kept = publish(args, args.paper, title, "simulated", simulated(args, runs, *data), sections)
+    draw(Path(args.out), kept["simulated"])
     return 0

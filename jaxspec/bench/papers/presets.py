@@ -38,8 +38,11 @@ class Preset:
         return path
 
     def load(self, **settings: Any) -> EngineConfig:
-        """All settings; `settings` override the file, but not the changes. Raises `BenchError`, `ConfigError`."""
-        return EngineConfig.load(self.path, **{**settings, **self.changes})
+        """All settings; `settings` override the file, but not the changes. Raises `BenchError`."""
+        try:
+            return EngineConfig.load(self.path, **{**settings, **self.changes})
+        except ConfigError as error:
+            raise BenchError(f"{self.name}: {error}") from None
 
 
 def overrides(args: argparse.Namespace) -> dict[str, Any]:

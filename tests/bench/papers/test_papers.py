@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +15,22 @@ from helpers.small import SMALL
 from jaxspec.bench import BenchError
 from jaxspec.bench.__main__ import main
 from jaxspec.bench.papers import page, presets
+from jaxspec.bench.papers.estimates import Estimate
 from jaxspec.bench.papers.laps_sd import experiment as laps_sd
 from jaxspec.bench.papers.laps_sd.report import KNOWN as EXECUTION_KNOWN
 from jaxspec.bench.papers.laps_sd.report import reduction
+from jaxspec.bench.papers.serving import simulate
+from jaxspec.bench.papers.ssjf import cases
 from jaxspec.bench.papers.ssjf import experiment as ssjf
-from jaxspec.bench.papers.ssjf.report import CLASSES, FCFS, KNOWN, NOISY, gains
+from jaxspec.bench.papers.ssjf.cases import Case, Data
+from jaxspec.bench.papers.ssjf.report import CLASSES, FCFS, KNOWN, MODES, NOISY
+from jaxspec.bench.papers.variants import Variants
 from jaxspec.bench.table import markdown as table_of
 from jaxspec.sched.config import PolicyConfig
 from jaxspec.sched.sim import arrivals
 from jaxspec.sched.sim.acceptance import Process
-from jaxspec.sched.sim.cost import LLAMA_7B_L20
-from jaxspec.sched.sim.workload import Lengths
+from jaxspec.sched.sim.cost import LLAMA_7B_L20, SSJF
+from jaxspec.sched.sim.workload import Lengths, join
 from jaxspec.sched.slots import ORDERS
 
 
@@ -38,41 +45,62 @@ def table(seed: int = 0, rows: int = 400) -> Lengths:
 # --- SSJF -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ssjf.MODES)
-def test_shorter_first_serves_sooner_and_knowing_more_so(mode):
-    def arrive(rate: float, rng: np.random.Generator) -> list[arrivals.Arrival]:
-        return arrivals.poisson(40, rate, rng)
-
-    concurrency = 1 if mode == "none" else 4
-    figure = {
-        order: ssjf.curve(ssjf.ORDERS[order], arrive, (4, 8), mode, concurrency, table(), 3, 0)
-        for order in (FCFS, CLASSES)
-    }
-    assert set(figure[FCFS]) == {"4", "8"}
-    # An oracle is asked only where nothing was predicted.
+def figure(mode: str, orders: Sequence[str] = (FCFS, CLASSES, KNOWN)) -> dict[str, dict[str, Estimate | None]]:
+    """Gains over FCFS of 40 jobs at 4 and at 8 jobs/s, three seeds."""
     blank = Lengths(table().input, table().output, np.full(len(table()), np.nan))
-    figure[KNOWN] = ssjf.curve(ssjf.ORDERS[KNOWN], arrive, (4, 8), mode, concurrency, blank, 3, 0)
-    (predicted, throughput), (known, _) = gains(figure), gains(figure, KNOWN)
-    assert 10 < predicted < known < 70
-    assert throughput > 1
-    assert gains({**figure, CLASSES: figure[FCFS]}) == (0.0, 1.0)
+    data = Data(ssjf.ORDERS, {CLASSES: table(), FCFS: blank, KNOWN: blank}, "", Variants())
+    part = [
+        Case(order, order, cases.RATE, rate, mode, seed, jobs=40)
+        for order in orders for rate in (4.0, 8.0) for seed in range(3)
+    ]  # fmt: skip
+    return ssjf.summary(part, {case: cases.serve(data, case) for case in part})
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_shorter_first_serves_sooner_and_knowing_more_so(mode):
+    gains = figure(mode)
+    predicted, known, throughput = gains[CLASSES]["jct"], gains[KNOWN]["jct"], gains[CLASSES]["quarter"]
+    assert predicted is not None and known is not None and throughput is not None
+    assert 10 < predicted.mean < known.mean < 70
+    assert predicted.low < predicted.mean < predicted.high
+    assert throughput.mean > 1
 
 
 def test_answers_of_a_batch_leave_together():
     rng = np.random.default_rng(0)
-    work = ssjf.join(arrivals.burst(8), table(), 8, rng)
+    work = join(arrivals.burst(8), table(), 8, rng)
     policy = PolicyConfig(batching="dynamic", max_batch_size=4)
-    served = ssjf.simulate(policy, 4, work, ssjf.SSJF)
-    together = ssjf.returned_together(served)
+    served = simulate(policy, 4, work, SSJF)
+    together = cases.returned_together(served)
     ends = [served.finished[:4].max(), served.finished[4:].max()]
     assert together.finished.tolist() == [ends[0]] * 4 + [ends[1]] * 4
 
 
 def test_gaps_ascend_as_published():
-    times = [a.time for a in ssjf.sorted_gaps(3.0, np.random.default_rng(0))]
+    times = [a.time for a in cases.sorted_gaps(50, 3.0, np.random.default_rng(0))]
     gaps = np.diff(times)
-    assert len(times) == ssjf.JOBS and (np.diff(gaps) >= 0).all()
+    assert len(times) == 50 and (np.diff(gaps) >= 0).all()
     assert times[-1] > 10 * times[len(times) // 2]
+
+
+def test_a_knee_is_the_rate_that_the_limit_allows():
+    blank = Lengths(table().input, table().output, np.full(len(table()), np.nan))
+    data = Data(ssjf.ORDERS, {FCFS: blank}, "", Variants())
+    case = Case(FCFS, FCFS, cases.RATE, 0.2, "none", 0, jobs=60)
+    rate = cases.find_knee(data, cases.Knee(case, 30.0))["rate"]
+    at, beyond = (cases.serve(data, replace(case, x=x))["jct"] for x in (rate, 1.1 * rate))
+    assert at <= 30 < beyond
+
+
+def test_rounds_of_conversations(tmp_path):
+    path = tmp_path / "talks.jsonl"
+    path.write_text('{"replies": ["one two three", "one"]}\n{"replies": ["one two three four five six"]}\n')
+    assert [rows.tolist() for rows in cases.read_rounds(path, 2)] == [[4, 8], [1]]
+    with pytest.raises(ValueError, match="3 rounds"):
+        cases.read_rounds(path, 3)
+    path.write_text('{"turns": ["no replies"]}\n')
+    with pytest.raises(ValueError, match="line 1"):
+        cases.read_rounds(path, 1)
 
 
 # --- LAPS-SD ----------------------------------------------------------------------------------------------------------
@@ -119,8 +147,9 @@ def test_execution_times_of_steady_requests_are_estimated_well():
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small experiments on the tiny model."""
-    for name, value in (("JOBS", 8), ("MORE_JOBS", 12), ("RATES", (5,)), ("CVS", (2,)), ("SIZES", (2, 4))):
+    for name, value in (("MANY", 12), ("LIMIT", 6.0), ("RATES", (5,)), ("CVS", (2,)), ("SIZES", (2, 4))):
         monkeypatch.setattr(ssjf, name, value)
+    monkeypatch.setattr(ssjf, "V100_QUERY_MS", {"gpt2-xl": 1602})
     for name, value in (("COUNTS", (4, 6)), ("QUEUES", (2, 4)), ("SPREADS", (0.1, 0.2))):
         monkeypatch.setattr(laps_sd, name, value)
     monkeypatch.setattr("jaxspec.llm.LLM", lambda **s: tiny.llm(**s | {"show_progress": False}))
@@ -128,23 +157,34 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def data(tmp_path: Path) -> tuple[list[str], list[str]]:
     lengths = table(rows=60)
+    talks = [{"turns": ["Hi"] * 5, "replies": ["word " * (3 + i + k) for k in range(5)]} for i in range(6)]
+    (tmp_path / "talks.jsonl").write_text("\n".join(map(json.dumps, talks)))
+    (tmp_path / "functions.csv").write_text("arrival_s\n" + "\n".join(map(str, range(20))) + "\n")
     rows = [f"{1 + o // 10},{int(np.digitize(g, [141, 503]))},{int(np.digitize(g, ssjf.BOUNDS))}"
             for o, g in zip(lengths.output, lengths.predicted, strict=True)]  # fmt: skip
     (tmp_path / "lengths.csv").write_text("output_tokens,pred_class3,pred_class5\n" + "\n".join(rows) + "\n")
     prompts = [{"turns": ["Tell me of owls"], "reference": "Owls " * (4 + i)} for i in range(12)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     files = [part for name in ("chat", "code", "math") for part in (f"--{name}", str(tmp_path / "prompts.jsonl"))]
-    return ["ssjf", "--lengths", str(tmp_path / "lengths.csv")], ["laps_sd", *files]
+    ssjf_files = [
+        part
+        for name, file in (("lengths", "lengths.csv"), ("conversations", "talks.jsonl"), ("functions", "functions.csv"))
+        for part in (f"--{name}", str(tmp_path / file))
+    ]
+    common = ["--processes", "1", "--keep", str(tmp_path / "keep")]
+    return ["ssjf", *ssjf_files, *common], ["laps_sd", *files, *common]
 
 
 @pytest.mark.slow
 def test_ssjf_simulated_and_then_on_the_engine(quick, tmp_path):
     out, (command, _) = tmp_path / "docs", data(tmp_path)
     common = [*command, "--out", str(out)]
-    assert main(["paper", *common, "--repeats", "2"]) == 0
+    own = ["--system", "own=sjf_oracle,aging_ms=900", "--predictor", "noisy:0.1"]
+    assert main(["paper", *common, "--seeds", "2", *own]) == 0
     text = (out / "ssjf.md").read_text()
-    for expected in ("Fig. 4", "Fig. 8", "Table 2", "34.5 %"):
+    for expected in ("Fig. 4", "Fig. 8", "Fig. 9", "Table 2", "34.5 %", "gpt2-xl", "own", "noisy:0.1"):
         assert expected in text
+    assert "[SSJF](ssjf.md)" in (out / "README.md").read_text()
     assert {f.name for f in out.glob("*.png")} == {
         "ssjf_jct_rate.png", "ssjf_jct_cv.png", "ssjf_throughput_rate.png", "ssjf_throughput_cv.png",
         "ssjf_batch_sizes.png",
@@ -157,7 +197,7 @@ def test_ssjf_simulated_and_then_on_the_engine(quick, tmp_path):
     assert main(["paper", *common, *work, *settings]) == 0
     kept = json.loads((out / "ssjf.json").read_text())
     assert set(kept) == {"simulated", "engine"}
-    assert [len(kept["engine"]["reduction"][mode][NOISY]) for mode in ssjf.MODES] == [2, 2, 2]
+    assert [len(kept["engine"]["reduction"][mode][NOISY]) for mode in MODES] == [3, 3, 3]
     after = (out / "ssjf.md").read_text()
     assert "Why it differs." in after and after.count("<!-- JCT -->") == 1
     assert "…" in next(line for line in after.splitlines() if line.startswith("| rates (Fig. 4), dynamic"))
@@ -166,13 +206,13 @@ def test_ssjf_simulated_and_then_on_the_engine(quick, tmp_path):
 @pytest.mark.slow
 def test_laps_sd_simulated_and_then_on_the_engine(quick, tmp_path):
     out, (_, command) = tmp_path / "docs", data(tmp_path)
-    common = [*command, "--out", str(out), "--repeats", "2", "--json", str(tmp_path / "all.json")]
-    assert main(["paper", *common]) == 0
+    common = [*command, "--out", str(out), "--json", str(tmp_path / "all.json")]
+    assert main(["paper", *common, "--seeds", "2"]) == 0
     text = (out / "laps_sd.md").read_text()
     assert "MBPP, against LAS | 31.0 %" in text and "| 2 | 4 | best |" in text
     assert {f.name for f in out.glob("*.png")} == {"laps_sd_latency.png", "laps_sd_queues.png"}
     settings = [part for setting in SMALL if "seqs" not in setting for part in ("--set", setting)]
-    assert main(["paper", *common, "--engine", "--engine-scale", "0.5", *settings]) == 0
+    assert main(["paper", *common, "--engine", "--repeats", "2", "--engine-scale", "0.5", *settings]) == 0
     kept = json.loads((tmp_path / "all.json").read_text())
     assert set(kept) == {"simulated", "engine"}
     assert len(kept["engine"]["latency"]["code"]["LAS"]) == 2
@@ -180,8 +220,11 @@ def test_laps_sd_simulated_and_then_on_the_engine(quick, tmp_path):
 
 
 def test_unreadable_data_is_named(tmp_path, capsys):
-    assert main(["paper", "ssjf", "--lengths", str(tmp_path / "none.csv"), "--out", str(tmp_path), "--engine"]) == 2
+    common = ["paper", "ssjf", "--out", str(tmp_path), "--engine"]
+    assert main([*common, "--lengths", str(tmp_path / "none.csv"), "--data", str(tmp_path)]) == 2
     assert "none.csv" in capsys.readouterr().err
+    assert main(common) == 2
+    assert "--data DIR, or --lengths CSV" in capsys.readouterr().err
     (tmp_path / "ssjf.json").write_text("not json")
     with pytest.raises(BenchError, match=r"ssjf\.json"):
         page.keep(tmp_path / "ssjf.json", "engine", {}, None)

@@ -20,6 +20,8 @@ from jaxspec.bench.papers.adaserve import systems
 from jaxspec.bench.papers.adaserve.engine import on_engine
 from jaxspec.bench.papers.adaserve.report import draw, sections
 from jaxspec.bench.papers.adaserve.systems import CONTEXT, MIX, OURS, PAPER, SYSTEMS, TARGETS
+from jaxspec.bench.papers.headlines import Headline
+from jaxspec.bench.papers.page import File
 from jaxspec.progress import progress
 from jaxspec.sched.sim import arrivals
 from jaxspec.sched.sim.cost import LLAMA2_A100, Machine, StepLoad, step_times
@@ -40,13 +42,20 @@ CROWD, WRITTEN = 32, 128
 
 Point = dict[str, Any]
 
+TITLE = "AdaServe"
+FILES = {
+    "trace": File("traces/azure_llm_2023_conv.csv", "CSV", "column arrival_s: SplitWise's conversation trace"),
+    "alpaca": File("prompts/alpaca.jsonl", "JSONL", 'lines of {"turns": [text], "reference": text}'),
+    "arxiv": File("lengths/arxiv_summarization.csv", "CSV", "columns input_tokens, output_tokens"),
+}  # fmt: skip
+
+
+def headlines(kept: Mapping[str, Any]) -> list[Headline]:
+    return []
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    data = parser.add_argument_group("data")
-    data.add_argument("--trace", required=True, metavar="CSV", help="column arrival_s: SplitWise's conversation trace")
-    lines = 'lines of {"turns": [text], "reference": text}'
-    data.add_argument("--alpaca", required=True, metavar="JSONL", help=lines)
-    data.add_argument("--arxiv", required=True, metavar="CSV", help="columns input_tokens, output_tokens")
+    data = parser.add_argument_group("load")
     options.add_numbers(data, ("--minutes M", 3.0, "length of the arrival trace"))
     engine = parser.add_argument_group("with --engine")
     options.add_numbers(
@@ -65,9 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Run the experiments and write the page. Raises `BenchError` if the data cannot be read or a run fails."""
-    return page.run(args, "AdaServe", read, simulated, on_engine, sections, draw)
+    page.run(args, TITLE, FILES, read, lambda args, _, *data: simulated(args, *data), on_engine, sections, draw)
 
 
 def read(args: argparse.Namespace) -> tuple[Lengths, Lengths]:
@@ -137,7 +146,7 @@ def summary(served: Served, kind: np.ndarray) -> dict[str, float | None]:
 
 def simulated(args: argparse.Namespace, short: Lengths, long: Lengths) -> dict[str, Any]:
     """Run all simulated experiments."""
-    seeds = range(args.seed, args.seed + (args.repeats or 1))
+    seeds = range(args.seed, args.seed + (args.seeds or 1))
     lengths = systems.capped(short, CONTEXT), systems.capped(long, CONTEXT)
     settings = {model: Setting(model, *lengths, args.trace, args.minutes, seeds) for model in RATES}
     some = (*systems.BASELINES, PAPER, OURS)

@@ -17,6 +17,8 @@ from jaxspec.bench import options
 from jaxspec.bench.papers import page
 from jaxspec.bench.papers.alise import report
 from jaxspec.bench.papers.alise.report import DATA, KNOWN, VLLM, draw, sections
+from jaxspec.bench.papers.headlines import Headline
+from jaxspec.bench.papers.page import File
 from jaxspec.bench.papers.presets import Preset, engines, overrides
 from jaxspec.bench.papers.serving import PAGE_SIZE, random_jobs, turns
 from jaxspec.outputs import RequestMetrics
@@ -67,6 +69,17 @@ class System:
     error: float | None = None
 
 
+TITLE = "ALISE"
+FILES = {
+    "alpaca": File("prompts/alpaca.jsonl", "JSONL", 'lines of {"turns": [text], "reference": text}'),
+    "sharegpt": File("lengths/sharegpt_first_round.csv", "CSV", "columns input_tokens, output_tokens"),
+}
+
+
+def headlines(kept: Mapping[str, Any]) -> list[Headline]:
+    return []
+
+
 def alise(memory: str) -> Preset:
     return Preset("alise").but(memory=memory, predictor="oracle", aging_ms=None)
 
@@ -86,10 +99,7 @@ MEMORIES = {memory: System(alise(memory), error=ERROR) for memory in report.MEMO
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    data = parser.add_argument_group("data")
-    lines = 'lines of {"turns": [text], "reference": text}'
-    data.add_argument("--alpaca", required=True, metavar="JSONL", help=lines)
-    data.add_argument("--sharegpt", required=True, metavar="CSV", help="columns input_tokens, output_tokens")
+    data = parser.add_argument_group("load")
     options.add_numbers(data, ("--minutes M", 30.0, "length of the arrival trace"))
     options.add_numbers(
         parser.add_argument_group("with --engine"),
@@ -100,9 +110,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Run the experiments and write the page. Raises `BenchError` if the data cannot be read or a run fails."""
-    return page.run(args, "ALISE", read, simulated, on_engine, sections, draw)
+    page.run(args, TITLE, FILES, read, lambda args, _, *data: simulated(args, *data), on_engine, sections, draw)
 
 
 def read(args: argparse.Namespace) -> tuple[dict[str, Lengths]]:

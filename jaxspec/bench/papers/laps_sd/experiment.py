@@ -16,8 +16,10 @@ import numpy as np
 
 from jaxspec.bench import options, prompts
 from jaxspec.bench.papers import page
+from jaxspec.bench.papers.headlines import Headline
 from jaxspec.bench.papers.laps_sd import report
 from jaxspec.bench.papers.laps_sd.report import LAPS_SD, LAS, LATE, LP_SJF, STABILITY, TYPICAL
+from jaxspec.bench.papers.page import File
 from jaxspec.bench.papers.presets import Preset, engines, overrides
 from jaxspec.bench.papers.serving import mean_jct, simulate, turns
 from jaxspec.progress import progress
@@ -65,12 +67,19 @@ PRESETS: Mapping[str, Preset] = {
 }
 
 
+TITLE = "LAPS-SD"
+FILES = {
+    "chat": File("prompts/alpaca_gpt4.jsonl", "JSONL", "stand-in for Chatbot Instruction Prompts"),
+    "code": File("prompts/mbpp.jsonl", "JSONL", "MBPP"),
+    "math": File("prompts/math500.jsonl", "JSONL", "stand-in for MiniThinky"),
+}
+
+
+def headlines(kept: Mapping[str, Any]) -> list[Headline]:
+    return []
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    data = parser.add_argument_group("data", 'JSONL of {"turns": [text], "reference": text}')
-    chat = "stand-in for Chatbot Instruction Prompts (alpaca_gpt4)"
-    data.add_argument("--chat", required=True, metavar="JSONL", help=chat)
-    data.add_argument("--code", required=True, metavar="JSONL", help="MBPP")
-    data.add_argument("--math", required=True, metavar="JSONL", help="stand-in for MiniThinky (math500)")
     engine = parser.add_argument_group("with --engine")
     options.add_numbers(engine, ("--engine-scale X", 0.5, "factor on the answers' lengths"))
     engine.add_argument("--engine-draft", default="ngram", metavar="D", help="the drafter (default: ngram)")
@@ -82,11 +91,12 @@ def read(args: argparse.Namespace) -> tuple[dict[str, Lengths], dict[str, list[s
     return tables, {name: prompts.load(getattr(args, name)) for name in PROCESSES}
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Run the experiments and write the page. Raises `BenchError` if the data cannot be read or a run fails."""
-    return page.run(
-        args, "LAPS-SD", read, lambda args, tables, _: simulated(args, tables), on_engine, report.sections, report.draw
-    )
+    page.run(
+        args, TITLE, FILES, read, lambda args, _, tables, __: simulated(args, tables), on_engine, report.sections,
+        report.draw,
+    )  # fmt: skip
 
 
 # --- simulated --------------------------------------------------------------------------------------------------------
@@ -115,7 +125,7 @@ def orders(
 
 def simulated(args: argparse.Namespace, tables: Mapping[str, Lengths]) -> dict[str, Any]:
     """Run all simulated experiments. Returns mean latencies in seconds, and the errors of Fig. 7."""
-    repeats, seed = args.repeats or REPEATS, args.seed
+    repeats, seed = args.seeds or REPEATS, args.seed
     free = replace(LLAMA_7B_L20, swap=0.0)
     chat, chats = tables["chat"], PROCESSES["chat"]
     equal = Lengths(chat.input, np.full(len(chat), CAP), chat.predicted)

@@ -7,11 +7,14 @@ plots, and a page with tables next to the paper's numbers.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxspec.bench import BenchError, options
 from jaxspec.bench.papers import page
+from jaxspec.bench.papers.headlines import Headline
+from jaxspec.bench.papers.page import File
 from jaxspec.bench.papers.spin import engine as spin_engine
 from jaxspec.bench.papers.spin import pipeline as spin_pipeline
 from jaxspec.bench.papers.spin import simulation as spin_simulation
@@ -19,6 +22,20 @@ from jaxspec.bench.papers.spin.report import draw, sections
 from jaxspec.bench.papers.spin.requests import UNKNOWN
 from jaxspec.errors import explained
 from jaxspec.progress import progress
+
+TITLE = "SPIN"
+FILES = {
+    "alpaca": File("prompts/alpaca.jsonl", "JSONL", "Alpaca"),
+    "chat": File("prompts/chatgpt_prompts.jsonl", "JSONL", "ChatGPT prompts (CP); answers may be missing"),
+    "chat_answers": File("prompts/alpaca_gpt4.jsonl", "JSONL", "answers that give CP's output lengths (simulation)"),
+    "chatbot": File("prompts/gpteacher.jsonl", "JSONL", "chatbot instruction prompts, CIP (simulation)"),
+    "code": File("prompts/mbpp.jsonl", "JSONL", "code (engine)"),
+    "maths": File("prompts/gsm8k.jsonl", "JSONL", "maths (engine)"),
+}
+
+
+def headlines(kept: Mapping[str, Any]) -> list[Headline]:
+    return []
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,14 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
-    data = parser.add_argument_group("data", 'Files with lines of {"turns": [text, ...], "reference": text}.')
-    for name, what in (
-        ("alpaca", "Alpaca"), ("chat", "ChatGPT prompts (CP); answers may be missing"),
-        ("chat-answers", "simulation: answers that give CP's output lengths"),
-        ("chatbot", "simulation: chatbot instruction prompts (CIP)"),
-        ("code", "with --engine: code"), ("maths", "with --engine: maths"),
-    ):  # fmt: skip
-        data.add_argument(f"--{name}", metavar="JSONL", help=what)
+    data = parser.add_argument_group("load")
     options.add_numbers(data, ("--jobs N", 96, "simulation: requests per run"))
 
 
@@ -62,8 +72,9 @@ def add_verification(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Run the experiments and write the page. Raises `BenchError` if the data cannot be read or a run fails."""
+    page.find_files(args, FILES)
     if args.engine:
         kind, numbers = "engine", spin_engine.on_engine(args)
     elif args.pipeline:
@@ -74,15 +85,11 @@ def run(args: argparse.Namespace) -> int:
         kind, numbers = "verification", verification(args)
     else:
         kind, numbers = "simulated", simulated(args)
-    draw(Path(args.out), page.publish(args, "spin", "SPIN", kind, numbers, sections))
-    return 0
+    draw(Path(args.out), page.publish(args, "spin", TITLE, kind, numbers, sections))
 
 
 def simulated(args: argparse.Namespace) -> dict[str, Any]:
     """Run all simulated experiments. Raises `BenchError` naming a missing option or a file that cannot be read."""
-    for name in ("alpaca", "chat", "chat_answers", "chatbot"):
-        if not getattr(args, name):
-            raise BenchError(f"the simulation needs --{name.replace('_', '-')}")
     try:
         with progress("runs", spin_simulation.points()) as advance:
             return spin_simulation.simulate(args, advance)

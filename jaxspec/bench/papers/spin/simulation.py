@@ -125,7 +125,7 @@ def simulate(args: argparse.Namespace, advance: Advance = lambda: None) -> dict[
     """The numbers of all experiments; calls `advance` once per run (`points()` in total). Raises OSError or ValueError
     if the data cannot be read."""
     data = read_datasets(args)
-    bench = Bench(args.jobs, range(args.seed, args.seed + (args.repeats or 1)), advance)
+    bench = Bench(args.jobs, range(args.seed, args.seed + (args.seeds or 1)), advance)
     return {
         "jobs": args.jobs, "repeats": len(bench.seeds), "window": WINDOW,
         "lengths": {name: [float(np.mean([t.input.mean() for t in own.lengths])),

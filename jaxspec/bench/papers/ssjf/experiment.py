@@ -10,34 +10,46 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxspec.bench import BenchError, options
+from jaxspec.bench import BenchError
 from jaxspec.bench.papers import page
-from jaxspec.bench.papers.presets import Preset, engines, overrides
-from jaxspec.bench.papers.serving import mean_jct, random_jobs, simulate, turns
+from jaxspec.bench.papers.estimates import Estimate, estimate, reduction
+from jaxspec.bench.papers.page import File
+from jaxspec.bench.papers.presets import Preset
+from jaxspec.bench.papers.runs import Result, Runs
+from jaxspec.bench.papers.ssjf import cases, engine, report
+from jaxspec.bench.papers.ssjf.cases import CONCURRENCY, CV, LONG_WAIT, RANDOM_CV, RATE, TRACE, Case, Data, Knee
 from jaxspec.bench.papers.ssjf.predictor_report import ssjf_table_2
-from jaxspec.bench.papers.ssjf.report import CLASSES, FCFS, KNOWN, MODES, NOISY, Curve, draw, sections
-from jaxspec.progress import progress
-from jaxspec.sched.sim import arrivals
-from jaxspec.sched.sim.cost import SSJF
-from jaxspec.sched.sim.simulator import Served
-from jaxspec.sched.sim.workload import Lengths, class_accuracy, join, noise_of_accuracy, noisy, read_lengths
+from jaxspec.bench.papers.ssjf.report import CLASSES, FCFS, KNOWN, MODES, NOISY
+from jaxspec.bench.papers.variants import Variants
+from jaxspec.sched.sim.cost import V100_QUERY_MS
+from jaxspec.sched.sim.workload import Lengths, class_accuracy, noise_of_accuracy, noisy, read_lengths
 
-JOBS, MORE_JOBS, REPEATS, CONCURRENCY = 50, 200, 20, 4
+TITLE, headlines = "SSJF", report.headlines
+FILES = {
+    "lengths": File(
+        "lengths/ssjf_vicuna13b_predictions.csv", "CSV", "columns output_tokens, pred_class3, pred_class5"
+    ),
+    "conversations": File("prompts/multi_turn.jsonl", "JSONL", "conversations with the list replies (Fig. 9)"),
+    "functions": File("traces/azure_functions_2021_sample.csv", "CSV", "column arrival_s: Azure's functions trace"),
+}  # fmt: skip
+#: Seeds of the main figures, as in the published experiments; other experiments take a quarter of them.
+SEEDS, QUICK = 20, 5
 RATES: Sequence[float] = (1, 3, 5, 7, 9)
 CVS: Sequence[float] = (1, 2, 3, 4, 5)
-CV_RATE = 0.03
 SIZES = (2, 4, 6, 8, 10)
+#: Jobs of a run in steady state, and the mean JCT in seconds that ends the search for a knee.
+MANY, LIMIT = 300, 60.0
 #: Bounds of the five length classes in the published code (single round), and the paper's predictor accuracy (§4.3).
 BOUNDS, ACCURACY = (58, 147, 280, 499), 0.615
-#: Milliseconds that a batch waits to fill. The paper gives none; in the published code SJF never waits, and FCFS up to
-#: 10 s. Here all orders wait equally long.
-SHORT_WAIT, LONG_WAIT = 50.0, 10_000.0
+#: Fig. 9: the paper's accuracy in the first round and the second; it lies between the two in rounds 3 to 5.
+ROUND_ACCURACY = (0.619, 0.60, 0.61, 0.61, 0.61)
 #: The workload has the predictions of both SSJFs.
 ORDERS: Mapping[str, Preset] = {
     FCFS: Preset("fcfs"),
@@ -45,32 +57,29 @@ ORDERS: Mapping[str, Preset] = {
     NOISY: Preset("ssjf").but(predictor="none"),
     KNOWN: Preset("sjf_oracle"),
 }
-Arrive = Callable[[float, np.random.Generator], list[arrivals.Arrival]]
+BINARY, AGING = "binary classes", "aging"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    data = parser.add_argument_group("data")
-    data.add_argument("--lengths", required=True, metavar="CSV", help="columns output_tokens, pred_class3, pred_class5")
-    options.add_numbers(
-        parser.add_argument_group("with --engine"),
-        ("--engine-jobs N", 24, "requests per turn"),
-        ("--engine-scale X", 0.2, "factor on the lengths"),
-        ("--engine-rate R", 20.0, "requests/s"),
-    )
+    engine.add_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Run the experiments and write the page. Raises `BenchError` if the data cannot be read or a run fails."""
 
     def all_sections(kept: Mapping[str, Any]) -> dict[str, str]:
-        return sections(kept) | trained(Path(args.out) / "predictor.json")
+        return report.sections(kept) | trained(Path(args.out) / "predictor.json")
 
-    return page.run(args, "SSJF", read, simulated, on_engine, all_sections, draw)
+    page.run(args, TITLE, FILES, read, simulated, on_engine, all_sections, report.draw)
 
 
-def read(args: argparse.Namespace) -> tuple[dict[str, Lengths]]:
-    """Lengths with the predictions of five classes and of three. Raises OSError or ValueError."""
-    return ({name: read_lengths(args.lengths, name) for name in ("pred_class5", "pred_class3")},)
+def read(args: argparse.Namespace) -> tuple[dict[str, Lengths], list[np.ndarray]]:
+    """Lengths with the predictions of five classes and of three; reply lengths of Fig. 9's rounds.
+
+    Raises OSError or ValueError.
+    """
+    tables = {name: read_lengths(args.lengths, name) for name in ("pred_class5", "pred_class3")}
+    return tables, cases.read_rounds(args.conversations, len(ROUND_ACCURACY))
 
 
 def trained(path: Path) -> dict[str, str]:
@@ -84,133 +93,143 @@ def trained(path: Path) -> dict[str, str]:
     return {"table 2, trained here": ssjf_table_2(kept)}
 
 
-# --- simulated --------------------------------------------------------------------------------------------------------
+def on_engine(args: argparse.Namespace, lengths: Mapping[str, Lengths], _: Any) -> dict[str, Any]:
+    """See `engine.measure`: predictions with the noise that gives the paper's accuracy."""
+    output = lengths["pred_class5"].output
+    sigma = noise_of_accuracy(output, ACCURACY, BOUNDS, np.random.default_rng(args.seed))
+    return engine.measure(args, output, ORDERS, sigma)
 
 
-def simulated(args: argparse.Namespace, lengths: Mapping[str, Lengths]) -> dict[str, Any]:
-    """Run all simulated experiments."""
-    repeats, tables = args.repeats or REPEATS, predictors(lengths, np.random.default_rng(args.seed))
-    loads: dict[str, tuple[Arrive, Sequence[float]]] = {
-        "rate": (lambda rate, rng: arrivals.poisson(JOBS, rate, rng), RATES),
-        "rate, more jobs": (lambda rate, rng: arrivals.poisson(MORE_JOBS, rate, rng), RATES),
-        "cv": (sorted_gaps, CVS),
-        "cv, in random order": (lambda cv, rng: arrivals.gamma(JOBS, CV_RATE, cv, rng), CVS),
-    }
-    more = [("rate, more jobs", "continuous"), *(("cv, in random order", mode) for mode in MODES)]
-    wanted = [(load, mode) for load in ("rate", "cv") for mode in MODES] + more
-    names = list(ORDERS)
-    with progress("experiments", len(wanted) + 2 * len(SIZES) + 4) as advance:
-
-        def figure(
-            load: str, mode: str, concurrency: int = CONCURRENCY, orders: Sequence[str] = names, **more: Any
-        ) -> dict[str, Curve]:
-            arrive, xs = loads[load]
-            concurrency = 1 if mode == "none" else concurrency
-            presets = {order: ORDERS[order].but(**more) for order in orders}
-            found = {
-                name: curve(order, arrive, xs, mode, concurrency, tables[name], repeats, args.seed)
-                for name, order in presets.items()
-            }
-            advance()
-            return found
-
-        figures: dict[str, dict[str, dict[str, Curve]]] = {}
-        for load, mode in wanted:
-            figures.setdefault(load, {})[mode] = figure(load, mode)
-        sizes = {
-            mode: {str(n): figure("rate", mode, n, (FCFS, CLASSES)) for n in SIZES}
-            for mode in ("dynamic", "continuous")
-        }
-        patient = {load: figure(load, "dynamic", batch_wait_timeout_ms=LONG_WAIT) for load in ("rate", "cv")}
-        extra = {}
-        for name, policy, table in (
-            ("binary classes", ORDERS[CLASSES], lengths["pred_class3"]),
-            ("aging", ORDERS[CLASSES].but(aging_ms=100_000.0), tables[CLASSES]),
-        ):
-            extra[name] = curve(policy, *loads["rate"], "none", 1, table, repeats, args.seed)
-            advance()
-    accuracy = {order: class_accuracy(t.predicted, t.output, BOUNDS) for order, t in tables.items() if "SSJF" in order}
-    return {
-        "jobs": (JOBS, MORE_JOBS), "repeats": repeats, "figures": figures, "sizes": sizes, "patient": patient,
-        "extra": extra, "accuracy": accuracy,
-    }  # fmt: skip
-
-
-def sorted_gaps(cv: float, rng: np.random.Generator) -> list[arrivals.Arrival]:
-    """Arrivals with ascending Gamma gaps, as in the published code: nearly all jobs arrive at once."""
-    times = [a.time for a in arrivals.gamma(JOBS + 1, CV_RATE, cv, rng)]
-    return [arrivals.Arrival(float(t)) for t in np.cumsum(np.sort(np.diff(times)))]
-
-
-def curve(
-    order: Preset, arrive: Arrive, xs: Sequence[float], mode: str, concurrency: int, table: Lengths, repeats: int,
-    seed: int,
-) -> Curve:  # fmt: skip
-    """Mean over `repeats` for each load of `xs`; every order and mode gets the same jobs at the same times."""
-    policy = order.load(batching=mode, max_batch_size=concurrency, batch_wait_timeout_ms=SHORT_WAIT).policy
-    points: Curve = {}
-    for i, x in enumerate(xs):
-        found = []
-        for repeat in range(repeats):
-            rng = np.random.default_rng([seed, i, repeat])
-            served = simulate(policy, concurrency, join(arrive(x, rng), table, 32, rng), SSJF)
-            if mode == "dynamic":
-                served = returned_together(served)
-            found.append((float(served.jct.mean()), served.throughput_at(0.25)))
-        jct, throughput = np.mean(found, axis=0).tolist()
-        points[str(x)] = (jct, throughput)
-    return points
-
-
-def returned_together(served: Served) -> Served:
-    """Requests that start together return together, when the last one is done (dynamic batching, Fig. 3)."""
-    _, batch = np.unique(served.first_scheduled, return_inverse=True)
-    ends = np.zeros(batch.max() + 1)
-    np.maximum.at(ends, batch, served.finished)
-    return served.ending(ends[batch])
-
-
-def predictors(lengths: Mapping[str, Lengths], rng: np.random.Generator) -> dict[str, Lengths]:
-    """The lengths with each order's predictions.
+def predictors(
+    lengths: Mapping[str, Lengths], rounds: Sequence[np.ndarray], rng: np.random.Generator
+) -> dict[str, Lengths]:
+    """The tables of lengths and predictions by name: of each order, and with its round appended those of Fig. 9.
 
     The paper's regression predictions are not published. Lengths with a log-normal error that has the same five-class
     accuracy stand in for them.
     """
     five = lengths["pred_class5"]
-    sigma = noise_of_accuracy(five.output, ACCURACY, BOUNDS, rng)
-    unknown = np.full(five.output.shape, np.nan)
-    tables = {FCFS: unknown, CLASSES: five.predicted, NOISY: noisy(five.output, sigma, rng), KNOWN: unknown}
-    return {order: Lengths(five.input, five.output, predicted) for order, predicted in tables.items()}
+    found = {CLASSES: five, BINARY: lengths["pred_class3"]} | _noisy_and_known(five.output, ACCURACY, rng)
+    for number, (output, accuracy) in enumerate(zip(rounds, ROUND_ACCURACY, strict=True), 1):
+        found |= {f"{name} {number}": table for name, table in _noisy_and_known(output, accuracy, rng).items()}
+    return found
 
 
-# --- on the engine ----------------------------------------------------------------------------------------------------
+def _noisy_and_known(output: np.ndarray, accuracy: float, rng: np.random.Generator) -> dict[str, Lengths]:
+    sigma = noise_of_accuracy(output, accuracy, BOUNDS, rng)
+    known = Lengths(np.zeros(len(output), int), output, np.full(len(output), np.nan))
+    return {NOISY: replace(known, predicted=noisy(output, sigma, rng)), KNOWN: known, FCFS: known}
 
 
-def on_engine(args: argparse.Namespace, lengths: Mapping[str, Lengths]) -> dict[str, Any]:
-    """JCT reductions of each turn in per cent, `{mode: {order: [turns]}}`, with fewer and shorter jobs.
-
-    Predictions come from the engine's noisy oracle, with the noise that gives the paper's accuracy. Raises
-    `BenchError`.
-    """
-    given, repeats, jobs = overrides(args), args.repeats or 5, args.engine_jobs
-    output = lengths["pred_class5"].output
-    sigma = noise_of_accuracy(output, ACCURACY, BOUNDS, np.random.default_rng(args.seed))
-    short = np.maximum(1, np.round(args.engine_scale * output)).astype(int)
-    table = Lengths(np.full(short.shape, 32), short, np.full(short.shape, np.nan))
-    results: dict[str, Any] = {}
-    with progress("turns", len(MODES) * len(ORDERS) * (repeats + 1)) as advance:
-        for mode in MODES:
-            concurrency = 1 if mode == "none" else CONCURRENCY
-            limits = {"batching": mode, "max_num_seqs": concurrency, "max_batch_size": concurrency, "draft": []} | given
-            noisy = ORDERS[NOISY].but(predictor="noisy_oracle", predictor_noise=sigma)
-            orders = {FCFS: ORDERS[FCFS], NOISY: noisy, KNOWN: ORDERS[KNOWN]}
-            presets = {name: order.but(**limits) for name, order in orders.items()}
-            with engines(presets, args.model) as loaded:
-                work = random_jobs(loaded, table, jobs, args.engine_rate, args.seed)
-                measured = turns(loaded, work, repeats, advance)
-            jct = {name: [mean_jct(turn) for turn in metrics] for name, metrics in measured.items()}
-            results[mode] = {
-                name: [100 * (1 - value / base) for value, base in zip(jct[name], jct[FCFS], strict=True)]
-                for name in (NOISY, KNOWN)
+def simulated(
+    args: argparse.Namespace, runs: Runs, lengths: Mapping[str, Lengths], rounds: Sequence[np.ndarray]
+) -> dict[str, Any]:
+    """Run all simulated experiments: estimates over the seeds, relative to FCFS with the same jobs."""
+    seeds = range(args.seed, args.seed + (args.seeds or (QUICK if args.quick else SEEDS)))
+    variants = Variants.of(args)
+    systems = variants.apply({**ORDERS, AGING: ORDERS[CLASSES].but(aging_ms=100_000.0)})
+    if variants.predictor:
+        systems[f"SSJF, {args.predictor}"] = Preset("ssjf").but(**variants.predictor)
+    orders = [name for name in systems if name != AGING]
+    data = Data(systems, predictors(lengths, rounds, np.random.default_rng(args.seed)), args.functions, variants)
+    grid = _grid(seeds, orders)
+    found = runs.results("simulations", cases.serve, data, [case for part in grid.values() for case in part])
+    searches = {
+        (mode, seats): [
+            Knee(Case(order, _table(order), RATE, 0.2 * seats, mode, seed, seats, MANY), LIMIT)
+            for order in orders for seed in _fewer(seeds)
+        ]
+        for mode, seats in (("none", 1), ("dynamic", CONCURRENCY), ("continuous", CONCURRENCY))
+    }  # fmt: skip
+    knees = runs.results("knees", cases.find_knee, data, [task for part in searches.values() for task in part])
+    accuracy = {n: class_accuracy(data.tables[n].predicted, data.tables[n].output, BOUNDS) for n in (CLASSES, NOISY)}
+    return {
+        "seeds": len(seeds), "accuracy": accuracy, "figures": {key: summary(part, found) for key, part in grid.items()},
+        "curves": {f"{load}, {mode}": curves(grid[f"{load}, {mode}"], found) for load in (RATE, CV) for mode in MODES},
+        "knees": {
+            mode: {
+                order: estimate([knees[task]["rate"] for task in part if task.case.order == order])
+                for order in orders
             }
-    return {"jobs": jobs, "scale": args.engine_scale, "rate": args.engine_rate, "reduction": results}
+            for (mode, _), part in searches.items()
+        },
+    }  # fmt: skip
+
+
+def _table(order: str) -> str:
+    """The table of lengths and predictions of an order, by default one without predictions."""
+    return order if order in ORDERS else CLASSES if order == AGING else FCFS
+
+
+def _fewer(seeds: Sequence[int]) -> Sequence[int]:
+    """A quarter of the seeds, but two at least."""
+    return seeds[: max(2, len(seeds) // 4)]
+
+
+def _grid(seeds: Sequence[int], orders: Sequence[str]) -> dict[str, list[Case]]:
+    """The cases of each experiment, by its name."""
+    loads = {RATE: RATES, CV: CVS, RANDOM_CV: CVS, TRACE: RATES}
+    fewer = _fewer(seeds)
+
+    def cross(
+        load: str, mode: str, names: Iterable[str] = orders, tables: Mapping[str, str] | None = None,
+        seeds: Sequence[int] = fewer, **more: Any,
+    ) -> list[Case]:  # fmt: skip
+        return [
+            Case(name, (tables or {}).get(name) or _table(name), load, x, mode, seed, **more)
+            for name in names for x in loads[load] for seed in seeds
+        ]  # fmt: skip
+
+    grid = {f"{load}, {mode}": cross(load, mode, seeds=seeds) for load in (RATE, CV) for mode in MODES}
+    grid |= {f"{load}, {mode}": cross(load, mode) for load in (RANDOM_CV, TRACE) for mode in MODES}
+    grid |= {f"{load}, continuous, 2 seats": cross(load, "continuous", seeds=seeds, seats=2) for load in (RATE, CV)}
+    grid["rate, continuous, 200 jobs"] = cross(RATE, "continuous", jobs=200)
+    for mode in ("dynamic", "continuous"):
+        grid |= {f"{mode}, {size}": cross(RATE, mode, (FCFS, CLASSES), seats=size) for size in SIZES}
+    grid |= {f"{load}, dynamic, 10 s": cross(load, "dynamic", wait=LONG_WAIT) for load in (RATE, CV)}
+    grid[BINARY] = cross(RATE, "none", (FCFS, CLASSES), {CLASSES: BINARY})
+    grid[AGING] = cross(RATE, "none", (FCFS, AGING))
+    for number in range(1, len(ROUND_ACCURACY) + 1):
+        names = FCFS, NOISY, KNOWN
+        grid[f"round {number}"] = cross(RATE, "none", names, {name: f"{name} {number}" for name in names})
+    grid |= {f"model {model}": cross(RATE, "none", model=model) for model in V100_QUERY_MS}
+    return grid
+
+
+def summary(part: Sequence[Case], found: Mapping[Case, Result]) -> dict[str, dict[str, Estimate | None]]:
+    """`{order: {jct, ttft: reduction in per cent; quarter: throughput ratio}}` of an experiment, relative to FCFS.
+
+    A seed's gain is that of the means over the loads, as in the paper.
+    """
+    means = {
+        (order, metric): _by_seed(part, found, order, metric)
+        for order in dict.fromkeys(case.order for case in part) for metric in ("jct", "ttft", "quarter", "throughput")
+    }  # fmt: skip
+    out: dict[str, dict[str, Estimate | None]] = {}
+    for order in dict.fromkeys(case.order for case in part if case.order != FCFS):
+        out[order] = {name: reduction(means[order, name], means[FCFS, name]) for name in ("jct", "ttft")}
+        for name in ("quarter", "throughput"):
+            out[order][name] = estimate([a / b for a, b in zip(means[order, name], means[FCFS, name], strict=True)])
+    return out
+
+
+def _by_seed(part: Sequence[Case], found: Mapping[Case, Result], order: str, metric: str) -> list[float]:
+    """Each seed's mean over the loads."""
+    values: dict[int, list[float]] = {}
+    for case in part:
+        if case.order == order:
+            values.setdefault(case.seed, []).append(found[case][metric])
+    return [float(np.mean(v)) for v in values.values()]
+
+
+def curves(part: Sequence[Case], found: Mapping[Case, Result]) -> dict[str, dict[str, dict[str, Estimate | None]]]:
+    """`{metric: {order: {load: estimate}}}` of an experiment."""
+    values: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for metric in ("jct", "quarter"):
+        for case in part:
+            of_order = values.setdefault(metric, {}).setdefault(case.order, {})
+            of_order.setdefault(f"{case.x:g}", []).append(found[case][metric])
+    return {
+        metric: {order: {x: estimate(v) for x, v in points.items()} for order, points in orders.items()}
+        for metric, orders in values.items()
+    }

@@ -27,9 +27,10 @@ from jaxspec.bench.papers.ssjf import experiment as ssjf
 from jaxspec.bench.papers.ssjf import predictor_report as predictor_page
 from jaxspec.bench.papers.ssjf import predictor_serving
 from jaxspec.bench.papers.ssjf import report as ssjf_page
+from jaxspec.bench.papers.ssjf.cases import RATE, Case, Data, serve
+from jaxspec.bench.papers.variants import Variants
 from jaxspec.extras import install_hint
 from jaxspec.progress import progress
-from jaxspec.sched.sim import arrivals
 from jaxspec.sched.sim.workload import Lengths
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--formulations", nargs="+", choices=names, default=names, metavar="NAME", help="formulations (default: all)"
     )
-    options.add_numbers(parser, ("--repeats N", ssjf.REPEATS, "repetitions of each simulated load"))
+    options.add_numbers(parser, ("--repeats N", ssjf.SEEDS, "repetitions of each simulated load"))
     compared = "compare this predictor with retrieval instead (ALISE's Table 2; default: the shipped one)"
     parser.add_argument("--retrieval", nargs="?", const="", metavar="FILE", help=compared)
     parser.add_argument("--seed", type=int, default=0, help="seed of --retrieval's repeating prompts and of --engine")
@@ -237,12 +238,14 @@ def worth(predicted: np.ndarray, length: np.ndarray, repeats: int, seed: int = 0
 
     predicted, length `[rows]`: tokens; the length of a capped answer is what was generated.
     """
-    figure: dict[str, ssjf_page.Curve] = {}
-    for order, guess in ((ssjf_page.FCFS, np.full(len(length), np.nan)), (ssjf_page.CLASSES, predicted)):
-        table = Lengths(np.full(len(length), 32), length.astype(int), np.maximum(guess, 1))
-        figure[order] = ssjf.curve(
-            ssjf.ORDERS[order], lambda rate, rng: arrivals.poisson(ssjf.JOBS, rate, rng), ssjf.RATES, "none", 1, table,
-            repeats, seed,
-        )  # fmt: skip
-    reduction, throughput = ssjf_page.gains(figure)
-    return float(reduction), float(throughput)
+    tables = {
+        order: Lengths(np.full(len(length), 32), length.astype(int), np.maximum(guess, 1))
+        for order, guess in ((ssjf_page.FCFS, np.full(len(length), np.nan)), (ssjf_page.CLASSES, predicted))
+    }
+    data = Data(ssjf.ORDERS, tables, "", Variants())
+    seeds = range(seed, seed + repeats)
+    run = [Case(order, order, RATE, rate, "none", one) for order in tables for rate in ssjf.RATES for one in seeds]
+    gains = ssjf.summary(run, {case: serve(data, case) for case in run})[ssjf_page.CLASSES]
+    reduction, throughput = gains["jct"], gains["quarter"]
+    assert reduction is not None and throughput is not None
+    return reduction.mean, throughput.mean

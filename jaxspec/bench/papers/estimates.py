@@ -1,0 +1,85 @@
+"""Means over seeds with 95 % confidence intervals, and the load at which a system saturates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import nan, sqrt
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import stdtrit
+
+from jaxspec.bench.table import UNKNOWN, Form, shown
+
+#: Probability that an interval contains the true mean.
+CONFIDENCE = 0.95
+#: Significant digits of numbers in the files of results.
+_DIGITS = 5
+
+
+class Estimate(NamedTuple):
+    """A mean and the ends of its 95 % confidence interval. In JSON files a list of the three."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def estimate(values: Sequence[float | None]) -> Estimate | None:
+    """Mean and interval by Student's t over independent `values`; those that are None or NaN do not count.
+
+    None without values. A single value has no interval: its ends are the value itself.
+    """
+    known = np.array([v for v in values if v is not None and v == v], float)
+    if not known.size:
+        return None
+    mean, half = float(known.mean()), 0.0
+    if known.size > 1:
+        half = float(stdtrit(known.size - 1, (1 + CONFIDENCE) / 2) * known.std(ddof=1) / sqrt(known.size))
+    return Estimate(*(float(f"{x:.{_DIGITS}g}") for x in (mean, mean - half, mean + half)))
+
+
+def ratio(own: Sequence[float], base: Sequence[float]) -> Estimate | None:
+    """Own by base. Values are paired: the i-th ones are of the same requests, so their common chance cancels."""
+    return estimate([a / b if b else nan for a, b in zip(own, base, strict=True)])
+
+
+def reduction(own: Sequence[float], base: Sequence[float]) -> Estimate | None:
+    """By how many per cent own is below base; values are paired as in `ratio`."""
+    return estimate([100 * (1 - a / b) if b else nan for a, b in zip(own, base, strict=True)])
+
+
+def interval(form: Form = "{:.1f}") -> Form:
+    """A form for tables: the mean in this form and the interval's ends, or the mean alone if it has no interval."""
+
+    def both(found: Sequence[float]) -> str:
+        mean, low, high = found
+        text = shown(mean, form)
+        return text if low == high else f"{text} ({_bare(low, form)} … {_bare(high, form)})"
+
+    return lambda found: UNKNOWN if found is None else both(found)
+
+
+def _bare(value: float, form: Form) -> str:
+    """The value without the unit that the form adds."""
+    return shown(value, form).removesuffix("%").removesuffix("×").strip()
+
+
+def knee(
+    measure: Callable[[float], float], limit: float, start: float, tolerance: float = 0.03, most: int = 24
+) -> float:
+    """The largest load at which `measure(load)` is at most `limit`, by doubling from `start` and then bisection.
+
+    `measure` should grow with the load. The result is one of the loads tried, within the relative `tolerance` of one
+    that exceeds the limit; 0 if `most` measurements find no load within it.
+    """
+    low, high, load = 0.0, 0.0, start
+    for _ in range(most):
+        if measure(load) <= limit:
+            low = load
+        else:
+            high = load
+        if low and high and high / low <= 1 + tolerance:
+            break
+        load = sqrt(low * high) if low and high else 2 * low if low else high / 2
+    return low

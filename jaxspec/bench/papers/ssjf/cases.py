@@ -1,0 +1,148 @@
+"""SSJF's simulated jobs: one case is an order, a load, a kind of batching and a seed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from jaxspec.bench.papers.estimates import knee
+from jaxspec.bench.papers.presets import Preset
+from jaxspec.bench.papers.serving import simulate
+from jaxspec.bench.papers.variants import Variants
+from jaxspec.bench.prompts import WORDS_PER_TOKEN
+from jaxspec.sched.sim import arrivals
+from jaxspec.sched.sim.arrivals import Arrival
+from jaxspec.sched.sim.cost import SSJF, Cost, v100
+from jaxspec.sched.sim.simulator import Served
+from jaxspec.sched.sim.workload import Lengths, join
+
+CONCURRENCY = 4
+#: Mean gap of Fig. 5 and 7 is 1 / this, in jobs per second.
+CV_RATE = 0.03
+#: Milliseconds that a batch waits to fill. The paper gives none; in the published code SJF never waits, and FCFS up to
+#: 10 s. Here all orders wait equally long.
+SHORT_WAIT, LONG_WAIT = 50.0, 10_000.0
+#: Kinds of load: Poisson arrivals, ascending Gamma gaps as published, Gamma gaps in random order, arrivals of a trace.
+RATE, CV, RANDOM_CV, TRACE = "rate", "cv", "cv, in random order", "trace"
+#: The model whose step times the published experiments use, instead of one of Table 1.
+VICUNA = "vicuna-13b"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One simulation.
+
+    order, table: names of a system and of its table of lengths and predictions. load: kind, with its rate or
+    coefficient of variation `x`. wait: milliseconds that a batch waits to fill.
+    """
+
+    order: str
+    table: str
+    load: str
+    x: float
+    mode: str
+    seed: int
+    seats: int = CONCURRENCY
+    jobs: int = 50
+    wait: float = SHORT_WAIT
+    model: str = VICUNA
+
+    @property
+    def cost(self) -> Cost:
+        return SSJF if self.model == VICUNA else v100(self.model)
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """systems: presets by name; tables: lengths with predictions by name; functions: path of the trace."""
+
+    systems: Mapping[str, Preset]
+    tables: Mapping[str, Lengths]
+    functions: str
+    variants: Variants
+
+
+def serve(data: Data, case: Case) -> dict[str, float]:
+    """Mean JCT and time to first token in seconds, jobs per second until a quarter and until all are done."""
+    served = _serve(data, case)
+    return {
+        "jct": float(served.jct.mean()), "ttft": float((served.first_token - served.workload.arrival).mean()),
+        "quarter": served.throughput_at(0.25), "throughput": len(served.workload) / served.duration,
+        "p99": float(np.quantile(served.jct, 0.99)),
+    }  # fmt: skip
+
+
+def _serve(data: Data, case: Case) -> Served:
+    # All orders and kinds of batching get the same jobs at the same times.
+    rng = np.random.default_rng([case.seed, round(1000 * case.x)])
+    work = join(_arrivals(data, case, rng), data.tables[case.table], 32, rng)
+    seats = 1 if case.mode == "none" else case.seats
+    preset = data.systems[case.order]
+    policy = preset.load(batching=case.mode, max_batch_size=seats, batch_wait_timeout_ms=case.wait).policy
+    served = simulate(policy, seats, work, case.cost)
+    return returned_together(served) if case.mode == "dynamic" else served
+
+
+def _arrivals(data: Data, case: Case, rng: np.random.Generator) -> list[Arrival]:
+    if case.load == TRACE:
+        return arrivals.part(arrivals.trace(data.functions), case.jobs, case.x, rng)
+    if case.load == CV:
+        return sorted_gaps(case.jobs, case.x, rng)
+    if case.load == RANDOM_CV:
+        return arrivals.gamma(case.jobs, CV_RATE, case.x, rng)
+    return data.variants.arrivals(case.jobs, case.x, rng)
+
+
+def sorted_gaps(jobs: int, cv: float, rng: np.random.Generator) -> list[Arrival]:
+    """Arrivals with ascending Gamma gaps, as in the published code: nearly all jobs arrive at once."""
+    times = [a.time for a in arrivals.gamma(jobs + 1, CV_RATE, cv, rng)]
+    return [Arrival(float(t)) for t in np.cumsum(np.sort(np.diff(times)))]
+
+
+def returned_together(served: Served) -> Served:
+    """Requests that start together return together, when the last one is done (dynamic batching, Fig. 3)."""
+    _, batch = np.unique(served.first_scheduled, return_inverse=True)
+    ends = np.zeros(batch.max() + 1)
+    np.maximum.at(ends, batch, served.finished)
+    return served.ending(ends[batch])
+
+
+@dataclass(frozen=True, slots=True)
+class Knee:
+    """The search for the rate at which the mean JCT reaches `limit` seconds; `case` without its rate."""
+
+    case: Case
+    limit: float
+
+
+def find_knee(data: Data, task: Knee) -> dict[str, float]:
+    """The largest rate in jobs per second at which the mean JCT is at most the limit."""
+    case = task.case
+
+    def jct(rate: float) -> float:
+        at_rate = Case(case.order, case.table, RATE, rate, case.mode, case.seed, case.seats, case.jobs, case.wait)
+        return serve(data, at_rate)["jct"]
+
+    return {"rate": knee(jct, task.limit, case.x, tolerance=0.05)}
+
+
+def read_rounds(path: str | Path, rounds: int) -> list[np.ndarray]:
+    """Reply lengths in tokens of each of the first `rounds` rounds of conversations, estimated from words.
+
+    Raises OSError, or ValueError naming the line.
+    """
+    found: list[list[int]] = [[] for _ in range(rounds)]
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            replies = json.loads(line)["replies"]
+            for lengths, reply in zip(found, replies, strict=False):
+                lengths.append(max(1, round(len(reply.split()) / WORDS_PER_TOKEN)))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path}, line {number}: no list of texts 'replies' ({error})") from None
+    if not all(found):
+        raise ValueError(f"{path}: no conversation has {rounds} rounds")
+    return [np.array(lengths) for lengths in found]
