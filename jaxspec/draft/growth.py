@@ -1,4 +1,4 @@
-"""How a draft tree grows from level to level: a beam of the likeliest paths, or random draws in a fixed shape."""
+"""How a draft tree grows from level to level: a beam of the likeliest paths, or a fixed shape of children or draws."""
 
 from __future__ import annotations
 
@@ -66,17 +66,15 @@ class Beam:
 
 
 @dataclass(frozen=True)
-class Draws:
-    """Draws `widths[j]` children of every node of level j from the drafter's distribution, without replacement.
+class Expansion:
+    """Keeps the `widths[j]` likeliest children of every node of level j, siblings best first (SpecInfer's expansion).
 
-    Siblings stand in the order in which they were drawn. Greedy requests get the likeliest children.
-
-    All nodes of a request at one position share their noise, since at most one of them is used. The target's sampling
-    uses another stream, because it must be independent of the draws. Raises `ValueError` for an empty level.
+    A beam of the same width cannot stand in for it: its likeliest paths may all run through one node. Raises
+    `ValueError` for an empty level.
     """
 
     widths: tuple[int, ...]
-    draws = True
+    draws = False
 
     def __post_init__(self) -> None:
         if not self.widths or min(self.widths) < 1:
@@ -100,15 +98,35 @@ class Draws:
     def grow(self, logits: jax.Array, path: jax.Array, level: jax.Array, batch: Batch, position: jax.Array) -> Level:
         r, n, vocab = logits.shape
         parents, ranks = (jnp.asarray(x)[level] for x in self._places)
-        scaled = tempered(logits, batch)
-        noise = jnp.log(exponential_noise(batch.seed ^ _DRAFT_STREAM, position, vocab))
-        greedy = (batch.temperature < GREEDY_BELOW)[:, None]
-        score = scaled - jnp.where(greedy, 0.0, noise)[:, None]
+        scaled, score = self._scored(logits, batch, position)
         _, column = top(score.reshape(r * n, vocab), max(self.widths))
         column = column.reshape(r, n, -1)[:, parents, jnp.maximum(ranks, 0)]  # [R, W]
         logit = jnp.take_along_axis(scaled[:, parents], column[..., None], 2)[..., 0]
         logprob = path[:, parents] + logit - jax.nn.logsumexp(scaled, -1)[:, parents]
         return Level(column, jnp.broadcast_to(parents, (r, self.width)), jnp.where(ranks >= 0, logprob, -jnp.inf))
+
+    def _scored(self, logits: jax.Array, batch: Batch, position: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The logits whose softmax the probabilities are, and the scores that order children; both `[R, N, V']`."""
+        return logits, logits
+
+
+@dataclass(frozen=True)
+class Draws(Expansion):
+    """Draws `widths[j]` children of every node of level j from the drafter's distribution, without replacement.
+
+    Siblings stand in the order in which they were drawn. Greedy requests get the likeliest children.
+
+    All nodes of a request at one position share their noise, since at most one of them is used. The target's sampling
+    uses another stream, because it must be independent of the draws.
+    """
+
+    draws = True
+
+    def _scored(self, logits: jax.Array, batch: Batch, position: jax.Array) -> tuple[jax.Array, jax.Array]:
+        scaled = tempered(logits, batch)
+        noise = jnp.log(exponential_noise(batch.seed ^ _DRAFT_STREAM, position, logits.shape[-1]))
+        greedy = (batch.temperature < GREEDY_BELOW)[:, None]
+        return scaled, scaled - jnp.where(greedy, 0.0, noise)[:, None]
 
 
 #: XORed to a request's seed: the drafter's noise must differ from the target's.

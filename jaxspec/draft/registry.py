@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import ConfigError, EngineConfig
-from jaxspec.draft.growth import Draws
+from jaxspec.draft.growth import Draws, Expansion, Growth
 from jaxspec.draft.model_drafter import ModelDrafter
 from jaxspec.draft.ngram import NgramDrafter
 from jaxspec.draft.runner import BEAMS, Device, DraftRunner, round_buckets
@@ -139,7 +139,7 @@ def build(
 
     Compiles the draft rounds through `warm_up`. Raises `ConfigError` for settings that do not fit the drafters.
     """
-    drawing = _drawing(config, models)
+    drawing, growths = _drawing(config, models), _growths(config, models)
     devices = _devices(config, models)
     largest = model_runner.shapes[-1]
     sizes = largest.tokens, largest.trees, largest.pages
@@ -151,7 +151,7 @@ def build(
         shapes = round_buckets(*sizes, fine=name in devices)
         runner = DraftRunner(
             name, *model, model_runner, model_runner.layers, shapes, num_pages, config.page_size, config.dtype,
-            BEAMS if drawing is None else [drawing], devices.get(name), store,
+            growths, devices.get(name), store,
         )  # fmt: skip
         needed, more = runner.jobs()
         # Compile and measure now for a draft choice, which compares the drafters' times, and for drafters on their own
@@ -198,6 +198,14 @@ def _drawing(config: EngineConfig, models: Models) -> Draws | None:
     widths = TREES.selected(config).sampled_widths
     assert widths is not None  # the config is checked
     return Draws(widths)
+
+
+def _growths(config: EngineConfig, models: Models) -> Sequence[Growth]:
+    """How draft models grow their trees: all that is compiled of them."""
+    if (drawing := _drawing(config, models)) is not None:
+        return [drawing]
+    expansion = TREES.selected(config).expansion
+    return [Expansion(expansion[:DEPTH])] if expansion else BEAMS
 
 
 def allocate_distributions(config: EngineConfig, models: Models) -> DraftDistributions:

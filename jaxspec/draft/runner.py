@@ -94,7 +94,7 @@ class DraftRunner:
         larger = [(_title(*a), _title(*b)) for a in timed for b in timed if _at_most_as_long(a, b)]
         runs = {s: {_title(*r): partial(self._run_empty, *r) for r in timed if r[0] == s} for s in self.shapes}
         sizes = [leaf.shape for leaf in self._leaves]
-        key = (config, sizes, self.shapes, layers.version, str(self.kv_cache.keys.dtype))
+        key = (config, sizes, self.shapes, layers.version, str(self.kv_cache.keys.dtype), list(growths))
         self._rounds = Programs(f"rounds of {name}", key, runs, self._compile_rounds, store, larger)
         #: Measured seconds of rounds.
         self.profile = self._rounds.profile

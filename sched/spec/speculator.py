@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import ceil, inf
+from operator import mul
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -56,7 +58,7 @@ class Speculator:
     `DepthController` picks depth, at most `levels`, and width. If no drafter drafts then, the policy may still name
     late requests to draft for, even if that slows down the others. If it is not, depth and width are the largest, with
     `by_budget` at most what AdaServe's Eq. 8 and 9 allow for a step of `verify_budget` tokens (None:
-    `step.verify_budget`). `step` has the target's step times.
+    `step.verify_budget`); its `expansion`, if it has one, bounds them too. `step` has the target's step times.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Speculator:
         self.drafters, self.step_times, self.choice = list(drafters), step, choice
         self.policy = policy = Throughput(step) if policy is None else policy
         self._verify_budget = verify_budget
-        most = Lookahead(MOST_NODES, min(levels or DEPTH, DEPTH))
+        most = _most(min(levels or DEPTH, DEPTH), policy.expansion)
         self.controllers = [
             DepthController(DraftTimes(step, d.seconds), most, _up_to(policy.max_width, d.widths)) for d in drafters
         ]
@@ -365,6 +367,14 @@ def _deepest(lookaheads: Iterable[Lookahead]) -> Lookahead:
     """The greatest number of drafts and of levels among these."""
     every = list(lookaheads)
     return Lookahead(max((a.drafts for a in every), default=0), max((a.levels for a in every), default=0))
+
+
+def _most(levels: int, expansion: Sequence[int]) -> Lookahead:
+    """The bounds on a tree of at most `levels` levels: with an expansion, its levels and its nodes."""
+    if not expansion:
+        return Lookahead(MOST_NODES, levels)
+    of_level = list(accumulate(expansion[:levels], mul))
+    return Lookahead(min(MOST_NODES, sum(of_level)), len(of_level))
 
 
 def _up_to(most: int | None, widths: Sequence[int]) -> Sequence[int]:

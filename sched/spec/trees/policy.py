@@ -46,6 +46,9 @@ class TreePolicy(Policy):
     calibrated: bool = False
     #: Widest beam that it uses; None: as wide as the drafters offer.
     max_width: int | None = None
+    #: Shape in which draft models grow every tree: how many of its likeliest children each node gets, by level.
+    #: Empty: beams, which are the likeliest paths. Programs are compiled for the class's value.
+    expansion: tuple[int, ...] = ()
     #: Whether `draft_nodes` sets the nodes of a step.
     shares_nodes: bool = False
     #: With `acceptance: rejection`: children drawn for each node, by level; `SampledTree` then selects all of them.
