@@ -79,14 +79,14 @@ def drafters_of(
             f"draft: the requests have {tokens:,} output tokens, drafters can be simulated for {MAX_DRAFTED:,}: use "
             "fewer requests, draft a chain (--draft-length N) or do not draft (--draft-length 0)"
         )
-    model = draft_cost(cost)
+    model, expansion = draft_cost(cost), TREES.selected(config).expansion
     drafters = []
     for name, seed in zip(names := _names(config.draft), rng.spawn(len(names)), strict=True):
         free = name == NGRAM
         drafters.append(
             SimulatedDrafter(
                 TreeProcess(process), workload.output.tolist(), FREE if free else model, seed,
-                (1,) if free else (1, 2, 4), name, bool(config.draft_devices.get(name)),
+                (1,) if free else (1, 2, 4), name, bool(config.draft_devices.get(name)), () if free else expansion,
             )
         )  # fmt: skip
     duration = f"one forward pass of a draft model takes {1e3 * model.seconds(1, 1, 1, 1):.2f} ms"

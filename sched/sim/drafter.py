@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol
 
 import numpy as np
@@ -64,19 +65,26 @@ class TreeProcess:
 
 
 class SimulatedDrafter(SharedDevice):
-    """Proposes beams like the engine's draft models: per level the `width` nodes with the highest stated probability.
+    """Proposes trees like the engine's draft models: beams, which have per level the `width` nodes with the highest
+    stated probability, or with `expansion` each node's `expansion[level]` likeliest children, whatever the `width`.
 
     The true text is drawn in advance, for every position of the requests, which have `outputs` output tokens: which
     child, if any, is the next token. So all policies see the same truth, whatever is drafted and when. Token ids of
-    candidates are their ranks among their siblings. Raises `ValueError` if a width exceeds the process's `choices`.
+    candidates are their ranks among their siblings. Raises `ValueError` if a width, also one of `expansion`, exceeds
+    the process's `choices`.
     """
 
     def __init__(
         self, process: TreeProcess, outputs: Sequence[int], cost: DraftCost, rng: np.random.Generator,
         widths: Sequence[int] = (1, 2, 4), name: str = "simulated", own_device: bool = False,
+        expansion: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        if max(widths) > process.choices:
-            raise ValueError(f"width {max(widths)} exceeds the process's choices, {process.choices}")
+        """`widths`: those of the beams; not used with an `expansion`, whose only width is that of its last level."""
+        if (most := max(expansion or widths)) > process.choices:
+            what = "expansion: width" if expansion else "width"
+            raise ValueError(f"{what} {most} exceeds the process's choices, {process.choices}")
+        self._expansion = expansion
+        widths = (prod(expansion),) if expansion else widths
         self.widths, self.cost, self.name, self.own_device = tuple(widths), cost, name, own_device
         #: Seconds spent on drafting since a caller last reset it to 0.
         self.spent = 0.0
@@ -139,7 +147,7 @@ class SimulatedDrafter(SharedDevice):
     def _grow(
         self, roots: np.ndarray, levels: int, width: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """(token, parent, path log-probability, whether correct) of the nodes, each `[requests, levels * width]`.
+        """(token, parent, path log-probability, whether correct) of the nodes by level, each `[requests, nodes]`.
 
         roots `[requests]`: positions of the requests' last tokens.
         """
@@ -147,14 +155,20 @@ class SimulatedDrafter(SharedDevice):
         row = np.arange(n)[:, None]
         position, path = roots[:, None], np.zeros((n, 1), np.float32)
         out: list[tuple[np.ndarray, ...]] = []
+        first = -1  # index of the first node of the level above
         for level in range(levels):
+            parents = path.shape[1]
             value = (path[:, :, None] + self._stated[position]).reshape(n, -1)
-            best = np.argsort(-value, axis=1, kind="stable")[:, :width]
+            if self._expansion:  # the children stand in order of their probabilities
+                kept = np.arange(parents)[:, None] * choices + np.arange(self._expansion[level])
+                best = np.broadcast_to(kept.ravel(), (n, kept.size))
+            else:
+                best = np.argsort(-value, axis=1, kind="stable")[:, :width]
             above, rank = best // choices, best % choices
             path, origin = value[row, best], position[row, above]
             position = self._next[origin, rank]
-            parent = above + (level - 1) * width if level else np.full_like(above, -1)
-            out.append((rank, parent, path, self._correct[origin, rank]))
+            out.append((rank, above + first, path, self._correct[origin, rank]))
+            first += parents
         token, parent, logprob, correct = (np.concatenate(column, axis=1) for column in zip(*out, strict=True))
         return token.astype(np.int32), parent.astype(np.int32), logprob, correct
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ from jaxspec.sched.sim.drafter import SimulatedDrafter, TreeProcess
 from jaxspec.sched.sim.tree_simulator import TreeSimulation
 from jaxspec.sched.sim.workload import Workload
 from jaxspec.sched.slots import TREES
-from jaxspec.sched.spec.trees.candidates import Candidates
+from jaxspec.sched.spec.trees.candidates import Candidates, Draft
+from jaxspec.sched.spec.trees.fixed import SPECINFER
 from jaxspec.sched.timing import StepTimes
 
 PROCESS = TreeProcess(Process(0.66, 0.1))
@@ -106,6 +108,51 @@ def test_beams_are_trees_of_the_likeliest_nodes():
     assert own.uncached_tokens(scheduled[0].request) == 0
     expected = LLAMA_160M_A100.seconds(3, 13 + 14 + 15, 5, 4)
     assert own.spent == expected and LLAMA_160M_A100.seconds(3, 9, 0, 4) == 0
+
+
+def fixed(outputs: list[int]) -> SimulatedDrafter:
+    rng = np.random.default_rng(0)
+    return SimulatedDrafter(PROCESS, outputs, LLAMA_160M_A100, rng, expansion=SPECINFER)
+
+
+def test_expansions_are_trees_of_each_node_s_likeliest_children():
+    own, beams = fixed([300] * 3), drafter([300] * 3)
+    assert own.widths == (3,)
+    scheduled = [ScheduledRequest(decoding(i, 5 + i), 12 + i, 1, 32, 8) for i in range(3)]
+    chains = beams.propose(scheduled, lambda _: None, 8, 1)()
+    for candidates, chain in zip(own.propose(scheduled, lambda _: None, 8, 3)(), chains, strict=True):
+        assert candidates is not None and chain is not None
+        assert np.bincount(candidates.depths()).tolist() == [0, 1, 1, 3, 3, 3, 3, 3, 3]
+        assert candidates.parent.tolist() == [-1, 0, 1, 1, 1, *range(2, 17)]
+        assert candidates.token.tolist() == [0, 0, 0, 1, 2, *[0] * 15]
+        path = [0, 1, *range(2, 20, 3)]  # of first children: the chain, if each of them is the likeliest
+        assert candidates.logprob[path].tolist() == pytest.approx(chain.logprob.tolist())
+
+
+def test_specinfer_verifies_its_20_nodes(monkeypatch: pytest.MonkeyPatch):
+    scheduled = Workload(np.zeros(4), np.full(4, 9), np.full(4, 60), np.full(4, np.nan), None)
+    config = EngineConfig.load(None, tree="fixed")
+    times = StepTimes({n: COST.seconds(StepLoad(n)) for n in range(1, 257)})
+    limits = SchedulerConfig(4, 256, 4096, None, 256, config.policy, times=times)
+    own = fixed([60] * 4)
+    speculator = build_speculator(config, [own], times)
+    scheduler = Scheduler(limits, PagePool(64, 16, enable_prefix_caching=False))
+    sizes = list[int]()
+
+    class Spy:
+        """Stands in for the speculator's `draft`."""
+
+        def __init__(self) -> None:
+            self.draft = speculator.draft
+
+        def __call__(self, scheduled: Sequence[ScheduledRequest], *args: Any) -> dict[str, Draft]:
+            out = self.draft(scheduled, *args)
+            sizes.extend(len(out[s.request.id]) for s in scheduled if s.request.id in out and s.levels == 8)
+            return out
+
+    monkeypatch.setattr(speculator, "draft", Spy())
+    TreeSimulation(scheduler, scheduled, COST, speculator, [own]).run()
+    assert set(sizes) == {20} and len(sizes) > 20
 
 
 def test_the_truth_does_not_depend_on_what_is_drafted():
@@ -194,8 +241,10 @@ def test_the_paper_s_baseline_latency():
 def test_parameters_are_checked(wrong, named):
     with pytest.raises(ValueError, match=named):
         TreeProcess(Process(0.5), **wrong)
-    with pytest.raises(ValueError, match="choices"):
-        SimulatedDrafter(TreeProcess(Process(0.5), choices=2), [5], LLAMA_160M_A100, np.random.default_rng(0))
+    two, rng = TreeProcess(Process(0.5), choices=2), np.random.default_rng(0)
+    for expansion, reason in (((), "width 4"), ((1, 3), "expansion: width 3")):
+        with pytest.raises(ValueError, match=f"{reason} exceeds the process's choices, 2"):
+            SimulatedDrafter(two, [5], LLAMA_160M_A100, rng, expansion=expansion)
 
 
 def test_switching_costs_what_the_model_says_with_drafts_too():
