@@ -21,6 +21,7 @@ from jaxspec.sched.sim.draft_cost import LLAMA_160M_A100
 from jaxspec.sched.sim.drafter import SimulatedDrafter, TreeProcess
 from jaxspec.sched.sim.tree_simulator import TreeSimulation
 from jaxspec.sched.sim.workload import Lengths, Workload, join
+from jaxspec.sched.slots import TREES
 
 OURS, PAPER, UNCALIBRATED = "jaxspec", "AdaServe", "AdaServe, uncalibrated"
 INCREMENTAL, SARATHI, SPECINFER = "IncrDec", "Sarathi", "SpecInfer"
@@ -76,7 +77,10 @@ def simulation(
     scheduler = Scheduler(limits, PagePool(machine.positions() // PAGE_SIZE, PAGE_SIZE, enable_prefix_caching=False))
     if not config.draft:
         return TreeSimulation(scheduler, work, machine.cost)
-    drafter = SimulatedDrafter(process, work.output.tolist(), LLAMA_160M_A100, np.random.default_rng([seed, 160]))
+    drafter = SimulatedDrafter(
+        process, work.output.tolist(), LLAMA_160M_A100, np.random.default_rng([seed, 160]),
+        expansion=TREES.selected(config).expansion,
+    )  # fmt: skip
     return TreeSimulation(scheduler, work, machine.cost, build_speculator(config, [drafter], times), [drafter])
 
 
