@@ -36,6 +36,8 @@ from jaxspec.train_predictor.checkpoints import Checkpoints
 
 #: Depths that the evaluation on held-out rows measures.
 DEPTH = 5
+#: Least mean square of features that errors are relative to, for a batch without any.
+_LEAST = 1e-6
 
 
 class Batch(NamedTuple):
@@ -82,7 +84,8 @@ def loss_and_hits(
     """The mean loss of all passes; and per pass `[passes]`, the share of positions where the likeliest token of drafter
     and target agree, and the loss.
 
-    Both are over the draft vocabulary. A plain drafter reads no features, so it makes one pass.
+    Both are over the draft vocabulary and positions in use; the regression's error is relative to the mean square of
+    the target's features there. A plain drafter reads no features, so it makes one pass.
     """
     losses, hits = [], []
     features = batch.features
@@ -91,11 +94,13 @@ def loss_and_hits(
     target_probs = jax.nn.softmax(target_logits)
     best = jnp.argmax(target_logits, -1)
     count = jnp.maximum(jnp.sum(batch.use), 1)
+    # Only over positions that count: with the zeros of the padding, the weight would depend on the batch's lengths.
+    scale = jnp.sum(jnp.mean(batch.features**2, -1) * batch.use) / count
     for _ in range(passes if model.conditioned else 1):
         predicted = jax.vmap(lambda t, f: draft_forward(model, t, f))(batch.tokens, features)
         logits = predicted @ head
         cross_entropy = -jnp.sum(target_probs * jax.nn.log_softmax(logits), -1)
-        error = jnp.mean((predicted - batch.features) ** 2, -1) / jnp.mean(batch.features**2)
+        error = jnp.mean((predicted - batch.features) ** 2, -1) / jnp.maximum(scale, _LEAST)
         losses.append(jnp.sum((cross_entropy + regression * error) * batch.use) / count)
         hits.append(jnp.sum((jnp.argmax(logits, -1) == best) * batch.use) / count)
         features = jax.lax.stop_gradient(predicted)
