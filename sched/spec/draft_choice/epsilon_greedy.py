@@ -16,26 +16,31 @@ from jaxspec.sched.spec.draft_choice.choice import DraftChoice, SwitchCost, batc
 class EpsilonGreedySettings(Section):
     """`draft_choice: epsilon_greedy`: the ε-greedy baseline of SPIN (§VI-B2)."""
 
-    #: Probability that a request gets a random drafter in a step (ε).
+    #: Probability that the requests of a step get random drafters (ε).
     epsilon: float = Field(default=0.2, ge=0, le=1)
 
 
 @DRAFT_CHOICES.register("epsilon_greedy", EpsilonGreedySettings)
 class EpsilonGreedy(DraftChoice):
-    """In each slot, each request explores with probability ε, independently: a random drafter that is not full.
+    """In each slot, all requests get the best drafter, or with probability ε each a random one (§VI-B2).
 
-    Otherwise it gets, among those that are not full, the drafter with the best mean goodput so far, in tokens per
-    second over all requests (§VI-B2).
+    The best is the one with the best mean goodput so far, in tokens per second over all requests. Where it is full, the
+    next best drafts; random drafters are drawn from those that are not full. All requests have the same slots: the
+    first `assign` after an `observe` begins one, with one draw for all. Requests that come later join it.
 
-    The paper's text has it the other way round, the best drafter with probability ε = 0.2 "for better exploration":
-    taken literally, four slots of five would be random.
+    The paper's text has the probabilities the other way round: all requests use the best with probability ε = 0.2 and
+    random ones with 1 - ε, "for better exploration". That is `epsilon` 0.8 here; as four random slots of five exploit
+    little, the default takes 0.2 as ε-greedy is usually defined.
     """
 
     def __init__(self, limits: Sequence[int], rng: np.random.Generator, epsilon: float) -> None:
         self._limits, self._rng, self._epsilon = list(limits), rng, epsilon
         self._tokens, self._seconds = [0] * len(limits), [0.0] * len(limits)
-        # The drafter of the next slot, and that of the last one.
-        self._drawn = PerRequest[int | None](lambda _: None)
+        #: Whether the current slot's requests get random drafters; None: the next `assign` begins a slot.
+        self._explores: bool | None = None
+        #: Request id -> its drafter in the current slot.
+        self._assigned: dict[str, int] = {}
+        #: The drafter of the last slot.
         self._present = PerRequest[int | None](lambda _: None)
 
     @classmethod
@@ -43,20 +48,24 @@ class EpsilonGreedy(DraftChoice):
         return cls(batch_limits(context), generator(context), settings.epsilon)
 
     def assign(self, requests: Sequence[Request], cost: SwitchCost) -> list[int | None]:
+        if not requests:
+            return []
+        if self._explores is None:
+            self._explores = bool(self._rng.random() < self._epsilon)
+            self._assigned.clear()
         capacity = list(self._limits)
         new = [r for r in requests if not self._keeps(r, capacity)]
         best_first = sorted(range(len(capacity)), key=lambda j: -self._goodput(j))
         for request in new:
             if not (free := [j for j in best_first if capacity[j]]):
                 break
-            explores = self._rng.random() < self._epsilon
-            j = free[int(self._rng.integers(len(free)))] if explores else free[0]
+            j = free[int(self._rng.integers(len(free)))] if self._explores else free[0]
             capacity[j] -= 1
-            self._drawn.set(request, j)
-        return [self._drawn.of(r) for r in requests]
+            self._assigned[request.id] = j
+        return [self._assigned.get(r.id) for r in requests]
 
     def observe(self, request: Request, drafter: int | None, tokens: int, seconds: float) -> None:
-        self._drawn.drop(request)
+        self._explores = None
         if drafter is not None:
             self._tokens[drafter] += tokens
             self._seconds[drafter] += seconds
@@ -66,11 +75,14 @@ class EpsilonGreedy(DraftChoice):
         best = max(range(len(self._limits)), key=self._goodput)
         return None if self._present.of(request) in (None, best) else best
 
+    def ended(self, request: Request) -> None:
+        self._assigned.pop(request.id, None)
+
     def _keeps(self, request: Request, capacity: list[int]) -> bool:
-        """Whether the request keeps the drafter it drew: not if others filled it while it skipped a step."""
-        j = self._drawn.of(request)
+        """Whether the request has a drafter in this slot; not if others filled it while the request did not ask."""
+        j = self._assigned.get(request.id)
         if j is None or not capacity[j]:
-            self._drawn.drop(request)
+            self._assigned.pop(request.id, None)
             return False
         capacity[j] -= 1
         return True

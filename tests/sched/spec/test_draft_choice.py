@@ -238,8 +238,41 @@ def test_the_best_is_the_best_over_all_requests_by_tokens_over_seconds():
     assert it.ahead(a) == 1 and it.ahead(b) is None
 
 
-def test_requests_explore_independently():
-    it = EpsilonGreedy([UNLIMITED] * 2, np.random.default_rng(1), 0.5)
-    requests = [request(str(i)) for i in range(400)]
-    it.observe(requests[0], 0, 1, 1.0)
-    assert it.assign(requests, free).count(1) == pytest.approx(100, abs=30)
+def test_all_requests_explore_in_the_same_slots():
+    """§VI-B2: "all inference requests use the best", or each a random one."""
+    it = EpsilonGreedy([UNLIMITED] * 2, np.random.default_rng(1), 0.3)
+    requests = [request(str(i)) for i in range(40)]
+    it.observe(requests[0], 0, 9, 1.0)
+    it.observe(requests[0], 1, 1, 1.0)
+    others = []
+    for _ in range(400):
+        drafters = it.assign(requests, free)
+        others.append(drafters.count(1))
+        it.observe(requests[0], 0, 9, 1.0)
+        for r in requests[1:]:
+            it.observe(r, 1, 1, 1.0)
+    assert others.count(0) == pytest.approx(0.7 * 400, abs=40)
+    exploring = [n for n in others if n]
+    assert np.mean(exploring) == pytest.approx(20, abs=1) and min(exploring) > 5
+
+
+def test_a_request_that_comes_later_joins_the_slot():
+    it = EpsilonGreedy([UNLIMITED] * 2, np.random.default_rng(0), 0.5)
+    old, new = [request(f"a{i}") for i in range(20)], [request(f"b{i}") for i in range(20)]
+    it.observe(old[0], 0, 1, 1.0)
+    kinds = set()
+    for _ in range(20):
+        first, both = it.assign(old, free), it.assign([*new, *old], free)
+        assert both[20:] == first and (1 in both[:20]) == (1 in first)
+        kinds.add(1 in first)
+        it.observe(old[0], first[0], 1, 1.0 + (first[0] or 0))
+        assert it.assign([], free) == []
+    assert kinds == {False, True}
+
+
+def test_where_the_best_is_full_the_next_best_drafts():
+    it = EpsilonGreedy([2, UNLIMITED, 1], np.random.default_rng(0), 0.0)
+    requests = [request(str(i)) for i in range(5)]
+    for j, tokens in enumerate((9, 1, 5)):
+        it.observe(requests[0], j, tokens, 1.0)
+    assert it.assign(requests, free) == [0, 0, 2, 1, 1]

@@ -70,7 +70,7 @@ CALIBRATIONS: Mapping[str, Costs] = {"as measured": AS_MEASURED, "roofline": ROO
 
 #: §VI-B1: requests that run at once. The token budget.
 CONCURRENCY, PROMPTS = 8, 2048
-#: §VI-B2 as written: the best drafter is drawn with probability 0.2 only.
+#: §VI-B2 as written: all requests get the best drafter with probability 0.2 only, and random ones otherwise.
 AS_WRITTEN = {"epsilon": 0.8}
 
 
