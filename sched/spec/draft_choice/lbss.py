@@ -18,7 +18,13 @@ from jaxspec.sched.spec.draft_choice.prior import Prior
 
 
 class LbssSettings(Section):
-    """`draft_choice: lbss`: bandit that learns each request's drafter (SPIN §IV-B). Brackets: the paper's symbols."""
+    """`draft_choice: lbss`: bandit that learns each request's drafter (SPIN §IV-B). Brackets: the paper's symbols.
+
+    The paper gives neither α nor λ, and β = 2 only as the example of its Fig. 8. With α = β a request tries one drafter
+    per epoch, as in Algorithm 2 to the letter, which draws before its loop over the chunks; estimates of the others
+    come from earlier epochs and from the `prior`. Longer explorations hardly change the result: in the simulator,
+    requests of 50 to 500 tokens get 0.92 to 0.97 of an oracle's tokens per second with α = 2, 0.90 to 0.96 with α = 6.
+    """
 
     #: Steps of each epoch in which random drafters are tried (α).
     exploration: PositiveInt = 2
