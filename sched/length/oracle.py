@@ -20,7 +20,10 @@ class Oracle(LengthSource):
 
 @PREDICTORS.register("noisy_oracle")
 class NoisyOracle(LengthSource):
-    """The true length times a log-normal error with parameter `sigma`, between 1 and max_tokens."""
+    """The true length times a log-normal error with parameter `sigma`, at least 1.
+
+    max_tokens does not bound it: where it equals the true length, every prediction that is too long would be exact.
+    """
 
     def __init__(self, sigma: float, random: Random) -> None:
         self._sigma, self._random = sigma, random
@@ -30,5 +33,4 @@ class NoisyOracle(LengthSource):
         return cls(context.config.predictor_noise, Random(context.config.policy_seed))
 
     def predict(self, request: Request) -> float | None:
-        guess = true_len(request) * exp(self._random.gauss(0.0, self._sigma))
-        return min(max(1.0, guess), float(request.max_tokens))
+        return max(1.0, true_len(request) * exp(self._random.gauss(0.0, self._sigma)))

@@ -86,7 +86,7 @@ def test_an_outlived_prediction_is_doubled():
         seen.append(request.predicted_len)
     assert seen == [2, 4, 4, 8, 8, 8, 8, 11, 11]
     assert run.scheduler.predicted("a", 5, run.now) and request.predicted_len == 10
-    assert corrected(3.5, request) == 11
+    assert corrected(3.5, request) == 11  # what the client allows is known, and an answer cannot outlive it
 
 
 def test_a_noisy_oracle_errs_as_it_says():
@@ -95,7 +95,23 @@ def test_a_noisy_oracle_errs_as_it_says():
     logs = [log((oracle.predict(r) or 0) / 1000) for r in requests]
     assert fmean(logs) == pytest.approx(0, abs=0.03) and stdev(logs) == pytest.approx(0.4, abs=0.03)
     short = Request("s", 1, [0], 3, 0.0)
-    assert all(1 <= (oracle.predict(short) or 0) <= 3 for _ in range(50))
+    assert all((oracle.predict(short) or 0) >= 1 for _ in range(50))
+
+
+def test_a_noisy_oracle_errs_both_ways_even_where_max_tokens_is_the_true_length():
+    oracle = NoisyOracle(0.5, Random(1))
+    ratios = [(oracle.predict(Request(str(i), 1, [0], 100, 0.0)) or 0) / 100 for i in range(1000)]
+    assert fmean(ratio > 1 for ratio in ratios) == pytest.approx(0.5, abs=0.05) and max(ratios) > 2
+
+
+def test_a_correction_goes_by_max_tokens_and_not_by_the_true_length():
+    run = Steps()
+    request = run.add("a", max_tokens=64, predicted_len=3, true_len=20)
+    seen = set()
+    while request.status is RequestStatus.RUNNING or not request.output_len:
+        run.step()
+        seen.add(request.predicted_len)
+    assert seen == {3, 6, 12, 24} and run.done
 
 
 def test_a_higher_priority_preempts_and_an_equal_one_waits():
