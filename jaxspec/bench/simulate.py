@@ -28,7 +28,7 @@ from jaxspec.sched.sim.acceptance import Sampled, load_process
 from jaxspec.sched.sim.cost import PAPER_SCALE, Cost, StepLoad, load_cost, step_times
 from jaxspec.sched.sim.simulator import Served, Simulation, Stuck
 from jaxspec.sched.sim.tree_simulator import TreeSimulation
-from jaxspec.sched.sim.workload import Synthetic, Workload, join, read_lengths
+from jaxspec.sched.sim.workload import MAX_TOKENS, Synthetic, Workload, join, read_lengths
 from jaxspec.sched.timing import SwapCosts
 
 SYNTHETIC = f"{Synthetic().median:g}:{Synthetic().sigma:g}"
@@ -97,6 +97,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--predictions", metavar="COLUMN",
         help="column of the --lengths CSV with predicted output tokens; if its name contains 'class', with classes",
     )  # fmt: skip
+    work.add_argument(
+        "--max-tokens", type=options.count, metavar="N",
+        help="max_tokens of all requests, where longer answers are cut (default: "
+        f"{MAX_TOKENS}, or what the context and the KV pool leave, and nothing is cut)",
+    )  # fmt: skip
     options.add_numbers(work, ("--input-tokens N", 64, "prompt tokens of requests without a given input length"))
     work.add_argument("--seed", type=int, default=0, help="seed of arrivals, lengths and acceptance (default: 0)")
     slo_options = parser.add_argument_group(
@@ -120,6 +125,8 @@ def run(args: argparse.Namespace) -> Report:
         config = _settings(args)
         cost, process = load_cost(args.cost), load_process(args.acceptance)
         workload, notes = _workload(args, for_arrivals, for_lengths)
+        if args.max_tokens is not None:
+            workload = workload.cut(args.max_tokens)
         drafting = bool(config.draft) if args.draft_length is None else args.draft_length > 0
         simulated = stand_in(config, workload, args.host_pages, drafting)
         notes += simulated.notes
@@ -218,15 +225,16 @@ def build_scheduler(
 ) -> Scheduler:
     """The scheduler of a config, with an unlimited queue and without prefix caching.
 
-    The pool has `kv_cache_tokens`; if unset, it fits `max_num_seqs` requests of the longest request's length. Raises
-    ValueError or `ConfigError`.
+    The context is `max_model_len`; if unset, it fits every request's `max_tokens`. The pool has `kv_cache_tokens`; if
+    unset, it fits `max_num_seqs` requests that fill the context. Raises ValueError or `ConfigError`.
     """
+    context = config.max_model_len or (int((workload.input + workload.caps).max()) if len(workload) else 1)
     longest = int((workload.input + workload.output).max()) if len(workload) else 1
-    if config.max_model_len is not None and longest > config.max_model_len:
-        raise ConfigError(f"max_model_len ({config.max_model_len}): the longest request has {longest} tokens")
-    pages = -(-(config.kv_cache_tokens or longest * config.max_num_seqs) // config.page_size)
+    if longest > context:
+        raise ConfigError(f"max_model_len ({context}): the longest request has {longest} tokens")
+    pages = -(-(config.kv_cache_tokens or context * config.max_num_seqs) // config.page_size)
     limits = SchedulerConfig(
-        config.max_num_seqs, config.max_num_batched_tokens, max(longest, config.max_model_len or 0), None,
+        config.max_num_seqs, config.max_num_batched_tokens, context, None,
         max(config.max_num_seqs, MIN_LOGIT_ROWS), config.policy, host_pages, costs=costs,
         times=step_times(cost, config.max_num_batched_tokens),
     )  # fmt: skip
@@ -238,7 +246,7 @@ def summarise(served: Served, given: dict[str, Any], slo: Any) -> Report:
     work, jct = served.workload, served.jct
     ttft, tpot = served.first_token - work.arrival, served.tpot
     per_second = 1 / served.duration if served.duration > 0 else 0.0
-    tokens = int(work.output.sum())
+    tokens, caps = int(work.output.sum()), work.caps
     rows = np.unique(np.linspace(0, len(work) - 1, min(len(work), MAX_SAMPLES)).astype(int))
     report = Report(
         kind="simulate", options=given, duration_s=served.duration, completed=len(work), failed=0, errors={},
@@ -248,7 +256,8 @@ def summarise(served: Served, given: dict[str, Any], slo: Any) -> Report:
         samples=[
             Sample(
                 float(work.arrival[i]), float(ttft[i]), None if np.isnan(tpot[i]) else float(tpot[i]), float(jct[i]),
-                input_tokens=int(work.input[i]), output_tokens=int(work.output[i]), finish_reason="length",
+                input_tokens=int(work.input[i]), output_tokens=int(work.output[i]),
+                finish_reason="stop" if work.output[i] < caps[i] else "length",
             )
             for i in rows
         ],

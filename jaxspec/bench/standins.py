@@ -48,8 +48,8 @@ def stand_in(config: EngineConfig, workload: Workload, host_pages: int, drafting
         config = config.model_copy(update={"predictor": "noisy_oracle"})
     elif config.predictor == "none" and Need.LENGTHS in order.needs and unpredicted:
         notes.append(
-            f"predictor: none, so order: {config.order} uses max_tokens, which equals the output length of simulated "
-            "requests: an oracle (for predictions with errors: --set predictor=noisy_oracle)"
+            f"predictor: none, so order: {config.order} knows only max_tokens, which says nothing of the output length "
+            "of simulated requests (for predictions: --set predictor=noisy_oracle or oracle)"
         )
     if Need.PRIORITIES in order.needs:
         notes.append(f"order: {config.order}: all simulated requests have the same priority: first come, first served")

@@ -33,7 +33,7 @@ def check(predicted: float) -> None:
 
 
 def corrected(predicted: float, request: Request) -> float:
-    """The prediction, doubled until it exceeds the output so far (ALISE §3.1); at most max_tokens, which the client set."""
+    """The prediction, doubled until it exceeds the output so far (ALISE §3.1); at most the client's max_tokens."""
     while predicted <= request.output_len:
         predicted *= 2
     return min(predicted, request.max_tokens)

@@ -89,8 +89,10 @@ class Simulation:
     """Serves `workload` with `scheduler`, which must be empty. Raises `ValueError` if drafts have no acceptance model.
 
     In every step each decoding request drafts a chain of `draft_length` tokens, of which `acceptance` determines the
-    accepted ones; 0 disables drafting. `slo` applies to all requests if the workload has no SLOs of its own. Each
-    request has `max_tokens` equal to its output length.
+    accepted ones; 0 disables drafting. `slo` applies to all requests if the workload has no SLOs of its own.
+
+    A request ends at its output length, which only oracles know (`Request.true_len`). Its `max_tokens` is the
+    workload's; without one, `MAX_TOKENS` or what the context and the KV pool leave, but at least its output length.
 
     As on the engine, step times in the scheduler's config are updated by each step, preempted requests recompute their
     tokens, and swaps overlap with steps and take the time given by the scheduler's swap costs. The KV positions of
@@ -114,7 +116,7 @@ class Simulation:
         # Lists, because indexing an array element by element would box each number.
         self._left: list[int] = workload.output.tolist()
         self._slos, self._slo = workload.slos, slo
-        self._max_tokens = workload.output.tolist()
+        self._max_tokens = self._caps()
         self._first_scheduled, self._first_token, self._finished = ([nan] * n for _ in range(3))
         self._preemptions, self._drafted, self._accepted, self._rounds = ([0] * n for _ in range(4))
         self._steps = self._pauses = 0
@@ -122,7 +124,7 @@ class Simulation:
         costs = scheduler.config.costs
         self._link = Link(costs) if scheduler.config.host_pages and costs is not None else None
         self._paused: set[str] = set()
-        self._results: dict[tuple[int, int, int, bool], RequestResult] = {}
+        self._results: dict[tuple[int, int, int, str | None], RequestResult] = {}
 
     def run(self, advance: Callable[[], None] = lambda: None) -> Served:
         """Run until all requests are done; calls `advance` once per percent of requests done.
@@ -186,6 +188,14 @@ class Simulation:
             request.predicted_len = predicted
         return request
 
+    def _caps(self) -> list[int]:
+        """`max_tokens` of each request."""
+        workload, pool = self.workload, self.scheduler.pool
+        if workload.max_tokens is not None:
+            return workload.max_tokens.tolist()
+        room = min(self.scheduler.config.max_model_len, pool.num_pages * pool.page_size) - workload.input
+        return np.maximum(workload.output, np.minimum(workload.caps, room)).tolist()
+
     def _next_event(self, now: float, arrival: float | None) -> float:
         """Time of the next arrival or of the scheduler's next wake-up. Raises `Stuck` if there is neither."""
         wake = self.scheduler.wake(now)
@@ -241,7 +251,7 @@ class Simulation:
         for scheduled in plan.scheduled:
             request = scheduled.request
             if scheduled.start + scheduled.count < len(request.tokens):
-                results.append(self._result(0, 0, 0, False))
+                results.append(self._result(0, 0, 0, None))
                 continue
             i = int(request.id)
             drafted, accepted = self._round(scheduled)
@@ -256,7 +266,10 @@ class Simulation:
             if not left[i]:
                 finished.append(request)
                 self._finished[i] = now
-            results.append(self._result(new, drafted, accepted, not left[i]))
+            reason = None
+            if not left[i]:
+                reason = "stop" if request.output_len + new < request.max_tokens else "length"
+            results.append(self._result(new, drafted, accepted, reason))
         self.scheduler.update(plan, results, now, seconds=service)
         for request in finished:
             i = int(request.id)
@@ -277,10 +290,9 @@ class Simulation:
         if self._acceptance is not None:
             self._acceptance.forget(int(request.id))
 
-    def _result(self, tokens: int, drafted: int, accepted: int, finished: bool) -> RequestResult:
+    def _result(self, tokens: int, drafted: int, accepted: int, reason: str | None) -> RequestResult:
         """A cached result: they are immutable and few distinct ones occur. Token ids do not matter and are all 0."""
-        key = (tokens, drafted, accepted, finished)
+        key = (tokens, drafted, accepted, reason)
         if (cached := self._results.get(key)) is None:
-            reason = "length" if finished else None
             cached = self._results[key] = RequestResult((0,) * tokens, reason, proposed=drafted, accepted=accepted)
         return cached

@@ -16,6 +16,8 @@ from jaxspec.sched.slo import NONE, Slo
 
 #: Approximate characters per token of English text and code with a LLaMA-like vocabulary.
 CHARACTERS_PER_TOKEN = 4.0
+#: `max_tokens` of requests for which a workload gives none.
+MAX_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class Workload:
     """The requests to serve; arrays are `[requests]`.
 
     arrival: seconds, ascending; input, output: tokens; predicted: output tokens, NaN without a prediction; tpot: the
-    TPOT SLO in seconds, NaN without one. Raises `ValueError` naming the invalid array.
+    TPOT SLO in seconds, NaN without one; max_tokens: its limit, at least `output`; None: `MAX_TOKENS` for all.
+    Raises `ValueError` naming the invalid array.
     """
 
     arrival: np.ndarray
@@ -43,9 +46,10 @@ class Workload:
     output: np.ndarray
     predicted: np.ndarray
     tpot: np.ndarray | None = None
+    max_tokens: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for name in ("input", "output", "predicted", "tpot"):
+        for name in ("input", "output", "predicted", "tpot", "max_tokens"):
             column = getattr(self, name)
             if column is not None and column.shape != self.arrival.shape:
                 raise ValueError(f"{name} has {column.size} rows for {self.arrival.size} arrivals")
@@ -54,6 +58,8 @@ class Workload:
         for name in ("input", "output"):
             if self.arrival.size and getattr(self, name).min() < 1:
                 raise ValueError(f"{name} must be at least one token for every request")
+        if self.max_tokens is not None and (self.max_tokens < self.output).any():
+            raise ValueError("max_tokens must be at least output for every request")
 
     def __len__(self) -> int:
         return len(self.arrival)
@@ -64,6 +70,16 @@ class Workload:
         if self.tpot is None:
             return None
         return [NONE if isnan(seconds) else Slo(tpot=seconds) for seconds in self.tpot.tolist()]
+
+    @property
+    def caps(self) -> np.ndarray:
+        """`max_tokens` of each request `[requests]`; without one, `MAX_TOKENS`, or its output if that is longer."""
+        return np.maximum(self.output, MAX_TOKENS) if self.max_tokens is None else self.max_tokens
+
+    def cut(self, max_tokens: int) -> Workload:
+        """A copy in which all requests have this `max_tokens`; longer outputs end there."""
+        most = np.full(len(self), max_tokens)
+        return replace(self, output=np.minimum(self.output, most), max_tokens=most)
 
     def predict(self, predicted: np.ndarray) -> Workload:
         """A copy with other predictions `[requests]`."""

@@ -144,7 +144,7 @@ def test_stand_ins_are_named(tmp_path, lengths, capsys):
     notes = simulate(tmp_path, *common, "--set", "predictor=proxy")["extra"]["notes"]
     assert len(notes) == 1 and notes[0].startswith("predictor: proxy reads prompts") and "noisy_oracle" in notes[0]
     assert simulate(tmp_path, *common, "--set", "predictor=proxy", "--predictions", "guess")["extra"]["notes"] == []
-    assert "oracle" in simulate(tmp_path, *common)["extra"]["notes"][0]
+    assert "only max_tokens" in simulate(tmp_path, *common)["extra"]["notes"][0]
     priority = simulate(tmp_path, *common[:5], "--set", "order=priority", "--set", "memory=swap")["extra"]["notes"]
     assert [note.partition(":")[0] for note in priority] == ["order", "memory"]
 
@@ -230,3 +230,16 @@ def test_the_engine_is_recorded_for_the_simulator(tmp_path, tiny_model, capsys):
 def _table(tmp_path: Path) -> Path:
     (tmp_path / "table.csv").write_text("output_tokens\n20\n30\n")
     return tmp_path / "table.csv"
+
+
+def test_max_tokens_cuts_answers_and_tells_a_scheduler_nothing_of_shorter_ones(tmp_path, lengths):
+    common = ["--request-rate", "2", "--num-requests", "100", "--lengths", lengths]
+    whole, cut = simulate(tmp_path, *common), simulate(tmp_path, *common, "--max-tokens", "30")
+    assert max(s["output_tokens"] for s in whole["samples"]) > 30
+    assert {s["finish_reason"] for s in whole["samples"]} == {"stop"}
+    for sample in cut["samples"]:
+        assert sample["output_tokens"] <= 30
+        assert sample["finish_reason"] == ("length" if sample["output_tokens"] == 30 else "stop")
+    order = ["--set", "predictor=none", "--set", "max_num_seqs=1"]
+    fcfs, sjf = (simulate(tmp_path, *common, *order, "--set", f"order={o}")["e2e_ms"]["mean"] for o in ("fcfs", "sjf"))
+    assert sjf == fcfs  # without a predictor all requests count the same

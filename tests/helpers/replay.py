@@ -18,6 +18,7 @@ def workload(recording: Recording) -> Workload:
         input=np.array([r.input for r in recording.requests], int),
         output=np.array([r.output for r in recording.requests], int),
         predicted=np.array([np.nan if r.predicted is None else r.predicted for r in recording.requests], float),
+        max_tokens=np.array([r.max_tokens for r in recording.requests], int),
     )
 
 
@@ -40,7 +41,6 @@ class Replay(Simulation):
 
     def __init__(self, scheduler: Scheduler, recording: Recording) -> None:
         super().__init__(scheduler, workload(recording), Linear(0.0), _Rounds(recording))
-        self._max_tokens = [request.max_tokens for request in recording.requests]
         self.recording = recording
         self.scheduled: list[list[tuple[int, int, int]]] = []
 

@@ -32,7 +32,7 @@ def simulate(
     draft_length: int = 0,
 ) -> Served:  # fmt: skip
     """Simulate `concurrency` requests at once, with enough KV pages for all requests."""
-    limit = int((workload.input + workload.output).max())
+    limit = int((workload.input + workload.caps).max())
     token_budget = max(2048, concurrency)
     pages = len(workload) * -(-limit // PAGE_SIZE)
     config = SchedulerConfig(concurrency, token_budget, limit, None, max(concurrency, 64), policy)

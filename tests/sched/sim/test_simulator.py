@@ -7,16 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxspec.sched import PagePool, Scheduler, SchedulerConfig
+from jaxspec.sched import PagePool, PolicyConfig, Scheduler, SchedulerConfig
 from jaxspec.sched.plan import Plan
 from jaxspec.sched.sim.acceptance import Process, Sampled
 from jaxspec.sched.sim.cost import Linear, StepLoad
 from jaxspec.sched.sim.simulator import Served, Simulation, Stuck
-from jaxspec.sched.sim.workload import Workload
+from jaxspec.sched.sim.workload import MAX_TOKENS, Workload
 
 
-def workload(arrival: list[float], inputs: list[int], outputs: list[int]) -> Workload:
-    return Workload(np.array(arrival, float), np.array(inputs), np.array(outputs), np.full(len(arrival), np.nan))
+def workload(
+    arrival: list[float], inputs: list[int], outputs: list[int], max_tokens: list[int] | None = None
+) -> Workload:
+    caps = None if max_tokens is None else np.array(max_tokens)
+    none = np.full(len(arrival), np.nan)
+    return Workload(np.array(arrival, float), np.array(inputs), np.array(outputs), none, max_tokens=caps)
 
 
 def scheduler(max_num_seqs: int = 4, tokens: int = 64, pages: int = 256) -> Scheduler:
@@ -46,7 +50,7 @@ def test_a_step_costs_what_it_does():
 
     drafts = Sampled(Process(0.999), 2, np.random.default_rng(0))
     # Two prompts of 40 tokens under a budget of 64: the second one's last 16 wait for the next step.
-    Simulation(scheduler(), workload([0, 0], [40, 40], [6, 1]), Noted(1.0), drafts, draft_length=3).run()
+    Simulation(scheduler(), workload([0, 0], [40, 40], [6, 1], [6, 1]), Noted(1.0), drafts, draft_length=3).run()
     assert loads[0] == StepLoad(tokens=64, starting=2)
     # One decodes with three drafts behind 40 committed positions, the other one's prompt ends behind 24.
     assert loads[1] == StepLoad(tokens=1 + 3 + 16, context=40 + 24, drafting=1, levels=3)
@@ -152,3 +156,58 @@ def test_a_million_requests_fit():
 def test_drafting_needs_acceptance():
     with pytest.raises(ValueError, match="acceptance"):
         Simulation(scheduler(), workload([0], [1], [1]), Linear(1.0), draft_length=2)
+
+
+# --- max_tokens and the true length -----------------------------------------------------------------------------------
+
+
+class Seen:
+    """Notes every request's `max_tokens` and how it ended."""
+
+    def __init__(self) -> None:
+        self.max_tokens: list[int] = []
+        self.reasons: list[str] = []
+
+    def added(self, request, now): self.max_tokens.append(request.max_tokens)  # fmt: skip
+
+    def planned(self, plan, now, lookahead): ...
+
+    def updating(self, plan, results, now, seconds):
+        self.reasons += [r.finish_reason for r in results if r.finish_reason]
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "pages", "caps", "reasons"),
+    [
+        (None, 256, [502, 500], ["stop", "stop"]),  # what the context of 512 leaves
+        (None, 10, [150, 148], ["stop", "stop"]),  # what 160 positions leave
+        ([30, 5], 256, [30, 5], ["length", "stop"]),
+    ],
+)
+def test_a_request_ends_at_its_true_length_below_its_max_tokens(max_tokens, pages, caps, reasons):
+    seen, under_test = Seen(), scheduler(1, pages=pages)
+    under_test.observers.append(seen)
+    served = Simulation(under_test, workload([0, 0], [10, 12], [7, 5], max_tokens), Linear(1.0)).run()
+    assert (seen.max_tokens, seen.reasons) == (caps, reasons) and served.finished.tolist() == [7, 12]
+
+
+def test_an_output_longer_than_the_default_is_not_cut():
+    long = SchedulerConfig(1, 64, 8192, None, 64)
+    seen, under_test = Seen(), Scheduler(long, PagePool(512, 16))
+    under_test.observers.append(seen)
+    Simulation(under_test, workload([0, 0], [1, 1], [3000, 5]), Linear(1.0)).run()
+    assert seen.max_tokens == [3000, MAX_TOKENS]
+
+
+def test_max_tokens_below_the_output_are_refused():
+    with pytest.raises(ValueError, match="max_tokens"):
+        workload([0], [1], [5], [4])
+    cut = workload([0, 0], [1, 1], [9, 2]).cut(4)
+    assert cut.output.tolist() == [4, 2] and cut.caps.tolist() == [4, 4]
+
+
+def test_without_a_predictor_the_shortest_is_not_known():
+    policy = PolicyConfig(order="sjf")
+    limits = SchedulerConfig(1, 64, 4096, None, 64, policy)
+    served = Simulation(Scheduler(limits, PagePool(512, 16)), workload([0, 0], [4, 4], [9, 2]), Linear(1.0)).run()
+    assert served.finished.tolist() == [9, 11]
