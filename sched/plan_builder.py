@@ -196,7 +196,7 @@ class PlanBuilder:
         kv, waiting = self._kv, self._waiting
         get = kv.grow if request.status is RequestStatus.PAUSED else kv.allocate
         while (spare and kv.missing_pages(request) + spare > self._pool.num_free) or not get(request):
-            last = waiting.last_paused() if kv.can_preempt else None
+            last = waiting.last_paused()
             if last is None or last is request:
                 return False
             free = self._pool.num_free + waiting.paused_pages - len(request.pages)

@@ -46,9 +46,9 @@ class Scheduler:
 
     An admitted request holds pages for all its known tokens, so only decoding needs more. When no page is free, a
     request is preempted: a paused one if there is any, else the running one admitted last. Its KV moves to the host or
-    is recomputed later (`policy.memory`; with defer, preemption never happens). The request admitted first is never
-    preempted while others run, and alone it fits (`add` checks that). So it finishes, and the next one is first: every
-    request finishes.
+    is recomputed later (`policy.memory`; with defer, this takes outputs longer than predicted). The request admitted
+    first is never preempted while others run, and alone it fits (`add` checks that). So it finishes, and the next one
+    is first: every request finishes.
 
     If the order is preemptive, waiting requests take the slots of running ones that come after them. Those are paused:
     they keep their pages until others need them. Then the last in order is preempted. A preempted request that runs

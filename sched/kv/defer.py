@@ -1,21 +1,26 @@
-"""`memory: defer`: admit only requests whose whole output fits (ALISE's baseline, §3.2)."""
+"""`memory: defer`: admit only requests whose expected output fits (ALISE's baseline, §3.2 and §4.3)."""
 
 from __future__ import annotations
+
+from math import ceil
 
 from jaxspec.sched.kv.manager import KVCacheManager
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.request import Request
-from jaxspec.sched.slots import MEMORIES
+from jaxspec.sched.slots import MEMORIES, Need
 
 
 @MEMORIES.register("defer")
 class Defer(KVCacheManager):
-    """Reserves pages for prompt and max_tokens at admission, so no request ever loses pages.
+    """Defers requests for which the pool has no room, prompt and output together; reserves the room of those admitted.
 
-    Admitted requests may still be paused: they lose their slot, not their pages.
+    The output counts as predicted, or as max_tokens without a prediction. Admitted requests may be paused: they lose
+    their slot, not their pages. An output longer than predicted takes more pages than were reserved, and its
+    reservation grows with its prediction. If none is free then, the last request is preempted and recomputed, as with
+    `recompute`; so with exact predictions or none, no request loses pages.
     """
 
-    can_preempt = False
+    needs = frozenset({Need.LENGTHS})
 
     def __init__(self, pool: PagePool) -> None:
         super().__init__(pool)
@@ -24,20 +29,25 @@ class Defer(KVCacheManager):
 
     def fits(self, request: Request) -> bool:
         """Ignores prefix sharing (conservative); a lone request always fits."""
-        return self._total - self._held + self._most(request) <= self.pool.num_free
+        return self._expected(request) <= self._unreserved
 
     def allocate(self, request: Request) -> bool:
         if not (self.fits(request) and super().allocate(request)):
             return False
-        self._reserved[request.id] = most = self._most(request)
-        self._total += most
         self._held += len(request.pages)
+        self._reserve(request)
         return True
 
     def grow(self, request: Request, ahead: int = 0) -> bool:
+        """Drafts never take pages reserved for other requests."""
+        self._reserve(request)
+        beyond = self.pool.pages_for(len(request.tokens) + ahead) - self._reserved[request.id]
+        if ahead and beyond > max(0, self._unreserved):
+            return False
         before = len(request.pages)
         grown = super().grow(request, ahead)
         self._held += len(request.pages) - before
+        self._reserve(request)
         return grown
 
     def free(self, request: Request) -> None:
@@ -45,5 +55,17 @@ class Defer(KVCacheManager):
         self._held -= len(request.pages)
         super().free(request)
 
-    def _most(self, request: Request) -> int:
-        return self.pool.pages_for(request.prompt_len + request.max_tokens)
+    @property
+    def _unreserved(self) -> int:
+        """Free pages that no admitted request has reserved; negative if outputs have outgrown their predictions."""
+        return self.pool.num_free - (self._total - self._held)
+
+    def _reserve(self, request: Request) -> None:
+        """Adapt the reservation of an admitted request to its prediction and to the pages it has."""
+        pages = max(self._expected(request), len(request.pages))
+        self._total += pages - self._reserved.get(request.id, 0)
+        self._reserved[request.id] = pages
+
+    def _expected(self, request: Request) -> int:
+        output = max(ceil(request.expected_len), request.output_len + 1)
+        return self.pool.pages_for(request.prompt_len + min(output, request.max_tokens))

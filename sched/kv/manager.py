@@ -16,8 +16,7 @@ class KVCacheManager(Policy):
     full pages stay in the prefix cache until they are reused.
     """
 
-    #: Whether an admitted request can lose its pages, and whether its KV can then move to the host.
-    can_preempt: bool = True
+    #: Whether the KV of a preempted request can move to the host.
     can_swap: bool = False
 
     def __init__(self, pool: PagePool) -> None:

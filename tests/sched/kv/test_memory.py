@@ -79,7 +79,7 @@ class Swapping(Drive):
             assert m.request.computed == computed and m.request.status in (RequestStatus.PAUSED, RequestStatus.RUNNING)
             # Its KV is under way: it runs only if no other request does.
             assert m.request.id not in planned or next(iter(plan.scheduled)).request is m.request
-        if scheduler.config.policy.memory == "defer":
+        if defers(scheduler):
             assert not plan.preempted
         return plan
 
@@ -116,15 +116,21 @@ class Swapping(Drive):
         if isinstance(memory, Defer):
             kept = (*running, *(r for r in waiting if r.pages))
             assert memory._held == sum(len(r.pages) for r in kept)
-            assert memory._total == sum(memory._most(r) for r in kept)
-            assert memory._total - memory._held <= scheduler.pool.num_free
+            assert memory._total == sum(memory._reserved.values()) and memory._reserved.keys() == ids_of(kept)
+            assert all(len(r.pages) <= memory._reserved[r.id] for r in kept)
+            assert memory._total - memory._held <= scheduler.pool.num_free or not defers(scheduler)
 
     def check_end(self) -> None:
         super().check_end()
         assert self.scheduler.num_swaps == sum(r.swaps for r in self.requests.values())
         assert not self.scheduler.num_swapped and self.scheduler.host_usage == 0
-        if self.scheduler.config.policy.memory == "defer":
+        if defers(self.scheduler):
             assert self.scheduler.num_preemptions == 0
+
+
+def defers(scheduler: Scheduler) -> bool:
+    """Whether requests never lose pages: reserved by max_tokens, or by the true length."""
+    return scheduler.config.policy.memory == "defer" and scheduler.config.policy.predictor != "noisy_oracle"
 
 
 def ids_of(requests: Any) -> set[str]:
@@ -331,6 +337,43 @@ def test_deferring_changes_slots_among_those_admitted_and_continues_when_the_fir
     assert run.steps(2) == "mid mid" and low.status is RequestStatus.PAUSED
     run.add("high", 20, prompt=8)
     assert run.finish() == ["mid", "low", "high"]
+
+
+def test_deferring_reserves_what_is_predicted_and_not_what_is_allowed():
+    run = Steps(memory="defer", seqs=2, pages=8)
+    a = run.add("a", 28, prompt=4, predicted_len=8, true_len=8)  # 3 pages of 8, where max_tokens would be all
+    run.add("b", 28, prompt=4, predicted_len=16, true_len=16)  # 5
+    c = run.add("c", 28, prompt=4, predicted_len=4, true_len=4)  # 2: it waits for a
+    assert run.steps(8) == " ".join(["ab"] * 8) and a.ended and not c.output_len
+    assert run.finish() == ["a", "c", "b"] and run.scheduler.num_preemptions == 0
+    allowed = Steps(memory="defer", seqs=2, pages=8)
+    for name in "ab":
+        allowed.add(name, 28, prompt=4, true_len=4)  # without a prediction it may need all pages
+    assert allowed.steps(8) == "a a a a b b b b"
+
+
+def test_outputs_longer_than_predicted_cost_the_last_request_its_pages():
+    run = Steps(memory="defer", seqs=2, pages=8)
+    liars = [run.add(name, 28, prompt=4, predicted_len=2, true_len=28) for name in "ab"]
+    assert run.finish() == ["a", "b"]
+    assert [r.preemptions > 0 for r in liars] == [False, True] and liars[1].recomputed
+
+
+def test_paused_requests_that_outgrew_their_reservations_go_on():
+    run = Steps(order="priority", memory="defer", seqs=1, pages=8)
+    for priority, name in enumerate("cba"):  # each preempts those before it
+        run.add(name, 24, prompt=4, predicted_len=2, true_len=12, priority=-priority)
+        run.steps(4)
+    assert run.finish() == ["a", "b", "c"]
+
+
+def test_drafts_take_no_pages_that_another_request_has_reserved():
+    run = Steps(memory="defer", seqs=2, pages=6)
+    run.add("a", 20, prompt=4, predicted_len=3, true_len=3)  # 2 pages
+    run.add("b", 20, prompt=4, predicted_len=12, true_len=12)  # 4
+    run.step()
+    drafted = {s.request.id: s.levels for s in run.plan(drafts=8).scheduled}
+    assert drafted == {"a": 3, "b": 8}  # what fits into its pages, and all
 
 
 def test_host_pages_come_back_with_the_next_plan():
