@@ -112,12 +112,13 @@ def drive(
     advance: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
     expected: Sequence[int] | None = None,
+    end_as_expected: bool = False,
     slos: Sequence[Slo] | None = None,
 ) -> list[RequestMetrics]:
     """Submit request i at `times[i]`, in seconds from now, and wait for all. Returns their metrics in the same order.
 
-    `expected`: output tokens of each request, for the length oracle, which defaults to the request's `max_tokens`.
-    `slos`: SLO of each request. Raises `BenchError` if the engine fails.
+    `expected`: output tokens of each request, for the length oracle, which defaults to the request's `max_tokens`. With
+    `end_as_expected` the answers also end there. `slos`: SLO of each request. Raises `BenchError` if the engine fails.
     """
     metrics: list[RequestMetrics | None] = [None] * len(ids)
     finished = threading.Semaphore(0)
@@ -136,7 +137,9 @@ def drive(
             if (wait := begin + at - clock()) > 0:
                 time.sleep(wait)
             length, slo = expected[i] if expected else None, slos[i] if slos else None
-            engine.submit(ids[i], params[i], listener(i), expected_tokens=length, slo=slo)
+            engine.submit(
+                ids[i], params[i], listener(i), expected_tokens=length, end_as_expected=end_as_expected, slo=slo
+            )
     except (ValueError, RuntimeError) as error:
         raise BenchError(str(error)) from None
     for _ in ids:

@@ -153,6 +153,7 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
         expected_tokens: int | None = None,
+        end_as_expected: bool = False,
         slo: Slo | None = None,
     ) -> str:
         """Queue a request. -> its id. `on_output` gets its deltas; the last one has a finish reason.
@@ -161,6 +162,8 @@ class Engine:
             params: `n` is ignored; submit n requests instead.
             priority: smaller goes first, with `order: priority`.
             expected_tokens: output length for oracle predictors; defaults to max_tokens.
+            end_as_expected: end the answer after `expected_tokens`, for benchmarks with given lengths. Apart from
+                oracles, the scheduler knows only `max_tokens`.
             slo: SLO in seconds; None: the configuration's.
 
         Raises `InvalidRequest`, `QueueFull`, `SloRefused` (strict admission), `EngineDead`, `EngineDraining`.
@@ -169,6 +172,8 @@ class Engine:
         max_tokens = self.check(prompt_ids, params, slo)
         if expected_tokens is not None and expected_tokens < 1:
             raise InvalidRequest("expected_tokens", f"expected_tokens must be at least 1, not {expected_tokens}")
+        if end_as_expected and expected_tokens is None:
+            raise InvalidRequest("end_as_expected", "end_as_expected needs expected_tokens")
         request = Request(
             request_id or uuid4().hex, len(prompt_ids), [int(t) for t in prompt_ids], max_tokens,
             self._clock(), priority,
@@ -186,7 +191,8 @@ class Engine:
             if request.id in self._states:
                 raise InvalidRequest("request_id", f"request {request.id!r} is already running")
             seed = params.seed if params.seed is not None else int(self._random.integers(0, 2**63))
-            state = RequestState(request, params, seed, self.tokenizer, stop_ids, on_output)
+            end_at = expected_tokens if end_as_expected else None
+            state = RequestState(request, params, seed, self.tokenizer, stop_ids, on_output, end_at)
             self._admit(request)
             self._states[request.id] = state
             self._inbox.append((state, False))

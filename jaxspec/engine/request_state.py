@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 import numpy as np
 
@@ -20,7 +21,8 @@ from jaxspec.step.sampler import Logprobs
 class RequestState:
     """One request, from submission to its last output. Only the engine's thread uses it.
 
-    `seed` is the 64-bit key of the request's random numbers; `stop_ids` are tokens that end it.
+    `seed` is the 64-bit key of the request's random numbers; `stop_ids` are tokens that end it, as does the output
+    length `end_at`.
     """
 
     def __init__(
@@ -31,10 +33,11 @@ class RequestState:
         tokenizer: Tokenizer,
         stop_ids: frozenset[int],
         on_output: Callable[[OutputDelta], None],
+        end_at: int | None = None,
     ):
         self.request, self.params, self.on_output = request, params, on_output
         self.metrics = RequestMetrics(request.arrival, prompt_tokens=request.prompt_len, slo=request.slo)
-        self._stop_ids = stop_ids
+        self._stop_ids, self._end_at = stop_ids, end_at
         self._detokenizer = Detokenizer(
             tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens
         )
@@ -104,12 +107,15 @@ class RequestState:
         if not tokens:
             return RequestResult()
         new: list[int] = []
+        end_at = inf if self._end_at is None else self._end_at
         for token in tokens:
             new.append(token)
             if token in self._stop_ids:
                 self.finish_reason, self._stop_reason = "stop", token
             elif self.request.output_len + len(new) >= self.request.max_tokens:
                 self.finish_reason = "length"
+            elif self.request.output_len + len(new) >= end_at:
+                self.finish_reason = "stop"
             if self.finish_reason:
                 break
         if self.params.stop:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 PAGE_SIZE = 16
 #: From the turn to its requests, with their SLOs, and the prompts' token ids.
 Jobs = Callable[[int], tuple[Workload, Sequence[Sequence[int]]]]
+#: Serves a workload with its prompts on an engine: `once` or `to_eos`.
+Serve = Callable[["LLM", Workload, Sequence[Sequence[int]]], list[RequestMetrics]]
 
 
 def simulate(
@@ -40,29 +42,58 @@ def simulate(
     return Simulation(scheduler, workload, cost, acceptance, draft_length).run()
 
 
+def once(llm: LLM, work: Workload, ids: Sequence[Sequence[int]]) -> list[RequestMetrics]:
+    """Serve the workload with the prompts `ids`; returns each request's metrics.
+
+    Every request generates exactly its output length, which only oracles know: its `max_tokens` is the workload's, or
+    without one `MAX_TOKENS` or what the context leaves.
+    """
+    caps = work.caps
+    if work.max_tokens is None:
+        caps = np.maximum(work.output, np.minimum(caps, llm.engine.max_model_len - work.input))
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in caps.tolist()]
+    return drive(
+        llm.engine, work.arrival.tolist(), ids, params, expected=work.output.tolist(), end_as_expected=True,
+        slos=work.slos,
+    )  # fmt: skip
+
+
+def to_eos(llm: LLM, work: Workload, ids: Sequence[Sequence[int]]) -> list[RequestMetrics]:
+    """As `once`, but requests end at EOS or at their `max_tokens`; only oracles use the workload's output lengths."""
+    params = [SamplingParams(temperature=0, max_tokens=n) for n in work.caps.tolist()]
+    return drive(llm.engine, work.arrival.tolist(), ids, params, expected=work.output.tolist(), slos=work.slos)
+
+
+def answered(llm: LLM, arrival: np.ndarray, ids: Sequence[Sequence[int]], max_tokens: int) -> Workload:
+    """A workload for `to_eos` from the arrival times `[requests]` and the prompts `ids`, with `max_tokens` or what the
+    context leaves.
+
+    Its output lengths are those of the greedy answers. They do not depend on the policy, so one run gives them for all.
+    Text that is forced past EOS repeats itself, which drafters predict too well.
+    """
+    inputs = np.array([len(prompt) for prompt in ids])
+    caps = np.minimum(max_tokens, llm.engine.max_model_len - inputs)
+    params = [SamplingParams(temperature=0, max_tokens=n) for n in caps.tolist()]
+    outputs = np.array([m.output_tokens for m in drive(llm.engine, [0.0] * len(ids), ids, params)])
+    return Workload(arrival, inputs, outputs, np.full(len(ids), np.nan), max_tokens=caps)
+
+
 def turns(
-    contenders: Mapping[str, LLM], jobs: Jobs, repeats: int, advance: Callable[[], None]
+    contenders: Mapping[str, LLM], jobs: Jobs, repeats: int, advance: Callable[[], None], serve: Serve = once
 ) -> dict[str, list[list[RequestMetrics]]]:
     """Metrics of `repeats` turns of each contender, after one for warm-up.
 
-    In a turn all contenders serve the same requests one after the other. Every request generates exactly its output
-    length.
+    In a turn all contenders serve the same requests one after the other, with `serve`.
     """
     results: dict[str, list[list[RequestMetrics]]] = {name: [] for name in contenders}
     for repeat in range(repeats + 1):
         work, ids = jobs(repeat)
         for name, llm in contenders.items():
-            metrics = once(llm, work, ids)
+            metrics = serve(llm, work, ids)
             if repeat:
                 results[name].append(metrics)
             advance()
     return results
-
-
-def once(llm: LLM, work: Workload, ids: Sequence[Sequence[int]]) -> list[RequestMetrics]:
-    """Serve the workload with the prompts `ids`; returns each request's metrics."""
-    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in work.output.tolist()]
-    return drive(llm.engine, work.arrival.tolist(), ids, params, slos=work.slos)
 
 
 def mean_jct(metrics: Sequence[RequestMetrics]) -> float:

@@ -212,7 +212,7 @@ def test_laps_sd_simulated_and_then_on_the_engine(quick, tmp_path):
     assert "MBPP, against LAS | 31.0 %" in text and "| 2 | 4 | best |" in text
     assert {f.name for f in out.glob("*.png")} == {"laps_sd_latency.png", "laps_sd_queues.png"}
     settings = [part for setting in SMALL if "seqs" not in setting for part in ("--set", setting)]
-    assert main(["paper", *common, "--engine", "--repeats", "2", "--engine-scale", "0.5", *settings]) == 0
+    assert main(["paper", *common, "--engine", "--repeats", "2", "--engine-tokens", "12", *settings]) == 0
     kept = json.loads((tmp_path / "all.json").read_text())
     assert set(kept) == {"simulated", "engine"}
     assert len(kept["engine"]["latency"]["code"]["LAS"]) == 2

@@ -21,7 +21,7 @@ from jaxspec.bench.papers.laps_sd import report
 from jaxspec.bench.papers.laps_sd.report import LAPS_SD, LAS, LATE, LP_SJF, STABILITY, TYPICAL
 from jaxspec.bench.papers.page import File
 from jaxspec.bench.papers.presets import Preset, engines, overrides
-from jaxspec.bench.papers.serving import mean_jct, simulate, turns
+from jaxspec.bench.papers.serving import answered, mean_jct, simulate, to_eos, turns
 from jaxspec.progress import progress
 from jaxspec.sched.config import PolicyConfig
 from jaxspec.sched.order.laps_sd import LapsSd, LapsSdSettings
@@ -81,7 +81,7 @@ def headlines(kept: Mapping[str, Any]) -> list[Headline]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     engine = parser.add_argument_group("with --engine")
-    options.add_numbers(engine, ("--engine-scale X", 0.5, "factor on the answers' lengths"))
+    options.add_numbers(engine, ("--engine-tokens N", 256, "max_tokens of the requests"))
     engine.add_argument("--engine-draft", default="ngram", metavar="D", help="the drafter (default: ngram)")
 
 
@@ -242,20 +242,23 @@ def on_engine(
 ) -> dict[str, Any]:
     """Mean latencies in seconds, `{data: {order: [turns]}}`: real prompts, 32 of all three kinds and 20 of each.
 
-    Output lengths are drawn from the files' answers and scaled. `max_tokens` equals them, so the oracles know them.
+    They are answered to EOS or `--engine-tokens`. A run before each turn gives the oracles the answers' lengths.
     """
     from jaxspec.models.load.tokenizer import chat_ids
 
     repeats = args.repeats or 5
     counts = {report.MIXED: 32, **dict.fromkeys(tables, 20)}
-    settings = {"max_num_seqs": 1, "draft": [args.engine_draft], "tree": "chain", "draft_depth": DRAFTS}
-    settings |= overrides(args)
+    settings = {
+        "max_num_seqs": 1, "draft": [args.engine_draft], "tree": "chain", "draft_depth": DRAFTS,
+        "enable_prefix_caching": False,  # only the first engine serves all prompts beforehand
+        **overrides(args),
+    }  # fmt: skip
     results: dict[str, Any] = {}
     with (
         progress("turns", len(counts) * len(PRESETS) * (repeats + 1)) as advance,
         engines({name: preset.but(**settings) for name, preset in PRESETS.items()}, args.model) as loaded,
     ):
-        tokenizer = next(iter(loaded.values())).tokenizer
+        first = next(iter(loaded.values()))
         for name, count in counts.items():
 
             def workload(repeat: int, kind: str = name, count: int = count) -> tuple[Workload, list[list[int]]]:
@@ -263,11 +266,9 @@ def on_engine(
                 kinds = list(tables) if kind == report.MIXED else [kind]
                 drawn = [kinds[i % len(kinds)] for i in range(count)]
                 rng.shuffle(drawn)
-                ids = [chat_ids(tokenizer, prompts.choose(texts[k], 1, rng)[0]) for k in drawn]
-                scaled = np.array([args.engine_scale * rng.choice(tables[k].output) for k in drawn])
-                lengths = np.maximum(1, np.round(scaled)).astype(int)
-                return Workload(np.zeros(count), np.array([len(i) for i in ids]), lengths, np.full(count, np.nan)), ids
+                ids = [chat_ids(first.tokenizer, prompts.choose(texts[k], 1, rng)[0]) for k in drawn]
+                return answered(first, np.zeros(count), ids, args.engine_tokens), ids
 
-            measured = turns(loaded, workload, repeats, advance)
+            measured = turns(loaded, workload, repeats, advance, to_eos)
             results[name] = {order: [mean_jct(turn) for turn in metrics] for order, metrics in measured.items()}
-    return {"requests": counts, "scale": args.engine_scale, "draft": args.engine_draft, "latency": results}
+    return {"requests": counts, "max_tokens": args.engine_tokens, "draft": args.engine_draft, "latency": results}
