@@ -145,6 +145,7 @@ class Scheduler:
         request.number = next(self._numbers)
         self._requests[request.id] = request
         self.waiting.push(request, now)
+        self._requeue()
         for observer in self.observers:
             observer.added(request, now)
 
@@ -204,6 +205,7 @@ class Scheduler:
         for scheduled, result in zip(plan.scheduled, results, strict=True):
             if scheduled.request.status is RequestStatus.RUNNING:  # otherwise it was cancelled meanwhile
                 self._advance(scheduled, result, now, seconds)
+        self._requeue()
         if recomputed:
             self.recomputed_tokens += recomputed
             self.recompute_seconds += seconds * recomputed / plan.num_tokens
@@ -213,6 +215,10 @@ class Scheduler:
         """The earliest later time at which `plan` may have work although nothing happens until then; None: no such."""
         wake = self.batching.wake(len(self.running), self.waiting.oldest)
         return wake if wake is None or wake > now else None
+
+    def _requeue(self) -> None:
+        for request in self.order.rekeyed():
+            self.waiting.move(request)
 
     # -- results of a step -----------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from jaxspec.sched.order.order import Order
@@ -26,6 +27,9 @@ class Aging(Order):
 
     def key(self, request: Request) -> Any:
         return (0,) if self._promoted.of(request) else (1, self._order.key(request))
+
+    def rekeyed(self) -> Iterable[Request]:
+        return self._order.rekeyed()
 
     def preemptible(self, request: Request) -> bool:
         return not self._promoted.of(request) and self._order.preemptible(request)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
+from jaxspec.sched.order.acceptance_prior import AcceptancePrior
 from jaxspec.sched.order.order import Order
 from jaxspec.sched.per_request import PerRequest
 from jaxspec.sched.plan import RequestResult
@@ -43,6 +45,9 @@ class LapsSdSettings(Section):
     #: paper. typical: there is one queue, shortest estimated time first, and they are assumed to run at the mean speed
     #: of the requests with a stable rate.
     unknown: Literal["fcfs", "typical"] = "fcfs"
+    #: Whether an acceptance rate is drawn towards the mean of finished requests, the more the fewer steps it was
+    #: measured over: its posterior mean under a Beta prior that is learned from them. Not in the paper.
+    shrinkage: bool = False
 
     @model_validator(mode="after")
     def _check_oracle(self) -> Self:
@@ -60,11 +65,13 @@ class _Progress:
     rates: deque[float]
     queue: int = 1
     rounds: int = 0
+    #: Acceptance rate and rounds when it became perceptible by them.
+    stable: tuple[float, int] | None = None
     #: Once perceptible: estimated seconds per output token, and of the whole request with `length` output tokens.
     per_token: float | None = None
     length: float = 0.0
     seconds: float = 0.0
-    #: `per_token` relative to the mean of the requests that were perceptible when it became so.
+    #: `per_token` relative to the mean of all requests perceived so far.
     relative_cost: float = 1.0
     #: Has run since it became perceptible: it is not preempted any more.
     settled: bool = False
@@ -81,11 +88,12 @@ class LapsSd(Order):
     T = L (n T_ssm + T_llm) / (n A + 1), and it moves to the queue whose range contains T. There it competes once more,
     shortest T first; from its next round on it is not preempted. Non-perceptible requests go in order of arrival and
     are preemptible. Rounds without drafts leave the rate unchanged; if nothing was ever drafted, n and A are 0 and
-    T = L T_llm.
+    T = L T_llm. A is not updated after that (§4.3).
 
     That is the paper's order, in which every request must first run for a while before any can finish. With
     `unknown: typical`, an addition to the paper, requests do not wait for that: all compete by T in one queue, and a
-    non-perceptible request is assumed to take the mean time per token of those perceived so far.
+    non-perceptible request is assumed to take the mean time per token of those perceived so far. `shrinkage`, another
+    one, corrects A for the chance in a few rounds.
     """
 
     preemptive = True
@@ -99,6 +107,10 @@ class LapsSd(Order):
         self._progress = PerRequest(self._begin)
         # Number of requests that became perceptible, and their mean seconds per token.
         self._perceived, self._mean_per_token = 0, 0.0
+        # With `unknown: typical`: the perceptible requests, and those whose `relative_cost` has changed.
+        self._perceptible: list[tuple[Request, _Progress]] = []
+        self._rekeyed: list[Request] = []
+        self._prior = AcceptancePrior()
 
     @classmethod
     def build(cls, settings: LapsSdSettings, context: SlotContext) -> LapsSd:
@@ -127,12 +139,18 @@ class LapsSd(Order):
     def preemptible(self, request: Request) -> bool:
         return not self._progress.of(request).settled
 
+    def rekeyed(self) -> Sequence[Request]:
+        changed, self._rekeyed = self._rekeyed, []
+        return changed
+
     def observe(self, request: Request, result: RequestResult, seconds: float) -> None:
         p, s = self._progress.of(request), self._settings
         self.cost.observe(result.proposed, seconds)
         p.rounds += 1
         while p.queue < s.queues and request.attained > self._upper[p.queue - 1]:
             p.queue += 1
+        if result.finish_reason is not None and p.stable is not None:
+            self._prior.learn(*p.stable, request.accepted / request.proposed, p.rounds)
         if p.per_token is not None:
             p.settled = True
             return
@@ -141,7 +159,12 @@ class LapsSd(Order):
             n = request.proposed / p.rounds
             if s.draft_tokens is not None and request.proposed:
                 n = s.draft_tokens
-            self._perceive(p, request, n, sum(p.rates) / len(p.rates))
+            rate = sum(p.rates) / len(p.rates)
+            if request.proposed:
+                p.stable = rate, p.rounds
+            if s.shrinkage and request.proposed:
+                rate = self._prior.posterior(rate, p.rounds)
+            self._perceive(p, request, n, rate)
 
     def _begin(self, request: Request) -> _Progress:
         p, s = _Progress(deque(maxlen=self._settings.window)), self._settings
@@ -153,8 +176,17 @@ class LapsSd(Order):
         p.per_token = self.cost.seconds(n) / (n * rate + 1)
         self._perceived += 1
         self._mean_per_token += (p.per_token - self._mean_per_token) / self._perceived
-        p.relative_cost = p.per_token / self._mean_per_token if self._mean_per_token > 0 else 1.0
         self._place(p, request)
+        if self._settings.unknown == "typical":
+            self._perceptible = [(r, q) for r, q in self._perceptible if not r.ended] + [(request, p)]
+            self._compare()
+
+    def _compare(self) -> None:
+        """Compare all perceptible requests with the new mean: the first ones were compared with a mean of few."""
+        for _, p in self._perceptible:
+            assert p.per_token is not None
+            p.relative_cost = p.per_token / self._mean_per_token if self._mean_per_token > 0 else 1.0
+        self._rekeyed = [request for request, _ in self._perceptible]
 
     def _place(self, p: _Progress, request: Request) -> None:
         assert p.per_token is not None

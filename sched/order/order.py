@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from jaxspec.sched.plan import RequestResult
@@ -23,9 +24,14 @@ class Order(Policy):
     def key(self, request: Request) -> Any:
         """Sort key: smaller goes first. Equal keys go in order of arrival and do not preempt each other.
 
-        The key of a waiting request may change only with its length prediction: the queue is not sorted again.
+        The key of a waiting request may change only with its length prediction, or if `rekeyed` returns it: otherwise
+        the queue is not sorted again.
         """
         raise NotImplementedError(f"{type(self).__name__} has no `key`")
+
+    def rekeyed(self) -> Iterable[Request]:
+        """Requests, waiting or not, whose keys the steps since the last call have changed."""
+        return ()
 
     def preemptible(self, request: Request) -> bool:
         """Whether a waiting request with a smaller key may take this running request's slot."""

@@ -50,6 +50,7 @@ def policies(draw: st.DrawFn, **fixed: Any) -> PolicyConfig:
                 "window": draw(st.integers(2, 4)),
                 "tolerance": draw(st.sampled_from([0.01, 0.3, 2.0])),
                 "unknown": draw(st.sampled_from(["fcfs", "typical"])),
+                "shrinkage": draw(st.booleans()),
             },
             "alise": {"queues": draw(st.integers(1, 6)), "first_threshold_ms": draw(few)},
             "pace": draw(st.sampled_from(PACES.names)),

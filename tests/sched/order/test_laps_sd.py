@@ -5,11 +5,14 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 
 from helpers.steps import Steps
 from jaxspec.sched import PagePool, PolicyConfig, Request, RequestResult, RequestStatus, Scheduler, SchedulerConfig
+from jaxspec.sched.order.acceptance_prior import AcceptancePrior
 from jaxspec.sched.order.laps_sd import LapsSd, LapsSdSettings
+from jaxspec.sched.sim.acceptance import Process, Sampled
 from jaxspec.sched.timing import DraftedStepTimes
 
 
@@ -218,9 +221,40 @@ def test_the_unknown_may_stand_where_a_typical_request_would():
     for r, accepted in ((first, 4), (slow, 0), (quick, 8)):
         for _ in range(2):
             after_round(policy, r, proposed=8, accepted=accepted)
-    # 100 ms a round give first 5 tokens, slow 1 and quick 9: paces 1, 1.7 and 0.3 when they were perceived.
+    # 100 ms a round give first 5 tokens, slow 1 and quick 9: relative to the mean of the three, 0.46, 2.3 and 0.25.
     assert (policy.key(short), policy.key(long)) == keys  # what waits keeps its place
-    assert [r.number for r in sorted([first, slow, quick, short, long], key=policy.key)] == [2, 3, 0, 1, 4]
+    assert [r.number for r in sorted([first, slow, quick, short, long], key=policy.key)] == [2, 3, 0, 4, 1]
+
+
+def test_all_the_perceptible_are_compared_with_the_mean_of_all():
+    policy = order(window=2, tolerance=0.5, verify_ms=100, unknown="typical")
+    first, second, third = (request(i, 30) for i in range(3))
+    for r, accepted in ((first, 0), (second, 8)):
+        for _ in range(2):
+            after_round(policy, r, proposed=8, accepted=accepted)
+    # 100 ms a token and 11 ms: the first is slower than the mean of both, though it was the mean at first.
+    mean = (100 + 100 / 9) / 2
+    assert policy.key(first)[-1] == pytest.approx(30 * 100 / mean) and policy.key(third)[-1] == 30
+    assert list(policy.rekeyed()) == [first, second] and not policy.rekeyed()
+
+
+def test_a_paused_request_moves_when_the_mean_changes():
+    run = Steps(seqs=1, order="laps_sd", laps_sd={"unknown": "typical", "window": 2, "tolerance": 1, "verify_ms": 1000})
+
+    def turn(**drafts: tuple[int, int]) -> None:
+        plan = run.plan()
+        run.answer(plan, 1.0, {s.request.id: next(iter(drafts.values())) for s in plan.scheduled})
+
+    slow = run.add("slow", 50, predicted_len=30)
+    for _ in range(3):
+        turn(drafts=(4, 0))  # perceptible after its prefill and two rounds, one token in a second
+    quick = run.add("quick", 50, predicted_len=29)  # goes first: it is shorter, and counts as typical
+    late = run.add("late", 50, predicted_len=36)
+    for _ in range(3):
+        turn(drafts=(4, 4))  # perceptible: five tokens in a second
+    assert slow.status is RequestStatus.PAUSED and quick.output_len == 3
+    # Relative to the mean, slow now counts as 30 / 0.6 = 50 tokens, more than late's 36.
+    assert list(run.scheduler.waiting.ahead()) == [late, slow]
 
 
 def test_a_known_acceptance_rate_makes_a_request_perceptible_at_once():
@@ -228,6 +262,64 @@ def test_a_known_acceptance_rate_makes_a_request_perceptible_at_once():
     r, unknown = request(0, 50), request(1, 50)
     r.true_acceptance = 0.5
     assert policy.perceived(r) == pytest.approx(50 * 0.040001 / 3) and policy.perceived(unknown) is None
+
+
+def test_known_acceptance_rates_of_waiting_requests_are_compared_with_the_mean_of_all():
+    known = {"acceptance": "oracle", "draft_tokens": 4, "draft_token_ms": 10, "verify_ms": 60, "unknown": "typical"}
+    run = Steps(order="laps_sd", laps_sd=known)
+    for name, rate in (("a", 0.1), ("b", 0.9), ("c", 0.5)):
+        run.add(name, 20, predicted_len=20, true_acceptance=rate)
+    assert [r.id for r in run.scheduler.waiting.ahead()] == ["b", "c", "a"]
+
+
+# -- shrinkage ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_posterior_mean_needs_finished_requests():
+    prior = AcceptancePrior()
+    for rate in (0.2, 0.4, 0.6, 0.8, 0.3, 0.5, 0.7):
+        prior.learn(rate + 0.1, 4, rate, 1000)
+        assert prior.posterior(0.9, 4) == 0.9 and prior.concentration is None
+    prior.learn(0.3, 4, 0.5, 1000)
+    # Mean 0.5, variance 0.035; noise a round 4 (7 * 0.01 + 0.04) / 8 = 0.055.
+    assert prior.concentration == pytest.approx(0.055 / 0.035, rel=0.01)
+    shrunk = [prior.posterior(0.9, rounds) for rounds in (4, 40, 4000)]
+    assert shrunk == pytest.approx([0.787, 0.885, 0.8998], abs=0.001)
+
+
+def test_requests_that_do_not_differ_are_all_expected_at_the_mean():
+    prior = AcceptancePrior()
+    for estimate in (0.2, 0.8) * 5:
+        prior.learn(estimate, 3, 0.5, 50)
+    assert prior.posterior(0.1, 3) == pytest.approx(0.5)
+
+
+def error(gamma: int, delta: float, shrinkage: bool) -> float:
+    """Mean relative error of the perceived times of 300 requests served one after the other."""
+    n, count, random = 8, 300, np.random.default_rng(5)
+    policy = order(
+        window=gamma, tolerance=delta, draft_tokens=n, draft_token_ms=1, verify_ms=20, shrinkage=shrinkage
+    )  # fmt: skip
+    drafts = Sampled(Process(0.64, 0.15, wander=1.0, settle=50), count, random)
+    errors = []
+    for i, length in enumerate(random.integers(80, 400, count).tolist()):
+        r, produced, estimate, seconds = request(i, length), 1, None, 0.0
+        while produced < length:
+            accepted = drafts.round(i, produced, n)[1]
+            produced += accepted + 1
+            seconds += 0.028
+            r.attained, r.proposed, r.accepted = seconds, r.proposed + n, r.accepted + accepted
+            end = "stop" if produced >= length else None
+            policy.observe(r, RequestResult((0,) * (accepted + 1), end, n, accepted), 0.028)
+            estimate = policy.perceived(r) if estimate is None else estimate
+        if estimate is not None:
+            errors.append(abs(estimate / seconds - 1))
+    return fmean(errors)
+
+
+@pytest.mark.parametrize(("gamma", "delta", "share"), [(3, 0.1, 0.65), (5, 0.05, 0.8), (10, 0.02, 0.97)])
+def test_shrinkage_estimates_execution_times_better(gamma: int, delta: float, share: float):
+    assert error(gamma, delta, True) < share * error(gamma, delta, False)
 
 
 # -- Figure 1 ----------------------------------------------------------------------------------------------------------
