@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from math import inf
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -109,61 +109,59 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A model on a paper's device: step cost, KV memory and host bandwidth."""
+    """A model on a paper's devices: step cost, KV memory and host bandwidth."""
 
     cost: Roofline
-    #: Bytes of KV per position at half precision, bytes of device memory for KV, bytes per second to and from the host.
-    kv_bytes: int
+    #: Bytes of KV per position, bytes of device memory for KV, bytes per second to and from the host.
+    kv_bytes: float
     room: float
     bus: float
 
-    def positions(self, kv_share: float = 1.0) -> int:
-        """KV positions that fit the device; a position takes `kv_share` of its bytes at half precision."""
-        return int(self.room / (self.kv_bytes * kv_share))
+    def with_kv(self, share: float) -> Machine:
+        """The same with KV of `share` of the bytes, which are read as they are stored: 0.5 for INT8 instead of FP16."""
+        cost = replace(self.cost, position=self.cost.position * share)
+        return replace(self, cost=cost, kv_bytes=self.kv_bytes * share)
 
-    def swap_costs(self, page_size: int, kv_share: float = 1.0) -> SwapCosts:
-        page = page_size * self.kv_bytes * kv_share / self.bus
+    @property
+    def positions(self) -> int:
+        """KV positions that fit the devices."""
+        return int(self.room / self.kv_bytes)
+
+    def swap_costs(self, page_size: int) -> SwapCosts:
+        page = page_size * self.kv_bytes / self.bus
         return SwapCosts(page, page, self.cost.token, self.cost.weights)
 
 
-#: V100, data sheet (SXM2), times the shares that are assumed to be reached (see `opt_v100`).
+#: V100, data sheet (SXM2), times the shares that are assumed to be reached (see `v100_machine`).
 V100_BANDWIDTH, V100_ARITHMETIC = 0.8 * 900e9, 0.5 * 125e12
 
 
-def opt_v100(parameters: float, layers: int, width: int) -> Machine:
-    """An OPT model on one V100 as in ALISE §4.1 and Fig. 2, FP16 weights, as a roofline.
+def v100_machine(parameters: float, layers: int, width: int, devices: int = 1) -> Machine:
+    """A model with FP16 weights, tensor parallel on `devices` V100, as a roofline; communication is assumed to be free.
 
-    V100 (data sheet, SXM2, 32 GB): 900 GB/s, 125 TFLOPS FP16 with tensor cores, PCIe 3.0 x16 (15.75 GB/s; the paper's
+    V100 (data sheet, SXM2, 32 GB): 900 GB/s, 125 TFLOPS FP16 with tensor cores, PCIe 3.0 x16 (15.75 GB/s; ALISE's
     machine has PCIe 4.0, but a V100 supports only 3.0). Assumed to be reached: 80 % of the bandwidths and half of the
     FLOPS, as for `LLAMA_7B_L20`. KV gets 90 % of the 34.1e9 bytes minus weights and 1e9 bytes of activations, which is
     vLLM's rule.
     """
-    kv = 2 * layers * width * 2
-    cost = Roofline(2 * parameters / V100_BANDWIDTH, 2 * parameters / V100_ARITHMETIC, kv / V100_BANDWIDTH)
-    return Machine(cost, kv, 0.9 * 34.1e9 - 2 * parameters - 1e9, 0.8 * 15.75e9)
-
-
-#: ALISE's models; parameters, layers and width from Zhang et al. 2022, Table 1 (ALISE's Table 1 lists those of 13B for
-#: 6.7B too).
-OPT_V100: Mapping[str, Machine] = {
-    "opt-2.7b": opt_v100(2.65e9, 32, 2560),
-    "opt-6.7b": opt_v100(6.66e9, 32, 4096),
-    "opt-13b": opt_v100(12.85e9, 40, 5120),
-}
-
-
-def llama_v100(parameters: float, layers: int, width: int, devices: int = 1) -> Machine:
-    """A LLaMA model, FP16, tensor parallel on `devices` V100; communication is assumed to be free."""
     bandwidth, arithmetic, kv = devices * V100_BANDWIDTH, devices * V100_ARITHMETIC, 2 * layers * width * 2
     cost = Roofline(2 * parameters / bandwidth, 2 * parameters / arithmetic, kv / bandwidth)
-    return Machine(cost, kv, devices * (0.9 * 34.1e9 - 1e9) - 2 * parameters, 0.8 * 15.75e9)
+    return Machine(cost, kv, devices * (0.9 * 34.1e9 - 1e9) - 2 * parameters, devices * 0.8 * 15.75e9)
 
 
-#: Parameters, layers and widths from Touvron et al. 2023 (LLaMA), Table 2; number of V100 from SPIN §VI-A.
+#: ALISE's models, as `v100_machine` takes them: parameters, layers and widths from Zhang et al. 2022, Table 1 (ALISE's
+#: Table 1 lists those of 13B for 6.7B too), Touvron et al. 2023 (LLaMA), Table 2, and Biderman et al. 2023, Table 1.
+ALISE_MODELS: Mapping[str, tuple[float, int, int]] = {
+    "opt-2.7b": (2.65e9, 32, 2560), "opt-6.7b": (6.66e9, 32, 4096), "opt-13b": (12.85e9, 40, 5120),
+    "llama-7b": (_LLAMA_7B, 32, 4096), "llama-13b": (13.02e9, 40, 5120), "pythia-12b": (11.85e9, 36, 5120),
+}  # fmt: skip
+OPT_V100 = {name: v100_machine(*sizes) for name, sizes in ALISE_MODELS.items() if name.startswith("opt")}
+
+#: Sizes as above, 30B from the same table; number of V100 from SPIN §VI-A.
 LLAMA_V100: Mapping[str, Machine] = {
-    "llama-7b": llama_v100(_LLAMA_7B, 32, 4096),
-    "llama-13b": llama_v100(13.02e9, 40, 5120, devices=2),
-    "llama-30b": llama_v100(32.53e9, 60, 6656, devices=4),
+    "llama-7b": v100_machine(*ALISE_MODELS["llama-7b"]),
+    "llama-13b": v100_machine(*ALISE_MODELS["llama-13b"], devices=2),
+    "llama-30b": v100_machine(32.53e9, 60, 6656, devices=4),
 }
 
 #: AdaServe §6.1: A100 SXM with 80 GB, 2,039 GB/s and 312 TFLOPS FP16 with tensor cores (data sheet). Assumed to be

@@ -373,7 +373,7 @@ def _most(levels: int, expansion: Sequence[int]) -> Lookahead:
     """The bounds on a tree of at most `levels` levels: with an expansion, its levels and its nodes."""
     if not expansion:
         return Lookahead(MOST_NODES, levels)
-    of_level = list(accumulate(expansion[:levels], mul))
+    of_level: list[int] = list(accumulate(expansion[:levels], mul))
     return Lookahead(min(MOST_NODES, sum(of_level)), len(of_level))
 
 

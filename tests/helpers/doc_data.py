@@ -40,6 +40,7 @@ def write(folder: Path) -> None:
     trace = [f"{0.31 * i + 0.2 * (i % 3):.3f},{a},{b}" for i, (a, b) in zip(steps, pairs, strict=True)]
     traced = ["arrival_s,input_tokens,output_tokens", *trace]
     lines(folder / "DATA" / "traces" / "azure_llm_2023_conv.csv", traced)
+    lines(folder / "DATA" / "traces" / "azure_functions_2021_sample.csv", traced)
     lines(folder / "FILE.csv", ["arrival_s,input_tokens,output_tokens", *(f"{0.01 * i},9,4" for i in range(8))])
     for name in ("sharegpt_first_round", "arxiv_summarization"):
         lines(
@@ -60,13 +61,14 @@ def answered(folder: Path) -> None:
 
 
 def conversations(count: int) -> list[dict]:
-    """Distinct prompts with a reference answer and a second turn."""
+    """Distinct prompts with a reference answer and more turns."""
     made = []
     for i in range(count):
         first, second = _SUBJECTS[i % 8], _SUBJECTS[i // 8 % 8]
         asked = f"{_ASKED[i % 5].format(first, second)} (number {i})"
         reply = f"So it is with {first}. " * (1 + i % 5)
-        turns = {"turns": [asked, "And then?"], "reference": reply, "replies": [reply, "Nothing more."]}
+        replies = [reply, "Nothing more.", *(f"{reply}{first}" for _ in range(3))]
+        turns = {"turns": [asked, "And then?", "Why?", "How?", "And you?"], "reference": reply, "replies": replies}
         made.append({"id": f"q{i}", **turns})
     return made
 

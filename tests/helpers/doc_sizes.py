@@ -110,8 +110,9 @@ RUNS = (
         _TINY + " --engine-jobs 4 --engine-tokens 20 --engine-kv 256 --engine-rate 500 --repeats 1",
         with_=("--engine",),
     ),
-    Run("jaxspec.bench paper alise", " --minutes 0.05", constants=_constants(
-        "alise.experiment", {"RATES": {"alpaca": (10, 40), "sharegpt": (0.5, 1.5)}})),
+    Run("jaxspec.bench paper alise", " --minutes 0.2 --seeds 2" + _HERE, constants=_constants(
+        "alise.experiment", {"FEWER": 0.2, "LIMIT": 0.1, "LOADS": (0.7, 1.0), "MODELS": {"opt-2.7b": ("opt-2.7b", 1)},
+                             "TABLE_3": {"alpaca": 4.0}})),
     Run(
         "jaxspec.bench paper adaserve",
         _TINY + " --set draft=[ngram]" + _KEPT,

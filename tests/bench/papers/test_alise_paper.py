@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,20 +12,11 @@ import pytest
 from helpers import tiny
 from helpers.small import SMALL
 from jaxspec.bench.__main__ import main
+from jaxspec.bench.papers.alise import cases
 from jaxspec.bench.papers.alise import experiment as alise
-from jaxspec.bench.papers.alise.report import (
-    AGAIN,
-    ALISE,
-    AUTO,
-    DEFER,
-    FULL,
-    KNOWN,
-    ORCA,
-    SWAP,
-    VLLM,
-    at_latency,
-    throughputs,
-)
+from jaxspec.bench.papers.alise.cases import Case, Data, Knee
+from jaxspec.bench.papers.alise.report import AGAIN, ALISE, AUTO, DEFER, FULL, KNOWN, ORCA, SWAP, UNREAD, VLLM
+from jaxspec.bench.papers.variants import Variants
 from jaxspec.sched.sim.workload import Lengths
 
 
@@ -35,12 +27,7 @@ def table(rows: int = 400) -> Lengths:
     return Lengths(draw(80, 300), draw(250, 900), np.full(rows, np.nan))
 
 
-def test_the_rate_at_a_latency_lies_between_the_points_around_it():
-    points = {"1": 0.05, "2": 0.1, "4": 0.4, "10": 0.9}
-    assert at_latency(points, 0.2) == pytest.approx(3.0)
-    assert at_latency(points, 0.1) == pytest.approx(2.0)
-    assert at_latency(points, 0.01) is at_latency(points, 2.0) is None
-    assert throughputs({"a": {"1": {"normalised": 0.1}, "2": {"normalised": 0.4}}}, 0.2) == {"a": pytest.approx(1.5)}
+DATA = Data({**alise.SYSTEMS, **alise.MEMORY_SYSTEMS}, {"t": table()}, Variants())
 
 
 def test_requests_that_no_model_has_room_for_are_left_out():
@@ -51,22 +38,43 @@ def test_requests_that_no_model_has_room_for_are_left_out():
         alise.fitting(Lengths(np.array([3000]), np.array([1]), np.array([np.nan])))
 
 
+def test_systems_get_the_same_requests_and_no_true_lengths():
+    first, second = (cases.simulate(DATA, Case(name, "t", 1.0, 0.5, 3)).workload for name in (VLLM, ALISE))
+    assert (first.arrival == second.arrival).all() and (first.output == second.output).all()
+    assert first.max_tokens is not None and (first.max_tokens == cases.CONTEXT - first.input).all()
+    # At twice the rate the same requests come twice as fast.
+    faster = cases.simulate(DATA, Case(VLLM, "t", 2.0, 0.5, 3)).workload
+    n = len(first)
+    assert (faster.output[:n] == first.output).all() and faster.arrival[:n] == pytest.approx(first.arrival / 2)
+
+
+def test_int8_kv_is_read_at_half_the_cost():
+    """With equal memory pressure, none at all, INT8 KV still makes steps shorter: half the bytes are read."""
+    full, small = (cases.serve(DATA, Case(name, "t", 1.5, 1.0, 0)) for name in (VLLM, UNREAD))
+    assert small["normalised"] < full["normalised"]
+
+
+def test_a_search_stops_runs_that_are_beyond_the_limit():
+    case = Case(VLLM, "t", 8.0, 1.0, 0)
+    whole = cases.normalised(cases.simulate(DATA, case))
+    with pytest.raises(cases.Exceeded):
+        cases.simulate(DATA, case, limit=0.9 * whole)
+    assert cases.normalised(cases.simulate(DATA, case, limit=1.01 * whole)) == whole
+    rate = cases.find_knee(DATA, Knee(replace(case, rate=1.0), 0.1))["rate"]
+    at, beyond = (cases.serve(DATA, replace(case, rate=x))["normalised"] for x in (rate, 1.06 * rate))
+    assert at <= 0.1 < beyond
+
+
 @pytest.mark.slow
 def test_alise_beats_fcfs_and_the_oracle_beats_all():
-    rates = (0.6, 1.2)
     names = (ORCA, VLLM, FULL, ALISE, KNOWN)
-    found = {name: alise.curve(alise.SYSTEMS[name], table(), rates, 240, 0) for name in names}
-    # Who is far above the ceiling is not asked about higher rates.
-    assert found[ORCA]["0.6"]["normalised"] > alise.CEILING and set(found[ORCA]) == {"0.6"}
-    at = {name: curve["0.6"]["normalised"] for name, curve in found.items()}
+    at = {name: cases.serve(DATA, Case(name, "t", 0.8, 4.0, 0))["normalised"] for name in names}
     assert at[KNOWN] <= 1.02 * at[ALISE] and at[ALISE] < at[FULL] < at[VLLM] < at[ORCA]
 
 
 @pytest.mark.slow
 def test_swapping_is_at_least_as_good_as_the_other_memories():
-    found = {
-        name: alise.curve(system, table(), (4.5,), 80, 0)["4.5"] for name, system in alise.MEMORIES.items()
-    }  # fmt: skip
+    found = {name: cases.serve(DATA, Case(name, "t", 4.5, 80 / 60, 0)) for name in alise.MEMORY_SYSTEMS}
     normalised = {name: point["normalised"] for name, point in found.items()}
     assert normalised[SWAP] < normalised[AGAIN] and normalised[SWAP] < normalised[DEFER]
     assert normalised[AUTO] == pytest.approx(normalised[SWAP], rel=0.1)
@@ -76,30 +84,36 @@ def test_swapping_is_at_least_as_good_as_the_other_memories():
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small experiments on the tiny model."""
-    monkeypatch.setattr(alise, "RATES", {"alpaca": (10, 40), "sharegpt": (0.5, 1.5)})
+    for name, value in (("FEWER", 0.3), ("LIMIT", 0.08), ("LOADS", (0.5, 1.0)), ("TABLE_3", {"alpaca": 4.0})):
+        monkeypatch.setattr(alise, name, value)
+    models = {name: alise.MODELS[name] for name in ("opt-13b, 1 V100", "opt-2.7b", "pythia-12b")}
+    monkeypatch.setattr(alise, "MODELS", models)
     monkeypatch.setattr("jaxspec.llm.LLM", lambda **s: tiny.llm(**s | {"show_progress": False}))
 
 
 def command(tmp_path: Path, longest: int) -> list[str]:
-    rows = [{"turns": ["Tell me of owls"], "reference": "Owls " * (4 + i)} for i in range(12)]
+    rows = [{"turns": ["Tell me of owls"], "reference": "Owls and more " * (20 + 7 * i)} for i in range(12)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     lengths = table(60)
     pairs = zip(lengths.input.clip(1, longest), lengths.output.clip(1, longest), strict=True)
     (tmp_path / "lengths.csv").write_text("input_tokens,output_tokens\n" + "".join(f"{i},{o}\n" for i, o in pairs))
     files = ["--alpaca", str(tmp_path / "prompts.jsonl"), "--sharegpt", str(tmp_path / "lengths.csv")]
-    return ["paper", "alise", *files, "--out", str(tmp_path / "docs")]
+    common = ["--processes", "1", "--keep", str(tmp_path / "keep"), "--out", str(tmp_path / "docs")]
+    return ["paper", "alise", *files, *common]
 
 
 @pytest.mark.slow
 def test_the_page_is_written(quick, tmp_path):
     out = tmp_path / "docs"
-    assert main([*command(tmp_path, 900), "--minutes", "0.5"]) == 0
+    own = ["--system", "own=priority", "--predictor", "noisy:0.1"]
+    assert main([*command(tmp_path, 900), "--minutes", "0.4", "--seeds", "2", *own]) == 0
     text = (out / "alise.md").read_text()
-    for expected in ("(Fig. 6), ShareGPT | 2.10×", "(Fig. 9), ShareGPT | 46.0 %", "Alpaca, 40/s", "p99"):
+    for expected in ("(Fig. 6), ShareGPT", "2.10×", "46.0 %", "p99", "pythia-12b", "opt-2.7b, Alpaca", "/s, own |"):
         assert expected in text
     assert {f.name for f in out.glob("*.png")} == {"alise_rate.png", "alise_memory.png", "alise_latency.png"}
     kept = json.loads((out / "alise.json").read_text())
-    assert len(kept["simulated"]["latency"]["systems"][VLLM]["sample"]) <= alise.SAMPLE
+    assert len(kept["simulated"]["latency"]["sample"][VLLM]) <= cases.SAMPLE
+    assert "[ALISE](alise.md)" in (out / "README.md").read_text()
 
 
 @pytest.mark.slow
@@ -121,15 +135,12 @@ def test_the_engine_fills_its_columns(quick, tmp_path):
     assert main([*command(tmp_path, 150), *work, *settings]) == 0
     kept = json.loads((tmp_path / "docs" / "alise.json").read_text())
     assert set(kept) == {"engine"}
-    assert [len(kept["engine"]["systems"]["sharegpt"][name]["jct"]) for name in (VLLM, DEFER, SWAP, KNOWN)] == [2] * 4
+    assert [len(kept["engine"]["systems"]["sharegpt"][name]["jct"]) for name in (VLLM, DEFER, SWAP, KNOWN)] == [3] * 4
     text = (tmp_path / "docs" / "alise.md").read_text()
-    assert "…" in next(line for line in text.splitlines() if line.startswith("| mean response latency"))
-    assert "| ShareGPT | defer |" in text
+    assert "| ShareGPT | defer |" in text and "| mean latency of 200 requests below FCFS" in text
 
 
 def test_unreadable_data_is_named(tmp_path, capsys):
-    assert (
-        main(["paper", "alise", "--alpaca", "none.jsonl", "--sharegpt", "none.csv", "--out", str(tmp_path), "--engine"])
-        == 2
-    )
+    files = ["--alpaca", "none.jsonl", "--sharegpt", "none.csv"]
+    assert main(["paper", "alise", *files, "--out", str(tmp_path), "--engine"]) == 2
     assert "none." in capsys.readouterr().err

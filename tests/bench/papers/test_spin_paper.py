@@ -68,7 +68,7 @@ def test_a_v100_reads_weights_in_what_its_data_sheet_allows():
     # 13B on two and 30B on four devices: 1.9 and 4.8 times the parameters.
     assert LLAMA_V100["llama-13b"].cost.weights < LLAMA_V100[LLM].cost.weights < LLAMA_V100["llama-30b"].cost.weights
     assert LLAMA_V100[LLM].kv_bytes == 512 * 1024
-    assert all(machine.positions() > 20_000 for machine in LLAMA_V100.values())
+    assert all(machine.positions > 20_000 for machine in LLAMA_V100.values())
 
 
 def test_the_fitted_times_are_those_published():

@@ -103,8 +103,11 @@ def test_opt_on_a_v100():
     # The weights at 720 GB/s; a prompt of 1,000 tokens is bound by arithmetic.
     assert machine.cost.seconds(StepLoad(1)) == pytest.approx(0.0357, rel=0.01)
     assert machine.cost.seconds(StepLoad(1000)) == pytest.approx(0.411, rel=0.01)
-    assert 4500 < machine.positions() < 5200 and machine.positions(0.5) == pytest.approx(2 * machine.positions(), abs=1)
+    small = machine.with_kv(0.5)
+    assert 4500 < machine.positions < 5200 and small.positions == pytest.approx(2 * machine.positions, abs=1)
+    # Half the bytes are stored, moved and read.
+    assert small.cost.position == machine.cost.position / 2 and small.cost.weights == machine.cost.weights
     costs = machine.swap_costs(16)
     assert costs.upload_page == pytest.approx(16 * 819_200 / 12.6e9) and costs.prefill_token == machine.cost.token
-    assert machine.swap_costs(16, 0.5).upload_page == costs.upload_page / 2
+    assert small.swap_costs(16).upload_page == costs.upload_page / 2
     assert isinstance(load_cost("opt-13b-v100"), Roofline)

@@ -74,7 +74,7 @@ def simulation(
         config.policy,
         times=times,
     )
-    scheduler = Scheduler(limits, PagePool(machine.positions() // PAGE_SIZE, PAGE_SIZE, enable_prefix_caching=False))
+    scheduler = Scheduler(limits, PagePool(machine.positions // PAGE_SIZE, PAGE_SIZE, enable_prefix_caching=False))
     if not config.draft:
         return TreeSimulation(scheduler, work, machine.cost)
     drafter = SimulatedDrafter(
