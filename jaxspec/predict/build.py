@@ -15,9 +15,10 @@ from jaxspec.models.load import LoadedModel
 from jaxspec.paths import cache_folder
 from jaxspec.predict import shipped
 from jaxspec.predict.index import LengthIndex
-from jaxspec.predict.predictor import LengthPredictor
+from jaxspec.predict.predictor import LengthPredictor, TextEncoder
 from jaxspec.predict.retrieval import RetrievalPredictor
 from jaxspec.predict.service import NoPredictions, PredictionService
+from jaxspec.predict.user_text import user_text
 from jaxspec.sched.slots import PREDICTORS
 
 #: Model's name -> the shipped predictor for it.
@@ -32,21 +33,21 @@ def build(
     `loaded` is used instead of loading a proxy. Raises `ConfigError` naming the setting that does not work.
     """
     reader = PREDICTORS.selected(config).reader
-    predictor = resolve_name(reader)(config, model.name, loaded) if reader else None
+    predictor = resolve_name(reader)(config, model, loaded) if reader else None
     if predictor is None:
         return NoPredictions()
     return PredictionService(predictor, lambda ids: model.tokenizer.decode(ids, skip_special_tokens=True), clock)
 
 
-def auto(config: EngineConfig, model: str, loaded: LengthPredictor | None) -> LengthPredictor | None:
+def auto(config: EngineConfig, model: LoadedModel, loaded: LengthPredictor | None) -> LengthPredictor | None:
     """`predictor: auto`: the proxy, if one is given or ships with the package for the model."""
-    known = loaded or config.predictor_model or DEFAULT.get(model) in shipped()
+    known = loaded or config.predictor_model or DEFAULT.get(model.name) in shipped()
     return proxy(config, model, loaded) if known else None
 
 
-def proxy(config: EngineConfig, model: str, loaded: LengthPredictor | None) -> LengthPredictor:
+def proxy(config: EngineConfig, model: LoadedModel, loaded: LengthPredictor | None) -> LengthPredictor:
     """`predictor: proxy`."""
-    return loaded or load_proxy(config.predictor_model, model)
+    return loaded or load_proxy(config.predictor_model, model.name)
 
 
 def load_proxy(name: str | None, model: str) -> LengthPredictor:
@@ -71,19 +72,25 @@ def load_proxy(name: str | None, model: str) -> LengthPredictor:
         raise ConfigError(f"predictor_model: {error}{known}") from None
 
 
-def retrieval(config: EngineConfig, model: str, loaded: LengthPredictor | None) -> LengthPredictor:
-    """`predictor: retrieval`, with the proxy's encoder."""
-    encoder = proxy(config, model, loaded)
+def load_encoder(source: str) -> TextEncoder:
+    """The encoder of `predictor: retrieval`. Raises `ConfigError` if it cannot be downloaded or loaded."""
+    from jaxspec.predict.sentence_encoder import SentenceEncoder
+
+    try:
+        return SentenceEncoder.load(source)
+    except (ModelLoadError, OSError) as error:
+        raise ConfigError(f"retrieval.encoder: {error}") from None
+
+
+def retrieval(config: EngineConfig, model: LoadedModel, loaded: LengthPredictor | None) -> LengthPredictor:
+    """`predictor: retrieval`: a pre-trained encoder, and the proxy for prompts that are like no other."""
     settings = PREDICTORS.section_of(config)
     path: Path | None = None
     if settings.path is None:
         # Lengths belong to one model and embeddings to one encoder. Their names may be ambiguous, hence the digest.
-        source = Path(config.model).expanduser()
-        where = str(source.resolve()) if source.exists() else config.model
-        digest = hashlib.sha256(f"{where} {encoder.digest}".encode()).hexdigest()[:12]
-        path = cache_folder("retrieval") / (
-            re.sub(r"[^\w.-]+", "_", f"{model}-{encoder.name}-{digest}") + ".safetensors"
-        )
+        digest = hashlib.sha256(f"{_where(config.model)} {_where(settings.encoder)}".encode()).hexdigest()[:12]
+        stem = f"{model.name}-{Path(settings.encoder).name}-{digest}"
+        path = cache_folder("retrieval") / (re.sub(r"[^\w.-]+", "_", stem) + ".safetensors")
     elif settings.path:
         path = Path(settings.path).expanduser()
         if path.is_dir():
@@ -94,4 +101,13 @@ def retrieval(config: EngineConfig, model: str, loaded: LengthPredictor | None) 
         raise ConfigError(
             f"predictor: retrieval needs FAISS, which is not installed ({error}): {install_hint('retrieval')}"
         ) from None
-    return RetrievalPredictor(encoder, index, model, path)
+    encoder = load_encoder(settings.encoder)
+    return RetrievalPredictor(
+        proxy(config, model, loaded), encoder, index, model.name, path, user_text(model.tokenizer)
+    )
+
+
+def _where(source: str) -> str:
+    """A model's name, or the full path of its folder or file."""
+    path = Path(source).expanduser()
+    return str(path.resolve()) if path.exists() else source

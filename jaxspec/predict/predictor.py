@@ -27,29 +27,35 @@ class LengthPredictor(Protocol):
     @property
     def name(self) -> str: ...
 
-    @property
-    def digest(self) -> str:
-        """Identifies the predictor: names need not be unique."""
-        ...
-
-    def programs(self, embeddings: bool = False) -> list[tuple[str, Callable[[], None]]]:
+    def programs(self) -> list[tuple[str, Callable[[], None]]]:
         """Compile jobs for any thread, as (name, job). Running them beforehand leaves less for `warm_up`."""
         ...
 
-    def warm_up(self, embeddings: bool = False) -> None:
-        """Compile all shapes of `predict`, or with `embeddings` those of `embed` and `read`."""
+    def warm_up(self) -> None:
+        """Compile all shapes of `predict`."""
         ...
 
     def predict(self, texts: Sequence[str]) -> np.ndarray:
         """Predicted output tokens `[n]`, float64 and positive."""
         ...
 
-    def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Embeddings `[n, H]` float32, unit vectors."""
+
+class TextEncoder(Protocol):
+    """Embeds prompts. Called from one thread at a time."""
+
+    @property
+    def name(self) -> str: ...
+
+    def programs(self) -> list[tuple[str, Callable[[], None]]]:
+        """Compile jobs for any thread, as (name, job). Running them beforehand leaves less for `warm_up`."""
         ...
 
-    def read(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The results of `predict` and `embed` from one encoder pass."""
+    def warm_up(self) -> None:
+        """Compile all shapes of `embed`."""
+        ...
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """Embeddings `[n, H]` float32, unit vectors."""
         ...
 
 

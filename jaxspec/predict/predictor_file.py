@@ -37,7 +37,6 @@ class PredictorFile:
     about: dict[str, str]
     #: Maximum tokens of a text that it was trained to read.
     longest: int
-    digest: str = ""
 
 
 def write(predictor: PredictorFile, path: Path) -> None:
@@ -80,7 +79,7 @@ def read(path: Path) -> PredictorFile:
     if digest != _digest(stored, metadata):
         raise ModelLoadError(f"predictor {path} is damaged: its content does not match its digest")
     try:
-        return _predictor(stored, metadata, digest, f"predictor {path}")
+        return _predictor(stored, metadata, f"predictor {path}")
     except ModelLoadError:
         raise
     except KeyError as error:
@@ -89,7 +88,7 @@ def read(path: Path) -> PredictorFile:
         raise ModelLoadError(f"predictor {path}: {error}") from None
 
 
-def _predictor(stored: Weights, metadata: dict[str, str], digest: str, where: str) -> PredictorFile:
+def _predictor(stored: Weights, metadata: dict[str, str], where: str) -> PredictorFile:
     config = BertConfig(**json.loads(metadata["encoder"]))
     formulation = Formulation.from_dict(json.loads(metadata["formulation"]))
     try:
@@ -105,7 +104,7 @@ def _predictor(stored: Weights, metadata: dict[str, str], digest: str, where: st
 
     model = filled(make, weights, where)
     about, longest = json.loads(metadata["about"]), int(metadata["longest"])
-    return PredictorFile(model, formulation, tokenizer, metadata["name"], about, longest, digest)
+    return PredictorFile(model, formulation, tokenizer, metadata["name"], about, longest)
 
 
 def _digest(tensors: Weights, metadata: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -13,26 +14,44 @@ import numpy as np
 
 from jaxspec.predict import index_file
 from jaxspec.predict.index import LengthIndex
-from jaxspec.predict.predictor import LengthPredictor
+from jaxspec.predict.predictor import LengthPredictor, TextEncoder
 
 log = logging.getLogger(__name__)
 
-#: Texts whose encoder results are cached: they are needed again when the answer ends or the prompt is repeated.
+#: Texts whose embeddings and predictions are cached: they are needed again when the answer ends or the prompt repeats.
 _REMEMBERED = 1024
 #: Its embedding identifies the encoder.
 _PROBE = "How long will the answer be?"
 
 
+@dataclass(slots=True)
+class _Read:
+    """A text's embedding `[H]` float32, and the proxy's prediction if it was needed."""
+
+    vector: np.ndarray
+    proxied: float | None = None
+
+
 class RetrievalPredictor:
     """Looks up similar prompts among those served. If there are none, `proxy` predicts; its head is the paper's MLP.
 
-    `path` is the file that keeps the index across restarts (None keeps nothing). An unusable file is renamed, with a
-    warning. `model` is the name of the model that gives the answers.
+    `encoder` embeds what `user_text` leaves of a prompt: a template makes all prompts alike. `path` is the file that
+    keeps the index across restarts (None keeps nothing). An unusable file is renamed, with a warning. `model` is the
+    name of the model that gives the answers.
     """
 
-    def __init__(self, proxy: LengthPredictor, index: LengthIndex, model: str, path: Path | None = None) -> None:
-        self._proxy, self.index, self._model, self._path = proxy, index, model, path
-        self._read: OrderedDict[str, tuple[float, np.ndarray]] = OrderedDict()
+    def __init__(
+        self,
+        proxy: LengthPredictor,
+        encoder: TextEncoder,
+        index: LengthIndex,
+        model: str,
+        path: Path | None = None,
+        user_text: Callable[[str], str] = lambda text: text,
+    ) -> None:
+        self._proxy, self._encoder, self.index, self._model, self._path = proxy, encoder, index, model, path
+        self._user_text = user_text
+        self._read: OrderedDict[str, _Read] = OrderedDict()
         self._probe: np.ndarray | None = None
         self._unsaved = False
         self._warned = False
@@ -42,59 +61,53 @@ class RetrievalPredictor:
 
     @property
     def name(self) -> str:
-        return f"retrieval over {self._proxy.name}"
+        return f"retrieval with {self._encoder.name} over {self._proxy.name}"
 
-    @property
-    def digest(self) -> str:
-        return self._proxy.digest
+    def programs(self) -> list[tuple[str, Callable[[], None]]]:
+        """Compile jobs of the encoder and of the proxy."""
+        return [*self._encoder.programs(), *self._proxy.programs()]
 
-    def programs(self, embeddings: bool = True) -> list[tuple[str, Callable[[], None]]]:
-        """Compile jobs of the encoder, always with embeddings."""
-        return self._proxy.programs(embeddings=True)
-
-    def warm_up(self, embeddings: bool = True) -> None:
-        """Compile the encoder and load the file."""
-        self._proxy.warm_up(embeddings=True)
-        self._probe = self._proxy.embed([_PROBE])[0]
+    def warm_up(self) -> None:
+        """Compile encoder and proxy, and load the file."""
+        self._encoder.warm_up()
+        self._proxy.warm_up()
+        self._probe = self._encoder.embed([_PROBE])[0]
         if self._path is not None:
             self._load(self._path)
 
     def predict(self, texts: Sequence[str]) -> np.ndarray:
-        """Predicted output tokens `[n]` float64."""
+        """Predicted output tokens `[n]` float64. The proxy reads only texts without similar ones."""
         if not texts:
             return np.zeros(0)
-        proxied, vectors = self.read(texts)
-        out = self.index.estimate(vectors)
-        unknown = np.isnan(out)
-        out[unknown] = proxied[unknown]
-        self.found += int((~unknown).sum())
-        self.asked += int(unknown.sum())
+        known = self._embedded(texts)
+        out = self.index.estimate(np.stack([known[text].vector for text in texts]))
+        strangers = [text for text, length in zip(texts, out, strict=True) if np.isnan(length)]
+        if new := [text for text in dict.fromkeys(strangers) if known[text].proxied is None]:
+            for text, length in zip(new, self._proxy.predict(new).tolist(), strict=True):
+                known[text].proxied = length
+        out[np.isnan(out)] = [known[text].proxied for text in strangers]
+        self.found += len(texts) - len(strangers)
+        self.asked += len(strangers)
         return out
 
-    def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Embeddings `[n, H]` float32, unit vectors."""
-        return self.read(texts)[1]
-
-    def read(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The proxy's lengths `[n]` and embeddings `[n, H]`. Recent texts come from a cache."""
-        if not texts:
-            return np.zeros(0), np.zeros((0, 0), np.float32)
+    def _embedded(self, texts: Sequence[str]) -> dict[str, _Read]:
+        """What is known of each text, its embedding included. Recent texts come from a cache."""
         known = {text: self._read[text] for text in texts if text in self._read}
         if new := [text for text in dict.fromkeys(texts) if text not in known]:
-            known |= zip(new, zip(*self._proxy.read(new), strict=True), strict=True)
+            vectors = self._encoder.embed([self._user_text(text) for text in new])
+            known |= {text: _Read(vector) for text, vector in zip(new, vectors, strict=True)}
         for text, result in known.items():
             self._read[text] = result
             self._read.move_to_end(text)
         while len(self._read) > _REMEMBERED:
             self._read.popitem(last=False)
-        return (
-            np.array([known[text][0] for text in texts], np.float64),
-            np.stack([known[text][1] for text in texts]).astype(np.float32),
-        )
+        return known
 
     def learn(self, texts: Sequence[str], lengths: Sequence[int]) -> None:
+        """Learn the true output tokens of these prompts."""
         if texts:
-            self.index.insert(self.embed(texts), lengths)
+            known = self._embedded(texts)
+            self.index.insert(np.stack([known[text].vector for text in texts]), lengths)
             self._unsaved = True
 
     def flush(self) -> None:

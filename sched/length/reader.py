@@ -27,8 +27,11 @@ class RetrievalSettings(Section):
 
     #: Maximum number of similar prompts whose output lengths are averaged, weighted by similarity.
     k: int = Field(default=8, ge=1, le=256)
-    #: Minimum cosine similarity of their embeddings. If no prompt reaches it, the proxy predicts.
+    #: Minimum cosine similarity of their embeddings. If no prompt reaches it, the proxy predicts. At 0.9 the lengths of
+    #: similar prompts are as good as the proxy's prediction, above it better, below it worse.
     threshold: float = Field(default=0.9, gt=0, le=1)
+    #: The pre-trained encoder: all-minilm-l6-v2, or the Hugging Face folder of a BERT encoder.
+    encoder: str = Field(default="all-minilm-l6-v2", min_length=1)
     #: Maximum number of lengths stored, about 1.5 KB each. A full index evicts the least recently stored or found.
     capacity: int = Field(default=10_000, ge=1, le=1_000_000)
     #: File that keeps them across restarts. None: one file per model and encoder in the cache folder. "": none.

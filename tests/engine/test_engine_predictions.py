@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from helpers import encoders, tiny
-from helpers.predictors import FakePredictor
+from helpers.predictors import FakeEncoder, FakePredictor
 from helpers.serving import eventually
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.engine.engine import Engine
@@ -37,6 +37,11 @@ PROMPT = [5, 6, 7]
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture(autouse=True)
+def _encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxspec.predict.build.load_encoder", lambda source: FakeEncoder())
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A fake length predictor, and embeddings made from hashes of texts."""
+"""A fake length predictor, and a fake encoder that makes embeddings from hashes of texts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def vector(text: str, width: int = WIDTH) -> np.ndarray:
 class FakePredictor:
     """Predicts `length` for every text and records the texts in `asked`. If `gate` is given, it waits for it first."""
 
-    name, digest = "fake", "0"
+    name = "fake"
 
     def __init__(self, length: float = 7.0, gate: threading.Event | None = None) -> None:
         self.length, self.gate = length, gate
@@ -33,10 +33,10 @@ class FakePredictor:
         self.warm = 0
         self.fail: Exception | None = None
 
-    def programs(self, embeddings: bool = False) -> list[tuple[str, Callable[[], None]]]:
+    def programs(self) -> list[tuple[str, Callable[[], None]]]:
         return []
 
-    def warm_up(self, embeddings: bool = False) -> None:
+    def warm_up(self) -> None:
         self.warm += 1
 
     def predict(self, texts: Sequence[str]) -> np.ndarray:
@@ -47,8 +47,22 @@ class FakePredictor:
             raise self.fail
         return np.full(len(texts), self.length)
 
-    def read(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        return self.predict(texts), np.stack([vector(text) for text in texts])
+
+class FakeEncoder:
+    """Embeds each text as `vector` does and records the texts in `asked`."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+        self.warm = 0
+
+    def programs(self) -> list[tuple[str, Callable[[], None]]]:
+        return []
+
+    def warm_up(self) -> None:
+        self.warm += 1
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
+        self.asked.append(list(texts))
         return np.stack([vector(text) for text in texts])

@@ -17,7 +17,6 @@ from safetensors.numpy import save_file
 from helpers import encoders
 from jaxspec.compilation import compile_counter
 from jaxspec.errors import ModelLoadError
-from jaxspec.models.bert import mean_pool
 from jaxspec.models.length_head import LengthModel
 from jaxspec.models.load.files import quantized, restored
 from jaxspec.predict import predictor_file as file
@@ -48,21 +47,19 @@ def test_a_text_keeps_its_end() -> None:
 
 def test_equals_the_model_row_by_row(proxy: ProxyPredictor) -> None:
     """Whatever shares a batch with a text, and however it is padded."""
-    found, embedded = proxy.predict(TEXTS), proxy.embed(TEXTS)
-    chex.assert_shape([found, embedded], [(len(TEXTS),), (len(TEXTS), 16)])
-    chex.assert_type([found, embedded], [np.float64, np.float32])
+    found = proxy.predict(TEXTS)
+    chex.assert_shape(found, (len(TEXTS),))
+    chex.assert_type(found, np.float64)
 
     @nnx.jit
-    def alone(model: LengthModel, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-        mask = jnp.ones(ids.shape, bool)
-        return model(ids, mask)[0], mean_pool(model.encoder(ids, mask), mask)[0]
+    def alone(model: LengthModel, ids: jax.Array) -> jax.Array:
+        return model(ids, jnp.ones(ids.shape, bool))[0]
 
     for i, text in enumerate(TEXTS):
         with jax.default_matmul_precision("float32"):
-            raw, pooled = alone(proxy._model, jnp.asarray([clip(proxy.tokenizer, text, 48)]))
+            raw = alone(proxy._model, jnp.asarray([clip(proxy.tokenizer, text, 48)]))
         wanted = proxy.formulation.lengths(np.asarray(raw)[None])[0]
         assert found[i] == pytest.approx(wanted, rel=1e-4)
-        np.testing.assert_allclose(embedded[i], pooled, atol=1e-5)
     assert len(set(found)) == len(TEXTS)
 
 
@@ -70,7 +67,7 @@ def test_many_texts_in_any_order(proxy: ProxyPredictor) -> None:
     texts = [" ".join(encoders.WORDS[: 1 + i % 16]) * (1 + i % 3) for i in range(37)]
     found = proxy.predict(texts)
     assert proxy.predict(texts[::-1]) == pytest.approx(found[::-1], rel=1e-4)
-    chex.assert_shape([proxy.predict([]), proxy.embed([])], [(0,), (0, 16)])
+    chex.assert_shape(proxy.predict([]), (0,))
 
 
 @pytest.mark.parametrize("longest", [32, pytest.param(48, marks=pytest.mark.slow)])
@@ -79,12 +76,10 @@ def test_nothing_compiles_after_warm_up(longest: int) -> None:
     counter = compile_counter()
     proxy = encoders.proxy(layers=1, max_positions=longest)
     proxy.warm_up()
-    proxy.warm_up(embeddings=True)
     before = counter.count
     assert before
     for count in (1, 3, 4, 17, 40):
         proxy.predict([TEXTS[i % len(TEXTS)] for i in range(count)])
-        proxy.embed([TEXTS[i % len(TEXTS)] for i in range(count)])
     assert counter.count == before
 
 
@@ -99,7 +94,6 @@ def test_saved_and_loaded(name: str, tmp_path: Path) -> None:
     assert (loaded.name, loaded.about, loaded.config) == ("tiny", {"target": "tiny"}, made.config)
     assert loaded.formulation == made.formulation
     assert loaded.tokenizer.to_str() == made.tokenizer.to_str()
-    np.testing.assert_allclose((made.embed(LONG) * loaded.embed(LONG)).sum(1), 1, atol=2e-3)
     lengths = loaded.predict(LONG)
     if name.startswith("reg"):
         np.testing.assert_allclose(lengths, made.predict(LONG), rtol=0.1)

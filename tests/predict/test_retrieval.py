@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from helpers.predictors import WIDTH, FakePredictor, vector
+from helpers.predictors import WIDTH, FakeEncoder, FakePredictor, vector
 from jaxspec.predict import index_file
 from jaxspec.predict.index import SAME, LengthIndex
 from jaxspec.predict.predictor import Learner
@@ -264,8 +265,16 @@ def test_threads_that_race_leave_it_whole(tmp_path: Path) -> None:
 # -- the predictor -----------------------------------------------------------------------------------------------------
 
 
-def predictor(path: Path | None = None, proxy: FakePredictor | None = None, **options: Any) -> RetrievalPredictor:
-    made = RetrievalPredictor(proxy or FakePredictor(), index(**options), "model", path)
+def predictor(
+    path: Path | None = None,
+    proxy: FakePredictor | None = None,
+    encoder: FakeEncoder | None = None,
+    user_text: Callable[[str], str] = str,
+    **options: Any,
+) -> RetrievalPredictor:
+    made = RetrievalPredictor(
+        proxy or FakePredictor(), encoder or FakeEncoder(), index(**options), "model", path, user_text
+    )
     made.warm_up()
     return made
 
@@ -286,11 +295,22 @@ def test_strangers_get_the_proxys_length() -> None:
 
 def test_what_was_read_is_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxspec.predict.retrieval._REMEMBERED", 3)
-    proxy = FakePredictor()
-    own = predictor(proxy=proxy)
+    encoder, proxy = FakeEncoder(), FakePredictor()
+    own = predictor(proxy=proxy, encoder=encoder)
+    encoder.asked.clear()  # the probe
     for texts in (["a", "b", "c", "d"], ["d"], ["a"], ["c"]):
-        assert np.array_equal(own.embed(texts), vectors(*texts))
-    assert proxy.asked == [["a", "b", "c", "d"], ["a"]]
+        own.predict(texts)
+    assert encoder.asked == proxy.asked == [["a", "b", "c", "d"], ["a"]]
+
+
+def test_the_proxy_reads_only_what_is_like_no_other() -> None:
+    encoder, proxy = FakeEncoder(), FakePredictor(length=7)
+    own = predictor(proxy=proxy, encoder=encoder, user_text=lambda text: text.removeprefix("user: "))
+    assert proxy.warm == encoder.warm == 1 and "fake" in own.name
+    own.learn(["user: a"], [20])
+    assert own.predict(["user: a", "user: b"]).tolist() == pytest.approx([20, 7])
+    assert encoder.asked[1:] == [["a"], ["b"]]  # what users wrote
+    assert proxy.asked == [["user: b"]]  # the prompt as the proxy was trained to read it
 
 
 def test_it_survives_a_restart(tmp_path: Path) -> None:
@@ -317,7 +337,7 @@ def test_a_file_that_does_not_fit_is_set_aside(tmp_path: Path, caplog: pytest.Lo
     before = path.read_bytes()
     model = "other" if fault == "model" else "model"
     with caplog.at_level(logging.WARNING):
-        own = RetrievalPredictor(FakePredictor(), index(), model, path)
+        own = RetrievalPredictor(FakePredictor(), FakeEncoder(), index(), model, path)
         own.warm_up()
     assert [r.levelname for r in caplog.records] == ["WARNING"]
     assert str(path) in caplog.text and "it was renamed to" in caplog.text
@@ -325,7 +345,7 @@ def test_a_file_that_does_not_fit_is_set_aside(tmp_path: Path, caplog: pytest.Lo
     own.learn(["a"], [20])
     own.flush()
     assert path.exists()
-    again = RetrievalPredictor(FakePredictor(), index(), model, path)
+    again = RetrievalPredictor(FakePredictor(), FakeEncoder(), index(), model, path)
     again.warm_up()
     assert again.predict(["a"]).tolist() == pytest.approx([20])
 

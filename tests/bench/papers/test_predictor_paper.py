@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ import numpy as np
 import pytest
 
 from helpers import prompts_with_lengths as texts
+from helpers import tiny
+from helpers.predictors import FakeEncoder
 from jaxspec.bench.__main__ import main
 from jaxspec.bench.papers.alise import predictors as alise_predictors
 from jaxspec.bench.papers.ssjf import predictor_report as predictor_page
 from jaxspec.bench.papers.ssjf.experiment import trained
 from jaxspec.bench.papers.ssjf.predictor import baselines, worth
-from jaxspec.train_predictor.data import TEST, TRAIN, Corpus
+from jaxspec.models.load.bert import LoadedEncoder
+from jaxspec.train_predictor.data import TEST, TRAIN, Corpus, prepare
 
 
 @pytest.mark.slow
@@ -49,6 +53,8 @@ def test_the_ablation_trains_measures_and_writes_its_page(
     monkeypatch.setattr(alise_predictors, "ASKED", 20)
     monkeypatch.setattr(alise_predictors, "PROMPTS", 5)
     proxy = str(tmp_path / "ablation-reg_l1" / "predictor.safetensors")
+    monkeypatch.setattr("jaxspec.predict.build.load_encoder", lambda source: FakeEncoder())
+    monkeypatch.setattr("jaxspec.models.load.load_model", lambda source: tiny.model())
     assert main([*command, "--retrieval", proxy]) == 0
     kept = json.loads((out / "predictor.json").read_text())
     assert kept["ablation"]["formulations"].keys() == found.keys(), "joined to what there was"
@@ -56,10 +62,19 @@ def test_the_ablation_trains_measures_and_writes_its_page(
     assert again["retrieval"]["error_ratio"] < again["proxy"]["error_ratio"]
     assert f"| {again['retrieval']['accuracy']:.3f} |" in (out / "predictor.md").read_text()
 
+    monkeypatch.setattr("jaxspec.train_predictor.data.prepare", lambda config: cut(*prepare(config)))
+    assert main([*command, "--retrieval", proxy]) == 2
+    assert "every answer of the test part was cut" in capsys.readouterr().err
+
     capsys.readouterr()
     assert main([*command, "--set=data=[none.jsonl]"]) == 2
     line = capsys.readouterr().err
     assert line.startswith("jaxspec.bench: data: ") and line.count("\n") == 1
+
+
+def cut(encoder: LoadedEncoder, data: Corpus) -> tuple[LoadedEncoder, Corpus]:
+    """The same with all answers of the test part cut."""
+    return encoder, replace(data, capped=data.capped | (data.part == TEST))
 
 
 def test_what_predicts_without_reading() -> None:

@@ -176,9 +176,11 @@ def baselines(data: Corpus, bounds: np.ndarray) -> dict[str, Any]:
 
 def retrieval(args: argparse.Namespace) -> dict[str, Any]:
     """Compare the proxy predictor alone with retrieval in front of it. Raises as `ablation` does."""
-    from jaxspec.predict.build import load_proxy
+    from jaxspec.models.load import load_model
+    from jaxspec.predict.build import load_encoder, load_proxy
     from jaxspec.predict.index import LengthIndex
     from jaxspec.predict.retrieval import RetrievalPredictor
+    from jaxspec.predict.user_text import user_text
     from jaxspec.sched.length.reader import RetrievalSettings
     from jaxspec.train_predictor.data import TEST, TRAIN
 
@@ -187,13 +189,16 @@ def retrieval(args: argparse.Namespace) -> dict[str, Any]:
     train, test = data.rows(TRAIN), data.rows(TEST)
     whole = train[~data.capped[train]]  # the true length of a truncated answer is unknown
     few = alise_predictors.repeating(test, np.random.default_rng(args.seed))
+    if data.capped[test].all() or data.capped[few[alise_predictors.SERVED :]].all():
+        raise BenchError("data: every answer of the test part was cut, so no error is known; collect with a higher cap")
+    encoder, strip = load_encoder(settings.encoder), user_text(load_model(config.target).tokenizer)
     found: dict[str, Any] = {}
     for workload, before, rows, uncounted in (
         ("new prompts", whole, test, 0),
         ("repeating prompts", train[:0], few, alise_predictors.SERVED),
     ):
         index = LengthIndex(settings.k, settings.threshold, settings.capacity)
-        served = RetrievalPredictor(proxy, index, "")
+        served = RetrievalPredictor(proxy, encoder, index, "", user_text=strip)
         proxy.warm_up()
         served.warm_up()
         with progress(f"{workload}: served before", len(before)) as advance:
