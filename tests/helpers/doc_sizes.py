@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from helpers.paths import GOLDEN
 from jaxspec import LLM
 from jaxspec.bench.papers.spin import simulation as spin_simulation
 from jaxspec.config import parse_overrides
+from jaxspec.predict.sentence_encoder import SentenceEncoder
 
 #: What an engine of the tiny model needs, and nothing to keep for the next one.
 _ENGINE = (
@@ -54,7 +56,9 @@ def _constants(modules: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{_PAPERS}.{module}.{name}": value for module in modules.split() for name, value in values.items()}
 
 
-_FEW_SERVED = _constants("alise.predictors", {"SERVED": 20, "ASKED": 30, "PROMPTS": 20})
+_FEW_SERVED = _constants("alise.predictors", {"SERVED": 20, "ASKED": 30, "PROMPTS": 20}) | {
+    "jaxspec.predict.build.load_encoder": lambda source: SentenceEncoder.load(str(GOLDEN / "encoder")),
+}
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ class Seen:
     [
         (None, 256, [502, 500], ["stop", "stop"]),  # what the context of 512 leaves
         (None, 10, [150, 148], ["stop", "stop"]),  # what 160 positions leave
-        ([30, 5], 256, [30, 5], ["length", "stop"]),
+        ([30, 5], 256, [30, 5], ["stop", "length"]),
     ],
 )
 def test_a_request_ends_at_its_true_length_below_its_max_tokens(max_tokens, pages, caps, reasons):
