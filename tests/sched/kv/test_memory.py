@@ -83,6 +83,10 @@ class Swapping(Drive):
             assert not plan.preempted
         return plan
 
+    @property
+    def guesses(self) -> bool:
+        return not defers(self.scheduler)
+
     def check_aging(self, now: float, since: dict[str, float], ran: set[str]) -> None:
         if self.scheduler.config.policy.memory != "defer":  # there an admitted request continues if no other one fits
             super().check_aging(now, since, ran)
