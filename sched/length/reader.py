@@ -27,8 +27,8 @@ class RetrievalSettings(Section):
 
     #: Maximum number of similar prompts whose output lengths are averaged, weighted by similarity.
     k: int = Field(default=8, ge=1, le=256)
-    #: Minimum cosine similarity of their embeddings. If no prompt reaches it, the proxy predicts. At 0.8 similar prompts
-    #: predicted worse than the proxy, at 0.9 about as well as it or a little better, on the few prompts that had one.
+    #: Minimum cosine similarity of their embeddings. If no prompt reaches it, the proxy predicts. At 0.8 similar
+    #: prompts predicted worse than the proxy, at 0.9 about as well or a little better, on the few that had one.
     threshold: float = Field(default=0.9, gt=0, le=1)
     #: The pre-trained encoder: all-minilm-l6-v2, or the Hugging Face folder of a BERT encoder.
     encoder: str = Field(default="all-minilm-l6-v2", min_length=1)
