@@ -13,10 +13,11 @@ from statistics import median, quantiles
 import numpy as np
 
 from jaxspec.sched.config import PolicyConfig
-from jaxspec.sched.plan import ScheduledRequest
+from jaxspec.sched.plan import Plan, ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
 from jaxspec.sched.slots import TREES, SlotContext
+from jaxspec.sched.spec.draft_room import DraftRoom
 from jaxspec.sched.spec.drafter import Proposal, SamplingOf, SharedDevice
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.sched.spec.trees.candidates import Candidates
@@ -107,7 +108,7 @@ def _measure(
         lookahead_end = time.thread_time()
         scheduled = [ScheduledRequest(r, r.computed, 1, lookahead.drafts, lookahead.levels) for r in running]
         draft_start = time.thread_time()
-        drafts = speculator.draft(scheduled, lambda _: None, requests, now)
+        drafts = speculator.draft(scheduled, lambda _: None, DraftRoom.of(Plan(tuple(scheduled))), now)
         draft_end = time.thread_time()
         now += _STEP
         accepted = {}

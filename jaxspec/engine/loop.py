@@ -15,8 +15,9 @@ from jaxspec.engine.micro_batch import MicroBatch
 from jaxspec.engine.request_state import RequestState
 from jaxspec.engine.startup import Parts
 from jaxspec.outputs import RequestMetrics
-from jaxspec.sched.plan import RequestResult, ScheduledRequest
+from jaxspec.sched.plan import Plan, RequestResult
 from jaxspec.sched.request import Request
+from jaxspec.sched.spec.draft_room import DraftRoom
 from jaxspec.sched.spec.micro_batches import split
 from jaxspec.sched.spec.trees.candidates import Draft
 from jaxspec.step.packing import SamplingInputs
@@ -114,7 +115,7 @@ class EngineLoop:
             self.deliver()
             return
         self.wake_at = None
-        batches = self._launch(plan.scheduled, timer)
+        batches = self._launch(plan, timer)
         timer.mark_launched(len(batches))
         self.deliver()
         by_id: dict[str, RequestResult] = {}
@@ -133,15 +134,16 @@ class EngineLoop:
                 self._count_tokens(self._states[s.request.id], len(result.tokens), timer.read)
         self.counters.add_times(timer)
 
-    def _launch(self, scheduled: Sequence[ScheduledRequest], timer: StepTimer) -> list[MicroBatch]:
+    def _launch(self, plan: Plan, timer: StepTimer) -> list[MicroBatch]:
         """Draft for the requests and start their step on the device, in one micro-batch or several."""
+        scheduled, room = plan.scheduled, DraftRoom.of(plan)
         penalised = {s.request: t.params for s in scheduled if (t := self._states[s.request.id]).penalised}
         penalty_rows = self.penalties.update(penalised)
         self.speculator.prefetch_features(scheduled)
         batches: list[MicroBatch] = []
         for part in split(scheduled, self.speculator, self.micro_batches):
             with timer.drafting_or_swapping():
-                drafts = self.speculator.draft(part, self._sampling_of, sum(s.count for s in part), timer.begun)
+                drafts = self.speculator.draft(part, self._sampling_of, room, timer.begun)
             states = [self._states[s.request.id] for s in part]
             batches.append(MicroBatch.launch(part, states, drafts, penalty_rows, self.model_runner))
         self.speculator.precompute_kv(scheduled, self._sampling_of)

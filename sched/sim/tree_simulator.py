@@ -13,6 +13,7 @@ from jaxspec.sched.sim.drafter import SimulatedDrafter
 from jaxspec.sched.sim.simulator import Simulation
 from jaxspec.sched.sim.workload import Workload
 from jaxspec.sched.slo import NONE, Slo
+from jaxspec.sched.spec.draft_room import DraftRoom
 from jaxspec.sched.spec.micro_batches import Timeline, split
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.sched.spec.trees.candidates import Draft
@@ -47,11 +48,12 @@ class TreeSimulation(Simulation):
         self._drafts = {}
         line = self._timeline()
         parts = split(plan.scheduled, self.speculator, self._micro_batches) if self.speculator else [plan.scheduled]
+        room = DraftRoom.of(plan)
         swapped = self._swapped(plan)  # counted in the first micro-batch only
         for scheduled in parts:
             drafts: dict[str, Draft] = {}
             if self.speculator:
-                drafts = self.speculator.draft(scheduled, lambda _: None, sum(w.count for w in scheduled), now)
+                drafts = self.speculator.draft(scheduled, lambda _: None, room, now)
             self._drafts |= drafts
             spent = [(d.own_device, d.spent) for d in self.drafters]
             for drafter in self.drafters:

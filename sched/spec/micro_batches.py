@@ -53,14 +53,16 @@ class Timeline:
 
 
 def seconds(count: int, loads: Sequence[DrafterLoad], others: int, step: Callable[[int], float]) -> float:
-    """Seconds of a step in `count` micro-batches, each with an even share of every drafter's requests.
+    """Seconds of a step in `count` micro-batches.
 
-    `others`: tokens of requests without drafts, all in the first micro-batch; `step`: tokens -> seconds of a step.
+    The requests of each drafter on its own device are spread evenly. All others are in the first micro-batch: those of
+    drafters on the target's device, and `others` tokens of requests without drafts. `step`: tokens -> seconds of a
+    step.
     """
     timeline = Timeline()
     left = [load.requests for load in loads]
     for batch in range(count):
-        sizes = [ceil(n / (count - batch)) for n in left]
+        sizes = [ceil(n / (count - batch)) if load.own_device else n for load, n in zip(loads, left, strict=True)]
         left = [n - size for n, size in zip(left, sizes, strict=True)]
         shares = [(load, n) for load, n in zip(loads, sizes, strict=True) if n]
         tokens = round(sum(n * (1 + load.drafts) for load, n in shares)) + (others if batch == 0 else 0)
@@ -75,7 +77,7 @@ def seconds(count: int, loads: Sequence[DrafterLoad], others: int, step: Callabl
 def best(loads: Sequence[DrafterLoad], others: int, step: Callable[[int], float]) -> int:
     """Number of micro-batches: adds one as long as that shortens the step by the profile, SPIN's heuristic."""
     count, shortest = 1, seconds(1, loads, others, step)
-    most = min(MAX_MICRO_BATCHES, max((load.requests for load in loads), default=1))
+    most = min(MAX_MICRO_BATCHES, max((load.requests for load in loads if load.own_device), default=1))
     while count < most and (more := seconds(count + 1, loads, others, step)) < shortest:
         count, shortest = count + 1, more
     return count
@@ -86,27 +88,28 @@ def split(
 ) -> list[list[ScheduledRequest]]:
     """Split a step into at most `count` micro-batches; None: as many as `best` finds.
 
-    Each drafter's requests are spread evenly, so there are no more than the largest drafter has requests. Requests
-    without drafts are in the first. No micro-batch is empty, except the only one of an empty step.
+    The requests of each drafter on its own device are spread evenly, so there are no more micro-batches than the
+    largest of these has requests: one without any, because on one device nothing overlaps. All other requests are in
+    the first. No micro-batch is empty, except the only one of an empty step.
     """
-    if not speculator.drafters:
+    if not any(drafter.own_device for drafter in speculator.drafters):
         return [list(scheduled)]
     by_drafter: dict[int, list[ScheduledRequest]] = {}
     batches: list[list[ScheduledRequest]] = [[]]
     for s in scheduled:
         drafter = speculator.drafter_of(s.request, len(scheduled)) if s.levels else None
         (batches[0] if drafter is None else by_drafter.setdefault(drafter, [])).append(s)
-    if not by_drafter:
-        return batches
+    spread = {i: group for i, group in by_drafter.items() if speculator.drafters[i].own_device}
+    if not spread:
+        return [list(scheduled)]
     if count is None:
-        loads = [drafter_load(speculator, drafter, len(group)) for drafter, group in by_drafter.items()]
+        loads = [drafter_load(speculator, i, len(group)) for i, group in by_drafter.items()]
         count = best(loads, sum(s.count for s in batches[0]), speculator.step_times.of)
-    else:
-        count = min(count, max(map(len, by_drafter.values())))
+    count = min(count, max(map(len, spread.values())))
     batches += [[] for _ in range(count - 1)]
-    for group in by_drafter.values():
+    for drafter, group in by_drafter.items():
         for i, s in enumerate(group):
-            batches[i * count // len(group)].append(s)
+            batches[i * count // len(group) if drafter in spread else 0].append(s)
     return [batch for batch in batches if batch]
 
 

@@ -20,6 +20,7 @@ from jaxspec.sched.slo import need
 from jaxspec.sched.slots import Need
 from jaxspec.sched.spec.calibration import AcceptanceRecord, chances
 from jaxspec.sched.spec.depth import USUAL_UNCACHED, DepthController, DraftTimes
+from jaxspec.sched.spec.draft_room import DraftRoom
 from jaxspec.sched.spec.drafter import Drafter, Proposal, SamplingOf
 from jaxspec.sched.spec.trees.candidates import Candidates, Draft
 from jaxspec.sched.spec.trees.forest import Forest
@@ -209,28 +210,32 @@ class Speculator:
                     drafter.precompute_kv(coming, sampling)
 
     def draft(
-        self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, tokens: int, now: float
+        self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, room: DraftRoom, now: float
     ) -> dict[str, Draft]:
-        """Draft trees by request id, for those scheduled requests that get one.
+        """Draft trees by request id, for those requests of a micro-batch that get one.
 
-        `tokens` counts the step's known tokens; the step started at `now`.
+        `room`: what the step, which started at `now`, has left for drafts; takes what the micro-batch selects.
         """
         if not self.drafters:
             return {}
+        tokens, sharing = sum(s.count for s in scheduled), sum(s.levels > 0 for s in scheduled)
+        budget = room.share(self.policy.within(self.verify_budget - room.known_tokens), sharing)
         draftable = [s for s in scheduled if s.levels and (self._only_late is None or s.request.id in self._only_late)]
-        if self.policy.by_budget and tokens >= self.verify_budget:
+        if self.policy.by_budget and budget <= 0:
             draftable = []  # no node would be selected
         proposed = self._propose(draftable, sampling) if draftable else []
         drafts: dict[str, Draft] = {}
         if proposed:
             forest = Forest([c for _, _, c in proposed])
-            masks = self._select(proposed, forest, tokens, now)
+            masks = self._select(proposed, forest, budget, tokens, now)
             for (s, i, c), mask, draft in zip(proposed, masks, preorders(forest, masks), strict=True):
                 if len(draft):
                     self._drafted[s.request.id] = _Drafted(i, c, mask, draft)
                     drafts[s.request.id] = draft
+        nodes = sum(map(len, drafts.values()))
+        room.take(sharing, nodes)
         if self.choice:
-            self._estimate_step_seconds(scheduled, proposed, tokens + sum(map(len, drafts.values())))
+            self._estimate_step_seconds(scheduled, proposed, tokens + nodes)
         return drafts
 
     def _estimate_step_seconds(
@@ -252,14 +257,14 @@ class Speculator:
                 self._step_seconds[name] = common + (rounds[drafted[name]] if own_device else 0.0)
 
     def _select(
-        self, proposed: Sequence[_Proposed], forest: Forest, tokens: int, now: float
+        self, proposed: Sequence[_Proposed], forest: Forest, budget: int, tokens: int, now: float
     ) -> list[npt.NDArray[np.bool_]]:
-        """The nodes to verify: one mask per tree."""
+        """The nodes to verify: one mask per tree. `tokens`: those of the micro-batch that are not drafts."""
         if self.policy.calibrated:
             records = [self._record(s.request, i) for s, i, _ in proposed]
             calibrations = [self.controllers[i].calibration for _, i, _ in proposed]
             forest = forest.calibrated(chances(forest, calibrations, records))
-        budget, needs = self.verify_budget - tokens, [-inf] * len(proposed)
+        needs = [-inf] * len(proposed)
         if Need.SLOS in self.policy.needs:
             seconds = self.step_times.of(tokens + max(0, budget)) + sum(
                 c.times.round(len(proposed), len(proposed), c.levels, c.width) for c in self.controllers if c.levels

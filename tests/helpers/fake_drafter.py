@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxspec.sched.plan import ScheduledRequest
+from jaxspec.sched.plan import Plan, ScheduledRequest
 from jaxspec.sched.request import Request
+from jaxspec.sched.spec.draft_room import DraftRoom
 from jaxspec.sched.spec.drafter import Proposal, SamplingOf, SharedDevice
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.sched.spec.trees.candidates import Candidates
@@ -45,5 +46,5 @@ def round_of(speculator: Speculator, running: list[Request]) -> dict[str, int]:
     """Draft one round. Returns the first draft token of each request that has drafts, by request id."""
     ahead = speculator.lookahead(running, 0.0)
     scheduled = [ScheduledRequest(r, 3, 1, ahead.drafts, ahead.levels) for r in running]
-    drafts = speculator.draft(scheduled, lambda _: SamplingInputs(), len(scheduled), 0.0)
+    drafts = speculator.draft(scheduled, lambda _: SamplingInputs(), DraftRoom.of(Plan(tuple(scheduled))), 0.0)
     return {id: int(draft.token[0]) for id, draft in drafts.items()}

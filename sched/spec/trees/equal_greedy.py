@@ -24,5 +24,5 @@ class EqualGreedy(SharedNodes):
         forest = step.forest
         sharing = int(np.count_nonzero((np.diff(forest.first) > 0) & (np.asarray(step.limits) > 0)))
         ranked = forest.ranked()
-        share = self.within(step.budget) // max(sharing, 1)
+        share = self.sharable(step) // max(sharing, 1)
         return forest.take(ranked, np.minimum(ranked.count, np.minimum(share, step.limits)))

@@ -23,5 +23,5 @@ class GlobalGreedy(SharedNodes):
     def select(self, step: StepCandidates) -> list[npt.NDArray[np.bool_]]:
         forest = step.forest
         ranked = forest.ranked()
-        best = forest.best(ranked, np.minimum(ranked.count, step.limits))[: self.within(step.budget)]
+        best = forest.best(ranked, np.minimum(ranked.count, step.limits))[: self.sharable(step)]
         return forest.take(ranked, np.bincount(forest.tree[best], minlength=len(forest)))

@@ -23,7 +23,7 @@ class StepCandidates:
     """The candidates of R requests of a step, and what bounds their selection. Iterates over (tree, limit).
 
     limits        `[R]` maximum draft nodes of each request, by its max_tokens and by the step; below 1: no draft
-    budget        draft nodes that the verify budget leaves; may be negative
+    budget        draft nodes that the verify budget leaves (`TreePolicy.within`); may be negative
     needs         `[R]` tokens that each request must get from this step to meet its SLO; -inf without one, and for a
                   policy that does not need SLOs
     other_tokens  tokens of the step that are not drafts
@@ -65,6 +65,10 @@ class TreePolicy(Policy):
         """Whether drafts keep to the verify budget: depth, width, and no drafts once other tokens fill it."""
         return False
 
+    def within(self, budget: int) -> int:
+        """Draft nodes of a step whose verify budget leaves `budget`."""
+        return budget
+
     def select(self, step: StepCandidates) -> list[npt.NDArray[np.bool_]]:
         """One `[n]` mask per request, closed under parents and with at most `limits[i]` nodes.
 
@@ -105,5 +109,8 @@ class SharedNodes(TreePolicy):
         return self.nodes is None
 
     def within(self, budget: int) -> int:
-        """Draft nodes of a step whose verify budget leaves `budget`."""
-        return max(budget, 0) if self.nodes is None else self.nodes
+        return budget if self.nodes is None else self.nodes
+
+    def sharable(self, step: StepCandidates) -> int:
+        """Draft nodes that the step's requests share."""
+        return max(0, step.budget if self.nodes is None else min(self.nodes, step.budget))

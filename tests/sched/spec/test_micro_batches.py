@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.fake_drafter import Fake
-from jaxspec.sched.plan import ScheduledRequest
+from jaxspec.sched.plan import Plan, ScheduledRequest
 from jaxspec.sched.request import Request
+from jaxspec.sched.spec.draft_room import DraftRoom
 from jaxspec.sched.spec.micro_batches import MAX_MICRO_BATCHES, DrafterLoad, Timeline, best, seconds, split
 from jaxspec.sched.spec.speculator import Speculator
+from jaxspec.sched.spec.trees.global_greedy import GlobalGreedy
+from jaxspec.sched.spec.trees.policy import TreePolicy
 from jaxspec.sched.timing import StepTimes
 
 
@@ -47,7 +52,8 @@ def test_halves_overlap_where_drafter_and_target_have_their_own_devices() -> Non
 
 def test_on_one_device_nothing_is_gained() -> None:
     shared = [DrafterLoad(8, linear(1.0), 1.0, False)]
-    for step in (linear(0.5), linear(0.5, 1.0)):
+    compiled = StepTimes({8: 1.0, 64: 10.0}).of  # two steps of 8 tokens would be shorter than one of 16
+    for step in (linear(0.5), linear(0.5, 1.0), compiled):
         assert best(shared, 0, step) == 1
     assert seconds(1, shared, 3, linear(0.5)) == 8 + 9.5
 
@@ -84,3 +90,47 @@ def test_every_piece_of_work_is_in_one_micro_batch(drafted: int, plain: int, par
     assert all(found) or not scheduled
     if parts and ahead.levels and drafted:
         assert len(found) == min(parts, drafted)
+
+
+def prepared(
+    drafters: Sequence[Fake],
+    count: int,
+    policy: TreePolicy | None = None,
+    times: StepTimes | None = None,
+    budget: int = 16,
+) -> tuple[Speculator, list[ScheduledRequest]]:
+    """A step in which `count` requests may draft."""
+    running = [Request(str(i), 3, [1, 2, 3, 4], 100, 0.0, computed=3) for i in range(count)]
+    times = times or StepTimes({n: 1.0 for n in range(1, 200)})
+    speculator = Speculator(drafters, times, policy, verify_budget=budget)
+    ahead = speculator.lookahead(running, 0.0)
+    return speculator, [ScheduledRequest(r, 3, 1, ahead.drafts, ahead.levels) for r in running]
+
+
+@pytest.mark.parametrize("parts", [None, 3])
+def test_without_a_drafter_on_its_own_device_a_step_is_not_split(parts: int | None) -> None:
+    """Even if two steps of a smaller compiled size would take less time than one."""
+    near = Fake("near", 100, 1e-3, list("01234567"))
+    speculator, scheduled = prepared([near], 8, GlobalGreedy(), StepTimes({8: 1e-3, 32: 1.0, 64: 2.0}), 64)
+    assert len(split(scheduled, speculator, parts)) == 1
+
+
+def test_requests_of_a_drafter_on_the_targets_device_stay_together() -> None:
+    far, near = Apart("far", 100, 1e-6, list("0123")), Fake("near", 200, 1e-3, list("4567"))
+    speculator, scheduled = prepared([far, near], 8, GlobalGreedy())
+    speculator.drafter_of = lambda request, requests: 0 if request.id < "4" else 1  # type: ignore[method-assign]
+    found = split(scheduled, speculator, 2)
+    assert [[s.request.id for s in part] for part in found] == [list("014567"), list("23")]
+
+
+@pytest.mark.parametrize("nodes", [None, 8])
+@pytest.mark.parametrize("parts", [1, 2, 3, 8])
+def test_micro_batches_share_the_verify_budget(parts: int, nodes: int | None) -> None:
+    """Eight requests and their drafts: at most 16 tokens, or 8 draft nodes, in all micro-batches together."""
+    speculator, scheduled = prepared([Apart("far", 100, 1e-3, list("01234567"))], 8, GlobalGreedy(nodes))
+    batches = split(scheduled, speculator, parts)
+    assert len(batches) == parts
+    room = DraftRoom.of(Plan(tuple(scheduled)))
+    drafts = [speculator.draft(batch, lambda _: None, room, 0.0) for batch in batches]
+    sizes = [sum(map(len, part.values())) for part in drafts]
+    assert sum(sizes) == 8 and all(sizes), "the budget is used, and by all"

@@ -9,9 +9,10 @@ import pytest
 from helpers.fake_drafter import STEP, Fake, requests, round_of
 from jaxspec.config import EngineConfig
 from jaxspec.draft.speculator import build_speculator
-from jaxspec.sched.plan import ScheduledRequest
+from jaxspec.sched.plan import Plan, ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
+from jaxspec.sched.spec.draft_room import DraftRoom
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.sched.spec.trees.adaserve import AdaServe
 from jaxspec.sched.spec.trees.global_greedy import GlobalGreedy
@@ -66,8 +67,8 @@ def test_drafters_do_not_draft_for_a_step_without_space_for_drafts(monkeypatch: 
     asked = []
     propose = drafter.propose
     monkeypatch.setattr(drafter, "propose", lambda *given: asked.append(1) or propose(*given))
-    assert speculator.draft(scheduled, lambda _: SamplingInputs(), 16, 0.0) == {} and not asked
-    assert speculator.draft(scheduled, lambda _: SamplingInputs(), 15, 0.0) and asked
+    assert speculator.draft(scheduled, lambda _: SamplingInputs(), DraftRoom(16, 2), 0.0) == {} and not asked
+    assert speculator.draft(scheduled, lambda _: SamplingInputs(), DraftRoom(15, 2), 0.0) and asked
 
 
 def with_slo(number: int, tpot: float | None, ahead: float = 0.0) -> Request:
@@ -83,7 +84,7 @@ def drafted_for(running: list[Request], cost: float) -> list[str]:
     speculator = Speculator([drafter], STEP, AdaServe(16, STEP, calibrated=True), verify_budget=32)
     ahead = speculator.lookahead(running, 0.0)
     scheduled = [ScheduledRequest(r, 7, 1, ahead.drafts, ahead.levels) for r in running]
-    return sorted(speculator.draft(scheduled, lambda _: SamplingInputs(), len(scheduled), 0.0))
+    return sorted(speculator.draft(scheduled, lambda _: SamplingInputs(), DraftRoom.of(Plan(tuple(scheduled))), 0.0))
 
 
 def test_where_drafts_do_not_pay_only_requests_late_for_their_slo_get_some() -> None:
