@@ -41,13 +41,28 @@ def test_halves_overlap_where_drafter_and_target_have_their_own_devices() -> Non
     took = [seconds(parts, own_device, 0, linear(0.5)) for parts in range(1, 9)]
     assert [took[0], took[1], took[3], took[7]] == [16.0, 12.0, 10.0, 9.0]
     assert all(b <= a for a, b in pairwise(took))
-    assert took[3] == took[4] and best(own_device, 0, linear(0.5)) == 4  # five parts cannot be of equal size
+    assert took[3] == took[4] and best(own_device, 0, linear(0.5)) == 8  # five parts cannot be of equal size
     # The fixed cost of every part limits their number.
     assert best(own_device, 0, linear(0.5, 1.5)) == 2
     assert best(own_device, 0, linear(0.5, 9.0)) == 1
     # Two drafters draft at once, and the slower one is what is waited for.
     both = [*own_device, DrafterLoad(4, linear(3.0), 1.0, True)]
     assert seconds(1, both, 0, linear(0.5)) == 12 + 12
+
+
+def test_the_heuristic_goes_on_until_a_significant_drop() -> None:
+    """SPIN §V-B: a number of parts that is a little worse does not end the search, one that is much worse does."""
+    own_device = [DrafterLoad(12, linear(0.2), 1.0, True)]
+    times = StepTimes({4: 1.0, 8: 2.0, 12: 3.2, 16: 4.0, 24: 5.0}).of
+    took = [seconds(parts, own_device, 0, times) for parts in (1, 2, 3, 4)]
+    assert took == pytest.approx([7.4, 7.6, 6.8, 8.6])
+    assert best(own_device, 0, times) == 3
+
+    own_device = [DrafterLoad(8, linear(1.0), 1.0, True)]
+    times = StepTimes({4: 1.0, 8: 9.0, 16: 10.0}).of  # each half takes nearly as long as the whole
+    took = [seconds(parts, own_device, 0, times) for parts in (1, 2, 3, 4)]
+    assert took == pytest.approx([18.0, 22.0, 22.0, 9.0])
+    assert best(own_device, 0, times) == 1
 
 
 def test_on_one_device_nothing_is_gained() -> None:
