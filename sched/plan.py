@@ -17,7 +17,8 @@ class ScheduledRequest:
     request: Request
     start: int
     count: int
-    #: Most draft nodes after the last known token, and most levels; pages and token budget are reserved for them.
+    #: Most draft nodes after the last known token, and most levels; pages are reserved for the levels. All requests
+    #: together have at most `Plan.draft_nodes`.
     drafts: int = 0
     levels: int = 0
 
@@ -68,6 +69,9 @@ class Lookahead:
 
     drafts: int = 0
     levels: int = 0
+    #: True: each request may use all draft nodes that fit in the step, and the nodes to verify are selected over all
+    #: requests. False: each gets an even share of them.
+    pooled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,8 @@ class Plan:
     #: Transfers to the host, and from the host.
     offload: tuple[Transfer, ...] = ()
     upload: tuple[Transfer, ...] = ()
+    #: Most draft nodes of all requests together.
+    draft_nodes: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -52,10 +52,11 @@ class PlanBuilder:
             self._run([r for r in running if r.decoding])
             self._run_throttled_if_empty()
 
+        nodes = 0
         if lookahead.drafts and lookahead.levels:
-            self._budget.allow_drafts(self._scheduled, lookahead, self._kv)
+            nodes = self._budget.allow_drafts(self._scheduled, lookahead, self._kv)
         preempted = (*self._swapped_ahead, *self._preempted)
-        return Plan(tuple(self._scheduled), preempted, tuple(self._paused), *self._kv.transfers())
+        return Plan(tuple(self._scheduled), preempted, tuple(self._paused), *self._kv.transfers(), nodes)
 
     # -- stages ----------------------------------------------------------------------------------------------------
 

@@ -43,17 +43,21 @@ class TokenBudget:
             self.prompt_tokens -= count
         return scheduled
 
-    def allow_drafts(self, scheduled: list[ScheduledRequest], lookahead: Lookahead, kv: KVCacheManager) -> None:
-        """Divide what is left among the decoding requests as draft nodes, with pages for what they may accept."""
+    def allow_drafts(self, scheduled: list[ScheduledRequest], lookahead: Lookahead, kv: KVCacheManager) -> int:
+        """Let the decoding requests draft with what is left, with pages for what they may accept.
+
+        Returns the most draft nodes of all together. Each may use all of them if `lookahead.pooled`, or else an even
+        share.
+        """
         decoding = [i for i, s in enumerate(scheduled) if s.count == 1 and s.samples and s.request.decoding]
+        left = nodes = min(self.tokens, self.logit_rows)
         for rank, i in enumerate(decoding):
             request = scheduled[i].request
-            others = len(decoding) - rank
-            drafts = min(lookahead.drafts, self.tokens // others, self.logit_rows // others)
+            drafts = min(lookahead.drafts, left if lookahead.pooled else left // (len(decoding) - rank))
             levels = min(lookahead.levels, drafts, request.max_tokens - request.output_len - 1)
             if levels > 0 and not kv.grow(request, levels):
                 levels = kv.spare_tokens(request)
             if levels > 0:
                 scheduled[i] = replace(scheduled[i], drafts=drafts, levels=levels)
-                self.tokens -= drafts
-                self.logit_rows -= drafts
+                left -= 0 if lookahead.pooled else drafts
+        return nodes

@@ -108,7 +108,9 @@ def _measure(
         lookahead_end = time.thread_time()
         scheduled = [ScheduledRequest(r, r.computed, 1, lookahead.drafts, lookahead.levels) for r in running]
         draft_start = time.thread_time()
-        drafts = speculator.draft(scheduled, lambda _: None, DraftRoom.of(Plan(tuple(scheduled))), now)
+        drafts = speculator.draft(
+            scheduled, lambda _: None, DraftRoom.of(Plan(tuple(scheduled), draft_nodes=DEPTH * WIDTH * requests)), now
+        )
         draft_end = time.thread_time()
         now += _STEP
         accepted = {}

@@ -22,8 +22,8 @@ class Step:
     """A plan with scheduled requests, which are given by their index in the recording. Times in seconds."""
 
     begun: float
-    #: (drafts, levels) passed to `Scheduler.plan`.
-    lookahead: tuple[int, int]
+    #: Passed to `Scheduler.plan`.
+    lookahead: Lookahead
     #: (request, start, count) of each `ScheduledRequest`.
     scheduled: list[tuple[int, int, int]]
     ended: float = 0.0
@@ -70,10 +70,8 @@ class Recording:
             steps: list[Step] = []
             for row in content["steps"]:
                 scheduled = [(int(i), int(start), int(count)) for i, start, count in row.pop("scheduled")]
-                levels = row.pop("lookahead")
-                steps.append(
-                    Step(scheduled=scheduled, lookahead=(levels[0], levels[1]), load=StepLoad(**row.pop("load")), **row)
-                )
+                lookahead, load = Lookahead(**row.pop("lookahead")), StepLoad(**row.pop("load"))
+                steps.append(Step(scheduled=scheduled, lookahead=lookahead, load=load, **row))
             requests: list[Seen] = []
             for row in content["requests"]:
                 rounds = [(int(d), int(a)) for d, a in row.pop("rounds")]
@@ -117,7 +115,7 @@ class Recorder:
         self._unseen.clear()
         if plan.scheduled:
             scheduled = [(self._number[w.request.id], w.start, w.count) for w in plan.scheduled]
-            self.recording.steps.append(Step(begun, (lookahead.drafts, lookahead.levels), scheduled))
+            self.recording.steps.append(Step(begun, lookahead, scheduled))
 
     def updating(self, plan: Plan, results: Sequence[RequestResult], now: float, seconds: float) -> None:
         if not plan.scheduled:

@@ -18,6 +18,8 @@ class DraftRoom:
 
     #: Tokens of the whole step that are not drafts.
     known_tokens: int
+    #: Draft nodes that fit in the step.
+    nodes: int
     #: Requests that may draft and whose micro-batch has not been drafted.
     requests: int
     #: Draft nodes selected so far.
@@ -25,7 +27,7 @@ class DraftRoom:
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
-        return cls(plan.num_tokens, sum(s.levels > 0 for s in plan.scheduled))
+        return cls(plan.num_tokens, plan.draft_nodes, sum(s.levels > 0 for s in plan.scheduled))
 
     def share(self, nodes: int, requests: int) -> int:
         """Of `nodes` draft nodes of the step, those that a micro-batch with `requests` that may draft can select."""

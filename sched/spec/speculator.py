@@ -22,6 +22,7 @@ from jaxspec.sched.spec.calibration import AcceptanceRecord, chances
 from jaxspec.sched.spec.depth import USUAL_UNCACHED, DepthController, DraftTimes
 from jaxspec.sched.spec.draft_room import DraftRoom
 from jaxspec.sched.spec.drafter import Drafter, Proposal, SamplingOf
+from jaxspec.sched.spec.selection import select_nodes
 from jaxspec.sched.spec.trees.candidates import Candidates, Draft
 from jaxspec.sched.spec.trees.forest import Forest
 from jaxspec.sched.spec.trees.policy import DEPTH, StepCandidates, TreePolicy
@@ -100,8 +101,12 @@ class Speculator:
     def lookahead(self, running: Sequence[Request], now: float) -> Lookahead:
         """Begin a step: assign drafters (with a draft choice), pick each drafter's depth and width.
 
-        Returns how deep the step that starts now may draft for its decoding requests.
+        Returns how deep the step that starts now may draft for its decoding requests. The nodes to verify are selected
+        over all of them, so each may use all that fits.
         """
+        return replace(self._decide_all(running, now), pooled=True)
+
+    def _decide_all(self, running: Sequence[Request], now: float) -> Lookahead:
         if not self.drafters:
             return Lookahead()
         decoding = [r for r in running if r.decoding]
@@ -220,14 +225,15 @@ class Speculator:
             return {}
         tokens, sharing = sum(s.count for s in scheduled), sum(s.levels > 0 for s in scheduled)
         budget = room.share(self.policy.within(self.verify_budget - room.known_tokens), sharing)
+        nodes = room.share(room.nodes, sharing)
         draftable = [s for s in scheduled if s.levels and (self._only_late is None or s.request.id in self._only_late)]
-        if self.policy.by_budget and budget <= 0:
+        if (min(nodes, budget) if self.policy.by_budget else nodes) <= 0:
             draftable = []  # no node would be selected
-        proposed = self._propose(draftable, sampling) if draftable else []
+        proposed = self._propose(draftable, sampling, nodes) if draftable else []
         drafts: dict[str, Draft] = {}
         if proposed:
             forest = Forest([c for _, _, c in proposed])
-            masks = self._select(proposed, forest, budget, tokens, now)
+            masks = self._select(proposed, forest, nodes, budget, tokens, now)
             for (s, i, c), mask, draft in zip(proposed, masks, preorders(forest, masks), strict=True):
                 if len(draft):
                     self._drafted[s.request.id] = _Drafted(i, c, mask, draft)
@@ -257,7 +263,7 @@ class Speculator:
                 self._step_seconds[name] = common + (rounds[drafted[name]] if own_device else 0.0)
 
     def _select(
-        self, proposed: Sequence[_Proposed], forest: Forest, budget: int, tokens: int, now: float
+        self, proposed: Sequence[_Proposed], forest: Forest, room: int, budget: int, tokens: int, now: float
     ) -> list[npt.NDArray[np.bool_]]:
         """The nodes to verify: one mask per tree. `tokens`: those of the micro-batch that are not drafts."""
         if self.policy.calibrated:
@@ -270,15 +276,16 @@ class Speculator:
                 c.times.round(len(proposed), len(proposed), c.levels, c.width) for c in self.controllers if c.levels
             )
             needs = [need(s.request, now, seconds) for s, _, _ in proposed]
-        limits = [s.drafts for s, _, _ in proposed]
-        masks = self.policy.select(StepCandidates(forest, limits, budget, needs, tokens))
-        for tree, (s, i, _) in enumerate(proposed):
-            if self.controllers[i].probing and not masks[tree].any() and s.drafts:
-                masks[tree][forest[tree].best(1)[0]] = True  # a probe needs at least one node to learn from
-        return masks
+        limits = [min(s.drafts, len(c)) for s, _, c in proposed]
+        probing = [tree for tree, (_, i, _) in enumerate(proposed) if self.controllers[i].probing]
+        return select_nodes(self.policy, StepCandidates(forest, limits, room, budget, needs, tokens), probing)
 
-    def _propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> list[_Proposed]:
-        """One proposal for each request that some drafter has candidates for; the cheapest drafters draft first."""
+    def _propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, room: int) -> list[_Proposed]:
+        """One proposal for each request that some drafter has candidates for; the cheapest drafters draft first.
+
+        `room`: draft nodes that fit. A round whose requests get even shares of it drafts no levels beyond those, unless
+        they are free.
+        """
         preferred = {s.request.id: self._preferences(s.request, len(scheduled)) for s in scheduled}
         proposed: list[_Proposed] = []
 
@@ -287,7 +294,7 @@ class Speculator:
                 if c is None or not len(c):
                     preferred[s.request.id].remove(i)
                     continue
-                proposed.append((s, i, _truncate(c, s.levels) if s.levels < levels else c))
+                proposed.append((s, i, c.truncated(s.levels) if s.levels < levels else c))
                 preferred[s.request.id].clear()
 
         order = sorted((i for i, drafter in enumerate(self.drafters) if drafter.ready), key=self._base_cost)
@@ -299,6 +306,10 @@ class Speculator:
             if not batch or i in started:  # one round a step
                 continue
             levels = min(controller.levels, max(s.levels for s in batch))
+            share = max(1, room // len(batch))
+            if not self.policy.shares_room and share < levels:
+                seconds = [self.drafters[i].seconds(len(batch), 0, n, controller.width) for n in (share, levels)]
+                levels = share if seconds[0] < seconds[1] else levels
             if self.choice:
                 self._count_switches(i, batch)
             started[i] = batch, levels, self.drafters[i].propose(batch, sampling, levels, controller.width)
@@ -385,12 +396,3 @@ def _most(levels: int, expansion: Sequence[int]) -> Lookahead:
 def _up_to(most: int | None, widths: Sequence[int]) -> Sequence[int]:
     """The widths that are at most `most` (None: all), or else the narrowest; `widths` ascend."""
     return [w for w in widths if most is None or w <= most] or widths[:1]
-
-
-def _truncate(candidates: Candidates, levels: int) -> Candidates:
-    """The candidates without the nodes below `levels` levels: the request cannot take more tokens."""
-    keep = np.asarray(candidates.depths()) <= levels
-    if keep.all():
-        return candidates
-    logprob = np.where(keep, candidates.logprob, -np.inf).astype(np.float32)
-    return replace(candidates, logprob=logprob)

@@ -88,7 +88,7 @@ def select(
 ) -> list[np.ndarray]:  # fmt: skip
     """The masks that the policy selects, one per tree."""
     forest = trees if isinstance(trees, Forest) else Forest(trees)
-    return policy.select(StepCandidates(forest, limits, budget, needs, other_tokens))
+    return policy.select(StepCandidates(forest, limits, 10**6, budget, needs, other_tokens))
 
 
 def optimal(candidates: Sequence[Candidates], verify_budget: int, needs: Sequence[float]) -> list[np.ndarray] | None:

@@ -119,7 +119,8 @@ class Drive:
         pinned = [request for request in scheduler.running if not scheduler.order.preemptible(request)]
         since = {name: at for name, (at, _) in scheduler.waiting._wait_times._young.items()}
         since |= {name: at for name, (at, _) in scheduler.waiting._wait_times._old.items()}
-        plan = scheduler.plan(now, Lookahead(self.random.randint(0, 5), self.random.randint(0, 3)))
+        lookahead = Lookahead(self.random.randint(0, 5), self.random.randint(0, 3), self.random.random() < 0.5)
+        plan = scheduler.plan(now, lookahead)
         planned = {scheduled.request.id: scheduled for scheduled in plan.scheduled}
         preempted = {request.id for request in plan.preempted}
         paused = {request.id for request in plan.paused}
@@ -134,7 +135,8 @@ class Drive:
         assert len(planned) == len(plan.scheduled) and not planned.keys() & (preempted | paused)
         assert (paused <= ran and not paused) or scheduler.order.preemptive
         assert not any(request.id in paused for request in pinned)
-        drafts = sum(scheduled.drafts for scheduled in plan.scheduled)
+        drafts, each = plan.draft_nodes, [scheduled.drafts for scheduled in plan.scheduled]
+        assert max(each, default=0) <= drafts and (lookahead.pooled or sum(each) <= drafts)
         assert plan.num_tokens + drafts <= config.max_num_batched_tokens
         assert drafts + sum(scheduled.logit_rows for scheduled in plan.scheduled) <= config.max_logit_rows
         assert scheduler.num_running <= scheduler.batching.size <= config.max_num_seqs

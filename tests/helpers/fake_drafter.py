@@ -46,5 +46,7 @@ def round_of(speculator: Speculator, running: list[Request]) -> dict[str, int]:
     """Draft one round. Returns the first draft token of each request that has drafts, by request id."""
     ahead = speculator.lookahead(running, 0.0)
     scheduled = [ScheduledRequest(r, 3, 1, ahead.drafts, ahead.levels) for r in running]
-    drafts = speculator.draft(scheduled, lambda _: SamplingInputs(), DraftRoom.of(Plan(tuple(scheduled))), 0.0)
+    drafts = speculator.draft(
+        scheduled, lambda _: SamplingInputs(), DraftRoom.of(Plan(tuple(scheduled), draft_nodes=99)), 0.0
+    )
     return {id: int(draft.token[0]) for id, draft in drafts.items()}

@@ -46,7 +46,7 @@ class Replay(Simulation):
 
     def _lookahead(self, now: float) -> Lookahead:
         step = len(self.scheduled)
-        return Lookahead(*self.recording.steps[step].lookahead) if step < len(self.recording.steps) else NO_DRAFTS
+        return self.recording.steps[step].lookahead if step < len(self.recording.steps) else NO_DRAFTS
 
     def _time(self, plan: Plan, now: float) -> tuple[float, float]:
         steps, i = self.recording.steps, len(self.scheduled)

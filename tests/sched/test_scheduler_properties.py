@@ -77,16 +77,18 @@ class Drive:
         decoding = [request for request in scheduler.running if request.decoding]
         had_work = scheduler.has_work
         random = self.device.drafts
-        plan = scheduler.plan(
-            float(now), Lookahead(random.randint(0, 5), random.randint(0, 3)) if random else NO_DRAFTS
+        lookahead = (
+            Lookahead(random.randint(0, 5), random.randint(0, 3), random.random() < 0.5) if random else NO_DRAFTS
         )
+        plan = scheduler.plan(float(now), lookahead)
         self.drafted += sum(scheduled.levels > 0 for scheduled in plan.scheduled)
         planned = {scheduled.request.id: scheduled for scheduled in plan.scheduled}
         preempted = {request.id for request in plan.preempted}
 
         assert bool(plan.scheduled) == had_work, "a step without progress"
         assert len(planned) == len(plan.scheduled) and not planned.keys() & preempted
-        drafts = sum(scheduled.drafts for scheduled in plan.scheduled)
+        drafts, each = plan.draft_nodes, [scheduled.drafts for scheduled in plan.scheduled]
+        assert max(each, default=0) <= drafts and (lookahead.pooled or sum(each) <= drafts)
         assert plan.num_tokens + drafts <= config.max_num_batched_tokens
         assert drafts + sum(scheduled.logit_rows for scheduled in plan.scheduled) <= config.max_logit_rows
         assert scheduler.num_running <= config.max_num_seqs

@@ -46,6 +46,7 @@ class AdaServe(TreePolicy):
     max_nodes: int
     times: StepTimes | None = None
     calibrated: bool = False
+    shares_room = True
     needs = frozenset({Need.SLOS, Need.STEP_TIMES})
 
     def __post_init__(self) -> None:
@@ -73,7 +74,7 @@ class AdaServe(TreePolicy):
         return [r for _, r in late[:max_nodes]]
 
     def select(self, step: StepCandidates) -> list[npt.NDArray[np.bool_]]:
-        forest, left = step.forest, max(step.budget, 0)
+        forest, left = step.forest, max(0, min(step.budget, step.room))
         ranked = forest.ranked()
         ranked = replace(ranked, value=np.exp(ranked.value))
         most = np.clip(step.limits, 0, np.minimum(ranked.count, left))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,13 @@ class Candidates:
         chosen = np.zeros(len(self.token), bool)
         chosen[list(nodes)] = True
         return chosen
+
+    def truncated(self, levels: int) -> Self:
+        """Without the nodes below `levels` levels: their places are empty."""
+        keep = np.asarray(self.depths()) <= levels
+        if keep.all():
+            return self
+        return replace(self, logprob=np.where(keep, self.logprob, -np.inf).astype(np.float32))
 
     def falling(self) -> list[float]:
         """The log-probabilities `[n]`, each at most its parent's, and without NaN.

@@ -20,6 +20,8 @@ class GlobalGreedy(SharedNodes):
     go to the earlier request.
     """
 
+    shares_room = True
+
     def select(self, step: StepCandidates) -> list[npt.NDArray[np.bool_]]:
         forest = step.forest
         ranked = forest.ranked()

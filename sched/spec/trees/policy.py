@@ -22,7 +22,8 @@ DEPTH = 8
 class StepCandidates:
     """The candidates of R requests of a step, and what bounds their selection. Iterates over (tree, limit).
 
-    limits        `[R]` maximum draft nodes of each request, by its max_tokens and by the step; below 1: no draft
+    limits        `[R]` maximum draft nodes of each request; below 1: no draft
+    room          maximum draft nodes of all requests together: what fits in the step
     budget        draft nodes that the verify budget leaves (`TreePolicy.within`); may be negative
     needs         `[R]` tokens that each request must get from this step to meet its SLO; -inf without one, and for a
                   policy that does not need SLOs
@@ -31,6 +32,7 @@ class StepCandidates:
 
     forest: Forest
     limits: Sequence[int]
+    room: int
     budget: int
     needs: Sequence[float]
     other_tokens: int
@@ -49,6 +51,9 @@ class TreePolicy(Policy):
     #: Shape in which draft models grow every tree: how many of its likeliest children each node gets, by level.
     #: Empty: beams, which are the likeliest paths. Programs are compiled for the class's value.
     expansion: tuple[int, ...] = ()
+    #: Whether it shares `StepCandidates.room` among the requests, by the value of their nodes. If not, `limits` are
+    #: even shares of it.
+    shares_room: bool = False
     #: Whether `draft_nodes` sets the nodes of a step.
     shares_nodes: bool = False
     #: With `acceptance: rejection`: children drawn for each node, by level; `SampledTree` then selects all of them.
@@ -72,7 +77,7 @@ class TreePolicy(Policy):
     def select(self, step: StepCandidates) -> list[npt.NDArray[np.bool_]]:
         """One `[n]` mask per request, closed under parents and with at most `limits[i]` nodes.
 
-        Every policy keeps to the limits and may ignore the other bounds.
+        Every policy keeps to the limits, and to `room` if it `shares_room`; it may ignore the other bounds.
         """
         raise NotImplementedError
 
@@ -113,4 +118,4 @@ class SharedNodes(TreePolicy):
 
     def sharable(self, step: StepCandidates) -> int:
         """Draft nodes that the step's requests share."""
-        return max(0, step.budget if self.nodes is None else min(self.nodes, step.budget))
+        return max(0, min(step.room, step.budget, step.room if self.nodes is None else self.nodes))

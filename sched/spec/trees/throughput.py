@@ -22,6 +22,7 @@ class Throughput(TreePolicy):
 
     times: StepTimes
     calibrated = True
+    shares_room = True
     sampled_widths = (1,) * DEPTH
     needs = frozenset({Need.STEP_TIMES})
 
@@ -38,6 +39,6 @@ class Throughput(TreePolicy):
         forest = step.forest
         # Chances fall along a path. Where they do not, the stable sort keeps parents before their children.
         ranked = forest.ranked(forest.chances, 0.0)
-        best = forest.best(ranked, np.minimum(ranked.count, step.limits))
+        best = forest.best(ranked, np.minimum(ranked.count, step.limits))[: max(step.room, 0)]
         count = self.times.best_node_count(ranked.value[best], step.other_tokens, step.other_tokens)
         return forest.take(ranked, np.bincount(forest.tree[best[:count]], minlength=len(forest)))

@@ -38,7 +38,7 @@ def select(
 ) -> list[np.ndarray]:
     forest = Forest(candidates)
     forest = forest.calibrated(chances(forest, [spec.calibration] * len(candidates), records))
-    masks = Throughput(spec.times.step).select(StepCandidates(forest, limits, 0, [], len(candidates)))
+    masks = Throughput(spec.times.step).select(StepCandidates(forest, limits, 10**6, 0, [], len(candidates)))
     for c, mask, limit in zip(forest, masks, limits, strict=True):
         if spec.probing and limit and not mask.any():  # as the speculator does
             mask[c.best(1)[0]] = True

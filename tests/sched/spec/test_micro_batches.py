@@ -145,7 +145,7 @@ def test_micro_batches_share_the_verify_budget(parts: int, nodes: int | None) ->
     speculator, scheduled = prepared([Apart("far", 100, 1e-3, list("01234567"))], 8, GlobalGreedy(nodes))
     batches = split(scheduled, speculator, parts)
     assert len(batches) == parts
-    room = DraftRoom.of(Plan(tuple(scheduled)))
+    room = DraftRoom.of(Plan(tuple(scheduled), draft_nodes=99))
     drafts = [speculator.draft(batch, lambda _: None, room, 0.0) for batch in batches]
     sizes = [sum(map(len, part.values())) for part in drafts]
     assert sum(sizes) == 8 and all(sizes), "the budget is used, and by all"

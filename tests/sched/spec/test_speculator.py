@@ -5,17 +5,23 @@ from __future__ import annotations
 from weakref import ref
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from helpers.fake_drafter import STEP, Fake, requests, round_of
+from helpers.steps import Steps
 from jaxspec.config import EngineConfig
 from jaxspec.draft.speculator import build_speculator
 from jaxspec.sched.plan import Plan, ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
 from jaxspec.sched.spec.draft_room import DraftRoom
+from jaxspec.sched.spec.selection import even_shares
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.sched.spec.trees.adaserve import AdaServe
+from jaxspec.sched.spec.trees.chain import Chain
 from jaxspec.sched.spec.trees.global_greedy import GlobalGreedy
+from jaxspec.sched.spec.trees.policy import TreePolicy
 from jaxspec.sched.spec.trees.sampled import SampledTree
 from jaxspec.sched.timing import StepTimes
 from jaxspec.step.packing import SamplingInputs
@@ -67,8 +73,8 @@ def test_drafters_do_not_draft_for_a_step_without_space_for_drafts(monkeypatch: 
     asked = []
     propose = drafter.propose
     monkeypatch.setattr(drafter, "propose", lambda *given: asked.append(1) or propose(*given))
-    assert speculator.draft(scheduled, lambda _: SamplingInputs(), DraftRoom(16, 2), 0.0) == {} and not asked
-    assert speculator.draft(scheduled, lambda _: SamplingInputs(), DraftRoom(15, 2), 0.0) and asked
+    assert speculator.draft(scheduled, lambda _: SamplingInputs(), DraftRoom(16, 99, 2), 0.0) == {} and not asked
+    assert speculator.draft(scheduled, lambda _: SamplingInputs(), DraftRoom(15, 99, 2), 0.0) and asked
 
 
 def with_slo(number: int, tpot: float | None, ahead: float = 0.0) -> Request:
@@ -84,7 +90,11 @@ def drafted_for(running: list[Request], cost: float) -> list[str]:
     speculator = Speculator([drafter], STEP, AdaServe(16, STEP, calibrated=True), verify_budget=32)
     ahead = speculator.lookahead(running, 0.0)
     scheduled = [ScheduledRequest(r, 7, 1, ahead.drafts, ahead.levels) for r in running]
-    return sorted(speculator.draft(scheduled, lambda _: SamplingInputs(), DraftRoom.of(Plan(tuple(scheduled))), 0.0))
+    return sorted(
+        speculator.draft(
+            scheduled, lambda _: SamplingInputs(), DraftRoom.of(Plan(tuple(scheduled), draft_nodes=99)), 0.0
+        )
+    )
 
 
 def test_where_drafts_do_not_pay_only_requests_late_for_their_slo_get_some() -> None:
@@ -104,6 +114,71 @@ def test_the_shape_follows_the_budget() -> None:
     assert speculator.lookahead(running, 0.0).levels == 0
     assert speculator.lookahead(running[:3], 0.0).levels == 3
     assert speculator.lookahead(running[:1], 0.0).levels == 8
+
+
+def late_plan(requests: int, late: int, policy: TreePolicy, budget: int = 96) -> tuple[list[int], int]:
+    """A step of 64 logit rows in which all decode and the last `late` ones are late for their TPOT.
+
+    Returns the number of draft nodes of each request, and how many the plan has room for.
+    """
+    run = Steps(seqs=requests, tokens=256)
+    for i in range(requests):
+        run.add(str(i), slo=Slo(1e-3) if i >= requests - late else Slo())
+    run.step()
+    drafter = Fake("only", 100, 1e-4, [str(i) for i in range(requests)])
+    speculator = Speculator([drafter], STEP, policy, verify_budget=budget)
+    lookahead = speculator.lookahead(run.scheduler.running, run.now + 1.0)
+    plan = run.scheduler.plan(run.now, lookahead)
+    drafts = speculator.draft(plan.scheduled, lambda _: SamplingInputs(), DraftRoom.of(plan), run.now + 1.0)
+    run.answer(plan)
+    return [len(drafts.get(str(i), ())) for i in range(requests)], plan.draft_nodes
+
+
+@pytest.mark.parametrize(("requests", "room"), [(4, 60), (8, 56), (32, 32), (40, 24)])
+def test_late_requests_get_the_nodes_they_need_however_many_others_decode(requests: int, room: int) -> None:
+    """The logit rows that are left go to nodes by value, not evenly to all requests first."""
+    nodes, most = late_plan(requests, 2, AdaServe(16))
+    assert most == room and sum(nodes) <= room
+    depth = min(8, -(-96 // requests))
+    assert nodes[-2:] == [depth, depth]
+
+
+def test_policies_that_do_not_rank_requests_share_the_nodes_evenly() -> None:
+    nodes, room = late_plan(32, 2, Chain(8))
+    assert (nodes, room) == ([1] * 32, 32)
+    nodes, room = late_plan(40, 2, Chain(8))
+    assert sum(nodes) == room == 24 and max(nodes) == 1
+
+
+@given(st.lists(st.integers(0, 9), max_size=9), st.integers(-3, 60))
+def test_even_shares(wanted: list[int], nodes: int) -> None:
+    shares = even_shares(wanted, nodes)
+    assert all(0 <= share <= want for share, want in zip(shares, wanted, strict=True))
+    assert sum(shares) == min(sum(wanted), max(nodes, 0)), "nothing is left that someone wants"
+    held_back = [share for share, want in zip(shares, wanted, strict=True) if share < want]
+    assert max(shares, default=0) <= min(held_back, default=9) + 1
+
+
+def test_requests_without_candidates_leave_their_share_to_the_others() -> None:
+    free = Fake("free", 100, 0.0, ["0", "1"])  # levels cost nothing, so the round is as deep as it can be
+    speculator = Speculator([free], STEP, Chain(8))
+    running = requests(8)
+    ahead = speculator.lookahead(running, 0.0)
+    scheduled = [ScheduledRequest(r, 3, 1, ahead.drafts, ahead.levels) for r in running]
+    drafts = speculator.draft(scheduled, lambda _: SamplingInputs(), DraftRoom(8, 13, 8), 0.0)
+    assert [len(draft) for draft in drafts.values()] == [6, 7]
+
+
+def test_a_policy_that_selects_more_than_fits_is_reported() -> None:
+    class Greedy(Chain):
+        shares_room = True
+
+    speculator = Speculator([Fake("a", 100, 1e-6, list("0123"))], STEP, Greedy(8))
+    running = requests(4)
+    ahead = speculator.lookahead(running, 0.0)
+    scheduled = [ScheduledRequest(r, 3, 1, ahead.drafts, ahead.levels) for r in running]
+    with pytest.raises(ValueError, match=r"Greedy selected .* and 9 in all"):
+        speculator.draft(scheduled, lambda _: SamplingInputs(), DraftRoom(4, 9, 4), 0.0)
 
 
 def test_sampled_trees_are_drafted_only_where_they_pay_if_the_policy_is_adaptive() -> None:
