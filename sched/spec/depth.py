@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 import numpy.typing as npt
@@ -123,6 +124,18 @@ class DepthController:
         """Do not draft in this step."""
         self.levels, self.probing = 0, False
         return Lookahead()
+
+    def largest(self, requests: int, verify_budget: int | None) -> Lookahead:
+        """The largest depth and width; with a verify budget, what it leaves each request (AdaServe's Eq. 8 and 9)."""
+        most = self.max_lookahead
+        self.levels, self.width, self.probing = most.levels, self.widths[-1], False
+        if verify_budget is None:
+            return most
+        if verify_budget <= requests:
+            return self.off()
+        self.levels = max(1, min(most.levels, ceil(verify_budget / requests)))
+        self.width = max((w for w in self.widths if w <= verify_budget // requests), default=self.widths[0])
+        return Lookahead(most.drafts, self.levels)
 
     def decide_for_late(
         self, late: int, decoding: int, uncached: int, records: Sequence[AcceptanceRecord], max_nodes: int

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from jaxspec.sched.spec.trees.policy import StepCandidates, TreePolicy
+
+#: Relative difference from which two step times count as clearly different.
+_CLEAR = 0.05
 
 
 def even_shares(wanted: Sequence[int], nodes: int) -> list[int]:
@@ -41,4 +44,23 @@ def select_nodes(policy: TreePolicy, step: StepCandidates, probing: Sequence[int
         if not counts[tree] and step.limits[tree] > 0 and left > 0:
             masks[tree][step.forest[tree].best(1)[0]] = True
             left -= 1
+    return masks
+
+
+def select_for_slos(
+    policy: TreePolicy, step: StepCandidates, probing: Sequence[int], seconds: Callable[[int], float],
+    needs: Callable[[float], Sequence[float]],
+) -> list[npt.NDArray[np.bool_]]:  # fmt: skip
+    """`select_nodes` with `StepCandidates.needs`, which depend on the seconds of the step (AdaServe's t_spec).
+
+    `seconds`: draft nodes -> seconds of the step; `needs`: seconds of the step -> tokens that each request needs. A
+    policy that uses the whole budget is expected to do so, one that is `adaptive` to select nothing. If the selected
+    step takes clearly longer or shorter, the nodes are selected once more, with the needs for that time. So needs never
+    grow from a long step that only they would make long.
+    """
+    expected = seconds(0 if policy.adaptive else max(0, min(step.budget, step.room)))
+    masks = select_nodes(policy, replace(step, needs=needs(expected)), probing)
+    selected = seconds(sum(int(np.count_nonzero(mask)) for mask in masks))
+    if abs(selected - expected) > _CLEAR * expected:
+        masks = select_nodes(policy, replace(step, needs=needs(selected)), probing)
     return masks

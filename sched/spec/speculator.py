@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from math import ceil, inf
+from math import inf
 from operator import mul
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from jaxspec.sched.spec.calibration import AcceptanceRecord, chances
 from jaxspec.sched.spec.depth import USUAL_UNCACHED, DepthController, DraftTimes
 from jaxspec.sched.spec.draft_room import DraftRoom
 from jaxspec.sched.spec.drafter import Drafter, Proposal, SamplingOf
-from jaxspec.sched.spec.selection import select_nodes
+from jaxspec.sched.spec.selection import select_for_slos, select_nodes
 from jaxspec.sched.spec.trees.candidates import Candidates, Draft
 from jaxspec.sched.spec.trees.forest import Forest
 from jaxspec.sched.spec.trees.policy import DEPTH, StepCandidates, TreePolicy
@@ -121,8 +121,9 @@ class Speculator:
         if not decoding:
             return Lookahead()
         if not self.policy.adaptive:
+            budget = self.verify_budget if self.policy.by_budget else None
             return _deepest(
-                self._fixed_lookahead(controller, len(decoding)) if self._served(i, decoding) else controller.off()
+                controller.largest(len(decoding), budget) if self._served(i, decoding) else controller.off()
                 for i, controller in enumerate(self.controllers)
             )
         lookahead = _deepest(self._decide(i, decoding) for i in range(len(self.drafters)))
@@ -152,20 +153,6 @@ class Speculator:
     def _uncached_and_records(self, drafter: int, requests: Sequence[Request]) -> tuple[int, list[AcceptanceRecord]]:
         uncached_tokens = self.drafters[drafter].uncached_tokens
         return sum(uncached_tokens(r) for r in requests), [self._record(r, drafter) for r in requests]
-
-    def _fixed_lookahead(self, controller: DepthController, requests: int) -> Lookahead:
-        """The configured depth and width, or what the verify budget leaves each request (AdaServe's Eq. 8 and 9)."""
-        most = controller.max_lookahead
-        controller.levels, controller.width, controller.probing = most.levels, controller.widths[-1], False
-        if not self.policy.by_budget:
-            return most
-        if self.verify_budget <= requests:
-            controller.levels = 0
-            return Lookahead()
-        controller.levels = max(1, min(most.levels, ceil(self.verify_budget / requests)))
-        max_width = max(1, self.verify_budget // requests)
-        controller.width = max((w for w in controller.widths if w <= max_width), default=controller.widths[0])
-        return Lookahead(most.drafts, controller.levels)
 
     def _draft_for_late(self, decoding: Sequence[Request], now: float) -> Lookahead:
         """Draft only for the policy's late requests, where that helps them."""
@@ -233,7 +220,7 @@ class Speculator:
         drafts: dict[str, Draft] = {}
         if proposed:
             forest = Forest([c for _, _, c in proposed])
-            masks = self._select(proposed, forest, nodes, budget, tokens, now)
+            masks = self._select(proposed, forest, room, nodes, budget, tokens, now)
             for (s, i, c), mask, draft in zip(proposed, masks, preorders(forest, masks), strict=True):
                 if len(draft):
                     self._drafted[s.request.id] = _Drafted(i, c, mask, draft)
@@ -253,8 +240,7 @@ class Speculator:
         of drafter is not included: it is part of the switch cost. A round on the target's device delays all requests,
         one on a drafter's own device only those it drafts for.
         """
-        drafted = {s.request.id: i for s, i, _ in proposed}
-        rounds = {i: self.controllers[i].usual_round(n) for i, n in Counter(drafted.values()).items()}
+        drafted, rounds = {s.request.id: i for s, i, _ in proposed}, self._round_seconds(proposed)
         self._verify_seconds = self.step_times.of(tokens)
         common = self._verify_seconds + sum(t for i, t in rounds.items() if not self.drafters[i].own_device)
         for s in scheduled:
@@ -262,23 +248,37 @@ class Speculator:
                 own_device = name in drafted and self.drafters[drafted[name]].own_device
                 self._step_seconds[name] = common + (rounds[drafted[name]] if own_device else 0.0)
 
+    def _round_seconds(self, proposed: Sequence[_Proposed]) -> dict[int, float]:
+        """Seconds of the rounds that proposed these, by drafter."""
+        return {i: self.controllers[i].usual_round(n) for i, n in Counter(i for _, i, _ in proposed).items()}
+
     def _select(
-        self, proposed: Sequence[_Proposed], forest: Forest, room: int, budget: int, tokens: int, now: float
-    ) -> list[npt.NDArray[np.bool_]]:
-        """The nodes to verify: one mask per tree. `tokens`: those of the micro-batch that are not drafts."""
+        self, proposed: Sequence[_Proposed], forest: Forest, room: DraftRoom, nodes: int, budget: int, tokens: int,
+        now: float,
+    ) -> list[npt.NDArray[np.bool_]]:  # fmt: skip
+        """The nodes to verify: one mask per tree.
+
+        Of a micro-batch with `tokens` that are not drafts, which may select `nodes` and has a verify budget of
+        `budget`. The seconds of the step count its drafting, the tokens of the whole step, and no drafts of later
+        micro-batches.
+        """
         if self.policy.calibrated:
             records = [self._record(s.request, i) for s, i, _ in proposed]
             calibrations = [self.controllers[i].calibration for _, i, _ in proposed]
             forest = forest.calibrated(chances(forest, calibrations, records))
-        needs = [-inf] * len(proposed)
-        if Need.SLOS in self.policy.needs:
-            seconds = self.step_times.of(tokens + max(0, budget)) + sum(
-                c.times.round(len(proposed), len(proposed), c.levels, c.width) for c in self.controllers if c.levels
-            )
-            needs = [need(s.request, now, seconds) for s, _, _ in proposed]
         limits = [min(s.drafts, len(c)) for s, _, c in proposed]
+        step = StepCandidates(forest, limits, nodes, budget, [-inf] * len(proposed), tokens)
         probing = [tree for tree, (_, i, _) in enumerate(proposed) if self.controllers[i].probing]
-        return select_nodes(self.policy, StepCandidates(forest, limits, room, budget, needs, tokens), probing)
+        if Need.SLOS not in self.policy.needs:
+            return select_nodes(self.policy, step, probing)
+        rounds = self._round_seconds(proposed)
+        own_device = [seconds for i, seconds in rounds.items() if self.drafters[i].own_device]
+        drafting = sum(rounds.values()) - sum(own_device) + max(own_device, default=0.0)
+        others = room.known_tokens + room.drafted
+        return select_for_slos(
+            self.policy, step, probing, lambda nodes: drafting + self.step_times.of(others + nodes),
+            lambda seconds: [need(s.request, now, seconds) for s, _, _ in proposed],
+        )  # fmt: skip
 
     def _propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, room: int) -> list[_Proposed]:
         """One proposal for each request that some drafter has candidates for; the cheapest drafters draft first.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import inf
 from weakref import ref
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,15 +19,24 @@ from jaxspec.sched.plan import Plan, ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
 from jaxspec.sched.spec.draft_room import DraftRoom
-from jaxspec.sched.spec.selection import even_shares
+from jaxspec.sched.spec.selection import even_shares, select_for_slos, select_nodes
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.sched.spec.trees.adaserve import AdaServe
+from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.chain import Chain
+from jaxspec.sched.spec.trees.forest import Forest
 from jaxspec.sched.spec.trees.global_greedy import GlobalGreedy
-from jaxspec.sched.spec.trees.policy import TreePolicy
+from jaxspec.sched.spec.trees.policy import StepCandidates, TreePolicy
 from jaxspec.sched.spec.trees.sampled import SampledTree
 from jaxspec.sched.timing import StepTimes
 from jaxspec.step.packing import SamplingInputs
+
+select = AdaServe.select
+
+
+def chain(levels: int, probability: float) -> Candidates:
+    ahead = np.arange(levels, dtype=np.int32)
+    return Candidates(ahead, ahead - 1, ((ahead + 1) * np.log(probability)).astype(np.float32))
 
 
 def test_the_cheaper_one_first_and_the_next_where_it_has_nothing() -> None:
@@ -114,6 +126,37 @@ def test_the_shape_follows_the_budget() -> None:
     assert speculator.lookahead(running, 0.0).levels == 0
     assert speculator.lookahead(running[:3], 0.0).levels == 3
     assert speculator.lookahead(running[:1], 0.0).levels == 8
+
+
+def test_needs_are_those_of_the_step_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of the whole budget takes 30 ms, the one that pays 12 ms: so much time passes for the SLOs."""
+    running = [with_slo(i, 12.5e-3) for i in range(8)]
+    drafter = Fake("only", 100, 1e-7, [r.id for r in running])
+    speculator = Speculator([drafter], STEP, AdaServe(16, STEP), verify_budget=64)
+    needs: list[float] = []
+    monkeypatch.setattr(AdaServe, "select", lambda self, step: needs.append(step.needs[0]) or select(self, step))
+    for policy, expected in ((AdaServe(16, STEP), 12 / 12.5), (AdaServe(16), 30 / 12.5)):
+        speculator.policy = policy
+        ahead = speculator.lookahead(running, 0.0)
+        scheduled = [ScheduledRequest(r, 7, 1, ahead.drafts, ahead.levels) for r in running]
+        room = DraftRoom.of(Plan(tuple(scheduled), draft_nodes=99))
+        speculator.draft(scheduled, lambda _: SamplingInputs(), room, 0.0)
+        assert needs[-1] == pytest.approx(expected, rel=1e-3)
+
+
+def test_needs_do_not_grow_from_a_step_that_only_they_would_make_long() -> None:
+    """In 30 ms all requests would need so many nodes that the step takes 30 ms; in 12 ms none needs any."""
+    forest, policy = Forest([chain(4, 0.5) for _ in range(8)]), AdaServe(16, STEP)
+    step = StepCandidates(forest, [4] * 8, 99, 56, [-inf] * 8, 8)
+    seconds, needs = (lambda nodes: STEP.of(8 + nodes)), (lambda t: [t / 12.5e-3] * 8)
+    full = select_nodes(policy, replace(step, needs=needs(30e-3)), [])
+    assert seconds(sum(map(np.count_nonzero, full))) == 30e-3
+    found = select_for_slos(policy, step, [], seconds, needs)
+    assert seconds(sum(map(np.count_nonzero, found))) == 12e-3
+    # One that is late in any case, however, gets its nodes, and then the others need some for the longer step too.
+    late = select_for_slos(policy, step, [], seconds, lambda t: [9.0, 9.0, 9.0, *needs(t)[3:]])
+    assert [np.count_nonzero(mask) for mask in late[:3]] == [4, 4, 4]
+    assert all(mask.any() for mask in late)
 
 
 def late_plan(requests: int, late: int, policy: TreePolicy, budget: int = 96) -> tuple[list[int], int]:
