@@ -107,6 +107,11 @@ class PolicyFields(BaseModel):
     #: equal_greedy, global_greedy, adaserve: largest step, in tokens with drafts, that is hardly slower than one of one
     #: token (AdaServe's B). None: from profiled step times. Ignored if `draft_nodes` is set.
     verify_budget: PositiveInt | None = None
+    #: equal_greedy, global_greedy, adaserve: while requests decode (adaserve: while one with a TPOT SLO does), prompts
+    #: get at most three quarters of what these leave of `verify_budget`, so that steps stay short and have room for
+    #: drafts. Prompts take longer. Not used with `draft_nodes`, with a `pace`, which limits prompts itself, and with
+    #: `prefill: first`.
+    prompts_in_budget: bool = True
     #: equal_greedy, global_greedy, adaserve: rank nodes by observed acceptance rates (true) or by the drafter's
     #: probabilities (false).
     draft_calibration: bool = True

@@ -72,6 +72,8 @@ class Lookahead:
     #: True: each request may use all draft nodes that fit in the step, and the nodes to verify are selected over all
     #: requests. False: each gets an even share of them.
     pooled: bool = False
+    #: Most prompt tokens of the step; None: no limit.
+    prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,8 +41,10 @@ class PlanBuilder:
             self._swap_ahead()
 
         throttle = self._s.pace.choose(self._running, self._waiting.first(), self._now, lookahead.levels > 0)
-        self._budget.prompt_tokens = throttle.prompt_tokens
         prefill_first = self._s.config.policy.prefill == "first"
+        # A pace that throttles decides on prompts too: it knows which are overdue.
+        free = prefill_first or self._s.pace.throttles
+        self._budget.prompt_tokens = throttle.prompt_tokens if free else lookahead.prompt_tokens
         running = [r for r in self._service_order() if r.id not in throttle.throttled]
         self._run([r for r in running if not (prefill_first and r.decoding)])
         if not prefill_first:

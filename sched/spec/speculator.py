@@ -104,12 +104,13 @@ class Speculator:
         Returns how deep the step that starts now may draft for its decoding requests. The nodes to verify are selected
         over all of them, so each may use all that fits.
         """
-        return replace(self._decide_all(running, now), pooled=True)
-
-    def _decide_all(self, running: Sequence[Request], now: float) -> Lookahead:
         if not self.drafters:
             return Lookahead()
         decoding = [r for r in running if r.decoding]
+        prompts = self.policy.prompt_limit(decoding, self.verify_budget) if self.policy.prompts_in_budget else None
+        return replace(self._decide_all(decoding, now), pooled=True, prompt_tokens=prompts)
+
+    def _decide_all(self, decoding: Sequence[Request], now: float) -> Lookahead:
         self._only_late = None
         self._drafted.clear()
         self._step_seconds.clear()

@@ -46,6 +46,7 @@ class AdaServe(TreePolicy):
     max_nodes: int
     times: StepTimes | None = None
     calibrated: bool = False
+    prompts_in_budget: bool = False
     shares_room = True
     needs = frozenset({Need.SLOS, Need.STEP_TIMES})
 
@@ -56,7 +57,7 @@ class AdaServe(TreePolicy):
     @classmethod
     def build(cls, settings: AdaServeSettings, context: SlotContext) -> AdaServe:
         times = context.times if settings.economic else None
-        return cls(settings.max_nodes, times, context.config.draft_calibration)
+        return cls(settings.max_nodes, times, context.config.draft_calibration, context.config.prompts_in_budget)
 
     @property
     def adaptive(self) -> bool:

@@ -10,12 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxspec.sched.request import Request
-from jaxspec.sched.slots import Policy, SlotContext
+from jaxspec.sched.slots import Need, Policy, SlotContext
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.forest import Forest
 
 #: Most levels of a draft tree.
 DEPTH = 8
+#: With `prompts_in_budget`: the share of what decoding requests leave of the verify budget that prompts may take, and
+#: the least share of the whole budget, so that they progress. In the simulations of AdaServe's experiments, half of it
+#: made prompts wait several times as long for no more SLOs kept; nearly all of it left strict requests too few drafts.
+_PROMPT_SHARE, _LEAST_PROMPT_SHARE = 0.75, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class TreePolicy(Policy):
     #: Whether it shares `StepCandidates.room` among the requests, by the value of their nodes. If not, `limits` are
     #: even shares of it.
     shares_room: bool = False
+    #: Whether prompts are computed within the verify budget while requests decode.
+    prompts_in_budget: bool = False
     #: Whether `draft_nodes` sets the nodes of a step.
     shares_nodes: bool = False
     #: With `acceptance: rejection`: children drawn for each node, by level; `SampledTree` then selects all of them.
@@ -81,6 +87,13 @@ class TreePolicy(Policy):
         """
         raise NotImplementedError
 
+    def prompt_limit(self, decoding: Sequence[Request], verify_budget: int) -> int | None:
+        """With `prompts_in_budget`: most prompt tokens of a step in which these requests decode; None: no limit."""
+        blind = Need.SLOS not in self.needs
+        if not self.by_budget or not any(blind or r.slo.tpot is not None for r in decoding):
+            return None
+        return max(1, int(_PROMPT_SHARE * (verify_budget - len(decoding))), int(_LEAST_PROMPT_SHARE * verify_budget))
+
     def late(self, decoding: Sequence[Request], now: float, seconds: float, max_nodes: int) -> Sequence[Request]:
         """Requests to draft for in a step in which drafts do not pay.
 
@@ -99,6 +112,7 @@ class SharedNodes(TreePolicy):
 
     nodes: int | None = None
     calibrated: bool = False
+    prompts_in_budget: bool = False
     shares_nodes = True
 
     def __post_init__(self) -> None:
@@ -107,7 +121,8 @@ class SharedNodes(TreePolicy):
 
     @classmethod
     def build(cls, settings: None, context: SlotContext) -> Self:
-        return cls(context.config.draft_nodes, context.config.draft_calibration)
+        config = context.config
+        return cls(config.draft_nodes, config.draft_calibration, config.prompts_in_budget)
 
     @property
     def by_budget(self) -> bool:

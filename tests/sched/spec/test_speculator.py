@@ -15,7 +15,7 @@ from helpers.fake_drafter import STEP, Fake, requests, round_of
 from helpers.steps import Steps
 from jaxspec.config import EngineConfig
 from jaxspec.draft.speculator import build_speculator
-from jaxspec.sched.plan import Plan, ScheduledRequest
+from jaxspec.sched.plan import Lookahead, Plan, ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
 from jaxspec.sched.spec.draft_room import DraftRoom
@@ -157,6 +157,47 @@ def test_needs_do_not_grow_from_a_step_that_only_they_would_make_long() -> None:
     late = select_for_slos(policy, step, [], seconds, lambda t: [9.0, 9.0, 9.0, *needs(t)[3:]])
     assert [np.count_nonzero(mask) for mask in late[:3]] == [4, 4, 4]
     assert all(mask.any() for mask in late)
+
+
+@pytest.mark.parametrize(
+    ("policy", "slo", "decoding", "limit"),
+    [
+        (AdaServe(16, prompts_in_budget=True), True, 4, 21),  # three quarters of 32 - 4
+        (AdaServe(16, prompts_in_budget=True), True, 30, 8),  # but at least a quarter of 32
+        (AdaServe(16, prompts_in_budget=True), False, 4, None),
+        (AdaServe(16, prompts_in_budget=True), True, 0, None),
+        (AdaServe(16), True, 4, None),
+        (GlobalGreedy(prompts_in_budget=True), False, 4, 21),
+        (GlobalGreedy(9, prompts_in_budget=True), False, 4, None),
+        (Chain(4), True, 4, None),
+    ],
+)  # fmt: skip
+def test_prompts_are_computed_within_the_verify_budget(
+    policy: TreePolicy, slo: bool, decoding: int, limit: int | None
+) -> None:
+    """A chunk longer than the budget leaves no drafts for those that decode, and makes their step long."""
+    run = Steps(seqs=40, tokens=256)
+    for i in range(decoding):
+        run.add(str(i), slo=Slo(0.1) if slo else Slo())
+    run.step()
+    run.add("prompt", prompt=200)
+    speculator = Speculator([Fake("a", 100, 1e-6, [])], STEP, policy, verify_budget=32)
+    plan = run.scheduler.plan(run.now, speculator.lookahead(run.scheduler.running, run.now))
+    assert [s.count for s in plan.scheduled if s.request.id == "prompt"] == [200 if limit is None else limit]
+
+
+def test_a_pace_limits_prompts_itself() -> None:
+    run = Steps(seqs=4, tokens=256)
+    run.add("0", slo=Slo(0.1))
+    run.step()
+    run.add("prompt", prompt=200)
+    for throttles, count in ((True, 200), (False, 5)):
+        run.scheduler.pace.throttles = throttles
+        plan = run.scheduler.plan(run.now, Lookahead(prompt_tokens=5))
+        assert [s.count for s in plan.scheduled] == [1, count]
+        run.answer(plan)
+        run.scheduler.cancel("prompt", run.now)
+        run.add("prompt", prompt=200)
 
 
 def late_plan(requests: int, late: int, policy: TreePolicy, budget: int = 96) -> tuple[list[int], int]:
