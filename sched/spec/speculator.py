@@ -215,6 +215,12 @@ class Speculator:
         budget = room.share(self.policy.within(self.verify_budget - room.known_tokens), sharing)
         nodes = room.share(room.nodes, sharing)
         draftable = [s for s in scheduled if s.levels and (self._only_late is None or s.request.id in self._only_late)]
+        if self.policy.by_budget and budget <= 0 and draftable and Need.SLOS in self.policy.needs:
+            # Prompts make this step long anyway: late requests draft as if there were none.
+            budget = room.share(self.verify_budget - room.requests, sharing)
+            seconds = self.step_times.of(room.known_tokens + room.drafted)
+            late = {r.id for r in self.policy.late([s.request for s in draftable], now, seconds, max(0, budget))}
+            draftable = [s for s in draftable if s.request.id in late]
         if (min(nodes, budget) if self.policy.by_budget else nodes) <= 0:
             draftable = []  # no node would be selected
         proposed = self._propose(draftable, sampling, nodes) if draftable else []

@@ -39,8 +39,8 @@ class AdaServe(TreePolicy):
     is what they need (A_cap: at most one per level and the bonus token), or they have `max_nodes`. In the second part
     the rest of the budget goes to the likeliest nodes over all requests. With `times`, the second part stops where
     another node would lower the expected tokens per second: on a device whose step times have no plateau, a free budget
-    is no reason to use it. Where drafts do not pay at all, requests that are late for their SLO still get some. Raises
-    `ValueError` if `max_nodes` is negative.
+    is no reason to use it. Where drafts do not pay at all, and in steps in which prompts use up the budget, requests
+    that are late for their SLO still get some. Raises `ValueError` if `max_nodes` is negative.
     """
 
     max_nodes: int

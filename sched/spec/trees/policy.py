@@ -95,7 +95,7 @@ class TreePolicy(Policy):
         return max(1, int(_PROMPT_SHARE * (verify_budget - len(decoding))), int(_LEAST_PROMPT_SHARE * verify_budget))
 
     def late(self, decoding: Sequence[Request], now: float, seconds: float, max_nodes: int) -> Sequence[Request]:
-        """Requests to draft for in a step in which drafts do not pay.
+        """Requests to draft for in a step in which drafts do not pay, or in which prompts fill the verify budget.
 
         The step begins now and takes `seconds` seconds without drafts; the verify budget leaves `max_nodes` nodes.
         """

@@ -200,6 +200,19 @@ def test_a_pace_limits_prompts_itself() -> None:
         run.add("prompt", prompt=200)
 
 
+def test_while_prompts_fill_the_budget_only_late_requests_draft_and_only_where_it_is_economic() -> None:
+    """The step is long anyway, so a few nodes cost little; the policy of the paper drafts for nobody then."""
+    times = StepTimes({n: max(10e-3, n * 0.3e-3) for n in range(1, 513)})
+    running = [with_slo(0, 0.2), with_slo(1, 20e-3), with_slo(2, 20e-3), with_slo(3, None)]
+    for policy, expected in ((AdaServe(16, times), ["1", "2"]), (AdaServe(16), [])):
+        speculator = Speculator([Fake("a", 100, 1e-4, list("0123"))], times, policy, verify_budget=32)
+        ahead = speculator.lookahead(running, 0.0)
+        scheduled = [ScheduledRequest(r, 7, 1, ahead.drafts, ahead.levels) for r in running]
+        drafts = speculator.draft(scheduled, lambda _: SamplingInputs(), DraftRoom(300, 99, 4), 0.0)
+        assert sorted(drafts) == expected
+        assert sum(map(len, drafts.values())) <= 32 - 4
+
+
 def late_plan(requests: int, late: int, policy: TreePolicy, budget: int = 96) -> tuple[list[int], int]:
     """A step of 64 logit rows in which all decode and the last `late` ones are late for their TPOT.
 
