@@ -94,16 +94,15 @@ class Calibration:
         nodes: npt.NDArray[np.intp],
         parents: Sequence[int],
         depth: Mapping[int, int],
-        record: AcceptanceRecord,
     ) -> float:
-        """Expected number of accepted ones among `nodes` of one tree: the sum of their `chances`.
+        """Expected number of accepted ones among `nodes` of one tree: the sum of an average request's `chances`.
 
         `nodes` `[m]` are candidate indices, closed under `parents` (-1: the root); `depth` maps an index to its level.
         """
         path = np.maximum(candidates.logprob, _EMPTY)
         conditional = path[nodes] - np.where(candidates.parent[nodes] < 0, 0, path[parents])
         bins: list[int] = np.searchsorted(_LOG_EDGES, conditional).tolist()
-        chance = {-1: min(1.0, record.factor)}
+        chance = {-1: 1.0}
         for i, parent, b in zip(nodes.tolist(), parents, bins, strict=True):
             rate = self._bins[b].value * self.of_level(depth[i])
             chance[i] = chance[parent] * min(1.0, rate)
@@ -116,7 +115,8 @@ def chances(
 ) -> npt.NDArray[np.float64]:
     """P(accepted) of each candidate, `[N]`: calibrated rates multiplied along its path; 0 for empty places.
 
-    One entry per tree: `calibrations` of the drafter that proposed it, `records` of its request with that drafter.
+    One entry per tree: `calibrations` of the drafter that proposed it, `records` of its request with that drafter,
+    whose factor scales the chances of the first level, at most to 1.
     """
     distinct = list({id(c): c for c in calibrations}.values())
     index = {id(c): i for i, c in enumerate(distinct)}
@@ -125,7 +125,8 @@ def chances(
     row = np.asarray([index[id(c)] for c in calibrations])[forest.tree]
     path = np.maximum(forest.logprob, _EMPTY)
     conditional = path - np.append(path, path.dtype.type(0))[forest.parent]
-    chance = np.minimum(1.0, rates[row, np.searchsorted(_LOG_EDGES, conditional)] * levels[row, forest.depth])
+    chance = rates[row, np.searchsorted(_LOG_EDGES, conditional)] * levels[row, forest.depth]
     chance[path <= _EMPTY] = 0.0
-    factor = np.asarray([min(1.0, record.factor) for record in records])[forest.tree]
-    return forest.propagate(np.where(forest.depth == 1, factor * chance, chance), 1.0, np.multiply)
+    factor = np.asarray([record.factor for record in records])[forest.tree]
+    chance = np.minimum(1.0, np.where(forest.depth == 1, factor * chance, chance))
+    return forest.propagate(chance, 1.0, np.multiply)

@@ -224,7 +224,7 @@ class DepthController:
         depth = {-1: 0}
         for i, parent in zip(nodes, parents, strict=True):
             depth[i] = depth[parent] + 1
-        record.observe(self.calibration.expected_accepted(candidates, indices, parents, depth, record), len(path))
+        record.observe(self.calibration.expected_accepted(candidates, indices, parents, depth), len(path))
         logprob = {-1: 0.0} | dict(zip(nodes, candidates.logprob[indices].tolist(), strict=True))
         for i, parent in zip(nodes, parents, strict=True):
             if parent < 0 or parent in path:

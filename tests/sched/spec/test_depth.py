@@ -153,15 +153,45 @@ def test_chances_are_multiplied_along_paths_each_drafters_own() -> None:
     found = chances(Forest(trees), [spec.calibration for spec in own], records)
     expected: list[float] = []
     for tree, spec, record in zip(trees, own, records, strict=True):
-        depth, chance = {-1: 0}, {-1: min(1.0, record.factor)}
+        depth, chance = {-1: 0}, {-1: 1.0}
         for i, above in enumerate(tree.parent.tolist()):
             depth[i] = depth[above] + 1
             ratio = tree.logprob[i] - (tree.logprob[above] if above >= 0 else 0)
             rate = spec.calibration.rates()[np.searchsorted(np.log(BIN_EDGES), ratio)]
-            chance[i] = chance[above] * min(1.0, rate * spec.calibration.of_level(depth[i])) * np.isfinite(ratio)
+            factor = spec.calibration.of_level(depth[i]) * (record.factor if above < 0 else 1.0)
+            chance[i] = chance[above] * min(1.0, rate * factor) * np.isfinite(ratio)
             expected.append(chance[i])
     assert found == pytest.approx(expected)
     assert found[6] == 0 and (found[:6] > 0).all()
+
+
+@pytest.mark.parametrize("own", [0.15, 0.45])
+def test_a_requests_chances_become_its_own(own: float) -> None:
+    """Whether its drafts do worse or better than those of the others, of which 0.3 are accepted."""
+    spec, rng, tree = speculation(), np.random.default_rng(0), chain(1, 0.35)
+    spec.width = 1
+    for _ in range(3000):
+        spec.observe(tree, np.ones(1, bool), [0] if rng.random() < 0.3 else [], AcceptanceRecord())
+    record, found = AcceptanceRecord(), []
+    for _ in range(600):
+        average = spec.calibration.expected_accepted(tree, np.asarray([0]), [-1], {-1: 0, 0: 1})
+        record.observe(average, int(rng.random() < own))
+        found.append(float(chances(Forest([tree]), [spec.calibration], [record])[0]))
+    # A record returns a little to the average with each observation, here by 0.12 of about 0.42.
+    expected = 0.3 * (own + 0.12) / (0.3 + 0.12)
+    assert np.mean(found[100:]) == pytest.approx(expected, abs=0.02)
+
+
+def test_a_request_whose_drafts_do_better_than_others_gets_credit_for_it() -> None:
+    spec, lucky = speculation(), AcceptanceRecord()
+    for _ in range(20):
+        lucky.observe(1.0, 2)
+    average, own = chances(Forest([chain(2, 0.35)] * 2), [spec.calibration] * 2, [AcceptanceRecord(), lucky]).reshape(
+        2, 2
+    )
+    assert own == pytest.approx(average * lucky.factor)
+    certain = chances(Forest([chain(1, 0.99)]), [spec.calibration], [lucky])
+    assert certain.tolist() == [1.0]
 
 
 def test_a_request_whose_drafts_fail_gets_fewer() -> None:
