@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import ceil
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from jaxspec.sched.plan import Lookahead
 from jaxspec.sched.spec.calibration import AcceptanceRecord, Calibration, FadingRate
+from jaxspec.sched.spec.micro_batches import DrafterLoad, best, seconds
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.timing import StepTimes
 
@@ -48,6 +50,8 @@ class DraftTimes:
     step: StepTimes
     #: (requests, uncached tokens, levels, width) -> seconds
     round: Callable[[int, int, int, int], float]
+    #: Whether the drafter has its own device, so that micro-batches overlap.
+    own_device: bool = False
 
 
 class DepthController:
@@ -73,6 +77,8 @@ class DepthController:
         self.levels = self.width = 0
         self.probing = False
         self._last_round: float | None = None
+        #: With its own device: micro-batches with which a step is estimated, at least two.
+        self._micro_batches = 2
 
     def decide(self, requests: int, uncached: int, records: Sequence[AcceptanceRecord], others: int = 0) -> Lookahead:
         """Pick the depth for `requests` decoding requests with `uncached` uncached tokens in total.
@@ -90,6 +96,9 @@ class DepthController:
         self.levels, self.width = self._best(requests, uncached, factor, others)
         if self.levels:
             self._probe_after = max(_PROBE_AFTER, self._probe_after // 2)
+            if self.times.own_device:
+                load = self._load(requests, uncached, self.levels, self.width)
+                self._micro_batches = max(2, best([load], others, self.times.step.of))
         else:
             self._idle_steps += 1
             # Probe now and then, backing off exponentially while drafts do not pay.
@@ -177,15 +186,36 @@ class DepthController:
 
         `others` more requests decode in the same step without drafts; the tokens of `counted_others` of them count too.
         """
+        for level, expected in enumerate(self._expected(width, factor, min_rate), 1):
+            yield (requests * expected + counted_others) / self._seconds(requests, uncached, level, width, others)
+
+    def _expected(self, width: int, factor: float, min_rate: float = 0.0) -> Iterator[float]:
+        """Expected tokens of a request, the bonus token included, with 1, 2, … levels."""
         expected = reach = 1.0
         for level in range(1, self.max_lookahead.levels + 1):
             rate = self._level_rate(width, level) * (factor if level == 1 else 1.0)
             reach *= min(1.0, max(min_rate, rate))
             expected += reach
-            nodes = max(level, min(self._mean_nodes[width], level * width))
-            seconds = self.times.round(requests, uncached, level, width)
-            seconds += self.times.step.of(others + round(requests * (1 + nodes)))
-            yield (requests * expected + counted_others) / seconds
+            yield expected
+
+    def _seconds(self, requests: int, uncached: int, level: int, width: int, others: int) -> float:
+        """Seconds of a step with its round.
+
+        With a drafter on its own device, the step may be split as `micro_batches.split` does: drafting and verification
+        overlap within a step, but a step does not start before the last one ends. Tried are one micro-batch and the
+        number that was best for the last depth.
+        """
+        load, step = self._load(requests, uncached, level, width), self.times.step.of
+        if not self.times.own_device:
+            return load.round(requests) + step(others + round(requests * (1 + load.drafts)))
+        return min(seconds(n, [load], others, step) for n in {1, min(self._micro_batches, requests)})
+
+    def _load(self, requests: int, uncached: int, level: int, width: int) -> DrafterLoad:
+        nodes = max(level, min(self._mean_nodes[width], level * width))
+        each = uncached / max(requests, 1)
+        return DrafterLoad(
+            requests, lambda n: self.times.round(n, round(n * each), level, width), nodes, self.times.own_device
+        )
 
     def _level_rate(self, width: int, level: int) -> float:
         """Learned P(some node of the level is accepted | one of the level before was).
@@ -205,7 +235,8 @@ class DepthController:
 
     def speed(self, requests: int, record: AcceptanceRecord) -> float:
         """Expected tokens per second at the current depth if all `requests` requests were like this one."""
-        return list(self._speeds(requests, 0, self.width, record.factor))[self.levels - 1]
+        expected = next(islice(self._expected(self.width, record.factor), self.levels - 1, None))
+        return requests * expected / self._seconds(requests, 0, self.levels, self.width, 0)
 
     def observe(
         self,

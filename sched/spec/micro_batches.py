@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import TYPE_CHECKING
 
 from jaxspec.sched.plan import ScheduledRequest
-from jaxspec.sched.spec.speculator import Speculator
+
+if TYPE_CHECKING:
+    from jaxspec.sched.spec.speculator import Speculator
 
 #: Most micro-batches of a step.
 MAX_MICRO_BATCHES = 8

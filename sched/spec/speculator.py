@@ -77,7 +77,8 @@ class Speculator:
         self._verify_budget = verify_budget
         most = _most(min(levels or DEPTH, DEPTH), policy.expansion)
         self.controllers = [
-            DepthController(DraftTimes(step, d.seconds), most, _up_to(policy.max_width, d.widths)) for d in drafters
+            DepthController(DraftTimes(step, d.seconds, d.own_device), most, _up_to(policy.max_width, d.widths))
+            for d in drafters
         ]
         #: One record per drafter.
         self._records = PerRequest(lambda request: [AcceptanceRecord() for _ in self.drafters])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jaxspec.sched.plan import Lookahead
 from jaxspec.sched.spec.calibration import BIN_EDGES, AcceptanceRecord, Calibration, chances
 from jaxspec.sched.spec.depth import DepthController, DraftTimes
+from jaxspec.sched.spec.micro_batches import DrafterLoad, seconds
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.forest import Forest
 from jaxspec.sched.spec.trees.policy import StepCandidates
@@ -217,3 +218,22 @@ def test_a_wider_beam_is_tried_and_kept_as_long_as_it_does_better() -> None:
             spec.observe(chain(4, 0.6), np.ones(4, bool), range(min(accepted, 4)), record)
         spec.decide(1, 1, [AcceptanceRecord()])
         assert spec.levels and spec.width == chosen
+
+
+def test_drafting_that_overlaps_verification_costs_less_and_goes_deeper() -> None:
+    """Sixteen requests: with a device of its own the drafter drafts half of them while the others are verified."""
+    times, levels = StepTimes({n: 0.5 + 0.02 * n for n in range(1, 200)}), {}
+    records = [AcceptanceRecord() for _ in range(16)]
+    for own_device in (False, True):
+        spec = DepthController(
+            DraftTimes(times, lambda n, uncached, levels, w: 0.025 * n * levels, own_device), Lookahead(32, 8), [1]
+        )
+        for rate in spec._level_rates[1]:
+            rate.prior = 0.95
+        levels[own_device] = [spec.decide(16, 32, records).levels for _ in range(3)]
+        (speed,) = list(spec._speeds(16, 32, 1, 1.0))[5:6]
+        loads = [DrafterLoad(16, lambda n: 0.025 * n * 6, 6, own_device)]
+        took = min(seconds(parts, loads, 0, times.of) for parts in (1, 2))
+        expected = sum(0.95**level for level in range(7))
+        assert speed == pytest.approx(16 * expected / took)
+    assert levels == {False: [1, 1, 1], True: [6, 6, 6]}
