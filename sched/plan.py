@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Self
 
 from jaxspec.sched.request import Request
 
@@ -74,6 +76,12 @@ class Lookahead:
     pooled: bool = False
     #: Most prompt tokens of the step; None: no limit.
     prompt_tokens: int | None = None
+
+    @classmethod
+    def deepest(cls, lookaheads: Iterable[Self]) -> Self:
+        """The greatest number of nodes and of levels among these."""
+        every = list(lookaheads)
+        return cls(max((a.drafts for a in every), default=0), max((a.levels for a in every), default=0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,11 @@ class DepthController:
             self.probing, self.levels = True, min(_PROBE_LEVELS, self.max_lookahead.levels)
             self.width = self.widths[0]
             self._idle_steps, self._probe_after = 0, min(2 * self._probe_after, _MAX_PROBE_AFTER)
+        return self.lookahead
+
+    @property
+    def lookahead(self) -> Lookahead:
+        """The current decision."""
         return Lookahead(min(self.max_lookahead.drafts, self.levels * self.width), self.levels)
 
     @property
@@ -147,14 +152,14 @@ class DepthController:
         return Lookahead(most.drafts, self.levels)
 
     def decide_for_late(
-        self, late: int, decoding: int, uncached: int, records: Sequence[AcceptanceRecord], max_nodes: int
+        self, decoding: int, uncached: int, records: Sequence[AcceptanceRecord], max_nodes: int
     ) -> Lookahead:
-        """Pick the depth that gives the `late` ones among `decoding` requests most tokens per second.
+        """Pick the depth that gives late requests, of which these are the records, most tokens per second.
 
-        Only those are drafted for, with at most `max_nodes` draft nodes, and only if they get more tokens per second
-        than without drafts.
+        Only those of the `decoding` requests are drafted for, with at most `max_nodes` draft nodes, and only if they
+        get more tokens per second than without drafts.
         """
-        factor = _mean_factor(records)
+        late, factor = len(records), _mean_factor(records)
         uncached = _spread_uncached(late, uncached)
         best, self.levels, self.width, self.probing = late / self.times.step.of(decoding) * (1 + _MARGIN), 0, 0, False
         for width in self.widths:
@@ -162,7 +167,32 @@ class DepthController:
             for level, speed in enumerate(speeds, 1):
                 if speed >= best and (level - 1) * late < max_nodes:
                     best, self.levels, self.width = speed, level, width
-        return Lookahead(min(self.max_lookahead.drafts, self.levels * self.width), self.levels)
+        return self.lookahead
+
+    def deepen(
+        self, uncached: int, records: Sequence[AcceptanceRecord], needs: Callable[[float], Sequence[float]],
+        others: int = 0,
+    ) -> Lookahead:  # fmt: skip
+        """Draft deeper than `decide` did, for requests that need more tokens for their SLO than its depth gives.
+
+        `records`, `needs`: of the requests drafted for; needs are tokens, by the seconds of the step. The depth of a
+        round is common to its requests, so it grows as long as some request is short and gets more tokens per second
+        from another level, which is verified for those that are short only.
+        """
+        requests, start, width = len(records), self.levels, self.width
+        uncached = _spread_uncached(requests, uncached)
+        took = self._seconds(requests, uncached, start, width, others)
+        wanted = {i: need for i, need in enumerate(needs(took)) if need > 1.0}
+        expected = {i: list(self._expected(width, records[i].factor)) for i in wanted}
+        while (level := self.levels) < self.max_lookahead.levels:
+            short = [i for i, need in wanted.items() if need > expected[i][level - 1]]
+            extra = (level + 1 - start) * len(short)
+            longer = self._seconds(requests, uncached, level + 1, width, others + extra, start)
+            if not any(expected[i][level] / longer > expected[i][level - 1] / took for i in short):
+                break
+            self.levels, took = level + 1, longer
+            wanted |= {i: need for i, need in enumerate(needs(took)) if i in wanted}
+        return self.lookahead
 
     def _best(self, requests: int, uncached: int, factor: float, others: int, min_rate: float = 0.0) -> tuple[int, int]:
         """(levels, width) with most expected tokens per second; (0, 0) if nothing beats no drafts by the margin.
@@ -198,20 +228,23 @@ class DepthController:
             expected += reach
             yield expected
 
-    def _seconds(self, requests: int, uncached: int, level: int, width: int, others: int) -> float:
-        """Seconds of a step with its round.
+    def _seconds(
+        self, requests: int, uncached: int, level: int, width: int, others: int, verified: int | None = None
+    ) -> float:
+        """Seconds of a step with its round; all requests verify `verified` levels (None: all that are drafted).
 
         With a drafter on its own device, the step may be split as `micro_batches.split` does: drafting and verification
         overlap within a step, but a step does not start before the last one ends. Tried are one micro-batch and the
         number that was best for the last depth.
         """
-        load, step = self._load(requests, uncached, level, width), self.times.step.of
+        load, step = self._load(requests, uncached, level, width, verified), self.times.step.of
         if not self.times.own_device:
             return load.round(requests) + step(others + round(requests * (1 + load.drafts)))
         return min(seconds(n, [load], others, step) for n in {1, min(self._micro_batches, requests)})
 
-    def _load(self, requests: int, uncached: int, level: int, width: int) -> DrafterLoad:
-        nodes = max(level, min(self._mean_nodes[width], level * width))
+    def _load(self, requests: int, uncached: int, level: int, width: int, verified: int | None = None) -> DrafterLoad:
+        depth = verified or level
+        nodes = max(depth, min(self._mean_nodes[width], depth * width))
         each = uncached / max(requests, 1)
         return DrafterLoad(
             requests, lambda n: self.times.round(n, round(n * each), level, width), nodes, self.times.own_device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import inf
@@ -124,14 +124,14 @@ class Speculator:
             return Lookahead()
         if not self.policy.adaptive:
             budget = self.verify_budget if self.policy.by_budget else None
-            return _deepest(
+            return Lookahead.deepest(
                 controller.largest(len(decoding), budget) if self._served(i, decoding) else controller.off()
                 for i, controller in enumerate(self.controllers)
             )
-        lookahead = _deepest(self._decide(i, decoding) for i in range(len(self.drafters)))
-        if lookahead.levels or Need.SLOS not in self.policy.needs:
+        lookahead = Lookahead.deepest(self._decide(i, decoding) for i in range(len(self.drafters)))
+        if Need.SLOS not in self.policy.needs:
             return lookahead
-        return self._draft_for_late(decoding, now)
+        return self._deepen(decoding, now) if lookahead.levels else self._draft_for_late(decoding, now)
 
     def _served(self, drafter: int, requests: Sequence[Request]) -> Sequence[Request]:
         """Those of the requests that the drafter may draft for."""
@@ -156,6 +156,15 @@ class Speculator:
         uncached_tokens = self.drafters[drafter].uncached_tokens
         return sum(uncached_tokens(r) for r in requests), [self._record(r, drafter) for r in requests]
 
+    def _deepen(self, decoding: Sequence[Request], now: float) -> Lookahead:
+        """Draft as deep as requests need for their SLOs, where that is deeper than throughput wants."""
+        for i, controller in enumerate(self.controllers):
+            if controller.levels and not controller.probing:
+                served = self._served(i, decoding)
+                needs = lambda seconds, served=served: [need(r, now, seconds) for r in served]  # noqa: E731
+                controller.deepen(*self._uncached_and_records(i, served), needs, len(decoding) - len(served))
+        return Lookahead.deepest(c.lookahead for c in self.controllers)
+
     def _draft_for_late(self, decoding: Sequence[Request], now: float) -> Lookahead:
         """Draft only for the policy's late requests, where that helps them."""
         max_nodes = max(0, self.verify_budget - len(decoding))
@@ -163,14 +172,11 @@ class Speculator:
         if not late:
             return Lookahead()
         self._only_late = {r.id for r in late}
-        lookaheads: list[Lookahead] = []
         for i, controller in enumerate(self.controllers):
+            controller.off()
             if served := self._served(i, late):
-                uncached, records = self._uncached_and_records(i, served)
-                lookaheads.append(controller.decide_for_late(len(served), len(decoding), uncached, records, max_nodes))
-            else:
-                lookaheads.append(controller.off())
-        return _deepest(lookaheads)
+                controller.decide_for_late(len(decoding), *self._uncached_and_records(i, served), max_nodes)
+        return Lookahead.deepest(c.lookahead for c in self.controllers)
 
     def _record(self, request: Request, drafter: int) -> AcceptanceRecord:
         return self._records.of(request)[drafter]
@@ -264,11 +270,9 @@ class Speculator:
         self, proposed: Sequence[_Proposed], forest: Forest, room: DraftRoom, nodes: int, budget: int, tokens: int,
         now: float,
     ) -> list[npt.NDArray[np.bool_]]:  # fmt: skip
-        """The nodes to verify: one mask per tree.
+        """The nodes to verify, one mask per tree, in a micro-batch with `tokens` that are not drafts.
 
-        Of a micro-batch with `tokens` that are not drafts, which may select `nodes` and has a verify budget of
-        `budget`. The seconds of the step count its drafting, the tokens of the whole step, and no drafts of later
-        micro-batches.
+        `nodes`, `budget`: its share of the room and of the verify budget.
         """
         if self.policy.calibrated:
             records = [self._record(s.request, i) for s, i, _ in proposed]
@@ -282,7 +286,7 @@ class Speculator:
         rounds = self._round_seconds(proposed)
         own_device = [seconds for i, seconds in rounds.items() if self.drafters[i].own_device]
         drafting = sum(rounds.values()) - sum(own_device) + max(own_device, default=0.0)
-        others = room.known_tokens + room.drafted
+        others = room.known_tokens + room.drafted  # of the whole step; later micro-batches' drafts are not known
         return select_for_slos(
             self.policy, step, probing, lambda nodes: drafting + self.step_times.of(others + nodes),
             lambda seconds: [need(s.request, now, seconds) for s, _, _ in proposed],
@@ -385,12 +389,6 @@ class Speculator:
         """The request has finished or was cancelled."""
         if self.choice:
             self.choice.ended(request)
-
-
-def _deepest(lookaheads: Iterable[Lookahead]) -> Lookahead:
-    """The greatest number of drafts and of levels among these."""
-    every = list(lookaheads)
-    return Lookahead(max((a.drafts for a in every), default=0), max((a.levels for a in every), default=0))
 
 
 def _most(levels: int, expansion: Sequence[int]) -> Lookahead:

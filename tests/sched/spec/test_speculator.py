@@ -118,6 +118,23 @@ def test_where_drafts_do_not_pay_only_requests_late_for_their_slo_get_some() -> 
     assert drafted_for([*crowd, with_slo(15, 0.009, ahead=1.0)], 3e-3) == []
 
 
+@pytest.mark.parametrize(("late", "levels"), [(0, 1), (1, 4)])
+def test_drafts_are_deeper_for_a_request_that_needs_more_tokens_than_throughput_wants(late: int, levels: int) -> None:
+    """Sixteen requests and steps that grow with every token: one level pays for all, four for the one that is late."""
+    times = StepTimes({n: 10e-3 + 0.5e-3 * n for n in range(1, 200)})
+    running = [with_slo(i, 10e-3 if i < late else 1.0) for i in range(16)]
+    drafter = Fake("only", 100, 1e-3, [r.id for r in running])
+    speculator = Speculator([drafter], times, AdaServe(16, times), verify_budget=64)
+    assert speculator.lookahead(running, 0.0).levels == levels
+    scheduled = [ScheduledRequest(r, 7, 1, levels, levels) for r in running]
+    room = DraftRoom.of(Plan(tuple(scheduled), draft_nodes=99))
+    drafts = speculator.draft(scheduled, lambda _: SamplingInputs(), room, 0.0)
+    assert len(drafts["0"]) == levels
+    # However late one is, no deeper than its own tokens per second rise.
+    running[0].first_token = -1e6
+    assert speculator.lookahead(running, 0.0).levels == 4
+
+
 def test_the_shape_follows_the_budget() -> None:
     """AdaServe's Eq. 8 and 9: ceil(B / n) levels, as wide as floor(B / n) allows; nothing where n fill the budget."""
     running = [with_slo(i, 0.009) for i in range(8)]
