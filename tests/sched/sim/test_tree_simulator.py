@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from jaxspec.config import EngineConfig
 from jaxspec.draft.speculator import build_speculator
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
-from jaxspec.sched.plan import ScheduledRequest
+from jaxspec.sched.plan import Plan, ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.sim.acceptance import Process
@@ -195,6 +196,33 @@ def test_every_request_ends_and_pages_return(tree, pace, seed, pages):
     assert (served.accepted <= served.drafted).all() and served.drafted.sum() > 0
     # Each round gives its accepted tokens and one more, but for what is beyond the last.
     assert (served.accepted + served.rounds <= scheduled.output + 8).all()
+
+
+def test_micro_batches_of_a_step_share_one_verify_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two micro-batches of a drafter on its own device verify no more than B tokens together."""
+    own_device = partialmethod(SimulatedDrafter.__init__, own_device=True)
+    monkeypatch.setattr(SimulatedDrafter, "__init__", own_device)
+    run, _ = simulation(workload(20, rate=30.0), tree="global_greedy", verify_budget=16)
+    loads: list[StepLoad] = []
+    steps: list[list[int]] = []
+    seconds = COST.seconds
+
+    class Counting:
+        def seconds(self, load: StepLoad) -> float:
+            loads.append(load)
+            return seconds(load)
+
+    class Counted(TreeSimulation):
+        def _time(self, plan: Plan, now: float) -> tuple[float, float]:
+            loads.clear()
+            took = super()._time(plan, now)
+            steps.append([plan.num_tokens, sum(load.tokens for load in loads), len(loads)])
+            return took
+
+    run = Counted(run.scheduler, run.workload, Counting(), run.speculator, run.drafters, micro_batches=2)
+    assert np.isfinite(run.run().finished).all()
+    assert all(tokens <= max(16, known) for known, tokens, _ in steps)
+    assert sum(parts == 2 and tokens == 16 for _, tokens, parts in steps) > 20
 
 
 def test_without_a_speculator_it_is_the_plain_simulation():
