@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from functools import partial
 from math import inf
-from operator import mul
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,9 +31,6 @@ from jaxspec.sched.timing import StepTimes
 
 if TYPE_CHECKING:
     from jaxspec.sched.spec.draft_choice.choice import DraftChoice
-
-#: Most draft nodes of one request in a step.
-MOST_NODES = 32
 
 #: A request, the drafter that drafted for it, and what that one proposed.
 _Proposed = tuple[ScheduledRequest, int, Candidates]
@@ -75,7 +71,7 @@ class Speculator:
         self.drafters, self.step_times, self.choice = list(drafters), step, choice
         self.policy = policy = Throughput(step) if policy is None else policy
         self._verify_budget = verify_budget
-        most = _most(min(levels or DEPTH, DEPTH), policy.expansion)
+        most = policy.largest(min(levels or DEPTH, DEPTH))
         self.controllers = [
             DepthController(DraftTimes(step, d.seconds, d.own_device), most, _up_to(policy.max_width, d.widths))
             for d in drafters
@@ -161,8 +157,9 @@ class Speculator:
         for i, controller in enumerate(self.controllers):
             if controller.levels and not controller.probing:
                 served = self._served(i, decoding)
-                needs = lambda seconds, served=served: [need(r, now, seconds) for r in served]  # noqa: E731
-                controller.deepen(*self._uncached_and_records(i, served), needs, len(decoding) - len(served))
+                controller.deepen(
+                    *self._uncached_and_records(i, served), partial(_needs, served, now), len(decoding) - len(served)
+                )
         return Lookahead.deepest(c.lookahead for c in self.controllers)
 
     def _draft_for_late(self, decoding: Sequence[Request], now: float) -> Lookahead:
@@ -289,7 +286,7 @@ class Speculator:
         others = room.known_tokens + room.drafted  # of the whole step; later micro-batches' drafts are not known
         return select_for_slos(
             self.policy, step, probing, lambda nodes: drafting + self.step_times.of(others + nodes),
-            lambda seconds: [need(s.request, now, seconds) for s, _, _ in proposed],
+            partial(_needs, [s.request for s, _, _ in proposed], now),
         )  # fmt: skip
 
     def _propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, room: int) -> list[_Proposed]:
@@ -391,12 +388,9 @@ class Speculator:
             self.choice.ended(request)
 
 
-def _most(levels: int, expansion: Sequence[int]) -> Lookahead:
-    """The bounds on a tree of at most `levels` levels: with an expansion, its levels and its nodes."""
-    if not expansion:
-        return Lookahead(MOST_NODES, levels)
-    of_level: list[int] = list(accumulate(expansion[:levels], mul))
-    return Lookahead(min(MOST_NODES, sum(of_level)), len(of_level))
+def _needs(requests: Sequence[Request], now: float, seconds: float) -> list[float]:
+    """Tokens that each request needs from a step of this length."""
+    return [need(r, now, seconds) for r in requests]
 
 
 def _up_to(most: int | None, widths: Sequence[int]) -> Sequence[int]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+from jaxspec.sched.plan import Lookahead
 from jaxspec.sched.request import Request
 from jaxspec.sched.slots import Need, Policy, SlotContext
 from jaxspec.sched.spec.trees.candidates import Candidates
@@ -16,6 +19,8 @@ from jaxspec.sched.spec.trees.forest import Forest
 
 #: Most levels of a draft tree.
 DEPTH = 8
+#: Most draft nodes of one request in a step.
+MOST_NODES = 32
 #: With `prompts_in_budget`: the share of what decoding requests leave of the verify budget that prompts may take, and
 #: the least share of the whole budget, so that they progress. In the simulations of AdaServe's experiments, half of it
 #: made prompts wait several times as long for no more SLOs kept; nearly all of it left strict requests too few drafts.
@@ -70,6 +75,13 @@ class TreePolicy(Policy):
     def adaptive(self) -> bool:
         """Whether each drafter's `DepthController` picks depth and width; if not, they are the configured ones."""
         return False
+
+    def largest(self, levels: int) -> Lookahead:
+        """The bounds on a tree of at most `levels` levels: with an `expansion`, its levels and its nodes."""
+        if not self.expansion:
+            return Lookahead(MOST_NODES, levels)
+        of_level: list[int] = list(accumulate(self.expansion[:levels], mul))
+        return Lookahead(min(MOST_NODES, sum(of_level)), len(of_level))
 
     @property
     def by_budget(self) -> bool:
