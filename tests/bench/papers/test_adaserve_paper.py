@@ -72,7 +72,8 @@ def test_drafts_meet_slos_that_continuous_batching_misses(tmp_path):
     assert own.baseline == pytest.approx(12.5e-3)
     light = {name: own.point(name, 2.0)["attainment"] for name in (INCREMENTAL, SARATHI, PAPER, OURS)}
     assert light[PAPER] > 1.3 * max(light[INCREMENTAL], light[SARATHI]) and light[OURS] > 0.85
-    heavy = {name: own.point(name, 7.0)["attainment"] for name in (SPECINFER, EQUAL, GLOBAL, FCFS, STTA, OURS)}
+    # At a lighter load, all systems whose prompts stay within the verify budget meet nearly all SLOs.
+    heavy = {name: own.point(name, 11.0)["attainment"] for name in (SPECINFER, EQUAL, GLOBAL, FCFS, STTA, OURS)}
     assert heavy[OURS] == max(heavy.values())
 
 
