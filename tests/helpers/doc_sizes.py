@@ -39,6 +39,12 @@ _TRAIN = (
 _SERVED = " --jobs 2 --turns 1 --max-tokens 4 --modes continuous --request-rate 500"
 _HERE = " --processes 1 --keep keep"
 _ONE_LOAD = {"MANY": 12, "LIMIT": 6.0, "RATES": (5,), "CVS": (2,), "SIZES": (2, 4)}
+LAPS_SD_GRIDS = {
+    "COUNTS": (4, 6), "QUEUES": (2, 4), "ARRIVALS": (None, 1.5), "SIGMAS": (0.5,), "SPREADS": (0.1, 0.2),
+    "LOADS": (0.9,), "MEANS": (0.5,), "LONGEST_CHAINS": (4,), "QUANTA": (80.0,), "SWITCHED": (20, 500), "SIZES": (8,),
+    "CROWDS": (5,), "REQUESTS": 6, "ALTERNATING": 3,
+}  # fmt: skip
+LAPS_SD_ESTIMATES = {"ALONE": 12, "MANY": 8, "SETTLING": 4}
 _ONE_SPIN = {
     "LLMS": {"as measured": (spin_simulation.LLM,), "roofline": (spin_simulation.LLM,)},
     "CHOSEN_FOR": (spin_simulation.LLM,), "BATCHES": (1, 16), "PARTS": (1, 2, None), "CROWDS": (8,),
@@ -107,8 +113,8 @@ RUNS = (
         constants=_FEW_SERVED),
     Run("jaxspec.bench predictor", _TRAIN + " --formulations reg_l1 --repeats 1"),
     Run("jaxspec.bench paper ssjf", " --seeds 2" + _HERE, constants=_constants("ssjf.experiment", _ONE_LOAD)),
-    Run("jaxspec.bench paper laps_sd", " --seeds 1", constants=_constants(
-        "laps_sd.experiment", {"COUNTS": (4, 6), "QUEUES": (2, 4), "SPREADS": (0.1, 0.2)})),
+    Run("jaxspec.bench paper laps_sd", " --seeds 2" + _HERE, constants=_constants("laps_sd.grids", LAPS_SD_GRIDS)
+        | _constants("laps_sd.experiment", LAPS_SD_ESTIMATES)),
     Run(
         "jaxspec.bench paper alise",
         _TINY + " --engine-jobs 4 --engine-tokens 20 --engine-kv 256 --engine-rate 500 --repeats 1",

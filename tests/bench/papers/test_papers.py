@@ -16,9 +16,6 @@ from jaxspec.bench import BenchError
 from jaxspec.bench.__main__ import main
 from jaxspec.bench.papers import page, presets
 from jaxspec.bench.papers.estimates import Estimate
-from jaxspec.bench.papers.laps_sd import experiment as laps_sd
-from jaxspec.bench.papers.laps_sd.report import KNOWN as EXECUTION_KNOWN
-from jaxspec.bench.papers.laps_sd.report import reduction
 from jaxspec.bench.papers.serving import simulate
 from jaxspec.bench.papers.ssjf import cases
 from jaxspec.bench.papers.ssjf import experiment as ssjf
@@ -28,10 +25,8 @@ from jaxspec.bench.papers.variants import Variants
 from jaxspec.bench.table import markdown as table_of
 from jaxspec.sched.config import PolicyConfig
 from jaxspec.sched.sim import arrivals
-from jaxspec.sched.sim.acceptance import Process
-from jaxspec.sched.sim.cost import LLAMA_7B_L20, SSJF
+from jaxspec.sched.sim.cost import SSJF
 from jaxspec.sched.sim.workload import Lengths, join
-from jaxspec.sched.slots import ORDERS
 
 
 def table(seed: int = 0, rows: int = 400) -> Lengths:
@@ -103,44 +98,6 @@ def test_rounds_of_conversations(tmp_path):
         cases.read_rounds(path, 1)
 
 
-# --- LAPS-SD ----------------------------------------------------------------------------------------------------------
-
-
-def test_orders_differ_as_the_paper_says_they_should():
-    found = laps_sd.mean_latency(table(), Process(0.64, 0.15, 1.0, 50), 15, laps_sd.orders(), 4, 0)
-    assert found[EXECUTION_KNOWN] < found[laps_sd.LAPS_SD] < found[laps_sd.LAS]
-    # An order that knows lengths is not worse than attained service, which switches all the time.
-    assert found[laps_sd.LP_SJF] < found[laps_sd.LAS]
-    assert 25 < reduction(found, laps_sd.LAS) < 60
-
-
-def measured(errors: dict[str, float | None]) -> dict[str, float]:
-    found = {name: value for name, value in errors.items() if value is not None}
-    assert found.keys() == errors.keys()
-    return found
-
-
-def test_late_stability_estimates_better():
-    early, late = (
-        measured(
-            laps_sd.estimation_error(
-                table(), laps_sd.PROCESSES["chat"], LLAMA_7B_L20, ORDERS.section_of(settings), 300, 0
-            )
-        )
-        for settings in (laps_sd.orders()[name] for name in (laps_sd.LAPS_SD, laps_sd.LATE))
-    )
-    assert late["mean"] < 20 < early["mean"]
-    assert late["stable_after"] > early["stable_after"]
-    assert late["perceived"] < early["perceived"] <= 1
-
-
-def test_execution_times_of_steady_requests_are_estimated_well():
-    # Equal lengths and nothing that wanders: what is left is the chance of the draw.
-    long = Lengths(np.full(5, 8), np.full(5, 2000), np.full(5, np.nan))
-    settings = ORDERS.section_of(laps_sd.orders()[laps_sd.LATE])
-    assert measured(laps_sd.estimation_error(long, Process(0.7), LLAMA_7B_L20, settings, 60, 0))["mean"] < 12
-
-
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -150,12 +107,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("MANY", 12), ("LIMIT", 6.0), ("RATES", (5,)), ("CVS", (2,)), ("SIZES", (2, 4))):
         monkeypatch.setattr(ssjf, name, value)
     monkeypatch.setattr(ssjf, "V100_QUERY_MS", {"gpt2-xl": 1602})
-    for name, value in (("COUNTS", (4, 6)), ("QUEUES", (2, 4)), ("SPREADS", (0.1, 0.2))):
-        monkeypatch.setattr(laps_sd, name, value)
     monkeypatch.setattr("jaxspec.llm.LLM", lambda **s: tiny.llm(**s | {"show_progress": False}))
 
 
-def data(tmp_path: Path) -> tuple[list[str], list[str]]:
+def data(tmp_path: Path) -> list[str]:
     lengths = table(rows=60)
     talks = [{"turns": ["Hi"] * 5, "replies": ["word " * (3 + i + k) for k in range(5)]} for i in range(6)]
     (tmp_path / "talks.jsonl").write_text("\n".join(map(json.dumps, talks)))
@@ -163,21 +118,17 @@ def data(tmp_path: Path) -> tuple[list[str], list[str]]:
     rows = [f"{1 + o // 10},{int(np.digitize(g, [141, 503]))},{int(np.digitize(g, ssjf.BOUNDS))}"
             for o, g in zip(lengths.output, lengths.predicted, strict=True)]  # fmt: skip
     (tmp_path / "lengths.csv").write_text("output_tokens,pred_class3,pred_class5\n" + "\n".join(rows) + "\n")
-    prompts = [{"turns": ["Tell me of owls"], "reference": "Owls " * (4 + i)} for i in range(12)]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
-    files = [part for name in ("chat", "code", "math") for part in (f"--{name}", str(tmp_path / "prompts.jsonl"))]
-    ssjf_files = [
+    files = [
         part
         for name, file in (("lengths", "lengths.csv"), ("conversations", "talks.jsonl"), ("functions", "functions.csv"))
         for part in (f"--{name}", str(tmp_path / file))
     ]
-    common = ["--processes", "1", "--keep", str(tmp_path / "keep")]
-    return ["ssjf", *ssjf_files, *common], ["laps_sd", *files, *common]
+    return ["ssjf", *files, "--processes", "1", "--keep", str(tmp_path / "keep")]
 
 
 @pytest.mark.slow
 def test_ssjf_simulated_and_then_on_the_engine(quick, tmp_path):
-    out, (command, _) = tmp_path / "docs", data(tmp_path)
+    out, command = tmp_path / "docs", data(tmp_path)
     common = [*command, "--out", str(out)]
     own = ["--system", "own=sjf_oracle,aging_ms=900", "--predictor", "noisy:0.1"]
     assert main(["paper", *common, "--seeds", "2", *own]) == 0
@@ -201,22 +152,6 @@ def test_ssjf_simulated_and_then_on_the_engine(quick, tmp_path):
     after = (out / "ssjf.md").read_text()
     assert "Why it differs." in after and after.count("<!-- JCT -->") == 1
     assert "…" in next(line for line in after.splitlines() if line.startswith("| rates (Fig. 4), dynamic"))
-
-
-@pytest.mark.slow
-def test_laps_sd_simulated_and_then_on_the_engine(quick, tmp_path):
-    out, (_, command) = tmp_path / "docs", data(tmp_path)
-    common = [*command, "--out", str(out), "--json", str(tmp_path / "all.json")]
-    assert main(["paper", *common, "--seeds", "2"]) == 0
-    text = (out / "laps_sd.md").read_text()
-    assert "MBPP, against LAS | 31.0 %" in text and "| 2 | 4 | best |" in text
-    assert {f.name for f in out.glob("*.png")} == {"laps_sd_latency.png", "laps_sd_queues.png"}
-    settings = [part for setting in SMALL if "seqs" not in setting for part in ("--set", setting)]
-    assert main(["paper", *common, "--engine", "--repeats", "2", "--engine-tokens", "12", *settings]) == 0
-    kept = json.loads((tmp_path / "all.json").read_text())
-    assert set(kept) == {"simulated", "engine"}
-    assert len(kept["engine"]["latency"]["code"]["LAS"]) == 2
-    assert "all three kinds, mixed, 32 requests | LAPS-SD, unknown as typical" in (out / "laps_sd.md").read_text()
 
 
 def test_unreadable_data_is_named(tmp_path, capsys):

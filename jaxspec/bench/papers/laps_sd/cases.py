@@ -38,15 +38,15 @@ PROCESSES = {"chat": CHAT, "code": replace(CHAT, mean=0.75, spread=0.12), "math"
 class Case:
     """One simulation.
 
-    system, data: names of a system and of a table of lengths. load: arrival rate relative to the capacity; None: all
-    requests arrive at once. sigma: log-normal error of the predicted lengths; None: the table's own predictions.
-    cap: `max_tokens`. swap: whether switches take time. laps: settings of the order `laps_sd`.
+    system, data: names of a system and of a table of lengths. count: number of requests. load: arrival rate relative to
+    the capacity; None: all requests arrive at once. sigma: log-normal error of the predicted lengths; None: the table's
+    own predictions. cap: `max_tokens`. swap: whether switches take time. laps: settings of the order `laps_sd`.
     """
 
     system: str
     data: str
     seed: int
-    count: int = 50
+    count: int
     load: float | None = None
     sigma: float | None = SIGMA
     process: Process = CHAT

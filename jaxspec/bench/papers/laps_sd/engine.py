@@ -88,7 +88,7 @@ def compared(measured: Mapping[str, Sequence[Sequence[RequestMetrics]]]) -> dict
         own: dict[str, dict[str, Estimate | None] | Estimate | None]
         out[name] = own = {"jct": estimate(jct[name]), "ttft": estimate(ttft[name])}
         for base in (next(iter(measured)), LP_SJF, LAS):
-            if base != name:
+            if base != name and base in measured:
                 own[base] = {
                     "jct": reduction(jct[name], jct[base]), "ttft": ratio(ttft[name], ttft[base]),
                     "throughput": ratio(end[base], end[name]),  # all requests arrive at once

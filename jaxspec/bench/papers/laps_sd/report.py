@@ -309,8 +309,8 @@ def draw(out: Path, simulated: Mapping[str, Any]) -> None:
     plot.curves(out / "laps_sd_latency.png", panels, "requests", "mean latency, s")
     panels = {
         title: {
-            f"{n} requests": simulated["queues"][f"{name} | {n}"]["latency"]
-            for n in (10, 30, 50) if f"{name} | {n}" in simulated["queues"]
+            f"{key.split(' | ')[1]} requests": found["latency"]
+            for key, found in simulated["queues"].items() if key.startswith(name)
         }
         for name, title in TITLES.items()
     }  # fmt: skip
