@@ -18,7 +18,7 @@ import numpy as np
 from jaxspec.bench import prompts
 from jaxspec.bench.papers import page
 from jaxspec.bench.papers.estimates import estimate
-from jaxspec.bench.papers.laps_sd import cases, engine, grids, perception, report
+from jaxspec.bench.papers.laps_sd import cases, engine, figures, grids, perception, report
 from jaxspec.bench.papers.laps_sd.cases import CHAT, PROCESSES, Case, Data, Knee
 from jaxspec.bench.papers.laps_sd.grids import ANSWERS
 from jaxspec.bench.papers.laps_sd.perception import Estimation
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the experiments and write the page. Raises `BenchError` if the data cannot be read or a run fails."""
-    page.run(args, TITLE, FILES, read, simulated, on_engine, report.sections, report.draw)
+    page.run(args, TITLE, FILES, read, simulated, on_engine, report.sections, figures.draw)
 
 
 def read(args: argparse.Namespace) -> tuple[dict[str, Lengths], dict[str, list[str]]]:
@@ -98,7 +98,7 @@ def simulated(args: argparse.Namespace, runs: Runs, tables: Mapping[str, Lengths
         "counts": {name: {n: summary(part, found) for (other, n), part in figure_5.items() if other == name}
                    for name in PROCESSES},
         "overall": overall(list(figure_5.values()), found),
-        "map": {" | ".join(key): summary(part, found, brief=True) for key, part in grid.items()},
+        "map": {" | ".join(key): summary(part, found, brief=True, metrics=("jct",)) for key, part in grid.items()},
         "loads": {name: summary(part, found) for name, part in others["loads"].items()},
         "variations": {name: summary(part, found, brief=True) for name, part in others["variations"].items()},
         "measured": {name: summary(part, found, brief=True) for name, part in others["measured"].items()},

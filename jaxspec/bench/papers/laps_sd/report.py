@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-from jaxspec.bench import plot
 from jaxspec.bench.papers.estimates import interval
 from jaxspec.bench.papers.headlines import Headline, table
 from jaxspec.bench.table import PERCENT, TIMES, Form, at, each, markdown, shown, walk
@@ -89,10 +87,10 @@ def best(kept: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
 
     key = max(found, key=rank)
     pair, cap, load = key.split(" | ")
-    return f" ({pair}, {_cap(cap)}, {_arrivals(load)})", found[key][LAPS_SD]
+    return f" ({pair}, {_cap(cap)}, {arrivals_title(load)})", found[key][LAPS_SD]
 
 
-def _arrivals(load: str) -> str:
+def arrivals_title(load: str) -> str:
     return "all at once" if load == "None" else f"Poisson, load {load}"
 
 
@@ -177,7 +175,7 @@ def _latency(simulated: Mapping[str, Any]) -> dict[str, str]:
         ),
         "price": markdown(
             price, "Fig. 5", "order", *each(("mean latency, s", "mean TTFT, s"), SECONDS), ("switches", PER_CENT),
-            *each((f"{what} by that of {base}" for base in (LP_SJF, LAS) for what in ("TTFT", "throughput")), RATIO),
+            *each((f"{what} by {base}'s" for base in (LP_SJF, LAS) for what in ("TTFT", "throughput")), RATIO),
         ),
         "overall": markdown(
             ([order, *(simulated["overall"][order][what] for what in (LP_SJF, "slower", LAS, "both"))]
@@ -196,17 +194,17 @@ def _maps(simulated: Mapping[str, Any]) -> dict[str, str]:
     out = {}
     for base, order, name in ((LP_SJF, LAPS_SD, "map"), (LAS, LAPS_SD, "map, LAS"), (LP_SJF, KNOWN, "map, known")):
         rows = {
-            f"{_arrivals(load)}, σ = {sigma}": [own[order][base]["jct"] for own in found.values()]
-            for load, sigma, found in walk(_nested(simulated["map"]), 2)
+            f"{arrivals_title(load)}, σ = {sigma}": [own[order][base]["jct"] for own in found.values()]
+            for load, sigma, found in walk(nested(simulated["map"]), 2)
         }
-        spreads = next(iter(walk(_nested(simulated["map"]), 2)))[-1]
+        spreads = next(iter(walk(nested(simulated["map"]), 2)))[-1]
         out[name] = markdown(
             ([title, *values] for title, values in rows.items()),
             f"mean latency of {order} below {base}, by spread of acceptance", *each(spreads, _goal(base)),
         )  # fmt: skip
     out["loads"] = markdown(
         (
-            [_arrivals(load), order, own["jct"], own["ttft"], *(at(own, base, m) for base in (LP_SJF, LAS)
+            [arrivals_title(load), order, own["jct"], own["ttft"], *(at(own, base, m) for base in (LP_SJF, LAS)
              for m in ("jct", "ttft", "throughput"))]
             for load, found in simulated["loads"].items() for order, own in found.items()
         ),
@@ -219,22 +217,22 @@ def _maps(simulated: Mapping[str, Any]) -> dict[str, str]:
     for name, title in (("variations", "changed"), ("measured", "acceptance, answers, arrivals")):
         keys = {key: key for key in simulated[name]}
         if name == "measured":
-            keys = {key: f"{pair}, {_cap(cap)}, {_arrivals(load)}" for key in keys
+            keys = {key: f"{pair}, {_cap(cap)}, {arrivals_title(load)}" for key in keys
                     for pair, cap, load in (key.split(" | "),)}  # fmt: skip
         order = [LAPS_SD, KNOWN] if name == "variations" else [LAPS_SD, SHRUNK, KNOWN]
         out[name] = markdown(
             (
                 [keys[key], *(at(found, o, base, "jct") for base in (LP_SJF, LAS) for o in order)]
-                + [at(found, LAPS_SD, base, "ttft") for base in (LP_SJF, LAS)]
+                + [at(found, LAPS_SD, base, metric) for base in (LP_SJF, LAS) for metric in ("ttft", "throughput")]
                 for key, found in simulated[name].items()
             ),
             title, *((f"{o} below {base}", _goal(base)) for base in (LP_SJF, LAS) for o in order),
-            *each((f"LAPS-SD's TTFT by that of {base}" for base in (LP_SJF, LAS)), RATIO),
+            *each((f"its {what} by {base}'s" for base in (LP_SJF, LAS) for what in ("TTFT", "throughput")), RATIO),
         )  # fmt: skip
     return out
 
 
-def _nested(found: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
+def nested(found: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
     """The map's points by arrivals, error and spread."""
     out: dict[str, dict[str, dict[str, Any]]] = {}
     for key, value in found.items():
@@ -286,47 +284,3 @@ def _best_errors(errors: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, 
     for name in TITLES:
         if found := errors.get(estimation_key(name, gamma, delta)):
             yield name, found
-
-
-def draw(out: Path, simulated: Mapping[str, Any]) -> None:
-    """Draw figures 2, 3, 5, 6 and the map as PNG files next to the page."""
-    by_quantum: dict[str, dict[str, Any]] = {}
-    for key, share in simulated["switching"].items():
-        quantum, tokens = key.split(" | ")
-        by_quantum.setdefault(f"{quantum} ms", {})[tokens] = 100 * share[0]
-    plot.curves(out / "laps_sd_switching.png", {"switches": by_quantum}, "output tokens", "% of the time of all else")
-    plot.curves(
-        out / "laps_sd_settling.png", {"acceptance rate so far": simulated["settling"]["curves"]}, "output tokens",
-        "acceptance rate",
-    )  # fmt: skip
-    panels = {
-        title: {
-            order: {n: found[order]["jct"] for n, found in simulated["counts"][name].items()}
-            for order in (LP_SJF, LAS, LAPS_SD, LATE, TYPICAL)
-        }
-        for name, title in TITLES.items()
-    }
-    plot.curves(out / "laps_sd_latency.png", panels, "requests", "mean latency, s")
-    panels = {
-        title: {
-            f"{key.split(' | ')[1]} requests": found["latency"]
-            for key, found in simulated["queues"].items() if key.startswith(name)
-        }
-        for name, title in TITLES.items()
-    }  # fmt: skip
-    plot.curves(out / "laps_sd_queues.png", panels, "queues", "mean latency, s")
-    points = _nested(simulated["map"])
-    for base, name in ((LP_SJF, "lp_sjf"), (LAS, "las")):
-        panels = {
-            _arrivals(load): {
-                f"σ = {sigma}": {spread: _relative(own[LAPS_SD][base]["jct"]) for spread, own in found.items()}
-                for sigma, found in by_sigma.items()
-            }
-            for load, by_sigma in points.items()
-        }
-        plot.curves(out / f"laps_sd_map_{name}.png", panels, "spread of acceptance", f"mean latency by that of {base}")
-
-
-def _relative(reduced: Sequence[float] | None) -> list[float] | None:
-    """A reduction in per cent as the ratio that is left."""
-    return None if reduced is None else [1 - x / 100 for x in reduced]

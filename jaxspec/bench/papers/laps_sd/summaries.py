@@ -21,22 +21,27 @@ def _by_system(part: Sequence[Case], found: Mapping[Case, Result], metric: str) 
     return values
 
 
-def summary(part: Sequence[Case], found: Mapping[Case, Result], brief: bool = False) -> dict[str, Any]:
+def summary(
+    part: Sequence[Case], found: Mapping[Case, Result], brief: bool = False,
+    metrics: Sequence[str] = ("jct", "ttft", "throughput"),
+) -> dict[str, Any]:  # fmt: skip
     """`{system: {jct, ttft, switching: mean; LP-SJF, LAS: {jct: reduction in per cent, ttft, throughput: ratio}}}`.
 
-    switching: in per cent of the time of all else. brief: only the comparisons with LP-SJF and LAS.
+    switching: in per cent of the time of all else. brief: only the comparisons with LP-SJF and LAS, in these `metrics`.
     """
-    jct, ttft, done, switches = (_by_system(part, found, m) for m in ("jct", "ttft", "throughput", "switching"))
+    values = {name: _by_system(part, found, name) for name in ("jct", "ttft", "throughput", "switching")}
     out: dict[str, Any] = {}
-    for system in jct:
+    for system in values["jct"]:
         out[system] = own = {}
         if not brief:
-            own |= {"jct": estimate(jct[system]), "ttft": estimate(ttft[system])}
-            own |= {"switching": estimate([100 * s for s in switches[system]])}
+            own |= {name: estimate(values[name][system]) for name in ("jct", "ttft")}
+            own |= {"switching": estimate([100 * share for share in values["switching"][system]])}
         for base in (LP_SJF, LAS):
-            if base in jct and base != system and not (brief and system in (LP_SJF, LAS)):
-                own[base] = {"jct": reduction(jct[system], jct[base]), "ttft": ratio(ttft[system], ttft[base])}
-                own[base]["throughput"] = ratio(done[system], done[base])
+            if base in values["jct"] and base != system and not (brief and system in (LP_SJF, LAS)):
+                own[base] = {
+                    name: (reduction if name == "jct" else ratio)(values[name][system], values[name][base])
+                    for name in metrics
+                }
     return out
 
 
