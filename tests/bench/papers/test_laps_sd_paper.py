@@ -250,6 +250,7 @@ def test_simulated_and_then_on_the_engine(tmp_path: Path, monkeypatch: pytest.Mo
         "Poisson, load 1.5",
         "| own |",
         "14.2 %",
+        "Seeds: 2 for Fig. 5",
     ):
         assert expected in text
     assert {f.name for f in out.glob("*.png")} == {

@@ -24,7 +24,7 @@ from jaxspec.bench.papers.laps_sd.grids import ANSWERS
 from jaxspec.bench.papers.laps_sd.perception import Estimation
 from jaxspec.bench.papers.laps_sd.report import KNOWN, LAPS_SD, LATE, STABILITY
 from jaxspec.bench.papers.laps_sd.summaries import best_queues, overall, summary
-from jaxspec.bench.papers.laps_sd.systems import BLIND, SYSTEMS
+from jaxspec.bench.papers.laps_sd.systems import AGAINST, BLIND, SYSTEMS
 from jaxspec.bench.papers.page import File
 from jaxspec.bench.papers.runs import Runs
 from jaxspec.bench.papers.variants import Variants
@@ -82,9 +82,9 @@ def simulated(args: argparse.Namespace, runs: Runs, tables: Mapping[str, Lengths
     }  # fmt: skip
     grid = grids.map_of(fewer, args.quick)
     others = {
-        "loads": grids.loads(fewer, own, args.quick), "variations": grids.variations(fewer, args.quick),
-        "measured": grids.measured(fewer, args.quick), "switching": grids.switching(seeds[:1], args.quick),
-        "queues": grids.queues(fewer, args.quick),
+        "loads": grids.loads(fewer, [*AGAINST, *variants.systems], args.quick),
+        "variations": grids.variations(fewer, args.quick), "measured": grids.measured(fewer, args.quick),
+        "switching": grids.switching(seeds[:1], args.quick), "queues": grids.queues(fewer, args.quick),
     }  # fmt: skip
     every = [*figure_5.values(), *grid.values(), *(part for parts in others.values() for part in parts.values())]
     found = runs.results("simulations", cases.serve, data, [case for part in every for case in part])
@@ -94,7 +94,7 @@ def simulated(args: argparse.Namespace, runs: Runs, tables: Mapping[str, Lengths
     }
     knees = runs.results("knees", cases.find_knee, data, [task for part in searches.values() for task in part])
     return {
-        "seeds": len(seeds),
+        "seeds": len(seeds), "fewer": len(fewer),
         "counts": {name: {n: summary(part, found) for (other, n), part in figure_5.items() if other == name}
                    for name in PROCESSES},
         "overall": overall(list(figure_5.values()), found),

@@ -34,4 +34,6 @@ SYSTEMS: Mapping[str, Preset] = {
 }
 #: Systems that see no lengths.
 BLIND = frozenset({FCFS, LAS})
+#: Systems of the map and the variations, and of the sweep of loads.
 COMPARED = LP_SJF, LAS, LAPS_SD, KNOWN
+AGAINST = LP_SJF, LAS, LAPS_SD, TYPICAL
