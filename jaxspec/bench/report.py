@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -162,11 +163,16 @@ def machine() -> dict[str, Any]:
     return {"system": platform.system(), "processor": _processor(), "cores": cores, "python": platform.python_version()}
 
 
+#: A list of numbers, which is written on one line.
+_NUMBERS = re.compile(r"\[[-+\d.eE,\s]+\]")
+
+
 def write_json(path: str | Path, content: dict[str, Any]) -> None:
     """Write `content` as one indented JSON document; creates the folder. Raises OSError."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    text = json.dumps(content, indent=1, allow_nan=False)
+    path.write_text(_NUMBERS.sub(lambda found: " ".join(found[0].split()), text) + "\n", encoding="utf-8")
 
 
 def print_table(report: Report, console: Console | None = None) -> None:
