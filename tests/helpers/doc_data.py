@@ -32,6 +32,13 @@ def write(folder: Path) -> None:
     rows = conversations(40)
     for name in _PROMPT_FILES:
         jsonl(folder / "DATA" / "prompts" / f"{name}.jsonl", rows)
+    models = "llama-2-7b-chat-hf", "llama-2-13b-chat-hf"
+    answers = [
+        {**row, "other_references": {models[0]: row["reference"]},
+         "reference_words": dict.fromkeys(models, len(row["reference"].split()))}
+        for row in rows
+    ]  # fmt: skip
+    jsonl(folder / "DATA" / "prompts" / "alpaca_eval.jsonl", answers)
     for name in ("prompts.jsonl", "FILE"):
         jsonl(folder / name, rows)
     (folder / "TEXT").write_text("Owls fly by night, and nobody hears them. " * 40)

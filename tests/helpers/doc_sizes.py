@@ -30,7 +30,7 @@ _LOAD = _FEW + " --base-url {url} --request-rate 200"
 _RECORDED = " --num-prompts 4 --request-rate 500 --max-tokens 40 --ignore-eos"
 _TURN = " --engine-prompts 1 --engine-concurrency 1 --engine-tokens 4 --repeats 1"
 _PIPELINE = " --pipeline-concurrency 2 --pipeline-tokens 4 --pipeline-levels 2 --repeats 1"
-_KEPT = " --engine-jobs 4 --engine-scale 0.1 --engine-long 0.1 --engine-rates 50 --repeats 1"
+_KEPT = " --engine-jobs 4 --engine-scale 0.1 --engine-long 0.1 --engine-loads 3 --engine-light 1 --repeats 1"
 #: Few steps of a predictor's training; the tiny encoder reads 48 tokens.
 _TRAIN = (
     " --set target={model} --set encoder={encoder} --set longest=32 --set layers=1 --set test=0.3 --set batch=8"
@@ -123,14 +123,9 @@ RUNS = (
     Run("jaxspec.bench paper alise", " --minutes 0.2 --seeds 2" + _HERE, constants=_constants(
         "alise.experiment", {"FEWER": 0.2, "LIMIT": 0.1, "LOADS": (0.7, 1.0), "MODELS": {"opt-2.7b": ("opt-2.7b", 1)},
                              "TABLE_3": {"alpaca": 4.0}})),
-    Run(
-        "jaxspec.bench paper adaserve",
-        _TINY + " --set draft=[ngram]" + _KEPT,
-        with_=("--engine",),
-        constants=_constants("adaserve.experiment", {"WRITTEN": 16}),
-    ),
-    Run("jaxspec.bench paper adaserve", " --minutes 0.05", constants=_constants("adaserve.experiment", {
-        "RATES": {"llama-2-7b": (2, 8), "llama-2-70b": (1,)}, "SHARES": (0.0, 1.0), "SCALES": (1.0, 0.8, 0.6)})),
+    Run("jaxspec.bench paper adaserve", _TINY + " --set draft=[ngram]" + _KEPT, with_=("--engine",)),
+    Run("jaxspec.bench paper adaserve", " --quick --seeds 1 --minutes 0.05" + _HERE,
+        constants=_constants("adaserve.cases", {"WRITTEN": 16})),
     # The drafters of the package, which take turns there, fit the real model only.
     Run("jaxspec.bench paper spin", " --model {model} --set draft=[ngram,truncated:1,truncated:15]" + _FEWER + _TURN,
         with_=("--engine",)),

@@ -1,225 +1,203 @@
 """AdaServe (Li et al. 2025): draft trees selected by SLO, against continuous batching and other draft trees.
 
 Llama-2 on A100 with a drafter of 160 million parameters (§6.1). Requests of three categories, each with its TPOT SLO
-(Table 2), arrive as in SplitWise's public trace.
+(Table 2), arrive as in SplitWise's public trace. "Up to" is the largest gain over the loads (§6.2), here of those at
+which the mean time to first token stays within a bound.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from time import perf_counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from jaxspec.bench import options
 from jaxspec.bench.papers import page
-from jaxspec.bench.papers.adaserve import systems
-from jaxspec.bench.papers.adaserve.engine import on_engine
-from jaxspec.bench.papers.adaserve.report import draw, sections
-from jaxspec.bench.papers.adaserve.systems import CONTEXT, MIX, OURS, PAPER, SYSTEMS, TARGETS
-from jaxspec.bench.papers.headlines import Headline
+from jaxspec.bench.papers.adaserve import cases, engine, report, systems
+from jaxspec.bench.papers.adaserve.cases import Case, Data, baseline
+from jaxspec.bench.papers.adaserve.gains import curves, gains
+from jaxspec.bench.papers.adaserve.requests import ANSWERS, CONTEXT, MIX, capped, read_answers, strict_share
+from jaxspec.bench.papers.adaserve.systems import (
+    BASELINES,
+    BLIND,
+    FITTED,
+    FORMER,
+    KNOWN,
+    OURS,
+    OUTSIDE,
+    PAPER,
+    STRATEGIES,
+    SYSTEMS,
+    TREE_POLICIES,
+    UNCALIBRATED,
+    UNPACED,
+)
+from jaxspec.bench.papers.estimates import estimate
 from jaxspec.bench.papers.page import File
-from jaxspec.progress import progress
+from jaxspec.bench.papers.runs import Result, Runs
+from jaxspec.bench.papers.variants import Variants
 from jaxspec.sched.sim import arrivals
-from jaxspec.sched.sim.cost import LLAMA2_A100, Machine, StepLoad, step_times
-from jaxspec.sched.sim.simulator import Served
-from jaxspec.sched.sim.workload import Lengths, Workload, read_lengths
+from jaxspec.sched.sim.cost import LLAMA2_A100, step_times
+from jaxspec.sched.sim.workload import Lengths, read_lengths
 
-#: Requests per second of Fig. 4, 5, 7 and 8.
-RATES: Mapping[str, Sequence[float]] = {
-    "llama-2-7b": (1, 2, 4, 6, 8, 10), "llama-2-70b": (0.5, 1, 2, 3, 4, 5),
-}  # fmt: skip
-#: Requests per second of Fig. 6: as in §6.2, and a load at which SLOs are as hard to meet here as in the paper.
-FIXED: Mapping[str, Sequence[float]] = {"llama-2-7b": (1.9, 6), "llama-2-70b": (1.0, 3)}
-SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-#: Fig. 10: the model, requests per second, and SLOs relative to the baseline latency.
-STRICTER, STRICTER_RATE, SCALES = "llama-2-70b", 1.0, (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
-#: Fig. 9: requests that decode at once, and output tokens of each.
-CROWD, WRITTEN = 32, 128
-
-Point = dict[str, Any]
-
-TITLE = "AdaServe"
+TITLE, headlines = "AdaServe", report.headlines
 FILES = {
     "trace": File("traces/azure_llm_2023_conv.csv", "CSV", "column arrival_s: SplitWise's conversation trace"),
+    "answers": File(
+        "prompts/alpaca_eval.jsonl", "JSONL", "lines with turns, reference_words and other_references of Llama-2-chat"
+    ),
     "alpaca": File("prompts/alpaca.jsonl", "JSONL", 'lines of {"turns": [text], "reference": text}'),
     "arxiv": File("lengths/arxiv_summarization.csv", "CSV", "columns input_tokens, output_tokens"),
 }  # fmt: skip
+SMALL, MIDDLE, LARGE = "llama-2-7b", "llama-2-13b", "llama-2-70b"
+#: Requests per second of Fig. 6 (§6.2), and of Fig. 10 with `LARGE`.
+FIXED: Mapping[str, float] = {SMALL: 1.9, MIDDLE: 1.9, LARGE: 1.0}
+STRICTER_RATE = 1.0
+#: A table of answers for short requests: those of the data set instead of Llama-2-chat's.
+ALPACA = "alpaca"
 
 
-def headlines(kept: Mapping[str, Any]) -> list[Headline]:
-    return []
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is run: `--quick` does less of the same.
+
+    seeds, fewer: of the main experiments and of the others. rates: of Fig. 4, 5, 7 and 8, up to where every system has
+    saturated. shares: of strict requests (Fig. 6); scales: SLOs relative to the baseline latency (Fig. 10); fit:
+    chances of the drafter's first candidate that are tried. varied, alpaca: rates of the variations, and of those with
+    the shorter answers of Alpaca, by model.
+    """
+
+    seeds: int
+    fewer: int
+    rates: Mapping[str, Sequence[float]]
+    shares: Sequence[float]
+    scales: Sequence[float]
+    fit: Sequence[tuple[float, float]]
+    varied: Mapping[str, Sequence[float]]
+    alpaca: Mapping[str, Sequence[float]]
+
+
+FULL = Size(
+    5, 3, {SMALL: (0.5, 1, 1.9, 3, 4), MIDDLE: (0.5, 1, 1.9, 3, 4), LARGE: (0.5, 1, 2, 3, 4)},
+    (0.0, 0.3, 0.6, 1.0), (1.0, 0.9, 0.8, 0.7, 0.6, 0.5),
+    ((0.36, 0.1), FITTED, (0.44, 0.1), (0.4, 0.05), (0.4, 0.15), FORMER),
+    {SMALL: (1.9, 3), LARGE: (1, 2)}, {SMALL: (4, 6, 8), LARGE: (2, 3, 4)},
+)  # fmt: skip
+QUICK = Size(
+    2, 1, {model: (rate, 2 * rate) for model, rate in FIXED.items()}, (1.0,), (0.8, 0.6), (FITTED,),
+    {LARGE: (1,)}, {LARGE: (3,)},
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     data = parser.add_argument_group("load")
-    options.add_numbers(data, ("--minutes M", 3.0, "length of the arrival trace"))
-    engine = parser.add_argument_group("with --engine")
-    options.add_numbers(
-        engine,
-        ("--engine-jobs N", 48, "requests per turn"),
-        ("--engine-scale X", 0.5, "factor on output lengths"),
-        ("--engine-long X", 0.05, "factor on arXiv's prompt lengths"),
-    )
-    engine.add_argument(
-        "--engine-rates", type=options.positive, nargs="+", metavar="R",
-        help="requests/s (default: the rate at which continuous batching has 50 %% SLO attainment, and half of it)",
-    )  # fmt: skip
-    engine.add_argument("--engine-systems", nargs="+", metavar="NAME", help=f"{', '.join(SYSTEMS)} (default: all)")
-    engine.add_argument(
-        "--prompts", metavar="JSONL", help='lines of {"turns": [text, ...]} (default: the built-in prompts)'
-    )
+    options.add_numbers(data, ("--minutes M", 1.0, "how long requests arrive, in each simulation"))
+    engine.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     """Run the experiments and write the page. Raises `BenchError` if the data cannot be read or a run fails."""
-    page.run(args, TITLE, FILES, read, lambda args, _, *data: simulated(args, *data), on_engine, sections, draw)
+    page.run(args, TITLE, FILES, read, simulated, on_engine, report.sections, report.draw)
 
 
-def read(args: argparse.Namespace) -> tuple[Lengths, Lengths]:
-    """Lengths of short and of long requests. Raises OSError or ValueError."""
-    arrivals.trace(args.trace, 2)
-    return read_lengths(args.alpaca), read_lengths(args.arxiv)
+def read(args: argparse.Namespace) -> tuple[list[arrivals.Arrival], dict[str, Lengths], Lengths]:
+    """Arrivals; lengths of short requests by model, and as in Alpaca; lengths of long ones. Raises OSError or
+    ValueError."""
+    short = {model: capped(read_answers(args.answers, name), CONTEXT) for model, name in ANSWERS.items()}
+    short[ALPACA] = capped(read_lengths(args.alpaca), CONTEXT)
+    return arrivals.trace(args.arrivals or args.trace), short, capped(read_lengths(args.arxiv), CONTEXT)
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A model on its machine, and the data that its requests are drawn from."""
+def on_engine(
+    args: argparse.Namespace, trace: Sequence[arrivals.Arrival], short: Mapping[str, Lengths], long: Lengths
+) -> dict[str, Any]:
+    """See `engine.on_engine`: the loads are the simulated ones of Fig. 6, half of them, and that of Fig. 10."""
 
-    model: str
-    short: Lengths
-    long: Lengths
-    trace: str
-    minutes: float
-    seeds: Sequence[int]
+    def load(model: str, rate: float, shares: Sequence[float]) -> float:
+        return engine.erlang(rate, (short[model], long, short[model]), shares, baseline(LLAMA2_A100[model]))
 
-    @property
-    def machine(self) -> Machine:
-        return LLAMA2_A100[self.model]
-
-    @property
-    def baseline(self) -> float:
-        """Baseline latency: seconds of a decode step of eight requests with 32 input and 128 output tokens (§6.1)."""
-        return self.machine.cost.seconds(StepLoad(8, 0, 8 * (32 + 128 // 2)))
-
-    def workload(
-        self, rate: float, shares: Sequence[float], scale: float, seed: int
-    ) -> tuple[Workload, np.ndarray]:  # fmt: skip
-        """The requests, the same for every system, and their categories `[requests]`; `scale`: of the strict SLO."""
-        count = max(1, round(60 * self.minutes * rate))
-        targets = scale * self.baseline, *TARGETS[self.model]
-        categories = systems.Categories((self.short, self.long, self.short), targets)
-        rng = np.random.default_rng([seed, round(1000 * rate)])
-        return categories.workload(arrivals.trace(self.trace, count, rate), shares, rng)
-
-    def point(self, name: str, rate: float, shares: Sequence[float] = MIX, scale: float = 1.0) -> Point:
-        """`summary` of a system's run, mean over the seeds."""
-        found = []
-        for seed in self.seeds:
-            work, kind = self.workload(rate, shares, scale, seed)
-            found.append(summary(systems.simulation(SYSTEMS[name], self.machine, work, seed).run(), kind))
-        return {key: mean([one[key] for one in found]) for key in found[0]}
+    usual, light = load(SMALL, FIXED[SMALL], MIX), load(LARGE, STRICTER_RATE, (1, 0, 0))
+    return engine.on_engine(args, trace, short[SMALL], long, (usual / 2, usual), light)
 
 
-def mean(values: Sequence[float | None]) -> float | None:
-    """Mean of the values that are not None; None if all are."""
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
-
-
-def summary(served: Served, kind: np.ndarray) -> dict[str, float | None]:
-    """SLO attainment overall and per category, goodput and throughput in tokens/s, mean TTFT in seconds, accepted
-    (bonus token included) and drafted tokens per verification."""
-    met, output = served.met, served.workload.output
-    share = lambda rows: float(met[rows].mean()) if rows.any() else None  # noqa: E731
-    return {
-        "attainment": float(met.mean()), **{name: share(kind == k) for k, name in enumerate(systems.NAMES)},
-        "goodput": float(output[met].sum()) / served.duration, "throughput": float(output.sum()) / served.duration,
-        "ttft": float((served.first_token - served.workload.arrival).mean()),
-        "accepted": 1 + float(served.accepted.sum()) / max(1, int(served.rounds.sum())),
-        "drafted": float(served.drafted.sum()) / max(1, int(served.rounds.sum())),
-    }  # fmt: skip
-
-
-def simulated(args: argparse.Namespace, short: Lengths, long: Lengths) -> dict[str, Any]:
+def simulated(
+    args: argparse.Namespace, runs: Runs, trace: Sequence[arrivals.Arrival], short: Mapping[str, Lengths], long: Lengths
+) -> dict[str, Any]:
     """Run all simulated experiments."""
-    seeds = range(args.seed, args.seed + (args.seeds or 1))
-    lengths = systems.capped(short, CONTEXT), systems.capped(long, CONTEXT)
-    settings = {model: Setting(model, *lengths, args.trace, args.minutes, seeds) for model in RATES}
-    some = (*systems.BASELINES, PAPER, OURS)
-    ablation = (PAPER, systems.UNCALIBRATED, systems.GLOBAL, OURS)
-    points = sum(len(RATES[model]) * len(SYSTEMS) + len(FIXED[model]) * len(SHARES) * len(some) for model in settings)
-    with progress("points", points + len(SCALES) * len(ablation) + 2) as advance:
-
-        def point(setting: Setting, *args: Any) -> Point:
-            advance()
-            return setting.point(*args)
-
-        by_rate = {
-            model: {name: {str(rate): point(own, name, rate) for rate in RATES[model]} for name in SYSTEMS}
-            for model, own in settings.items()
-        }
-        by_share = {
-            model: {
-                str(rate): {
-                    name: {str(s): point(own, name, rate, systems.strict_share(s)) for s in SHARES} for name in some
-                }
-                for rate in FIXED[model]
-            }
-            for model, own in settings.items()
-        }  # fmt: skip
-        own = settings[STRICTER]
-        stricter = {
-            name: {str(s): point(own, name, STRICTER_RATE, (1, 0, 0), s) for s in SCALES} for name in ablation
-        }  # fmt: skip
-        breakdown = {}
-        for name in (PAPER, OURS):
-            breakdown[name] = shares_of_a_step(settings["llama-2-7b"], name)
-            advance()
+    size = QUICK if args.quick else FULL
+    size = replace(size, seeds=args.seeds, fewer=min(args.seeds, size.fewer)) if args.seeds else size
+    variants = Variants.of(args)
+    known = {name: preset for name, preset in SYSTEMS.items() if name != KNOWN}
+    data = Data(variants.apply(known) | {KNOWN: SYSTEMS[KNOWN]}, short, long, trace, args.minutes)
+    grid = _grid(size, args.seed, list(variants.systems))
+    found = runs.results("simulations", cases.serve, data, [case for part in grid.values() for case in part])
+    steps = [Case(name, SMALL, 0.0, args.seed) for name in (PAPER, OURS)]
+    measured = runs.results("selection", cases.breakdown, data, steps)
     return {
-        "minutes": args.minutes, "repeats": len(seeds),
-        "lengths": {name: [float(t.input.mean()), float(t.output.mean())] for name, t in
-                    (("alpaca", own.short), ("arxiv", own.long))},
-        "baseline_ms": {model: 1e3 * own.baseline for model, own in settings.items()},
-        "budget": {model: step_times(own.machine.cost, CONTEXT).verify_budget for model, own in settings.items()},
-        "by_rate": by_rate, "by_share": by_share, "stricter": {"rate": STRICTER_RATE, "systems": stricter},
-        "breakdown": breakdown,
+        "minutes": args.minutes, "seeds": size.seeds, "fewer": size.fewer, "error": systems.PREDICTION_ERROR,
+        "lengths": {
+            name: [float(table.input.mean()), float(table.output.mean())]
+            for name, table in (*short.items(), ("arxiv", long))
+        },
+        "baseline_ms": {model: 1e3 * baseline(LLAMA2_A100[model]) for model in ANSWERS},
+        "budget": {model: step_times(LLAMA2_A100[model].cost, CONTEXT).verify_budget for model in ANSWERS},
+        "by_rate": {model: curves(grid[model], found, "rate") for model in size.rates},
+        "gains": {model: gains(grid[model], found, BASELINES) for model in size.rates},
+        "strategies": gains(grid[LARGE], found, STRATEGIES), "trees": gains(grid[SMALL], found, TREE_POLICIES),
+        "by_share": {model: curves(grid[f"{model}, shares"], found, "shares") for model in FIXED},
+        "stricter": curves(grid["stricter"], found, "scale"), "fit": _fit(grid["fit"], found),
+        "variants": {model: curves(grid[f"{model}, variants"], found, "rate") for model in size.varied},
+        "assumptions": {
+            name: gains(part, found, BASELINES)
+            for name, part in grid.items() if name.startswith(("drafter", "answers"))
+        },
+        "breakdown": {case.system: measured[case] for case in steps},
     }  # fmt: skip
 
 
-def shares_of_a_step(setting: Setting, name: str) -> dict[str, float]:
-    """Milliseconds per step with many requests (Fig. 9): selection (measured here), drafter and target (simulated)."""
-    rows = np.random.default_rng(0).integers(len(setting.short), size=CROWD)
-    tpot = np.array([setting.baseline, *TARGETS[setting.model]])[np.arange(CROWD) % 3]
-    work = Workload(
-        np.zeros(CROWD), setting.short.input[rows], np.full(CROWD, WRITTEN), np.full(CROWD, np.nan), tpot
-    )  # fmt: skip
-    run = systems.simulation(SYSTEMS[name], setting.machine, work, 0)
-    assert run.speculator is not None
-    (drafter,), spent = run.drafters, dict[str, float]()
-    for owner, what in ((run.speculator, "lookahead"), (run.speculator, "draft"), (drafter, "propose")):
-        setattr(owner, what, timed(getattr(owner, what), what, spent))
-    served = run.run()
-    # The simulated drafter runs on the host too, and is not part of the selection.
-    selection = spent["lookahead"] + spent["draft"] - spent["propose"]
-    per_step = 1e3 / served.steps
-    return {
-        "selection": per_step * selection, "drafter": per_step * run.drafting,
-        "target": per_step * (served.busy - run.drafting),
-    }  # fmt: skip
+def _grid(size: Size, first: int, own: Sequence[str]) -> dict[str, list[Case]]:
+    """The cases of each experiment, by its name; `own`: systems of the user."""
+    seeds, fewer = (range(first, first + count) for count in (size.seeds, size.fewer))
+    compared = *BASELINES, PAPER, OURS
+
+    def cross(
+        names: Sequence[str], model: str, rates: Sequence[float], seeds: Sequence[int], **more: Any
+    ) -> list[Case]:
+        return [Case(name, model, rate, seed, **more) for name in names for rate in rates for seed in seeds]
+
+    more = {LARGE: STRATEGIES, SMALL: TREE_POLICIES}
+    grid = {
+        model: cross((*BASELINES, *more.get(model, ()), PAPER, OURS, *own), model, rates, seeds)
+        for model, rates in size.rates.items()
+    }
+    for model, rate in FIXED.items():
+        grid[f"{model}, shares"] = [
+            case for share in size.shares for case in cross(compared, model, (rate,), fewer, shares=strict_share(share))
+        ]
+    all_strict = {"shares": (1.0, 0.0, 0.0)}
+    grid["stricter"] = [
+        case for scale in size.scales
+        for case in cross((PAPER, OURS), LARGE, (STRICTER_RATE,), seeds, scale=scale, **all_strict)
+    ]  # fmt: skip
+    grid["fit"] = [
+        case for chance in size.fit for scale in (0.8, 0.6)
+        for case in cross((PAPER,), LARGE, (STRICTER_RATE,), seeds, scale=scale, first=chance, **all_strict)
+    ]  # fmt: skip
+    changed = PAPER, OUTSIDE, UNCALIBRATED, OURS, KNOWN, BLIND, UNPACED
+    for model, rates in size.varied.items():
+        grid[f"{model}, variants"] = cross(changed, model, rates, fewer)
+        grid[f"drafter with {FORMER[0]}, {model}"] = cross(compared, model, rates, fewer, first=FORMER)
+    for model, rates in size.alpaca.items():
+        grid[f"answers of Alpaca, {model}"] = cross(compared, model, rates, fewer, short=ALPACA)
+    return grid
 
 
-def timed(call: Callable[..., Any], name: str, spent: dict[str, float]) -> Callable[..., Any]:
-    """`call`, adding its seconds to `spent[name]`."""
-
-    def measured(*args: Any) -> Any:
-        begun = perf_counter()
-        try:
-            return call(*args)
-        finally:
-            spent[name] = spent.get(name, 0.0) + perf_counter() - begun
-
-    return measured
+def _fit(part: Sequence[Case], found: Mapping[Case, Result]) -> list[dict[str, Any]]:
+    """Attainment at 0.8 and 0.6 times the baseline latency, and tokens per verification, by the drafter's quality."""
+    rows = []
+    for first in dict.fromkeys(case.first for case in part):
+        of = {scale: [found[c] for c in part if c.first == first and c.scale == scale] for scale in (0.8, 0.6)}
+        row = {str(scale): estimate([one["attainment"] for one in results]) for scale, results in of.items()}
+        rows.append({"first": first, **row, "accepted": estimate([one["accepted"] for one in of[0.8]])})
+    return rows

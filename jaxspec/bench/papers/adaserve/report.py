@@ -1,185 +1,187 @@
-"""Tables and figures of AdaServe's page, next to the paper's numbers."""
+"""Tables, headlines and figures of AdaServe's page, next to the paper's numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from jaxspec.bench import plot
+from jaxspec.bench.papers.adaserve.engine import METRICS
+from jaxspec.bench.papers.adaserve.systems import OURS, PAPER, STRATEGIES, TREE_POLICIES
+from jaxspec.bench.papers.estimates import interval
+from jaxspec.bench.papers.headlines import Headline, table
+from jaxspec.bench.table import TIMES, Column, Form, at, each, markdown, share, shown, walk
 
-from jaxspec.bench import plot, table
-from jaxspec.bench.papers.adaserve.systems import BASELINES, EQUAL, FCFS, GLOBAL, OURS, PAPER, STTA, UNCALIBRATED
-from jaxspec.bench.table import PERCENT, TIMES, UNKNOWN, at, each, share, spread, walk
-
-TITLES = {"llama-2-7b": "Llama-2-7b", "llama-2-70b": "Llama-2-70b"}
-#: §6.2, "up to", relative to the best baseline: (attainment, goodput).
-PAPER_GAINS = {"llama-2-7b": (1.63, 1.51), "llama-2-70b": (1.73, 1.74)}
-#: Fig. 10 and §6.3: SLO attainment in per cent by strict SLO, as a multiple of the baseline latency.
-PAPER_STRICTER = {"0.8": 95.0, "0.6": 60.0}
-SHOWN, MEASURED = (PAPER, UNCALIBRATED, OURS), (PAPER, OURS)
-LABELS = {"attainment": "SLO attainment", "goodput": "goodput"}
-ATTAINMENT = "SLO attainment, %"
-
-#: Measurements by system and rate.
-Points = Mapping[str, Mapping[str, Mapping[str, float]]]
-
-
-def best_gain(points: Points, name: str, what: str, bases: Sequence[str] = BASELINES) -> tuple[float, str] | None:
-    """(largest ratio to the best baseline over all rates, its rate); None if the baselines are 0 at every rate."""
-    gains = []
-    for rate, point in points[name].items():
-        base = max(points[b][rate][what] for b in bases)
-        if base > 0:
-            gains.append((point[what] / base, rate))
-    return max(gains, default=None)
+TITLES = {"llama-2-7b": "Llama-2-7b", "llama-2-13b": "Llama-2-13b", "llama-2-70b": "Llama-2-70b"}
+#: §6.2, "up to", relative to the best baseline: (attainment, goodput), in the order in which the text names the models.
+PAPER_GAINS = {"llama-2-7b": (1.63, 1.51), "llama-2-13b": (1.66, 1.73), "llama-2-70b": (1.73, 1.74)}
+#: Fig. 10 and §6.3: SLO attainment by strict SLO, as a multiple of the baseline latency; "nearly 60 %".
+PAPER_STRICTER = {"0.8": 0.95, "0.6": 0.6}
+LABELS = {"attainment": "SLO attainment (Fig. 4)", "goodput": "goodput (Fig. 5)"}
+SHARE, RATIO, COUNT = interval(share), interval(TIMES), interval("{:.0f}")
+TABLES: Mapping[str, tuple[str, Form]] = {
+    "attainment": ("SLO attainment", SHARE), "goodput": ("goodput, tokens/s", COUNT),
+    "throughput": ("throughput, tokens/s", COUNT), "ttft": ("mean TTFT, s", interval("{:.2f}")),
+}  # fmt: skip
 
 
-def shown(gain: tuple[float, str] | None) -> str:
-    return UNKNOWN if gain is None else f"{gain[0]:.2f}× ({gain[1]}/s)"
+def headlines(kept: Mapping[str, Any]) -> list[Headline]:
+    """§6.2's gains over the best baseline, "up to" over the loads, of the paper's system and of ours; Fig. 10."""
+    found = []
+    for system in (PAPER, OURS):
+        for model, papers in PAPER_GAINS.items():
+            for (what, label), paper in zip(LABELS.items(), papers, strict=True):
+                best = at(kept, "simulated", "gains", model, system, what, "best")
+                title = f"{system}, {TITLES[model]}: {label} relative to the best baseline, up to"
+                found.append(Headline(title, paper, best, _engine_gain(kept, model, system, what), TIMES))
+        for scale, paper in PAPER_STRICTER.items():
+            title = f"{system}, SLO attainment at {scale} × the baseline latency (Fig. 10)"
+            light = at(kept, "engine", "light")
+            engine = at(light, "systems", system, "attainment") if light and f"{light['scale']:g}" == scale else None
+            simulated = at(kept, "simulated", "stricter", system, scale, "attainment")
+            found.append(Headline(title, paper, simulated, engine, share))
+    return found
+
+
+def _engine_gain(kept: Mapping[str, Any], model: str, system: str, what: str) -> Sequence[float] | None:
+    """The engine's largest gain over its loads; its SLOs are those of Llama-2-7b. None if a baseline is missing."""
+    if model != "llama-2-7b":
+        return None
+    loads = (at(kept, "engine", "loads") or {}).values()
+    return max((gain for load in loads if (gain := at(load, "gains", system, what))), default=None)
 
 
 def sections(kept: Mapping[str, Any]) -> dict[str, str]:
     """The page's tables by name, for the experiments that have been run."""
-    simulated, engine = kept.get("simulated"), kept.get("engine")
-    out = {"summary": summary(simulated, engine)}
-    if simulated:
-        out |= simulated_sections(simulated)
-    if engine:
-        out["engine"] = engine_section(engine)
+    out = {"headlines": table(headlines(kept))}
+    if simulated := kept.get("simulated"):
+        out |= _simulated(simulated)
+    if engine := kept.get("engine"):
+        out["engine"] = _engine(engine)
     return out
 
 
-def summary(simulated: Mapping[str, Any] | None, engine: Mapping[str, Any] | None) -> str:
-    def gains(model: str, what: str, bases: Sequence[str], measured: bool = True) -> list[str]:
-        points = at(simulated, "by_rate", model)
-        here = [shown(best_gain(points, name, what, bases)) if points else UNKNOWN for name in SHOWN]
-        return here + [engine_gain(engine if measured else None, name, what, bases) for name in MEASURED]
-
-    rows: list[Sequence[Any]] = []
-    for model, papers in PAPER_GAINS.items():
-        for (what, label), figure, paper in zip(LABELS.items(), (4, 5), papers, strict=True):
-            title = f"{label} relative to the best baseline, up to (Fig. {figure}), {TITLES[model]}"
-            rows.append([title, TIMES.format(paper), *gains(model, what, BASELINES, model == "llama-2-7b")])
-    for bases, figure, model in (((FCFS, STTA), 7, "llama-2-70b"), ((EQUAL, GLOBAL), 8, "llama-2-7b")):
-        title = f"SLO attainment relative to {' and '.join(bases)}, up to (Fig. {figure}), {TITLES[model]}"
-        rows.append([title, "higher", *gains(model, "attainment", bases)])
-    for model, title in TITLES.items():
-        found = next(iter(simulated["by_share"][model].values())) if simulated else {}
-        lowest = [share(min(p["attainment"] for p in found[n].values())) if n in found else None for n in SHOWN]
-        title = f"lowest SLO attainment over the shares of strict requests (Fig. 6), {title}"
-        rows.append([title, "“nearly 100 %”", *lowest, None, None])
-    for scale, paper in PAPER_STRICTER.items():
-        found = [at(simulated, "stricter", "systems", name, scale, "attainment") for name in SHOWN]
-        here = [light(engine, name) if scale == "0.8" else None for name in MEASURED]
-        title = f"SLO attainment at {scale} × baseline latency (Fig. 10)"
-        rows.append([title, PERCENT.format(paper), *(table.shown(value, share) for value in found), *here])
-    systems = [f"simulated: {name}" for name in SHOWN] + [f"engine: {name}" for name in MEASURED]
-    return table.markdown(rows, "", "paper", *systems)
-
-
-def simulated_sections(simulated: Mapping[str, Any]) -> dict[str, str]:
-    out: dict[str, str] = {}
-    for model, title in TITLES.items():
-        by_rate = simulated["by_rate"][model]
-        for what, unit, form in (
-            ("attainment", ATTAINMENT, hundredths),
-            ("goodput", "goodput, tokens/s", "{:.0f}"),
-            ("ttft", "mean TTFT, s", "{:.2f}"),
-        ):
+def _simulated(simulated: Mapping[str, Any]) -> dict[str, str]:
+    out = {"gains": markdown(_gains(simulated), "relative to the best of", "system", *_GAINS)}
+    for model, by_rate in simulated["by_rate"].items():
+        for what, (unit, form) in TABLES.items():
             rows = [[name, *(point[what] for point in points.values())] for name, points in by_rate.items()]
-            header = f"{title}: {unit}, by requests/s"
-            out[f"{what} {model}"] = table.markdown(rows, header, *each(by_rate[PAPER], form))
-    by_share = list(walk(simulated["by_share"], 3))
-    out["strict"] = table.markdown(
-        (
-            [f"{TITLES[model]}, {rate}/s", name, *(p["attainment"] for p in points.values())]
-            for model, rate, name, points in by_share
-        ),
-        f"{ATTAINMENT}, by share of strict requests (Fig. 6)", "system",
-        *each((f"{100 * float(share):.0f} %" for share in by_share[0][-1]), hundredths),
-    )  # fmt: skip
-    rate, systems = simulated["stricter"]["rate"], simulated["stricter"]["systems"]
-    rows = [[name, *(p["attainment"] for p in points.values())] for name, points in systems.items()]
-    header = f"{ATTAINMENT}, by SLO / baseline latency ({TITLES['llama-2-70b']}, {rate}/s, Fig. 10)"
-    out["stricter"] = table.markdown(rows, header, *each((f"{scale} ×" for scale in systems[PAPER]), hundredths))
-    rows = [
-        [name, *parts.values(), parts["selection"] / sum(parts.values())]
-        for name, parts in simulated["breakdown"].items()
+            header = f"{TITLES[model]}: {unit}, by requests/s"
+            out[f"{what} {model}"] = markdown(rows, header, *each(by_rate[PAPER], form))
+    by_share = [
+        [TITLES[model], name, *(at(points, x, "attainment") for x in simulated["by_share"][model][PAPER])]
+        for model, name, points in walk(simulated["by_share"], 2)
     ]
+    shares = next(iter(simulated["by_share"].values()))[PAPER]
+    out["strict"] = markdown(
+        by_share, "SLO attainment, by share of strict requests (Fig. 6)", "system",
+        *each((f"{100 * float(x):.0f} %" for x in shares), SHARE),
+    )  # fmt: skip
+    stricter = simulated["stricter"]
+    out["stricter"] = markdown(
+        ([name, *(point["attainment"] for point in points.values())] for name, points in stricter.items()),
+        "SLO attainment, by SLO / baseline latency (Fig. 10)", *each((f"{x} ×" for x in stricter[PAPER]), SHARE),
+    )  # fmt: skip
+    out["fit"] = markdown(
+        [
+            ["Fig. 10", "", *PAPER_STRICTER.values(), None],
+            *([*row["first"], *(row[scale] for scale in PAPER_STRICTER), row["accepted"]] for row in simulated["fit"]),
+        ],
+        "chance of the first candidate", "spread over requests", ("SLO attainment at 0.8 ×", _share_or_estimate),
+        ("at 0.6 ×", _share_or_estimate), ("tokens per verification", interval("{:.2f}")),
+    )  # fmt: skip
+    rows = [
+        [f"{TITLES[model]}, {rate}/s", name, *(point[what] for what in TABLES)]
+        for model, name, points in walk(simulated["variants"], 2)
+        for rate, point in points.items()
+    ]
+    out["variants"] = markdown(sorted(rows, key=itemgetter(0)), "load", "system", *TABLES.values())
     parts = each(("selection, measured here", "drafter", "target model"), "{:.2f}")
-    out["breakdown"] = table.markdown(rows, "ms per step (Fig. 9)", *parts, ("selection's share", share))
+    out["breakdown"] = markdown(
+        (
+            [name, *found.values(), found["selection"] / sum(found.values())]
+            for name, found in simulated["breakdown"].items()
+        ),
+        "ms per step (Fig. 9)", *parts, ("selection's share", share),
+    )  # fmt: skip
     return out
 
 
-def hundredths(value: float) -> str:
-    return f"{100 * value:.1f}"
+def _share_or_estimate(value: float | Sequence[float]) -> str:
+    return share(value) if isinstance(value, float) else shown(value, SHARE)
 
 
-# --- on the engine ----------------------------------------------------------------------------------------------------
+_GAINS: Sequence[Column] = (
+    ("SLO attainment, up to", RATIO), ("at requests/s", "{:g}"), ("mean over the loads", RATIO),
+    ("goodput, up to", RATIO), ("at requests/s", "{:g}"), ("mean over the loads", RATIO),
+)  # fmt: skip
 
 
-def ratios(systems: Mapping[str, Any], name: str, what: str, bases: Sequence[str]) -> list[float]:
-    """Per turn, the ratio to the best of `bases`; turns in which all of those are 0 are skipped."""
-    measured = [systems[b][what] for b in bases if b in systems]
-    if name not in systems or not measured:
-        return []
-    best = [max(turn) for turn in zip(*measured, strict=True)]
-    return [value / base for value, base in zip(systems[name][what], best, strict=True) if base > 0]
+def _gains(simulated: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+    """Rows: what the systems are compared with, the system, and its gains."""
+    compared = {
+        **{f"Fig. 4 and 5, {TITLES[model]}": found for model, found in simulated["gains"].items()},
+        f"{', '.join(STRATEGIES)} (Fig. 7), {TITLES['llama-2-70b']}": simulated["strategies"],
+        f"{', '.join(TREE_POLICIES)} (Fig. 8), {TITLES['llama-2-7b']}": simulated["trees"],
+        **{f"Fig. 4 and 5, {name}": found for name, found in simulated["assumptions"].items()},
+    }
+    own = {PAPER, OURS} | {name for found in simulated["gains"].values() for name in found if name not in _COMPARED}
+    for title, found in compared.items():
+        for system in (name for name in found if name in own):
+            cells = [found[system][what][key] for what in LABELS for key in ("best", "rate", "mean")]
+            yield [title, system, *cells]
 
 
-def engine_gain(engine: Mapping[str, Any] | None, name: str, what: str, bases: Sequence[str] = BASELINES) -> str:
-    """The largest median ratio over the rates, with the range over its turns."""
-    found = [ratios(systems, name, what, bases) for systems in engine["rates"].values()] if engine else []
-    best = max((turns for turns in found if turns), key=lambda turns: float(np.median(turns)), default=None)
-    return table.shown(best, spread(TIMES, "{:.2f}"))
+#: Systems of Fig. 7 and 8, which are themselves compared with.
+_COMPARED = {*STRATEGIES, *TREE_POLICIES}
 
 
-def light(engine: Mapping[str, Any] | None, name: str) -> str:
-    return table.shown(at(engine, "light", "systems", name, "attainment"), attained)
-
-
-def attained(turns: Sequence[float]) -> str:
-    return table.shown([100 * share for share in turns], spread("{:.0f} %"))
-
-
-def engine_section(engine: Mapping[str, Any]) -> str:
-    loads = {f"{float(rate):.2f}/s": systems for rate, systems in engine["rates"].items()}
-    loads[f"light load, {engine['light']['rate']:.2f}/s, strict SLO × 0.8"] = engine["light"]["systems"]
-    what = "attainment", "goodput", "throughput", "ttft"
-    text = table.markdown(
-        ([load, name, *map(found.get, what)] for load, name, found in walk(loads, 2)),
-        "engine", "system", ("SLO attainment", attained),
-        *each(("goodput, tokens/s", "throughput, tokens/s"), spread("{:.0f}")),
-        ("mean TTFT, s", table.median("{:.2f}")),
+def _engine(engine: Mapping[str, Any]) -> str:
+    light = engine["light"]
+    loads = {f"{load} Erlang": found for load, found in engine["loads"].items()}
+    loads[f"{light['load']:.3g} Erlang, strict requests only, SLO × {light['scale']:g}"] = light
+    rows = [
+        [load, name, *(metrics[what] for what in METRICS), *(at(found, "gains", name, what) for what in LABELS)]
+        for load, found in loads.items() for name, metrics in found["systems"].items()
+    ]  # fmt: skip
+    text = markdown(
+        rows, "engine", "system", *(TABLES[what] for what in METRICS),
+        *each(("attainment, by the best baseline", "goodput, by the best baseline"), RATIO),
     )  # fmt: skip
     slos = ", ".join(f"{1e3 * t:.1f}" for t in engine["targets"])
-    return f"{text}\n\nTPOT SLOs: {slos} ms; {engine['jobs']} requests per turn."
-
-
-# --- figures ----------------------------------------------------------------------------------------------------------
+    missing = f"\n\nNot run, so without gains: {', '.join(engine['missing'])}." if engine["missing"] else ""
+    return f"{text}\n\nTPOT SLOs: {slos} ms; {engine['turns']} turns of {engine['jobs']} requests.{missing}"
 
 
 def draw(out: Path, simulated: Mapping[str, Any]) -> None:
     """Draw figures 4 to 8 and 10 as PNG files next to the page."""
-    by_rate, percent = simulated["by_rate"], lambda point: 100 * point["attainment"]
+    by_rate = simulated["by_rate"]
 
-    def chosen(model: str, *names: str) -> dict[str, plot.Curve]:
-        return {name: by_rate[model][name] for name in names}
+    def percent(point: Mapping[str, Any]) -> list[float] | None:
+        return [100 * x for x in point["attainment"]] if point["attainment"] else None
 
-    panels = {title: chosen(model, *BASELINES, PAPER, OURS) for model, title in TITLES.items()}
-    plot.curves(out / "adaserve_attainment.png", panels, "requests/s", ATTAINMENT, percent)
-    plot.curves(out / "adaserve_goodput.png", panels, "requests/s", "goodput, tokens/s", itemgetter("goodput"))
-    panels = {
-        f"{TITLES['llama-2-70b']} (Fig. 7)": chosen("llama-2-70b", FCFS, STTA, PAPER, OURS),
-        f"{TITLES['llama-2-7b']} (Fig. 8)": chosen("llama-2-7b", EQUAL, GLOBAL, *SHOWN),
+    label, rates = "SLO attainment, %", "requests/s"
+    ablated = {
+        TITLES[model]: {n: points for n, points in found.items() if n not in _COMPARED}
+        for model, found in by_rate.items()
     }
-    plot.curves(out / "adaserve_ablation.png", panels, "requests/s", ATTAINMENT, percent)
-    panels: dict[str, dict[str, plot.Curve]] = {}
-    for model, rate, name, points in walk(simulated["by_share"], 3):
-        curve = {100 * float(share): point for share, point in points.items()}
-        panels.setdefault(f"{TITLES[model]}, {rate}/s", {})[name] = curve
-    plot.curves(out / "adaserve_strict.png", panels, "strict requests, %", ATTAINMENT, percent)
-    panels = {TITLES["llama-2-70b"]: simulated["stricter"]["systems"]}
-    plot.curves(out / "adaserve_stricter.png", panels, "SLO / baseline latency", ATTAINMENT, percent)
+    plot.curves(out / "adaserve_attainment.png", ablated, rates, label, percent)
+    plot.curves(out / "adaserve_goodput.png", ablated, rates, "goodput, tokens/s", itemgetter("goodput"))
+    plot.curves(out / "adaserve_ttft.png", ablated, rates, "mean TTFT, s", itemgetter("ttft"))
+    panels = {
+        f"{TITLES[model]} (Fig. {figure})": {n: by_rate[model][n] for n in (*names, PAPER, OURS)}
+        for model, figure, names in (("llama-2-70b", 7, STRATEGIES), ("llama-2-7b", 8, TREE_POLICIES))
+        if set(names) <= set(by_rate.get(model, ()))
+    }
+    plot.curves(out / "adaserve_ablation.png", panels, rates, label, percent)
+    panels = {
+        TITLES[model]: {
+            name: {100 * float(x): point for x, point in points.items()} for name, points in systems.items()
+        }
+        for model, systems in simulated["by_share"].items()
+    }
+    plot.curves(out / "adaserve_strict.png", panels, "strict requests, %", label, percent)
+    panels = {TITLES["llama-2-70b"]: simulated["stricter"]}
+    plot.curves(out / "adaserve_stricter.png", panels, "SLO / baseline latency", label, percent)
