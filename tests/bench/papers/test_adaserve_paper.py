@@ -91,7 +91,7 @@ def test_requests_have_the_requested_categories():
 def test_max_tokens_does_not_tell_the_length():
     lengths = capped(table(900, 200), CONTEXT)
     rng = np.random.default_rng(0)
-    work, _ = Categories((lengths,) * 3, (1, 1, 1)).workload(arrivals.burst(200), MIX, rng)
+    work, _ = Categories((lengths, lengths, lengths), (1, 1, 1)).workload(arrivals.burst(200), MIX, rng)
     assert work.max_tokens is not None
     assert (work.input + work.max_tokens <= CONTEXT).all() and (work.max_tokens >= work.output).all()
     assert (work.max_tokens > 1.5 * work.output).mean() > 0.9
@@ -167,24 +167,34 @@ def test_requests_are_the_same_for_all_systems_and_differ_by_seed(data):
     assert stricter.tpot[kind == 0] == pytest.approx(0.5 * work.tpot[kind == 0])
 
 
-def served(first_token: list[float], finished: list[float], output: list[int], tpot: float = 1.0) -> Served:
+def served(first_token: list[float], finished: list[float], output: list[int], last: float = 20.0) -> Served:
+    """Requests with a TPOT SLO of one second; the first arrive at 0, the last one at `last`."""
     n = len(output)
-    work = Workload(np.zeros(n), np.ones(n, int), np.array(output), np.full(n, np.nan), np.full(n, tpot))
+    arrival = np.array([0.0] * (n - 1) + [last])
+    work = Workload(arrival, np.ones(n, int), np.array(output), np.full(n, np.nan), np.ones(n))
     none = np.zeros(n, int)
     return Served(work, np.zeros(n), np.array(first_token), np.array(finished), none, none, none, none, 1, 0, 1.0)
 
 
 def test_answers_of_one_token_do_not_count():
-    found = cases.summary([served([1, 1, 1], [1, 5, 20], [1, 5, 11])], [np.array([0, 0, 1])])
+    found = cases.summary([served([1, 1, 1, 20], [1, 5, 20, 20], [1, 5, 11, 1])], [np.array([0, 0, 1, 0])])
     assert (found["attainment"], found["strict"], found["moderate"], found["relaxed"]) == (0.5, 1.0, 0.0, None)
-    assert found["goodput"] == pytest.approx(5 / 20) and found["throughput"] == pytest.approx(17 / 20)
+    assert found["goodput"] == pytest.approx(5 / 20) and found["throughput"] == pytest.approx(18 / 20)
+
+
+def test_tokens_after_the_last_arrival_do_not_count():
+    times = np.array([1.0, 1.0, 9.0, 11.0, 4.0]), np.array([11.0, 8.0, 11.0, 20.0, 4.0])
+    output = np.array([11, 8, 3, 100, 1])
+    assert cases.generated(*times, output, 10.0).tolist() == [10, 8, 2, 0, 1]
+    whole, cut = (cases.summary([served([1, 10], [100, 10], [100, 1], last)], [np.zeros(2, int)]) for last in (100, 10))
+    assert whole["goodput"] == pytest.approx(1.0) and cut["goodput"] == pytest.approx(1.0)
 
 
 def test_separate_pipelines_have_a_machine_each_and_their_goodput_is_per_machine():
-    halves = [served([1], [5], [5]), served([1], [10], [6])]
-    found = cases.summary(halves, [np.array([0]), np.array([1])], machines=2)
-    assert found["goodput"] == pytest.approx((5 / 10) / 2) and found["attainment"] == 0.5
-    assert found["ttft"] == 1.0
+    halves = [served([1, 20], [5, 20], [5, 1]), served([1, 20], [10, 20], [6, 1])]
+    found = cases.summary(halves, [np.array([0, 0]), np.array([1, 1])], machines=2)
+    assert found["goodput"] == pytest.approx((5 / 20) / 2) and found["throughput"] == pytest.approx((13 / 20) / 2)
+    assert found["attainment"] == 0.5 and found["ttft"] == 0.5
 
 
 def test_separate_pipelines_relieve_strict_requests_of_long_prompts(data):

@@ -92,6 +92,7 @@ def summary(parts: Sequence[Served], kinds: Sequence[np.ndarray], machines: int 
     """SLO attainment overall and per category, goodput and throughput in tokens/s per machine, mean TTFT in seconds,
     accepted (bonus token included) and drafted tokens per verification.
 
+    Tokens count that are generated until the last arrival: after it one long answer would decide about the rates.
     Requests with one output token have no TPOT: they count neither for attainment nor for goodput.
     """
     every = lambda column: np.concatenate([column(served) for served in parts])  # noqa: E731
@@ -99,15 +100,24 @@ def summary(parts: Sequence[Served], kinds: Sequence[np.ndarray], machines: int 
     timed = output > 1
     share = lambda rows: float(met[rows & timed].mean()) if (rows & timed).any() else None  # noqa: E731
     begun = min(float(s.workload.arrival[0]) for s in parts)
-    seconds = machines * (max(float(s.finished.max()) for s in parts) - begun)
+    end = max(float(s.workload.arrival[-1]) for s in parts)
+    tokens = generated(every(lambda s: s.first_token), every(lambda s: s.finished), output, end)
+    seconds = machines * (end - begun)
     rounds = max(1, sum(int(s.rounds.sum()) for s in parts))
     return {
         "attainment": share(timed), **{name: share(kind == k) for k, name in enumerate(NAMES)},
-        "goodput": float(output[met & timed].sum()) / seconds, "throughput": float(output.sum()) / seconds,
+        "goodput": float(tokens[met & timed].sum()) / seconds, "throughput": float(tokens.sum()) / seconds,
         "ttft": float(every(lambda s: s.first_token - s.workload.arrival).mean()),
         "accepted": 1 + sum(float(s.accepted.sum()) for s in parts) / rounds,
         "drafted": sum(float(s.drafted.sum()) for s in parts) / rounds,
     }  # fmt: skip
+
+
+def generated(first_token: np.ndarray, finished: np.ndarray, output: np.ndarray, end: float) -> np.ndarray:
+    """Tokens of each request until the time `end`, evenly spread from its first token to its last; all `[requests]`."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.nan_to_num(np.clip((end - first_token) / (finished - first_token), 0, 1), nan=1.0)
+    return np.where(first_token <= end, 1 + (output - 1) * share, 0)
 
 
 def breakdown(data: Data, case: Case) -> dict[str, float]:

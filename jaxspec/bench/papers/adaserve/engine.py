@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxspec.bench import BenchError, options, prompts
+from jaxspec.bench.papers.adaserve.cases import generated
 from jaxspec.bench.papers.adaserve.requests import MIX, Categories, capped
 from jaxspec.bench.papers.adaserve.systems import BASELINES, GLOBAL, INCREMENTAL, OURS, PAPER, SEPARATE, SYSTEMS
 from jaxspec.bench.papers.estimates import Estimate, estimate, ratio
@@ -201,15 +203,17 @@ def gains(values: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, dict
 
 
 def summary(metrics: Sequence[RequestMetrics], work: Workload) -> dict[str, float]:
-    """One turn's metrics: tokens/s, and mean TTFT in seconds. Requests with one output token count for neither SLO
-    attainment nor goodput."""
+    """One turn's metrics: tokens/s until the last arrival, and mean TTFT in seconds. Requests with one output token
+    count for neither SLO attainment nor goodput."""
     assert work.tpot is not None
     known = np.array([m.tpot is not None for m in metrics])
     met = np.array([m.tpot is not None and m.tpot <= slo for m, slo in zip(metrics, work.tpot.tolist(), strict=True)])
-    seconds = max(m.finished or 0.0 for m in metrics) - min(m.arrival for m in metrics)
-    output = np.array([m.output_tokens for m in metrics])
+    arrival, output = np.array([m.arrival for m in metrics]), np.array([m.output_tokens for m in metrics])
+    first = arrival + np.array([inf if m.ttft is None else m.ttft for m in metrics])
+    tokens = generated(first, np.array([m.finished or inf for m in metrics]), output, arrival.max())
+    seconds = max(arrival.max() - arrival.min(), 1e-9)
     return {
-        "attainment": float(met[known].mean()) if known.any() else 0.0, "goodput": float(output[met].sum()) / seconds,
-        "throughput": float(output.sum()) / seconds,
+        "attainment": float(met[known].mean()) if known.any() else 0.0, "goodput": float(tokens[met].sum()) / seconds,
+        "throughput": float(tokens.sum()) / seconds,
         "ttft": float(np.mean([m.ttft for m in metrics if m.ttft is not None])),
     }  # fmt: skip
