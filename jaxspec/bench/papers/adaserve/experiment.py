@@ -79,14 +79,14 @@ class Size:
 
 
 FULL = Size(
-    5, 3, {SMALL: (0.5, 1, 1.9, 3, 4), MIDDLE: (0.5, 1, 1.9, 3, 4), LARGE: (0.5, 1, 2, 3, 4)},
+    5, 3, {SMALL: (0.5, 1, 1.9, 3, 5), MIDDLE: (0.5, 1, 1.9, 3, 5), LARGE: (0.5, 1, 2, 3.5, 5)},
     (0.0, 0.3, 0.6, 1.0), (1.0, 0.9, 0.8, 0.7, 0.6, 0.5),
-    ((0.36, 0.1), FITTED, (0.44, 0.1), (0.4, 0.05), (0.4, 0.15), FORMER),
-    {SMALL: (1.9, 3), LARGE: (1, 2)}, {SMALL: (4, 6, 8), LARGE: (2, 3, 4)},
+    ((0.38, 0.15), (0.4, 0.1), FITTED, (0.42, 0.05), (0.46, 0.15), FORMER),
+    {SMALL: (1.9, 3), LARGE: (1, 3.5)}, {SMALL: (4, 6, 8), LARGE: (2, 3, 4)},
 )  # fmt: skip
 QUICK = Size(
     2, 1, {model: (rate, 2 * rate) for model, rate in FIXED.items()}, (1.0,), (0.8, 0.6), (FITTED,),
-    {LARGE: (1,)}, {LARGE: (3,)},
+    {LARGE: (2,)}, {LARGE: (3,)},
 )  # fmt: skip
 
 
@@ -187,9 +187,9 @@ def _grid(size: Size, first: int, own: Sequence[str]) -> dict[str, list[Case]]:
     changed = PAPER, OUTSIDE, UNCALIBRATED, OURS, KNOWN, BLIND, UNPACED
     for model, rates in size.varied.items():
         grid[f"{model}, variants"] = cross(changed, model, rates, fewer)
-        grid[f"drafter with {FORMER[0]}, {model}"] = cross(compared, model, rates, fewer, first=FORMER)
+        grid[f"drafter with {FORMER[0]}, {report.TITLES[model]}"] = cross(compared, model, rates, fewer, first=FORMER)
     for model, rates in size.alpaca.items():
-        grid[f"answers of Alpaca, {model}"] = cross(compared, model, rates, fewer, short=ALPACA)
+        grid[f"answers of Alpaca, {report.TITLES[model]}"] = cross(compared, model, rates, fewer, short=ALPACA)
     return grid
 
 

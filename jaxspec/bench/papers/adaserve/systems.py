@@ -61,7 +61,7 @@ STRATEGIES, TREE_POLICIES = (FCFS, STTA, SEPARATE), (EQUAL, GLOBAL)
 #: Chance that the drafter's first candidate is accepted, mean and standard deviation over requests: fitted to Fig. 10,
 #: the paper's only figure that shows it (the page has the table). FORMER: what a drafter of 68 million parameters has
 #: on chat prompts by SpecInfer's Table 2, a little more for 160 million.
-FITTED, FORMER = (0.4, 0.1), (0.66, 0.1)
+FITTED, FORMER = (0.42, 0.15), (0.66, 0.1)
 #: `max_num_seqs`.
 CONCURRENCY = 256
 #: Token budgets: of steps that also decode, Sarathi-Serve's value for strict SLOs; of prefill-only steps, the engine's
