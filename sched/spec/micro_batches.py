@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from jaxspec.sched.plan import ScheduledRequest
@@ -60,23 +60,36 @@ class Timeline:
 def seconds(count: int, loads: Sequence[DrafterLoad], others: int, step: Callable[[int], float]) -> float:
     """Seconds of a step in `count` micro-batches.
 
-    The requests of each drafter on its own device are spread evenly. All others are in the first micro-batch: those of
-    drafters on the target's device, and `others` tokens of requests without drafts. `step`: tokens -> seconds of a
-    step.
+    The requests of drafters on their own devices are spread evenly (`shares`). All others are in the first micro-batch:
+    those of drafters on the target's device, and `others` tokens of requests without drafts. `step`: tokens -> seconds
+    of a step.
     """
     timeline = Timeline()
-    left = [load.requests for load in loads]
-    for batch in range(count):
-        sizes = [ceil(n / (count - batch)) if load.own_device else n for load, n in zip(loads, left, strict=True)]
-        left = [n - size for n, size in zip(left, sizes, strict=True)]
-        shares = [(load, n) for load, n in zip(loads, sizes, strict=True) if n]
-        tokens = round(sum(n * (1 + load.drafts) for load, n in shares)) + (others if batch == 0 else 0)
+    for batch, sizes in enumerate(shares([(load.requests, load.own_device) for load in loads], count)):
+        present = [(load, n) for load, n in zip(loads, sizes, strict=True) if n]
+        tokens = round(sum(n * (1 + load.drafts) for load, n in present)) + (others if batch == 0 else 0)
         timeline.add(
-            [load.round(n) for load, n in shares if load.own_device],
-            [load.round(n) for load, n in shares if not load.own_device],
+            [load.round(n) for load, n in present if load.own_device],
+            [load.round(n) for load, n in present if not load.own_device],
             step(tokens) if tokens else 0.0,
         )
     return timeline.verified
+
+
+def shares(groups: Iterable[tuple[int, bool]], count: int) -> list[list[int]]:
+    """The requests of each drafter in each of `count` micro-batches, from its (requests, whether on its own device).
+
+    Those on the target's device are all in the first. Of the others each drafter's requests are spread evenly, and so
+    are all together: requests left over go to the micro-batches in turn.
+    """
+    sizes: list[list[int]] = [[] for _ in range(count)]
+    turn = 0
+    for requests, own_device in groups:
+        even, left = divmod(requests, count) if own_device else (0, 0)
+        for batch in range(count):
+            sizes[batch].append(even + ((batch - turn) % count < left) if own_device else requests * (batch == 0))
+        turn += left
+    return sizes
 
 
 def best(loads: Sequence[DrafterLoad], others: int, step: Callable[[int], float]) -> int:
@@ -101,7 +114,7 @@ def split(
 ) -> list[list[ScheduledRequest]]:
     """Split a step into at most `count` micro-batches; None: as many as `best` finds.
 
-    The requests of each drafter on its own device are spread evenly, so there are no more micro-batches than the
+    The requests of drafters on their own devices are spread evenly (`shares`). There are no more micro-batches than the
     largest of these has requests: one without any, because on one device nothing overlaps. All other requests are in
     the first. No micro-batch is empty, except the only one of an empty step.
     """
@@ -120,9 +133,11 @@ def split(
         count = best(loads, sum(s.count for s in batches[0]), speculator.step_times.of)
     count = min(count, max(map(len, spread.values())))
     batches += [[] for _ in range(count - 1)]
-    for drafter, group in by_drafter.items():
-        for i, s in enumerate(group):
-            batches[i * count // len(group) if drafter in spread else 0].append(s)
+    sizes = shares([(len(group), drafter in spread) for drafter, group in by_drafter.items()], count)
+    for number, group in enumerate(by_drafter.values()):
+        rest = iter(group)
+        for batch, own in zip(batches, sizes, strict=True):
+            batch += islice(rest, own[number])
     return [batch for batch in batches if batch]
 
 

@@ -13,7 +13,7 @@ from helpers.fake_drafter import Fake
 from jaxspec.sched.plan import Plan, ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.spec.draft_room import DraftRoom
-from jaxspec.sched.spec.micro_batches import MAX_MICRO_BATCHES, DrafterLoad, Timeline, best, seconds, split
+from jaxspec.sched.spec.micro_batches import MAX_MICRO_BATCHES, DrafterLoad, Timeline, best, seconds, shares, split
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.sched.spec.trees.global_greedy import GlobalGreedy
 from jaxspec.sched.spec.trees.policy import TreePolicy
@@ -136,6 +136,25 @@ def test_requests_of_a_drafter_on_the_targets_device_stay_together() -> None:
     speculator.drafter_of = lambda request, requests: 0 if request.id < "4" else 1  # type: ignore[method-assign]
     found = split(scheduled, speculator, 2)
     assert [[s.request.id for s in part] for part in found] == [list("014567"), list("23")]
+
+
+def test_single_requests_of_several_drafters_are_spread_over_the_micro_batches() -> None:
+    apart = [Apart(f"far {i}", 100 * i, 1e-3, list("0123456")) for i in range(4)]
+    speculator, scheduled = prepared(apart, 7, GlobalGreedy())
+    of = {"0": 0, "1": 0, "2": 0, "3": 1, "4": 1, "5": 2, "6": 3}
+    speculator.drafter_of = lambda request, requests: of[request.id]  # type: ignore[method-assign]
+    found = split(scheduled, speculator, 2)
+    assert [[s.request.id for s in part] for part in found] == [list("0136"), list("245")]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=5), st.integers(1, 8))
+def test_shares_are_even_for_each_drafter_and_together(groups: list[tuple[int, bool]], count: int) -> None:
+    found = shares(groups, count)
+    own = [sum(n for n, (_, apart) in zip(batch, groups, strict=True) if apart) for batch in found]
+    assert max(own) - min(own) <= 1
+    for (requests, apart), sizes in zip(groups, zip(*found, strict=True), strict=True):
+        assert sum(sizes) == requests
+        assert max(sizes) - min(sizes) <= 1 if apart else sizes == (requests, *[0] * (count - 1))
 
 
 @pytest.mark.parametrize("nodes", [None, 8])
