@@ -13,7 +13,6 @@ from typing import Any
 
 from helpers.paths import GOLDEN
 from jaxspec import LLM
-from jaxspec.bench.papers.spin import simulation as spin_simulation
 from jaxspec.config import parse_overrides
 from jaxspec.predict.sentence_encoder import SentenceEncoder
 
@@ -46,9 +45,8 @@ LAPS_SD_GRIDS = {
 }  # fmt: skip
 LAPS_SD_ESTIMATES = {"ALONE": 12, "MANY": 8, "SETTLING": 4}
 _ONE_SPIN = {
-    "LLMS": {"as measured": (spin_simulation.LLM,), "roofline": (spin_simulation.LLM,)},
-    "CHOSEN_FOR": (spin_simulation.LLM,), "BATCHES": (1, 16), "PARTS": (1, 2, None), "CROWDS": (8,),
-    "RESIDUALS": (0.3,), "ANSWERS": (20,), "LBSS_SETTINGS": ({"exploration": 2, "chunk": 1},),
+    "OTHERS": {}, "BATCHES": (1, 16), "PARTS": (1, 2, None), "CROWDS": (8,), "LOADS": (1.0,), "ANSWERS": (20,),
+    "VARIATIONS": {"as fitted": {}}, "SET": {},
 }  # fmt: skip
 _PAPERS = "jaxspec.bench.papers"
 
@@ -133,8 +131,7 @@ RUNS = (
         with_=("--verification",)),
     Run("jaxspec.bench paper spin", " --model {model}" + _FEWER + _PIPELINE,
         with_=("--pipeline",)),
-    Run("jaxspec.bench paper spin", " --jobs 4",
-        constants=_constants("spin.simulation spin.simulation_report", _ONE_SPIN)),
+    Run("jaxspec.bench paper spin", " --jobs 4 --seeds 2" + _HERE, constants=_constants("spin.simulation", _ONE_SPIN)),
     Run("jaxspec.draft.distill", " --set target={model} --set steps=2 --set every=2 --set longest=64 --set batch=2"),
     Run("jaxspec.train_predictor.collect", _TINY + " --max-tokens 16"),
     Run("jaxspec.train_predictor", _TRAIN),

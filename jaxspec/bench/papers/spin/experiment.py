@@ -7,23 +7,20 @@ plots, and a page with tables next to the paper's numbers.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from jaxspec.bench import BenchError, options
 from jaxspec.bench.papers import page
-from jaxspec.bench.papers.headlines import Headline
 from jaxspec.bench.papers.page import File
+from jaxspec.bench.papers.runs import Runs
 from jaxspec.bench.papers.spin import engine as spin_engine
 from jaxspec.bench.papers.spin import pipeline as spin_pipeline
-from jaxspec.bench.papers.spin import simulation as spin_simulation
-from jaxspec.bench.papers.spin.report import draw, sections
+from jaxspec.bench.papers.spin import report
 from jaxspec.bench.papers.spin.requests import UNKNOWN
+from jaxspec.bench.papers.spin.simulation import read_datasets, simulated
 from jaxspec.errors import explained
-from jaxspec.progress import progress
 
-TITLE = "SPIN"
+TITLE, headlines = "SPIN", report.headlines
 FILES = {
     "alpaca": File("prompts/alpaca.jsonl", "JSONL", "Alpaca"),
     "chat": File("prompts/chatgpt_prompts.jsonl", "JSONL", "ChatGPT prompts (CP); answers may be missing"),
@@ -32,10 +29,6 @@ FILES = {
     "code": File("prompts/mbpp.jsonl", "JSONL", "code (engine)"),
     "maths": File("prompts/gsm8k.jsonl", "JSONL", "maths (engine)"),
 }
-
-
-def headlines(kept: Mapping[str, Any]) -> list[Headline]:
-    return []
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,14 +77,10 @@ def run(args: argparse.Namespace) -> None:
 
         kind, numbers = "verification", verification(args)
     else:
-        kind, numbers = "simulated", simulated(args)
-    draw(Path(args.out), page.publish(args, "spin", TITLE, kind, numbers, sections))
-
-
-def simulated(args: argparse.Namespace) -> dict[str, Any]:
-    """Run all simulated experiments. Raises `BenchError` naming a missing option or a file that cannot be read."""
-    try:
-        with progress("runs", spin_simulation.points()) as advance:
-            return spin_simulation.simulate(args, advance)
-    except (OSError, ValueError) as error:
-        raise BenchError(explained(error)) from None
+        try:
+            datasets = read_datasets(args)
+        except (OSError, ValueError) as error:
+            raise BenchError(explained(error)) from None
+        runs = Runs(Path(args.keep) / f"{args.paper}.jsonl", args.processes)
+        kind, numbers = "simulated", simulated(args, runs, datasets)
+    report.draw(Path(args.out), page.publish(args, "spin", TITLE, kind, numbers, report.sections))

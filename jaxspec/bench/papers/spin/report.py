@@ -9,15 +9,24 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench import plot
+from jaxspec.bench.papers.estimates import Estimate, ratio
+from jaxspec.bench.papers.headlines import Headline, table
 from jaxspec.bench.papers.spin import simulation_report as spin_simulation_page
 from jaxspec.bench.papers.spin import verification_report as spin_verification_page
 from jaxspec.bench.papers.spin.engine import CHOICES, KINDS, NONE, ORACLE
-from jaxspec.bench.table import TIMES, each, markdown, median, spread, walk
+from jaxspec.bench.papers.spin.pipeline import APART
+from jaxspec.bench.papers.spin.systems import EPSILON_WRITTEN, GREEDY, SPIN
+from jaxspec.bench.papers.spin.times import LLM
+from jaxspec.bench.table import TIMES, at, each, markdown, median, spread, walk
+
+#: Abstract; §VI-B2: 65.31 accepted tokens per second, 32.21 with greedy and 43.78 with ε-greedy; §VI-B3; §VI-B4.
+PAPER_ALL, PAPER_GREEDY, PAPER_EPSILON = 2.28, 65.31 / 32.21, 65.31 / 43.78
+PAPER_VERIFICATION, PAPER_PIPELINE = 529.21 / 335.46, 1.29
 
 
 def sections(kept: Mapping[str, Any]) -> dict[str, str]:
     """The page's tables by name, for the experiments that have been run."""
-    out = {}
+    out = {"headlines": table(headlines(kept))}
     if engine := kept.get("engine"):
         out["engine"] = engine_section(engine)
         if engine["batches"]:
@@ -29,6 +38,56 @@ def sections(kept: Mapping[str, Any]) -> dict[str, str]:
     if verification := kept.get("verification"):
         out |= spin_verification_page.sections(verification)
     return out
+
+
+#: Why a headline is missed; the page's table of variations shows what changes it.
+BECAUSE: Mapping[str, str] = {}
+
+
+def headlines(kept: Mapping[str, Any]) -> list[Headline]:
+    """Abstract, Fig. 11, 12 and 13."""
+    simulated, systems = kept.get("simulated"), at(kept, "engine", "systems") or {}
+    choices = at(simulated, "selection", LLM, "alpaca")
+    parts, gain = spin_simulation_page.best_parts(simulated["pipeline"]) if simulated else ("best", None)
+    speed = {name: own["goodput"] for name, own in systems.items()}
+    rivals = {GREEDY: "greedy", EPSILON_WRITTEN: "epsilon_greedy"}
+    chosen = [
+        Headline(
+            f"LBSS relative to {name}, accepted tokens/s, Alpaca (Fig. 11)", paper, at(choices, name, "gain"),
+            ratio(speed["lbss"], speed[rival]) if speed else None, because=BECAUSE.get(name, ""),
+        )
+        for (name, rival), paper in zip(rivals.items(), (PAPER_GREEDY, PAPER_EPSILON), strict=True)
+    ]  # fmt: skip
+    return [
+        Headline(
+            "SPIN relative to the mean single draft model, accepted tokens/s, all data sets (Fig. 10)", PAPER_ALL,
+            at(simulated, "goodput", LLM, "all", SPIN, "by mean"), because=BECAUSE.get(SPIN, ""),
+        ),
+        *chosen,
+        Headline(
+            "verification of 16 Alpaca requests, padded / packed (Fig. 12; simulated times are fitted to it)",
+            PAPER_VERIFICATION, at(simulated, "verification", "alpaca", "gain", "16"),
+            packing(kept["verification"]) if "verification" in kept else None, because=BECAUSE.get("packing", ""),
+        ),
+        Headline(
+            f"pipeline, {parts} micro-batches relative to one, Alpaca (Fig. 13)", PAPER_PIPELINE, gain,
+            splitting(kept["pipeline"]) if "pipeline" in kept else None, because=BECAUSE.get("pipeline", ""),
+        ),
+    ]  # fmt: skip
+
+
+def packing(verification: Mapping[str, Any]) -> Estimate | None:
+    """Padded by packed milliseconds of 16 Alpaca requests on this machine, over the batches."""
+    batches = at(verification, "points", "Alpaca", "16")
+    ways = spin_verification_page.PADDED, spin_verification_page.PACKED
+    return batches and ratio(*([batch["ms"][way] for batch in batches] for way in ways))
+
+
+def splitting(pipeline: Mapping[str, Any]) -> Estimate | None:
+    """Tokens per second on the engine with as many micro-batches as the heuristic finds, relative to one."""
+    own = pipeline["places"].get(APART, {})
+    speeds = [[turn["tokens_per_s"] for turn in own.get(name, ())] for name in ("heuristic", "1")]
+    return ratio(*speeds)
 
 
 def best_alone(engine: Mapping[str, Any]) -> str:

@@ -1,67 +1,82 @@
-"""SPIN's experiments in the simulator: goodput (Fig. 10), draft choice (Fig. 11), verification (Fig. 4 and 12),
-pipeline (Fig. 13), and their dependence on the assumptions."""
+"""SPIN's experiments in the simulator: draft models (Fig. 2 and 3), verification (Fig. 4 and 12), goodput (Fig. 10),
+draft choice (Fig. 11), pipeline (Fig. 13), arrivals over time, and what the results depend on."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxspec.bench.papers.spin import systems
-from jaxspec.bench.papers.spin.difficulty import EASE, SSMS, WINDOW, Dataset, accepted
-from jaxspec.bench.papers.spin.oracle import Heard
+from jaxspec.bench.papers.estimates import Estimate, estimate, ratio
+from jaxspec.bench.papers.runs import Result, Runs
+from jaxspec.bench.papers.spin import cases, fit
+from jaxspec.bench.papers.spin.cases import LONG, THREE, Alone, Case, Data
+from jaxspec.bench.papers.spin.difficulty import FITTED, SSMS, WINDOW, Dataset, accepted
 from jaxspec.bench.papers.spin.systems import (
-    AS_MEASURED,
-    CALIBRATIONS,
+    ALL,
     CHOICES,
     CONCURRENCY,
+    EPSILON_WRITTEN,
+    FLOWING,
+    GREEDY,
+    LEARNED,
+    ORACLE,
+    OURS,
+    PARTS,
+    SET,
+    SPIN,
+    STEPS,
     SYSTEMS,
+    TOGETHER,
+    UNPIPED,
     VANILLA,
-    Costs,
+    WAYS,
     System,
 )
-from jaxspec.sched.sim.cost import LLAMA_V100, Cost, StepLoad
+from jaxspec.bench.papers.spin.times import (
+    AS_MEASURED,
+    FAST_DRAFTS,
+    FROM_SHEETS,
+    LLM,
+    MEASURED,
+    SLOW_DRAFTS,
+)
+from jaxspec.bench.papers.variants import Variants
 from jaxspec.sched.sim.workload import CHARACTERS_PER_TOKEN, Lengths, no_turns, read_lengths
 
-LLM = "llama-7b"
-#: Target models of Fig. 10 by calibration, and of Fig. 11.
-LLMS: Mapping[str, Sequence[str]] = {"as measured": tuple(LLAMA_V100), "roofline": (LLM,)}
-CHOSEN_FOR = (LLM, "llama-30b")
+SEEDS, QUICK = 5, 2
 #: Longest answer, in tokens.
 LONGEST = 512
+#: Target models and times of Fig. 10 other than LLaMA-7B's as measured, and the data sets that they are run on.
+OTHERS: Mapping[str, tuple[str, str]] = {
+    "llama-13b": ("llama-13b", MEASURED), "llama-30b": ("llama-30b", MEASURED),
+    f"{LLM}, {FROM_SHEETS}": (LLM, FROM_SHEETS),
+}  # fmt: skip
+PUBLISHED_FOR = ("alpaca", "cp")
 #: Fig. 4 and 12: batch sizes.
-BATCHES = (1, 2, 4, 8, 16, 32)
-PADDING = {"padded": True, "packed": False}
-#: Fig. 13: micro-batches (None: as many as the heuristic finds), and requests at once. Nine micro-batches need nine
-#: requests on one draft model, so the paper's batch size must have exceeded the 8 of Fig. 10.
-PARTS, CROWDS = (1, 2, 3, 4, 5, 7, 9, None), (8, 32)
-#: Standard deviations of the residual of a request's rates, in logits.
-RESIDUALS = (0.0, 0.3, 0.6, 1.0, 1.5, 2.5)
-ORACLES = {name: CHOICES[name] for name in (systems.ORACLE, systems.TOGETHER)}
-#: Output lengths in tokens, and settings of LBSS to compare.
-ANSWERS = (50, 150, 500)
-LBSS_SETTINGS: Sequence[Mapping[str, Any]] = (
-    {"exploration": 2, "chunk": 2},
-    {"exploration": 2, "chunk": 2, "prior_epoch": 1},
-    {"exploration": 2, "chunk": 2, "prior": False},
-    {"exploration": 12, "chunk": 4},
-    {"exploration": 6, "chunk": 2},
-    {"exploration": 6, "chunk": 2, "prior": False},
-    {"exploration": 2, "chunk": 1},
-    {"exploration": 2, "chunk": 1, "prior": False},
-    {"exploration": 1, "chunk": 1},
-    {"exploration": 1, "chunk": 1, "prior": False},
-    {"exploration": 1, "chunk": 1, "prior_slots": 1.0},
-    {"exploration": 1, "chunk": 1, "prior_slots": 16.0},
-)
-
-Point = dict[str, float]
-Advance = Callable[[], None]
+BATCHES: Sequence[int] = (1, 2, 4, 8, 16, 32)
+#: Fig. 13: requests at once. Nine micro-batches need nine requests on one draft model, so the paper's batch size must
+#: have exceeded the 8 of Fig. 10.
+CROWDS: Sequence[int] = (8, 32)
+#: Micro-batches with --quick.
+FEW_PARTS = (1, 2, 4, None)
+#: Arrival rates, relative to the requests per second that the mean single draft model serves.
+LOADS: Sequence[float] = (0.5, 0.8, 1.0, 1.3, 1.6, 2.0, 2.5)
+#: Output lengths in tokens for which settings of LBSS are compared.
+ANSWERS: Sequence[int] = (50, 200)
+#: What a result may depend on: residual of a request's rates in logits, requests at once, times.
+AS_FITTED, BATCH_32 = "as fitted", "32 requests at once"
+VARIATIONS: Mapping[str, Mapping[str, Any]] = {
+    AS_FITTED: {}, "no residual": {"residual": 0.0}, "residual σ = 1.5": {"residual": 1.5},
+    "residual σ = 2.5": {"residual": 2.5}, SLOW_DRAFTS: {"times": SLOW_DRAFTS}, FAST_DRAFTS: {"times": FAST_DRAFTS},
+    "answers of 500 tokens": {"output": 500},
+}  # fmt: skip
+COMPARED = (*VANILLA, GREEDY, EPSILON_WRITTEN, LEARNED, ORACLE, TOGETHER, UNPIPED, SPIN)
 
 
 def read_datasets(args: argparse.Namespace) -> dict[str, Dataset]:
@@ -72,8 +87,8 @@ def read_datasets(args: argparse.Namespace) -> dict[str, Dataset]:
     cp = replace(answers, input=np.resize(prompts(args.chat), len(answers)))
     one = {"alpaca": alpaca, "cp": cp, "cip": chatbot}
     return {
-        **{name: Dataset([lengths], [EASE[name]]) for name, lengths in one.items()},
-        "mix": Dataset([*one.values()], [EASE[name] for name in one]),
+        **{name: Dataset([lengths], [FITTED.ease[name]]) for name, lengths in one.items()},
+        "mix": Dataset([*one.values()], [FITTED.ease[name] for name in one]),
     }
 
 
@@ -90,163 +105,230 @@ def capped(table: Lengths) -> Lengths:
     return replace(table, output=np.minimum(table.output, LONGEST))
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """Runs systems on the same requests."""
-
-    jobs: int
-    seeds: Sequence[int]
-    advance: Advance
-
-    def point(
-        self, system: System, data: Dataset, costs: Costs = AS_MEASURED, llm: str = LLM, concurrency: int = CONCURRENCY
-    ) -> Point:  # fmt: skip
-        """Metrics of a system, means over the seeds: `goodput`'s, accepted tokens per verification (`round`), and all
-        tokens per second of the slots' own time (`own`, see `Heard`)."""
-        found = []
-        for seed in self.seeds:
-            requests = data.requests(max(self.jobs, 6 * concurrency), seed)
-            run = systems.simulation(system, costs, llm, requests, seed, concurrency)
-            heard = None
-            if run.speculator is not None and run.speculator.choice is not None:
-                heard = run.speculator.choice = Heard(run.speculator.choice)
-            served = run.run()
-            own = {"own": concurrency * heard.tokens / heard.seconds} if heard else {}
-            rounds = max(1, int(served.rounds.sum()))
-            found.append({**systems.goodput(served), "round": float(served.accepted.sum()) / rounds, **own})
-        self.advance()
-        return {key: float(np.mean([one[key] for one in found])) for key in found[0]}
-
-    def each(self, systems: Mapping[str, System], data: Dataset, *where: Any) -> dict[str, Point]:
-        return {name: self.point(system, data, *where) for name, system in systems.items()}
+def simulated(args: argparse.Namespace, runs: Runs, datasets: Mapping[str, Dataset]) -> dict[str, Any]:
+    """Run all simulated experiments: estimates over the seeds."""
+    return Experiment(args, runs, datasets).measure()
 
 
-def simulate(args: argparse.Namespace, advance: Advance = lambda: None) -> dict[str, Any]:
-    """The numbers of all experiments; calls `advance` once per run (`points()` in total). Raises OSError or ValueError
-    if the data cannot be read."""
-    data = read_datasets(args)
-    bench = Bench(args.jobs, range(args.seed, args.seed + (args.seeds or 1)), advance)
-    return {
-        "jobs": args.jobs, "repeats": len(bench.seeds), "window": WINDOW,
-        "lengths": {name: [float(np.mean([t.input.mean() for t in own.lengths])),
-                           float(np.mean([t.output.mean() for t in own.lengths]))] for name, own in data.items()},
-        "facts": {name: facts(own) for name, own in data.items()},
-        "goodput": {kind: {llm: {name: bench.each(SYSTEMS, own, CALIBRATIONS[kind], llm) for name, own in data.items()}
-                           for llm in llms} for kind, llms in LLMS.items()},
-        "selection": {llm: {name: bench.each(CHOICES, own, AS_MEASURED, llm) for name, own in data.items()}
-                      for llm in CHOSEN_FOR},
-        "verification": {name: verification(bench, own, AS_MEASURED) for name, own in data.items()},
-        "speedup": {kind: speedup(bench, data["alpaca"], costs) for kind, costs in CALIBRATIONS.items()},
-        "pipeline": {str(concurrency): {name: pipeline(bench, data[name], concurrency) for name in ("alpaca", "cp")}
-                     for concurrency in CROWDS},
-        "residual": {str(s): residual(bench, data["alpaca"].differing(s)) for s in RESIDUALS},
-        "settings": {str(n): settings(bench, data["alpaca"].writing(n)) for n in ANSWERS},
-    }  # fmt: skip
+class Experiment:
+    """The simulations of one run of the command."""
+
+    def __init__(self, args: argparse.Namespace, runs: Runs, datasets: Mapping[str, Dataset]) -> None:
+        variants = Variants.of(args)
+        presets = variants.apply({name: system.preset for name, system in ALL.items()})
+        own = {name: System(presets[name], padded=False, micro_batches=None) for name in variants.systems}
+        systems = {name: replace(one, preset=presets[name]) for name, one in ALL.items()} | own
+        #: The systems of Fig. 10, with the user's.
+        self._systems = (*SYSTEMS, *own)
+        self._runs, self._data = runs, Data(systems, datasets, variants)
+        self._jobs, self._quick = args.jobs, args.quick
+        self._seeds = range(args.seed, args.seed + (args.seeds or (QUICK if args.quick else SEEDS)))
+        self._found: dict[Case, Result] = {}
+
+    def measure(self) -> dict[str, Any]:
+        names = PUBLISHED_FOR if self._quick else tuple(self._data.datasets)
+        sizes = (1, 16) if self._quick else BATCHES
+        return {
+            "jobs": self._jobs, "seeds": len(self._seeds), "window": WINDOW,
+            "lengths": {name: [float(np.mean([t.input.mean() for t in own.lengths])),
+                               float(np.mean([t.output.mean() for t in own.lengths]))]
+                        for name, own in self._data.datasets.items()},
+            "models": {name: models(own) for name, own in self._data.datasets.items()},
+            "fit": {name: fit.Scene(name, 1000).published(FITTED)[0] for name in fit.PUBLISHED},
+            "three": self._three(), "goodput": self._goodput(names), "selection": self._selection(names),
+            "verification": self._verification(names, sizes), "speedup": self._speedup(sizes),
+            "pipeline": self._pipeline(), "loads": self._loads(), "variations": self._variations(),
+            "settings": {} if self._quick else self._settings(),
+        }  # fmt: skip
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    def _serve(self, what: str, systems: Iterable[str], datas: Iterable[str], **where: Any) -> None:
+        """Run the systems on the data sets with every seed."""
+        tasks = [self._case(s, d, seed, **where) for s in systems for d in datas for seed in self._seeds]
+        self._found |= self._runs.results(what, cases.serve, self._data, tasks)
+
+    def _case(self, system: str, data: str, seed: int, **where: Any) -> Case:
+        return Case(system, data, seed, self._jobs, **where)
+
+    def _values(self, metric: str, system: str, data: str, **where: Any) -> list[float]:
+        """A metric of each seed's run; NaN where a system does not have it."""
+        cases = [self._case(system, data, seed, **where) for seed in self._seeds]
+        return [self._found[case].get(metric, float("nan")) for case in cases]
+
+    def _point(self, system: str, data: str, **where: Any) -> dict[str, Estimate | None]:
+        """Metrics, and the goodput relative to the mean, the best and the worst single draft model."""
+        metrics = ("accepted", "tokens", "ttft", "requests", "own")
+        out = {metric: estimate(self._values(metric, system, data, **where)) for metric in metrics}
+        own = self._values("accepted", system, data, **where)
+        single = [self._values("accepted", ssm, data, **where) for ssm in SSMS]
+        by_mean = sorted(single, key=lambda values: float(np.mean(values)))
+        return out | {
+            "by mean": ratio(own, np.mean(single, axis=0).tolist()), "by best": ratio(own, by_mean[-1]),
+            "by worst": ratio(own, by_mean[0]),
+        }  # fmt: skip
+
+    # --- experiments --------------------------------------------------------------------------------------------------
+
+    def _three(self) -> dict[str, Any]:
+        """Fig. 3: three random Alpaca requests with each draft model, and how often one model is best for all three."""
+        draws = range(self._seeds[0], self._seeds[0] + 2 * len(self._seeds))
+        tasks = [Alone(ssm, "alpaca", draw, i) for draw in draws for i in range(THREE) for ssm in SSMS]
+        found = self._runs.results("three requests (Fig. 3)", cases.alone, self._data, tasks)
+        best = {
+            draw: {
+                min(SSMS, key=lambda ssm, d=draw, i=i: found[Alone(ssm, "alpaca", d, i)]["latency"])
+                for i in range(THREE)
+            }
+            for draw in draws
+        }
+        first = draws[0]
+        return {
+            "tokens": LONG, "draws": len(draws),
+            "differ": estimate([float(len(models) > 1) for models in best.values()]),
+            "speed": {s: estimate([found[t]["speed"] for t in tasks if t.ssm == s]) for s in SSMS},
+            "requests": [{s: dict(found[Alone(s, "alpaca", first, i)]) for s in SSMS} for i in range(THREE)],
+        }  # fmt: skip
+
+    def _goodput(self, names: Sequence[str]) -> dict[str, Any]:
+        """Fig. 10: `{target model: {data set: {system: estimates}}}`."""
+        self._serve("goodput (Fig. 10)", self._systems, names)
+        out = {LLM: {data: {name: self._point(name, data) for name in self._systems} for data in names}}
+        gains = [[self._values("accepted", name, data) for name in (SPIN, *SSMS)] for data in names]
+        relative = [[v / m for v, m in zip(own, np.mean(ssms, axis=0), strict=True)] for own, *ssms in gains]
+        out[LLM]["all"] = {SPIN: {"by mean": estimate(np.mean(relative, axis=0).tolist())}}
+        for name, (llm, times) in {} if self._quick else OTHERS.items():
+            self._serve(f"goodput, {name} (Fig. 10)", SYSTEMS, PUBLISHED_FOR, llm=llm, times=times)
+            out[name] = {
+                data: {system: self._point(system, data, llm=llm, times=times) for system in SYSTEMS}
+                for data in PUBLISHED_FOR
+            }
+        return out
+
+    def _selection(self, names: Sequence[str]) -> dict[str, Any]:
+        """Fig. 11: LLaMA-7B, and with LLaMA-30B CP only, which the paper's text gives a number of."""
+        out = {}
+        for llm, datas in ({LLM: names} | ({} if self._quick else {"llama-30b": ("cp",)})).items():
+            self._serve(f"draft choice, {llm} (Fig. 11)", CHOICES, datas, llm=llm)
+            out[llm] = {d: {name: self._choice(name, d, llm=llm) for name in CHOICES} for d in datas}
+        return out
+
+    def _choice(self, name: str, data: str, **where: Any) -> dict[str, Estimate | None]:
+        """Metrics, and LBSS relative to this choice: in goodput, and in tokens of the slots' own time."""
+        out = {m: estimate(self._values(m, name, data, **where)) for m in ("accepted", "tokens", "own", "ttft")}
+        for key, metric in (("gain", "accepted"), ("own gain", "own")):
+            own, learned = (self._values(metric, system, data, **where) for system in (name, LEARNED))
+            out[key] = ratio(learned, own)
+        learned = self._values("accepted", LEARNED, data, **where)
+        others = [self._values("accepted", other, data, **where) for other in (GREEDY, EPSILON_WRITTEN)]
+        return out | {"gain over both": ratio(learned, np.mean(others, axis=0).tolist())}
+
+    def _verification(self, names: Sequence[str], sizes: Sequence[int]) -> dict[str, Any]:
+        """Fig. 12: a verification of 68M's drafts by batch size, and the gain of packing."""
+        tasks = {
+            (data, way, size, seed): self._case(f"68M, {way}", data, seed, concurrency=size)
+            for data in names for way in WAYS for size in sizes for seed in self._seeds
+        }  # fmt: skip
+        found = self._runs.results("verification (Fig. 12)", cases.verify, self._data, tasks.values())
+        out: dict[str, Any] = {}
+        for data in names:
+            for size in sizes:
+                by_way = [[found[tasks[data, way, size, seed]] for seed in self._seeds] for way in WAYS]
+                for way, own in zip(WAYS, by_way, strict=True):
+                    out.setdefault(data, {}).setdefault(way, {})[str(size)] = {
+                        key: estimate([one[key] for one in own]) for key in own[0]
+                    }
+                times = [[one["ms"] for one in own] for own in by_way]
+                out[data].setdefault("gain", {})[str(size)] = ratio(*times)
+        return out
+
+    def _speedup(self, sizes: Sequence[int]) -> dict[str, Any]:
+        """Fig. 4: all tokens per second relative to no drafts, on Alpaca."""
+        out: dict[str, Any] = {}
+        by_times = {MEASURED: sizes} | ({} if self._quick else {FROM_SHEETS: (sizes[0], sizes[-1])})
+        for times, own in by_times.items():
+            for way in WAYS:
+                names = [f"{name}, {way}" for name in ("none", "68M", "1.1B")]
+                for size in own:
+                    where = {"concurrency": size, "times": times}
+                    self._serve(f"speedup, {times}, {way}, {size} at once (Fig. 4)", names, ("alpaca",), **where)
+                    none, *drafts = (self._values("tokens", name, "alpaca", **where) for name in names)
+                    gains = {name: ratio(d, none) for name, d in zip(("68M", "1.1B"), drafts, strict=True)}
+                    out.setdefault(times, {}).setdefault(way, {})[str(size)] = gains
+        return out
+
+    def _pipeline(self) -> dict[str, Any]:
+        """Fig. 13: goodput relative to one micro-batch, by number; they flow, or end with their step."""
+        out: dict[str, Any] = {}
+        for crowd in CROWDS[:1] if self._quick else CROWDS:
+            for data in PUBLISHED_FOR if crowd == CONCURRENCY and not self._quick else ("alpaca",):
+                for kind in (STEPS, FLOWING):
+                    names = {parts: f"{parts}, {kind}" for parts in (FEW_PARTS if self._quick else PARTS)}
+                    self._serve(
+                        f"pipeline, {crowd}, {data}, {kind} (Fig. 13)", names.values(), (data,), concurrency=crowd
+                    )
+                    one = self._values("accepted", names[1], data, concurrency=crowd)
+                    out.setdefault(str(crowd), {}).setdefault(data, {})[kind] = {
+                        str(parts): ratio(self._values("accepted", name, data, concurrency=crowd), one)
+                        for parts, name in names.items()
+                    }
+        return out
+
+    def _loads(self) -> dict[str, Any]:
+        """Arrivals over time instead of a full queue, on Alpaca: latencies by rate."""
+        served = [np.mean(self._values("requests", ssm, "alpaca")) for ssm in SSMS]
+        names = ("68M", "1.1B", UNPIPED, SPIN, OURS, *self._systems[len(SYSTEMS) :])
+        out: dict[str, Any] = {name: {} for name in names}
+        for load in LOADS[1::3] if self._quick else LOADS:
+            rate = round(load * float(np.mean(served)), 3)
+            self._serve(f"{rate:g} requests/s", names, ("alpaca",), rate=rate)
+            for name in names:
+                out[name][f"{rate:g}"] = {
+                    m: estimate(self._values(m, name, "alpaca", rate=rate)) for m in ("ttft", "jct", "requests")
+                }
+        return out
+
+    def _variations(self) -> dict[str, Any]:
+        """The gains on Alpaca where something else is assumed."""
+        out: dict[str, Any] = {}
+        for what, where in VARIATIONS.items():
+            if self._quick and what not in (AS_FITTED, "residual σ = 2.5"):
+                continue
+            self._serve(what, COMPARED, ("alpaca",), **where)
+            accepted_of = {name: self._values("accepted", name, "alpaca", **where) for name in COMPARED}
+            single = [accepted_of[ssm] for ssm in SSMS]
+            best = max(single, key=lambda values: float(np.mean(values)))
+            out[what] = {
+                "SPIN / mean": ratio(accepted_of[SPIN], np.mean(single, axis=0).tolist()),
+                "SPIN / best": ratio(accepted_of[SPIN], best), "LBSS / best": ratio(accepted_of[LEARNED], best),
+                "LBSS / greedy": ratio(accepted_of[LEARNED], accepted_of[GREEDY]),
+                "LBSS / ε-greedy": ratio(accepted_of[LEARNED], accepted_of[EPSILON_WRITTEN]),
+                "oracle / best": ratio(accepted_of[ORACLE], best),
+                "oracle / greedy": ratio(accepted_of[ORACLE], accepted_of[GREEDY]),
+                "SPIN / w/o pipe.": ratio(accepted_of[SPIN], accepted_of[UNPIPED]),
+            }  # fmt: skip
+        return out
+
+    def _settings(self) -> dict[str, Any]:
+        """Settings of LBSS: all tokens per second relative to the oracle, and the same of the slots' own time."""
+        names = (*SET, TOGETHER, "1.1B")
+        out: dict[str, Any] = {}
+        for output in ANSWERS:
+            self._serve(f"LBSS's settings, {output} tokens", (*names, ORACLE), ("alpaca",), output=output)
+            for metric in ("tokens", "own"):
+                oracle = self._values(metric, ORACLE, "alpaca", output=output)
+                for name in names:
+                    own = self._values(metric, name, "alpaca", output=output)
+                    out.setdefault(str(output), {}).setdefault(name, {})[metric] = ratio(own, oracle)
+        return out
 
 
-def facts(data: Dataset) -> dict[str, Any]:
+def models(data: Dataset) -> dict[str, Any]:
     """Share of requests that each draft model serves fastest (Fig. 2) in a batch as in Fig. 10, and mean rates."""
     drawn = data.requests(20_000, 0).rates
-    step = usual_step(AS_MEASURED.targets[LLM])
-    seconds = np.array(
-        [step + AS_MEASURED.drafts[name].seconds(CONCURRENCY, 2 * CONCURRENCY, WINDOW, 1) for name in SSMS]
-    )
-    best = ((1 + accepted(drawn)) / seconds).argmax(1)
+    step = AS_MEASURED.targets[LLM].seconds(fit.LOADS["alpaca"].padded)
+    seconds = [step + AS_MEASURED.drafts[name].seconds(CONCURRENCY, 2 * CONCURRENCY, WINDOW, 1) for name in SSMS]
+    best = ((1 + accepted(drawn)) / np.array(seconds)).argmax(1)
     return {
         "best": (np.bincount(best, minlength=len(SSMS)) / len(best)).tolist(), "rates": drawn.mean(0).tolist(),
     }  # fmt: skip
-
-
-def usual_step(cost: Cost) -> float:
-    """Seconds to verify a batch of Alpaca requests, padded."""
-    return cost.seconds(StepLoad(CONCURRENCY * (1 + WINDOW), 0, 189 * CONCURRENCY))
-
-
-# --- Fig. 4 and 12 ----------------------------------------------------------------------------------------------------
-
-
-class Log:
-    """Wraps a cost model and records the loads."""
-
-    def __init__(self, cost: Cost) -> None:
-        self._cost = cost
-        self.loads: list[StepLoad] = []
-
-    def seconds(self, load: StepLoad) -> float:
-        self.loads.append(load)
-        return self._cost.seconds(load)
-
-    def verifying(self) -> list[StepLoad]:
-        """Decode steps while requests waited for a slot, without the loads of `step_times`, which have no context."""
-        last = max(i for i, load in enumerate(self.loads) if load.starting)
-        return [load for load in self.loads[:last] if load.context and not load.starting]
-
-
-def verification(bench: Bench, data: Dataset, costs: Costs) -> dict[str, dict[str, Point]]:
-    """Padded and packed, by batch size: mean milliseconds, tokens and KV positions of a verification of 68M's drafts,
-    and peak gigabytes of KV."""
-    found: dict[str, dict[str, Point]] = {}
-    for name, padded in PADDING.items():
-        for concurrency in BATCHES:
-            log = Log(costs.targets[LLM])
-            bench.point(
-                replace(VANILLA["68M"], padded=padded), data, replace(costs, targets={LLM: log}), LLM, concurrency
-            )
-            loads = log.verifying()
-            found.setdefault(name, {})[str(concurrency)] = {
-                "ms": 1e3 * float(np.mean([costs.targets[LLM].seconds(load) for load in loads])),
-                "tokens": float(np.mean([load.tokens for load in loads])),
-                "positions": float(np.mean([load.context for load in loads])),
-                "gigabytes": max(load.context for load in loads) * LLAMA_V100[LLM].kv_bytes / 1e9,
-            }
-    return found
-
-
-def speedup(bench: Bench, data: Dataset, costs: Costs) -> dict[str, dict[str, Point]]:
-    """All tokens/s padded and packed, by batch size, without drafts and with two draft models."""
-    compared = {"none": systems.NONE, **{name: VANILLA[name] for name in ("68M", "1.1B")}}
-    return {
-        name: {
-            str(concurrency): {
-                key: bench.point(replace(own, padded=padded), data, costs, LLM, concurrency)["tokens"]
-                for key, own in compared.items()
-            }
-            for concurrency in BATCHES
-        }
-        for name, padded in PADDING.items()
-    }
-
-
-# --- Fig. 13, and the assumptions -------------------------------------------------------------------------------------
-
-
-def pipeline(bench: Bench, data: Dataset, concurrency: int) -> dict[str, dict[str, Point]]:
-    """Packed, by number of micro-batches: finishing with their step as in the engine, and flowing across steps."""
-
-    def point(parts: int | None, flowing: bool) -> Point:
-        system = replace(SYSTEMS[systems.SPIN], micro_batches=parts, flowing=flowing)
-        return bench.point(system, data, AS_MEASURED, LLM, concurrency)
-
-    return {
-        name: {str(parts): point(parts, flowing) for parts in PARTS}
-        for name, flowing in (("steps", False), ("flowing", True))
-    }
-
-
-def residual(bench: Bench, data: Dataset) -> dict[str, Point]:
-    """Each draft model alone, LBSS, and both oracles."""
-    return bench.each({**VANILLA, systems.LEARNED: CHOICES[systems.LEARNED], **ORACLES}, data)
-
-
-def settings(bench: Bench, data: Dataset) -> dict[str, Any]:
-    """LBSS with each of `LBSS_SETTINGS`, both oracles, and each draft model alone."""
-    compared = {str(i): System(systems.LBSS.but(lbss=own)) for i, own in enumerate(LBSS_SETTINGS)}
-    found = bench.each({**compared, **ORACLES, **VANILLA}, data)
-    return {"settings": [found.pop(name) for name in compared], **found}
-
-
-def points() -> int:
-    """Number of runs of `simulate`."""
-    runs = 4 * sum(map(len, LLMS.values())) * len(SYSTEMS) + 4 * len(CHOSEN_FOR) * len(CHOICES)
-    runs += (4 + 3 * len(CALIBRATIONS)) * len(PADDING) * len(BATCHES) + 4 * len(CROWDS) * len(PARTS)
-    return runs + len(RESIDUALS) * (len(SSMS) + 3) + len(ANSWERS) * (len(LBSS_SETTINGS) + 2 + len(SSMS))

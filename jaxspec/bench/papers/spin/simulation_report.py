@@ -6,179 +6,219 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxspec.bench import plot
-from jaxspec.bench.papers.spin import systems
-from jaxspec.bench.papers.spin.difficulty import BEST_FOR_ALL, BEST_WITH_265M, SSMS, WORST_FOR_ALL
-from jaxspec.bench.papers.spin.simulation import BATCHES, LBSS_SETTINGS, LLM, PARTS
-from jaxspec.bench.papers.spin.systems import CHOICES, LEARNED, ORACLE, SPIN, SYSTEMS, TOGETHER, UNPACKED, UNPIPED
-from jaxspec.bench.table import TIMES, each, markdown, walk
+from jaxspec.bench.papers.estimates import interval
+from jaxspec.bench.papers.spin.difficulty import BEST_FOR_ALL, SSMS, WORST_FOR_ALL
+from jaxspec.bench.papers.spin.fit import PUBLISHED, SHARE
+from jaxspec.bench.papers.spin.systems import (
+    CHOICES,
+    EPSILON_WRITTEN,
+    FLOWING,
+    GREEDY,
+    LEARNED,
+    SPIN,
+    UNPACKED,
+    UNPIPED,
+    WAYS,
+)
+from jaxspec.bench.papers.spin.times import LLM
+from jaxspec.bench.table import TIMES, at, each, markdown, share, walk
 
 TITLES = {"alpaca": "Alpaca", "cp": "CP", "cip": "CIP", "mix": "Mix"}
-#: §VI-B1, LLaMA-7B: SPIN's goodput relative to the baselines on Alpaca; on CP with each component added.
-PAPER_ALPACA, PAPER_CP = 2.34, {UNPACKED: 1.45, UNPIPED: 1.81, SPIN: 1.99}
-#: §VI-B2, Alpaca, LLaMA-7B: accepted tokens per second.
-PAPER_CHOICES = {systems.GREEDY: "32.21", "ε-greedy": "43.78", LEARNED: "65.31"}
-
-Point = Mapping[str, float]
-Points = Mapping[str, Point]
-
-
-def gains(points: Points, name: str) -> str:
-    """Ratios of the goodput to the best, the mean and the worst single draft model."""
-    bases = [points[ssm]["accepted"] for ssm in SSMS]
-    own = points[name]["accepted"]
-    return " / ".join(f"{own / base:.2f}" for base in (max(bases), float(np.mean(bases)), min(bases)))
+#: §VI-B1, LLaMA-7B: goodput relative to the baselines.
+PAPER_GOODPUT = {
+    ("alpaca", SPIN): 2.34, ("cp", UNPACKED): 1.45, ("cp", UNPIPED): 1.81, ("cp", SPIN): 1.99
+}  # fmt: skip
+#: §VI-B2: accepted tokens per second on Alpaca, LLaMA-7B; LBSS relative to both other methods on CP.
+PAPER_CHOICES = {GREEDY: 32.21, EPSILON_WRITTEN: 43.78, LEARNED: 65.31}
+PAPER_CP = {LLM: 1.45, "llama-30b": 1.79}
+#: §VI-B3, milliseconds on Alpaca with 16 requests; §II-B2.
+PAPER_MS, PAPER_SPEEDUP = {"padded": 529.21, "packed": 335.46}, 1.61
+SPEED, GAIN, SECONDS = interval("{:.1f}"), interval(TIMES), interval("{:.1f}")
 
 
 def sections(simulated: Mapping[str, Any]) -> dict[str, str]:
     """Markdown tables by name."""
-    parts = each((parts or "heuristic" for parts in PARTS), TIMES)
     return {
-        "simulated summary": summary(simulated),
-        "simulated facts": facts(simulated),
-        **{f"simulated goodput {kind}": goodputs(found) for kind, found in simulated["goodput"].items()},
-        "simulated selection": markdown(
-            (
-                [llm, name, PAPER_CHOICES.get(name) if llm == LLM else None, *(own[name] for own in by_data.values())]
-                for llm, by_data in simulated["selection"].items() for name in CHOICES
-            ),
-            "accepted tokens per second (all tokens per second of the slots' own time, without waiting)",
-            "draft choice", "paper: Alpaca", *each(TITLES.values(), with_own),
-        ),
-        "simulated verification": markdown(
-            ([TITLES[data], kind, *sizes.values()] for data, kind, sizes in walk(simulated["verification"], 2)),
-            "ms per verification (peak GB of KV), by batch size", "",
-            *each(BATCHES, lambda own: f"{own['ms']:.0f} ({own['gigabytes']:.1f})"),
-        ),
-        "simulated speedup": markdown(
-            (
-                [kind, how, ssm, *(own[ssm] / own["none"] for own in sizes.values())]
-                for kind, how, sizes in walk(simulated["speedup"], 2) for ssm in ("68M", "1.1B")
-            ),
-            "Alpaca, speedup over no drafts, by batch size", "", "draft model", *each(BATCHES, TIMES),
-        ),
-        "simulated pipeline": markdown(
-            (
-                [f"{TITLES[data]}, {concurrency} requests", kind]
-                + [found[str(parts)]["accepted"] / found["1"]["accepted"] for parts in PARTS]
-                for concurrency, data, kind, found in walk(simulated["pipeline"], 3)
-            ),
-            "goodput relative to one micro-batch", "", *parts,
-        ),
-        "simulated residual": residual(simulated["residual"]),
-        "simulated lbss": lbss(simulated["settings"]),
+        "fit": facts(simulated), "models": model_table(simulated), "three": three(simulated["three"]),
+        "goodput": goodputs({LLM: simulated["goodput"][LLM]}),
+        "other models": goodputs({k: v for k, v in simulated["goodput"].items() if k != LLM}),
+        "selection": selection(simulated["selection"]), "verification simulated": verification(simulated),
+        "speedup": speedup(simulated["speedup"]), "pipeline simulated": pipeline(simulated["pipeline"]),
+        "loads": loads(simulated["loads"]), "variations": variations(simulated["variations"]),
+        "lbss": lbss(simulated["settings"]),
     }  # fmt: skip
 
 
-def with_own(point: Point) -> str:
-    return f"{point['accepted']:.1f}" + (f" ({point['own']:.1f})" if "own" in point else "")
-
-
-def summary(simulated: Mapping[str, Any]) -> str:
-    """The numbers that the paper's text gives."""
-    both = [simulated["goodput"][kind][LLM] for kind in ("as measured", "roofline")]
-    alpaca, latency = both[0]["alpaca"], simulated["verification"]["alpaca"]
-    rows: list[Sequence[Any]] = [
-        [title, paper and f"{paper}×", *(gains(found[data], name) for found in both)]
-        for title, paper, data, name in (
-            ("SPIN relative to other baselines, Alpaca (Fig. 10)", PAPER_ALPACA, "alpaca", SPIN),
-            ("SPIN relative to other baselines, CP (Fig. 10)", PAPER_CP[SPIN], "cp", SPIN),
-            (f"{UNPACKED} relative to baselines, CP", PAPER_CP[UNPACKED], "cp", UNPACKED),
-            (f"{UNPIPED} relative to baselines, CP", PAPER_CP[UNPIPED], "cp", UNPIPED),
-            ("jaxspec relative to baselines, Alpaca", None, "alpaca", systems.OURS),
-            ("jaxspec relative to baselines, CP", None, "cp", systems.OURS),
-        )
-    ]
-    rows += [
-        [title, paper, found, None]
-        for title, paper, found in (
-            ("68M for all, Alpaca, tokens/s (used to fit the acceptance rates)", f"{systems.VANILLA_68M}",
-             f"{alpaca['68M']['accepted']:.1f}"),
-            (f"{UNPACKED}, Alpaca, tokens/s", f"{systems.CHOICE_ALONE}", f"{alpaca[UNPACKED]['accepted']:.1f}"),
-            *((f"verification of 16, {name}, Alpaca, ms (used to fit the times)", f"{1e3 * paper:.0f}",
-               f"{latency[name]['16']['ms']:.0f}")
-              for name, paper in (("padded", systems.VERIFIED_PADDED), ("packed", systems.VERIFIED_PACKED))),
-        )
-    ]  # fmt: skip
-    for kind, name in (("steps", "within a step, as the engine"), ("flowing", "across steps")):
-        found = {parts: own["accepted"] for parts, own in simulated["pipeline"]["8"]["alpaca"][kind].items()}
-        best = max((parts for parts in found if parts != "None"), key=found.__getitem__)
-        title = f"best number of micro-batches, Alpaca, {name} (Fig. 13)"
-        rows.append([title, "5; with 4 1.29×", f"{best}; {found[best] / found['1']:.2f}×", None])
-    alone = [simulated["speedup"][kind]["padded"]["1"] for kind in ("as measured", "roofline")]
-    cells = [" / ".join(f"{one[name] / one['none']:.2f}×" for name in ("68M", "1.1B")) for one in alone]
-    rows.append(["speedup of speculation with 68M / 1.1B, one request (Fig. 4)", "1.61×", *cells])
-    header = "relative to best / mean / worst single draft model"
-    return markdown(rows, header, "paper", "as measured by the paper", "roofline")
-
-
 def facts(simulated: Mapping[str, Any]) -> str:
-    """Published facts about the requests, next to those of the simulated ones."""
-    found, points = simulated["facts"], simulated["goodput"]["as measured"][LLM]
+    """The published numbers that the models are fitted to, and their residuals."""
+    rows = []
+    for data, published in PUBLISHED.items():
+        of_data = at(simulated, "goodput", LLM, data) or {}
+        choices = at(simulated, "selection", LLM, data) or {}
+        found = {
+            "68M": at(of_data, "68M", "accepted"), "LBSS (Fig. 10)": at(of_data, UNPACKED, "accepted"),
+            "LBSS (Fig. 11)": at(choices, LEARNED, "accepted"), "greedy": at(choices, GREEDY, "accepted"),
+            "ε-greedy": at(choices, EPSILON_WRITTEN, "accepted"), "LBSS / baselines": at(of_data, UNPACKED, "by mean"),
+            "SPIN w/o pipe. / baselines": at(of_data, UNPIPED, "by mean"),
+            "SPIN / baselines": at(of_data, SPIN, "by mean"), "SPIN / SPIN w/o pipe.": at(of_data, "pipeline"),
+            "LBSS / other methods": at(choices, LEARNED, "gain over both"),
+        }  # fmt: skip
+        for what, value in published.items():
+            own = simulated["fit"][data][what]
+            off = own - value if what == SHARE else own / value - 1
+            rows.append([f"{TITLES[data]}: {what}", value, own, 100 * off, found.get(what)])
+    return markdown(
+        rows, "published, LLaMA-7B", ("paper", "{:.2f}"), ("fit", "{:.2f}"), ("residual, %", "{:+.0f}"),
+        ("simulated", interval("{:.2f}")),
+    )  # fmt: skip
+
+
+def model_table(simulated: Mapping[str, Any]) -> str:
+    """Fig. 2, and which draft models are best and worst for all requests."""
     in_order = lambda names: " and ".join(sorted(names, key=SSMS.index))  # noqa: E731
     rows = []
-    for name, title in TITLES.items():
-        by_speed = sorted(SSMS, key=lambda ssm: -points[name][ssm]["accepted"])
-        shares = " / ".join(f"{100 * share:.0f}" for share in found[name]["best"])
-        rates = " / ".join(f"{rate:.2f}" for rate in found[name]["rates"])
-        best = BEST_WITH_265M.get(name), shares, BEST_FOR_ALL.get(name), by_speed[0]
-        rows.append([title, *best, in_order(by_speed[-2:]), rates])
+    for data, own in simulated["models"].items():
+        points = at(simulated, "goodput", LLM, data)
+        by_speed = sorted(SSMS, key=lambda ssm, p=points: -p[ssm]["accepted"][0]) if points else None
+        shares = " / ".join(f"{100 * part:.0f}" for part in own["best"])
+        rates = " / ".join(f"{rate:.2f}" for rate in own["rates"])
+        rows.append([
+            TITLES[data], at(PUBLISHED, data, SHARE), shares, rates, BEST_FOR_ALL.get(data),
+            by_speed and by_speed[0], by_speed and in_order(by_speed[-2:]),
+        ])  # fmt: skip
     return markdown(
-        rows, f"({' / '.join(SSMS)})", ("paper: best served with 265M", lambda share: f"{100 * share:.0f} %"),
-        "model: best served, %", "paper: best for all", "simulated",
-        f"simulated: two worst (paper: {in_order(WORST_FOR_ALL)})", "model: mean rates",
+        rows, f"({' / '.join(SSMS)})", ("paper: best served with 265M", share), "model: best served, %",
+        "model: mean acceptance rates", "paper: best for all", "simulated",
+        f"simulated: two worst (paper: {in_order(WORST_FOR_ALL)})",
     )  # fmt: skip
 
 
-def goodputs(by_llm: Mapping[str, Mapping[str, Points]]) -> str:
-    return markdown(
-        ([llm, name, *(own[name] for own in data.values())] for llm, data in by_llm.items() for name in SYSTEMS),
-        "accepted / all tokens per second", "system",
-        *each(TITLES.values(), lambda point: f"{point['accepted']:.1f} / {point['tokens']:.1f}"),
-    )  # fmt: skip
+def three(found: Mapping[str, Any]) -> str:
+    """Fig. 3."""
+    rows = [
+        [ssm, found["speed"][ssm], *(own[ssm][key] for own in found["requests"] for key in ("accepted", "latency"))]
+        for ssm in SSMS
+    ]
+    columns = [
+        (f"request {i + 1}: {what}", form)
+        for i in range(len(found["requests"])) for what, form in (("accepted", share), ("latency, s", "{:.1f}"))
+    ]  # fmt: skip
+    text = markdown(rows, "Alpaca", ("drafted tokens/s", SPEED), *columns)
+    return (
+        f"{text}\n\n{found['tokens']} tokens each, served alone. Of {found['draws']} draws of three requests, "
+        f"{share(found['differ'][0])} do not have one fastest draft model for all three."
+    )
 
 
-def residual(by_spread: Mapping[str, Points]) -> str:
+def goodputs(by_llm: Mapping[str, Any]) -> str:
+    """Fig. 10."""
     rows = []
-    for spread, points in by_spread.items():
-        best = max(points[ssm]["accepted"] for ssm in SSMS)
-        speeds = [points[name]["accepted"] for name in (LEARNED, ORACLE, TOGETHER)]
-        cells = [f"{speed:.1f} ({speed / best:.2f}×)" for speed in speeds]
-        rows.append([spread, best, *cells, points[LEARNED]["own"] / points[ORACLE]["own"]])
+    for llm, data, name, own in walk(by_llm, 3):
+        if data in TITLES and name != "pipeline":
+            paper = PAPER_GOODPUT.get((data, name)) if llm == LLM else None
+            keys = ("by mean", "by best", "by worst", "accepted", "tokens", "ttft")
+            rows.append([f"{llm}, {TITLES[data]}", name, paper, *(own[key] for key in keys)])
     return markdown(
-        rows, "σ of the residual, in logits", ("best single draft model", "{:.1f}"), LEARNED, ORACLE, TOGETHER,
-        ("LBSS / oracle, slots' own time", "{:.2f}"),
+        rows, "Fig. 10", "system", ("paper", TIMES), *each(("/ mean", "/ best", "/ worst"), GAIN),
+        ("accepted tokens/s", SPEED), ("all tokens/s", SPEED), ("mean TTFT, s", SECONDS),
     )  # fmt: skip
 
 
-def lbss(by_answer: Mapping[str, Any]) -> str:
-    def relative(point: Point, oracle: Point) -> str:
-        return f"{point['tokens'] / oracle['tokens']:.2f} / {point['own'] / oracle['own']:.2f}"
-
+def selection(by_llm: Mapping[str, Any]) -> str:
+    """Fig. 11."""
     rows = []
-    for i, own in enumerate(LBSS_SETTINGS):
-        title = f"α {own['exploration']}, β {own['chunk']}" + ("" if own.get("prior", True) else ", no prior")
-        title += f", {own['prior_slots']:g} prior slots" if "prior_slots" in own else ""
-        title += f", from epoch {own['prior_epoch']}" if "prior_epoch" in own else ""
-        rows.append([title, *(relative(found["settings"][i], found[ORACLE]) for found in by_answer.values())])
-    for name in (TOGETHER, *SSMS):
-        title = name if name == TOGETHER else f"{name} for all"
-        rows.append([title, *(relative(found[name], found[ORACLE]) for found in by_answer.values())])
-    header = "all tokens per second relative to the oracle / the same over the slots' own time"
-    return markdown(rows, header, *(f"{n} tokens" for n in by_answer))
+    for llm, data, name, own in walk(by_llm, 3):
+        first = llm == LLM and data == "alpaca"
+        paper = PAPER_CHOICES.get(name) if first else None
+        gain = PAPER_CHOICES[LEARNED] / paper if paper and name != LEARNED else None
+        if name == LEARNED and data == "cp":
+            gain = PAPER_CP[llm]
+        ours = own["gain"] if name != LEARNED else own["gain over both"]
+        rows.append(
+            [f"{llm}, {TITLES[data]}", name, paper, own["accepted"], gain, ours, own["own gain"], own["tokens"]]
+        )
+    return markdown(
+        rows, "Fig. 11", "draft choice", ("paper: accepted tokens/s", "{:.2f}"), ("simulated", SPEED),
+        ("paper: LBSS relative to it", TIMES), ("simulated", GAIN), ("the same, slots' own time", GAIN),
+        ("all tokens/s", SPEED),
+    )  # fmt: skip
+
+
+def verification(simulated: Mapping[str, Any]) -> str:
+    """Fig. 12."""
+    sizes = list(next(iter(simulated["verification"].values()))["gain"])
+    rows: list[Sequence[Any]] = [
+        [f"{TITLES[data]}, {way}", *(own[way][size]["ms"] for size in sizes), own[way][sizes[-1]]["gigabytes"]]
+        for data, own in simulated["verification"].items() for way in WAYS
+    ]  # fmt: skip
+    gains = [
+        [f"{TITLES[data]}, padded / packed", *(own["gain"][size] for size in sizes)]
+        for data, own in simulated["verification"].items()
+    ]
+    columns = each((f"{size} at once" for size in sizes), interval("{:.0f}"))
+    times = markdown(rows, "ms per verification", *columns, (f"peak GB of KV, {sizes[-1]}", interval("{:.1f}")))
+    return f"{times}\n\n{markdown(gains, 'gain', *each((f'{size} at once' for size in sizes), GAIN))}"
+
+
+def speedup(found: Mapping[str, Any]) -> str:
+    """Fig. 4."""
+    rows = [
+        [f"{times}, {way}", size, *(own[ssm] for ssm in ("68M", "1.1B"))] for times, way, size, own in walk(found, 3)
+    ]
+    paper = f"Alpaca, speedup over no drafts (paper: {PAPER_SPEEDUP}× for one request)"
+    return markdown(rows, paper, "requests at once", *each(("68M", "1.1B"), GAIN))
+
+
+def pipeline(found: Mapping[str, Any]) -> str:
+    """Fig. 13."""
+    rows = [[f"{TITLES[data]}, {crowd} requests, {kind}", *own.values()] for crowd, data, kind, own in walk(found, 3)]
+    parts = next(iter(walk(found, 3)))[-1]
+    names = ("heuristic" if part == "None" else part for part in parts)
+    return markdown(rows, "goodput relative to one micro-batch", *each(names, GAIN))
+
+
+def loads(found: Mapping[str, Any]) -> str:
+    rows = [[rate, name, own["ttft"], own["jct"], own["requests"]] for name, rate, own in walk(found, 2)]
+    return markdown(
+        sorted(rows, key=lambda row: float(row[0])), "Alpaca, requests/s", "system", ("mean TTFT, s", SECONDS),
+        ("mean latency, s", SECONDS), ("requests/s served", interval("{:.2f}")),
+    )  # fmt: skip
+
+
+def variations(found: Mapping[str, Any]) -> str:
+    keys = list(next(iter(found.values())))
+    return markdown(([what, *own.values()] for what, own in found.items()), "Alpaca, goodput", *each(keys, GAIN))
+
+
+def lbss(found: Mapping[str, Any]) -> str:
+    names = list(next(iter(found.values()), {}))
+    rows = [[name, *(own[name][m] for own in found.values() for m in ("tokens", "own"))] for name in names]
+    columns = [f"{n} tokens: {m}" for n in found for m in ("all tokens/s", "slots' own time")]
+    return markdown(rows, "relative to the oracle", *each(columns, interval("{:.2f}")))
+
+
+def best_parts(found: Mapping[str, Any]) -> tuple[str, Sequence[float]]:
+    """The number of flowing micro-batches with the highest goodput, and its gain; Alpaca, eight requests."""
+    own = found["8"]["alpaca"][FLOWING]
+    best = max((parts for parts in own if parts != "None"), key=lambda parts: own[parts][0])
+    return best, own[best]
 
 
 def draw(out: Path, simulated: Mapping[str, Any]) -> None:
-    """Draw figures 10, 11 and 13 as PNG files next to the page. Raises `BenchError`."""
-    for name, by_data, names in (
-        ("goodput", simulated["goodput"]["as measured"], SYSTEMS), ("selection", simulated["selection"], CHOICES),
-    ):  # fmt: skip
-        heights = {TITLES[data]: {n: points[n]["accepted"] for n in names} for data, points in by_data[LLM].items()}
+    """Draw figures 10, 11 and 13, and the latencies by rate, as PNG files next to the page. Raises `BenchError`."""
+    goodput = {d: own for d, own in simulated["goodput"][LLM].items() if d in TITLES}
+    for name, by_data in (("goodput", goodput), ("selection", simulated["selection"][LLM])):
+        heights = {
+            TITLES[data]: {n: own[n]["accepted"][0] for n in own if name == "goodput" or n in CHOICES}
+            for data, own in by_data.items()
+        }
         plot.bars(out / f"spin_{name}.png", heights, "accepted tokens/s")
     panels: dict[str, dict[str, plot.Curve]] = {}
-    for concurrency, data, kind, found in walk(simulated["pipeline"], 3):
-        curve = {parts: own["accepted"] for parts, own in found.items() if parts != "None"}
-        panels.setdefault(f"{TITLES[data]}, {concurrency} requests", {})[kind] = curve
-    plot.curves(out / "spin_simulated_pipeline.png", panels, "micro-batches", "accepted tokens/s")
+    for crowd, data, kind, found in walk(simulated["pipeline"], 3):
+        curve = {parts: own for parts, own in found.items() if parts != "None"}
+        panels.setdefault(f"{TITLES[data]}, {crowd} requests", {})[kind] = curve
+    plot.curves(out / "spin_simulated_pipeline.png", panels, "micro-batches", "relative to one micro-batch")
+    plot.curves(
+        out / "spin_loads.png", {"Alpaca": simulated["loads"]}, "requests/s", "mean TTFT, s", lambda own: own["ttft"]
+    )

@@ -1,9 +1,9 @@
-"""The systems compared in SPIN's experiments, the times of their models, and their simulation."""
+"""The systems compared in SPIN's experiments, and their simulation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,60 +11,18 @@ import numpy as np
 from jaxspec.bench.papers.presets import Preset
 from jaxspec.bench.papers.serving import PAGE_SIZE
 from jaxspec.bench.papers.spin.difficulty import SSMS, WINDOW, Requests
+from jaxspec.bench.papers.spin.flow import Flowing
 from jaxspec.bench.papers.spin.oracle import Oracle, Together
+from jaxspec.bench.papers.spin.times import Costs
 from jaxspec.draft.speculator import build_speculator
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.scheduler import Scheduler
-from jaxspec.sched.sim.cost import LLAMA_V100, Cost, Linear, step_times
-from jaxspec.sched.sim.draft_cost import SPIN_SSM_V100, SPIN_SSMS, DraftCost
+from jaxspec.sched.sim.cost import step_times
 from jaxspec.sched.sim.drafter import SimulatedDrafter, TreeProcess
 from jaxspec.sched.sim.simulator import Served
 from jaxspec.sched.sim.tree_simulator import TreeSimulation
 from jaxspec.sched.spec.draft_choice.choice import DraftChoice
-from jaxspec.sched.spec.micro_batches import Timeline
-
-# --- times ------------------------------------------------------------------------------------------------------------
-
-#: §VI-B3: seconds to verify a batch of 16 on Alpaca with LLaMA-7B, padded and packed. (The text says 33.61 % less; it
-#: is 36.61 %.)
-VERIFIED_PADDED, VERIFIED_PACKED = 0.52921, 0.33546
-#: §VI-B1: accepted tokens per second on Alpaca, LLaMA-7B: 68M for all requests; SPIN's draft choice alone.
-VANILLA_68M, CHOICE_ALONE = 32.21, 62.33
-
-#: Parameters of each target model per device, relative to LLaMA-7B.
-_PARTS: Mapping[str, float] = {"llama-7b": 1.0, "llama-13b": 13.02 / 6.74 / 2, "llama-30b": 32.53 / 6.74 / 4}
-#: Seconds of LLaMA-7B per step, per KV position and per token. The step is the roofline's time to read the weights. The
-#: others are fitted to the two latencies above: in the simulator a batch of 16 with chains of 4 verifies 80 tokens, and
-#: with Alpaca's lengths reads 3,626 KV positions padded and 1,322 packed.
-_STEP = LLAMA_V100["llama-7b"].cost.weights
-_POSITION = (VERIFIED_PADDED - VERIFIED_PACKED) / (3626 - 1322)
-_TOKEN = (VERIFIED_PACKED - _STEP - 1322 * _POSITION) / 80
-#: Mean padded KV positions per Alpaca request in a batch of 8, in the simulator.
-_USUAL = 189
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Cost models of the target models and of the draft models, by name."""
-
-    targets: Mapping[str, Cost]
-    drafts: Mapping[str, DraftCost]
-
-
-def _draft(share: float) -> DraftCost:
-    return DraftCost(_STEP * share, _TOKEN * share, (_TOKEN + _USUAL * _POSITION) * share)
-
-
-ROOFLINE = Costs({name: machine.cost for name, machine in LLAMA_V100.items()}, SPIN_SSM_V100)
-#: The paper gives no times of the draft models and the larger targets. Assuming the same software, they are LLaMA-7B's
-#: in proportion to the parameters per device.
-AS_MEASURED = Costs(
-    {name: Linear(step=_STEP * part, token=_TOKEN * part, position=_POSITION * part) for name, part in _PARTS.items()},
-    {name: _draft(model.parameters / 6.74e9) for name, model in SPIN_SSMS.items()},
-)
-CALIBRATIONS: Mapping[str, Costs] = {"as measured": AS_MEASURED, "roofline": ROOFLINE}
-
 
 # --- systems ----------------------------------------------------------------------------------------------------------
 
@@ -98,18 +56,22 @@ def choosing(how: str, **changes: Any) -> Preset:
 LBSS = Preset("spin")
 NONE = System(choosing("single"), ssms=())
 VANILLA: Mapping[str, System] = {name: System(choosing("single"), (name,)) for name in SSMS}
-UNPACKED, UNPIPED, SPIN, OURS = "SPIN w/o bat. & pipe.", "SPIN w/o pipe.", "SPIN", "jaxspec"
-#: Fig. 10. `jaxspec` uses `draft_choice: fastest`, and drafts only where that raises throughput.
+UNPACKED, UNPIPED, SPIN = "SPIN w/o bat. & pipe.", "SPIN w/o pipe.", "SPIN"
+WAITING, OURS = "SPIN, pipeline as in the engine", "jaxspec"
+#: Fig. 10. SPIN's two micro-batches flow from step to step; in the engine all end with their step, and the heuristic
+#: finds their number. `jaxspec` uses `draft_choice: fastest`, and drafts only where that raises throughput.
 SYSTEMS: Mapping[str, System] = {
     **VANILLA,
     UNPACKED: System(LBSS),
     UNPIPED: System(LBSS, padded=False),
-    SPIN: System(LBSS, padded=False, micro_batches=None),
+    SPIN: System(LBSS, padded=False, micro_batches=2, flowing=True),
+    WAITING: System(LBSS, padded=False, micro_batches=None),
     OURS: System(choosing("fastest", tree="auto", draft_depth=None), padded=False, micro_batches=None),
 }
-#: Fig. 11: padded verification, no pipeline.
-GREEDY, EPSILON, EPSILON_WRITTEN, FASTEST = "greedy", "ε-greedy", "ε-greedy as written", "fastest"
-LEARNED, LEARNED_4, ORACLE, TOGETHER = "LBSS", "LBSS, B_j = 4", "oracle", "oracle, waiting counted"
+#: Fig. 11: padded verification, no pipeline. The prior of `lbss` is this engine's; without it, it is SPIN's algorithm.
+GREEDY, EPSILON, EPSILON_WRITTEN, FASTEST = "greedy", "ε-greedy, 20 % random", "ε-greedy, 80 % random", "fastest"
+LEARNED, LEARNED_4, ALGORITHM_1 = "LBSS", "LBSS, B_j = 4", "LBSS, no prior"
+ORACLE, TOGETHER = "oracle", "oracle, waiting counted"
 CHOICES: Mapping[str, System] = {
     GREEDY: System(choosing("greedy")),
     EPSILON: System(choosing("epsilon_greedy")),
@@ -117,51 +79,39 @@ CHOICES: Mapping[str, System] = {
     FASTEST: System(choosing("fastest")),
     LEARNED: System(LBSS),
     LEARNED_4: System(LBSS.but(draft_limits=dict.fromkeys(SSMS, 4))),
+    ALGORITHM_1: System(LBSS.but(lbss={"prior": False})),
     ORACLE: System(choosing("single"), knowing="each"),
     TOGETHER: System(choosing("single"), knowing="together"),
 }
+#: Fig. 13: micro-batches; None: as many as the heuristic finds.
+PARTS = (1, 2, 3, 4, 5, 7, 9, None)
+STEPS, FLOWING = "ending with their step", "flowing"
+PIPELINES: Mapping[str, System] = {
+    f"{parts}, {kind}": replace(SYSTEMS[SPIN], micro_batches=parts, flowing=kind == FLOWING)
+    for kind in (STEPS, FLOWING) for parts in PARTS
+}  # fmt: skip
+#: Fig. 4 and 12: padded, packed.
+WAYS = PADDED, PACKED = "padded", "packed"
+VERIFIED: Mapping[str, System] = {
+    f"{name}, {way}": replace(own, padded=way == PADDED)
+    for name, own in {"none": NONE, "68M": VANILLA["68M"], "1.1B": VANILLA["1.1B"]}.items() for way in WAYS
+}  # fmt: skip
+#: Settings of LBSS to compare; the engine's defaults are α = β = 2 and a strong prior.
+LBSS_SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "α 2, β 2": {"exploration": 2, "chunk": 2},
+    "α 2, β 2, from epoch 1": {"exploration": 2, "chunk": 2, "prior_epoch": 1},
+    "α 2, β 2, no prior": {"exploration": 2, "chunk": 2, "prior": False},
+    "α 6, β 2": {"exploration": 6, "chunk": 2},
+    "α 6, β 2, no prior": {"exploration": 6, "chunk": 2, "prior": False},
+    "α 1, β 1": {"exploration": 1, "chunk": 1},
+    "α 1, β 1, 1 prior slot": {"exploration": 1, "chunk": 1, "prior_slots": 1.0},
+}
+SET: Mapping[str, System] = {name: System(LBSS.but(lbss=own)) for name, own in LBSS_SETTINGS.items()}
+#: All systems by name.
+ALL: Mapping[str, System] = {**SYSTEMS, **CHOICES, **PIPELINES, **VERIFIED, **SET}
 
 
 # --- the simulation ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Flow(Timeline):
-    """SPIN's pipeline as in its Fig. 6(b): micro-batches continue from step to step without waiting for one another.
-
-    A micro-batch is drafted as soon as it has been verified and the drafters are free.
-
-    Times are relative to the start of the current step, which is when the last one was verified; drafting may start
-    earlier.
-    """
-
-    #: When each micro-batch was last verified, and the number of micro-batches added to this step.
-    ready: list[float] = field(default_factory=list)
-    part: int = 0
-
-    def begin(self) -> Flow:
-        """Start the next step: shift all times to its start."""
-        self.drafted -= self.verified
-        self.ready = [at - self.verified for at in self.ready]
-        self.verified, self.part = 0.0, 0
-        return self
-
-    def add(self, own_device: Iterable[float], target_device: Iterable[float], verifying: float) -> None:
-        if self.part == len(self.ready):
-            self.ready.append(0.0)
-        self.drafted = max(self.drafted, self.ready[self.part]) + max(own_device, default=0.0)
-        self.verified = max(self.drafted, self.verified) + verifying
-        self.ready[self.part] = self.verified
-        self.part += 1
-
-
-class Flowing(TreeSimulation):
-    """A simulation with this pipeline. All drafters must have their own device."""
-
-    def _timeline(self) -> Timeline:
-        if not hasattr(self, "_flow"):
-            self._flow = Flow()
-        return self._flow.begin()
 
 
 @dataclass(frozen=True, slots=True)
