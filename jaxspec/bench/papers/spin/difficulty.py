@@ -84,15 +84,21 @@ class Dataset:
     residual: float | None = None
 
     def requests(self, count: int, seed: int) -> Requests:
-        """Requests that all arrive at time 0. The same seed gives the same requests; a mix has equally many of each
-        data set."""
+        """Requests that all arrive at time 0. The same seed gives the same requests.
+
+        A mix has equally many of each data set. Output lengths are stratified: every seed has about as many long
+        answers, which otherwise decide the result.
+        """
         rng = np.random.default_rng(seed)
         kind = rng.permutation(np.arange(count) % len(self.lengths))
-        rows = [rng.integers(len(table), size=count) for table in self.lengths]
-        pick = lambda name: np.choose(kind, [getattr(t, name)[r] for t, r in zip(self.lengths, rows, strict=True)])  # noqa: E731
-        by_kind = np.array([FITTED.rates(ease, count, rng, self.residual) for ease in self.ease])
-        work = Workload(np.zeros(count), pick("input"), pick("output"), np.full(count, np.nan))
-        return Requests(work, by_kind[kind, np.arange(count)])
+        inputs, outputs, rates = np.empty(count, int), np.empty(count, int), np.empty((count, len(SSMS)))
+        for number, (table, ease) in enumerate(zip(self.lengths, self.ease, strict=True)):
+            own = np.flatnonzero(kind == number)
+            place = (rng.permutation(len(own)) + rng.random(len(own))) / max(1, len(own))
+            rows = np.argsort(table.output, kind="stable")[(place * len(table)).astype(int)]
+            inputs[own], outputs[own] = table.input[rows], table.output[rows]
+            rates[own] = FITTED.rates(ease, len(own), rng, self.residual)
+        return Requests(Workload(np.zeros(count), inputs, outputs, np.full(count, np.nan)), rates)
 
     def differing(self, residual: float) -> Dataset:
         """A copy with another residual."""

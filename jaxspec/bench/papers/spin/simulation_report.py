@@ -11,6 +11,7 @@ from jaxspec.bench.papers.estimates import interval
 from jaxspec.bench.papers.spin.difficulty import BEST_FOR_ALL, SSMS, WORST_FOR_ALL
 from jaxspec.bench.papers.spin.fit import PUBLISHED, SHARE
 from jaxspec.bench.papers.spin.systems import (
+    AS_FITTED,
     CHOICES,
     EPSILON_WRITTEN,
     FLOWING,
@@ -39,15 +40,18 @@ SPEED, GAIN, SECONDS = interval("{:.1f}"), interval(TIMES), interval("{:.1f}")
 
 def sections(simulated: Mapping[str, Any]) -> dict[str, str]:
     """Markdown tables by name."""
-    return {
+    out = {
         "fit": facts(simulated), "models": model_table(simulated), "three": three(simulated["three"]),
-        "goodput": goodputs({LLM: simulated["goodput"][LLM]}),
-        "other models": goodputs({k: v for k, v in simulated["goodput"].items() if k != LLM}),
-        "selection": selection(simulated["selection"]), "verification simulated": verification(simulated),
-        "speedup": speedup(simulated["speedup"]), "pipeline simulated": pipeline(simulated["pipeline"]),
-        "loads": loads(simulated["loads"]), "variations": variations(simulated["variations"]),
-        "lbss": lbss(simulated["settings"]),
+        "goodput": goodputs({LLM: simulated["goodput"][LLM]}), "selection": selection(simulated["selection"]),
+        "verification simulated": verification(simulated), "speedup": speedup(simulated["speedup"]),
+        "pipeline simulated": pipeline(simulated["pipeline"]), "loads": loads(simulated["loads"]),
+        "variations": variations(simulated["variations"]),
     }  # fmt: skip
+    if others := {llm: own for llm, own in simulated["goodput"].items() if llm != LLM}:
+        out["other models"] = goodputs(others)
+    if settings := simulated["settings"]:
+        out["lbss"] = lbss(settings)
+    return out
 
 
 def facts(simulated: Mapping[str, Any]) -> str:
@@ -61,9 +65,11 @@ def facts(simulated: Mapping[str, Any]) -> str:
             "LBSS (Fig. 11)": at(choices, LEARNED, "accepted"), "greedy": at(choices, GREEDY, "accepted"),
             "ε-greedy": at(choices, EPSILON_WRITTEN, "accepted"), "LBSS / baselines": at(of_data, UNPACKED, "by mean"),
             "SPIN w/o pipe. / baselines": at(of_data, UNPIPED, "by mean"),
-            "SPIN / baselines": at(of_data, SPIN, "by mean"), "SPIN / SPIN w/o pipe.": at(of_data, "pipeline"),
+            "SPIN / baselines": at(of_data, SPIN, "by mean"),
             "LBSS / other methods": at(choices, LEARNED, "gain over both"),
         }  # fmt: skip
+        if data == "alpaca":
+            found["SPIN / SPIN w/o pipe."] = at(simulated, "variations", AS_FITTED, "SPIN / w/o pipe.")
         for what, value in published.items():
             own = simulated["fit"][data][what]
             off = own - value if what == SHARE else own / value - 1
@@ -115,7 +121,7 @@ def goodputs(by_llm: Mapping[str, Any]) -> str:
     """Fig. 10."""
     rows = []
     for llm, data, name, own in walk(by_llm, 3):
-        if data in TITLES and name != "pipeline":
+        if data in TITLES:
             paper = PAPER_GOODPUT.get((data, name)) if llm == LLM else None
             keys = ("by mean", "by best", "by worst", "accepted", "tokens", "ttft")
             rows.append([f"{llm}, {TITLES[data]}", name, paper, *(own[key] for key in keys)])

@@ -107,6 +107,8 @@ LBSS_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "α 1, β 1, 1 prior slot": {"exploration": 1, "chunk": 1, "prior_slots": 1.0},
 }
 SET: Mapping[str, System] = {name: System(LBSS.but(lbss=own)) for name, own in LBSS_SETTINGS.items()}
+#: The experiment's assumptions without a variation.
+AS_FITTED = "as fitted"
 #: All systems by name.
 ALL: Mapping[str, System] = {**SYSTEMS, **CHOICES, **PIPELINES, **VERIFIED, **SET}
 
