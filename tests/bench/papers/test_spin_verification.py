@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from helpers import tiny
 from jaxspec.bench import BenchError
+from jaxspec.bench.papers import page
 from jaxspec.bench.papers.spin import experiment as spin
 from jaxspec.bench.papers.spin import requests as spin_requests
 from jaxspec.bench.papers.spin import verification as spin_verification
@@ -226,7 +227,7 @@ def test_files_that_are_not_of_requests(row: Any, message: str, tmp_path: Path) 
 
 def arguments(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    spin.add_data(parser)
+    page.add_files(parser, spin.FILES)
     spin.add_verification(parser)
     return argparse.Namespace(model=None, seed=0, repeats=2, **vars(parser.parse_args(words)))
 

@@ -67,7 +67,8 @@ def add_verification(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the experiments and write the page. Raises `BenchError` if the data cannot be read or a run fails."""
-    page.find_files(args, FILES)
+    if args.data or not (args.engine or args.pipeline or args.verification):  # those have prompts of their own
+        page.find_files(args, FILES)
     if args.engine:
         kind, numbers = "engine", spin_engine.on_engine(args)
     elif args.pipeline:
