@@ -41,7 +41,12 @@ def sections(kept: Mapping[str, Any]) -> dict[str, str]:
 
 
 #: Why a headline is missed; the page's table of variations shows what changes it.
-BECAUSE: Mapping[str, str] = {}
+BECAUSE: Mapping[str, str] = {
+    SPIN: "the published 2.34× on Alpaca and 1.99× on CP, which are reproduced, have a mean of 2.17×",
+    GREEDY: "LBSS explores, and requests differ less than that: the oracle with a residual of σ = 2.5 reaches it",
+    EPSILON_WRITTEN: "the wait for exploring requests hits LBSS too; with draft times × 2 it is met",
+    "pipeline": "drafting is short beside verification; with draft times × 2 the gain is larger",
+}
 
 
 def headlines(kept: Mapping[str, Any]) -> list[Headline]:
@@ -50,13 +55,14 @@ def headlines(kept: Mapping[str, Any]) -> list[Headline]:
     choices = at(simulated, "selection", LLM, "alpaca")
     parts, gain = spin_simulation_page.best_parts(simulated["pipeline"]) if simulated else ("best", None)
     speed = {name: own["goodput"] for name, own in systems.items()}
-    rivals = {GREEDY: "greedy", EPSILON_WRITTEN: "epsilon_greedy"}
+    greedy = ratio(speed["lbss"], speed["greedy"]) if speed else None
+    # The engine's ε-greedy explores in 20 % of the steps: another reading than the paper's text.
     chosen = [
         Headline(
-            f"LBSS relative to {name}, accepted tokens/s, Alpaca (Fig. 11)", paper, at(choices, name, "gain"),
-            ratio(speed["lbss"], speed[rival]) if speed else None, because=BECAUSE.get(name, ""),
+            f"LBSS relative to {name}, accepted tokens/s, Alpaca (Fig. 11)", paper, at(choices, name, "gain"), engine,
+            because=BECAUSE.get(name, ""),
         )
-        for (name, rival), paper in zip(rivals.items(), (PAPER_GREEDY, PAPER_EPSILON), strict=True)
+        for name, paper, engine in ((GREEDY, PAPER_GREEDY, greedy), (EPSILON_WRITTEN, PAPER_EPSILON, None))
     ]  # fmt: skip
     return [
         Headline(
