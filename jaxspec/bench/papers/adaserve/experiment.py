@@ -64,8 +64,8 @@ class Size:
 
     seeds, fewer: of the main experiments and of the others. rates: of Fig. 4, 5, 7 and 8, up to where every system has
     saturated. shares: of strict requests (Fig. 6); scales: SLOs relative to the baseline latency (Fig. 10); fit:
-    chances of the drafter's first candidate that are tried. varied, alpaca: rates of the variations, and of those with
-    the shorter answers of Alpaca, by model.
+    chances of the drafter's first candidate that are tried. varied, alpaca: rates with other drafters, the last one
+    also with variants of the systems; and with the shorter answers of Alpaca; by model.
     """
 
     seeds: int
@@ -79,13 +79,13 @@ class Size:
 
 
 FULL = Size(
-    5, 3, {SMALL: (0.5, 1, 1.9, 3, 5), MIDDLE: (0.5, 1, 1.9, 3, 5), LARGE: (0.5, 1, 2, 3.5, 5)},
-    (0.0, 0.3, 0.6, 1.0), (1.0, 0.9, 0.8, 0.7, 0.6, 0.5),
+    5, 3, {SMALL: (0.5, 1, 1.9, 3, 5), MIDDLE: (0.5, 1.9, 3, 5), LARGE: (0.5, 1, 2, 3.5, 5)},
+    (0.0, 0.5, 1.0), (1.0, 0.9, 0.8, 0.7, 0.6, 0.5),
     ((0.38, 0.15), (0.4, 0.1), FITTED, (0.42, 0.05), (0.46, 0.15), FORMER),
-    {SMALL: (1.9, 3), LARGE: (1, 3.5)}, {SMALL: (4, 6, 8), LARGE: (2, 3, 4)},
+    {SMALL: (1.9, 3), LARGE: (1, 3.5)}, {SMALL: (5, 8), LARGE: (2, 4)},
 )  # fmt: skip
 QUICK = Size(
-    2, 1, {model: (rate, 2 * rate) for model, rate in FIXED.items()}, (1.0,), (0.8, 0.6), (FITTED,),
+    2, 1, {SMALL: (1.9,), MIDDLE: (1.9,), LARGE: (1, 2)}, (1.0,), (0.8, 0.6), (FITTED,),
     {LARGE: (2,)}, {LARGE: (3,)},
 )  # fmt: skip
 
@@ -186,7 +186,7 @@ def _grid(size: Size, first: int, own: Sequence[str]) -> dict[str, list[Case]]:
     ]  # fmt: skip
     changed = PAPER, OUTSIDE, UNCALIBRATED, OURS, KNOWN, BLIND, UNPACED
     for model, rates in size.varied.items():
-        grid[f"{model}, variants"] = cross(changed, model, rates, fewer)
+        grid[f"{model}, variants"] = cross(changed, model, rates[-1:], fewer)
         grid[f"drafter with {FORMER[0]}, {report.TITLES[model]}"] = cross(compared, model, rates, fewer, first=FORMER)
     for model, rates in size.alpaca.items():
         grid[f"answers of Alpaca, {report.TITLES[model]}"] = cross(compared, model, rates, fewer, short=ALPACA)
