@@ -40,7 +40,7 @@ FILES = {
     "functions": File("traces/azure_functions_2021_sample.csv", "CSV", "column arrival_s: Azure's functions trace"),
 }  # fmt: skip
 #: Seeds of the main figures, as in the published experiments; other experiments take a quarter of them.
-SEEDS, QUICK = 20, 5
+SEEDS, QUICK = 20, 4
 RATES: Sequence[float] = (1, 3, 5, 7, 9)
 CVS: Sequence[float] = (1, 2, 3, 4, 5)
 SIZES = (2, 4, 6, 8, 10)
@@ -132,7 +132,7 @@ def simulated(
         systems[f"SSJF, {args.predictor}"] = Preset("ssjf").but(**variants.predictor)
     orders = [name for name in systems if name != AGING]
     data = Data(systems, predictors(lengths, rounds, np.random.default_rng(args.seed)), args.functions, variants)
-    grid = _grid(seeds, orders)
+    grid = _grid(seeds, orders, args.quick)
     found = runs.results("simulations", cases.serve, data, [case for part in grid.values() for case in part])
     searches = {
         (mode, seats): [
@@ -166,9 +166,11 @@ def _fewer(seeds: Sequence[int]) -> Sequence[int]:
     return seeds[: max(2, len(seeds) // 4)]
 
 
-def _grid(seeds: Sequence[int], orders: Sequence[str]) -> dict[str, list[Case]]:
-    """The cases of each experiment, by its name."""
-    loads = {RATE: RATES, CV: CVS, RANDOM_CV: CVS, TRACE: RATES}
+def _grid(seeds: Sequence[int], orders: Sequence[str], quick: bool) -> dict[str, list[Case]]:
+    """The cases of each experiment, by its name; `quick`: every other load and batch size, two of Table 1's models."""
+    step = 2 if quick else 1
+    rates, cvs, sizes, models = RATES[::step], CVS[::step], SIZES[::step], [*V100_QUERY_MS][: 2 if quick else None]
+    loads = {RATE: rates, CV: cvs, RANDOM_CV: cvs, TRACE: rates}
     fewer = _fewer(seeds)
 
     def cross(
@@ -185,14 +187,14 @@ def _grid(seeds: Sequence[int], orders: Sequence[str]) -> dict[str, list[Case]]:
     grid |= {f"{load}, continuous, 2 seats": cross(load, "continuous", seeds=seeds, seats=2) for load in (RATE, CV)}
     grid["rate, continuous, 200 jobs"] = cross(RATE, "continuous", jobs=200)
     for mode in ("dynamic", "continuous"):
-        grid |= {f"{mode}, {size}": cross(RATE, mode, (FCFS, CLASSES), seats=size) for size in SIZES}
+        grid |= {f"{mode}, {size}": cross(RATE, mode, (FCFS, CLASSES), seats=size) for size in sizes}
     grid |= {f"{load}, dynamic, 10 s": cross(load, "dynamic", wait=LONG_WAIT) for load in (RATE, CV)}
     grid[BINARY] = cross(RATE, "none", (FCFS, CLASSES), {CLASSES: BINARY})
     grid[AGING] = cross(RATE, "none", (FCFS, AGING))
     for number in range(1, len(ROUND_ACCURACY) + 1):
         names = FCFS, NOISY, KNOWN
         grid[f"round {number}"] = cross(RATE, "none", names, {name: f"{name} {number}" for name in names})
-    grid |= {f"model {model}": cross(RATE, "none", model=model) for model in V100_QUERY_MS}
+    grid |= {f"model {model}": cross(RATE, "none", model=model) for model in models}
     return grid
 
 
