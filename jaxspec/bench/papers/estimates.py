@@ -66,12 +66,14 @@ def _bare(value: float, form: Form) -> str:
 
 
 def knee(
-    measure: Callable[[float], float], limit: float, start: float, tolerance: float = 0.03, most: int = 24
-) -> float:
-    """The largest load at which `measure(load)` is at most `limit`, by doubling from `start` and then bisection.
+    measure: Callable[[float], float], limit: float, start: float, tolerance: float = 0.03, most: int = 24,
+    growth: float = 2.0,
+) -> float:  # fmt: skip
+    """The largest load at which `measure(load)` is at most `limit`: from `start` by steps of `growth`, then bisection.
 
-    `measure` should grow with the load. The result is one of the loads tried, within the relative `tolerance` of one
-    that exceeds the limit; 0 if `most` measurements find no load within it.
+    `measure` should grow with the load. A smaller `growth` goes less far beyond the limit, where runs take longest. The
+    result is one of the loads tried, within the relative `tolerance` of one that exceeds the limit; 0 if `most`
+    measurements find no load within it.
     """
     low, high, load = 0.0, 0.0, start
     for _ in range(most):
@@ -81,5 +83,5 @@ def knee(
             high = load
         if low and high and high / low <= 1 + tolerance:
             break
-        load = sqrt(low * high) if low and high else 2 * low if low else high / 2
+        load = sqrt(low * high) if low and high else growth * low if low else high / growth
     return low

@@ -112,7 +112,7 @@ def find_knee(data: Data, task: Knee) -> dict[str, float]:
         except Exceeded:
             return inf
 
-    return {"rate": knee(latency, task.limit, task.case.rate, tolerance=0.05)}
+    return {"rate": knee(latency, task.limit, task.case.rate, tolerance=0.05, growth=1.4)}
 
 
 class Exceeded(Exception):
