@@ -170,8 +170,9 @@ class Experiment:
             for system, model, devices, minutes in wanted for data in DATA for seed in self._seeds
         }  # fmt: skip
         found = self._runs.results("knees", cases.find_knee, self._data, tasks.values())
-        for (system, data, model, devices, minutes, _), task in tasks.items():
-            self._knees.setdefault((system, data, model, devices, minutes), []).append(found[task]["rate"])
+        for system, data, model, devices, minutes, _ in tasks:
+            of_seeds = [tasks[system, data, model, devices, minutes, seed] for seed in self._seeds]
+            self._knees[system, data, model, devices, minutes] = [found[task]["rate"] for task in of_seeds]
 
     def _gain(self, system: str, data: str, model: str, devices: int, minutes: float) -> dict[str, Estimate | None]:
         own, base = (self._knees[name, data, model, devices, minutes] for name in (system, VLLM))
