@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import nan, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
@@ -37,6 +37,11 @@ def estimate(values: Sequence[float | None]) -> Estimate | None:
     if known.size > 1:
         half = float(stdtrit(known.size - 1, (1 + CONFIDENCE) / 2) * known.std(ddof=1) / sqrt(known.size))
     return Estimate(*(float(f"{x:.{_DIGITS}g}") for x in (mean, mean - half, mean + half)))
+
+
+def means(results: Sequence[Mapping[str, Any]], metrics: Iterable[str] | None = None) -> dict[str, Estimate | None]:
+    """The estimate of each metric, by default all, over the results of the seeds or turns."""
+    return {metric: estimate([one[metric] for one in results]) for metric in metrics or results[0]}
 
 
 def ratio(own: Sequence[float], base: Sequence[float]) -> Estimate | None:

@@ -25,7 +25,6 @@ from jaxspec.bench.papers.adaserve.requests import (
     Categories,
     capped,
     read_answers,
-    rounded,
     stratified,
     strict_share,
 )
@@ -48,6 +47,7 @@ from jaxspec.bench.papers.adaserve.systems import (
     SYSTEMS,
     TREE_POLICIES,
 )
+from jaxspec.bench.slo_mix import apportion
 from jaxspec.sched.sim import arrivals
 from jaxspec.sched.sim.cost import LLAMA2_A100
 from jaxspec.sched.sim.simulator import Served
@@ -99,7 +99,7 @@ def test_max_tokens_does_not_tell_the_length():
 
 @pytest.mark.parametrize(("shares", "total"), [(MIX, 10), (MIX, 7), ((0.7, 0.15, 0.15), 33), ((1, 0, 0), 5)])
 def test_shares_are_exact_but_for_rounding(shares, total):
-    counts = rounded(shares, total)
+    counts = apportion(shares, total)
     assert sum(counts) == total
     assert all(abs(count - share * total) < 1 for count, share in zip(counts, shares, strict=True))
 

@@ -162,7 +162,7 @@ def test_needs_are_those_of_the_step_that_runs(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_needs_do_not_grow_from_a_step_that_only_they_would_make_long() -> None:
-    """In 30 ms all requests would need so many nodes that the step takes 30 ms; in 12 ms none needs any."""
+    """In 30 ms all requests would need enough nodes for a step of 30 ms; in 12 ms none needs any."""
     forest, policy = Forest([chain(4, 0.5) for _ in range(8)]), AdaServe(16, STEP)
     step = StepCandidates(forest, [4] * 8, 99, 56, [-inf] * 8, 8)
     seconds, needs = (lambda nodes: STEP.of(8 + nodes)), (lambda t: [t / 12.5e-3] * 8)
@@ -218,7 +218,7 @@ def test_a_pace_limits_prompts_itself() -> None:
 
 
 def test_while_prompts_fill_the_budget_only_late_requests_draft_and_only_where_it_is_economic() -> None:
-    """The step is long anyway, so a few nodes cost little; the policy of the paper drafts for nobody then."""
+    """The step is long anyway, so a few nodes cost little; the policy of the paper drafts for no request then."""
     times = StepTimes({n: max(10e-3, n * 0.3e-3) for n in range(1, 513)})
     running = [with_slo(0, 0.2), with_slo(1, 20e-3), with_slo(2, 20e-3), with_slo(3, None)]
     for policy, expected in ((AdaServe(16, times), ["1", "2"]), (AdaServe(16), [])):

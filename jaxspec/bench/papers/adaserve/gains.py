@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench.papers.adaserve.cases import Case
-from jaxspec.bench.papers.estimates import Estimate, estimate, ratio
+from jaxspec.bench.papers.estimates import Estimate, estimate, means, ratio
 from jaxspec.bench.papers.runs import Result
 
 #: Loads at which a system's mean time to first token exceeds this do not count for its gains: those that let prompts
@@ -28,10 +28,7 @@ def curves(part: Sequence[Case], found: Mapping[Case, Result], by: str) -> Curve
     for case in part:
         x = case.shares[0] if by == "shares" else getattr(case, by)
         values.setdefault(case.system, {}).setdefault(f"{x:g}", []).append(found[case])
-    return {
-        system: {x: {what: estimate([one[what] for one in seeds]) for what in METRICS} for x, seeds in points.items()}
-        for system, points in values.items()
-    }
+    return {system: {x: means(seeds, METRICS) for x, seeds in points.items()} for system, points in values.items()}
 
 
 def gains(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxspec.bench.slo_mix import apportion
 from jaxspec.sched.sim.arrivals import Arrival
 from jaxspec.sched.sim.workload import CHARACTERS_PER_TOKEN, MAX_TOKENS, Lengths, Workload
 
@@ -42,10 +43,10 @@ class Categories:
         """One request per arrival. Returns their categories `[requests]` too.
 
         The categories have exactly their shares, rounded, and each one's lengths are stratified, so that chance decides
-        only which arrival gets which request. Nobody but an oracle knows an answer's length: `max_tokens` is what the
+        only which arrival gets which request. Only an oracle knows an answer's length: `max_tokens` is what the
         context leaves, at most `MAX_TOKENS`.
         """
-        counts = rounded(shares, len(arrivals))
+        counts = apportion(shares, len(arrivals))
         kind = rng.permutation(np.repeat(np.arange(3), counts))
         length = np.zeros((2, len(arrivals)), int)
         for k, (table, count) in enumerate(zip(self.lengths, counts, strict=True)):
@@ -56,15 +57,6 @@ class Categories:
             np.array([a.time for a in arrivals]), length[0], length[1], np.full(len(arrivals), np.nan),
             np.asarray(self.targets)[kind], np.maximum(most, length[1]),
         ), kind  # fmt: skip
-
-
-def rounded(shares: Sequence[float], total: int) -> list[int]:
-    """`total` in these shares, as whole numbers: those with the largest remainders are rounded up."""
-    exact = np.asarray(shares, float) * total
-    counts = np.floor(exact + 1e-9).astype(int)
-    for i in np.argsort(counts - exact, kind="stable")[: total - counts.sum()]:
-        counts[i] += 1
-    return counts.tolist()
 
 
 def stratified(table: Lengths, count: int, rng: np.random.Generator) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxspec.bench import options
 from jaxspec.bench.papers.alise.cases import System
 from jaxspec.bench.papers.alise.report import DATA, VLLM
-from jaxspec.bench.papers.estimates import estimate, reduction
+from jaxspec.bench.papers.estimates import means, reduction
 from jaxspec.bench.papers.presets import Preset, engines, overrides
 from jaxspec.bench.papers.serving import random_jobs, turns
 from jaxspec.outputs import RequestMetrics
@@ -56,7 +56,7 @@ def measure(
                 name: {
                     "preemptions": preemptions[name],
                     "working_set": max(working_set(turn) for turn in measured[name]),
-                    **{key: estimate([turn[key] for turn in own]) for key in own[0]},
+                    **means(own),
                     **{
                         f"{key} below": reduction([turn[key] for turn in own], [turn[key] for turn in by_turn[VLLM]])
                         for key in own[0]

@@ -32,10 +32,10 @@ from jaxspec.bench.papers.alise.report import (
     VLLM,
     WORSE,
 )  # fmt: skip
-from jaxspec.bench.papers.estimates import Estimate, estimate, ratio, reduction
+from jaxspec.bench.papers.estimates import Estimate, estimate, means, ratio, reduction
 from jaxspec.bench.papers.page import File
 from jaxspec.bench.papers.presets import Preset
-from jaxspec.bench.papers.runs import Result, Runs
+from jaxspec.bench.papers.runs import Runs
 from jaxspec.bench.papers.variants import Variants
 from jaxspec.sched.sim.workload import Lengths, read_lengths
 
@@ -254,8 +254,3 @@ class Experiment:
     def _speed(self, speeds: Mapping[Any, float], data: str, name: str, system: str) -> dict[str, Estimate | None]:
         own, base = ([speeds[data, name, one, seed] for seed in self._seeds] for one in (system, VLLM))
         return {"speed": estimate(own), "gain": ratio(own, base)}
-
-
-def means(results: list[Result]) -> dict[str, Estimate | None]:
-    """The estimate of each metric over the seeds' results."""
-    return {metric: estimate([one[metric] for one in results]) for metric in results[0]}

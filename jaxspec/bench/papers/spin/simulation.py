@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.bench.papers.estimates import Estimate, estimate, ratio
+from jaxspec.bench.papers.estimates import Estimate, estimate, means, ratio
 from jaxspec.bench.papers.runs import Result, Runs
 from jaxspec.bench.papers.spin import cases, fit
 from jaxspec.bench.papers.spin.cases import LONG, THREE, Alone, Case, Data
@@ -235,9 +235,7 @@ class Experiment:
             for size in sizes:
                 by_way = [[found[tasks[data, way, size, seed]] for seed in self._seeds] for way in WAYS]
                 for way, own in zip(WAYS, by_way, strict=True):
-                    out.setdefault(data, {}).setdefault(way, {})[str(size)] = {
-                        key: estimate([one[key] for one in own]) for key in own[0]
-                    }
+                    out.setdefault(data, {}).setdefault(way, {})[str(size)] = means(own)
                 times = [[one["ms"] for one in own] for own in by_way]
                 out[data].setdefault("gain", {})[str(size)] = ratio(*times)
         return out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -124,8 +124,7 @@ def find_knee(data: Data, task: Knee) -> dict[str, float]:
     case = task.case
 
     def jct(rate: float) -> float:
-        at_rate = Case(case.order, case.table, RATE, rate, case.mode, case.seed, case.seats, case.jobs, case.wait)
-        return serve(data, at_rate)["jct"]
+        return serve(data, replace(case, x=rate))["jct"]
 
     return {"rate": knee(jct, task.limit, case.x, tolerance=0.05)}
 

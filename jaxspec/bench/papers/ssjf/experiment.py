@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxspec.bench import BenchError
 from jaxspec.bench.papers import page
-from jaxspec.bench.papers.estimates import Estimate, estimate, reduction
+from jaxspec.bench.papers.estimates import Estimate, estimate, ratio, reduction
 from jaxspec.bench.papers.page import File
 from jaxspec.bench.papers.presets import Preset
 from jaxspec.bench.papers.runs import Result, Runs
@@ -211,7 +211,7 @@ def summary(part: Sequence[Case], found: Mapping[Case, Result]) -> dict[str, dic
     for order in dict.fromkeys(case.order for case in part if case.order != FCFS):
         out[order] = {name: reduction(means[order, name], means[FCFS, name]) for name in ("jct", "ttft")}
         for name in ("quarter", "throughput"):
-            out[order][name] = estimate([a / b for a, b in zip(means[order, name], means[FCFS, name], strict=True)])
+            out[order][name] = ratio(means[order, name], means[FCFS, name])
     return out
 
 
