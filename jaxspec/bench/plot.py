@@ -62,11 +62,11 @@ def curves(
     """One panel per title with one line per name; `value` gives the y of a point, and the y axes range from 0 to `top`.
 
     A y of three numbers is a mean and the ends of its interval, drawn as a band. A name has the same colour in all
-    panels. Raises `BenchError`.
+    panels, and one legend is for all. Raises `BenchError`.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(0.5 + 3.2 * len(panels), 3), layout="constrained")
+    figure = Figure(figsize=(2 + 2.6 * len(panels), 3), layout="constrained")
     names = list(dict.fromkeys(name for series in panels.values() for name in series))
     for axes, (title, series) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for name, curve in series.items():
@@ -81,7 +81,7 @@ def curves(
                 )
         axes.set(title=title, xlabel=x_label, ylim=(0, top))
         axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
+    _legend(figure)
     figure.supylabel(y_label)
     _save(figure, path, dpi=80)
 
@@ -114,10 +114,17 @@ def bars(path: str | Path, panels: Mapping[str, Mapping[str, float]], y_label: s
             axes.bar(i, height, label=name)
         axes.set(title=title, xticks=[])
         axes.grid(alpha=0.3, axis="y")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", fontsize="small")
+    _legend(figure)
     figure.supylabel(y_label)
     _save(figure, path, dpi=80)
+
+
+def _legend(figure: Figure) -> None:
+    """One legend for all panels, next to them: within a panel it would hide curves."""
+    handles = {
+        label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="outside right center", fontsize="small")
 
 
 def _save(figure: Figure, path: str | Path, dpi: int = 120) -> None:
