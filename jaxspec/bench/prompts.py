@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from jaxspec.sched.sim.workload import no_turns
+from jaxspec.sched.sim import json_lines
 
 PROMPTS: tuple[str, ...] = (
     # Questions with short answers.
@@ -82,20 +82,18 @@ def words(tokens: int) -> int:
 
 def load(path: str | Path) -> list[str]:
     """The first text of `turns` of each line of a JSONL file. Raises OSError or ValueError, which names the line."""
-    texts = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            text = json.loads(line)["turns"][0]
-        except (json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
-            raise ValueError(f"{path}, line {number}: {no_turns(error)}") from None
-        if not isinstance(text, str) or not text:
-            raise ValueError(f"{path}, line {number}: the first entry of 'turns' is not a text")
-        texts.append(text)
+    texts = json_lines.read(path, first_turn)
     if not texts:
         raise ValueError(f"{path}: no prompts")
     return texts
+
+
+def first_turn(row: Any) -> str:
+    """The prompt of a row. Raises LookupError or TypeError."""
+    text = row["turns"][0]
+    if not isinstance(text, str) or not text:
+        raise TypeError("not a text")
+    return text
 
 
 def mixed(kinds: Sequence[Sequence[str]]) -> list[str]:

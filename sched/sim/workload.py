@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isnan
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxspec.sched.sim import json_lines
 from jaxspec.sched.sim.arrivals import Arrival
 from jaxspec.sched.slo import NONE, Slo
 
@@ -160,30 +160,16 @@ def read_lengths(path: str | Path, prediction: str | None = None) -> Lengths:
     return Lengths(np.array(columns["input_tokens"], int)[kept], output[kept], predicted[kept])
 
 
-def no_turns(error: Exception) -> str:
-    """Describes why a JSONL line has no prompt in `turns`."""
-    return f"not JSON ({error.msg})" if isinstance(error, json.JSONDecodeError) else 'has no "turns", a list of texts'
-
-
 def read_jsonl(path: str | Path) -> Lengths:
     """Lengths of texts at four characters per token, from lines with `turns`, a list whose first text is the prompt,
     and the answer `reference`; lines without an answer are skipped. Raises OSError or ValueError."""
-    inputs: list[int] = []
-    outputs: list[int] = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            prompt, answer = row["turns"][0], row.get("reference")
-        except (json.JSONDecodeError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}, line {number}: {no_turns(error)}") from None
-        if isinstance(prompt, str) and isinstance(answer, str) and answer:
-            inputs.append(max(1, round(len(prompt) / CHARACTERS_PER_TOKEN)))
-            outputs.append(max(1, round(len(answer) / CHARACTERS_PER_TOKEN)))
-    if not outputs:
+    texts = json_lines.read(path, lambda row: (row["turns"][0], row.get("reference")))
+    rows = [both for both in texts if all(isinstance(text, str) for text in both) and both[1]]
+    if not rows:
         raise ValueError(f"{path}: no line has a 'reference', the answer to take the length from")
-    return Lengths(np.array(inputs), np.array(outputs), np.full(len(outputs), np.nan))
+    sizes = np.array([[len(text) for text in both] for both in rows])
+    inputs, outputs = np.maximum(1, np.round(sizes / CHARACTERS_PER_TOKEN)).astype(int).T
+    return Lengths(inputs, outputs, np.full(len(rows), np.nan))
 
 
 def class_means(classes: np.ndarray, output: np.ndarray) -> np.ndarray:

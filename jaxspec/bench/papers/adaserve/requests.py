@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from jaxspec.bench.slo_mix import apportion
+from jaxspec.sched.sim import json_lines
 from jaxspec.sched.sim.arrivals import Arrival
 from jaxspec.sched.sim.workload import CHARACTERS_PER_TOKEN, MAX_TOKENS, Lengths, Workload
 
@@ -83,20 +84,15 @@ def read_answers(path: str | Path, model: str) -> Lengths:
     The file has words for all models and texts for one, whose characters per word count for the others too. Raises
     OSError, or ValueError naming the line that is wrong.
     """
-    prompts: list[int] = []
-    words: list[int] = []
-    characters = written = 0
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            row = json.loads(line)
-            prompts.append(len(row["turns"][0]))
-            words.append(int(row["reference_words"][model]))
-            characters += len(row["other_references"][_TEXTS])
-            written += int(row["reference_words"][_TEXTS])
-        except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(f"{path}, line {number}: no prompt or no answer of {model} ({error!r})") from None
-    if not written:
+
+    def sizes(row: Any) -> tuple[int, int, int, int]:
+        words = row["reference_words"]
+        return len(row["turns"][0]), int(words[model]), len(row["other_references"][_TEXTS]), int(words[_TEXTS])
+
+    rows = json_lines.read(path, sizes, f"prompt, or no answers of {model} and {_TEXTS}")
+    prompts, words, characters, written = np.array(rows).reshape(-1, 4).T
+    if not written.sum():
         raise ValueError(f"{path}: no answers of {_TEXTS}")
-    per_word = characters / written / CHARACTERS_PER_TOKEN
-    tokens = lambda sizes, factor: np.maximum(1, np.round(factor * np.array(sizes))).astype(int)  # noqa: E731
+    per_word = characters.sum() / written.sum() / CHARACTERS_PER_TOKEN
+    tokens = lambda sizes, factor: np.maximum(1, np.round(factor * sizes)).astype(int)  # noqa: E731
     return Lengths(tokens(prompts, 1 / CHARACTERS_PER_TOKEN), tokens(words, per_word), np.full(len(words), np.nan))

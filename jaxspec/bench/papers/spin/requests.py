@@ -5,7 +5,6 @@ Lengths are those of real texts with the model's tokenizer and chat template.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxspec.bench import prompts
-from jaxspec.sched.sim.workload import no_turns
+from jaxspec.sched.sim import json_lines
 
 if TYPE_CHECKING:
     from jaxspec.models.load.tokenizer import Tokenizer
@@ -98,14 +97,8 @@ def read(
     Lengths of missing answers are drawn from `answers`. Requests longer than `context` tokens are left out. Raises
     OSError or ValueError.
     """
-    found = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            found += _conversations(json.loads(line))
-        except (json.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}, line {number}: {no_turns(error)}") from None
+    rows = json_lines.read(path, lambda row: list(_conversations(row)))
+    found = [request for row in rows for request in row]
     lengths = _lengths(found, tokenizer, answers, rng)
     kept = lengths.prompt + lengths.answer <= context
     if not kept.any():

@@ -4,7 +4,6 @@ draft choice (Fig. 11), pipeline (Fig. 13), arrivals over time, and what the res
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.bench import prompts
 from jaxspec.bench.papers.estimates import Estimate, estimate, means, ratio
 from jaxspec.bench.papers.runs import Result, Runs
 from jaxspec.bench.papers.spin import cases, fit
@@ -48,7 +48,7 @@ from jaxspec.bench.papers.spin.times import (
     SLOW_DRAFTS,
 )
 from jaxspec.bench.papers.variants import Variants
-from jaxspec.sched.sim.workload import CHARACTERS_PER_TOKEN, Lengths, no_turns, read_lengths
+from jaxspec.sched.sim.workload import CHARACTERS_PER_TOKEN, Lengths, read_lengths
 
 SEEDS, QUICK = 5, 3
 #: Longest answer, in tokens.
@@ -84,7 +84,7 @@ def read_datasets(args: argparse.Namespace) -> dict[str, Dataset]:
     alpaca, chatbot, answers = (
         capped(read_lengths(path)) for path in (args.alpaca, args.chatbot, args.chat_answers)
     )  # fmt: skip
-    cp = replace(answers, input=np.resize(prompts(args.chat), len(answers)))
+    cp = replace(answers, input=np.resize(prompt_lengths(args.chat), len(answers)))
     one = {"alpaca": alpaca, "cp": cp, "cip": chatbot}
     return {
         **{name: Dataset([lengths], [FITTED.ease[name]]) for name, lengths in one.items()},
@@ -92,13 +92,9 @@ def read_datasets(args: argparse.Namespace) -> dict[str, Dataset]:
     }
 
 
-def prompts(path: str | Path) -> np.ndarray:
-    """Tokens of each line's first turn `[rows]`. Raises OSError, or ValueError if a line has none."""
-    try:
-        texts = [json.loads(line)["turns"][0] for line in Path(path).read_text(encoding="utf-8").splitlines()]
-        return np.array([max(1, round(len(text) / CHARACTERS_PER_TOKEN)) for text in texts])
-    except (json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"{path}: {no_turns(error)}") from None
+def prompt_lengths(path: str | Path) -> np.ndarray:
+    """Tokens of each line's first turn `[rows]`. Raises OSError, or ValueError naming the line without one."""
+    return np.array([max(1, round(len(text) / CHARACTERS_PER_TOKEN)) for text in prompts.load(path)])
 
 
 def capped(table: Lengths) -> Lengths:

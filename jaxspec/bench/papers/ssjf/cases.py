@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from jaxspec.bench.papers.presets import Preset
 from jaxspec.bench.papers.serving import simulate
 from jaxspec.bench.papers.variants import Variants
 from jaxspec.bench.prompts import WORDS_PER_TOKEN
-from jaxspec.sched.sim import arrivals
+from jaxspec.sched.sim import arrivals, json_lines
 from jaxspec.sched.sim.arrivals import Arrival
 from jaxspec.sched.sim.cost import SSJF, Cost, v100
 from jaxspec.sched.sim.simulator import Served
@@ -134,14 +134,12 @@ def read_rounds(path: str | Path, rounds: int) -> list[np.ndarray]:
 
     Raises OSError, or ValueError naming the line.
     """
-    found: list[list[int]] = [[] for _ in range(rounds)]
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            replies = json.loads(line)["replies"]
-            for lengths, reply in zip(found, replies, strict=False):
-                lengths.append(max(1, round(len(reply.split()) / WORDS_PER_TOKEN)))
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}, line {number}: no list of texts 'replies' ({error})") from None
+
+    def lengths(row: Any) -> list[int]:
+        return [max(1, round(len(reply.split()) / WORDS_PER_TOKEN)) for reply in row["replies"][:rounds]]
+
+    rows = json_lines.read(path, lengths, '"replies", a list of texts')
+    found = [[row[i] for row in rows if len(row) > i] for i in range(rounds)]
     if not all(found):
         raise ValueError(f"{path}: no conversation has {rounds} rounds")
-    return [np.array(lengths) for lengths in found]
+    return [np.array(replies) for replies in found]

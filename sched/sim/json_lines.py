@@ -1,0 +1,29 @@
+"""Files of one JSON object a line: prompts, answers and conversations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+Row = TypeVar("Row")
+
+
+def read(path: str | Path, parse: Callable[[Any], Row], expected: str = '"turns", a list of texts') -> list[Row]:
+    """`parse(value)` of every line that is not empty.
+
+    Raises OSError, or ValueError naming the line that is not JSON, or that `parse` refuses with a ValueError,
+    LookupError, TypeError or AttributeError because it lacks what is `expected`.
+    """
+    found: list[Row] = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            found.append(parse(json.loads(line)))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}: not JSON ({error.msg})") from None
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise ValueError(f"{path}, line {number}: has no {expected}") from None
+    return found
