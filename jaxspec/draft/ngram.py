@@ -23,9 +23,9 @@ _DOUBT = 1.6
 class NGramIndex:
     """Prompt lookup decoding (Saxena 2023), also called n-gram speculation, for one request.
 
-    Searches the earlier tokens for the last n tokens, longest n first, and proposes what followed their most recent
-    earlier occurrence. All n-grams are in a dictionary: per n, a new token costs one insertion and a proposal one
-    lookup, however long the text is.
+    Searches the earlier tokens for the last n tokens, longest n first, to copy what followed their most recent earlier
+    occurrence. All n-grams are in a dictionary: per n, a new token costs one insertion and a search one lookup, however
+    long the text is.
     """
 
     def __init__(self, longest: int = 4, shortest: int = 2) -> None:
@@ -51,23 +51,18 @@ class NGramIndex:
                     after[tuple(known[end - n :])] = end
             known.append(token)
 
-    def propose(self, count: int) -> list[int]:
-        """`count` tokens to follow the known ones if an n-gram matches, else none.
-
-        A copy that reaches the end of the known tokens continues with its own proposal, so a periodic text is
-        continued with its period.
-        """
-        found = self.match()
-        return [] if found is None else self.copy(found[0], count)
-
     def copy(self, start: int, count: int) -> list[int]:
-        """`count` tokens from index `start` on, with those after the end as in `propose`."""
+        """`count` tokens from index `start` on.
+
+        A copy that reaches the end of the known tokens continues with its own tokens, so a periodic text is continued
+        with its period.
+        """
         period = len(self._tokens) - start
         return [self._tokens[start + i % period] for i in range(count)]
 
     def match(self) -> tuple[int, int] | None:
-        """Index of the token after the occurrence that `propose` copies from, and the number of tokens, at most
-        `MAX_MATCH`, that it has in common with the end of the text; None if no n-gram matches.
+        """Index of the token after the occurrence to copy from, and the number of tokens, at most `MAX_MATCH`, that it
+        has in common with the end of the text; None if no n-gram matches.
 
         That number may exceed the longest n: n-grams find the occurrence, all its tokens say how much to trust it.
         """

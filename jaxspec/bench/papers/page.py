@@ -88,6 +88,11 @@ def find_files(args: argparse.Namespace, files: Mapping[str, File]) -> None:
             setattr(args, name, str(Path(args.data) / file.default))
 
 
+def runs(args: argparse.Namespace) -> Runs:
+    """The runs of `args.paper`'s simulations, with the results kept in the folder of `--keep`."""
+    return Runs(Path(args.keep) / f"{args.paper}.jsonl", args.processes)
+
+
 def run(
     args: argparse.Namespace, title: str, files: Mapping[str, File], read: Callable[..., Sequence[Any]],
     simulated: Callable[..., dict[str, Any]], on_engine: Callable[..., dict[str, Any]], sections: Sections,
@@ -106,7 +111,6 @@ def run(
     if args.engine:
         publish(args, args.paper, title, "engine", on_engine(args, *data), sections)
         return 0
-    runs = Runs(Path(args.keep) / f"{args.paper}.jsonl", args.processes)
-    kept = publish(args, args.paper, title, "simulated", simulated(args, runs, *data), sections)
+    kept = publish(args, args.paper, title, "simulated", simulated(args, runs(args), *data), sections)
     draw(Path(args.out), kept["simulated"])
     return 0

@@ -12,7 +12,6 @@ from pathlib import Path
 from jaxspec.bench import BenchError, options
 from jaxspec.bench.papers import page
 from jaxspec.bench.papers.page import File
-from jaxspec.bench.papers.runs import Runs
 from jaxspec.bench.papers.spin import engine as spin_engine
 from jaxspec.bench.papers.spin import pipeline as spin_pipeline
 from jaxspec.bench.papers.spin import report
@@ -82,6 +81,5 @@ def run(args: argparse.Namespace) -> None:
             datasets = read_datasets(args)
         except (OSError, ValueError) as error:
             raise BenchError(explained(error)) from None
-        runs = Runs(Path(args.keep) / f"{args.paper}.jsonl", args.processes)
-        kind, numbers = "simulated", simulated(args, runs, datasets)
+        kind, numbers = "simulated", simulated(args, page.runs(args), datasets)
     report.draw(Path(args.out), page.publish(args, "spin", TITLE, kind, numbers, report.sections))
