@@ -83,7 +83,8 @@ class PlanBuilder:
         ]
         rivals.sort(key=lambda rival: rival[:2])
         while not self._preempted and (head := self._next_waiting()) is not None:
-            after = [r for place, _, r in rivals if key(head) < place]
+            first = key(head)
+            after = [r for place, _, r in rivals if first < place]
             load = sum(r.remaining_known for r in self._running)
             if not after or load - sum(r.remaining_known for r in after if not r.decoding) >= tokens:
                 return
