@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from helpers import tiny
+from helpers.doc_sizes import ALISE_EXPERIMENT
 from helpers.small import SMALL
 from jaxspec.bench.__main__ import main
-from jaxspec.bench.papers.alise import cases
+from jaxspec.bench.papers.alise import cases, runtime
 from jaxspec.bench.papers.alise import experiment as alise
 from jaxspec.bench.papers.alise.cases import Case, Data, Knee
 from jaxspec.bench.papers.alise.report import AGAIN, ALISE, AUTO, DEFER, FULL, KNOWN, ORCA, SWAP, UNREAD, VLLM
@@ -81,13 +82,24 @@ def test_swapping_is_at_least_as_good_as_the_other_memories():
     assert found[SWAP]["swaps"] > 0 == found[SWAP]["recomputed"] < found[AGAIN]["recomputed"]
 
 
+def test_execution_time_is_linear_in_the_prompt_and_is_estimated_well():
+    """Fig. 5 and Eq. 3 to 5."""
+    short, long = (runtime.alone(DATA, runtime.Alone("opt-13b", VLLM, outputs)) for outputs in (16, 256))
+    assert short["prefill"] == long["prefill"] == sorted(short["prefill"])
+    assert long["decode"] == pytest.approx(short["decode"], rel=0.01)
+    line = runtime.line(short["decode"])
+    assert line["error"] < 0.01 and line["slope"] > 0
+    found = runtime.estimated(DATA, Case(ALISE, "t", 0.3, 10.0, 0))
+    assert 0 < found["error"] < 8 and found["preempted"] < 10 and found["seconds"] > 200 * 0.035
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small experiments on the tiny model."""
-    for name, value in (("FEWER", 0.05), ("LIMIT", 0.06), ("LOADS", (0.5, 1.0)), ("TABLE_3", {"alpaca": 4.0})):
+    for name, value in ALISE_EXPERIMENT.items():
         monkeypatch.setattr(alise, name, value)
-    models = {name: alise.MODELS[name] for name in ("opt-13b, 1 V100", "pythia-12b")}
-    monkeypatch.setattr(alise, "MODELS", models)
+    monkeypatch.setattr(cases, "CONCURRENCY", 8)
+    monkeypatch.setattr(alise, "MODELS", {"opt-13b, 1 V100": alise.FIRST})
     monkeypatch.setattr("jaxspec.llm.LLM", lambda **s: tiny.llm(**s | {"show_progress": False}))
 
 
@@ -108,10 +120,12 @@ def test_the_page_is_written(quick, tmp_path):
     own = ["--system", "own=priority", "--predictor", "noisy:0.1"]
     assert main([*command(tmp_path, 900), "--minutes", "0.05", "--seeds", "2", *own]) == 0
     text = (out / "alise.md").read_text()
-    models = "pythia-12b", "opt-13b, 1 V100, Alpaca"
+    models = "pythia-12b", "Alpaca, opt-13b, 1 V100"
     for expected in ("(Fig. 6), ShareGPT", "2.10×", "46.0 %", "p99", "/s, own |", *models):
         assert expected in text
-    assert {f.name for f in out.glob("*.png")} == {"alise_rate.png", "alise_memory.png", "alise_latency.png"}
+    assert {f.name for f in out.glob("*.png")} == {
+        f"alise_{name}.png" for name in ("rate", "memory", "latency", "runtime")
+    }
     kept = json.loads((out / "alise.json").read_text())
     assert len(kept["simulated"]["latency"]["sample"][VLLM]) <= cases.SAMPLE
     assert "[ALISE](alise.md)" in (out / "README.md").read_text()

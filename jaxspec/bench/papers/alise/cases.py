@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -66,13 +67,26 @@ class Data:
 
 
 def serve(data: Data, case: Case) -> dict[str, float]:
-    """Means over the requests: latency in seconds per output token, latency, time to first token and, of consecutive
-    requests in the middle, latency in seconds; tokens per second of a request; what preemptions cost."""
+    """Means over the requests: latency in seconds per output token, latency and time to first token in seconds; tokens
+    per second of a request; what preemptions cost."""
+    return _metrics(simulate(data, case))
+
+
+def serve_sample(data: Data, case: Case) -> dict[str, Any]:
+    """As `serve`, with the mean latency of the sample, under "means"; its latencies in seconds under "sample"."""
     served = simulate(data, case)
-    work, middle = served.workload, sample(served)
+    seconds = sample(served)
+    return {
+        "means": _metrics(served) | {"sample": float(seconds.mean())},
+        "sample": [round(one, 2) for one in seconds.tolist()],
+    }
+
+
+def _metrics(served: Served) -> dict[str, float]:
+    work = served.workload
     return {
         "normalised": normalised(served), "jct": float(served.jct.mean()), "p99": float(np.quantile(served.jct, 0.99)),
-        "ttft": float((served.first_token - work.arrival).mean()), "sample": float(middle.mean()),
+        "ttft": float((served.first_token - work.arrival).mean()),
         "speed": float((work.output / served.jct).mean()), "throughput": len(work) / served.duration,
         "recomputed": served.recomputed / max(1, int((work.input + work.output).sum())),
         "swaps": served.swaps / len(work), "stalled": served.stalled / served.duration,
@@ -90,17 +104,16 @@ def sample(served: Served) -> np.ndarray:
     return served.jct[first : first + SAMPLE]
 
 
-def latencies(data: Data, case: Case) -> dict[str, list[float]]:
-    """The latencies of Fig. 9's requests."""
-    return {"seconds": [round(seconds, 2) for seconds in sample(simulate(data, case)).tolist()]}
-
-
 @dataclass(frozen=True, slots=True)
 class Knee:
-    """The search for the rate at which the normalised latency reaches `limit`; the case's rate is the first tried."""
+    """The search for the rate at which the normalised latency reaches `limit`.
+
+    The case's rate is the first tried; the next is `growth` times higher or lower.
+    """
 
     case: Case
     limit: float
+    growth: float = 1.4
 
 
 def find_knee(data: Data, task: Knee) -> dict[str, float]:
@@ -112,14 +125,14 @@ def find_knee(data: Data, task: Knee) -> dict[str, float]:
         except Exceeded:
             return inf
 
-    return {"rate": knee(latency, task.limit, task.case.rate, tolerance=0.05, growth=1.4)}
+    return {"rate": knee(latency, task.limit, task.case.rate, tolerance=0.05, growth=task.growth)}
 
 
 class Exceeded(Exception):
     """The normalised latency will be above the limit, whatever the other requests' latencies are."""
 
 
-class _Limited(Simulation):
+class Limited(Simulation):
     """Raises `Exceeded` as soon as the normalised latency must be above `limit`: most time of a search for a knee would
     go into runs far beyond it."""
 
@@ -135,10 +148,14 @@ class _Limited(Simulation):
 
 
 def simulate(data: Data, case: Case, limit: float = inf) -> Served:
-    """Every system gets the same requests at the same times. A request's `max_tokens` is what the context leaves.
+    """Serve the case's requests. Raises `Exceeded` if the normalised latency is above `limit`."""
+    run = prepare(data, case)
+    run.limit = limit
+    return run.run()
 
-    Raises `Exceeded` if the normalised latency is above `limit`.
-    """
+
+def prepare(data: Data, case: Case) -> Limited:
+    """Every system gets the same requests at the same times. A request's `max_tokens` is what the context leaves."""
     system, table = data.systems[case.system], data.tables[case.data]
     machine = v100_machine(*ALISE_MODELS[case.model], devices=case.devices).with_kv(system.kv)
     # Separate streams: at another rate the same requests come in the same order, closer together.
@@ -146,13 +163,11 @@ def simulate(data: Data, case: Case, limit: float = inf) -> Served:
     count = max(1, round(60 * case.minutes * case.rate))
     work = join(data.variants.arrivals(count, case.rate, for_arrivals), table, 32, for_lengths)
     work = replace(work, max_tokens=CONTEXT - work.input)
-    simulation = _simulation(system, machine, work, int((table.input + table.output).max()), case.seed)
-    simulation.limit = limit
-    return simulation.run()
+    return simulation(system, machine, work, int((table.input + table.output).max()), case.seed)
 
 
-def _simulation(system: System, machine: Machine, work: Workload, longest: int, seed: int) -> _Limited:
-    """`longest`: positions that a reserving system reserves per request."""
+def simulation(system: System, machine: Machine, work: Workload, longest: int, seed: int) -> Limited:
+    """A system that serves these requests; `longest`: positions that it reserves per request if it reserves."""
     if system.error is not None:
         work = work.predict(noisy(work.output, system.error, np.random.default_rng([seed, 1])))
     concurrency = max(1, machine.positions // longest) if system.reserving else CONCURRENCY
@@ -161,4 +176,4 @@ def _simulation(system: System, machine: Machine, work: Workload, longest: int, 
         host_pages=int(HOST_BYTES / (PAGE_SIZE * machine.kv_bytes)), costs=machine.swap_costs(PAGE_SIZE),
     )  # fmt: skip
     pool = PagePool(machine.positions // PAGE_SIZE, PAGE_SIZE, enable_prefix_caching=False)
-    return _Limited(Scheduler(config, pool), work, machine.cost)
+    return Limited(Scheduler(config, pool), work, machine.cost)

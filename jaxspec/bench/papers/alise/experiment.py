@@ -8,7 +8,7 @@ per output token, reaches 200 ms (§4.2), found by bisection.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxspec.bench import options
 from jaxspec.bench.papers import page
-from jaxspec.bench.papers.alise import cases, engine, report
+from jaxspec.bench.papers.alise import cases, engine, report, runtime
 from jaxspec.bench.papers.alise.cases import CONTEXT, Case, Data, Knee, System
 from jaxspec.bench.papers.alise.report import (
     AGED,
@@ -27,6 +27,7 @@ from jaxspec.bench.papers.alise.report import (
     MEMORIES,
     MODELS,
     ORCA,
+    OTHERS,
     PROXY,
     UNREAD,
     VLLM,
@@ -45,14 +46,17 @@ FILES = {
     "sharegpt": File("lengths/sharegpt_first_round.csv", "CSV", "columns input_tokens, output_tokens"),
 }
 SEEDS, QUICK = 5, 2
-#: Minutes of a trace: in the paper, of variations, and with --quick.
-MINUTES, FEWER, FEWEST = 30.0, 10.0, 3.0
+#: Minutes of a trace: in the paper, of variations, and with --quick. Alpaca has sixteen times ShareGPT's rate.
+MINUTES = 30.0
+FEWER, FEWEST = {"alpaca": 4.0, "sharegpt": 10.0}, {"alpaca": 0.5, "sharegpt": 2.0}
 #: §4.2's constraint on the normalised latency, seconds per token.
 LIMIT = 0.2
 #: The first rate, in requests per second, that a search for a knee tries.
 START = {"alpaca": 16.0, "sharegpt": 1.0}
+#: Relative distance of the second rate tried from the first, if a similar search has found that one.
+NEAR = 1.1
 #: Rates of a figure relative to the one at which FCFS, as vLLM, saturates.
-LOADS, FEW_LOADS = (0.4, 0.7, 0.9, 1.0, 1.1, 1.3, 1.6, 2.0, 2.5), (0.7, 1.0, 1.3)
+LOADS, FEW_LOADS = (0.4, 0.7, 0.9, 1.0, 1.2, 1.5, 2.0), (0.7, 1.0, 1.3)
 #: σ of log-normal errors whose mean is Table 2's for OPT-13B, 0.123 of the length with retrieval and 0.178 with the
 #: proxy; and one like SSJF's predictor.
 ERROR, PROXY_ERROR, LARGE_ERROR = 0.154, 0.223, 0.5
@@ -81,7 +85,9 @@ SYSTEMS: Mapping[str, System] = {
 #: Fig. 8: ALISE with other memory policies.
 MEMORY_SYSTEMS = {memory: System(alise(memory), error=ERROR) for memory in MEMORIES}
 #: Compared in every experiment.
-MAIN = VLLM, FULL, ALISE
+MAIN = VLLM, ALISE
+#: The headlines' model and number of V100.
+FIRST = "opt-13b", 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,65 +138,91 @@ class Experiment:
         systems |= {name: System(preset, kv=1.0) for name, preset in variants.systems.items()}
         self._runs, self._data = runs, Data(systems, tables, variants)
         self._quick = args.quick
-        self._minutes = min(args.minutes, FEWEST) if args.quick else args.minutes
-        self._fewer = min(self._minutes, FEWER)
+        minutes: float = args.minutes
+        self._fewer = {data: min(minutes, (FEWEST if args.quick else FEWER)[data]) for data in DATA}
+        self._minutes = self._fewer if args.quick else dict.fromkeys(DATA, minutes)
         self._seeds = range(args.seed, args.seed + (args.seeds or (QUICK if args.quick else SEEDS)))
         #: Knees by (system, data, model, devices, minutes): one per seed.
         self._knees: dict[tuple[str, str, str, int, float], list[float]] = {}
 
     def measure(self) -> dict[str, Any]:
-        main = {"opt-13b, 1 V100": ("opt-13b", 1)}
-        more = {} if self._quick else {name: MODELS[name] for name in MODELS if name not in main}
-        self._search([(s, *main["opt-13b, 1 V100"], self._minutes) for s in (*MAIN, *self._own)])
-        others = [ORCA, KNOWN] if self._quick else [ORCA, PROXY, WORSE, KNOWN, AGED, UNREAD]
+        others = [FULL, ORCA, KNOWN] if self._quick else [FULL, ORCA, PROXY, WORSE, KNOWN, AGED, UNREAD]
+        models = {} if self._quick else MODELS
         self._search(
-            [(s, "opt-13b", 1, self._fewer) for s in (*MAIN, *others)]
-            + [(s, *model, self._fewer) for s in MAIN for model in more.values()]
+            [(s, *FIRST) for s in (*MAIN, *self._own, *others)]
+            + [(s, name, devices) for s in MAIN for name, devices in models.values() if (name, devices) != FIRST]
         )
-        models = {
-            name: self._gains(*model, self._minutes if name in main else self._fewer)
-            for name, model in (main | more).items()
-        }
+        self._search_longer([(s, *FIRST) for s in (*MAIN, *self._own)])
         variations = {
-            data: {name: self._gain(name, data, "opt-13b", 1, self._fewer) for name in (*MAIN, *others)}
-            for data in DATA
+            data: {name: self._gain(name, data, FIRST, self._fewer) for name in (*MAIN, *others)} for data in DATA
         }
+        by_model = {name: self._gains(model, self._fewer) for name, model in models.items()}
         return {
             "minutes": self._minutes, "fewer": self._fewer, "seeds": len(self._seeds), "limit": LIMIT,
-            "models": models, "variations": variations, "curves": self._curves(), "memory": self._memory(),
-            "latency": self._latency(), "table 3": {} if self._quick else self._table_3(),
+            "main": self._gains(FIRST, self._minutes), "models": by_model, "variations": variations,
+            "curves": self._curves(), "memory": self._memory(), "latency": self._latency(),
+            "runtime": self._runtime(), "table 3": {} if self._quick else self._table_3(),
         }  # fmt: skip
 
-    def _search(self, wanted: list[tuple[str, str, int, float]]) -> None:
-        """Find the knees of (system, model, devices, minutes) for both data sets."""
-        tasks = {
-            (system, data, model, devices, minutes, seed): Knee(
-                Case(system, data, START[data], minutes, seed, model, devices), LIMIT
+    def _search(self, wanted: Iterable[tuple[str, str, int]]) -> None:
+        """Find the knees of (system, model, devices) for both data sets: the first seed's, then the others' near it."""
+        first, *rest = self._seeds
+        cases = {
+            (system, data, model, devices): Case(
+                system, data, START[data], self._fewer[data], first, model, devices
             )
-            for system, model, devices, minutes in wanted for data in DATA for seed in self._seeds
+            for system, model, devices in wanted for data in DATA
         }  # fmt: skip
-        found = self._runs.results("knees", cases.find_knee, self._data, tasks.values())
-        for system, data, model, devices, minutes, _ in tasks:
-            of_seeds = [tasks[system, data, model, devices, minutes, seed] for seed in self._seeds]
-            self._knees[system, data, model, devices, minutes] = [found[task]["rate"] for task in of_seeds]
+        found = self._find("knees, first seed", {key: [Knee(case, LIMIT)] for key, case in cases.items()})
+        others = {
+            key: [Knee(replace(case, rate=found[key][0] or case.rate, seed=seed), LIMIT, NEAR) for seed in rest]
+            for key, case in cases.items()
+        }
+        more = self._find("knees, other seeds", others)
+        for (system, data, model, devices), case in cases.items():
+            key = system, data, model, devices
+            self._knees[(*key, case.minutes)] = found[key] + more[key]
 
-    def _gain(self, system: str, data: str, model: str, devices: int, minutes: float) -> dict[str, Estimate | None]:
-        own, base = (self._knees[name, data, model, devices, minutes] for name in (system, VLLM))
+    def _search_longer(self, wanted: Iterable[tuple[str, str, int]]) -> None:
+        """Find the knees of the main traces near those of the shorter ones."""
+        if self._minutes == self._fewer:
+            return
+        tasks = {
+            (system, data, model, devices): [
+                Knee(Case(system, data, near or START[data], self._minutes[data], seed, model, devices), LIMIT, NEAR)
+                for seed, near in zip(
+                    self._seeds, self._knees[system, data, model, devices, self._fewer[data]], strict=True
+                )
+            ]
+            for system, model, devices in wanted for data in DATA
+        }  # fmt: skip
+        for key, rates in self._find("knees, main traces", tasks).items():
+            self._knees[(*key, self._minutes[key[1]])] = rates
+
+    def _find(self, what: str, tasks: Mapping[Any, list[Knee]]) -> dict[Any, list[float]]:
+        found = self._runs.results(what, cases.find_knee, self._data, [one for own in tasks.values() for one in own])
+        return {key: [found[one]["rate"] for one in own] for key, own in tasks.items()}
+
+    def _gain(
+        self, system: str, data: str, model: tuple[str, int], minutes: Mapping[str, float]
+    ) -> dict[str, Estimate | None]:
+        own, base = (self._knees[name, data, *model, minutes[data]] for name in (system, VLLM))
         return {"rate": estimate(own), "gain": ratio(own, base)}
 
-    def _gains(self, model: str, devices: int, minutes: float) -> dict[str, Any]:
-        systems = (*MAIN, *self._own) if (model, devices) == ("opt-13b", 1) else MAIN
-        return {data: {name: self._gain(name, data, model, devices, minutes) for name in systems} for data in DATA}
+    def _gains(self, model: tuple[str, int], minutes: Mapping[str, float]) -> dict[str, Any]:
+        systems = (*MAIN, *self._own) if model == FIRST else MAIN
+        return {data: {name: self._gain(name, data, model, minutes) for name in systems} for data in DATA}
+
+    def _rates(self, loads: tuple[float, ...]) -> dict[str, list[float]]:
+        """Requests per second relative to the knee of FCFS, as vLLM, by data set."""
+        knees = {data: np.mean(self._knees[VLLM, data, *FIRST, self._fewer[data]]) for data in DATA}
+        return {data: [round(load * float(knees[data]), 2) for load in loads] for data in DATA}
 
     def _at_loads(self, systems: tuple[str, ...], loads: tuple[float, ...]) -> dict[str, Any]:
         """`{data: {system: {rate: estimates}}}` at rates relative to the knee of FCFS, as vLLM."""
-        rates = {
-            data: [round(load * float(np.mean(self._knees[VLLM, data, "opt-13b", 1, self._fewer])), 2)
-                   for load in loads]
-            for data in DATA
-        }  # fmt: skip
+        rates = self._rates(loads)
         tasks = {
-            (data, system, rate, seed): Case(system, data, rate, self._fewer, seed)
+            (data, system, rate, seed): Case(system, data, rate, self._fewer[data], seed)
             for data in DATA for system in systems for rate in rates[data] for seed in self._seeds
         }  # fmt: skip
         found = self._runs.results("rates", cases.serve, self._data, tasks.values())
@@ -206,19 +238,15 @@ class Experiment:
 
     def _memory(self) -> dict[str, Any]:
         """Fig. 8."""
-        return self._at_loads(MEMORIES, FEW_LOADS if self._quick else (0.7, 1.0, 1.3, 1.6, 2.0))
+        return self._at_loads(MEMORIES, FEW_LOADS if self._quick else LOADS[3:6])
 
     def _latency(self) -> dict[str, Any]:
         """Fig. 9: OPT-13B on ShareGPT at the rate at which FCFS reaches the limit."""
-        rate = float(np.mean(self._knees[VLLM, "sharegpt", "opt-13b", 1, self._minutes]))
-        tasks = {
-            (name, seed): Case(name, "sharegpt", rate, self._minutes, seed) for name in MAIN for seed in self._seeds
-        }
-        found = self._runs.results("latencies (Fig. 9)", cases.serve, self._data, tasks.values())
-        by_system = {name: [found[tasks[name, seed]] for seed in self._seeds] for name in MAIN}
-        samples = self._runs.results(
-            "sample (Fig. 9)", cases.latencies, self._data, [tasks[n, self._seeds[0]] for n in (VLLM, ALISE)]
-        )
+        minutes = self._minutes["sharegpt"]
+        rate = float(np.mean(self._knees[VLLM, "sharegpt", *FIRST, minutes]))
+        tasks = {(name, seed): Case(name, "sharegpt", rate, minutes, seed) for name in MAIN for seed in self._seeds}
+        found = self._runs.results("latencies (Fig. 9)", cases.serve_sample, self._data, tasks.values())
+        by_system = {name: [found[tasks[name, seed]]["means"] for seed in self._seeds] for name in MAIN}
         return {
             "rate": rate,
             "systems": {
@@ -230,23 +258,46 @@ class Experiment:
                 }
                 for name, results in by_system.items()
             },
-            "sample": {name: samples[tasks[name, self._seeds[0]]]["seconds"] for name in (VLLM, ALISE)},
+            "sample": {name: found[tasks[name, self._seeds[0]]]["sample"] for name in (VLLM, ALISE)},
+        }  # fmt: skip
+
+    def _runtime(self) -> dict[str, Any]:
+        """Fig. 5, and Eq. 3 to 5 while requests are served: `{data: {rate: estimates}}`."""
+        alone = {outputs: runtime.Alone(FIRST[0], VLLM, outputs) for outputs in runtime.OUTPUTS}
+        found = self._runs.results("requests alone (Fig. 5)", runtime.alone, self._data, alone.values())
+        rates = self._rates((0.5, 1.0))
+        tasks = {
+            (data, rate, seed): Case(ALISE, data, rate, self._fewer[data], seed)
+            for data in DATA for rate in rates[data] for seed in self._seeds
+        }  # fmt: skip
+        served = self._runs.results("estimated times (Eq. 3)", runtime.estimated, self._data, tasks.values())
+        return {
+            "prompts": runtime.PROMPTS,
+            "alone": {
+                outputs: {stage: {"seconds": found[task][stage]} | runtime.line(found[task][stage])
+                          for stage in ("prefill", "decode")}
+                for outputs, task in alone.items()
+            },
+            "served": {
+                data: {f"{rate:g}": means([served[tasks[data, rate, seed]] for seed in self._seeds])
+                       for rate in rates[data]}
+                for data in DATA
+            },
         }  # fmt: skip
 
     def _table_3(self) -> dict[str, Any]:
         """Table 3: tokens per second of a request at its rates."""
-        models = {name: model for name, model in MODELS.items() if not name.startswith("opt")}
         systems = (ORCA, VLLM, ALISE)
         tasks = {
-            (data, name, system, seed): Case(system, data, rate, self._fewer, seed, *model)
-            for data, rate in TABLE_3.items() for name, model in models.items() for system in systems
+            (data, name, system, seed): Case(system, data, rate, self._fewer[data], seed, *model)
+            for data, rate in TABLE_3.items() for name, model in OTHERS.items() for system in systems
             for seed in self._seeds
         }  # fmt: skip
         found = self._runs.results("Table 3", cases.serve, self._data, tasks.values())
         speeds = {key: found[task]["speed"] for key, task in tasks.items()}
         return {
             data: {
-                name: {system: self._speed(speeds, data, name, system) for system in systems} for name in models
+                name: {system: self._speed(speeds, data, name, system) for system in systems} for name in OTHERS
             }
             for data in TABLE_3
         }  # fmt: skip
