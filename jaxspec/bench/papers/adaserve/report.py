@@ -20,6 +20,8 @@ PAPER_GAINS = {"llama-2-7b": (1.63, 1.51), "llama-2-13b": (1.66, 1.73), "llama-2
 #: Fig. 10 and §6.3: SLO attainment by strict SLO, as a multiple of the baseline latency; "nearly 60 %".
 PAPER_STRICTER = {"0.8": 0.95, "0.6": 0.6}
 LABELS = {"attainment": "SLO attainment (Fig. 4)", "goodput": "goodput (Fig. 5)"}
+#: Why Fig. 10 may be missed.
+BECAUSE = "the fit is of two numbers, 95 and 60 % at 0.6 ×; a drafter with 0.4 and a spread of 0.1 has 99 and 62 %"
 SHARE, RATIO, COUNT = interval(share), interval(TIMES), interval("{:.0f}")
 TABLES: Mapping[str, tuple[str, Form]] = {
     "attainment": ("SLO attainment", SHARE), "goodput": ("goodput, tokens/s", COUNT),
@@ -41,7 +43,7 @@ def headlines(kept: Mapping[str, Any]) -> list[Headline]:
             at(kept, *path, "attainment")
             for path in (("simulated", "stricter", system, f"{SCALE}"), ("engine", "light", "systems", system))
         )
-        found.append(Headline(title, PAPER_STRICTER[f"{SCALE}"], simulated, engine, share))
+        found.append(Headline(title, PAPER_STRICTER[f"{SCALE}"], simulated, engine, share, BECAUSE))
     return found
 
 

@@ -65,7 +65,8 @@ def headlines(kept: Mapping[str, Any]) -> list[Headline]:
     gamma, delta = STABILITY[-1]
     for name, paper in PAPER_ERROR.items():
         ours = at(kept, "simulated", "errors", estimation_key(name, gamma, delta), "error")
-        out.append(Headline(f"error of the estimated time, {TITLES[name]}", paper, ours, None, PERCENT, at_most=True))
+        what = f"error of the estimated time, {TITLES[name]}; true lengths, γ = {gamma}, δ = {delta}"
+        out.append(Headline(what, paper, ours, None, PERCENT, at_most=True))
     return out
 
 
