@@ -109,8 +109,8 @@ class PolicyFields(BaseModel):
     verify_budget: PositiveInt | None = None
     #: equal_greedy, global_greedy, adaserve: while requests decode (adaserve: while one with a TPOT SLO does), prompts
     #: get at most three quarters of what these leave of `verify_budget`, so that steps stay short and have room for
-    #: drafts. Prompts take longer. Not used with `draft_nodes`, with a `pace`, which limits prompts itself, and with
-    #: `prefill: first`.
+    #: drafts. Prompts take longer. Not used with `draft_nodes`, with a `pace`, which limits prompts itself, with
+    #: `prefill: first`, and where a step of `verify_budget` tokens takes over 1.75 times as long as one of one token.
     prompts_in_budget: bool = True
     #: equal_greedy, global_greedy, adaserve: rank nodes by observed acceptance rates (true) or by the drafter's
     #: probabilities (false).

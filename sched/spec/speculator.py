@@ -104,7 +104,7 @@ class Speculator:
         if not self.drafters:
             return Lookahead()
         decoding = [r for r in running if r.decoding]
-        prompts = self.policy.prompt_limit(decoding, self.verify_budget) if self.policy.prompts_in_budget else None
+        prompts = self.policy.prompt_limit(decoding, self.verify_budget, self.step_times)
         return replace(self._decide_all(decoding, now), pooled=True, prompt_tokens=prompts)
 
     def _decide_all(self, decoding: Sequence[Request], now: float) -> Lookahead:

@@ -16,6 +16,7 @@ from jaxspec.sched.request import Request
 from jaxspec.sched.slots import Need, Policy, SlotContext
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.forest import Forest
+from jaxspec.sched.timing import StepTimes
 
 #: Most levels of a draft tree.
 DEPTH = 8
@@ -25,6 +26,10 @@ MOST_NODES = 32
 #: the least share of the whole budget, so that they progress. In the simulations of AdaServe's experiments, half of it
 #: made prompts wait several times as long for no more SLOs kept; nearly all of it left strict requests too few drafts.
 _PROMPT_SHARE, _LEAST_PROMPT_SHARE = 0.75, 0.25
+#: Tokens within the verify budget count as nearly free if a step of that size takes at most this many times as long as
+#: one of one token. It is about 1 where the weights are read while the device computes (GPU), and up to 1.5 because a
+#: profiled budget is rounded up to a bucket; it is 2 where both times add up.
+_PLATEAU = 1.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,8 @@ class TreePolicy(Policy):
     #: Whether it shares `StepCandidates.room` among the requests, by the value of their nodes. If not, `limits` are
     #: even shares of it.
     shares_room: bool = False
-    #: Whether prompts are computed within the verify budget while requests decode.
+    #: Whether prompts are computed within the verify budget while requests decode, on devices whose steps of that size
+    #: are hardly longer than those of one token.
     prompts_in_budget: bool = False
     #: Whether `draft_nodes` sets the nodes of a step.
     shares_nodes: bool = False
@@ -99,10 +105,17 @@ class TreePolicy(Policy):
         """
         raise NotImplementedError
 
-    def prompt_limit(self, decoding: Sequence[Request], verify_budget: int) -> int | None:
-        """With `prompts_in_budget`: most prompt tokens of a step in which these requests decode; None: no limit."""
+    def prompt_limit(self, decoding: Sequence[Request], verify_budget: int, times: StepTimes) -> int | None:
+        """Most prompt tokens of a step in which these requests decode; None: no limit.
+
+        With `prompts_in_budget` there is one, but only where tokens within the verify budget are nearly free. Where
+        each token makes the step longer, as on a CPU, small chunks delay decoding requests as much in total as large
+        ones, and only make prompts wait.
+        """
+        if not (self.prompts_in_budget and self.by_budget) or times.of(verify_budget) > _PLATEAU * times.of(1):
+            return None
         blind = Need.SLOS not in self.needs
-        if not self.by_budget or not any(blind or r.slo.tpot is not None for r in decoding):
+        if not any(blind or r.slo.tpot is not None for r in decoding):
             return None
         return max(1, int(_PROMPT_SHARE * (verify_budget - len(decoding))), int(_LEAST_PROMPT_SHARE * verify_budget))
 

@@ -32,6 +32,8 @@ from jaxspec.sched.timing import StepTimes
 from jaxspec.step.packing import SamplingInputs
 
 select = AdaServe.select
+#: A device on which 32 tokens take as long as one.
+FLAT = StepTimes({32: 10e-3, 256: 80e-3})
 
 
 def chain(levels: int, probability: float) -> Candidates:
@@ -198,9 +200,17 @@ def test_prompts_are_computed_within_the_verify_budget(
         run.add(str(i), slo=Slo(0.1) if slo else Slo())
     run.step()
     run.add("prompt", prompt=200)
-    speculator = Speculator([Fake("a", 100, 1e-6, [])], STEP, policy, verify_budget=32)
+    speculator = Speculator([Fake("a", 100, 1e-6, [])], FLAT, policy, verify_budget=32)
     plan = run.scheduler.plan(run.now, speculator.lookahead(run.scheduler.running, run.now))
     assert [s.count for s in plan.scheduled if s.request.id == "prompt"] == [200 if limit is None else limit]
+
+
+@pytest.mark.parametrize(("longer", "limited"), [(1.7, True), (1.8, False)])
+def test_prompts_keep_to_the_verify_budget_only_where_it_is_nearly_free(longer: float, limited: bool) -> None:
+    """On a CPU every token lengthens the step: small chunks would make prompts wait, and no request would gain."""
+    times = StepTimes({1: 10e-3, 32: longer * 10e-3, 256: 80e-3})
+    speculator = Speculator([Fake("a", 100, 1e-6, [])], times, GlobalGreedy(prompts_in_budget=True), verify_budget=32)
+    assert speculator.lookahead(requests(4), 0.0).prompt_tokens == (21 if limited else None)
 
 
 def test_a_pace_limits_prompts_itself() -> None:
