@@ -89,10 +89,10 @@ def load(path: str | Path) -> list[str]:
 
 
 def first_turn(row: Any) -> str:
-    """The prompt of a row. Raises LookupError or TypeError."""
+    """The prompt of a row. Raises LookupError, TypeError or ValueError."""
     text = row["turns"][0]
     if not isinstance(text, str) or not text:
-        raise TypeError("not a text")
+        raise ValueError("the first entry of 'turns' is empty or not a text")
     return text
 
 

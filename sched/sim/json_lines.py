@@ -13,8 +13,8 @@ Row = TypeVar("Row")
 def read(path: str | Path, parse: Callable[[Any], Row], expected: str = '"turns", a list of texts') -> list[Row]:
     """`parse(value)` of every line that is not empty.
 
-    Raises OSError, or ValueError naming the line that is not JSON, or that `parse` refuses with a ValueError,
-    LookupError, TypeError or AttributeError because it lacks what is `expected`.
+    Raises OSError, or ValueError naming a line that is not JSON, that `parse` refuses with a ValueError, or that lacks
+    what is `expected`, that is, for which `parse` raises LookupError, TypeError or AttributeError.
     """
     found: list[Row] = []
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
@@ -24,6 +24,8 @@ def read(path: str | Path, parse: Callable[[Any], Row], expected: str = '"turns"
             found.append(parse(json.loads(line)))
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}, line {number}: not JSON ({error.msg})") from None
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from None
+        except (LookupError, TypeError, AttributeError):
             raise ValueError(f"{path}, line {number}: has no {expected}") from None
     return found

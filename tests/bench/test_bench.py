@@ -88,8 +88,8 @@ def test_prompts_of_a_length():
         ("[1]", 'has no "turns", a list of texts'),
         ("{}", 'has no "turns", a list of texts'),
         ('{"turns": []}', 'has no "turns", a list of texts'),
-        ('{"turns": [3]}', 'has no "turns", a list of texts'),
-        ('{"turns": [""]}', 'has no "turns", a list of texts'),
+        ('{"turns": [3]}', "not a text"),
+        ('{"turns": [""]}', "not a text"),
     ],
 )
 def test_prompt_file_errors_name_the_line(tmp_path, line, said):
