@@ -116,7 +116,10 @@ RUNS = (
     Run("jaxspec.bench predictor", _TRAIN + " --set target=smollm2-135m", with_=("--retrieval",),
         constants=_FEW_SERVED),
     Run("jaxspec.bench predictor", _TRAIN + " --formulations reg_l1 --repeats 1"),
+    Run("jaxspec.bench paper ssjf", _TINY + " --engine-jobs 4 --engine-scale 0.05 --engine-rate 500 --repeats 1",
+        with_=("--engine",)),
     Run("jaxspec.bench paper ssjf", " --seeds 2" + _HERE, constants=_constants("ssjf.experiment", _ONE_LOAD)),
+    Run("jaxspec.bench paper laps_sd", _TINY + " --engine-jobs 3 --engine-tokens 8 --repeats 1", with_=("--engine",)),
     Run("jaxspec.bench paper laps_sd", " --seeds 2" + _HERE, constants=_constants("laps_sd.grids", LAPS_SD_GRIDS)
         | _constants("laps_sd.experiment", LAPS_SD_ESTIMATES)),
     Run(

@@ -299,9 +299,11 @@ def test_headlines_are_the_papers_numbers():
         (1.63, "met"), (1.51, "met"), (1.66, "met"), *[(paper, "met in part") for paper in (1.73, 1.73, 1.74)],
     ]  # fmt: skip
     assert [line.verdict for line in lines[6:]] == ["not run"] * 8
-    load = {"gains": {PAPER: {"attainment": [1.2, 1.1, 1.3]}}}
-    more = {"gains": {PAPER: {"attainment": [1.4, 1.1, 1.7]}}}
-    kept = {"engine": {"loads": {"4": load, "8": more}, "light": {"scale": 0.8, "systems": {}}}}
+    soon, late = ({"systems": {PAPER: {"ttft": [seconds] * 3}}} for seconds in (0.5, 2.5))
+    load = {**soon, "gains": {PAPER: {"attainment": [1.2, 1.1, 1.3]}}}
+    more = {**soon, "gains": {PAPER: {"attainment": [1.4, 1.1, 1.7]}}}
+    slow = {**late, "gains": {PAPER: {"attainment": [1.9, 1.8, 2.0]}}}  # prompts wait too long
+    kept = {"engine": {"loads": {"4": load, "8": more, "9": slow}, "light": {"scale": 0.8, "systems": {}}}}
     assert [line.engine for line in report.headlines(kept)[:3]] == [[1.4, 1.1, 1.7], None, None]
 
 

@@ -16,7 +16,19 @@ from jaxspec.bench.__main__ import main
 from jaxspec.bench.papers.alise import cases, runtime
 from jaxspec.bench.papers.alise import experiment as alise
 from jaxspec.bench.papers.alise.cases import Case, Data, Knee
-from jaxspec.bench.papers.alise.report import AGAIN, ALISE, AUTO, DEFER, FULL, KNOWN, ORCA, SWAP, UNREAD, VLLM
+from jaxspec.bench.papers.alise.report import (
+    AGAIN,
+    ALISE,
+    AUTO,
+    DEFER,
+    FULL,
+    KNOWN,
+    ORCA,
+    SWAP,
+    SWAP_KNOWN,
+    UNREAD,
+    VLLM,
+)
 from jaxspec.bench.papers.variants import Variants
 from jaxspec.sched.sim.workload import Lengths
 
@@ -150,7 +162,8 @@ def test_the_engine_fills_its_columns(quick, tmp_path):
     assert main([*command(tmp_path, 150), *work, *settings]) == 0
     kept = json.loads((tmp_path / "docs" / "alise.json").read_text())
     assert set(kept) == {"engine"}
-    assert [len(kept["engine"]["systems"]["sharegpt"][name]["jct"]) for name in (VLLM, DEFER, SWAP, KNOWN)] == [3] * 4
+    systems = kept["engine"]["systems"]["sharegpt"]
+    assert [len(systems[name]["jct"]) for name in (VLLM, DEFER, SWAP, SWAP_KNOWN)] == [3] * 4
     text = (tmp_path / "docs" / "alise.md").read_text()
     assert "| ShareGPT | defer |" in text and "| mean latency of 200 requests below FCFS" in text
 

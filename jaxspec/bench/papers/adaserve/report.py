@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxspec.bench import plot
 from jaxspec.bench.papers.adaserve.engine import METRICS, SCALE
+from jaxspec.bench.papers.adaserve.gains import MAX_TTFT
 from jaxspec.bench.papers.adaserve.systems import OURS, PAPER, STRATEGIES, TREE_POLICIES
 from jaxspec.bench.papers.estimates import interval
 from jaxspec.bench.papers.headlines import Headline, table
@@ -48,11 +49,15 @@ def headlines(kept: Mapping[str, Any]) -> list[Headline]:
 
 
 def _engine_gain(kept: Mapping[str, Any], model: str, system: str, what: str) -> Sequence[float] | None:
-    """The engine's largest gain over its loads; its SLOs are those of Llama-2-7b. None if a baseline is missing."""
+    """The engine's largest gain over its loads, as in `gains`; its SLOs are those of Llama-2-7b.
+
+    None if a baseline is missing, or if prompts wait too long at every load.
+    """
     if model != "llama-2-7b":
         return None
     loads = (at(kept, "engine", "loads") or {}).values()
-    return max((gain for load in loads if (gain := at(load, "gains", system, what))), default=None)
+    counted = [load for load in loads if (ttft := at(load, "systems", system, "ttft")) and ttft[0] <= MAX_TTFT]
+    return max((gain for load in counted if (gain := at(load, "gains", system, what))), default=None)
 
 
 def sections(kept: Mapping[str, Any]) -> dict[str, str]:

@@ -29,6 +29,7 @@ from jaxspec.bench.papers.alise.report import (
     ORCA,
     OTHERS,
     PROXY,
+    SWAP_KNOWN,
     UNREAD,
     VLLM,
     WORSE,
@@ -115,7 +116,7 @@ def fitting(table: Lengths) -> Lengths:
 
 def on_engine(args: argparse.Namespace, tables: Mapping[str, Lengths]) -> dict[str, Any]:
     """See `engine.measure`."""
-    return engine.measure(args, tables, {VLLM: SYSTEMS[VLLM], **MEMORY_SYSTEMS, KNOWN: SYSTEMS[KNOWN]}, ERROR)
+    return engine.measure(args, tables, {VLLM: SYSTEMS[VLLM], **MEMORY_SYSTEMS, SWAP_KNOWN: SYSTEMS[KNOWN]}, ERROR)
 
 
 def simulated(args: argparse.Namespace, runs: Runs, tables: Mapping[str, Lengths]) -> dict[str, Any]:

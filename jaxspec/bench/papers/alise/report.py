@@ -18,6 +18,8 @@ ALISE, FULL = "ALISE, INT8 KV", "ALISE, FP16 KV"
 PROXY, WORSE = "ALISE, INT8 KV, proxy's error", "ALISE, INT8 KV, σ = 0.5"
 KNOWN, AGED, UNREAD = "ALISE, INT8 KV, lengths known", "ALISE, INT8 KV, no aging", "FCFS, as vLLM, INT8 KV"
 MEMORIES = DEFER, AGAIN, SWAP, AUTO = "defer", "recompute", "swap", "auto"
+#: On the engine, where KV is not quantised.
+SWAP_KNOWN = "swap, lengths known"
 #: (model, number of V100) by name in the tables: those of Fig. 6, and those of Table 3.
 MODELS: Mapping[str, tuple[str, int]] = {
     "opt-13b, 1 V100": ("opt-13b", 1), "opt-13b, 2 V100": ("opt-13b", 2), "opt-6.7b": ("opt-6.7b", 1),

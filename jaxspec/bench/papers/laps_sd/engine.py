@@ -23,9 +23,13 @@ from jaxspec.sched.sim.workload import Workload
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("with --engine")
     options.add_numbers(
-        group, ("--engine-tokens N", 256, "max_tokens of the requests"),
+        group, ("--engine-jobs N", 32, "requests of all kinds mixed"),
+        ("--engine-tokens N", 256, "max_tokens of the requests"),
         ("--engine-sigma X", SIGMA, "log-normal error of the predicted lengths"),
     )  # fmt: skip
+    group.add_argument(
+        "--engine-each", type=int, default=20, metavar="N", help="requests of each kind alone; 0: none (default: 20)"
+    )
     group.add_argument(
         "--engine-draft", default="ngram", metavar="D", help="the drafter, e.g. smollm2-eagle (default: ngram)"
     )
@@ -36,14 +40,16 @@ def measure(
 ) -> dict[str, Any]:
     """Mean latencies and times to first token in seconds, and reductions in per cent, with intervals over the turns.
 
-    `systems: {data: {order: {jct, ttft: mean; other orders: {jct: reduction, ttft, throughput: ratio}}}}`: 32 requests
-    of all kinds of `texts` at once, and 20 of each. They are answered to EOS or `--engine-tokens`. A run before each
-    turn gives the answers' lengths, which the predictor sees with an error.
+    `systems: {data: {order: {jct, ttft: mean; other orders: {jct: reduction, ttft, throughput: ratio}}}}`:
+    `--engine-jobs` requests of all kinds of `texts` mixed, and `--engine-each` of each kind alone. All arrive at once
+    and are answered to EOS or `--engine-tokens`. A run before each turn gives the answers' lengths, which the predictor
+    sees with an error.
     """
     from jaxspec.models.load.tokenizer import chat_ids
 
     repeats = args.repeats or 5
-    counts = {MIXED: 32, **dict.fromkeys(texts, 20)}
+    each: int = args.engine_each
+    counts: dict[str, int] = {MIXED: args.engine_jobs, **(dict.fromkeys(texts, each) if each > 0 else {})}
     common = {
         "max_num_seqs": 1, "draft": [args.engine_draft], "tree": "chain", "draft_depth": DRAFTS,
         "las": {"quantum_ms": QUANTUM_MS}, "enable_prefix_caching": False,  # only the first serves prompts beforehand

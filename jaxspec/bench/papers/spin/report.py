@@ -46,7 +46,7 @@ BECAUSE: Mapping[str, str] = {
     "500 tokens Alpaca has 2.94×",
     GREEDY: "LBSS explores, and requests differ less than that: the oracle with a residual of σ = 2.5 reaches it",
     EPSILON_WRITTEN: "the wait for exploring requests hits LBSS too; with draft times × 2 it is met",
-    "pipeline": "drafting is short beside verification; with draft times × 2 the gain is larger",
+    "pipeline": "drafting is short compared with verification; with draft times × 2 the gain is larger",
 }
 
 

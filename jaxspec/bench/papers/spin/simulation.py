@@ -50,7 +50,7 @@ from jaxspec.bench.papers.spin.times import (
 from jaxspec.bench.papers.variants import Variants
 from jaxspec.sched.sim.workload import CHARACTERS_PER_TOKEN, Lengths, read_lengths
 
-SEEDS, QUICK = 5, 3
+SEEDS, QUICK = 5, 2
 #: Longest answer, in tokens.
 LONGEST = 512
 #: Target models and times of Fig. 10 other than LLaMA-7B's as measured, and the data sets that they are run on.

@@ -40,7 +40,7 @@ FILES = {
     "functions": File("traces/azure_functions_2021_sample.csv", "CSV", "column arrival_s: Azure's functions trace"),
 }  # fmt: skip
 #: Seeds of the main figures, as in the published experiments; other experiments take a quarter of them.
-SEEDS, QUICK = 20, 4
+SEEDS, QUICK = 20, 2
 RATES: Sequence[float] = (1, 3, 5, 7, 9)
 CVS: Sequence[float] = (1, 2, 3, 4, 5)
 SIZES = (2, 4, 6, 8, 10)
