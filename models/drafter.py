@@ -48,7 +48,7 @@ class DraftDecoder(nnx.Module):
         if self.fuse is None:
             return x
         both = jnp.concatenate([x, features.astype(x.dtype)], -1)
-        return self.product(both, self.fuse[...], self.config.hidden_size, None)
+        return self.product(both, self.fuse[...], self.config.hidden_size, None).astype(x.dtype)
 
     def rope(self, positions: jax.Array) -> Rope:
         """Rotary tables of `positions [T]`, see `rope_tables`."""
@@ -60,7 +60,7 @@ class DraftDecoder(nnx.Module):
 
     def logits(self, features: jax.Array) -> jax.Array:
         """`features [T, hidden]` -> logits `[T, V']` float32; column i is token `vocab[i]`."""
-        return self.product(features, self.head[...], self.vocab.shape[0], None).astype(jnp.float32)
+        return self.product(features, self.head[...], self.vocab.shape[0], None)
 
 
 def draft_forward(model: DraftDecoder, tokens: jax.Array, features: jax.Array) -> jax.Array:

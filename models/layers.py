@@ -10,8 +10,8 @@ import numpy as np
 
 from jaxspec.models.config import DecoderConfig, RopeScaling
 
-#: Matrix product: (x [T, in], weight, out, layer index or None) -> [T, out]. `out` and the layer index are for weights
-#: that are padded or stacked over layers.
+#: Matrix product: (x [T, in], weight, out, layer index or None) -> [T, out] float32. `out` and the layer index are for
+#: weights that are padded or stacked over layers.
 Product = Callable[[jax.Array, jax.Array, int, jax.Array | None], jax.Array]
 
 
@@ -23,7 +23,7 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
 
 def linear(x: jax.Array, weight: jax.Array, width: int, layer: jax.Array | None = None) -> jax.Array:
     """The `Product` with XLA, for plain weights: `x [T, in]` times `weight [in, out]`."""
-    return x @ weight
+    return jnp.matmul(x, weight, preferred_element_type=jnp.float32)
 
 
 def dense_attention(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None = None) -> jax.Array:

@@ -48,7 +48,7 @@ class Block(nnx.Module):
             return p[...] if layer is None else p[...][layer]
 
         def product(x: jax.Array, p: nnx.Param, width: int) -> jax.Array:
-            return self.product(x, p[...], width, layer)
+            return self.product(x, p[...], width, layer).astype(x.dtype)
 
         h = product(rms_norm(x, vector(self.attn_norm), c.norm_eps), self.qkv, c.q_size + 2 * c.kv_size)
         if self.qkv_bias is not None:
@@ -101,7 +101,7 @@ class Decoder(nnx.Module):
 
     def logits(self, features: jax.Array) -> jax.Array:
         """`features [C, hidden]` -> logits `[C, vocab]` float32."""
-        return self.product(features, self.head[...], self.config.vocab_size, None).astype(jnp.float32)
+        return self.product(features, self.head[...], self.config.vocab_size, None)
 
 
 def window_of(config: DecoderConfig, layer: int) -> int | None:

@@ -121,7 +121,7 @@ def _grow(
         return new, model.vocab[...][new.column].astype(jnp.int32), drawn
 
     first, token, drawn = next_level(feature[:, None], jnp.zeros((r, 1)), 0, drawn)
-    kv = jnp.zeros((c.num_layers, r, slots, c.num_kv_heads, c.head_dim))
+    kv = jnp.zeros((c.num_layers, r, slots, c.num_kv_heads, c.head_dim), kv_cache.keys.dtype)
     out = jnp.zeros((3, r, depth, width), jnp.int32)
     tree = _Tree(
         token, first.logprob, jnp.broadcast_to(feature[:, None], (r, width, feature.shape[-1])),

@@ -103,7 +103,8 @@ def attend(
     (_, kv, d), heads = k.shape, q.shape[1]
     if window is not None:
         mask = mask & (batch.position[:, None] - batch.position[None, :] < window)
-    q = q.reshape(-1, kv, heads // kv, d).transpose(1, 0, 2, 3) * d**-0.5
+    # Scores, weights and sums are float32, also for inputs of lower precision.
+    q = q.astype(jnp.float32).reshape(-1, kv, heads // kv, d).transpose(1, 0, 2, 3) * d**-0.5
     part = merge(committed(q, kv_cache, layer, batch, window), within_batch(q, k, v, mask))
     if earlier is not None:
         part = merge(part, over_earlier(q, earlier, layer))

@@ -62,11 +62,12 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def start(kind: str, **sizes: Any) -> LLM:
+    """An engine of this kind; `sizes` replace `COMMON`."""
     other, settings_ = KINDS[kind]
     with pytest.MonkeyPatch.context() as patch:
         if other is not None:
             patch.setattr(drafters, "load", lambda name, target: other(target))
-        return tiny.llm(**COMMON, **sizes, **settings_)
+        return tiny.llm(**COMMON | sizes | settings_)
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +128,19 @@ def test_a_perfect_drafter_is_always_right_and_nothing_compiles(engines: dict[st
     proposed, accepted = after.draft_tokens - before.draft_tokens, after.accepted_tokens - before.accepted_tokens
     assert proposed == accepted > 0
     assert out[0].metrics.speculation.mean_accepted_length > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["conditioned, greedy tree", "perfect, chain", "side by side"])
+def test_bfloat16_drafts_change_no_token_of_plain_bfloat16(kind: str) -> None:
+    """Every drafter starts in bfloat16, and its drafts are accepted by the bfloat16 target."""
+    sizes = COMMON | ROOMY | dict(dtype="bfloat16", token_buckets=[32])
+    texts, sampling = [[i, 2 * i, 7] for i in range(3)], GREEDY.__class__(temperature=0, max_tokens=16, ignore_eos=True)
+    with tiny.llm(draft=[], **sizes) as alone, start(kind, **sizes) as llm:
+        expected = [tokens_of(o) for o in alone.generate(texts, sampling)]
+        assert [tokens_of(o) for o in llm.generate(texts, sampling)] == expected
+        assert llm.engine.stats().draft_tokens > 0
+        check_clean(llm)
 
 
 @pytest.mark.parametrize("kind", [pytest.param("xla", marks=pytest.mark.slow), "native"])
