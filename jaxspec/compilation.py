@@ -15,6 +15,11 @@ import jax.monitoring
 from jaxspec.paths import cache_folder
 
 _here = threading.local()
+#: On GPUs a program is one CUDA graph: XLA's default leaves conditionals and loops out, and each of them waits for the
+#: host. Needs a driver for CUDA 12.3.
+_ONE_GRAPH: dict[str, str | bool] = {
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE,DYNAMIC_SLICE_FUSION"
+}
 
 
 def compile_ahead(fn: Callable[..., Any], *arguments: Any, donate: int | tuple[int, ...] = ()) -> jax.stages.Compiled:
@@ -23,8 +28,10 @@ def compile_ahead(fn: Callable[..., Any], *arguments: Any, donate: int | tuple[i
     Only shapes, dtypes and devices are read, so arrays may be donated meanwhile in another thread.
     """
     # Full float32 products: GPUs use TF32 by default, which breaks exactness.
+    options = _ONE_GRAPH if jax.default_backend() == "gpu" else None
     with jax.default_matmul_precision("float32"):
-        return jax.jit(fn, donate_argnums=donate).lower(*jax.tree.map(_abstract, arguments)).compile()
+        lowered = jax.jit(fn, donate_argnums=donate).lower(*jax.tree.map(_abstract, arguments))
+    return lowered.compile(compiler_options=options)
 
 
 def _abstract(x: Any) -> jax.ShapeDtypeStruct:

@@ -60,7 +60,8 @@ class EngineConfig(PolicyConfig):
     swap_dtype: Literal["same", "int8"] = "same"
     #: Step sizes to compile, in tokens; max_num_batched_tokens is always added. None: 20 sizes from 1 to 2048.
     token_buckets: list[PositiveInt] | None = None
-    #: Implementation of the layers. native: C kernels for CPUs. xla: XLA operations. auto: native where possible.
+    #: Implementation of the layers. native: C kernels for CPUs. xla: XLA operations. auto: native where possible; on
+    #: GPUs XLA's products and an attention kernel of its own.
     kernels: Literal["auto", "native", "xla"] = "auto"
     #: Requests without a seed draw theirs from a generator with this seed.
     seed: int = 0

@@ -184,12 +184,17 @@ class ModelRunner:
 
 
 def pick_layers(config: EngineConfig, model: DecoderConfig) -> Layers:
-    """Select the CPU kernels if they support this model and machine, else XLA.
+    """Select the kernels for this device if they support the model, else XLA.
 
-    Raises `ConfigError` if `kernels: native` is configured and they do not.
+    Raises `ConfigError` if `kernels: native` is configured and the CPU kernels do not support it.
     """
     if config.kernels == "xla":
         return XlaLayers()
+    if config.kernels == "auto" and jax.default_backend() == "gpu":
+        from jaxspec.step.gpu import GpuLayers, supports  # Pallas takes long to import
+
+        if supports(model):
+            return GpuLayers()
     reason = None
     if jax.default_backend() != "cpu":
         reason = f"they run on CPU, not on {jax.default_backend()}"

@@ -20,6 +20,9 @@ from jaxspec.step.batch import Batch
 from jaxspec.step.kv_int8 import AnyKVCache, Int8KVCache, P
 from jaxspec.step.layers import NewKV
 
+#: (query, key, value of a layer's new nodes, layer index, sliding window) -> `[T, heads, head_dim]`
+LayerAttention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, int | None], jax.Array]
+
 
 class XlaLayers:
     """`jaxspec.step.layers.Layers` with XLA operations."""
@@ -47,6 +50,7 @@ class XlaLayers:
     ) -> tuple[jax.Array, NewKV]:
         c = model.config
         rope = model.rope(batch.position)
+        attention = self.attention(c, kv_cache, batch, mask, earlier)
 
         def layer_of(window: int | None) -> Callable:
             def one(state: nnx.State, i: jax.Array, x: jax.Array, rope: Rope, graph: nnx.GraphDef) -> tuple:
@@ -54,7 +58,7 @@ class XlaLayers:
 
                 def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
                     new.append((k, v))
-                    return attend_parts(q, k, v, kv_cache, i, batch, mask, window, earlier)
+                    return attention(q, k, v, i, window)
 
                 return nnx.merge(graph, state)(x, rope, attend), new[0]
 
@@ -69,6 +73,12 @@ class XlaLayers:
             new.append(kv)
         keys, values = zip(*new, strict=True)
         return x, (jnp.stack(keys), jnp.stack(values))
+
+    def attention(
+        self, config: DecoderConfig, kv_cache: AnyKVCache, batch: Batch, mask: jax.Array, earlier: Earlier | None
+    ) -> LayerAttention:
+        """The attention of the step's layers. Traced, once a step."""
+        return lambda q, k, v, layer, window: attend_parts(q, k, v, kv_cache, layer, batch, mask, window, earlier)
 
     def commit(self, kv_cache: P, new: NewKV, batch: Batch, accepted: jax.Array, after: jax.Array) -> P:
         if isinstance(kv_cache, Int8KVCache):

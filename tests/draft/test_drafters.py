@@ -27,6 +27,7 @@ from jaxspec.kernels import cpu
 from jaxspec.models.drafter import draft_forward
 from jaxspec.models.llama import Decoder, device_weights, forward_features
 from jaxspec.step.batch import BatchShape
+from jaxspec.step.gpu import GpuLayers
 from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import SamplingInputs, Tree
 from jaxspec.step.rejection import DraftDistributions
@@ -143,14 +144,14 @@ def test_bfloat16_drafts_change_no_token_of_plain_bfloat16(kind: str) -> None:
         check_clean(llm)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("xla", marks=pytest.mark.slow), "native"])
+@pytest.mark.parametrize("kind", [*(pytest.param(k, marks=pytest.mark.slow) for k in ("xla", "gpu")), "native"])
 @pytest.mark.parametrize("reads_features", [True, False])
 def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) -> None:
     """Catch-up in two rounds for two requests; tokens and probabilities of three levels against whole passes."""
     cpu.load()
     target = tiny.model()
     config, weights = conditioned(target) if reads_features else drafters.truncated(target, 1)
-    layers = {"xla": XlaLayers(), "native": NativeLayers()}[kind]
+    layers = {"xla": XlaLayers(), "native": NativeLayers(), "gpu": GpuLayers(interpret=True)}[kind]
     model = as_decoder(config, weights)
     decoder = Decoder(target.config, device_weights(target.config, target.weights, "float32"))
     rng = np.random.default_rng(1)

@@ -81,6 +81,15 @@ def test_what_the_kernels_cannot_do_is_left_to_xla() -> None:
         model_runner.pick_layers(EngineConfig(kernels="native"), tiny.config(head_dim=8))
 
 
+def test_a_gpu_has_its_own_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    assert model_runner.pick_layers(EngineConfig(), tiny.config()).name == "gpu"
+    assert model_runner.pick_layers(EngineConfig(), tiny.config(head_dim=48)).name == "xla"
+    assert model_runner.pick_layers(EngineConfig(kernels="xla"), tiny.config()).name == "xla"
+    with pytest.raises(ConfigError, match="not on gpu"):
+        model_runner.pick_layers(EngineConfig(kernels="native"), tiny.config())
+
+
 def test_a_row_does_not_depend_on_the_other_rows() -> None:
     cpu.load()
     rng = np.random.default_rng(1)

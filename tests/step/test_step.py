@@ -18,6 +18,7 @@ from helpers import forests, tiny
 from jaxspec.compilation import compile_ahead
 from jaxspec.kernels import cpu
 from jaxspec.step.batch import BatchBuffers, BatchShape
+from jaxspec.step.gpu import GpuLayers
 from jaxspec.step.kv_cache import KVCache
 from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Packed, SamplingInputs, Tree, pack
@@ -29,7 +30,7 @@ from jaxspec.step.xla import XlaLayers
 PAGE, PAGES = 16, 48
 SHAPES = (BatchShape(16, 16, 4, 12), BatchShape(128, 64, 4, 12))
 BUFFERS = BatchBuffers(SHAPES)
-LAYERS = {"xla": XlaLayers(), "native": NativeLayers()}
+LAYERS = {"xla": XlaLayers(), "native": NativeLayers(), "gpu": GpuLayers(interpret=True)}
 
 
 class Machine:
@@ -75,7 +76,10 @@ def machine(kind: str, window: int | None) -> Machine:
     [
         ("native", None),
         ("xla", 11),
-        *(pytest.param(*p, marks=pytest.mark.slow) for p in (("xla", None), ("native", 11))),
+        *(
+            pytest.param(*p, marks=pytest.mark.slow)
+            for p in (("xla", None), ("native", 11), ("gpu", None), ("gpu", 11))
+        ),
     ],
 )
 @settings(deadline=None, max_examples=25)

@@ -1,0 +1,84 @@
+"""Work items of tree attention on GPUs: how a step's attention is divided among the GPU's multiprocessors.
+
+The G query heads that share a key-value head form a group. The *rows* of a tree are its nodes times G, node by node. A
+*tile* is up to `rows` rows of one tree; an *item* is a tile and a range of the request's pages. The last item of a tile
+also takes the step's own nodes. So items are of similar size, whatever the lengths of the requests, and no request is
+padded to the length of another (FlashDecoding; SPIN §V-A).
+
+How a request is divided depends on its own length and tree alone. So its attention is summed in the same order,
+whatever other requests are in the step.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Int32
+
+from jaxspec.step.batch import Batch
+
+#: Positions per item, up to `SPLITS` items per tile. Then items get longer, so that the number of items is bounded.
+POSITIONS = 512
+#: Most items of a tree's first tile; a tree of several tiles has fewer per tile.
+SPLITS = 16
+
+
+class WorkItems(NamedTuple):
+    """W items and N tiles of one step, in the order of their trees. Padding items have tree -1, padding tiles no items.
+
+    It is the same for all layers and key-value heads.
+    """
+
+    tree: Int32[Array, " W"]
+    row: Int32[Array, " W"]  # first row of its tile, counted within the tree
+    begin: Int32[Array, " W"]  # first page, an index into the request's pages
+    end: Int32[Array, " W"]  # one past its last page
+    own: Int32[Array, " W"]  # 1: the tree's own nodes too
+    first_item: Int32[Array, " N"]  # first item of the tile
+    items: Int32[Array, " N"]  # number of its items
+    first_row: Int32[Array, " N"]  # first row of the tile, counted over all trees
+    rows: Int32[Array, " N"]  # number of its rows
+
+
+def plan(batch: Batch, group: int, rows: int, page_size: int) -> WorkItems:
+    """The work items of a step. Traced; `group` G, `rows` and `page_size` are static.
+
+    It runs on the device, once a step: nothing has to be sent, and the host does not wait.
+    """
+    trees, tokens = batch.first.shape[0], batch.token.shape[0]
+    tiles = -(-batch.nodes * group // rows)
+    wanted = -(-batch.committed // POSITIONS)
+    splits = jnp.clip(wanted, 1, jnp.maximum(1, SPLITS // jnp.maximum(tiles, 1)))
+    pages = -(-batch.committed // page_size)
+    tile_end, item_end = jnp.cumsum(tiles), jnp.cumsum(tiles * splits)
+
+    # A tree has at most one tile that is not full, and at most SPLITS items if it has fewer tiles than that.
+    tile = jnp.arange(trees + tokens * group // rows, dtype=jnp.int32)
+    tree, index = _locate(tile, tile_end, tiles)
+    real = tile < tile_end[-1]
+    item = jnp.arange(SPLITS * trees + tokens * group // rows, dtype=jnp.int32)
+    of, place = _locate(item, item_end, tiles * splits)
+    split = place % splits[of]
+    return WorkItems(
+        tree=jnp.where(item < item_end[-1], of, -1),
+        row=place // splits[of] * rows,
+        begin=split * pages[of] // splits[of],
+        end=(split + 1) * pages[of] // splits[of],
+        own=(split == splits[of] - 1).astype(jnp.int32),
+        first_item=(item_end - tiles * splits)[tree] + index * splits[tree],
+        items=jnp.where(real, splits[tree], 0),
+        first_row=batch.first[tree] * group + index * rows,
+        rows=jnp.where(real, jnp.minimum(rows, batch.nodes[tree] * group - index * rows), 0),
+    )
+
+
+def _locate(
+    index: Int32[Array, " X"], end: Int32[Array, " R"], count: Int32[Array, " R"]
+) -> tuple[Int32[Array, " X"], Int32[Array, " X"]]:
+    """The tree that the X-th tile or item belongs to, and its place within the tree; the last tree for padding."""
+    # Counting is one fusion; the default, a binary search, is a loop that the host has to steer.
+    tree = jnp.sum(end[None, :] <= index[:, None], 1, dtype=jnp.int32)
+    tree = jnp.minimum(tree, end.shape[0] - 1)
+    return tree, index - (end - count)[tree]
