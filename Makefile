@@ -17,6 +17,8 @@ QUICKLY := XLA_FLAGS="$$XLA_FLAGS --xla_backend_optimization_level=0"
 TORCH        ?= torch==2.13.0
 TRANSFORMERS ?= transformers>=5
 PEERS_VENV   ?= .venv-peers
+# JAX's CUDA plugin, without NVIDIA's libraries, on top of $(VENV): it compiles for cards, and runs nothing.
+GPU_COMPILE_VENV ?= .venv-gpu-compile
 
 PY      := $(VENV)/bin/python
 LINT_PY := $(LINT_VENV)/bin/python
@@ -27,12 +29,13 @@ comma := ,
 space := $(subst ,, )
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-fast lint format gpu-check gpu-run bench-peers clean FORCE
+.PHONY: help install serve test test-fast test-gpu-compile lint format gpu-check gpu-run bench-peers clean FORCE
 
 help:
 	@echo "make serve        start the server on http://127.0.0.1:8000 (ARGS=\"--port 9000\")"
 	@echo "make test         run all tests, on the CPU (ARGS=\"-k bench\")"
 	@echo "make test-fast    run the tests that need neither the real model nor much time"
+	@echo "make test-gpu-compile  compile the steps for NVIDIA GPUs without one, and check what XLA made of them"
 	@echo "make install      install what serving needs into .venv (EXTRAS=train,bench adds more)"
 	@echo "make lint         check style, import rules and types"
 	@echo "make format       reformat the code with ruff"
@@ -42,7 +45,7 @@ help:
 	@echo "With an NVIDIA GPU, JAX for it is installed too; CUDA=none skips that, CUDA=cuda12 or cuda13 overrides."
 
 # Which extras $(VENV) needs. The machine is inspected only for goals that install something.
-ifneq ($(filter install serve test test-fast bench-peers,$(MAKECMDGOALS)),)
+ifneq ($(filter install serve test test-fast test-gpu-compile bench-peers,$(MAKECMDGOALS)),)
 ifeq ($(filter auto none cuda12 cuda13,$(CUDA)),)
 $(error CUDA is auto, none, cuda12 or cuda13, not "$(CUDA)")
 endif
@@ -57,7 +60,7 @@ endif
 # The CPU kernels need a C compiler. make sets CC by default, so only a CC set by the user counts.
 OWN_CC := $(if $(filter environment command,$(firstword $(origin CC))),$(firstword $(CC)))
 ZIG    := $(if $(shell for c in $(OWN_CC) cc clang gcc; do command -v $$c && break; done; true),,zig)
-TESTS  := $(if $(filter test test-fast,$(MAKECMDGOALS)),test)
+TESTS  := $(if $(filter test test-fast test-gpu-compile,$(MAKECMDGOALS)),test)
 WANTED := base $(NAMED) $(GPU) $(ZIG) $(TESTS)
 # JAX loads one CUDA plugin, so another one is removed. If nvidia-smi shows no GPU at the moment, nothing is removed.
 ifneq ($(GPU)$(filter none,$(CUDA)),)
@@ -80,6 +83,9 @@ test: $(STAMP)
 
 test-fast: $(STAMP)
 	$(ON_CPU) $(QUICKLY) $(PY) -m pytest -n 2 -m "not slow" $(ARGS)
+
+test-gpu-compile: $(STAMP) $(GPU_COMPILE_VENV)/.installed
+	JAX_PLATFORMS=cpu $(GPU_COMPILE_VENV)/bin/python -m pytest -o python_files="check_*.py" $(ARGS) tests/gpu_compile
 
 lint: $(LINT_VENV)/.installed
 	$(LINT_PY) -m ruff check .
@@ -112,7 +118,7 @@ bench-peers: $(STAMP) $(PEERS_VENV)/.installed
 	@$(PY) -m jaxspec.bench peers --peer-python $(PEERS_VENV)/bin/python $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(LINT_VENV) $(PEERS_VENV) build dist build.log *.egg-info
+	rm -rf $(VENV) $(LINT_VENV) $(PEERS_VENV) $(GPU_COMPILE_VENV) build dist build.log *.egg-info
 
 %/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "jaxspec needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try make PYTHON=python3.12")'
@@ -126,6 +132,11 @@ $(STAMP): pyproject.toml | $(PY)
 
 $(LINT_VENV)/.installed: pyproject.toml | $(LINT_PY)
 	$(LINT_PY) $(PIP) install --quiet --editable ".[lint,test]"
+	@touch $@
+
+$(GPU_COMPILE_VENV)/.installed: $(STAMP)
+	$(PY) -m venv $(GPU_COMPILE_VENV)
+	$(PY) .ci/gpu_compile_venv.py $(GPU_COMPILE_VENV)/bin/python
 	@touch $@
 
 $(PEERS_VENV)/.installed: Makefile | $(PEERS_VENV)/bin/python

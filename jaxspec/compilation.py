@@ -27,14 +27,27 @@ def compile_ahead(fn: Callable[..., Any], *arguments: Any, donate: int | tuple[i
 
     Only shapes, dtypes and devices are read, so arrays may be donated meanwhile in another thread.
     """
+    return lower_ahead(fn, *arguments, donate=donate).compile(compiler_options=one_graph(jax.default_backend()))
+
+
+def lower_ahead(
+    fn: Callable[..., Any], *arguments: Any, donate: int | tuple[int, ...] = (), platform: str | None = None
+) -> jax.stages.Lowered:
+    """The program before it is compiled, see `compile_ahead`. `platform`: None is that of JAX's default device."""
     # Full float32 products: GPUs use TF32 by default, which breaks exactness.
-    options = _ONE_GRAPH if jax.default_backend() == "gpu" else None
     with jax.default_matmul_precision("float32"):
-        lowered = jax.jit(fn, donate_argnums=donate).lower(*jax.tree.map(_abstract, arguments))
-    return lowered.compile(compiler_options=options)
+        traced = jax.jit(fn, donate_argnums=donate).trace(*jax.tree.map(_abstract, arguments))
+        return traced.lower(lowering_platforms=(platform,) if platform else None)
+
+
+def one_graph(backend: str) -> dict[str, str | bool]:
+    """Compiler options with which a program is one CUDA graph on a GPU; none for other backends."""
+    return dict(_ONE_GRAPH) if backend == "gpu" else {}
 
 
 def _abstract(x: Any) -> jax.ShapeDtypeStruct:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return x
     # As in a call of a jitted function, only arrays that were put on a device explicitly decide where it runs.
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if getattr(x, "committed", False) else None)
 

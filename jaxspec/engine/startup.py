@@ -19,7 +19,6 @@ from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.spec.speculator import Speculator
-from jaxspec.step.buckets import max_logit_rows
 from jaxspec.step.kv_cache import pages_for
 from jaxspec.step.kv_host import HostKVCache, host_kv_cache, swap_costs, swap_pages
 from jaxspec.step.profiles import ProfileStore
@@ -97,7 +96,7 @@ def start_up(
     pool = PagePool(pages, config.page_size, config.enable_prefix_caching)
     costs = swap_costs(config, model_runner, host)
     limits = SchedulerConfig(
-        config.max_num_seqs, config.max_num_batched_tokens, max_model_len, None, max_logit_rows(config.max_num_seqs),
+        config.max_num_seqs, config.max_num_batched_tokens, max_model_len, None, model_runner.shapes[-1].rows,
         config.policy, host.num_pages, not host.quantized, costs, swap_pages(host, costs), model_runner.times,
     )  # fmt: skip
     try:

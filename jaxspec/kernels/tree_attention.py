@@ -63,9 +63,8 @@ class _Pool(NamedTuple):
 
 
 def attend(
-    q: Float[Array, "T H D"],
-    k: Float[Array, "T K D"],
-    v: Float[Array, "T K D"],
+    qkv: Float[Array, "T H+2*K D"],
+    kv_heads: int,
     kv_cache: AnyKVCache,
     layer: Int32[Array, ""],
     batch: Batch,
@@ -77,11 +76,12 @@ def attend(
 ) -> Float[Array, "T H D"]:
     """Attention of every node to its request's committed positions and to its ancestors, as `step.attention.attend`.
 
-    items: `work_items.plan` for tiles of `rows` rows; window: sliding window in positions; earlier: ancestors outside
-    batch and pool; interpret: run on the CPU, for tests. Sums are in float32. Outputs of padding nodes are undefined.
+    qkv: queries, keys and values of the nodes, along the axis of heads; items: `work_items.plan` for tiles of `rows`
+    rows; window: sliding window in positions; earlier: ancestors outside batch and pool; interpret: run on the CPU, for
+    tests. Sums are in float32. Outputs of padding nodes are undefined.
     """
-    _, heads, dim = q.shape
-    kv_heads = k.shape[1]
+    tokens, all_heads, dim = qkv.shape
+    heads = all_heads - 2 * kv_heads
     group, count, tiles = heads // kv_heads, items.tree.shape[0], items.items.shape[0]
     nodes = _Nodes(*(getattr(batch, name) for name in _Nodes._fields))
     pool = _Pool(kv_cache.keys, kv_cache.values, kv_cache.channels)
@@ -95,25 +95,25 @@ def attend(
             jax.ShapeDtypeStruct((count, kv_heads, rows, dim), jnp.float32),
             jax.ShapeDtypeStruct((count, kv_heads, rows), jnp.float32),
         ),
-    )(q, k, v, pool, layer.reshape(1), nodes, items, earlier)  # fmt: skip
+    )(qkv, pool, layer.reshape(1), nodes, items, earlier)  # fmt: skip
     return pl.pallas_call(
         partial(_merge, rows=rows, group=group), grid=(tiles, kv_heads), interpret=interpret,
         name="merge_attention", compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=2),
-        out_shape=jax.ShapeDtypeStruct(q.shape, v.dtype),
+        out_shape=jax.ShapeDtypeStruct((tokens, heads, dim), qkv.dtype),
     )(out, lse, items)  # fmt: skip
 
 
 def _one_item(
-    q_ref: Any, k_ref: Any, v_ref: Any, pool: _Pool, layer_ref: Any, batch: _Nodes, items: WorkItems,
+    qkv_ref: Any, pool: _Pool, layer_ref: Any, batch: _Nodes, items: WorkItems,
     earlier: Earlier | None, out_ref: Any, lse_ref: Any, *, rows: int, group: int, window: int | None, scale: float,
 ) -> None:  # fmt: skip
     """The normalised output and the log-sum-exp of one item and key-value head."""
-    item, head = pl.program_id(0), pl.program_id(1)
+    item, head, kv_heads = pl.program_id(0), pl.program_id(1), pl.num_programs(1)
     tree = items.tree[item]
 
     @pl.when(tree >= 0)
     def _() -> None:
-        layer, columns = layer_ref[0], jnp.arange(q_ref.shape[2])
+        layer, columns = layer_ref[0], jnp.arange(qkv_ref.shape[2])
         page_size = pool.keys.shape[4]
         first, nodes, committed = batch.first[tree], batch.nodes[tree], batch.committed[tree]
         begin, end, full = items.begin[item], items.end[item], committed // page_size
@@ -121,7 +121,7 @@ def _one_item(
         live = row < nodes * group
         node = first + jnp.minimum(row // group, nodes - 1)
         place = node[:, None], (head * group + row % group)[:, None], columns[None, :]
-        q = plgpu.load(q_ref.at[place], mask=live[:, None], other=0.0)
+        q = plgpu.load(qkv_ref.at[place], mask=live[:, None], other=0.0)
         position = None if window is None else batch.position[node]
 
         def add(sums: _Sums, keys: Array, values: Array, seen: Array | None) -> _Sums:
@@ -154,9 +154,11 @@ def _one_item(
             """A block of the tree's own nodes."""
             index = i * _BLOCK + jnp.arange(_BLOCK)
             there, at = index < nodes, first + jnp.minimum(index, nodes - 1)
-            own = at[:, None], head, columns[None, :]
-            keys = plgpu.load(k_ref.at[own], mask=there[:, None], other=0.0)
-            values = plgpu.load(v_ref.at[own], mask=there[:, None], other=0.0)
+            key = kv_heads * group + head
+            keys = plgpu.load(qkv_ref.at[at[:, None], key, columns[None, :]], mask=there[:, None], other=0.0)
+            values = plgpu.load(
+                qkv_ref.at[at[:, None], key + kv_heads, columns[None, :]], mask=there[:, None], other=0.0
+            )
             seen = (at[None, :] <= node[:, None]) & (node[:, None] < (at + batch.subtree[at])[None, :])
             seen &= there[None, :]
             if position is not None:
@@ -164,7 +166,7 @@ def _one_item(
             return add(sums, keys.T, values, seen)
 
         sums = (
-            jnp.zeros((rows, q_ref.shape[2]), jnp.float32), jnp.full(rows, NEVER, jnp.float32),
+            jnp.zeros((rows, qkv_ref.shape[2]), jnp.float32), jnp.full(rows, NEVER, jnp.float32),
             jnp.zeros(rows, jnp.float32),
         )  # fmt: skip
         if window is not None:  # pages that no node of the tree sees; a node's position is at least `committed`
@@ -222,7 +224,9 @@ def _over_earlier(
         seen = plgpu.load(earlier.seen.at[request, tree % width, jnp.minimum(slot, slots - 1)], mask=there, other=0)
         return add(sums, keys.T, values, jnp.broadcast_to(seen[None, :] > 0, (rows, _BLOCK)))
 
-    return lax.fori_loop(0, jnp.where(own > 0, pl.cdiv(slots, _BLOCK), 0), over_slots, sums)
+    # Triton wants both bounds in one type, and would take a constant for 64 bits.
+    blocks = jnp.where(own > 0, jnp.int32(pl.cdiv(slots, _BLOCK)), jnp.int32(0))
+    return lax.fori_loop(jnp.int32(0), blocks, over_slots, sums)
 
 
 def _merge(out_ref: Any, lse_ref: Any, items: WorkItems, into_ref: Any, *, rows: int, group: int) -> None:

@@ -65,7 +65,13 @@ class BatchShape:
 
     @property
     def size(self) -> int:
+        """Elements of the buffer."""
         return self.layout["end"][0]
+
+    @property
+    def capacity(self) -> tuple[int, int, int, int]:
+        """Most tokens, logit rows, trees, and pages of a tree that fit."""
+        return self.tokens, self.rows, self.trees, self.pages
 
 
 class Batch(NamedTuple):

@@ -3,34 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from jaxspec.step.batch import BatchShape
 
-#: Default token counts of steps. More buckets waste less padding but take longer to compile.
-BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+
+@dataclass(frozen=True)
+class StepSizes:
+    """The sizes that suit a backend. More sizes waste less padding but take longer to compile."""
+
+    #: Default token counts of steps.
+    tokens: tuple[int, ...]
+    #: Logit rows of the largest step, unless it has more requests: they bound the drafts that all requests together can
+    #: verify, and the rows of prompt log-probabilities.
+    logit_rows: int
+    #: Pages per request, besides the most that a request may have. The page table is sent to the device in every step.
+    pages: tuple[int, ...] = ()
+    #: Largest step, in tokens, that is compiled for each number of pages; larger ones are prompts, with other tables.
+    paged_tokens: int = 0
+
+
+#: The head is computed for all logit rows, padding included, which takes a CPU a noticeable part of a step.
+CPU = StepSizes((1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048), 64)
+#: Matrix products have tiles of 16 rows at least, and a step is bound by memory up to about 256 tokens. 64 pages keep
+#: the input of a step of 64 requests below 64 KiB.
+GPU = StepSizes((16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192), 512, (64, 512), 512)
+
 #: Largest medium bucket in `needed_first`, tokens.
 _MIDDLE = 64
 
 
 def step_buckets(
     max_tokens: int, max_requests: int, pages: int, buckets: Iterable[int] | None = None, children: int = 0,
-    written: Callable[[int, int], int] | None = None,
+    written: Callable[[int, int], int] | None = None, sizes: StepSizes = CPU,
 ) -> list[BatchShape]:  # fmt: skip
-    """Shapes for steps of up to `max_tokens` nodes and requests of up to `pages` pages, ascending.
+    """Shapes for steps of up to `max_tokens` nodes, and requests of up to `pages` pages. Ascending by tokens and pages.
 
-    `written`: for a quantised KV cache, (tokens, requests) -> maximum number of pages written.
+    `buckets`: token counts instead of those of `sizes`; `written`: for a quantised KV cache, (tokens, requests) ->
+    maximum number of pages written.
     """
-    sizes = sorted({b for b in (BUCKETS if buckets is None else buckets) if b <= max_tokens} | {max_tokens})
+    tokens = sorted({b for b in (sizes.tokens if buckets is None else buckets) if b <= max_tokens} | {max_tokens})
+    rows = max(max_requests, sizes.logit_rows)
     return [
-        BatchShape(b, min(b, max_logit_rows(max_requests)), r, pages, children, written(b, r) if written else 0)
-        for b in sizes
+        BatchShape(b, min(b, rows), r, p, children, written(b, r) if written else 0)
+        for b in tokens
         for r in [min(b, max_requests)]
+        for p in [*(p for p in sizes.pages if p < pages and b <= sizes.paged_tokens), pages]
     ]
-
-
-def max_logit_rows(max_requests: int) -> int:
-    """Maximum logit rows per step: one per request, at least 64 for prompt log-probabilities and drafts."""
-    return max(max_requests, 64)
 
 
 def needed_first(shapes: Sequence[BatchShape]) -> list[BatchShape]:
@@ -38,5 +57,6 @@ def needed_first(shapes: Sequence[BatchShape]) -> list[BatchShape]:
 
     The largest holds every step, the smallest decodes one request, a medium one holds a short prompt or a few requests.
     """
-    between = [s for s in shapes if _MIDDLE / 2 < s.tokens <= _MIDDLE]
+    fewest = [s for i, s in enumerate(shapes) if i == 0 or shapes[i - 1].tokens < s.tokens]
+    between = [s for s in fewest if _MIDDLE / 2 < s.tokens <= _MIDDLE]
     return [s for s in shapes if s in (shapes[0], *between[-1:], shapes[-1])]

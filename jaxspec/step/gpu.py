@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxspec.kernels import tree_attention
 from jaxspec.models.config import DecoderConfig
 from jaxspec.step import work_items
 from jaxspec.step.attention import Earlier
 from jaxspec.step.batch import Batch
+from jaxspec.step.buckets import GPU
 from jaxspec.step.kv_int8 import AnyKVCache
 from jaxspec.step.xla import LayerAttention, XlaLayers
 
@@ -19,6 +22,7 @@ class GpuLayers(XlaLayers):
     weights in every step. `interpret`: run the kernel on the CPU, for tests."""
 
     name = version = "gpu"
+    sizes = GPU
 
     def __init__(self, interpret: bool = False) -> None:
         self._interpret = interpret
@@ -26,13 +30,19 @@ class GpuLayers(XlaLayers):
     def attention(
         self, config: DecoderConfig, kv_cache: AnyKVCache, batch: Batch, mask: jax.Array, earlier: Earlier | None
     ) -> LayerAttention:
-        rows = tile_rows(batch.token.shape[0])
-        items = work_items.plan(batch, config.num_heads // config.num_kv_heads, rows, kv_cache.keys.shape[-1])
+        rows, heads, kv_heads = tile_rows(batch.token.shape[0]), config.num_heads, config.num_kv_heads
+        items = work_items.plan(batch, heads // kv_heads, rows, kv_cache.keys.shape[-1])
 
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, window: int | None) -> jax.Array:
-            return tree_attention.attend(
-                q, k, v, kv_cache, layer, batch, items, rows, window, earlier, self._interpret
+        def attend(
+            q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, window: int | None
+        ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+            # One array, so that one kernel writes all three. Without the barrier XLA computes keys and values once more
+            # for the commit, from partial sums of the projection that it keeps for all layers until then.
+            qkv = lax.optimization_barrier(jnp.concatenate([q, k, v], 1))
+            out = tree_attention.attend(
+                qkv, kv_heads, kv_cache, layer, batch, items, rows, window, earlier, self._interpret
             )  # fmt: skip
+            return out, (qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :])
 
         return attend
 

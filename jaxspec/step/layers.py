@@ -13,6 +13,7 @@ from jaxspec.models.drafter import DraftDecoder
 from jaxspec.models.llama import Decoder
 from jaxspec.step.attention import Earlier
 from jaxspec.step.batch import Batch
+from jaxspec.step.buckets import StepSizes
 from jaxspec.step.kv_int8 import AnyKVCache, P
 
 #: Keys and values of the step's tokens, each `[layers, T, kv_heads, head_dim]`.
@@ -23,6 +24,8 @@ class Layers(Protocol):
     """A backend: loads weights, runs layers, commits KV to the cache. Stateless."""
 
     name: str
+    #: Sizes of the steps to compile.
+    sizes: StepSizes
 
     @property
     def version(self) -> str:

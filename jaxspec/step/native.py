@@ -21,6 +21,7 @@ from jaxspec.models.drafter import DraftDecoder
 from jaxspec.models.llama import Decoder, stacked_weights, window_of
 from jaxspec.step.attention import Earlier, Partial, merge, over_earlier
 from jaxspec.step.batch import Batch
+from jaxspec.step.buckets import CPU
 from jaxspec.step.kv_int8 import AnyKVCache, Int8KVCache, P
 from jaxspec.step.layers import NewKV
 
@@ -29,6 +30,7 @@ class NativeLayers:
     """`jaxspec.step.layers.Layers` with the C kernels."""
 
     name = "native"
+    sizes = CPU
 
     @property
     def version(self) -> str:

@@ -128,16 +128,19 @@ def pack(
     page_size: int,
     opened: OpenPages | None = None,
 ) -> Packed:
-    """Pack trees into the smallest of `shapes` (ascending) that holds them.
+    """Pack trees into the first of `shapes` (ascending) that holds them.
 
     `opened`: the open pages of a quantised KV cache, else None. Raises `ValueError` if no shape is large enough.
     """
     tokens = sum(len(t.token) for t in trees)
     rows = sum(len(t.rows) for t in trees)
-    shape = next((s for s in shapes if s.tokens >= tokens and s.rows >= rows and s.trees >= len(trees)), None)
+    pages = max((len(t.pages) for t in trees), default=0)
+    needed = tokens, rows, len(trees), pages
+    shape = next((s for s in shapes if all(n <= m for n, m in zip(needed, s.capacity, strict=True))), None)
     if shape is None:
         raise ValueError(
-            f"{len(trees)} trees of {tokens} tokens and {rows} logit rows exceed the largest step {shapes[-1]}"
+            f"{len(trees)} trees of {tokens} tokens, {rows} logit rows and {pages} pages exceed the largest step "
+            f"{shapes[-1]}"
         )
     buffer, batch = buffers.take(shape)
     count, row_counts = len(trees), [len(t.rows) for t in trees]

@@ -83,15 +83,15 @@ class ModelRunner:
         longest = min(config.max_model_len or model.max_position, model.max_position)
         pages = min(num_pages, -(-longest // config.page_size))
         self._open_pages = OpenPages(config.max_num_seqs) if config.kv_cache_dtype == "int8" else None
+        self.layers = pick_layers(config, model)
         #: Distributions that the next step's drafts were drawn from (`acceptance: rejection`); drafters write them.
         self.drawn = drawn or DraftDistributions.empty()
         self.shapes = step_buckets(
             config.max_num_batched_tokens, config.max_num_seqs, pages, config.token_buckets, self.drawn.logits.shape[2],
-            partial(most_written, page_size=config.page_size) if self._open_pages else None,
+            partial(most_written, page_size=config.page_size) if self._open_pages else None, self.layers.sizes,
         )  # fmt: skip
         micro_batches = config.micro_batches or (MAX_MICRO_BATCHES if config.draft_devices else 1)
         self._buffers = BatchBuffers(self.shapes, micro_batches + 1)
-        self.layers = pick_layers(config, model)
         self._graph, self._treedef, self._leaves = split(self.layers.decoder(model, weights, config.dtype))
         sizes = model, num_pages, config.page_size, config.dtype, features
         if self._open_pages:
@@ -100,9 +100,11 @@ class ModelRunner:
             self.kv_cache = KVCache.zeros(*sizes, self.layers.zeros)
         #: Penalties of running requests.
         self.penalties = Penalties(config.max_num_seqs, model.vocab_size)
-        runs = {shape: {str(shape.tokens): partial(self._run_empty, shape)} for shape in self.shapes}
+        runs = {shape: {self._title(shape): partial(self._run_empty, shape)} for shape in self.shapes}
         key = (model, self.shapes, self.layers.version, config.dtype)
-        ascending = list(itertools.pairwise(str(shape.tokens) for shape in self.shapes))
+        ascending = [
+            (self._title(a), self._title(b)) for a, b in itertools.pairwise(self.shapes) if a.tokens < b.tokens
+        ]
         self._steps = Programs("step", key, runs, self._compile_step, store, ascending, self._guess)
         #: Measured seconds per step, by number of tokens, without committed KV.
         self.profile = self._steps.profile
@@ -137,7 +139,7 @@ class ModelRunner:
 
     def _compile(self, warm_up: WarmUp) -> None:
         first = needed_first(self.shapes) if warm_up.background else self.shapes
-        jobs = {shape: self._steps.job(f"step of {shape.tokens}", shape) for shape in self.shapes}
+        jobs = {shape: self._steps.job(f"step of {self._title(shape)}", shape) for shape in self.shapes}
         warm_up.compile_now("compiling steps", [self.penalties.job(), *(jobs.pop(shape) for shape in first)])
         self.profile.guess()
         self.times = times = StepTimes({shape.tokens: self.step_seconds[shape.tokens] for shape in self.ready})
@@ -152,6 +154,11 @@ class ModelRunner:
         buffer = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
         return compile_ahead(step, self._leaves, self.kv_cache, self.penalties.table, self.drawn, buffer, donate=1)
 
+    def _title(self, shape: BatchShape) -> str:
+        """Unique name of a shape's program: its number of tokens, and its pages if they are not the most."""
+        few = shape.pages < self.shapes[-1].pages
+        return f"{shape.tokens} ({shape.pages} pages)" if few else str(shape.tokens)
+
     def _guess(self, shape: BatchShape) -> float | None:
         # On an accelerator the first run of a program initialises it, so it runs once before requests use it. On CPU
         # that is not needed: the time is interpolated between the smallest and the largest shape, compiled before.
@@ -162,8 +169,12 @@ class ModelRunner:
 
     @property
     def step_seconds(self) -> dict[int, float]:
-        """Seconds in `profile` by number of tokens."""
-        return {int(size): seconds for size, seconds in self.profile.seconds.items()}
+        """Seconds in `profile` by number of tokens; of shapes with several page tables, the shortest."""
+        found: dict[int, float] = {}
+        for shape in self.shapes:
+            if (seconds := self.profile.seconds.get(self._title(shape))) is not None:
+                found[shape.tokens] = min(seconds, found.get(shape.tokens, seconds))
+        return found
 
     def _run_empty(self, shape: BatchShape) -> None:
         self.execute(pack([], [shape], self._buffers, self.page_size)).wait()

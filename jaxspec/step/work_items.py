@@ -20,7 +20,8 @@ from jaxtyping import Int32
 from jaxspec.step.batch import Batch
 
 #: Positions per item, up to `SPLITS` items per tile. Then items get longer, so that the number of items is bounded.
-POSITIONS = 512
+#: 256 positions of one request of 2,048 are 8 items for each key-value head.
+POSITIONS = 256
 #: Most items of a tree's first tile; a tree of several tiles has fewer per tile.
 SPLITS = 16
 
@@ -54,11 +55,14 @@ def plan(batch: Batch, group: int, rows: int, page_size: int) -> WorkItems:
     pages = -(-batch.committed // page_size)
     tile_end, item_end = jnp.cumsum(tiles), jnp.cumsum(tiles * splits)
 
-    # A tree has at most one tile that is not full, and at most SPLITS items if it has fewer tiles than that.
-    tile = jnp.arange(trees + tokens * group // rows, dtype=jnp.int32)
+    # A tree has at most one tile that is not full, and at most SPLITS items if it has fewer tiles than that. Items that
+    # no tree needs are programs that end at once, but they take time to start: small page tables have fewer.
+    full = tokens * group // rows
+    most = -(-batch.table.shape[1] * page_size // POSITIONS)
+    tile = jnp.arange(trees + full, dtype=jnp.int32)
     tree, index = _locate(tile, tile_end, tiles)
     real = tile < tile_end[-1]
-    item = jnp.arange(SPLITS * trees + tokens * group // rows, dtype=jnp.int32)
+    item = jnp.arange(min(SPLITS * trees + full, most * (trees + full)), dtype=jnp.int32)
     of, place = _locate(item, item_end, tiles * splits)
     split = place % splits[of]
     return WorkItems(

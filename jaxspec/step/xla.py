@@ -17,17 +17,22 @@ from jaxspec.models.llama import Decoder, Rope, device_weights, window_of
 from jaxspec.step.attention import Earlier, block_pages
 from jaxspec.step.attention import attend as attend_parts
 from jaxspec.step.batch import Batch
+from jaxspec.step.buckets import CPU, StepSizes
 from jaxspec.step.kv_int8 import AnyKVCache, Int8KVCache, P
 from jaxspec.step.layers import NewKV
 
-#: (query, key, value of a layer's new nodes, layer index, sliding window) -> `[T, heads, head_dim]`
-LayerAttention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, int | None], jax.Array]
+#: (query, key, value of the step's nodes, layer index, sliding window) -> (output `[T, heads, head_dim]`, the keys and
+#: values to commit)
+LayerAttention = Callable[
+    [jax.Array, jax.Array, jax.Array, jax.Array, int | None], tuple[jax.Array, tuple[jax.Array, jax.Array]]
+]
 
 
 class XlaLayers:
     """`jaxspec.step.layers.Layers` with XLA operations."""
 
     name = version = "xla"
+    sizes: StepSizes = CPU
 
     def zeros(self, shape: Sequence[int], dtype: Any) -> jax.Array:
         return jnp.zeros(shape, dtype)
@@ -57,8 +62,9 @@ class XlaLayers:
                 new: list[tuple[jax.Array, jax.Array]] = []
 
                 def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-                    new.append((k, v))
-                    return attention(q, k, v, i, window)
+                    out, kv = attention(q, k, v, i, window)
+                    new.append(kv)
+                    return out
 
                 return nnx.merge(graph, state)(x, rope, attend), new[0]
 
@@ -78,7 +84,13 @@ class XlaLayers:
         self, config: DecoderConfig, kv_cache: AnyKVCache, batch: Batch, mask: jax.Array, earlier: Earlier | None
     ) -> LayerAttention:
         """The attention of the step's layers. Traced, once a step."""
-        return lambda q, k, v, layer, window: attend_parts(q, k, v, kv_cache, layer, batch, mask, window, earlier)
+
+        def attend(
+            q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, window: int | None
+        ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+            return attend_parts(q, k, v, kv_cache, layer, batch, mask, window, earlier), (k, v)
+
+        return attend
 
     def commit(self, kv_cache: P, new: NewKV, batch: Batch, accepted: jax.Array, after: jax.Array) -> P:
         if isinstance(kv_cache, Int8KVCache):

@@ -155,6 +155,7 @@ CHECKED = {
     "make serve": "it installs, perhaps another Python or CUDA; what it starts then is run with the other commands",
     "make test": "it is what runs these tests",
     "make test-fast": "the same",
+    "make test-gpu-compile": "it downloads JAX's CUDA plugin; .ci/run does it",
     "make lint": "it installs the linters and checks the whole checkout; .ci/run does it",
     "make install": "it changes what the tests run in",
     "make format": "it rewrites the checkout",

@@ -77,7 +77,8 @@ def both(
         lambda x: x.astype(dtype) if x.dtype == jnp.float32 else x, (q, k, v, cache, earlier)
     )
     items = work_items.plan(batch, group, rows, cache.keys.shape[-1])
-    out = tree_attention.attend(q, k, v, cache, layer, batch, items, rows, window, earlier, interpret=True)
+    qkv = jnp.concatenate([q, k, v], 1)
+    out = tree_attention.attend(qkv, k.shape[1], cache, layer, batch, items, rows, window, earlier, interpret=True)
     q, k, v, cache, earlier = jax.tree.map(
         lambda x: x.astype(jnp.float32) if x.dtype == dtype else x, (q, k, v, cache, earlier)
     )

@@ -173,12 +173,24 @@ def test_zig_comes_only_where_no_compiler_is(machine: Machine) -> None:
         compiler.unlink()
 
 
+def test_compiling_for_gpus_has_a_venv_of_its_own(usual: Machine, tmp_path: Path) -> None:
+    done = usual.make("test-gpu-compile", f"GPU_COMPILE_VENV={tmp_path / 'cuda'}")
+    assert done.returncode == 0, done.stderr
+    assert usual.installed("test-gpu-compile") == ".[test]"
+    assert f"{usual.venv}/bin/python .ci/gpu_compile_venv.py {tmp_path / 'cuda'}/bin/python" in done.stdout
+    assert "cuda12]" not in done.stdout and "cuda13]" not in done.stdout
+
+
 def test_lint_has_a_venv_of_its_own(usual: Machine, tmp_path: Path) -> None:
     done = usual.make("lint", f"LINT_VENV={tmp_path / 'lint'}")
     assert done.returncode == 0, done.stderr
     assert str(usual.venv) not in done.stdout and ".[lint" in done.stdout
     script = (ROOT / ".ci" / "run").read_text()
-    assert [line for line in script.splitlines() if line.startswith("make")] == ["make test", "make lint"]
+    assert [line for line in script.splitlines() if line.startswith("make")] == [
+        "make test",
+        "make test-gpu-compile",
+        "make lint",
+    ]
 
 
 # gpu-check

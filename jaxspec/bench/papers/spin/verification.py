@@ -25,7 +25,7 @@ from jaxspec.kernels import cpu
 from jaxspec.models.load import LoadedModel, load_model
 from jaxspec.progress import progress
 from jaxspec.sched.sim.workload import read_lengths
-from jaxspec.step.buckets import BUCKETS
+from jaxspec.step.buckets import CPU
 from jaxspec.step.kv_cache import page_bytes
 from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Tree
@@ -200,4 +200,4 @@ class Comparison:
 def bucket(batch: Batch) -> int:
     """The engine's step size for the batch, in tokens."""
     tokens = int(batch.nodes.sum())
-    return next((b for b in BUCKETS if b >= tokens), tokens)
+    return next((b for b in CPU.tokens if b >= tokens), tokens)

@@ -1,0 +1,156 @@
+"""Compiles the engine's programs for NVIDIA GPUs on a machine that has none, and reads what XLA made of them.
+
+XLA's GPU compiler takes a description of the card, and needs JAX's CUDA plugin, but none of NVIDIA's libraries. Matrix
+products are not autotuned, so on a card they may be other kernels. Nothing runs, so times are unknown.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# Before the plugin is loaded: otherwise it asks the driver, which is missing.
+os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+from jaxspec.compilation import lower_ahead, one_graph
+
+#: `xla.gpu.GpuTargetConfigProto` as text. With a driver and toolkit that know them (CUDA 12.3), XLA puts loops and
+#: conditionals into CUDA graphs.
+_TARGET = """
+gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: {shared_memory}
+  shared_memory_per_block_optin: {shared_memory_optin}
+  threads_per_core_limit: {threads}
+  core_count: {cores}
+  fpus_per_core: {fpus}
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: {bandwidth}
+  l2_cache_size: {l2}
+  clock_rate_ghz: {clock}
+  device_memory_size: {memory}
+  cuda_compute_capability {{ major: {major} minor: {minor} }}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  driver_version: "13.0.0"
+  compile_time_toolkit_version: "12.9.0"
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 }}
+runtime_version {{ major: 12 minor: 9 patch: 0 }}
+device_description_str: "{name}"
+"""
+
+#: NVIDIA's data sheets and CUDA programming guide.
+CARDS: dict[str, dict[str, Any]] = {
+    "h200": dict(
+        name="NVIDIA H200", major=9, minor=0, cores=132, fpus=128, threads=2048, clock=1.98, l2=62_914_560,
+        bandwidth=4_800_000_000_000, memory=150_000_000_000, shared_memory=233_472, shared_memory_optin=232_448,
+    ),
+    "h100": dict(
+        name="NVIDIA H100 80GB HBM3", major=9, minor=0, cores=132, fpus=128, threads=2048, clock=1.98, l2=52_428_800,
+        bandwidth=3_352_000_000_000, memory=84_900_000_000, shared_memory=233_472, shared_memory_optin=232_448,
+    ),
+    "a100": dict(
+        name="NVIDIA A100-SXM4-80GB", major=8, minor=0, cores=108, fpus=64, threads=2048, clock=1.41, l2=41_943_040,
+        bandwidth=2_039_000_000_000, memory=84_900_000_000, shared_memory=167_936, shared_memory_optin=166_912,
+    ),
+    "l4": dict(
+        name="NVIDIA L4", major=8, minor=9, cores=58, fpus=128, threads=1536, clock=2.04, l2=50_331_648,
+        bandwidth=300_000_000_000, memory=23_600_000_000, shared_memory=102_400, shared_memory_optin=101_376,
+    ),
+}  # fmt: skip
+
+#: Thunks that launch a kernel.
+_KERNELS = {"kCustomKernel", "kKernel", "kGemm", "kCublasLtMatmul", "kCustomCall", "kCubSort", "kConvolution"}
+#: A line of XLA's thunk sequence: indentation, kind, and the rest with the kernel's name.
+_THUNK = re.compile(r"^( *)\d+: (k\w+) *\[[^]]*\](.*)$", re.MULTILINE)
+
+
+class Thunk(NamedTuple):
+    """An operation of a compiled program. depth: 0 outside all CUDA graphs and loops."""
+
+    depth: int
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled program: what it runs, in order, and the PTX code of its kernels."""
+
+    program: jax.stages.Compiled
+    thunks: tuple[Thunk, ...]
+    ptx: str
+
+    @property
+    def outside(self) -> list[str]:
+        """Kinds of the operations that the host starts one by one."""
+        return [thunk.kind for thunk in self.thunks if thunk.depth == 0]
+
+    @property
+    def always(self) -> list[Thunk]:
+        """Operations of the CUDA graph that run in every step: those outside conditionals and loops."""
+        return [thunk for thunk in self.thunks if thunk.depth == 1]
+
+    @property
+    def kernels(self) -> int:
+        """Kernels of the CUDA graph that run in every step."""
+        return sum(thunk.kind in _KERNELS for thunk in self.always)
+
+    def named(self, name: str) -> int:
+        """Kernels whose name begins like this."""
+        return sum(thunk.name.startswith(name) for thunk in self.thunks)
+
+    @property
+    def temporary_bytes(self) -> int:
+        return self._memory.temp_size_in_bytes
+
+    @property
+    def aliased_bytes(self) -> int:
+        """Bytes of arguments that are updated in place."""
+        return self._memory.alias_size_in_bytes
+
+    @property
+    def _memory(self) -> Any:
+        return self.program.memory_analysis()
+
+
+@cache
+def device(card: str) -> Any:
+    """A device to compile for."""
+    return topologies.get_topology_desc(
+        platform="cuda", target_config=_TARGET.format(**CARDS[card]), topology="1x1x1"
+    ).devices[0]  # fmt: skip
+
+
+def abstract(tree: Any, card: str) -> Any:
+    """The shapes and dtypes of a pytree's arrays, on the card."""
+    sharding = SingleDeviceSharding(device(card))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+
+def compile_for(card: str, fn: Callable[..., Any], *arguments: Any, donate: int | tuple[int, ...] = ()) -> Compiled:
+    """Compile `fn` for a card as `compile_ahead` does on a machine that has it."""
+    lowered = lower_ahead(fn, *abstract(arguments, card), donate=donate, platform="cuda")
+    with tempfile.TemporaryDirectory() as folder:
+        program = lowered.compile(compiler_options={**one_graph("gpu"), "xla_dump_to": folder})
+        files = sorted(Path(folder).iterdir())
+        sequence = [f for f in files if "thunk_sequence_after_thunk_passes" in f.name][-1].read_text()
+        ptx = "\n".join(f.read_text() for f in files if f.suffix == ".ptx")
+    thunks = (Thunk(len(m[1]) // 4, m[2], m[3].strip().split(" ")[0]) for m in _THUNK.finditer(sequence))
+    return Compiled(program, tuple(thunks), ptx)

@@ -1,0 +1,103 @@
+"""The engine's programs in the shapes of real models, compiled for a card without weights (`gpu_compiler`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from helpers.gpu_compiler import Compiled, compile_for
+from jaxspec.draft.growth import Beam
+from jaxspec.draft.round import make_round
+from jaxspec.models.config import DecoderConfig, RopeScaling
+from jaxspec.models.drafter import DraftDecoder
+from jaxspec.step.batch import BatchShape
+from jaxspec.step.gpu import GpuLayers
+from jaxspec.step.kv_cache import KVCache
+from jaxspec.step.kv_int8 import AnyKVCache, Int8KVCache, most_written
+from jaxspec.step.penalties import PenaltyTable
+from jaxspec.step.rejection import DraftDistributions
+from jaxspec.step.step import make_step, split
+
+LLAMA_8B = DecoderConfig(
+    family="llama", vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_layers=32, num_heads=32,
+    num_kv_heads=8, head_dim=128, max_position=131_072, rope_theta=5e5,
+    rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 8192),
+)  # fmt: skip
+SMOLLM2 = DecoderConfig(
+    family="llama", vocab_size=49_152, hidden_size=576, intermediate_size=1536, num_layers=30, num_heads=9,
+    num_kv_heads=3, head_dim=64, max_position=8192, rope_theta=1e5, tie_embeddings=True,
+)  # fmt: skip
+PAGE, PAGES, SEQS = 32, 4096, 64
+#: Tokens that the drafter `smollm2-eagle` can propose.
+DRAFT_VOCAB = 8192
+
+
+def weight_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes of fused weights by name, as in `jaxspec.models.load`."""
+    shapes: dict[str, tuple[int, ...]] = {"embed": (c.vocab_size, c.hidden_size), "norm": (c.hidden_size,)}
+    if not c.tie_embeddings:
+        shapes["head"] = (c.hidden_size, c.vocab_size)
+    for i in range(c.num_layers):
+        layer = {
+            "attn_norm": (c.hidden_size,), "mlp_norm": (c.hidden_size,),
+            "qkv": (c.hidden_size, c.q_size + 2 * c.kv_size), "o": (c.q_size, c.hidden_size),
+            "gate_up": (c.hidden_size, 2 * c.intermediate_size), "down": (c.intermediate_size, c.hidden_size),
+        }  # fmt: skip
+        shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
+    return shapes
+
+
+def _zeros(shapes: dict[str, tuple[int, ...]], dtype: str) -> Any:
+    return {name: jnp.zeros(shape, dtype) for name, shape in shapes.items()}
+
+
+def kv_cache_of(c: DecoderConfig, dtype: str, int8: bool = False, features: bool = False) -> AnyKVCache:
+    """Shapes of the KV cache, without memory."""
+    if int8:
+        return jax.eval_shape(lambda: Int8KVCache.zeros(c, PAGES, PAGE, dtype, features, SEQS))
+    return jax.eval_shape(lambda: KVCache.zeros(c, PAGES, PAGE, dtype, features))
+
+
+def compile_step(
+    card: str, c: DecoderConfig, tokens: int, dtype: str = "bfloat16", pages: int = 64, int8: bool = False,
+    features: bool = False,
+) -> tuple[Compiled, BatchShape, AnyKVCache]:  # fmt: skip
+    """The target's step of `tokens` tokens and up to 64 requests."""
+    layers = GpuLayers()
+    model = nnx.eval_shape(lambda: layers.decoder(c, _zeros(weight_shapes(c), dtype), dtype))
+    graph, treedef, leaves = split(model)
+    cache = kv_cache_of(c, dtype, int8, features)
+    trees = min(tokens, SEQS)
+    shape = BatchShape(
+        tokens, min(tokens, 512), trees, pages, written=most_written(tokens, trees, PAGE) if int8 else 0
+    )  # fmt: skip
+    program = compile_for(
+        card, make_step(graph, treedef, shape, layers), leaves, cache,
+        jax.eval_shape(lambda: PenaltyTable.empty(SEQS, c.vocab_size)), jax.eval_shape(DraftDistributions.empty),
+        jax.ShapeDtypeStruct((shape.size,), jnp.int32), donate=1,
+    )  # fmt: skip
+    return program, shape, cache
+
+
+def compile_round(card: str, target: DecoderConfig, requests: int, width: int = 4, depth: int = 8) -> Compiled:
+    """A draft round of a one-layer drafter that reads the target's features (EAGLE), in bfloat16."""
+    layers, c = GpuLayers(), replace(target, num_layers=1, tie_embeddings=False)
+    shapes = weight_shapes(c) | {"fuse": (2 * c.hidden_size, c.hidden_size), "head": (c.hidden_size, DRAFT_VOCAB)}
+
+    def build() -> DraftDecoder:
+        weights = _zeros(shapes, "bfloat16")
+        weights["vocab"] = jnp.zeros(DRAFT_VOCAB, jnp.int32)
+        return layers.drafter(c, weights, "bfloat16")
+
+    graph, treedef, leaves = split(nnx.eval_shape(build))
+    shape = BatchShape(4 * requests, requests, requests, 64)
+    features = kv_cache_of(target, "bfloat16", features=True).features
+    return compile_for(
+        card, make_round(graph, treedef, shape, layers, Beam(width), depth), leaves, kv_cache_of(c, "bfloat16"),
+        jax.eval_shape(DraftDistributions.empty), features, jax.ShapeDtypeStruct((shape.size,), jnp.int32),
+        jax.ShapeDtypeStruct((), jnp.int32), donate=(1, 2),
+    )  # fmt: skip
