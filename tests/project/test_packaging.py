@@ -53,3 +53,12 @@ def test_the_links_make_the_source_tree_importable() -> None:
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", script], cwd="/", env=env, check=True, capture_output=True, text=True)
     assert done.stdout.strip() == str(ROOT / "jaxspec" / "models" / "config.py")
+
+
+def test_a_clone_called_jaxspec_does_not_hide_the_package(tmp_path: Path) -> None:
+    """In its parent folder Python finds the clone first, as a namespace package. The installation must come before."""
+    (tmp_path / "jaxspec").symlink_to(ROOT)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", "import jaxspec; print(jaxspec.__file__)"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
+    assert Path(done.stdout.strip()) == ROOT / "jaxspec" / "__init__.py"
