@@ -5,16 +5,16 @@ the request's pages, and over the tree's own nodes under the preorder mask. A se
 tile by their log-sum-exp. The rows of a tile share the keys and values that they read, so a group of query heads uses
 tensor cores even when a request has one node.
 
-Triton runs on every NVIDIA GPU since Ampere, and its kernels run in an interpreter and compile without a GPU. Pallas
-deprecates this back end for Mosaic GPU, which needs Hopper and cannot interpret its matrix product yet: hence
-`jax<0.13`. `attend` is the only function that its successor has to provide.
+Triton runs on every NVIDIA GPU since Ampere, and its kernels run in an interpreter and compile without a GPU. JAX 0.11
+deprecates this back end, hence `jax<0.13` for GPUs. Pallas' other one, Mosaic GPU, needs Hopper and cannot interpret
+its matrix product yet. Its likely successor is the package jax_triton, for which these kernels need little change.
+`attend` is the only function that a successor has to provide.
 
 Dimensions: T nodes, H query heads, K key-value heads, G = H / K, D head_dim, P page_size, W items, N tiles.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,11 +23,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Float, Int32
-
-with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"jax\.experimental\.pallas")
-    from jax.experimental.pallas import triton as plgpu
 
 from jaxspec.step.attention import NEVER, Earlier
 from jaxspec.step.batch import Batch
