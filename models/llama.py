@@ -6,7 +6,7 @@ same module serves the packed token-tree step and a plain forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import jax
@@ -110,12 +110,23 @@ def window_of(config: DecoderConfig, layer: int) -> int | None:
     return config.sliding_window if windowed else None
 
 
-def device_weights(config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> dict[str, jax.Array]:
-    """Put weights on the device, matrices `[in, out]`; a tied embedding is copied to the head."""
-    out = {name: jnp.asarray(w, dtype) for name, w in weights.items()}
+def device_weights(
+    config: DecoderConfig, weights: Mapping[str, np.ndarray] | Mapping[str, jax.Array], dtype: str
+) -> dict[str, jax.Array]:
+    """Put weights on the device as `dtype`, matrices `[in, out]`; a tied embedding is copied to the head.
+
+    One weight at a time is read (`LazyWeights`), put on the device in its stored dtype and cast there, so the host
+    holds one weight. Arrays that are already on the device stay there.
+    """
+    out = {name: _put(weights[name], dtype) for name in weights}
     if config.tie_embeddings:
         out["head"] = out["embed"].T.copy()
     return out
+
+
+def _put(weight: np.ndarray | jax.Array, dtype: str) -> jax.Array:
+    """The weight on the device. Waits for the copy: the host's memory is then free for the next."""
+    return jax.block_until_ready(jax.device_put(weight).astype(dtype))
 
 
 def head_of(config: DecoderConfig, weights: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -124,15 +135,26 @@ def head_of(config: DecoderConfig, weights: Mapping[str, np.ndarray]) -> np.ndar
 
 
 def stacked_weights(
-    config: DecoderConfig, weights: Mapping[str, np.ndarray], pack: Callable[[Sequence[np.ndarray]], np.ndarray]
+    config: DecoderConfig, weights: Mapping[str, np.ndarray], pack: Callable[[Iterable[np.ndarray], int], np.ndarray]
 ) -> dict[str, jax.Array]:
-    """Put weights on the device, stacked over layers as `layers.<part>`; `pack` stacks the layers' matrices."""
-    out = {name: jnp.asarray(weights[name], "float32") for name in ("embed", "norm")}
-    out["head"] = jax.device_put(pack([np.asarray(head_of(config, weights), np.float32)]))
+    """Put weights on the device as float32, stacked over layers as `layers.<part>`.
+
+    `pack` stacks matrices, given an iterator and their number. A matrix is read (`LazyWeights`) when `pack` takes it.
+    """
+    embed = np.asarray(weights["embed"], np.float32)
+    head = embed.T if config.tie_embeddings else np.asarray(weights["head"], np.float32)
+    out = {"embed": jax.device_put(embed), "norm": _put(weights["norm"], "float32")}
+    out["head"] = jax.device_put(pack([head], 1))
+    del embed, head  # the host's copy
     for part in sorted({name.rsplit(".", 1)[1] for name in weights if name.startswith("layers.")}):
-        each = [np.asarray(weights[f"layers.{i}.{part}"], np.float32) for i in range(config.num_layers)]
-        out[f"layers.{part}"] = jax.device_put(pack(each) if each[0].ndim == 2 else np.stack(each))
+        each = (np.asarray(weights[f"layers.{i}.{part}"], np.float32) for i in range(config.num_layers))
+        stacked = pack(each, config.num_layers) if part in _MATRICES else np.stack(list(each))
+        out[f"layers.{part}"] = jax.device_put(stacked)
     return out
+
+
+#: The parts of a layer that are matrices; the others are vectors.
+_MATRICES = frozenset(("qkv", "o", "gate_up", "down"))
 
 
 def forward(model: Decoder, tokens: jax.Array) -> jax.Array:

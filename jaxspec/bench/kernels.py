@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
             rng.normal(size=(LAYERS, d, w)).astype(np.float32) * 0.02 for d, w in zip(DEPTHS, WIDTHS, strict=True)
         ]
         head = rng.normal(size=(1, HIDDEN, VOCAB)).astype(np.float32) * 0.02
-        panels = [jnp.asarray(cpu.panels(m)) for m in [*matrices, head]]
+        panels = [jnp.asarray(cpu.panels(m, len(m))) for m in [*matrices, head]]
         plain = None
         if not args.no_xla:
             plain = [[jnp.asarray(m[i]) for m in matrices] for i in range(LAYERS)], jnp.asarray(head[0])

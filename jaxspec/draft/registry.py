@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -23,7 +24,7 @@ from jaxspec.models.config import DecoderConfig
 from jaxspec.models.llama import head_of
 from jaxspec.models.load import LoadedModel, load_model
 from jaxspec.models.load.drafter_file import load_drafter
-from jaxspec.models.load.weights import Weights
+from jaxspec.models.load.weights import LazyWeights, Weights, readers_of
 from jaxspec.sched.slots import DRAFT_CHOICES, TREES
 from jaxspec.sched.spec.drafter import Drafter
 from jaxspec.sched.spec.speculator import Speculator
@@ -81,7 +82,7 @@ def load(name: str, target: LoadedModel) -> tuple[DecoderConfig, Weights]:
     path = SHIPPED / f"{name}.safetensors" if name in shipped() else Path(name)
     try:
         if path.suffix == ".safetensors":
-            return load_drafter(path, target.config, dict(target.weights))
+            return load_drafter(path, target.config, target.weights)
         other = load_model(name)
     except ModelLoadError as error:
         known = ", ".join([NGRAM, "truncated:K", *shipped()])
@@ -99,8 +100,9 @@ def truncated(target: LoadedModel, layers: int) -> tuple[DecoderConfig, Weights]
         raise ConfigError(
             f"draft: truncated:{layers} must keep between 1 and {c.num_layers - 1} layers of {target.name}"
         )
-    kept = {f"layers.{i}" for i in range(layers)}
-    weights = {k: v for k, v in whole(target).items() if not k.startswith("layers.") or k.rsplit(".", 1)[0] in kept}
+    dropped = tuple(f"layers.{i}." for i in range(layers, c.num_layers))
+    readers = readers_of(whole(target))
+    weights = LazyWeights({name: reader for name, reader in readers.items() if not name.startswith(dropped)})
     windowed = tuple(i for i in c.windowed_layers if i < layers)
     if c.windowed_layers and not windowed:
         c = replace(c, sliding_window=None)
@@ -108,12 +110,10 @@ def truncated(target: LoadedModel, layers: int) -> tuple[DecoderConfig, Weights]
 
 
 def whole(model: LoadedModel) -> Weights:
-    """A model's weights as a draft model's, over the whole vocabulary."""
-    return {
-        **model.weights,
-        "head": head_of(model.config, model.weights),
-        "vocab": np.arange(model.config.vocab_size, dtype=np.int32),
-    }
+    """A model's weights as a draft model's, over the whole vocabulary; read when they are used."""
+    head = partial(head_of, model.config, model.weights)
+    vocab = partial(np.arange, model.config.vocab_size, dtype=np.int32)
+    return LazyWeights({**readers_of(model.weights), "head": head, "vocab": vocab})
 
 
 def same_tokenizer(a: LoadedModel, b: LoadedModel) -> bool:

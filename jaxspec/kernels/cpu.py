@@ -6,10 +6,11 @@ All floats are float32. KV caches are float32 or INT8 (`jaxspec.step.kv_int8`).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import jax
@@ -65,15 +66,18 @@ def zeros(shape: Sequence[int], dtype: Any) -> jax.Array:
     return jax.jit(call)(np.int32(jnp.dtype(dtype).itemsize))
 
 
-def panels(matrices: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
+def panels(matrices: Iterable[np.ndarray], layers: int) -> np.ndarray:
     """Convert weights `[in, out]` of each layer to panels for `linear`: `[layers, ceil(out / 32), in, 32]` float32.
 
-    Padded with zeros. The array is aligned so that JAX uses it without a copy: weights are hundreds of megabytes.
+    Padded with zeros. The array is aligned so that JAX uses it without a copy: weights are hundreds of megabytes. One
+    matrix at a time is taken from `matrices`.
     """
-    depth, width = matrices[0].shape
+    left = iter(matrices)
+    first = next(left)
+    depth, width = first.shape
     full, rest = divmod(width, PANEL)
-    out = _aligned((len(matrices), full + (rest > 0), depth, PANEL))
-    for to, matrix in zip(out, matrices, strict=True):
+    out = _aligned((layers, full + (rest > 0), depth, PANEL))
+    for to, matrix in zip(out, chain([first], left), strict=True):
         to[:full] = matrix[:, : full * PANEL].reshape(depth, full, PANEL).swapaxes(0, 1)
         if rest:
             to[full, :, :rest], to[full, :, rest:] = matrix[:, full * PANEL :], 0

@@ -66,7 +66,7 @@ def read(path: Path) -> PredictorFile:
     try:
         with safe_open(path, framework="numpy") as file:
             metadata: dict[str, str] = file.metadata() or {}
-            stored: Weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            stored: dict[str, np.ndarray] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         why = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
         raise ModelLoadError(f"cannot read predictor {path}: {why}") from None
@@ -88,7 +88,7 @@ def read(path: Path) -> PredictorFile:
         raise ModelLoadError(f"predictor {path}: {error}") from None
 
 
-def _predictor(stored: Weights, metadata: dict[str, str], where: str) -> PredictorFile:
+def _predictor(stored: dict[str, np.ndarray], metadata: dict[str, str], where: str) -> PredictorFile:
     config = BertConfig(**json.loads(metadata["encoder"]))
     formulation = Formulation.from_dict(json.loads(metadata["formulation"]))
     try:

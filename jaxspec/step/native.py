@@ -45,7 +45,7 @@ class NativeLayers:
     def drafter(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> DraftDecoder:
         w = stacked_weights(replace(config, tie_embeddings=False), weights, cpu.panels)
         if "fuse" in weights:
-            w["fuse"] = jnp.asarray(cpu.panels(weights["fuse"][None]))
+            w["fuse"] = jnp.asarray(cpu.panels([weights["fuse"]], 1))
         return DraftDecoder(config, {**w, "vocab": jnp.asarray(weights["vocab"])}, cpu.linear)
 
     def run(

@@ -16,6 +16,7 @@ from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.kernels import cpu
 from jaxspec.kernels.build import KernelsUnavailable
 from jaxspec.models.config import DecoderConfig
+from jaxspec.models.load.weights import Weights
 from jaxspec.sched.spec.micro_batches import MAX_MICRO_BATCHES
 from jaxspec.sched.timing import StepTimes, between
 from jaxspec.step.batch import BatchBuffers, BatchShape
@@ -67,7 +68,7 @@ class ModelRunner:
         self,
         config: EngineConfig,
         model: DecoderConfig,
-        weights: dict[str, np.ndarray],
+        weights: Weights,
         num_pages: int,
         warm_up: WarmUp | None = None,
         features: bool = False,

@@ -1,6 +1,9 @@
 """Loads decoders: `load_model` takes a built-in name, a Hugging Face folder, a `.gguf` file or a hub id.
 
-Weights are numpy arrays by name, by default float32. Matrices are `[in, out]` and fused. L is the layer:
+Weights are numpy arrays by name, read from the memory-mapped checkpoint when they are used (`LazyWeights`) in the dtype
+in which they are stored: float32, bfloat16 or float16; GGUF tensors are dequantised to float32. Everything is checked
+when a model is loaded, before a weight is read. Matrices are `[in, out]`, in any memory order, and fused. L is the
+layer:
 
     embed [vocab, hidden]          norm [hidden]            head [hidden, vocab] (absent when tied to embed)
     layers.L.attn_norm [hidden]    layers.L.mlp_norm [hidden]
@@ -18,8 +21,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import ml_dtypes
-import numpy as np
 from safetensors import SafetensorError
 
 from jaxspec.errors import ModelLoadError
@@ -31,21 +32,11 @@ __all__ = ["DEFAULT_MODEL", "TABLE", "LoadedModel", "ModelLoadError", "Tokenizer
 
 log = logging.getLogger(__name__)
 
-_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*\Z")
 
 
-def load_model(name_or_path: str, dtype: str = "float32") -> LoadedModel:
-    """Load configuration, weights and tokenizer. Raises `ModelLoadError` with the problem and a remedy."""
-    if dtype not in _DTYPES:
-        raise ModelLoadError(f"dtype {dtype!r} is not supported; {', '.join(_DTYPES)} are")
-    model = _load(name_or_path)
-    if dtype == "float32":
-        return model
-    return replace(model, weights={name: w.astype(_DTYPES[dtype]) for name, w in model.weights.items()})
-
-
-def _load(name_or_path: str) -> LoadedModel:
+def load_model(name_or_path: str) -> LoadedModel:
+    """Load configuration and tokenizer, check the weights. Raises `ModelLoadError` with the problem and a remedy."""
     if name_or_path in TABLE:
         return _load_entry(TABLE[name_or_path])
     path = Path(name_or_path).expanduser()
@@ -90,4 +81,5 @@ def _load_entry(entry: Entry) -> LoadedModel:
         save_converted(model, converted, entry.sha256)
     except (OSError, SafetensorError) as e:
         log.warning("cannot cache the converted model, the next start converts it again: %s", e)
-    return model
+        return model
+    return load_converted(converted, entry.sha256, entry.name) or model

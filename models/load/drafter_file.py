@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,21 +20,21 @@ from jaxspec.models.config import DecoderConfig
 from jaxspec.models.drafter import DraftDecoder
 from jaxspec.models.llama import head_of
 from jaxspec.models.load.files import quantized, replacing
-from jaxspec.models.load.weights import Weights
+from jaxspec.models.load.weights import LazyWeights, Reader, Weights, layer_shapes, readers_of
 
 _FORMAT = "jaxspec-draft-2"
 
 
 def save_drafter(model: DraftDecoder, target: str, path: Path) -> None:
     """Write the trained weights, with the target's name and sizes, which `load_drafter` checks."""
-    w: Weights = {"norm": np.asarray(model.norm[...]), "vocab": np.asarray(model.vocab[...])}
+    w: dict[str, np.ndarray] = {"norm": np.asarray(model.norm[...]), "vocab": np.asarray(model.vocab[...])}
     if model.fuse is not None:
         w["fuse"] = np.asarray(model.fuse[...])
     for i, block in enumerate(model.layers):
         for name in ("attn_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "o", "mlp_norm", "gate_up", "down"):
             if (p := getattr(block, name)) is not None:
                 w[f"layers.{i}.{name}"] = np.asarray(p[...])
-    small: Weights = {}
+    small: dict[str, np.ndarray] = {}
     for name, value in w.items():
         small |= quantized(name, value) if value.ndim == 2 else {name: value}
     c = model.config
@@ -48,14 +49,16 @@ def save_drafter(model: DraftDecoder, target: str, path: Path) -> None:
 
 
 def load_drafter(path: Path, target: DecoderConfig, weights: Weights) -> tuple[DecoderConfig, Weights]:
-    """Load a drafter for the target with `weights`. Returns its configuration and all weights as numpy float32.
+    """Load a drafter for the target with `weights`. Returns its configuration and all its weights.
 
-    Raises `ModelLoadError` if the file is not a drafter or does not fit the target's sizes.
+    Its own weights are float32, dequantised when they are used. Embedding and head are read from the target's when they
+    are used: the embedding in the target's dtype, the head as float32. Raises `ModelLoadError` if the file is not a
+    drafter or does not fit the target's sizes.
     """
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
-            stored: Weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            stored: dict[str, np.ndarray] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         reason = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
         raise ModelLoadError(f"cannot read drafter {path}: {reason}") from None
@@ -72,19 +75,19 @@ def load_drafter(path: Path, target: DecoderConfig, weights: Weights) -> tuple[D
         )
     if "fuse" in stored and stored["fuse"].shape != (2 * target.hidden_size, target.hidden_size):
         raise ModelLoadError(f"drafter {path}: the shape of fuse does not fit the target's width")
-    layers = {f"layers.{i}.{part}": shape for i in range(sizes["layers"]) for part, shape in _layer(weights).items()}
+    shapes = layer_shapes(target)
+    layers = {f"layers.{i}.{part}": shape for i in range(sizes["layers"]) for part, shape in shapes.items()}
     for name, shape in layers.items():
         if name not in stored or stored[name].shape != shape:
             raise ModelLoadError(f"drafter {path}: {name} does not have the shape {shape} of the target's layers")
     scales = {name: stored.pop(f"{name}.scale") for name in list(stored) if f"{name}.scale" in stored}
-    out = {k: v.astype(np.float32) * scales[k] if k in scales else v for k, v in stored.items()}
-    out |= {
-        "embed": weights["embed"],
-        "head": np.asarray(head_of(target, weights)[:, out["vocab"].astype(np.int32)], np.float32),
-    }
-    return replace(target, num_layers=sizes["layers"], windowed_layers=()), out
 
+    def dequantized(name: str) -> np.ndarray:
+        return stored[name].astype(np.float32) * scales[name]
 
-def _layer(weights: Weights) -> dict[str, tuple[int, ...]]:
-    """Part -> shape in the target's layers, which all have the same shapes."""
-    return {name.removeprefix("layers.0."): w.shape for name, w in weights.items() if name.startswith("layers.0.")}
+    def head() -> np.ndarray:
+        return np.asarray(head_of(target, weights)[:, stored["vocab"].astype(np.int32)], np.float32)
+
+    readers: dict[str, Reader] = readers_of(stored) | {name: partial(dequantized, name) for name in scales}
+    readers |= {"embed": partial(weights.__getitem__, "embed"), "head": head}
+    return replace(target, num_layers=sizes["layers"], windowed_layers=()), LazyWeights(readers)

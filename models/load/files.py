@@ -36,7 +36,7 @@ def replacing(path: Path) -> Iterator[Path]:
         new.unlink(missing_ok=True)
 
 
-def quantized(name: str, matrix: np.ndarray, rows: bool = False) -> Weights:
+def quantized(name: str, matrix: np.ndarray, rows: bool = False) -> dict[str, np.ndarray]:
     """INT8 form of `matrix [a, b]`: `name` int8 and `name.scale` float32, per column `[b]` or per row `[a, 1]`."""
     largest = np.abs(matrix).max(1, keepdims=True) if rows else np.abs(matrix).max(0)
     scale = np.maximum(largest, np.finfo(np.float32).tiny) / 127  # zeros stay zeros

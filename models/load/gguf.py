@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from jaxspec.models.config import DecoderConfig, RopeScaling
 from jaxspec.models.layers import inverse_frequencies
 from jaxspec.models.load.gguf_tokenizer import gguf_tokenizer
 from jaxspec.models.load.tokenizer import Tokenizer
-from jaxspec.models.load.weights import GGUF_NAMES, Weights, assemble, check_tensors
+from jaxspec.models.load.weights import GGUF_NAMES, LazyWeights, check_tensors, lazy_weights
 
 #: `general.architecture` -> whether q and k rows are in llama.cpp's rotary order. Mistral models are "llama".
 ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
@@ -38,6 +38,43 @@ class _Reader(gguf.GGUFReader):
         self._view = np.asarray(mapped)
 
 
+class GGUFTensors:
+    """The tensors of a memory-mapped GGUF file."""
+
+    def __init__(self, path: Path, tensors: Sequence[gguf.ReaderTensor]):
+        self._path = path
+        self._tensors = {t.name: t for t in tensors}
+        # GGUF lists the innermost axis first.
+        self._shapes = {name: tuple(int(n) for n in reversed(t.shape)) for name, t in self._tensors.items()}
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._shapes
+
+    def check(self, name: str) -> None:
+        """Raise `ModelLoadError` unless the tensor's quantisation type is supported."""
+        if not _readable(kind := self._tensors[name].tensor_type):
+            raise ModelLoadError(f"{self._path}: tensor {name} is quantised as {kind.name}, which can't be read")
+
+    def read(self, name: str) -> np.ndarray:
+        """Read a tensor, dequantised to float32."""
+        self.check(name)
+        tensor = self._tensors[name]
+        values = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32).reshape(self._shapes[name])
+        # Float32 tensors are views of the file, which arrays on the device must not share.
+        return values.copy() if tensor.tensor_type == gguf.GGMLQuantizationType.F32 else values
+
+
+@cache
+def _readable(kind: gguf.GGMLQuantizationType) -> bool:
+    """Whether `dequantize` supports the type: try it with one block of zeros."""
+    try:
+        dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
+
+
 class GGUFFile:
     """A memory-mapped GGUF file. Raises `ModelLoadError` if it is not GGUF or is truncated."""
 
@@ -48,23 +85,7 @@ class GGUFFile:
         except Exception as e:  # a broken file makes numpy raise various types
             raise ModelLoadError(f"{path}: not a readable GGUF file ({e}); is it complete?") from e
         self.fields: dict[str, Any] = {key: f.contents() for key, f in reader.fields.items()}
-        self._tensors = {t.name: t for t in reader.tensors}
-        # GGUF lists the innermost axis first.
-        self._shapes = {name: tuple(int(n) for n in reversed(t.shape)) for name, t in self._tensors.items()}
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return self._shapes
-
-    def read(self, name: str) -> np.ndarray:
-        """Read a tensor, dequantised to float32. Raises `ModelLoadError` for unsupported quantisation types."""
-        tensor = self._tensors[name]
-        try:
-            values = dequantize(tensor.data, tensor.tensor_type)
-        except NotImplementedError as e:
-            kind = tensor.tensor_type.name
-            raise ModelLoadError(f"{self.path}: tensor {name} is quantised as {kind}, which can't be read") from e
-        return np.array(values, np.float32).reshape(self.shapes[name])
+        self.tensors = GGUFTensors(path, reader.tensors)
 
     @cached_property
     def config(self) -> DecoderConfig:
@@ -73,10 +94,10 @@ class GGUFFile:
     def tokenizer(self) -> Tokenizer:
         return gguf_tokenizer(self.fields, str(self.path))
 
-    def weights(self) -> Weights:
+    def weights(self) -> LazyWeights:
         where, config = str(self.path), self.config
-        check_tensors(config, self, GGUF_NAMES, ignored=(_ROPE_FREQS,), where=where)
-        return assemble(config, self, GGUF_NAMES, interleaved=ARCHITECTURES[config.family])
+        check_tensors(config, self.tensors, GGUF_NAMES, ignored=(_ROPE_FREQS,), where=where)
+        return lazy_weights(config, self.tensors, GGUF_NAMES, interleaved=ARCHITECTURES[config.family])
 
 
 def _config(file: GGUFFile) -> DecoderConfig:
@@ -103,7 +124,7 @@ def _config(file: GGUFFile) -> DecoderConfig:
 
     if get("expert_count", 0):
         raise ModelLoadError(f"{where}: mixtures of experts are not supported")
-    if "token_embd.weight" not in file.shapes:
+    if "token_embd.weight" not in file.tensors.shapes:
         raise ModelLoadError(f"{where}: tensor token_embd.weight missing; is the download complete?")
     heads, hidden = need("attention.head_count"), need("embedding_length")
     head_dim = get("attention.key_length") or hidden // heads
@@ -116,7 +137,7 @@ def _config(file: GGUFFile) -> DecoderConfig:
     tokens = fields.get("tokenizer.ggml.eos_token_id"), fields.get("tokenizer.ggml.bos_token_id")
     config = DecoderConfig(
         family=arch,
-        vocab_size=file.shapes["token_embd.weight"][0],
+        vocab_size=file.tensors.shapes["token_embd.weight"][0],
         hidden_size=hidden,
         intermediate_size=need("feed_forward_length"),
         num_layers=need("block_count"),
@@ -126,9 +147,9 @@ def _config(file: GGUFFile) -> DecoderConfig:
         max_position=need("context_length"),
         rope_theta=theta,
         norm_eps=_shortest(need("attention.layer_norm_rms_epsilon")),
-        tie_embeddings="output.weight" not in file.shapes,
-        qkv_bias="blk.0.attn_q.bias" in file.shapes,
-        qk_norm="blk.0.attn_q_norm.weight" in file.shapes,
+        tie_embeddings="output.weight" not in file.tensors.shapes,
+        qkv_bias="blk.0.attn_q.bias" in file.tensors.shapes,
+        qk_norm="blk.0.attn_q_norm.weight" in file.tensors.shapes,
         sliding_window=get("attention.sliding_window") or None,
         eos_token_ids=() if tokens[0] is None else (tokens[0],),
         bos_token_id=tokens[1],
@@ -142,9 +163,9 @@ def _rope_scaling(file: GGUFFile, config: DecoderConfig, get: Callable[..., Any]
     factor = _shortest(get("rope.scaling.factor", get("rope.scale_linear", 1.0)))
     if kind not in ("none", "linear"):
         raise ModelLoadError(f"{file.path}: rope scaling {kind!r} is not supported; linear and llama3 are")
-    if _ROPE_FREQS not in file.shapes:
+    if _ROPE_FREQS not in file.tensors.shapes:
         return RopeScaling("linear", factor) if factor != 1.0 and kind == "linear" else None
-    return _llama3_scaling(config, file.read(_ROPE_FREQS), str(file.path))
+    return _llama3_scaling(config, file.tensors.read(_ROPE_FREQS), str(file.path))
 
 
 def _llama3_scaling(config: DecoderConfig, divisors: np.ndarray, where: str) -> RopeScaling | None:

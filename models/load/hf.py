@@ -18,7 +18,7 @@ from jaxspec.models.load.hf_config import decoder_config
 from jaxspec.models.load.hf_tokenizer import SPECIAL, read_backend
 from jaxspec.models.load.loaded import LoadedModel
 from jaxspec.models.load.tokenizer import Tokenizer, end_token_ids
-from jaxspec.models.load.weights import HF_NAMES, assemble, check_tensors
+from jaxspec.models.load.weights import HF_NAMES, check_tensors, lazy_weights
 
 _FILES = (
     "config.json",
@@ -58,7 +58,8 @@ def download(repo: str) -> Path:
 
 _INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
-_FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F64": np.float64}
+#: Type in a safetensors file -> dtype in which its tensors are read.
+_READ_AS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F64": np.float32}
 
 
 class SafetensorsFolder:
@@ -68,7 +69,9 @@ class SafetensorsFolder:
         self.folder = folder
         self._files = [_open(folder / name) for name in self._file_names()]
         self._file_of = {key: file for file in self._files for key in file.keys()}  # noqa: SIM118
-        self._shapes = {key: tuple(file.get_slice(key).get_shape()) for key, file in self._file_of.items()}
+        slices = {key: file.get_slice(key) for key, file in self._file_of.items()}
+        self._shapes = {key: tuple(part.get_shape()) for key, part in slices.items()}
+        self._types: dict[str, str] = {key: part.get_dtype() for key, part in slices.items()}
 
     def _file_names(self) -> list[str]:
         if (self.folder / _WHOLE).is_file():
@@ -95,13 +98,15 @@ class SafetensorsFolder:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
 
+    def check(self, name: str) -> None:
+        """Raise `ModelLoadError` unless the tensor's type is supported."""
+        if (kind := self._types[name]) not in _READ_AS:
+            raise ModelLoadError(f"{self.folder}: tensor {name} is of type {kind}; {', '.join(_READ_AS)} can be read")
+
     def read(self, name: str) -> np.ndarray:
-        """Read a tensor as float32. Raises `ModelLoadError` for unsupported types."""
-        file = self._file_of[name]
-        kind = file.get_slice(name).get_dtype()
-        if kind not in _FLOATS:
-            raise ModelLoadError(f"{self.folder}: tensor {name} is of type {kind}; {', '.join(_FLOATS)} can be read")
-        return np.asarray(file.get_tensor(name)).astype(np.float32, copy=False)
+        """Read a tensor in its stored dtype, float64 as float32. Raises `ModelLoadError` for unsupported types."""
+        self.check(name)
+        return np.asarray(self._file_of[name].get_tensor(name)).astype(_READ_AS[self._types[name]], copy=False)
 
 
 def load_folder(folder: Path, name: str) -> LoadedModel:
@@ -117,7 +122,7 @@ def load_folder(folder: Path, name: str) -> LoadedModel:
     declared = generation.get("eos_token_id", raw.get("eos_token_id"))
     tokenizer = load_tokenizer(folder, declared if isinstance(declared, list) else [declared])
     config = replace(config, eos_token_ids=tokenizer.eos_token_ids, bos_token_id=tokenizer.bos_token_id)
-    return LoadedModel(config, assemble(config, tensors, HF_NAMES), tokenizer, name)
+    return LoadedModel(config, lazy_weights(config, tensors, HF_NAMES), tokenizer, name)
 
 
 def load_tokenizer(folder: Path, eos_token_ids: Sequence[int | None] = ()) -> Tokenizer:

@@ -1,8 +1,9 @@
-"""Maps a checkpoint's tensors to the engine's weights: fused, float32, matrices `[in, out]`."""
+"""Maps a checkpoint's tensors to the engine's weights: fused, matrices `[in, out]`, each read when it is used."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -10,7 +11,39 @@ import numpy as np
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.config import DecoderConfig
 
-Weights = dict[str, np.ndarray]
+#: Weights by name: a dict, or `LazyWeights`.
+Weights = Mapping[str, np.ndarray]
+#: Reads one weight.
+Reader = Callable[[], np.ndarray]
+
+
+class LazyWeights(Weights):
+    """Weights that are read when they are used: `weights[name]` reads one weight, and nothing keeps it.
+
+    So a model larger than the host's memory can be put on the device weight by weight. Iterating, `len` and `in` read
+    nothing; `values()` and `items()` read one weight at a time, `dict(weights)` reads all. Files stay memory-mapped as
+    long as this object lives, and must not be changed meanwhile.
+    """
+
+    def __init__(self, readers: Mapping[str, Reader]):
+        self._readers = dict(readers)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._readers[name]()
+
+    def __contains__(self, name: object) -> bool:  # Mapping's would read the weight
+        return name in self._readers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._readers)
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+
+def readers_of(weights: Weights) -> dict[str, Reader]:
+    """A reader of each weight, from which to make other `LazyWeights`."""
+    return {name: partial(weights.__getitem__, name) for name in weights}
 
 
 class TensorSource(Protocol):
@@ -21,8 +54,12 @@ class TensorSource(Protocol):
         """Tensor name -> shape."""
         ...
 
+    def check(self, name: str) -> None:
+        """Raise `ModelLoadError` unless `read` supports the tensor's type. Does not read the tensor."""
+        ...
+
     def read(self, name: str) -> np.ndarray:
-        """Read a tensor as float32."""
+        """Read a tensor in its stored dtype; float64 and quantised tensors as float32."""
         ...
 
 
@@ -95,7 +132,10 @@ def expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 def check_tensors(
     config: DecoderConfig, source: TensorSource, names: Mapping[str, str], ignored: Iterable[str], where: str
 ) -> None:
-    """Raise `ModelLoadError` naming tensors that are missing, unexpected or of the wrong shape."""
+    """Raise `ModelLoadError` naming tensors that are missing, unexpected, or of the wrong shape or type.
+
+    Reads no tensor.
+    """
     if config.num_heads % config.num_kv_heads or config.head_dim % 2:
         raise ModelLoadError(
             f"{where}: {config.num_heads} heads of {config.head_dim} don't fit {config.num_kv_heads} key-value heads"
@@ -117,38 +157,63 @@ def check_tensors(
             raise ModelLoadError(
                 f"{where}: tensor {name} has shape {list(source.shapes[name])}, the configuration says {list(shape)}"
             )
+        source.check(name)
 
 
-def assemble(
+#: Weight of a layer -> the parts that are fused into it.
+_FUSED = {
+    "attn_norm": ("attn_norm",),
+    "qkv": ("q", "k", "v"),
+    "qkv_bias": ("q_bias", "k_bias", "v_bias"),
+    "q_norm": ("q_norm",),
+    "k_norm": ("k_norm",),
+    "o": ("o",),
+    "mlp_norm": ("mlp_norm",),
+    "gate_up": ("gate", "up"),
+    "down": ("down",),
+}
+
+
+def layer_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Shape of each weight of a layer, matrices `[in, out]`."""
+    shapes = expected_shapes(config)
+    fused = {name: parts for name, parts in _FUSED.items() if parts[0] in shapes}
+    return {name: (*shapes[parts[0]][1:], sum(shapes[p][0] for p in parts)) for name, parts in fused.items()}
+
+
+def lazy_weights(
     config: DecoderConfig, source: TensorSource, names: Mapping[str, str], interleaved: bool = False
-) -> Weights:
-    """Read and fuse all weights. `interleaved`: q and k rows are in llama.cpp's rotary order."""
+) -> LazyWeights:
+    """The fused weights of a checkpoint that passed `check_tensors`.
 
-    def read(part: str, layer: int = 0) -> np.ndarray:
-        tensor = source.read(names[part].format(layer))
+    A weight has the dtype in which its tensors are stored, float32 if these differ. Matrices are transposed views: the
+    copy to the device is then the only one that reorders them. `interleaved`: q and k rows are in llama.cpp's rotary
+    order.
+    """
+
+    def tensor(part: str, layer: int) -> np.ndarray:
+        stored = source.read(names[part].format(layer))
         if interleaved and part in ("q", "k", "q_bias", "k_bias"):
-            tensor = split_halves(tensor, config.head_dim)
-        return tensor
+            return split_halves(stored, config.head_dim)
+        return stored
 
-    def matrix(*parts: str, layer: int = 0) -> np.ndarray:
-        return np.ascontiguousarray(np.concatenate([read(p, layer) for p in parts]).T)
+    def read(*parts: str, layer: int = 0) -> np.ndarray:
+        weight = joined([tensor(part, layer) for part in parts])
+        return weight if parts == ("embed",) else weight.T  # of a vector the vector itself
 
-    out: Weights = {"embed": np.ascontiguousarray(read("embed")), "norm": read("norm")}
-    if not config.tie_embeddings:
-        out["head"] = matrix("head")
+    shapes = expected_shapes(config)
+    readers = {name: partial(read, name) for name in ("embed", "norm", "head") if name in shapes}
     for i in range(config.num_layers):
-        at = f"layers.{i}."
-        out[at + "attn_norm"] = read("attn_norm", i)
-        out[at + "qkv"] = matrix("q", "k", "v", layer=i)
-        if config.qkv_bias:
-            out[at + "qkv_bias"] = np.concatenate([read(p, i) for p in ("q_bias", "k_bias", "v_bias")])
-        if config.qk_norm:
-            out[at + "q_norm"], out[at + "k_norm"] = read("q_norm", i), read("k_norm", i)
-        out[at + "o"] = matrix("o", layer=i)
-        out[at + "mlp_norm"] = read("mlp_norm", i)
-        out[at + "gate_up"] = matrix("gate", "up", layer=i)
-        out[at + "down"] = matrix("down", layer=i)
-    return out
+        readers |= {f"layers.{i}.{name}": partial(read, *_FUSED[name], layer=i) for name in layer_shapes(config)}
+    return LazyWeights(readers)
+
+
+def joined(tensors: Sequence[np.ndarray]) -> np.ndarray:
+    """Concatenate along the first axis, in the common dtype, or in float32, which holds all others exactly."""
+    if len(tensors) == 1:
+        return tensors[0]
+    dtype = tensors[0].dtype if len({t.dtype for t in tensors}) == 1 else np.float32
+    return np.concatenate([t.astype(dtype, copy=False) for t in tensors])
 
 
 def split_halves(rows: np.ndarray, head_dim: int) -> np.ndarray:

@@ -392,6 +392,5 @@ def test_a_file_that_does_not_fit_is_refused(finished: Trainer, tmp_path: Path) 
     for change in ({"hidden_size": 64}, {"vocab_size": 300}):
         with pytest.raises(ModelLoadError, match=r"for tiny \(width 32, vocabulary 257\)"):
             load(own, **change)
-    narrow = tiny.weights(tiny.config(intermediate_size=16))
     with pytest.raises(ModelLoadError, match=r"layers\.0\.gate_up"):
-        load_drafter(own, TARGET.config, narrow)
+        load(own, intermediate_size=16)

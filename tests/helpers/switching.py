@@ -13,13 +13,13 @@ from typing import Any
 from unittest.mock import patch
 
 import jax
-import numpy as np
 
 from helpers import tiny
 from helpers.tiny_drafters import conditioned
 from jaxspec import LLM, SamplingParams
 from jaxspec.draft import registry as drafters
 from jaxspec.models.load import LoadedModel
+from jaxspec.models.load.weights import Weights
 from jaxspec.sched.request import Request
 from jaxspec.sched.spec.draft_choice.choice import DraftChoice, SwitchCost
 
@@ -29,7 +29,7 @@ SIZES: Mapping[str, Any] = dict(
 )  # fmt: skip
 
 
-def load(name: str, target: LoadedModel) -> tuple[Any, dict[str, np.ndarray]]:
+def load(name: str, target: LoadedModel) -> tuple[Any, Weights]:
     """Stands in for `registry.load` with the drafters `conditioned` and `perfect`."""
     return conditioned(target) if name == "conditioned" else (target.config, drafters.whole(target))
 

@@ -18,7 +18,8 @@ from jaxspec.models.load.weights import Weights
 def conditioned(target: LoadedModel, layers: int = 1) -> tuple[Any, dict[str, np.ndarray]]:
     """A drafter that reads the target's features: the target's first layers, with a random `fuse` matrix
     and a random half of the vocabulary."""
-    config, weights = drafters.truncated(target, layers)
+    config, truncated = drafters.truncated(target, layers)
+    weights = dict(truncated)
     rng = np.random.default_rng(5)
     h = config.hidden_size
     weights["fuse"] = (rng.normal(size=(2 * h, h)) / np.sqrt(h)).astype(np.float32)
@@ -29,7 +30,7 @@ def conditioned(target: LoadedModel, layers: int = 1) -> tuple[Any, dict[str, np
 
 def perfect(target: LoadedModel) -> tuple[Any, dict[str, np.ndarray]]:
     """The target itself as a drafter."""
-    return target.config, registry.whole(target)
+    return target.config, dict(registry.whole(target))
 
 
 def as_decoder(config: DecoderConfig, weights: Weights) -> DraftDecoder:

@@ -39,7 +39,7 @@ def test_products_of_every_shape(rows: int, depth: int, width: int, layers: int,
     x = rng.normal(size=(rows, depth)).astype(np.float32)
     w = rng.normal(size=(layers, depth, width)).astype(np.float32)
     layer = data.draw(st.integers(0, layers - 1))
-    y = cpu.linear(jnp.asarray(x), jnp.asarray(cpu.panels(w)), width, jnp.int32(layer))
+    y = cpu.linear(jnp.asarray(x), jnp.asarray(cpu.panels(w, len(w))), width, jnp.int32(layer))
     chex.assert_shape(y, (rows, width))
     chex.assert_type(y, jnp.float32)
     np.testing.assert_allclose(y, x @ w[layer], atol=1e-4)
@@ -49,7 +49,7 @@ def test_a_product_large_enough_for_threads() -> None:
     cpu.load()
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(33, 512)).astype(np.float32), rng.normal(size=(2, 512, 1000)).astype(np.float32)
-    panels = jnp.asarray(cpu.panels(w))
+    panels = jnp.asarray(cpu.panels(w, len(w)))
     run = jax.jit(chex.assert_max_traces(lambda x, i: cpu.linear(x, panels, 1000, i), n=1))
     for layer in (0, 1, 0):
         np.testing.assert_allclose(run(x, jnp.int32(layer)), x @ w[layer], atol=5e-4)
@@ -94,7 +94,7 @@ def test_a_row_does_not_depend_on_the_other_rows() -> None:
     cpu.load()
     rng = np.random.default_rng(1)
     x, w = rng.normal(size=(31, 200)).astype(np.float32), rng.normal(size=(1, 200, 70)).astype(np.float32)
-    panels = jnp.asarray(cpu.panels(w))
+    panels = jnp.asarray(cpu.panels(w, len(w)))
     alone = np.concatenate([cpu.linear(jnp.asarray(x[i : i + 1]), panels, 70) for i in range(len(x))])
     for rows in range(2, len(x) + 1):  # each number of rows is cut into other tiles
         np.testing.assert_array_equal(cpu.linear(jnp.asarray(x[:rows]), panels, 70), alone[:rows])
@@ -250,7 +250,7 @@ def test_every_compiler_there_is_builds_them_without_a_warning(tmp_path: Any, mo
     cpu.load(name)
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(9, 64)).astype(np.float32), rng.normal(size=(1, 64, 40)).astype(np.float32)
-    panels = jnp.asarray(cpu.panels(w))
+    panels = jnp.asarray(cpu.panels(w, len(w)))
     with cpu.built_by(name):
         run = jax.jit(lambda x: cpu.linear(x, panels, 40)).lower(x)
     assert f"@{name}jaxspec_linear" in run.as_text()

@@ -41,11 +41,11 @@ def begin(config: DistillConfig, target: LoadedModel, vocab: np.ndarray) -> Draf
     """
     c, k = target.config, min(config.layers, target.config.num_layers)
     first = 0 if config.begin == "first" else c.num_layers - k
-    w = {"embed": target.weights["embed"], "norm": target.weights["norm"], "vocab": vocab}
+    w: dict[str, np.ndarray] = {"embed": target.weights["embed"], "norm": target.weights["norm"], "vocab": vocab}
     w["head"] = head_of(c, target.weights)[:, vocab]
     for i in range(k):
         prefix = f"layers.{first + i}."
-        w |= {f"layers.{i}.{n.removeprefix(prefix)}": v for n, v in target.weights.items() if n.startswith(prefix)}
+        w |= {f"layers.{i}.{n.removeprefix(prefix)}": target.weights[n] for n in target.weights if n.startswith(prefix)}
     if config.conditioned:
         noise = np.random.default_rng(config.seed).normal(size=(2 * c.hidden_size, c.hidden_size))
         w["fuse"] = (noise * 0.5 / np.sqrt(2 * c.hidden_size)).astype(np.float32)
@@ -53,13 +53,14 @@ def begin(config: DistillConfig, target: LoadedModel, vocab: np.ndarray) -> Draf
     if config.begin.endswith(".safetensors"):
         w |= _trained_weights(Path(config.begin), config, target, k)
     config_k = replace(c, num_layers=k, windowed_layers=())
-    return DraftDecoder(config_k, {n: jnp.asarray(v) for n, v in w.items()})
+    # Training is in float32, whatever the target is stored in.
+    return DraftDecoder(config_k, {n: jnp.asarray(v, None if n == "vocab" else jnp.float32) for n, v in w.items()})
 
 
 def _trained_weights(path: Path, config: DistillConfig, target: LoadedModel, layers: int) -> Weights:
     """The weights of a trained drafter for one of `layers` layers. Added layers output zeros."""
     try:
-        drafter, weights = load_drafter(path, target.config, dict(target.weights))
+        drafter, weights = load_drafter(path, target.config, target.weights)
     except ModelLoadError as error:
         raise ConfigError(f"begin: {error}") from None
     if drafter.num_layers > layers or ("fuse" in weights) != config.conditioned:
@@ -69,7 +70,7 @@ def _trained_weights(path: Path, config: DistillConfig, target: LoadedModel, lay
             f"begin: {path} is a {kind} drafter of {drafter.num_layers} layers, which cannot start a {wanted} one of "
             f"{layers}"
         )
-    w = {name: value for name, value in weights.items() if name not in ("embed", "head", "vocab")}
+    w = {name: weights[name] for name in weights if name not in ("embed", "head", "vocab")}
     for i in range(drafter.num_layers, layers):
         for part in ("o", "down"):
             w[f"layers.{i}.{part}"] = np.zeros_like(weights[f"layers.0.{part}"])

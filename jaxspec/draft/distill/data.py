@@ -117,7 +117,8 @@ def corpus(paths: Sequence[str], target: LoadedModel, longest: int, folder: Path
 def _features(tokens: np.ndarray, length: np.ndarray, target: LoadedModel, folder: Path) -> np.ndarray:
     """`[N, L, hidden]` float16, memory-mapped from a file named by a digest of rows and target."""
     digest = hashlib.sha256(repr((target.name, tokens.shape)).encode())
-    for part in (tokens, length, target.weights["norm"]):  # the norm tells models of the same name apart
+    norm = np.asarray(target.weights["norm"], np.float32)
+    for part in (tokens, length, norm):  # the norm tells models of the same name apart
         digest.update(part.tobytes())
     path = folder / f"features-{digest.hexdigest()[:16]}.npy"
     if not path.exists():

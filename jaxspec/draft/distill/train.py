@@ -262,7 +262,7 @@ class Trainer:
     @cached_property
     def _full_head(self) -> jax.Array:
         """The target's head `[hidden, vocab]`."""
-        return jnp.asarray(head_of(self.target.config, self.target.weights))
+        return jnp.asarray(head_of(self.target.config, self.target.weights), jnp.float32)
 
     def export(self, path: Path) -> None:
         """Write the drafter as a file for `jaxspec.models.load.drafter_file`."""
