@@ -35,8 +35,8 @@ class EngineConfig(PolicyConfig):
     #: Micro-batches of a step: one is drafted on `draft_devices` while another is verified. None: the fastest number by
     #: profiled times (SPIN §V-B).
     micro_batches: PositiveInt | None = Field(default=None, le=8)
-    #: Data type of weights and KV. The native kernels need float32.
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    #: Data type of weights and KV. auto: bfloat16 on a GPU, float32 elsewhere. The native kernels need float32.
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     #: Maximum prompt plus output tokens of a request. None, or more than the model supports: the model's limit.
     max_model_len: PositiveInt | None = None
     #: Maximum number of running requests.

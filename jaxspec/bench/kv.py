@@ -120,11 +120,11 @@ def quality(model: LoadedModel, ids: list[int], args: argparse.Namespace) -> dic
 def step_config(args: argparse.Namespace, **more: Any) -> EngineConfig:
     """The config of an engine with one bucket, the size of the measured step."""
     from jaxspec.config import EngineConfig
+    from jaxspec.engine.startup import with_dtype
 
     n = args.requests
-    return EngineConfig(
-        max_num_seqs=n, max_num_batched_tokens=n, token_buckets=[n], draft=[], max_model_len=args.committed + 64, **more
-    )
+    sizes = dict(max_num_seqs=n, max_num_batched_tokens=n, token_buckets=[n], max_model_len=args.committed + 64)
+    return with_dtype(EngineConfig(draft=[], **sizes, **more))
 
 
 def decode_trees(config: EngineConfig, args: argparse.Namespace) -> tuple[list[Tree], int]:
@@ -147,7 +147,7 @@ def kv_dtype_times(model: LoadedModel, args: argparse.Namespace) -> dict[str, fl
     for kind in KINDS:
         config = step_config(args, kv_cache_dtype=kind)
         trees, pages = decode_trees(config, args)
-        model_runners[kind] = ModelRunner(config, model.config, dict(model.weights), pages)
+        model_runners[kind] = ModelRunner(config, model.config, model.weights, pages)
     with progress("steps by KV dtype", args.repeats) as advance:
         for i in range(args.repeats + 2):
             for kind, model_runner in model_runners.items():
@@ -175,7 +175,7 @@ def steps(model: LoadedModel, swap_dtype: str, args: argparse.Namespace) -> dict
     max_pages = max(args.pages)
     config = step_config(args, swap_dtype=swap_dtype)
     trees, pages = decode_trees(config, args)
-    model_runner = ModelRunner(config, model.config, dict(model.weights), pages + 2 * max_pages)
+    model_runner = ModelRunner(config, model.config, model.weights, pages + 2 * max_pages)
     kv_cache = host_kv_cache(config, model_runner, (), WarmUp(), ProfileStore())
     swapped = Request("swapped", 1, [0], 1, 0.0)
     out, back = range(pages, pages + max_pages), range(pages + max_pages, pages + 2 * max_pages)

@@ -6,11 +6,16 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
+
+import jax
+import numpy as np
 
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.draft import registry as drafters
 from jaxspec.draft.registry import allocate_distributions, build, runners
 from jaxspec.models.load import LoadedModel, load_model
+from jaxspec.models.load.weights import LazyWeights, Weights
 from jaxspec.paths import cache_folder
 from jaxspec.predict.build import build as build_predictions
 from jaxspec.predict.predictor import LengthPredictor
@@ -43,6 +48,26 @@ class Parts:
     predictions: PredictionService | NoPredictions
 
 
+def with_dtype(config: EngineConfig) -> EngineConfig:
+    """The settings with `dtype: auto` resolved: bfloat16 on a GPU, float32 elsewhere."""
+    if config.dtype != "auto":
+        return config
+    return config.model_copy(update={"dtype": "bfloat16" if jax.default_backend() == "gpu" else "float32"})
+
+
+def _reported(weights: Weights, progress: Progress) -> LazyWeights:
+    """The weights; `progress` is told of each that is read."""
+    stage, total, done = "loading weights", len(weights), count(1)
+
+    def read(name: str) -> np.ndarray:
+        weight = weights[name]
+        progress(stage, next(done), total)
+        return weight
+
+    progress(stage, 0, total)
+    return LazyWeights({name: partial(read, name) for name in weights})
+
+
 def start_up(
     config: EngineConfig,
     model: LoadedModel | None,
@@ -53,16 +78,17 @@ def start_up(
 ) -> Parts:
     """Load the models, compile and measure. With `compile_in_background`, only what the first request needs.
 
-    Raises `ConfigError` and `ModelLoadError`.
+    `config` is from `with_dtype`. Raises `ConfigError` and `ModelLoadError`.
     """
     if config.max_num_batched_tokens < config.max_num_seqs:
         raise ConfigError(
             f"max_num_batched_tokens ({config.max_num_batched_tokens}) must be at least max_num_seqs "
             f"({config.max_num_seqs}): every running request decodes in every step"
         )
-    progress("loading weights", 0, 1)
+    progress("opening the model", 0, 1)
     loaded = model or load_model(config.model)
-    progress("loading weights", 1, 1)
+    progress("opening the model", 1, 1)
+    log.info("weights and KV of %s are %s", loaded.name, config.dtype)
     predictions = build_predictions(config, loaded, clock, proxy)
     pages = pages_for(config, loaded.config)
     longest = loaded.config.max_position
@@ -73,7 +99,7 @@ def start_up(
     store = ProfileStore(cache_folder("profiles") if config.compilation_cache_dir != "" else None, renew_profiles)
     drawn = allocate_distributions(config, models)
     model_runner = ModelRunner(
-        config, loaded.config, dict(loaded.weights), pages, warm_up, reads_features, drawn, store
+        config, loaded.config, _reported(loaded.weights, progress), pages, warm_up, reads_features, drawn, store
     )  # fmt: skip
     if models:
         speculator = build(config, model_runner, models, pages, warm_up, store, clock)

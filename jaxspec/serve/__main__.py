@@ -19,7 +19,8 @@ _INTERRUPTED = 130
 #: Settings with an option of their own, named as in vLLM or SGLang. `--set` accepts every setting.
 SETTINGS = {
     "served_model_name": "model name in the API (default: the name of the loaded model)",
-    "dtype": "data type of weights and KV cache: float32 or bfloat16",
+    "dtype": "data type of weights and KV cache: float32, bfloat16, float16 or auto (bfloat16 on a GPU, "
+    "float32 elsewhere; default)",
     "max_model_len": "maximum length of prompt plus output, in tokens (default: the model's limit)",
     "max_num_seqs": "maximum number of requests that run at once",
     "max_num_batched_tokens": "maximum number of tokens in one step (token budget)",

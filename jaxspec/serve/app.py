@@ -80,6 +80,7 @@ class Serving:
             "created": self.started,
             "owned_by": "jaxspec",
             "max_model_len": self.engine.max_model_len,
+            "dtype": self.engine.config.dtype,
         }
 
     def check_model(self, name: str | None) -> None:

@@ -132,10 +132,11 @@ def test_a_perfect_drafter_is_always_right_and_nothing_compiles(engines: dict[st
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("kind", ["conditioned, greedy tree", "perfect, chain", "side by side"])
-def test_bfloat16_drafts_change_no_token_of_plain_bfloat16(kind: str) -> None:
-    """Every drafter starts in bfloat16, and its drafts are accepted by the bfloat16 target."""
-    sizes = COMMON | ROOMY | dict(dtype="bfloat16", token_buckets=[32])
+def test_half_precision_drafts_change_no_token_of_the_same_precision_without_drafts(kind: str, dtype: str) -> None:
+    """Every drafter starts in half precision, and its drafts are accepted by the target in half precision."""
+    sizes = COMMON | ROOMY | dict(dtype=dtype, token_buckets=[32])
     texts, sampling = [[i, 2 * i, 7] for i in range(3)], GREEDY.__class__(temperature=0, max_tokens=16, ignore_eos=True)
     with tiny.llm(draft=[], **sizes) as alone, start(kind, **sizes) as llm:
         expected = [tokens_of(o) for o in alone.generate(texts, sampling)]

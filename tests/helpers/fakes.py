@@ -105,6 +105,7 @@ class FakeEngine:
         self.model_config = SimpleNamespace(vocab_size=self.tokenizer.vocab_size)
         self.config = SimpleNamespace(
             model="fake",
+            dtype="float32",
             max_queued_requests=max_queued_requests,
             max_num_seqs=max_num_seqs,
             draft=list(draft),

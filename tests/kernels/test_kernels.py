@@ -72,13 +72,14 @@ def test_limits_of_python_and_c_agree() -> None:
 
 
 def test_what_the_kernels_cannot_do_is_left_to_xla() -> None:
-    config = EngineConfig(kernels="auto")
+    config = EngineConfig(dtype="float32")
     assert model_runner.pick_layers(config, tiny.config()).name == "native"
     assert model_runner.pick_layers(config, tiny.config(head_dim=8)).name == "xla"
-    assert model_runner.pick_layers(EngineConfig(dtype="bfloat16"), tiny.config()).name == "xla"
+    for dtype in ("bfloat16", "float16"):
+        assert model_runner.pick_layers(EngineConfig(dtype=dtype), tiny.config()).name == "xla"
     assert model_runner.pick_layers(EngineConfig(kernels="xla"), tiny.config()).name == "xla"
     with pytest.raises(ConfigError, match="heads of 8"):
-        model_runner.pick_layers(EngineConfig(kernels="native"), tiny.config(head_dim=8))
+        model_runner.pick_layers(EngineConfig(kernels="native", dtype="float32"), tiny.config(head_dim=8))
 
 
 def test_a_gpu_has_its_own_attention(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,10 +144,10 @@ def test_without_a_compiler_there_is_a_reason_and_xla(compilers: Compilers, monk
         build.build()
     assert not list(compilers.cache.glob("*"))
     monkeypatch.setattr(cpu, "load", build.build)
-    assert model_runner.pick_layers(EngineConfig(), tiny.config()).name == "xla"
+    assert model_runner.pick_layers(EngineConfig(dtype="float32"), tiny.config()).name == "xla"
     assert "apt install gcc" in caplog.text
     with pytest.raises(ConfigError, match="apt install gcc"):
-        model_runner.pick_layers(EngineConfig(kernels="native"), tiny.config())
+        model_runner.pick_layers(EngineConfig(kernels="native", dtype="float32"), tiny.config())
 
 
 def test_every_compiler_gets_its_turn(compilers: Compilers, monkeypatch: Any) -> None:

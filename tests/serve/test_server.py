@@ -188,7 +188,8 @@ def test_fields_reach_the_engine(http: httpx.Client, engine: FakeEngine) -> None
 
 
 def test_models(client: openai.OpenAI) -> None:
-    assert [m.id for m in client.models.list()] == ["fake"]
+    (card,) = client.models.list()
+    assert (card.id, card.to_dict()["max_model_len"], card.to_dict()["dtype"]) == ("fake", 512, "float32")
     assert client.models.retrieve("fake").owned_by == "jaxspec"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other/one")

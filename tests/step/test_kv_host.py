@@ -156,10 +156,10 @@ def test_a_request_continues_where_it_was() -> None:
     """Prefill, swap to other pages and back while its own are overwritten, decode on."""
     config = EngineConfig(
         page_size=16, max_num_seqs=2, max_num_batched_tokens=16, token_buckets=[1, 16], max_model_len=96,
-        compilation_cache_dir="", draft=[],
+        compilation_cache_dir="", draft=[], dtype="float32",
     )  # fmt: skip
     loaded = tiny.model()
-    model_runner = ModelRunner(config, loaded.config, dict(loaded.weights), 12)
+    model_runner = ModelRunner(config, loaded.config, loaded.weights, 12)
     kv_cache = HostKVCache([model_runner], 1e8, WarmUp())
     text = [int(t) for t in np.random.default_rng(4).integers(256, size=40)]
     expected = tiny.greedy(text, 20)  # compiles, too
