@@ -35,7 +35,7 @@ def check(program: Compiled, layers: int, cache: AnyKVCache) -> None:
     assert "kWhile" not in {thunk.kind for thunk in program.always}
     assert "kDynamicSliceFusion" not in {thunk.kind for thunk in program.thunks}
     assert program.named("tree_attention") == program.named("merge_attention") == layers
-    assert program.kernels <= LAYER * layers + REST
+    assert len(program.kernels) <= LAYER * layers + REST
     assert program.aliased_bytes >= pool_bytes(cache)
 
 

@@ -23,12 +23,12 @@ def report() -> Callable[..., None]:
     """Adds a row to the table."""
 
     def add(name: str, card: str, program: Compiled, shape: BatchShape | None = None) -> None:
-        attention = [i for i, thunk in enumerate(program.always) if thunk.name == "tree_attention"]
+        attention = [i for i, kernel in enumerate(program.kernels) if kernel == "tree_attention"]
         each = attention[-1] - attention[-2] if len(attention) > 1 else "–"
         inside = sum(thunk.depth > 1 for thunk in program.thunks)
         size = f"{shape.size * 4 / 1024:.0f}" if shape else "–"
         mb = f"{program.temporary_bytes / 1e6:.0f}"
-        _rows.append(f"| {name} | {card} | {program.kernels} | {each} | {inside} | {mb} | {size} |")
+        _rows.append(f"| {name} | {card} | {len(program.kernels)} | {each} | {inside} | {mb} | {size} |")
 
     return add
 

@@ -10,6 +10,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -108,9 +109,9 @@ class Compiled:
         return [thunk for thunk in self.thunks if thunk.depth == 1]
 
     @property
-    def kernels(self) -> int:
-        """Kernels of the CUDA graph that run in every step."""
-        return sum(thunk.kind in _KERNELS for thunk in self.always)
+    def kernels(self) -> list[str]:
+        """Names of the kernels that run in every step, in order."""
+        return [thunk.name for thunk in self.always if thunk.kind in _KERNELS]
 
     def named(self, name: str) -> int:
         """Kernels whose name begins like this."""
@@ -138,6 +139,14 @@ def device(card: str) -> Any:
     ).devices[0]  # fmt: skip
 
 
+def _described(card: str) -> AbstractContextManager[Any]:
+    """Since JAX 0.11 Pallas asks for the device when it lowers a kernel; where there is none, it takes a description."""
+    if not hasattr(jax.sharding, "AbstractDevice"):
+        return nullcontext()
+    described = jax.sharding.AbstractDevice(device_kind=CARDS[card]["name"], num_cores=None, platform="cuda")
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=described))
+
+
 def abstract(tree: Any, card: str) -> Any:
     """The shapes and dtypes of a pytree's arrays, on the card."""
     sharding = SingleDeviceSharding(device(card))
@@ -146,9 +155,11 @@ def abstract(tree: Any, card: str) -> Any:
 
 def compile_for(card: str, fn: Callable[..., Any], *arguments: Any, donate: int | tuple[int, ...] = ()) -> Compiled:
     """Compile `fn` for a card as `compile_ahead` does on a machine that has it."""
-    lowered = lower_ahead(fn, *abstract(arguments, card), donate=donate, platform="cuda")
+    with _described(card):
+        lowered = lower_ahead(fn, *abstract(arguments, card), donate=donate, platform="cuda")
     with tempfile.TemporaryDirectory() as folder:
-        program = lowered.compile(compiler_options={**one_graph("gpu"), "xla_dump_to": folder})
+        dump: dict[str, str | bool] = {"xla_dump_to": folder, "xla_dump_emitter_re": ".*"}
+        program = lowered.compile(compiler_options=one_graph("gpu") | dump)
         files = sorted(Path(folder).iterdir())
         sequence = [f for f in files if "thunk_sequence_after_thunk_passes" in f.name][-1].read_text()
         ptx = "\n".join(f.read_text() for f in files if f.suffix == ".ptx")
