@@ -47,8 +47,10 @@ class EngineConfig(PolicyConfig):
     max_queued_requests: PositiveInt = 256
     #: Positions per KV page.
     page_size: Literal[16, 32, 64, 128] = 32
-    #: Size of the KV pool in tokens. None: enough for 64 requests of 512 tokens and for one of max_model_len, but at
-    #: most 40 % of the host's available memory.
+    #: Share of a GPU's memory that the engine takes for weights, KV and programs; the KV pool gets what is left of it.
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1, allow_inf_nan=False)
+    #: Size of the KV pool in tokens. None: what fits in gpu_memory_utilization of the GPU; on CPUs, enough for 64
+    #: requests of 512 tokens and for one of max_model_len, but at most 40 % of the host's available memory.
     kv_cache_tokens: PositiveInt | None = None
     #: Whether requests share the KV of equal prompt prefixes.
     enable_prefix_caching: bool = True
@@ -123,8 +125,7 @@ _OTHER_NAMES = {
     "draft_budget": "verify_budget",
     "draft_levels": "draft_depth",
     "draft_model": "draft",
-    "gpu_memory_utilization": "kv_cache_tokens",
-    "mem_fraction_static": "kv_cache_tokens",
+    "mem_fraction_static": "gpu_memory_utilization",
     "kv_dtype": "kv_cache_dtype",
     "max_running_requests": "max_num_seqs",
     "max_total_tokens": "kv_cache_tokens",

@@ -139,8 +139,8 @@ def build(
 
     Compiles the draft rounds through `warm_up`. Raises `ConfigError` for settings that do not fit the drafters.
     """
-    drawing, growths = _drawing(config, models), _growths(config, models)
-    devices = _devices(config, models)
+    drawing = _drawing(config, models)
+    devices = own_devices(config, models)
     largest = model_runner.shapes[-1]
     sizes = largest.tokens, largest.trees, largest.pages
     drafters: list[Drafter] = []
@@ -151,7 +151,7 @@ def build(
         shapes = round_buckets(*sizes, fine=name in devices)
         runner = DraftRunner(
             name, *model, model_runner, model_runner.layers, shapes, num_pages, config.page_size, config.dtype,
-            growths, devices.get(name), store,
+            growths(config, models), devices.get(name), store,
         )  # fmt: skip
         needed, more = runner.jobs()
         # Compile and measure now for a draft choice, which compares the drafters' times, and for drafters on their own
@@ -169,7 +169,7 @@ def build(
     return speculator
 
 
-def _devices(config: EngineConfig, models: Models) -> dict[str, Device]:
+def own_devices(config: EngineConfig, models: Models) -> dict[str, Device]:
     """Devices of the drafters that `draft_devices` names. Raises `ConfigError` for an unknown drafter or device."""
     known = jax.devices()
     for name, number in config.draft_devices.items():
@@ -200,7 +200,7 @@ def _drawing(config: EngineConfig, models: Models) -> Draws | None:
     return Draws(widths)
 
 
-def _growths(config: EngineConfig, models: Models) -> Sequence[Growth]:
+def growths(config: EngineConfig, models: Models) -> Sequence[Growth]:
     """How draft models grow their trees: all that is compiled of them."""
     if (drawing := _drawing(config, models)) is not None:
         return [drawing]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import product
 from typing import Any, Protocol
@@ -77,15 +78,18 @@ class DraftRunner:
         self.name, self.page_size, self.shapes = name, page_size, list(shapes)
         self._target, self._layers = target, layers
         self._growths = {g.width: g for g in growths}
-        model = layers.drafter(config, weights, dtype)
-        self.conditioned = model.conditioned
-        self._graph, self._treedef, leaves = split(model)
-        kv_cache = KVCache.zeros(config, num_pages, page_size, dtype, zeros=layers.zeros)
         #: Whether it runs on another device than the target.
         self.own_device = device is not None and device not in target.features.devices()
         self._device = device if self.own_device else None
-        rows = jnp.zeros((self.most_tokens if self.own_device else 0, target.features.shape[-1]), target.features.dtype)
-        state = leaves, kv_cache, DraftDistributions.empty(), rows
+        # The target's KV pool has taken all memory of its device: nothing of the drafter may pass through it.
+        with jax.default_device(self._device) if self.own_device else nullcontext():
+            model = layers.drafter(config, weights, dtype)
+            self.conditioned = model.conditioned
+            self._graph, self._treedef, leaves = split(model)
+            kv_cache = KVCache.zeros(config, num_pages, page_size, dtype, zeros=layers.zeros)
+            features = target.features
+            rows = jnp.zeros((self.most_tokens if self.own_device else 0, features.shape[-1]), features.dtype)
+            state = leaves, kv_cache, DraftDistributions.empty(), rows
         self._leaves, self.kv_cache, self.drawn, self._rows = (
             jax.device_put(state, self._device) if self.own_device else state
         )

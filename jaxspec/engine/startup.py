@@ -14,6 +14,7 @@ import numpy as np
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.draft import registry as drafters
 from jaxspec.draft.registry import allocate_distributions, build, runners
+from jaxspec.engine.pool_size import kv_pool_pages
 from jaxspec.models.load import LoadedModel, load_model
 from jaxspec.models.load.weights import LazyWeights, Weights
 from jaxspec.paths import cache_folder
@@ -24,7 +25,7 @@ from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.spec.speculator import Speculator
-from jaxspec.step.kv_cache import pages_for
+from jaxspec.step.device_memory import claim_memory
 from jaxspec.step.kv_host import HostKVCache, host_kv_cache, swap_costs, swap_pages
 from jaxspec.step.profiles import ProfileStore
 from jaxspec.step.runner import ModelRunner
@@ -49,7 +50,11 @@ class Parts:
 
 
 def with_dtype(config: EngineConfig) -> EngineConfig:
-    """The settings with `dtype: auto` resolved: bfloat16 on a GPU, float32 elsewhere."""
+    """The settings with `dtype: auto` resolved: bfloat16 on a GPU, float32 elsewhere.
+
+    Initialises JAX's devices, and first decides how much of their memory JAX takes.
+    """
+    claim_memory(config.gpu_memory_utilization)
     if config.dtype != "auto":
         return config
     return config.model_copy(update={"dtype": "bfloat16" if jax.default_backend() == "gpu" else "float32"})
@@ -90,11 +95,11 @@ def start_up(
     progress("opening the model", 1, 1)
     log.info("weights and KV of %s are %s", loaded.name, config.dtype)
     predictions = build_predictions(config, loaded, clock, proxy)
-    pages = pages_for(config, loaded.config)
-    longest = loaded.config.max_position
-    max_model_len = min(config.max_model_len or longest, longest, pages * config.page_size)
     models = drafters.load_all(config.draft, loaded)
     reads_features = any("fuse" in weights for _, weights in filter(None, models.values()))
+    pages = kv_pool_pages(config, loaded.config, config.dtype, models, reads_features)
+    longest = loaded.config.max_position
+    max_model_len = min(config.max_model_len or longest, longest, pages * config.page_size)
     warm_up = WarmUp(config.compile_in_background, progress, clock)
     store = ProfileStore(cache_folder("profiles") if config.compilation_cache_dir != "" else None, renew_profiles)
     drawn = allocate_distributions(config, models)

@@ -83,8 +83,8 @@ def page_bytes(config: DecoderConfig, page_size: int, dtype: str) -> int:
     return 2 * config.num_layers * config.kv_size * channel
 
 
-def pages_for(config: EngineConfig, model: DecoderConfig) -> int:
-    """Number of pages of the KV cache.
+def pages_for(config: EngineConfig, model: DecoderConfig, dtype: str) -> int:
+    """Number of pages of the KV cache in host memory; `step.device_memory` has the rule for GPUs. `dtype`: of the KV.
 
     As configured (`kv_cache_tokens`), else enough for 64 requests of 512 tokens and for one of maximum length, limited
     to 40 % of the free memory.
@@ -94,6 +94,10 @@ def pages_for(config: EngineConfig, model: DecoderConfig) -> int:
         return max(1, -(-config.kv_cache_tokens // size))
     longest = min(config.max_model_len or model.max_position, model.max_position)
     wanted = min(64 * 512, config.max_num_seqs * longest) // size
-    stored = config.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-    affordable = int(0.4 * psutil.virtual_memory().available) // page_bytes(model, size, stored)
+    affordable = int(0.4 * psutil.virtual_memory().available) // page_bytes(model, size, stored_as(config, dtype))
     return max(1, min(max(wanted, -(-longest // size)), affordable))
+
+
+def stored_as(config: EngineConfig, dtype: str) -> str:
+    """Data type of the target's KV pool, for weights of `dtype`."""
+    return dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype

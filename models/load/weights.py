@@ -104,6 +104,27 @@ GGUF_NAMES = {
 }
 
 
+def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every weight by its name, fused as in `jaxspec.models.load`."""
+    c = config
+    both = c.q_size + 2 * c.kv_size
+    layer: dict[str, tuple[int, ...]] = {
+        "attn_norm": (c.hidden_size,), "mlp_norm": (c.hidden_size,), "qkv": (c.hidden_size, both),
+        "o": (c.q_size, c.hidden_size), "gate_up": (c.hidden_size, 2 * c.intermediate_size),
+        "down": (c.intermediate_size, c.hidden_size),
+    }  # fmt: skip
+    if c.qkv_bias:
+        layer["qkv_bias"] = (both,)
+    if c.qk_norm:
+        layer |= {"q_norm": (c.head_dim,), "k_norm": (c.head_dim,)}
+    out: dict[str, tuple[int, ...]] = {"embed": (c.vocab_size, c.hidden_size), "norm": (c.hidden_size,)}
+    for i in range(c.num_layers):
+        out |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
+    if not c.tie_embeddings:
+        out["head"] = (c.hidden_size, c.vocab_size)
+    return out
+
+
 def expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """Part -> shape as stored in a checkpoint (`[out, in]`), for all parts of this configuration."""
     c = config

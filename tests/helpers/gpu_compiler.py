@@ -140,7 +140,7 @@ def device(card: str) -> Any:
 
 
 def _described(card: str) -> AbstractContextManager[Any]:
-    """Since JAX 0.11 Pallas asks for the device when it lowers a kernel; where there is none, it takes a description."""
+    """Since JAX 0.11 Pallas asks for the device when it lowers a kernel. A description is enough."""
     if not hasattr(jax.sharding, "AbstractDevice"):
         return nullcontext()
     described = jax.sharding.AbstractDevice(device_kind=CARDS[card]["name"], num_cores=None, platform="cuda")

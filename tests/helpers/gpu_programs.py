@@ -14,6 +14,7 @@ from jaxspec.draft.growth import Beam
 from jaxspec.draft.round import make_round
 from jaxspec.models.config import DecoderConfig, RopeScaling
 from jaxspec.models.drafter import DraftDecoder
+from jaxspec.models.load.weights import weight_shapes
 from jaxspec.step.batch import BatchShape
 from jaxspec.step.gpu import GpuLayers
 from jaxspec.step.kv_cache import KVCache
@@ -34,21 +35,6 @@ SMOLLM2 = DecoderConfig(
 PAGE, PAGES, SEQS = 32, 4096, 64
 #: Tokens that the drafter `smollm2-eagle` can propose.
 DRAFT_VOCAB = 8192
-
-
-def weight_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of fused weights by name, as in `jaxspec.models.load`."""
-    shapes: dict[str, tuple[int, ...]] = {"embed": (c.vocab_size, c.hidden_size), "norm": (c.hidden_size,)}
-    if not c.tie_embeddings:
-        shapes["head"] = (c.hidden_size, c.vocab_size)
-    for i in range(c.num_layers):
-        layer = {
-            "attn_norm": (c.hidden_size,), "mlp_norm": (c.hidden_size,),
-            "qkv": (c.hidden_size, c.q_size + 2 * c.kv_size), "o": (c.q_size, c.hidden_size),
-            "gate_up": (c.hidden_size, 2 * c.intermediate_size), "down": (c.intermediate_size, c.hidden_size),
-        }  # fmt: skip
-        shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
-    return shapes
 
 
 def _zeros(shapes: dict[str, tuple[int, ...]], dtype: str) -> Any:

@@ -1,0 +1,129 @@
+"""The number of pages of the KV pool, from what the models need and what the devices have."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.config import EngineConfig
+from jaxspec.draft.registry import Models, allocate_distributions, growths, own_devices
+from jaxspec.draft.runner import round_buckets
+from jaxspec.models.config import DecoderConfig
+from jaxspec.models.load.weights import weight_shapes
+from jaxspec.sched.spec.trees.policy import DEPTH
+from jaxspec.step.batch import BatchShape
+from jaxspec.step.buckets import StepSizes, step_buckets
+from jaxspec.step.device_memory import TARGET, DeviceMemory, MemoryUse, pool_pages
+from jaxspec.step.kv_cache import page_bytes, pages_for, stored_as
+from jaxspec.step.kv_int8 import most_written
+from jaxspec.step.penalties import PenaltyTable
+from jaxspec.step.runner import pick_layers
+from jaxspec.step.temporaries import CORES, Program
+
+log = logging.getLogger(__name__)
+
+def kv_pool_pages(
+    config: EngineConfig,
+    model: DecoderConfig,
+    dtype: str,
+    drafters: Models,
+    features: bool,
+) -> int:
+    """Number of pages of the KV pool: on GPUs from the devices' memory, elsewhere from the host's.
+
+    `dtype`: of weights and unquantised KV; `features`: with a feature pool. Raises `ConfigError` if weights or pool do
+    not fit.
+    """
+    devices = jax.devices()
+    if devices[0].platform != "gpu":
+        return pages_for(config, model, dtype)
+    own_devices(config, drafters)  # checks `draft_devices`
+    uses = memory_uses(config, model, dtype, drafters, features, devices)
+    memory = {i: DeviceMemory.of(devices[i], config.gpu_memory_utilization) for i in {use.device for use in uses}}
+    known = {i: m for i, m in memory.items() if m is not None}
+    if len(known) < len(memory):
+        log.warning(
+            "%s does not say how much memory it has: the KV pool is sized by the host's memory; set kv_cache_tokens",
+            devices[0].device_kind,
+        )
+        return pages_for(config, model, dtype)
+    return pool_pages(config, dtype, uses, known, _longest(config, model))
+
+
+def memory_uses(
+    config: EngineConfig,
+    model: DecoderConfig,
+    dtype: str,
+    drafters: Models,
+    features: bool,
+    devices: Sequence[Any],
+) -> list[MemoryUse]:
+    """What the target and each draft model take of their devices. See `kv_pool_pages`."""
+    size, item = config.page_size, jnp.dtype(dtype).itemsize
+    layers = pick_layers(config, model)
+    kernel = layers.name == "gpu"
+    drawn = jax.eval_shape(partial(allocate_distributions, config, drafters))
+    penalties = jax.eval_shape(partial(PenaltyTable.empty, config.max_num_seqs, model.vocab_size))
+    tables = _nbytes(penalties) + _nbytes(drawn)
+    if config.kv_cache_dtype == "int8":
+        tables += config.max_num_seqs * page_bytes(model, size, dtype)  # open pages
+    shapes = _step_shapes(config, model, drawn.logits.shape[2], layers.sizes)
+    program = Program(model, dtype, size, kernel, _cores(devices[0]))
+    target = MemoryUse(
+        TARGET,
+        # A tied embedding is copied to the head.
+        _elements(weight_shapes(replace(model, tie_embeddings=False))) * item,
+        page_bytes(model, size, stored_as(config, dtype)) + (size * model.hidden_size * item if features else 0),
+        max(program.step_bytes(shape) for shape in shapes),  # small products are split, so not always the largest's
+        tables,
+    )
+    width = max(growth.width for growth in growths(config, drafters))
+    chains = round_buckets(shapes[-1].tokens, shapes[-1].trees, shapes[-1].pages)
+    uses = [target]
+    for name, drafter in drafters.items():
+        if drafter is None:
+            continue
+        c, own = drafter
+        at = config.draft_devices.get(name, 0)
+        program = Program(c, dtype, size, kernel, _cores(devices[at]))
+        vocab = len(own["vocab"])
+        shapes_of = weight_shapes(replace(c, tie_embeddings=False)) | {"head": (c.hidden_size, vocab)}
+        if "fuse" in own:
+            shapes_of["fuse"] = 2 * c.hidden_size, c.hidden_size
+        temporaries = max(program.round_bytes(shape, vocab, width, DEPTH) for shape in chains)
+        uses.append(MemoryUse(name, _elements(shapes_of) * item, page_bytes(c, size, dtype), temporaries, device=at))
+    return uses
+
+
+def _step_shapes(config: EngineConfig, model: DecoderConfig, children: int, default: StepSizes) -> list[BatchShape]:
+    """The shapes of the target's steps, ascending. `children`: see `BatchShape`."""
+    written = partial(most_written, page_size=config.page_size) if config.kv_cache_dtype == "int8" else None
+    pages = -(-_longest(config, model) // config.page_size)
+    sizes = config.max_num_batched_tokens, config.max_num_seqs, pages, config.token_buckets
+    return step_buckets(*sizes, children, written, default)
+
+
+def _longest(config: EngineConfig, model: DecoderConfig) -> int:
+    """Maximum tokens of a request."""
+    return min(config.max_model_len or model.max_position, model.max_position)
+
+
+def _elements(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Numbers in arrays of these shapes."""
+    return sum(map(prod, shapes.values()))
+
+
+def _nbytes(arrays: Any) -> int:
+    return sum(prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(arrays))
+
+
+def _cores(device: Any) -> int:
+    """Multiprocessors of a GPU."""
+    return getattr(device, "core_count", CORES)
