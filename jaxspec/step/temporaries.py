@@ -24,10 +24,10 @@ from jaxspec.step.batch import Batch, BatchShape
 
 #: Multiprocessors of an H100 or H200, if the device does not say how many it has.
 CORES = 132
-#: A product with few tiles `[64, 64]` of outputs is split along its inner dimension, and the parts are summed later: up
-#: to four parts and tiles per multiprocessor, of at least 128 terms, or 1024 if the tiles alone occupy all of them.
-#: Fitted to what XLA chooses without autotuning.
-_TILE, _PARTS_PER_CORE, _FEWEST_TERMS, _MORE_TERMS = 64, 4, 128, 1024
+#: A product with few tiles `[64, 64]` of outputs is split along its inner dimension; the parts are summed later: not
+#: with more than 2.25 tiles per multiprocessor, else up to 6 parts of tiles for each, of at least 128 terms, or 1024 if
+#: the tiles alone occupy three quarters of them. Fitted to what XLA chooses without autotuning.
+_TILE, _MOST_TILES, _MOST_PARTS, _FEWEST_TERMS, _MORE_TERMS = 64, 2.25, 6, 128, 1024
 #: Arrays `[C, V]` float32 alive at once in sampling: logits, penalised logits, noise, filters.
 _SAMPLING_COPIES = 3.5
 #: The same for rejection sampling, and more for each draft child of a node.
@@ -89,9 +89,11 @@ class Program:
     def _parts(self, tokens: int, width: int, inner: int) -> int:
         """Bytes of the parts of a product `[tokens, inner] x [inner, width]`; 0 if it is not split."""
         tiles = -(-tokens // _TILE) * -(-width // _TILE)
-        terms = _FEWEST_TERMS if tiles < self.cores else _MORE_TERMS
-        parts = min(_PARTS_PER_CORE * self.cores // tiles, inner // terms)
-        return tokens * width * 4 * 2 ** (parts.bit_length() - 1) if parts > 1 else 0
+        terms = _FEWEST_TERMS if tiles < 0.75 * self.cores else _MORE_TERMS
+        parts = min(_MOST_PARTS * self.cores // tiles, inner // terms)
+        if tiles > _MOST_TILES * self.cores or parts < 2:
+            return 0
+        return tokens * width * 4 * 2 ** (parts.bit_length() - 1)
 
     def _layers(self, shape: BatchShape) -> float:
         """The larger of a layer's attention and its MLP."""

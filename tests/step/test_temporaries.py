@@ -62,6 +62,17 @@ STEPS = [
     ("h100", True, "llama8b", 32, "bfloat16", 2048, 256, 0, False, 1985.1),
     ("h200", True, "llama8b", 1, "bfloat16", 64, 64, 1, False, 211.5),
     ("h200", True, "llama8b", 1, "bfloat16", 64, 64, 3, False, 253.0),
+    ("h200", True, "smollm2", 30, "bfloat16", 512, 64, 0, False, 70.9),
+    ("l4", True, "smollm2", 30, "bfloat16", 128, 64, 0, False, 101.5),
+    ("h200", True, "smollm2", 30, "float32", 1024, 64, 0, False, 179.2),
+    ("h200", True, "smollm2", 30, "bfloat16", 384, 64, 0, False, 129.7),
+    ("h200", True, "llama8b", 8, "bfloat16", 128, 64, 0, False, 240.8),
+    ("l4", True, "llama8b", 8, "bfloat16", 128, 64, 0, False, 153.8),
+    ("a100", True, "llama8b", 8, "float32", 32, 32, 0, False, 78.7),
+    ("h200", True, "smollm2", 30, "float32", 512, 64, 0, False, 100.5),
+    ("h200", True, "llama8b", 8, "bfloat16", 192, 64, 0, False, 218.1),
+    ("a100", True, "llama8b", 8, "bfloat16", 128, 64, 0, False, 191.5),
+    ("h200", True, "llama8b", 8, "float32", 96, 64, 0, False, 216.5),
 ]
 #: Kernel, model, layers, dtype, tokens, requests, draft vocabulary, width -> MB, all for H200.
 ROUNDS = [
