@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -49,10 +49,10 @@ class SloAdmission:
         overhead + step(⌈n⌉) ≤ 0.9 t                      without drafts, or
         overhead + step(⌈n (1 + drafts)⌉) ≤ 0.9 g t       with as many draft tokens per verification as gave g.
 
-    Conservative: all requests count as decoding from now on, although some still wait or have slack, and loads are
-    rounded up. Optimistic: the means were measured under another load; long prompts and requests without an SLO (always
-    admitted, throttled only if `paced`) may take more than the margin; pages may run out. So SLOs of admitted requests
-    are met mostly, not always.
+    Steps read the committed positions of n requests of average length. Conservative: all requests count as decoding
+    from now on, although some still wait or have slack, and loads are rounded up. Optimistic: the means were measured
+    under another load; long prompts and requests without an SLO (always admitted, throttled only if `paced`) may take
+    more than the margin; pages may run out. So SLOs of admitted requests are met mostly, not always.
 
     A TTFT is accepted if a slot is free and the step under way plus everything known and not computed (prompts ahead,
     one token per decoding request, the new prompt) take at most 0.9 of it; if that exceeds one step, at the speed of
@@ -82,8 +82,9 @@ class SloAdmission:
         """
         if not self._strict or not request.slo:
             return
-        slo = request.slo
-        reason = self._too_slow(slo.tpot, seen) or self._too_late(slo.ttft, prompt_tokens, others, seen)
+        slo, others = request.slo, list(others)
+        each = (len(request.tokens) + sum(len(r.tokens) for r in others)) / (1 + len(others))
+        reason = self._too_slow(slo.tpot, each, seen) or self._too_late(slo.ttft, prompt_tokens, others, seen)
         if reason:
             self.refused += 1
             raise SloRefused(reason)
@@ -94,13 +95,14 @@ class SloAdmission:
         """The request has ended. Unknown ids are ignored."""
         self._tpot.pop(request_id, None)
 
-    def _too_slow(self, tpot: float | None, seen: LoadStats) -> str | None:
+    def _too_slow(self, tpot: float | None, each: float, seen: LoadStats) -> str | None:
+        """`each`: mean tokens of a request."""
         if tpot is None:
             return None
         tpots = [*self._tpot.values(), tpot]
         tightest = min(tpots)
         load = sum(tightest / t for t in tpots) if self._paced else len(tpots)
-        plain, drafted = (self._step(ceil(load * (1 + k) - 1e-9), seen) for k in (0.0, seen.drafts))
+        plain, drafted = (self._step(ceil(load * (1 + k) - 1e-9), load * each, seen) for k in (0.0, seen.drafts))
         if plain <= MARGIN * tightest or drafted <= MARGIN * tightest * seen.gain:
             return None
         return (
@@ -109,15 +111,17 @@ class SloAdmission:
         )
 
     def _too_late(
-        self, ttft: float | None, prompt_tokens: int, others: Iterable[Request], seen: LoadStats
+        self, ttft: float | None, prompt_tokens: int, others: Sequence[Request], seen: LoadStats
     ) -> str | None:
         if ttft is None:
             return None
-        others = list(others)
         if len(others) >= self._max_num_seqs:
             return f"slo.ttft_ms: {_ms(ttft)} cannot be met while all {self._max_num_seqs} slots are taken"
         decoding, ahead = sum(r.decoding for r in others), sum(r.remaining_known for r in others)
-        seconds = (self._step(decoding, seen) if decoding else 0.0) + self._step(ahead + prompt_tokens, seen)
+        read = sum(r.computed for r in others if r.decoding)
+        seconds = (self._step(decoding, read, seen) if decoding else 0.0) + self._step(
+            ahead + prompt_tokens, read, seen
+        )
         if seconds <= MARGIN * ttft:
             return None
         return (
@@ -125,8 +129,8 @@ class SloAdmission:
             f"{prompt_tokens}, which takes about {_ms(seconds)} ms and may take {_ms(MARGIN * ttft)} ms"
         )
 
-    def _step(self, tokens: int, seen: LoadStats) -> float:
-        return seen.overhead + self._times.of(tokens)
+    def _step(self, tokens: int, context: float, seen: LoadStats) -> float:
+        return seen.overhead + self._times.of(tokens, context)
 
 
 def _ms(seconds: float) -> str:

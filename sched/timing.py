@@ -75,6 +75,8 @@ class SwapCosts:
 
 #: Learning rates: of the deviation that all sizes share, and of the observed size's own deviation.
 _ALL, _OWN = 0.03, 0.02
+#: Learning rate of the seconds per committed position.
+_POSITION = 0.03
 #: An outlier (a pause of the machine) counts as at most this many times the expected time.
 _OUTLIER = 2.0
 #: Decay of a size's weight per step, and the weight below which a size counts as not seen recently.
@@ -82,13 +84,15 @@ _FADE, _SEEN = 0.02, 1e-3
 
 
 class StepTimes:
-    """Seconds of a step by its bucket size. Raises `ValueError` without any size.
+    """Seconds of a step: those of its bucket size, plus `position` for each committed KV position that it reads.
 
-    Times never fall with size: a faster larger step is measurement noise.
+    Times never fall with size: a faster larger step is measurement noise. Raises `ValueError` without any size.
     """
 
-    def __init__(self, seconds: Mapping[int, float]) -> None:
+    def __init__(self, seconds: Mapping[int, float], position: float = 0.0) -> None:
         self._profiled: dict[int, float] = {}
+        #: Seconds per committed position. 0: not measured; then the sizes' times include what attention usually takes.
+        self.position = position
         #: Ascending sizes and their seconds `[sizes]`. Replaced as one object, because other threads read it.
         self._ladder: tuple[list[int], np.ndarray] = [], np.zeros(0)
         self._own = self._weight = np.zeros(0)
@@ -96,8 +100,13 @@ class StepTimes:
         self._all = 0.0
         self.learn(seconds)
 
-    def learn(self, seconds: Mapping[int, float]) -> None:
-        """Add profiled seconds by size; a size measured again replaces its old time."""
+    def learn(self, seconds: Mapping[int, float], position: float | None = None) -> None:
+        """Add profiled seconds by size, of steps that read no KV; a size measured again replaces its old time.
+
+        `position`: profiled seconds per committed position; None: unchanged.
+        """
+        if position is not None:
+            self.position = position
         profiled = {**self._profiled, **seconds}
         if not profiled or min(profiled) < 1 or min(profiled.values()) <= 0:
             raise ValueError("step times need at least one size, and positive seconds")
@@ -118,36 +127,42 @@ class StepTimes:
         """Bucket sizes in tokens, ascending."""
         return self._ladder[0]
 
-    def of(self, tokens: int) -> float:
-        """Seconds of a step of `tokens`; beyond the largest bucket, of as many steps as it takes."""
-        sizes, seconds = self._ladder
-        if tokens > sizes[-1]:
-            return float(seconds[-1]) * tokens / sizes[-1]
-        return float(seconds[bisect_left(sizes, tokens)])
+    def of(self, tokens: int, context: float = 0.0) -> float:
+        """Seconds of a step of `tokens` that reads `context` committed positions of all its requests together.
 
-    def best_node_count(self, chances: np.ndarray, expected: float, tokens: int) -> int:
+        Beyond the largest bucket, of as many steps as it takes; each position is read once.
+        """
+        sizes, seconds = self._ladder
+        read = self.position * context
+        if tokens > sizes[-1]:
+            return float(seconds[-1]) * tokens / sizes[-1] + read
+        return float(seconds[bisect_left(sizes, tokens)]) + read
+
+    def of_each(self, tokens: np.ndarray, context: np.ndarray | float = 0.0) -> np.ndarray:
+        """`of`, vectorised: `[n]` -> `[n]`; `context` is `[n]` or one number for all."""
+        ladder, seconds = self._ladder
+        last = ladder[-1]
+        within = seconds[np.searchsorted(ladder, np.minimum(tokens, last))]
+        return np.where(tokens > last, within * tokens / last, within) + self.position * context
+
+    def best_node_count(self, chances: np.ndarray, expected: float, tokens: int, context: float = 0.0) -> int:
         """Number of draft nodes that maximises expected tokens per second; ties prefer more nodes.
 
         `chances [n]` are the nodes' acceptance probabilities, descending. A step without drafts has `tokens` tokens and
-        gives `expected` new ones.
+        gives `expected` new ones. With drafts or without, it reads `context` committed positions.
         """
         expecting = np.cumsum(np.append(expected, chances))
         sizes = tokens + np.arange(len(expecting))
         sizes[0] = max(tokens, 1)
-        speeds = expecting / self._of_each(sizes)
+        speeds = expecting / self.of_each(sizes, context)
         return int(len(speeds) - 1 - speeds[::-1].argmax())
 
-    def _of_each(self, tokens: np.ndarray) -> np.ndarray:
-        """`of`, vectorised: `[n]` -> `[n]`."""
-        ladder, seconds = self._ladder
-        last = ladder[-1]
-        within = seconds[np.searchsorted(ladder, np.minimum(tokens, last))]
-        return np.where(tokens > last, within * tokens / last, within)
+    def observe(self, tokens: int, seconds: float, context: float = 0.0) -> None:
+        """Correct the profile by a step of `tokens` that read `context` committed positions and took `seconds`.
 
-    def observe(self, tokens: int, seconds: float) -> None:
-        """Correct the profile by a step of `tokens` that took `seconds`.
-
-        The deviation that recently seen sizes share moves all sizes: when plain steps become slower, steps with drafts
+        An error counts for the size and for the positions in proportion to their shares of the expected time
+        (normalised least mean squares): steps of short requests say little about positions. Of the size's part, the
+        deviation that recently seen sizes share moves all sizes: when plain steps become slower, steps with drafts
         do too, even if none has run. The rest stays with each size, so a profile that is wrong about one size is
         corrected once that size and another one have run.
         """
@@ -155,10 +170,13 @@ class StepTimes:
         i = bisect_left(sizes, tokens)
         if i == len(sizes) or seconds <= 0:
             return
-        expected = self._profiled[sizes[i]] * float(np.exp(self._own[i] + self._all))
-        error = min(seconds / expected, _OUTLIER) - 1  # not its log: the mean time counts
-        self._all += log1p(_ALL * error)
-        self._own[i] += log1p(_OWN * error)
+        own, read = self._profiled[sizes[i]] * float(np.exp(self._own[i] + self._all)), self.position * context
+        error = min(seconds / (own + read), _OUTLIER) - 1  # not its log: the mean time counts
+        share = read / (own + read)
+        error /= share**2 + (1 - share) ** 2
+        self.position *= 1 + _POSITION * share * error
+        self._all += log1p(_ALL * (1 - share) * error)
+        self._own[i] += log1p(_OWN * (1 - share) * error)
         self._weight *= 1 - _FADE
         self._weight[i] += _FADE
         common = float(self._weight @ self._own / self._weight.sum())
@@ -166,23 +184,25 @@ class StepTimes:
         self._all += common
         self._update(sizes)
 
-    def within(self, seconds: float) -> int:
-        """Largest step size in tokens that takes at most `seconds`; 0 if none does."""
+    def within(self, seconds: float, context: float = 0.0) -> int:
+        """Largest step size in tokens that takes at most `seconds` with these committed positions; 0 if none does."""
         sizes, of_sizes = self._ladder
-        i = bisect_right(of_sizes.tolist(), seconds)
+        i = bisect_right(of_sizes.tolist(), seconds - self.position * context)
         return sizes[i - 1] if i else 0
 
-    @property
-    def verify_budget(self) -> int:
+    def verify_budget(self, context: float = 0.0) -> int:
         """AdaServe's B (§3): step size in tokens where the step changes from memory-bound to compute-bound.
 
         Table 1 of the paper divides FLOPs by bandwidth. Here both come from the profile: a step of one token is
         memory-bound, one token's share of the largest step is compute-bound, and B is where the two lines meet,
-        rounded up to a bucket.
+        rounded up to a bucket. Reading committed positions leaves that point where it is, but is the same for all
+        sizes, so larger steps are less longer than one of one token. With a `context`, B is the largest step that is
+        longer by no larger factor than B is without.
         """
         sizes, seconds = self._ladder
         meet = float(seconds[0] / seconds[-1]) * sizes[-1]
-        return sizes[min(bisect_left(sizes, round(meet)), len(sizes) - 1)]
+        plain = sizes[min(bisect_left(sizes, round(meet)), len(sizes) - 1)]
+        return max(plain, self.within(self.of(plain) / self.of(1) * self.of(1, context), context))
 
 
 def between(seconds: Mapping[int, float], tokens: int) -> float:

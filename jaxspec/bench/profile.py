@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
             engine = Engine(config, progress=progress, renew_profiles=args.renew)
     except (OSError, ValueError) as error:
         raise BenchError(str(error)) from None
-    profiles, verify_budget = engine.profiled, engine.step_times.verify_budget
+    profiles, verify_budget = engine.profiled, engine.step_times.verify_budget()
     engine.shutdown()
     console = Console()
     for profile in profiles:

@@ -125,7 +125,7 @@ class EngineLoop:
             decision = batch.pending.wait()
             seconds = timer.mark_read()
             if batch is batches[-1]:
-                self.model_runner.times.observe(packed.shape.tokens, seconds)
+                self.model_runner.times.observe(packed.shape.tokens, seconds, int(packed.committed.sum()))
             by_id |= self._process(batch, decision)
         results = [by_id[s.request.id] for s in plan.scheduled]
         self.scheduler.update(plan, results, timer.read, timer.read - timer.begun)

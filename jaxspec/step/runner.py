@@ -21,11 +21,11 @@ from jaxspec.sched.spec.micro_batches import MAX_MICRO_BATCHES
 from jaxspec.sched.timing import StepTimes, between
 from jaxspec.step.batch import BatchBuffers, BatchShape
 from jaxspec.step.buckets import needed_first, step_buckets
-from jaxspec.step.kv_cache import KVCache
+from jaxspec.step.kv_cache import KVCache, page_bytes
 from jaxspec.step.kv_int8 import AnyKVCache, Int8KVCache, OpenPages, most_written
 from jaxspec.step.layers import Layers
 from jaxspec.step.native import NativeLayers
-from jaxspec.step.packing import Packed, Tree, pack
+from jaxspec.step.packing import Packed, SamplingInputs, Tree, pack
 from jaxspec.step.penalties import Penalties
 from jaxspec.step.profiles import NOT_KEPT, ProfileStore
 from jaxspec.step.programs import Programs
@@ -37,6 +37,9 @@ from jaxspec.step.xla import XlaLayers
 
 log = logging.getLogger(__name__)
 
+#: Committed positions that profiled runs with a context read: their KV has this share of the weights' bytes, so that
+#: reading them takes a time that can be measured next to that of the step.
+_READ_SHARE = 0.25
 #: Steps of up to this many tokens decode and verify drafts: they are needed most and compiled before larger ones.
 _SMALL = 32
 
@@ -102,12 +105,20 @@ class ModelRunner:
         #: Penalties of running requests.
         self.penalties = Penalties(config.max_num_seqs, model.vocab_size)
         runs = {shape: {self._title(shape): partial(self._run_empty, shape)} for shape in self.shapes}
+        #: Committed positions that profiled runs read, by name of the run and of the same step without them.
+        self._reading: dict[tuple[str, str], int] = {}
+        if not self._open_pages and pages > 1:
+            for shape in needed_first(self.shapes)[:2]:
+                trees = self._context_trees(shape, num_pages, page_bytes(model, config.page_size, config.dtype))
+                read, plain = sum(tree.committed for tree in trees), self._title(shape)
+                runs[shape][f"{plain} reading {read}"] = partial(self._run_reading, shape, trees)
+                self._reading[f"{plain} reading {read}", plain] = read
         key = (model, self.shapes, self.layers.version, config.dtype)
         ascending = [
             (self._title(a), self._title(b)) for a, b in itertools.pairwise(self.shapes) if a.tokens < b.tokens
         ]
         self._steps = Programs("step", key, runs, self._compile_step, store, ascending, self._guess)
-        #: Measured seconds per step, by number of tokens, without committed KV.
+        #: Measured seconds per step, by number of tokens, without committed KV; of some also with it.
         self.profile = self._steps.profile
         #: Estimated seconds per step for the ready shapes, updated by observed steps.
         self.times: StepTimes
@@ -143,9 +154,11 @@ class ModelRunner:
         jobs = {shape: self._steps.job(f"step of {self._title(shape)}", shape) for shape in self.shapes}
         warm_up.compile_now("compiling steps", [self.penalties.job(), *(jobs.pop(shape) for shape in first)])
         self.profile.guess()
-        self.times = times = StepTimes({shape.tokens: self.step_seconds[shape.tokens] for shape in self.ready})
+        ready = {shape.tokens: self.step_seconds[shape.tokens] for shape in self.ready}
+        self.times = times = StepTimes(ready, self.position_seconds)
         self._steps.on_ready = lambda shape: times.learn({shape.tokens: self.step_seconds[shape.tokens]})
-        self.profile.on_measured.append(lambda: times.learn(self.step_seconds))  # all shapes are ready then
+        # All shapes are ready then.
+        self.profile.on_measured.append(lambda: times.learn(self.step_seconds, self.position_seconds))
         for shape, job in jobs.items():
             warm_up.compile_later("compiling steps", [job], rank=0 if shape.tokens <= _SMALL else 3)
         warm_up.measure(self.profile)
@@ -170,15 +183,36 @@ class ModelRunner:
 
     @property
     def step_seconds(self) -> dict[int, float]:
-        """Seconds in `profile` by number of tokens; of shapes with several page tables, the shortest."""
+        """Seconds in `profile` by number of tokens, without committed KV; of several page tables, the shortest."""
         found: dict[int, float] = {}
         for shape in self.shapes:
             if (seconds := self.profile.seconds.get(self._title(shape))) is not None:
                 found[shape.tokens] = min(seconds, found.get(shape.tokens, seconds))
         return found
 
+    @property
+    def position_seconds(self) -> float:
+        """Seconds in `profile` per committed position; 0 as long as they are not measured."""
+        seconds = self.profile.seconds
+        longer = [seconds[reading] - seconds[plain] for reading, plain in self._reading]
+        return max(0.0, sum(longer)) / max(1, sum(self._reading.values()))
+
+    def _context_trees(self, shape: BatchShape, num_pages: int, page_bytes: int) -> list[Tree]:
+        """Decoding requests with committed positions, as many as `shape` holds: full pages, as different as may be."""
+        wanted = _READ_SHARE * sum(leaf.nbytes for leaf in self._leaves) / page_bytes
+        each = min(max(1, round(wanted / shape.trees)), shape.pages - 1, num_pages)
+        tables = np.arange(shape.trees * each, dtype=np.int32).reshape(-1, each) % num_pages
+        committed, sampling = each * self.page_size, SamplingInputs()
+        return [Tree.chain([0], committed, np.append(pages, pages[:1]), sampling) for pages in tables]
+
     def _run_empty(self, shape: BatchShape) -> None:
         self.execute(pack([], [shape], self._buffers, self.page_size)).wait()
+
+    def _run_reading(self, shape: BatchShape, trees: Sequence[Tree]) -> None:
+        packed = pack(trees, [shape], self._buffers, self.page_size)
+        offset, (tokens,), _ = shape.layout["slot"]
+        packed.buffer[offset : offset + tokens] = -1  # the step stores no KV: the pages may hold that of requests
+        self.execute(packed).wait()
 
     def pack(self, trees: Sequence[Tree]) -> Packed:
         """Pack trees into a compiled shape, see `packing.pack`."""

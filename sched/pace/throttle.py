@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from math import inf
 from typing import Self
 
+import numpy as np
+
 from jaxspec.sched.pace.pace import FREE, Pace, Throttle
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import slack
@@ -60,13 +62,17 @@ class DecodeThrottle(Pace):
         longest = min(r.slo.tpot or inf for r in with_slo)
         if self.credit:
             longest = max(longest, min(slack(r, now) for r in with_slo))
-        # Even if the shortest step is too long for the SLO, as many requests decode as fit in a step that short.
-        fill = self._times.within(max(longest, _EQUAL * self._times.of(1)))
         urgent = {r.id for r in with_slo}
         order = sorted(
             decoding, key=lambda r: (not self._skipped_enough(r), r.id not in urgent, self.rank(r, now), r.number)
         )
-        slots = max(1, fill)
+        # Even if the shortest step is too long for the SLO, as many requests decode as fit in a step that short.
+        context = np.cumsum([r.computed for r in order])
+        longest = max(longest, _EQUAL * self._times.of(1, int(context[0])))
+        fits = self._times.of_each(np.arange(1, len(order) + 1), context) <= longest
+        slots = max(1, int(np.count_nonzero(fits)))
+        read = int(context[slots - 1])
+        fill = self._times.within(longest, read)
         throttled = frozenset(r.id for r in order[slots:])
         self._throttled = {id: self._throttled.get(id, 0) + 1 for id in throttled}
         prompts = [r for r in running if not r.decoding] + ([waiting] if waiting else [])
@@ -77,9 +83,9 @@ class DecodeThrottle(Pace):
             return Throttle(throttled)
         if drafting:
             # Prompt tokens take the place of drafts, which would give the urgent requests slack.
-            spare = min(slack(r, now) for r in with_slo) - self._times.of(1)
-            fill = self._times.within(spare)
-        return Throttle(throttled, max(0, fill - min(slots, len(order))))
+            spare = min(slack(r, now) for r in with_slo) - self._times.of(1, read)
+            fill = self._times.within(spare, read)
+        return Throttle(throttled, max(0, fill - slots))
 
     def _skipped_enough(self, request: Request) -> bool:
         return self._throttled.get(request.id, 0) >= _PATIENCE
@@ -88,7 +94,8 @@ class DecodeThrottle(Pace):
         """Whether its prompt must run now."""
         if request.slo.ttft is not None:
             # Factor 2: the step before it may be as long, with prompts of other requests.
-            return now + 2 * self._times.of(request.remaining_known) >= request.arrival + request.slo.ttft
+            step = self._times.of(request.remaining_known, request.computed)
+            return now + 2 * step >= request.arrival + request.slo.ttft
         return now - request.arrival >= self._patience and (not drafting or self._since_prompts >= _PROMPT_STEPS)
 
     def _misses_anyway(self, request: Request, now: float) -> bool:
@@ -96,7 +103,7 @@ class DecodeThrottle(Pace):
         assert request.slo.tpot is not None
         left = max(1.0, request.expected_len - request.output_len)
         allowed = slack(request, now) + request.slo.tpot * (left - 1)
-        return allowed / left < _FASTEST * self._times.of(1)
+        return allowed / left < _FASTEST * self._times.of(1, request.computed)
 
 
 @PACES.register("fcfs")

@@ -293,7 +293,13 @@ def load_cost(name: str) -> Cost:
     return load_profile(name)
 
 
+#: Committed positions of the sample with a context.
+CONTEXT = 1024
+
+
 def step_times(cost: Cost, largest: int) -> StepTimes:
-    """`StepTimes` of steps of up to `largest` tokens, sampled at increasing sizes: no context, no drafting."""
+    """`StepTimes` of steps of up to `largest` tokens, sampled at increasing sizes without drafting, and at one size
+    with a context."""
     sizes = {1, *range(8, 256, 8), *range(256, largest, 64), largest}
-    return StepTimes({n: cost.seconds(StepLoad(n)) for n in sizes if n <= largest})
+    position = cost.seconds(StepLoad(1, context=CONTEXT)) - cost.seconds(StepLoad(1))
+    return StepTimes({n: cost.seconds(StepLoad(n)) for n in sizes if n <= largest}, max(0.0, position) / CONTEXT)

@@ -213,7 +213,7 @@ class Simulation:
         seconds = self.cost.seconds(load)
         if (times := self.scheduler.config.times) is not None:
             plain = replace(load, drafting=0, levels=0, swapped=0) if load.levels or load.swapped else load
-            times.observe(load.tokens, self.cost.seconds(plain))
+            times.observe(load.tokens, self.cost.seconds(plain), load.context)
         return seconds, seconds
 
     def _plan_load(self, plan: Plan) -> StepLoad:

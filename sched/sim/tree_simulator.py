@@ -65,7 +65,8 @@ class TreeSimulation(Simulation):
                 [s for own_device, s in spent if own_device], [s for own_device, s in spent if not own_device], seconds
             )
             if self.scheduler.config.times:
-                self.scheduler.config.times.observe(load.tokens, self.cost.seconds(load) if swapped else seconds)
+                seconds = self.cost.seconds(load) if swapped else seconds
+                self.scheduler.config.times.observe(load.tokens, seconds, load.context)
             swapped = 0
         if self.speculator:
             self.speculator.precompute_kv(plan.scheduled, lambda _: None)

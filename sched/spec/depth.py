@@ -76,6 +76,8 @@ class DepthController:
         self._off_requests: int = 0
         self.levels = self.width = 0
         self.probing = False
+        #: Committed positions per decoding request, on average; set for each step.
+        self.context = 0.0
         self._last_round: float | None = None
         #: With its own device: micro-batches with which a step is estimated, at least two.
         self._micro_batches = 2
@@ -98,7 +100,7 @@ class DepthController:
             self._probe_after = max(_PROBE_AFTER, self._probe_after // 2)
             if self.times.own_device:
                 load = self._load(requests, uncached, self.levels, self.width)
-                self._micro_batches = max(2, best([load], others, self.times.step.of))
+                self._micro_batches = max(2, best([load], others, self.times.step.of, others * self.context))
         else:
             self._idle_steps += 1
             # Probe now and then, backing off exponentially while drafts do not pay.
@@ -161,7 +163,8 @@ class DepthController:
         """
         late, factor = len(records), _mean_factor(records)
         uncached = _spread_uncached(late, uncached)
-        best, self.levels, self.width, self.probing = late / self.times.step.of(decoding) * (1 + _MARGIN), 0, 0, False
+        plain = self._plain_seconds(decoding)
+        best, self.levels, self.width, self.probing = late / plain * (1 + _MARGIN), 0, 0, False
         for width in self.widths:
             speeds = self._speeds(late, uncached, width, factor, decoding - late)
             for level, speed in enumerate(speeds, 1):
@@ -187,7 +190,7 @@ class DepthController:
         while (level := self.levels) < self.max_lookahead.levels:
             short = [i for i, need in wanted.items() if need > expected[i][level - 1]]
             extra = (level + 1 - start) * len(short)
-            longer = self._seconds(requests, uncached, level + 1, width, others + extra, start)
+            longer = self._seconds(requests, uncached, level + 1, width, others, start, extra)
             if not any(expected[i][level] / longer > expected[i][level - 1] / took for i in short):
                 break
             self.levels, took = level + 1, longer
@@ -200,13 +203,17 @@ class DepthController:
         Each level's acceptance rate is the learned one, but at least `min_rate`.
         """
         decoding = requests + others
-        best, found = decoding / self.times.step.of(decoding) * (1 + _MARGIN), (0, 0)
+        best, found = decoding / self._plain_seconds(decoding) * (1 + _MARGIN), (0, 0)
         for width in self.widths:
             speeds = self._speeds(requests, uncached, width, factor, others, others, min_rate)
             for level, speed in enumerate(speeds, 1):
                 if speed >= best:
                     best, found = speed, (level, width)
         return found
+
+    def _plain_seconds(self, decoding: int) -> float:
+        """Seconds of a step without drafts."""
+        return self.times.step.of(decoding, decoding * self.context)
 
     def _speeds(
         self, requests: int, uncached: int, width: int, factor: float, others: int = 0, counted_others: int = 0,
@@ -229,9 +236,11 @@ class DepthController:
             yield expected
 
     def _seconds(
-        self, requests: int, uncached: int, level: int, width: int, others: int, verified: int | None = None
-    ) -> float:
-        """Seconds of a step with its round; all requests verify `verified` levels (None: all that are drafted).
+        self, requests: int, uncached: int, level: int, width: int, others: int, verified: int | None = None,
+        extra: int = 0,
+    ) -> float:  # fmt: skip
+        """Seconds of a step with its round; all requests verify `verified` levels (None: all that are drafted), and
+        some of them `extra` more draft tokens together.
 
         With a drafter on its own device, the step may be split as `micro_batches.split` does: drafting and verification
         overlap within a step, but a step does not start before the last one ends. Tried are one micro-batch and the
@@ -239,16 +248,19 @@ class DepthController:
         """
         load, step = self._load(requests, uncached, level, width, verified), self.times.step.of
         if not self.times.own_device:
-            return load.round(requests) + step(others + round(requests * (1 + load.drafts)))
-        return min(seconds(n, [load], others, step) for n in {1, min(self._micro_batches, requests)})
+            tokens = others + extra + round(requests * (1 + load.drafts))
+            return load.round(requests) + step(tokens, (requests + others) * self.context)
+        counts = {1, min(self._micro_batches, requests)}
+        return min(seconds(n, [load], others + extra, step, others * self.context) for n in counts)
 
     def _load(self, requests: int, uncached: int, level: int, width: int, verified: int | None = None) -> DrafterLoad:
         depth = verified or level
         nodes = max(depth, min(self._mean_nodes[width], depth * width))
         each = uncached / max(requests, 1)
         return DrafterLoad(
-            requests, lambda n: self.times.round(n, round(n * each), level, width), nodes, self.times.own_device
-        )
+            requests, lambda n: self.times.round(n, round(n * each), level, width), nodes, self.times.own_device,
+            self.context,
+        )  # fmt: skip
 
     def _level_rate(self, width: int, level: int) -> float:
         """Learned P(some node of the level is accepted | one of the level before was).
@@ -300,6 +312,11 @@ class DepthController:
                 rates[level - 1].observe(len(path) >= level)
             mean = self._mean_nodes[self.width]
             self._mean_nodes[self.width] = mean + _NODES_WEIGHT * (len(nodes) - mean)
+
+
+def widths_up_to(most: int | None, widths: Sequence[int]) -> Sequence[int]:
+    """The widths that are at most `most` (None: all), or else the narrowest; `widths` ascend."""
+    return [w for w in widths if most is None or w <= most] or widths[:1]
 
 
 def _spread_uncached(requests: int, uncached: int) -> int:

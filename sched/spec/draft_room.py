@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from jaxspec.sched.plan import Plan
+from jaxspec.sched.spec.micro_batches import committed_positions
 
 
 @dataclass(slots=True)
@@ -24,10 +25,13 @@ class DraftRoom:
     requests: int
     #: Draft nodes selected so far.
     drafted: int = 0
+    #: Committed positions that the whole step reads.
+    context: int = 0
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
-        return cls(plan.num_tokens, plan.draft_nodes, sum(s.levels > 0 for s in plan.scheduled))
+        sharing = sum(s.levels > 0 for s in plan.scheduled)
+        return cls(plan.num_tokens, plan.draft_nodes, sharing, context=committed_positions(plan.scheduled))
 
     def share(self, nodes: int, requests: int) -> int:
         """Of `nodes` draft nodes of the step, those that a micro-batch with `requests` that may draft can select."""

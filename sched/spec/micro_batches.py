@@ -30,6 +30,8 @@ class DrafterLoad:
     drafts: float
     #: Whether it drafts on its own device, while the target verifies.
     own_device: bool
+    #: Committed positions per request that the target's step reads.
+    context: float = 0.0
 
 
 @dataclass(slots=True)
@@ -57,21 +59,24 @@ class Timeline:
             self.verified = max(self.drafted, self.verified) + verifying
 
 
-def seconds(count: int, loads: Sequence[DrafterLoad], others: int, step: Callable[[int], float]) -> float:
+def seconds(
+    count: int, loads: Sequence[DrafterLoad], others: int, step: Callable[[int, float], float], context: float = 0.0
+) -> float:
     """Seconds of a step in `count` micro-batches.
 
     The requests of drafters on their own devices are spread evenly (`shares`). All others are in the first micro-batch:
-    those of drafters on the target's device, and `others` tokens of requests without drafts. `step`: tokens -> seconds
-    of a step.
+    those of drafters on the target's device, and `others` tokens of requests without drafts, which read `context`
+    committed positions. `step`: (tokens, committed positions) -> seconds of a step.
     """
     timeline = Timeline()
     for batch, sizes in enumerate(shares([(load.requests, load.own_device) for load in loads], count)):
         present = [(load, n) for load, n in zip(loads, sizes, strict=True) if n]
         tokens = round(sum(n * (1 + load.drafts) for load, n in present)) + (others if batch == 0 else 0)
+        read = sum(n * load.context for load, n in present) + (context if batch == 0 else 0.0)
         timeline.add(
             [load.round(n) for load, n in present if load.own_device],
             [load.round(n) for load, n in present if not load.own_device],
-            step(tokens) if tokens else 0.0,
+            step(tokens, read) if tokens else 0.0,
         )
     return timeline.verified
 
@@ -92,16 +97,17 @@ def shares(groups: Iterable[tuple[int, bool]], count: int) -> list[list[int]]:
     return sizes
 
 
-def best(loads: Sequence[DrafterLoad], others: int, step: Callable[[int], float]) -> int:
+def best(loads: Sequence[DrafterLoad], others: int, step: Callable[[int, float], float], context: float = 0.0) -> int:
     """Number of micro-batches by profiled times, with SPIN's heuristic (§V-B).
 
     Tries 2, 3, … until throughput drops significantly: a step 10 % longer than the shortest so far. Returns the number
-    with the shortest step of those tried, fewer at a tie; 1 if splitting does not shorten the step.
+    with the shortest step of those tried, fewer at a tie; 1 if splitting does not shorten the step. Arguments: see
+    `seconds`.
     """
-    found, shortest = 1, seconds(1, loads, others, step)
+    found, shortest = 1, seconds(1, loads, others, step, context)
     most = min(MAX_MICRO_BATCHES, max((load.requests for load in loads if load.own_device), default=1))
     for count in range(2, most + 1):
-        took = seconds(count, loads, others, step)
+        took = seconds(count, loads, others, step, context)
         if took < shortest:
             found, shortest = count, took
         elif took > _SIGNIFICANT * shortest:
@@ -129,8 +135,8 @@ def split(
     if not spread:
         return [list(scheduled)]
     if count is None:
-        loads = [drafter_load(speculator, i, len(group)) for i, group in by_drafter.items()]
-        count = best(loads, sum(s.count for s in batches[0]), speculator.step_times.of)
+        loads, others = [drafter_load(speculator, i, group) for i, group in by_drafter.items()], batches[0]
+        count = best(loads, sum(s.count for s in others), speculator.step_times.of, committed_positions(others))
     count = min(count, max(map(len, spread.values())))
     batches += [[] for _ in range(count - 1)]
     sizes = shares([(len(group), drafter in spread) for drafter, group in by_drafter.items()], count)
@@ -141,9 +147,15 @@ def split(
     return [batch for batch in batches if batch]
 
 
-def drafter_load(speculator: Speculator, drafter: int, requests: int) -> DrafterLoad:
-    """The load of `requests` requests, by profiled round times and the recent mean of verified nodes."""
+def committed_positions(scheduled: Sequence[ScheduledRequest]) -> int:
+    """Committed positions that these requests read."""
+    return sum(s.start for s in scheduled)
+
+
+def drafter_load(speculator: Speculator, drafter: int, group: Sequence[ScheduledRequest]) -> DrafterLoad:
+    """The load of these requests, by profiled round times and the recent mean of verified nodes."""
     controller = speculator.controllers[drafter]
     return DrafterLoad(
-        requests, controller.usual_round, controller.usual_nodes, speculator.drafters[drafter].own_device
-    )
+        len(group), controller.usual_round, controller.usual_nodes, speculator.drafters[drafter].own_device,
+        committed_positions(group) / len(group),
+    )  # fmt: skip

@@ -18,9 +18,10 @@ from jaxspec.sched.request import Request
 from jaxspec.sched.slo import need
 from jaxspec.sched.slots import Need
 from jaxspec.sched.spec.calibration import AcceptanceRecord, chances
-from jaxspec.sched.spec.depth import USUAL_UNCACHED, DepthController, DraftTimes
+from jaxspec.sched.spec.depth import USUAL_UNCACHED, DepthController, DraftTimes, widths_up_to
 from jaxspec.sched.spec.draft_room import DraftRoom
 from jaxspec.sched.spec.drafter import Drafter, Proposal, SamplingOf
+from jaxspec.sched.spec.micro_batches import committed_positions
 from jaxspec.sched.spec.selection import select_for_slos, select_nodes
 from jaxspec.sched.spec.trees.candidates import Candidates, Draft
 from jaxspec.sched.spec.trees.forest import Forest
@@ -73,7 +74,7 @@ class Speculator:
         self._verify_budget = verify_budget
         most = policy.largest(min(levels or DEPTH, DEPTH))
         self.controllers = [
-            DepthController(DraftTimes(step, d.seconds, d.own_device), most, _up_to(policy.max_width, d.widths))
+            DepthController(DraftTimes(step, d.seconds, d.own_device), most, widths_up_to(policy.max_width, d.widths))
             for d in drafters
         ]
         #: One record per drafter.
@@ -87,13 +88,14 @@ class Speculator:
         #: The drafter that drafted last, with a draft choice.
         self._last_drafter = PerRequest[int | None](lambda _: None)
         self._verify_seconds = step.of(1)  # of the last step
+        self._context = 0  # committed positions of the step's decoding requests
         #: How often a request changed its drafter, and the seconds spent on computing its KV for the new one.
         self.switches, self.switch_seconds = 0, 0.0
 
     @property
     def verify_budget(self) -> int:
         """Largest step, in tokens, that is hardly slower than one of one token: AdaServe's B."""
-        return self._verify_budget or self.step_times.verify_budget
+        return self._verify_budget or self.step_times.verify_budget(self._context)
 
     def lookahead(self, running: Sequence[Request], now: float) -> Lookahead:
         """Begin a step: assign drafters (with a draft choice), pick each drafter's depth and width.
@@ -104,6 +106,9 @@ class Speculator:
         if not self.drafters:
             return Lookahead()
         decoding = [r for r in running if r.decoding]
+        self._context = sum(r.computed for r in decoding)
+        for controller in self.controllers:
+            controller.context = self._context / max(len(decoding), 1)
         prompts = self.policy.prompt_limit(decoding, self.verify_budget, self.step_times)
         return replace(self._decide_all(decoding, now), pooled=True, prompt_tokens=prompts)
 
@@ -165,8 +170,8 @@ class Speculator:
     def _draft_for_late(self, decoding: Sequence[Request], now: float) -> Lookahead:
         """Draft only for the policy's late requests, where that helps them."""
         max_nodes = max(0, self.verify_budget - len(decoding))
-        late = self.policy.late(decoding, now, self.step_times.of(len(decoding)), max_nodes)
-        if not late:
+        plain = self.step_times.of(len(decoding), self._context)
+        if not (late := self.policy.late(decoding, now, plain, max_nodes)):
             return Lookahead()
         self._only_late = {r.id for r in late}
         for i, controller in enumerate(self.controllers):
@@ -215,14 +220,14 @@ class Speculator:
         """
         if not self.drafters:
             return {}
-        tokens, sharing = sum(s.count for s in scheduled), sum(s.levels > 0 for s in scheduled)
+        sharing = sum(s.levels > 0 for s in scheduled)
         budget = room.share(self.policy.within(self.verify_budget - room.known_tokens), sharing)
         nodes = room.share(room.nodes, sharing)
         draftable = [s for s in scheduled if s.levels and (self._only_late is None or s.request.id in self._only_late)]
         if self.policy.by_budget and budget <= 0 and draftable and Need.SLOS in self.policy.needs:
             # Prompts make this step long anyway: late requests draft as if there were none.
             budget = room.share(self.verify_budget - room.requests, sharing)
-            seconds = self.step_times.of(room.known_tokens + room.drafted)
+            seconds = self.step_times.of(room.known_tokens + room.drafted, room.context)
             late = {r.id for r in self.policy.late([s.request for s in draftable], now, seconds, max(0, budget))}
             draftable = [s for s in draftable if s.request.id in late]
         if (min(nodes, budget) if self.policy.by_budget else nodes) <= 0:
@@ -231,7 +236,7 @@ class Speculator:
         drafts: dict[str, Draft] = {}
         if proposed:
             forest = Forest([c for _, _, c in proposed])
-            masks = self._select(proposed, forest, room, nodes, budget, tokens, now)
+            masks = self._select(scheduled, proposed, forest, room, nodes, budget, now)
             for (s, i, c), mask, draft in zip(proposed, masks, preorders(forest, masks), strict=True):
                 if len(draft):
                     self._drafted[s.request.id] = _Drafted(i, c, mask, draft)
@@ -239,20 +244,21 @@ class Speculator:
         nodes = sum(map(len, drafts.values()))
         room.take(sharing, nodes)
         if self.choice:
-            self._estimate_step_seconds(scheduled, proposed, tokens + nodes)
+            self._estimate_step_seconds(scheduled, proposed, nodes)
         return drafts
 
     def _estimate_step_seconds(
-        self, scheduled: Sequence[ScheduledRequest], proposed: Sequence[_Proposed], tokens: int
+        self, scheduled: Sequence[ScheduledRequest], proposed: Sequence[_Proposed], nodes: int
     ) -> None:
-        """Estimate the seconds of this step for each request that has a drafter assigned.
+        """Estimate the seconds of this step, with `nodes` drafts, for each request that has a drafter assigned.
 
         Estimated, not measured, so that a pause of the machine is not charged to a drafter. Computing KV after a change
         of drafter is not included: it is part of the switch cost. A round on the target's device delays all requests,
         one on a drafter's own device only those it drafts for.
         """
         drafted, rounds = {s.request.id: i for s, i, _ in proposed}, self._round_seconds(proposed)
-        self._verify_seconds = self.step_times.of(tokens)
+        tokens = sum(s.count for s in scheduled) + nodes
+        self._verify_seconds = self.step_times.of(tokens, committed_positions(scheduled))
         common = self._verify_seconds + sum(t for i, t in rounds.items() if not self.drafters[i].own_device)
         for s in scheduled:
             if (name := s.request.id) in self._assigned:
@@ -264,10 +270,10 @@ class Speculator:
         return {i: self.controllers[i].usual_round(n) for i, n in Counter(i for _, i, _ in proposed).items()}
 
     def _select(
-        self, proposed: Sequence[_Proposed], forest: Forest, room: DraftRoom, nodes: int, budget: int, tokens: int,
-        now: float,
+        self, scheduled: Sequence[ScheduledRequest], proposed: Sequence[_Proposed], forest: Forest, room: DraftRoom,
+        nodes: int, budget: int, now: float,
     ) -> list[npt.NDArray[np.bool_]]:  # fmt: skip
-        """The nodes to verify, one mask per tree, in a micro-batch with `tokens` that are not drafts.
+        """The nodes to verify in a micro-batch, one mask per tree.
 
         `nodes`, `budget`: its share of the room and of the verify budget.
         """
@@ -276,7 +282,8 @@ class Speculator:
             calibrations = [self.controllers[i].calibration for _, i, _ in proposed]
             forest = forest.calibrated(chances(forest, calibrations, records))
         limits = [min(s.drafts, len(c)) for s, _, c in proposed]
-        step = StepCandidates(forest, limits, nodes, budget, [-inf] * len(proposed), tokens)
+        tokens, read = sum(s.count for s in scheduled), committed_positions(scheduled)
+        step = StepCandidates(forest, limits, nodes, budget, [-inf] * len(proposed), tokens, read)
         probing = [tree for tree, (_, i, _) in enumerate(proposed) if self.controllers[i].probing]
         if Need.SLOS not in self.policy.needs:
             return select_nodes(self.policy, step, probing)
@@ -285,7 +292,7 @@ class Speculator:
         drafting = sum(rounds.values()) - sum(own_device) + max(own_device, default=0.0)
         others = room.known_tokens + room.drafted  # of the whole step; later micro-batches' drafts are not known
         return select_for_slos(
-            self.policy, step, probing, lambda nodes: drafting + self.step_times.of(others + nodes),
+            self.policy, step, probing, lambda nodes: drafting + self.step_times.of(others + nodes, room.context),
             partial(_needs, [s.request for s, _, _ in proposed], now),
         )  # fmt: skip
 
@@ -391,8 +398,3 @@ class Speculator:
 def _needs(requests: Sequence[Request], now: float, seconds: float) -> list[float]:
     """Tokens that each request needs from a step of this length."""
     return [need(r, now, seconds) for r in requests]
-
-
-def _up_to(most: int | None, widths: Sequence[int]) -> Sequence[int]:
-    """The widths that are at most `most` (None: all), or else the narrowest; `widths` ascend."""
-    return [w for w in widths if most is None or w <= most] or widths[:1]

@@ -34,7 +34,7 @@ class Fixed(StepTimes):
     def __init__(self) -> None:
         super().__init__({n: 0.01 * n for n in range(1, 17)})
 
-    def observe(self, tokens: int, seconds: float) -> None:
+    def observe(self, tokens: int, seconds: float, context: float = 0.0) -> None:
         pass
 
 

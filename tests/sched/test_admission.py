@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from math import ceil
 
 import pytest
@@ -145,3 +146,18 @@ def test_the_least_that_is_possible():
     assert tightest_slo(TIMES, 0, 10).ttft == pytest.approx(0.015)
     assert tightest_slo(TIMES, 8, 640).tpot == pytest.approx(0.006 / 9)
     assert tightest_slo(TIMES, 8, 640).ttft == pytest.approx(0.69)
+
+
+def test_requests_with_long_contexts_take_more_of_a_step():
+    """36 ms: 10 ms for the step, 2 ms a token, and 1 ms per 100 positions of each."""
+    for prompt, room in ((4, 12), (200, 6), (1000, 2)):
+        made = SloAdmission(
+            StepTimes({n: 1e-3 * (10 + 2 * n) for n in range(1, 65)}, 10e-6), strict=True, paced=True, max_num_seqs=64
+        )
+        admitted: list[Request] = []
+        for i in range(20):
+            one = request(str(i), 0.04, prompt=prompt)
+            with contextlib.suppress(SloRefused):
+                made.admit(one, prompt, admitted)
+                admitted.append(one)
+        assert len(admitted) == room and made.refused == 20 - room

@@ -134,3 +134,15 @@ def test_every_request_ends(seed, kind, prefill):
         served = simulation.run()
     assert np.isfinite(served.finished).all() and pool.num_free == 24
     assert (served.jct < 60).all()
+
+
+def test_requests_with_long_contexts_fill_a_step_sooner():
+    """10 ms a step and 1 ms per 100 positions: 20 ms hold four requests of 250 tokens, or all short ones."""
+    times = StepTimes({n: 10e-3 for n in (1, 256)}, 10e-6)
+    for kind, room in (("fcfs", 4), ("stta", 4), ("deadline", 4)):
+        short = [decoding(i, 0.02) for i in range(8)]
+        assert not made(kind, times).choose(short, None, 0.0).throttled
+        long = [decoding(i, 0.02, output=247) for i in range(8)]
+        for r in long:
+            r.first_token = -0.02 * 246  # as late as the short ones
+        assert len(made(kind, times).choose(long, None, 0.0).throttled) == 8 - room

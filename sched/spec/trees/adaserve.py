@@ -85,7 +85,8 @@ class AdaServe(TreePolicy):
         count = len(rest)
         if self.times is not None:
             others = step.other_tokens
-            count = self.times.best_node_count(ranked.value[rest], others + expected, others + for_slos)
+            expected += others
+            count = self.times.best_node_count(ranked.value[rest], expected, others + for_slos, step.context)
         more = np.bincount(forest.tree[rest[:count]], minlength=len(forest))
         return forest.take(ranked, taken + more)
 

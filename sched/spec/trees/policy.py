@@ -42,6 +42,7 @@ class StepCandidates:
     needs         `[R]` tokens that each request must get from this step to meet its SLO; -inf without one, and for a
                   policy that does not need SLOs
     other_tokens  tokens of the step that are not drafts
+    context       committed positions that the step reads
     """
 
     forest: Forest
@@ -50,6 +51,7 @@ class StepCandidates:
     budget: int
     needs: Sequence[float]
     other_tokens: int
+    context: int = 0
 
     def __iter__(self) -> Iterator[tuple[Candidates, int]]:
         return zip(self.forest, self.limits, strict=True)
@@ -112,7 +114,10 @@ class TreePolicy(Policy):
         each token makes the step longer, as on a CPU, small chunks delay decoding requests as much in total as large
         ones, and only make prompts wait.
         """
-        if not (self.prompts_in_budget and self.by_budget) or times.of(verify_budget) > _PLATEAU * times.of(1):
+        if not (self.prompts_in_budget and self.by_budget):
+            return None
+        context = sum(r.computed for r in decoding)
+        if times.of(verify_budget, context) > _PLATEAU * times.of(1, context):
             return None
         blind = Need.SLOS not in self.needs
         if not any(blind or r.slo.tpot is not None for r in decoding):

@@ -40,5 +40,6 @@ class Throughput(TreePolicy):
         # Chances fall along a path. Where they do not, the stable sort keeps parents before their children.
         ranked = forest.ranked(forest.chances, 0.0)
         best = forest.best(ranked, np.minimum(ranked.count, step.limits))[: max(step.room, 0)]
-        count = self.times.best_node_count(ranked.value[best], step.other_tokens, step.other_tokens)
+        others = step.other_tokens
+        count = self.times.best_node_count(ranked.value[best], others, others, step.context)
         return forest.take(ranked, np.bincount(forest.tree[best[:count]], minlength=len(forest)))

@@ -232,7 +232,7 @@ def test_a_fast_drafter_does_not_wait_for_a_slow_one():
 
 def test_the_number_of_flowing_micro_batches_takes_the_pipeline_into_account():
     """Two halves of 4 + 4 seconds: 12 where each step waits for its last, 8 in a full pipeline."""
-    loads, step = [DrafterLoad(8, lambda n: 1.0 * n, 1.0, True)], lambda tokens: 0.5 * tokens
+    loads, step = [DrafterLoad(8, lambda n: 1.0 * n, 1.0, True)], lambda tokens, context: 0.5 * tokens
     assert seconds(2, loads, 0, step) == 12.0 and settled(2, loads, 0, step) == 8.0
     assert settled(1, loads, 0, step) == 16.0
 

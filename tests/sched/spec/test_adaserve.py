@@ -163,11 +163,11 @@ def test_the_budget_is_where_memory_and_arithmetic_meet():
     """A device that takes 8 ms for up to 32 tokens and a quarter of one for each beyond: B is 32."""
     sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256)
     times = StepTimes({n: max(8e-3, 0.25e-3 * n) for n in sizes})
-    assert times.verify_budget == 32
+    assert times.verify_budget() == 32
     assert times.within(8e-3) == 32 and times.within(7.9e-3) == 0 and times.within(1.0) == 256
     for _ in range(200):
         times.observe(16, 16e-3)
-    assert times.of(1) == pytest.approx(16e-3, rel=0.01) and times.verify_budget == 32
+    assert times.of(1) == pytest.approx(16e-3, rel=0.01) and times.verify_budget() == 32
     assert StepTimes({1: 1.0, 4: 0.5}).of(4) == 1.0
 
 

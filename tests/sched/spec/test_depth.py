@@ -237,3 +237,17 @@ def test_drafting_that_overlaps_verification_costs_less_and_goes_deeper() -> Non
         expected = sum(0.95**level for level in range(7))
         assert speed == pytest.approx(16 * expected / took)
     assert levels == {False: [1, 1, 1], True: [6, 6, 6]}
+
+
+def test_a_longer_context_makes_more_drafts_pay() -> None:
+    """48 requests at the ridge: a draft token makes a step of 4 ms longer, but hardly one that reads 10 ms of KV."""
+    times, levels, nodes = StepTimes({n: max(4.0, 0.03 * n) for n in range(1, 1025)}, 1e-3), [], []
+    for context in (0.0, 50.0, 200.0):
+        spec = DepthController(DraftTimes(times, lambda n, c, levels, w: 0.3 * levels), Lookahead(32, 8), [1])
+        spec.context = context
+        levels.append(spec.decide(120, 120, [AcceptanceRecord()]).levels)
+        forest = Forest([chain(8, 0.6)] * 120)
+        step = StepCandidates(forest, [8] * 120, 10**6, 0, [], 120, round(120 * context))
+        nodes.append(sum(int(mask.sum()) for mask in Throughput(times).select(step)))
+    assert levels == sorted(levels) and levels[0] == 0 < levels[-1]
+    assert nodes == sorted(nodes) and nodes[0] < nodes[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,7 @@ from jaxspec.sched.timing import StepTimes
 
 
 def linear(each: float, fixed: float = 0.0):
-    return lambda n: fixed + each * n
+    return lambda n, context=0.0: fixed + each * n
 
 
 def test_the_time_line() -> None:
@@ -168,3 +169,12 @@ def test_micro_batches_share_the_verify_budget(parts: int, nodes: int | None) ->
     drafts = [speculator.draft(batch, lambda _: None, room, 0.0) for batch in batches]
     sizes = [sum(map(len, part.values())) for part in drafts]
     assert sum(sizes) == 8 and all(sizes), "the budget is used, and by all"
+
+
+def test_each_micro_batch_reads_the_positions_of_its_own_requests() -> None:
+    far, near = DrafterLoad(6, linear(0.0), 1.0, True, context=100.0), DrafterLoad(2, linear(0.0), 1.0, False, 30.0)
+    for parts in (1, 2, 3):
+        step = Mock(return_value=1.0)
+        seconds(parts, [far, near], 4, step, 7.0)
+        read = [call.args[1] for call in step.call_args_list]
+        assert sum(read) == 6 * 100 + 2 * 30 + 7 and read[0] == 600 / parts + 60 + 7

@@ -141,7 +141,7 @@ def simulated(
             for name, table in (*short.items(), ("arxiv", long))
         },
         "baseline_ms": {model: 1e3 * baseline(LLAMA2_A100[model]) for model in ANSWERS},
-        "budget": {model: step_times(LLAMA2_A100[model].cost, CONTEXT).verify_budget for model in ANSWERS},
+        "budget": {model: step_times(LLAMA2_A100[model].cost, CONTEXT).verify_budget() for model in ANSWERS},
         "by_rate": {model: curves(grid[model], found, "rate") for model in size.rates},
         "gains": {model: gains(grid[model], found, BASELINES) for model in size.rates},
         "strategies": gains(grid[LARGE], found, STRATEGIES), "trees": gains(grid[SMALL], found, TREE_POLICIES),

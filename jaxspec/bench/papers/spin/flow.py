@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from jaxspec.sched.plan import Plan
+from jaxspec.sched.plan import Plan, ScheduledRequest
 from jaxspec.sched.sim.tree_simulator import TreeSimulation
-from jaxspec.sched.spec.micro_batches import MAX_MICRO_BATCHES, DrafterLoad, Timeline, drafter_load, shares
+from jaxspec.sched.spec.micro_batches import (
+    MAX_MICRO_BATCHES,
+    DrafterLoad,
+    Timeline,
+    committed_positions,
+    drafter_load,
+    shares,
+)
 
 
 @dataclass(slots=True)
@@ -52,7 +59,9 @@ class Flow(Timeline):
 _SETTLED = 6
 
 
-def settled(count: int, loads: Sequence[DrafterLoad], others: int, step: Callable[[int], float]) -> float:
+def settled(
+    count: int, loads: Sequence[DrafterLoad], others: int, step: Callable[[int, float], float], context: float = 0.0
+) -> float:
     """Seconds of a step in `count` micro-batches once the pipeline is full; arguments as in `micro_batches.seconds`.
 
     All drafters must have their own device.
@@ -64,7 +73,9 @@ def settled(count: int, loads: Sequence[DrafterLoad], others: int, step: Callabl
             tokens = sum(n * (1 + load.drafts) for load, n in zip(loads, sizes, strict=True))
             tokens += others if batch == 0 else 0
             rounds = [load.round(n) if n else 0.0 for load, n in zip(loads, sizes, strict=True)]
-            flow.add(rounds, [], step(round(tokens)) if tokens else 0.0)
+            read = sum(n * load.context for load, n in zip(loads, sizes, strict=True))
+            read += context if batch == 0 else 0.0
+            flow.add(rounds, [], step(round(tokens), read) if tokens else 0.0)
     return flow.verified
 
 
@@ -94,9 +105,13 @@ class Flowing(TreeSimulation):
         speculator = self.speculator
         if speculator is None:
             return 1
-        chosen = [speculator.drafter_of(s.request, len(plan.scheduled)) if s.levels else None for s in plan.scheduled]
-        loads = [drafter_load(speculator, i, chosen.count(i)) for i in {*chosen} if i is not None]
-        others = sum(s.count for s, i in zip(plan.scheduled, chosen, strict=True) if i is None)
+        groups: dict[int | None, list[ScheduledRequest]] = {None: []}
+        for s in plan.scheduled:
+            drafter = speculator.drafter_of(s.request, len(plan.scheduled)) if s.levels else None
+            groups.setdefault(drafter, []).append(s)
+        rest = groups.pop(None)
+        loads = [drafter_load(speculator, i, group) for i, group in groups.items() if i is not None]
+        others = sum(s.count for s in rest)
         most = min(MAX_MICRO_BATCHES, max((load.requests for load in loads), default=1))
-        times = speculator.step_times.of
-        return min(range(1, most + 1), key=lambda count: settled(count, loads, others, times))
+        times, read = speculator.step_times.of, committed_positions(rest)
+        return min(range(1, most + 1), key=lambda count: settled(count, loads, others, times, read))
