@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from math import inf
 from typing import Self
 
-import numpy as np
-
 from jaxspec.sched.pace.pace import FREE, Pace, Throttle
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import slack
@@ -62,17 +60,15 @@ class DecodeThrottle(Pace):
         longest = min(r.slo.tpot or inf for r in with_slo)
         if self.credit:
             longest = max(longest, min(slack(r, now) for r in with_slo))
+        # Even if the shortest step is too long for the SLO, as many requests decode as fit in a step that short. Both
+        # read the positions of all: to rest some for the time of theirs would delay those more than it helps others.
+        read = sum(r.computed for r in decoding)
+        fill = self._times.within(max(longest, _EQUAL * self._times.of(1, read)), read)
         urgent = {r.id for r in with_slo}
         order = sorted(
             decoding, key=lambda r: (not self._skipped_enough(r), r.id not in urgent, self.rank(r, now), r.number)
         )
-        # Even if the shortest step is too long for the SLO, as many requests decode as fit in a step that short.
-        context = np.cumsum([r.computed for r in order])
-        longest = max(longest, _EQUAL * self._times.of(1, int(context[0])))
-        fits = self._times.of_each(np.arange(1, len(order) + 1), context) <= longest
-        slots = max(1, int(np.count_nonzero(fits)))
-        read = int(context[slots - 1])
-        fill = self._times.within(longest, read)
+        slots = max(1, fill)
         throttled = frozenset(r.id for r in order[slots:])
         self._throttled = {id: self._throttled.get(id, 0) + 1 for id in throttled}
         prompts = [r for r in running if not r.decoding] + ([waiting] if waiting else [])
@@ -85,7 +81,7 @@ class DecodeThrottle(Pace):
             # Prompt tokens take the place of drafts, which would give the urgent requests slack.
             spare = min(slack(r, now) for r in with_slo) - self._times.of(1, read)
             fill = self._times.within(spare, read)
-        return Throttle(throttled, max(0, fill - slots))
+        return Throttle(throttled, max(0, fill - min(slots, len(order))))
 
     def _skipped_enough(self, request: Request) -> bool:
         return self._throttled.get(request.id, 0) >= _PATIENCE

@@ -136,13 +136,14 @@ def test_every_request_ends(seed, kind, prefill):
     assert (served.jct < 60).all()
 
 
-def test_requests_with_long_contexts_fill_a_step_sooner():
-    """10 ms a step and 1 ms per 100 positions: 20 ms hold four requests of 250 tokens, or all short ones."""
-    times = StepTimes({n: 10e-3 for n in (1, 256)}, 10e-6)
-    for kind, room in (("fcfs", 4), ("stta", 4), ("deadline", 4)):
-        short = [decoding(i, 0.02) for i in range(8)]
-        assert not made(kind, times).choose(short, None, 0.0).throttled
-        long = [decoding(i, 0.02, output=247) for i in range(8)]
-        for r in long:
-            r.first_token = -0.02 * 246  # as late as the short ones
-        assert len(made(kind, times).choose(long, None, 0.0).throttled) == 8 - room
+def test_reading_long_contexts_leaves_less_of_a_step_to_prompts_but_throttles_no_more_requests():
+    """10 ms a step, 2 ms a token, and 1 ms per 100 positions: three requests of 333 positions read for 10 ms."""
+    times, prompt = StepTimes(TIMES, 10e-6), Request("p", 100, [0] * 100, 10, 0.0)
+    for kind in ("fcfs", "stta"):
+        for output, room in ((1, 6), (330, 2)):
+            requests = [decoding(i, 0.03, output) for i in range(3)]
+            assert made(kind, times).choose(requests, prompt, 0.0).prompt_tokens == room
+    plateau = StepTimes({n: 10e-3 for n in (1, 256)}, 10e-6)
+    for kind in THROTTLING:
+        requests = [decoding(i, 0.012, 330) for i in range(64)]
+        assert not made(kind, plateau).choose(requests, None, 0.0).throttled
