@@ -97,14 +97,16 @@ LLAMA_7B_L20 = Linear(
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Seconds of a step: the longer of reading the weights and computing the tokens, plus reading the KV."""
+    """Seconds of a step: the longer of reading the weights and computing the tokens, plus reading the KV, plus a fixed
+    time to launch it."""
 
     weights: float
     token: float
     position: float
+    launch: float = 0.0
 
     def seconds(self, load: StepLoad) -> float:
-        return max(self.weights, self.token * load.tokens) + self.position * load.context
+        return self.launch + max(self.weights, self.token * load.tokens) + self.position * load.context
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +190,28 @@ LLAMA2_A100: Mapping[str, Machine] = {
     "llama-2-70b": llama2_a100(68.98e9, 2 * 80 * 8 * 128 * 2, devices=4),
 }
 
+#: Llama-3.1-8B in bfloat16 on one H200. H200 SXM (data sheet): 141e9 bytes at 4.8e12 B/s, 989e12 dense FLOPS in
+#: bfloat16. Assumed to be reached: 80 % of the bandwidth and half of the FLOPS, as above. Parameters and KV from Dubey
+#: et al. 2024 (The Llama 3 Herd of Models), Table 3: 8.03e9, of which a step reads all but the 128,256 x 4,096 of the
+#: input embedding; 32 layers of 8 KV heads of size 128. A step is one CUDA graph: assumed 0.2 ms to launch it and to
+#: read its decision. PCIe 5.0 x16 at 64 GB/s. KV gets 90 % of the memory minus weights and 1e9 bytes of activations.
+H200_BANDWIDTH, H200_ARITHMETIC = 0.8 * 4.8e12, 0.5 * 989e12
+_LLAMA_3_8B, _LLAMA_3_8B_READ, _LLAMA_3_8B_KV = 8.03e9, 7.50e9, 2 * 32 * 8 * 128 * 2
+LLAMA_3_8B_H200 = Machine(
+    Roofline(
+        2 * _LLAMA_3_8B_READ / H200_BANDWIDTH, 2 * _LLAMA_3_8B_READ / H200_ARITHMETIC, _LLAMA_3_8B_KV / H200_BANDWIDTH,
+        launch=0.2e-3,
+    ),
+    _LLAMA_3_8B_KV, 0.9 * 141e9 - 2 * _LLAMA_3_8B - 1e9, 0.8 * 64e9,
+)  # fmt: skip
+
 PAPER_SCALE: Mapping[str, Cost] = {
     "ssjf": SSJF,
     "llama-7b-l20": LLAMA_7B_L20,
     **{f"{model}-v100": machine.cost for model, machine in OPT_V100.items()},
     **{f"{model}-v100": machine.cost for model, machine in LLAMA_V100.items()},
     **{f"{model}-a100": machine.cost for model, machine in LLAMA2_A100.items()},
+    "llama-3.1-8b-h200": LLAMA_3_8B_H200.cost,
     **{f"v100-{model}": v100(model) for model in V100_QUERY_MS},
 }
 

@@ -14,7 +14,9 @@ from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.sim.draft_cost import DraftCost
 from jaxspec.sched.spec.drafter import Proposal, SamplingOf, SharedDevice
+from jaxspec.sched.spec.micro_batches import committed_positions
 from jaxspec.sched.spec.trees.candidates import Candidates, Draft
+from jaxspec.sched.timing import DraftRoundTimes
 
 #: Positions off the true text, per request, that wrong tokens lead to.
 _OFF_TEXT = 64
@@ -88,6 +90,8 @@ class SimulatedDrafter(SharedDevice):
         self.widths, self.cost, self.name, self.own_device = tuple(widths), cost, name, own_device
         #: Seconds spent on drafting since a caller last reset it to 0.
         self.spent = 0.0
+        #: As on the engine, estimates know nothing of contexts, but are corrected by the rounds.
+        self._times = DraftRoundTimes(cost.seconds)
         lengths = np.asarray(outputs, int) + _OFF_TEXT
         self.rates = process.rates.rates(len(lengths), rng)
         self._first = np.concatenate([[0], np.cumsum(lengths)]).tolist()
@@ -130,9 +134,10 @@ class SimulatedDrafter(SharedDevice):
         return len(request.tokens) - self._cached.of(request)
 
     def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
-        self.spent += self.seconds(
-            len(scheduled), sum(self.uncached_tokens(w.request) for w in scheduled), levels, width
-        )
+        size = len(scheduled), sum(self.uncached_tokens(w.request) for w in scheduled), levels, width
+        seconds = self.cost.seconds(*size, committed_positions(scheduled))
+        self.spent += seconds
+        self._times.observe(*size, seconds)
         token, parent, logprob, correct = self._grow(
             np.array([self._first[int(w.request.id)] + w.request.output_len for w in scheduled]), levels, width
         )
@@ -178,4 +183,4 @@ class SimulatedDrafter(SharedDevice):
         return np.flatnonzero(self._correct_nodes.of(request)[draft.source]).tolist()
 
     def seconds(self, requests: int, uncached: int, levels: int, width: int) -> float:
-        return self.cost.seconds(requests, uncached, levels, width)
+        return self._times.of(requests, uncached, levels, width)

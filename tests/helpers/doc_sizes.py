@@ -105,6 +105,8 @@ RUNS = (
     Run("jaxspec.bench profile", _TINY),
     Run("jaxspec.bench startup", _TINY + " --repeats 1"),
     Run("jaxspec.bench scheduler", " --waiting 20 --iterations 20 --drafting 4", slow=False),
+    Run("jaxspec.bench simulate-gpu", " --seeds 2" + _HERE,
+        constants=_constants("gpu", {"BATCHES": (4,), "CONTEXTS": (512,), "WORSE": (), "MEASURED": 16, "LEAST": 64})),
     Run("jaxspec.bench simulate", " --num-requests 20", with_=("--config",), slow=False),
     Run("jaxspec.bench simulate", " --trace FILE.csv", slow=False),
     # Without a file it is the predictor of the model, and the tiny one has none.
