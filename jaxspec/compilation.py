@@ -22,12 +22,15 @@ _ONE_GRAPH: dict[str, str | bool] = {
 }
 
 
-def compile_ahead(fn: Callable[..., Any], *arguments: Any, donate: int | tuple[int, ...] = ()) -> jax.stages.Compiled:
+def compile_ahead(
+    fn: Callable[..., Any], *arguments: Any, donate: int | tuple[int, ...] = (), one_graph: bool = True
+) -> jax.stages.Compiled:
     """Compile `fn` for arguments like these: arrays, or shapes and dtypes. `donate`: indices of donated arguments.
 
-    Only shapes, dtypes and devices are read, so arrays may be donated meanwhile in another thread.
+    `one_graph`: on GPUs, as one CUDA graph; else with XLA's default. Benchmarks compare them. Only shapes, dtypes and devices are read, so arrays may be donated meanwhile in another thread.
     """
-    return lower_ahead(fn, *arguments, donate=donate).compile(compiler_options=one_graph(jax.default_backend()))
+    options = graph_options(jax.default_backend()) if one_graph else None
+    return lower_ahead(fn, *arguments, donate=donate).compile(compiler_options=options)
 
 
 def lower_ahead(
@@ -40,7 +43,7 @@ def lower_ahead(
         return traced.lower(lowering_platforms=(platform,) if platform else None)
 
 
-def one_graph(backend: str) -> dict[str, str | bool]:
+def graph_options(backend: str) -> dict[str, str | bool]:
     """Compiler options with which a program is one CUDA graph on a GPU; none for other backends."""
     return dict(_ONE_GRAPH) if backend == "gpu" else {}
 

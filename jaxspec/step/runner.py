@@ -77,9 +77,12 @@ class ModelRunner:
         features: bool = False,
         drawn: DraftDistributions | None = None,
         store: ProfileStore = NOT_KEPT,
+        layers: Layers | None = None,
+        one_graph: bool = True,
     ):
         """`num_pages`: pages of the KV cache; `features`: keep a feature pool; `drawn`: storage for draft distributions
-        (`acceptance: rejection`); `store`: where measured times are kept."""
+        (`acceptance: rejection`); `store`: where measured times are kept; `layers`: instead of those that
+        `pick_layers` selects; `one_graph`: see `compile_ahead`."""
         self.page_size = config.page_size
         warm_up = warm_up or WarmUp()
         use_cache(config.compilation_cache_dir)
@@ -87,7 +90,7 @@ class ModelRunner:
         longest = min(config.max_model_len or model.max_position, model.max_position)
         pages = min(num_pages, -(-longest // config.page_size))
         self._open_pages = OpenPages(config.max_num_seqs) if config.kv_cache_dtype == "int8" else None
-        self.layers = pick_layers(config, model)
+        self.layers = layers or pick_layers(config, model)
         #: Distributions that the next step's drafts were drawn from (`acceptance: rejection`); drafters write them.
         self.drawn = drawn or DraftDistributions.empty()
         self.shapes = step_buckets(
@@ -95,6 +98,7 @@ class ModelRunner:
             partial(most_written, page_size=config.page_size) if self._open_pages else None, self.layers.sizes,
         )  # fmt: skip
         micro_batches = config.micro_batches or (MAX_MICRO_BATCHES if config.draft_devices else 1)
+        self._one_graph = one_graph
         self._buffers = BatchBuffers(self.shapes, micro_batches + 1)
         self._graph, self._treedef, self._leaves = split(self.layers.decoder(model, weights, config.dtype))
         sizes = model, num_pages, config.page_size, config.dtype, features
@@ -166,7 +170,8 @@ class ModelRunner:
     def _compile_step(self, shape: BatchShape) -> jax.stages.Compiled:
         step = make_step(self._graph, self._treedef, shape, self.layers)
         buffer = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
-        return compile_ahead(step, self._leaves, self.kv_cache, self.penalties.table, self.drawn, buffer, donate=1)
+        arguments = self._leaves, self.kv_cache, self.penalties.table, self.drawn, buffer
+        return compile_ahead(step, *arguments, donate=1, one_graph=self._one_graph)
 
     def _title(self, shape: BatchShape) -> str:
         """Unique name of a shape's program: its number of tokens, and its pages if they are not the most."""

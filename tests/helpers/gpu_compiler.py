@@ -23,7 +23,7 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from jaxspec.compilation import lower_ahead, one_graph
+from jaxspec.compilation import graph_options, lower_ahead
 
 #: `xla.gpu.GpuTargetConfigProto` as text. With a driver and toolkit that know them (CUDA 12.3), XLA puts loops and
 #: conditionals into CUDA graphs.
@@ -159,7 +159,7 @@ def compile_for(card: str, fn: Callable[..., Any], *arguments: Any, donate: int 
         lowered = lower_ahead(fn, *abstract(arguments, card), donate=donate, platform="cuda")
     with tempfile.TemporaryDirectory() as folder:
         dump: dict[str, str | bool] = {"xla_dump_to": folder, "xla_dump_emitter_re": ".*"}
-        program = lowered.compile(compiler_options=one_graph("gpu") | dump)
+        program = lowered.compile(compiler_options=graph_options("gpu") | dump)
         files = sorted(Path(folder).iterdir())
         sequence = [f for f in files if "thunk_sequence_after_thunk_passes" in f.name][-1].read_text()
         ptx = "\n".join(f.read_text() for f in files if f.suffix == ".ptx")
