@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,27 +12,11 @@ from typing import Any
 from jaxspec.bench import BenchError
 from jaxspec.bench.papers.runs import Runs
 from jaxspec.bench.report import write_json
+from jaxspec.bench.sections import write
 from jaxspec.errors import explained
 
 #: From all kept numbers to the tables of a page, by name.
 Sections = Callable[[Mapping[str, Any]], dict[str, str]]
-
-
-def write(path: Path, title: str, sections: Mapping[str, str]) -> None:
-    """Write each section between its marks in the file at `path`; sections without marks are appended.
-
-    A missing file is created with the heading `title`.
-    """
-    text = path.read_text(encoding="utf-8") if path.exists() else f"# {title}\n"
-    for name, content in sections.items():
-        marked = f"<!-- {name} -->\n{content}\n<!-- end of {name} -->"
-        text, found = re.subn(
-            rf"<!-- {name} -->.*?<!-- end of {name} -->", lambda _, new=marked: new, text, flags=re.DOTALL
-        )
-        if not found:
-            text = f"{text.rstrip()}\n\n{marked}\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
 
 
 def keep(path: Path, kind: str, numbers: dict[str, Any], copy: str | None) -> dict[str, Any]:
