@@ -27,7 +27,8 @@ def compile_ahead(
 ) -> jax.stages.Compiled:
     """Compile `fn` for arguments like these: arrays, or shapes and dtypes. `donate`: indices of donated arguments.
 
-    `one_graph`: on GPUs, as one CUDA graph; else with XLA's default. Benchmarks compare them. Only shapes, dtypes and devices are read, so arrays may be donated meanwhile in another thread.
+    `one_graph`: on GPUs, as one CUDA graph; else with XLA's default. Benchmarks compare them. Only shapes, dtypes and
+    devices are read, so arrays may be donated meanwhile in another thread.
     """
     options = graph_options(jax.default_backend()) if one_graph else None
     return lower_ahead(fn, *arguments, donate=donate).compile(compiler_options=options)

@@ -36,6 +36,7 @@ COMMANDS = {
     "startup": ("jaxspec.bench.startup", "time from process start to the first token"),
     "kv": ("jaxspec.bench.kv", "quality of INT8 KV, and step time while pages are swapped"),
     "kernels": ("jaxspec.bench.kernels", "compare the native CPU kernels with XLA's operations"),
+    "gpu": ("jaxspec.bench.gpu", "on an NVIDIA GPU: correctness, and step times against the roofline"),
     "peers": ("jaxspec.bench.peers", "compare jaxspec with transformers on torch"),
 }
 
@@ -44,20 +45,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one benchmark. Returns the exit code; argparse raises `SystemExit` with code 2 for wrong options."""
     parser = argparse.ArgumentParser(prog="python -m jaxspec.bench", description=__doc__)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    modules: dict[str, ModuleType] = {}
+    chosen: ModuleType | None = None
     if argv is None:
         argv = sys.argv[1:]
     for name, (module, summary) in COMMANDS.items():
+        asked = argv[:1] == [name]
         if not _installed(module):
-            if argv[:1] == [name]:
+            if asked:
                 parser.error(f"{name} runs from a checkout of the repository; wheels don't contain the experiments")
             continue
-        modules[name] = importlib.import_module(module)
-        modules[name].add_arguments(subparsers.add_parser(name, help=summary, description=modules[name].__doc__))
+        if asked:  # only this one is imported: others may need packages that are not there
+            chosen = importlib.import_module(module)
+        own = subparsers.add_parser(name, help=summary, description=chosen.__doc__ if asked and chosen else None)
+        if asked and chosen:
+            chosen.add_arguments(own)
     args = parser.parse_args(argv)
+    assert chosen is not None  # the parser refuses every other word
     try:
         check_outputs(args)
-        report = modules[args.command].run(args)
+        report = chosen.run(args)
         return finish(report, args) if isinstance(report, Report) else report
     except (BenchError, OSError) as error:
         print(f"jaxspec.bench: {explained(error)}", file=sys.stderr)

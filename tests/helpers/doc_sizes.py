@@ -98,6 +98,7 @@ RUNS = (
     Run("jaxspec.bench kernels", " --compilers {compiler} --tokens 1 --contexts 32 --requests 1 --repeats 1",
         with_=("--compilers",)),  # those of the page need not be here
     Run("jaxspec.bench kernels", " --tokens 1 --contexts 32 --requests 1 --repeats 1"),
+    Run("jaxspec.bench gpu", " --model tiny --interpret --cells rate", slow=False),
     Run(
         "jaxspec.bench kv",
         " --model {model} --tokens 60 --context 30 --chunk 10 --requests 2 --committed 40 --pages 1 --repeats 1",
