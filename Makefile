@@ -11,6 +11,8 @@ CUDA      ?= auto
 ARGS      ?=
 # Tests run on the CPU: they expect its numerics, and workers share its memory. `make gpu-check` uses the GPU.
 ON_CPU  := JAX_PLATFORMS="$${JAX_PLATFORMS:-cpu}"
+# Tests of the kernel that can run on a GPU, in about two minutes; the benchmark takes six.
+ON_GPU  := tests/kernels/test_tree_attention.py tests/step/test_step.py
 # -O0 halves the compile time of small programs. `make test` runs the same tests at the default level.
 QUICKLY := XLA_FLAGS="$$XLA_FLAGS --xla_backend_optimization_level=0"
 # The engine that `make bench-peers` compares with, in a venv of its own.
@@ -39,7 +41,7 @@ help:
 	@echo "make install      install what serving needs into .venv (EXTRAS=train,bench adds more)"
 	@echo "make lint         check style, import rules and types"
 	@echo "make format       reformat the code with ruff"
-	@echo "make gpu-check    run the fast tests and an offline benchmark on an NVIDIA GPU"
+	@echo "make gpu-check    check an NVIDIA GPU: is the kernel right, how far are steps from the roofline (ARGS=--full)"
 	@echo "make bench-peers  compare jaxspec with transformers on torch, alternating in one run"
 	@echo "make clean        remove what was built and installed here"
 	@echo "With an NVIDIA GPU, JAX for it is installed too; CUDA=none skips that, CUDA=cuda12 or cuda13 overrides."
@@ -97,7 +99,7 @@ format: $(LINT_VENV)/.installed
 	$(LINT_PY) -m ruff check --fix .
 	$(LINT_PY) -m ruff format .
 
-# Installs nothing if one of these Pythons has all packages and its JAX sees a GPU.
+# Installs nothing if one of these Pythons has all that the check needs and its JAX sees a GPU.
 gpu-check:
 	@for python in $(wildcard $(PY)) $(PYTHON); do \
 	    if $$python .ci/gpu_ready.py; then exec $(MAKE) --no-print-directory gpu-run GPU_PYTHON="$$python"; fi; \
@@ -108,11 +110,14 @@ gpu-check:
 	$(MAKE) --no-print-directory install EXTRAS="$(EXTRAS),test" && $(PY) .ci/gpu_ready.py && \
 	$(MAKE) --no-print-directory gpu-run GPU_PYTHON=$(PY)
 
-# Runs from the source tree: jaxspec/sched and the like are links, so setting PYTHONPATH is enough.
+# Runs from the source tree: jaxspec/sched and the like are links, so setting PYTHONPATH is enough. Files are named,
+# because others import packages that this check does not need. GPUs multiply in TF32 by default, which is no reference.
 gpu-run: export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 gpu-run:
-	$(GPU_PYTHON) -m pytest -m "not slow" $(ARGS)
-	$(GPU_PYTHON) -m jaxspec.bench offline
+	@status=0; \
+	JAX_DEFAULT_MATMUL_PRECISION=float32 $(GPU_PYTHON) -m pytest -W default -m gpu $(ON_GPU) || status=1; \
+	$(GPU_PYTHON) -m jaxspec.bench gpu $(if $(filter --full,$(ARGS)),,--minutes 6) $(ARGS) || status=1; \
+	exit $$status
 
 bench-peers: $(STAMP) $(PEERS_VENV)/.installed
 	@$(PY) -m jaxspec.bench peers --peer-python $(PEERS_VENV)/bin/python $(ARGS)

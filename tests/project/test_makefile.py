@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,11 +209,21 @@ def python(machine: Machine, ready: bool) -> None:
 
 def test_gpu_check_installs_nothing_where_jax_sees_the_card(usual: Machine) -> None:
     python(usual, ready=True)
-    done = usual.make("gpu-check", "ARGS=-k step", dry=False)
+    done = usual.make("gpu-check", "ARGS=--cells kernel", dry=False)
     assert done.returncode == 0, done.stderr
-    ran = [line for line in done.stdout.splitlines() if line.startswith("ran")]
-    assert ran == [f"ran -m pytest -m not slow -k step from {ROOT}", f"ran -m jaxspec.bench offline from {ROOT}"]
+    tests, benchmark = (line for line in done.stdout.splitlines() if line.startswith("ran"))
+    assert tests.startswith("ran -m pytest -W default -m gpu tests/") and tests.endswith(f" from {ROOT}")
+    assert all((ROOT / name).exists() for name in tests.split() if name.startswith("tests/"))
+    assert benchmark == f"ran -m jaxspec.bench gpu --minutes 6 --cells kernel from {ROOT}"
+    full = usual.make("gpu-check", "ARGS=--full --minutes 20", dry=False).stdout
+    assert f"ran -m jaxspec.bench gpu --full --minutes 20 from {ROOT}" in full
     assert "pip" not in done.stdout and not usual.venv.exists()
+
+
+def test_gpu_check_measures_after_a_test_failed_too(usual: Machine) -> None:
+    usual.program("python3", 'case "$2" in pytest) exit 1;; *) echo "ran $*";; esac')
+    done = usual.make("gpu-check", dry=False)
+    assert done.returncode == 2 and "ran -m jaxspec.bench gpu --minutes 6" in done.stdout
 
 
 def test_gpu_check_installs_else(usual: Machine) -> None:
@@ -222,14 +235,48 @@ def test_gpu_check_installs_else(usual: Machine) -> None:
 
 
 def test_gpu_check_says_what_is_missing() -> None:
-    """This Python has all packages; one without any has none."""
+    """This Python has all packages; one without any has none. What serving alone needs is not asked for."""
     argv = [sys.executable, ".ci/gpu_ready.py"]
     here = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, env=os.environ | CPU)
     assert here.returncode == 1 and "JAX sees no GPU, only the cpu" in here.stdout
     argv = [sys.executable, "-S", "-E", ".ci/gpu_ready.py"]
     bare = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert bare.returncode == 1
-    assert "missing: jax, flax, numpy" in bare.stdout and "pytest-xdist" in bare.stdout
+    assert "missing: jax, flax, numpy" in bare.stdout and "hypothesis" in bare.stdout
+    assert "fastapi" not in bare.stdout and "pytest-xdist" not in bare.stdout
+
+
+def test_gpu_check_needs_what_it_imports() -> None:
+    """The packages that gpu_ready.py asks for are those of pyproject.toml that the check imports."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = project["dependencies"] + project["optional-dependencies"]["test"]
+    named = {re.split(r"[>=\[]", text)[0] for text in asked}
+    argv = [sys.executable, "-c", IMPORTED, *files_of_the_check()]
+    env = os.environ | CPU | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / ".ci")])}
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, env=env)
+    assert done.returncode == 0, done.stderr
+    imported, needed = json.loads(done.stdout)
+    assert {name for name in named if name.lower() in imported} - {"optax"} == set(needed)  # flax brings optax along
+
+
+def files_of_the_check() -> list[str]:
+    """The test files that `make gpu-check` runs."""
+    (line,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("ON_GPU")]
+    return [word for word in line.split() if word.startswith("tests/")]
+
+
+#: Imports what `make gpu-check` does, and prints the distributions that came along, and those that it asks for.
+IMPORTED = """
+import importlib.metadata, json, runpy, sys
+import gpu_ready
+import jaxspec.bench.gpu.measures, jaxspec.bench.gpu.store, jaxspec.bench.__main__
+for file in ("tests/conftest.py", *sys.argv[1:]):
+    runpy.run_path(file)
+found = importlib.metadata.packages_distributions()
+tops = {name.split(".")[0] for name in sys.modules}
+names = {one.lower() for top in tops for one in found.get(top, ())}
+print(json.dumps([sorted(names), sorted(gpu_ready.NEEDED)]))
+"""
 
 
 CPU = {"JAX_PLATFORMS": "cpu"}

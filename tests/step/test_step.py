@@ -30,7 +30,7 @@ from jaxspec.step.xla import XlaLayers
 PAGE, PAGES = 16, 48
 SHAPES = (BatchShape(16, 16, 4, 12), BatchShape(128, 64, 4, 12))
 BUFFERS = BatchBuffers(SHAPES)
-LAYERS = {"xla": XlaLayers(), "native": NativeLayers(), "gpu": GpuLayers(interpret=True)}
+LAYERS = {"xla": XlaLayers(), "native": NativeLayers(), "gpu": GpuLayers(interpret=jax.default_backend() != "gpu")}
 
 
 class Machine:
@@ -76,10 +76,8 @@ def machine(kind: str, window: int | None) -> Machine:
     [
         ("native", None),
         ("xla", 11),
-        *(
-            pytest.param(*p, marks=pytest.mark.slow)
-            for p in (("xla", None), ("native", 11), ("gpu", None), ("gpu", 11))
-        ),
+        *(pytest.param(*p, marks=pytest.mark.slow) for p in (("xla", None), ("native", 11))),
+        *(pytest.param("gpu", window, marks=[pytest.mark.slow, pytest.mark.gpu]) for window in (None, 11)),
     ],
 )
 @settings(deadline=None, max_examples=25)
