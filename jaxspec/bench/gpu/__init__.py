@@ -86,6 +86,7 @@ def measure(card: Card, due: Sequence[Cell], store: Store, budget: Budget) -> li
     """
     from jaxspec.bench.gpu.card import Skipped
     from jaxspec.bench.gpu.measures import MEASURES
+    from jaxspec.bench.gpu.report import summary
 
     left: list[Cell] = []
     with progress("cells", len(due)) as advance:
@@ -105,6 +106,7 @@ def measure(card: Card, due: Sequence[Cell], store: Store, budget: Budget) -> li
             seconds = time.monotonic() - begun
             budget.took(cell, seconds)
             store.add(cell, numbers, seconds)
+            print(f"{cell.key}: {summary(numbers)} ({seconds:.0f} s)", flush=True)
             card.release()
             advance()
     return left

@@ -26,6 +26,17 @@ def sections(found: Results) -> dict[str, str]:
     }  # fmt: skip
 
 
+def summary(numbers: Mapping[str, Any]) -> str:
+    """A cell's outcome in a few words, for the terminal."""
+    for word in ("error", "skipped"):
+        if word in numbers:
+            return f"{word}: {numbers[word]}"
+    forms = {"device_ms": "device {:.3f} ms", "wall_ms": "single {:.3f} ms", "best_per_s": "{:.3g} per s",
+             "kernel_rms": "RMS error {:.1e}", "step_ms": "step {:.3f} ms"}  # fmt: skip
+    found = {name: numbers[name] for name in forms if numbers.get(name) is not None}
+    return ", ".join(forms[name].format(float(np.median(value))) for name, value in found.items()) or "done"
+
+
 def of_kind(found: Results, kind: str) -> list[dict[str, Any]]:
     """The measured cells of a kind, in the order in which they were first measured."""
     every = found.get("cells", {}).values()
