@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+#: Where standard error is no terminal: seconds until the first line of progress, and between two.
+_FIRST, _PAUSE = 3.0, 30.0
 #: (stage, done, total). Repeats `jaxspec.step.warmup.Progress`, whose module imports JAX.
 Report = Callable[[str, int, int], None]
 
@@ -33,8 +36,29 @@ def bar(show: bool = True) -> Iterator[Report]:
 
 @contextmanager
 def progress(what: str, total: int, done: int = 0) -> Iterator[Callable[[], None]]:
-    """Shows one bar, starting at `done`, and removes it at the end. Gives a function that advances it by one."""
+    """Shows one bar, starting at `done`, and removes it at the end. Gives a function that advances it by one.
+
+    Where standard error is no terminal, a long stage has a line from time to time, and a short one none.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines(what, total, done, console)
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as display:
+    with Progress(*columns, console=console, transient=True) as display:
         task = display.add_task(what, total=total, completed=done)
         yield lambda: display.advance(task)
+
+
+def _lines(what: str, total: int, done: int, console: Console) -> Callable[[], None]:
+    """Returns a function that counts one more, and prints `what: done of total` from time to time."""
+    due = time.monotonic() + _FIRST
+
+    def advance() -> None:
+        nonlocal done, due
+        done += 1
+        if time.monotonic() >= due:
+            due = time.monotonic() + _PAUSE
+            console.print(f"{what}: {done} of {total}", soft_wrap=True, markup=False, highlight=False)
+
+    return advance

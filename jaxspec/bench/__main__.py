@@ -56,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         if asked:  # only this one is imported: others may need packages that are not there
             chosen = importlib.import_module(module)
-        own = subparsers.add_parser(name, help=summary, description=chosen.__doc__ if asked and chosen else None)
+        about = chosen.__doc__ if asked and chosen else None
+        own = subparsers.add_parser(name, help=summary, description=about, allow_abbrev=False)
         if asked and chosen:
             chosen.add_arguments(own)
     args = parser.parse_args(argv)

@@ -14,6 +14,7 @@ from statistics import median
 
 import httpx
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 
 from jaxspec.bench import BenchError, options, prompts
@@ -191,7 +192,11 @@ def print_rows(by_category: Mapping[str, Row], console: Console | None = None) -
         + [d and getattr(d, part) for d in (row.tpot_ms, row.ttft_ms) for part in ("mean", "p95")]
         for name, row in by_category.items()
     )
-    columns = ("target ms", "{:,.1f}"), ("SLO attainment", "{:.1%}")
-    times = each(("goodput tokens/s", "TPOT mean", "p95", "TTFT mean", "p95"), "{:,.1f}")
-    table = terminal(rows, "category", "requests", *columns, *times, title="AdaServe's request mix")
+    columns = ("TPOT\nSLO", "{:,.1f}"), ("SLOs\nmet", "{:.1%}")
+    numbers = each(("goodput\ntokens/s", "TPOT\nmean", "TPOT\np95", "TTFT\nmean", "TTFT\np95"), "{:,.1f}")
+    # Narrow enough for a terminal of 80 columns.
+    table = terminal(
+        rows, "category", "requests", *columns, *numbers, title="AdaServe's request mix; times in ms",
+        box=SIMPLE_HEAD, padding=0,
+    )  # fmt: skip
     (console or Console()).print(table)

@@ -114,7 +114,7 @@ def test_errors_are_one_line(options, message, lengths, tmp_path, capsys):
     paths = {"LENGTHS": lengths, "HALF": str(tmp_path / "half.csv")}
     given = [paths.get(option, option) for option in options]
     assert main(["simulate", *given]) == 2
-    err = capsys.readouterr().err.strip()  # the progress bar leaves an empty line
+    err = capsys.readouterr().err.strip()
     assert message in err and "\n" not in err
 
 

@@ -2,7 +2,8 @@
 
 Each experiment keeps its numbers in OUT/PAPER.json and writes tables into OUT/PAPER.md between the marks there, and the
 headlines of all papers into OUT/README.md; text outside the marks is kept. Numbers of earlier runs, simulated or on the
-engine, are kept too. A run that was stopped goes on where it stopped.
+engine, are kept too. With --quick OUT is another folder by default, with copies of the pages. A run that was stopped
+goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,14 +28,19 @@ from jaxspec.extras import install_hint
 
 PAPERS: dict[str, Any] = {"ssjf": ssjf, "laps_sd": laps_sd, "alise": alise, "adaserve": adaserve, "spin": spin}
 ALL = "all"
+#: The output folder, and that of `--quick`, whose numbers are not final.
+OUT, QUICK_OUT = Path("docs/results"), Path("build/papers/quick")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     papers = parser.add_subparsers(dest="paper", required=True, metavar="PAPER")
     for name, module in PAPERS.items():
-        one = papers.add_parser(name, help=(module.__doc__ or "").splitlines()[0], description=module.__doc__)
+        summary = (module.__doc__ or "").splitlines()[0]
+        one = papers.add_parser(name, help=summary, description=module.__doc__, allow_abbrev=False)
         _add_paper(one, module)
-    every = papers.add_parser(ALL, help="all papers one after the other, simulated", description=__doc__)
+    every = papers.add_parser(
+        ALL, help="all papers one after the other, simulated", description=__doc__, allow_abbrev=False
+    )
     _add_common(every)
 
 
@@ -50,7 +58,7 @@ def _add_paper(parser: argparse.ArgumentParser, module: Any) -> None:
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="DIR", help="folder with the files of prompts, lengths and traces")
-    parser.add_argument("--quick", action="store_true", help="few seeds and loads: shows direction, not final numbers")
+    parser.add_argument("--quick", action="store_true", help="few seeds and loads: shows direction, no verdicts")
     parser.add_argument("--seeds", type=options.count, metavar="N", help="random repetitions of each simulated point")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument(
@@ -61,7 +69,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "--keep", default="build/papers", metavar="DIR",
         help="folder that keeps the results of single simulations, for going on after a stop (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--out", default="docs/results", metavar="DIR", help="output folder (default: docs/results)")
+    parser.add_argument("--out", metavar="DIR", help=f"output folder (default: {OUT}; with --quick {QUICK_OUT})")
     parser.add_argument("--json", metavar="FILE", help="write a copy of all numbers to this file")
 
 
@@ -69,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the chosen paper's experiments. Raises `BenchError` if they cannot run."""
     if not getattr(args, "engine", False) and find_spec("matplotlib") is None:
         raise BenchError(f"the figures need matplotlib: {install_hint('bench')}")
+    if args.out is None:
+        args.out = str(quick_out() if args.quick else OUT)
     if args.paper != ALL:
         PAPERS[args.paper].run(args)
     for name, module in PAPERS.items() if args.paper == ALL else ():
@@ -78,7 +88,24 @@ def run(args: argparse.Namespace) -> int:
         print(f"{name}: {(module.__doc__ or '').splitlines()[0]}", flush=True)
         module.run(of_paper)
     write_index(Path(args.out))
+    show(Path(args.out), PAPERS if args.paper == ALL else [args.paper])
     return 0
+
+
+def quick_out() -> Path:
+    """The output folder of `--quick`, with copies of the pages, so that those of full runs stay as they are."""
+    QUICK_OUT.mkdir(parents=True, exist_ok=True)
+    for path in OUT.glob("*.md"):
+        shutil.copy(path, QUICK_OUT)
+    return QUICK_OUT
+
+
+def show(out: Path, names: Iterable[str]) -> None:
+    """Print the headlines of these papers, and where their tables are."""
+    for name in names:
+        kept = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
+        print(*headlines.lines(PAPERS[name].headlines(kept)), sep="\n")
+        print(f"Tables and figures: {out / f'{name}.md'}\nNumbers: {out / f'{name}.json'}\n", flush=True)
 
 
 def write_index(out: Path) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import nan, sqrt
+from math import inf, nan, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
 
-from jaxspec.bench.table import UNKNOWN, Form, shown
+from jaxspec.bench.table import UNKNOWN, Form, share, shown
 
 #: Probability that an interval contains the true mean.
 CONFIDENCE = 0.95
@@ -54,11 +54,16 @@ def reduction(own: Sequence[float], base: Sequence[float]) -> Estimate | None:
     return estimate([100 * (1 - a / b) if b else nan for a, b in zip(own, base, strict=True)])
 
 
-def interval(form: Form = "{:.1f}") -> Form:
-    """A form for tables: the mean in this form and the interval's ends, or the mean alone if it has no interval."""
+def interval(form: Form = "{:.1f}", least: float = -inf, most: float = inf) -> Form:
+    """A form for tables: the mean in this form and the interval's ends, or the mean alone if it has no interval.
+
+    The ends are shown within `least` and `most`, what the quantity can be; of the form `share` within 0 and 1.
+    """
+    if form is share:
+        least, most = 0.0, 1.0
 
     def both(found: Sequence[float]) -> str:
-        mean, low, high = found
+        mean, low, high = found[0], max(found[1], least), min(found[2], most)
         text = shown(mean, form)
         return text if low == high else f"{text} ({_bare(low, form)} … {_bare(high, form)})"
 

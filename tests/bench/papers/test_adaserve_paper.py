@@ -294,11 +294,22 @@ def test_erlang_is_the_number_that_decode_at_once():
 def test_headlines_are_the_papers_numbers():
     gain = {"best": [1.7, 1.6, 1.8], "rate": 2, "mean": [1.5, 1.4, 1.6], "loads": [1, 2]}
     found = {model: {PAPER: dict.fromkeys(("attainment", "goodput"), gain)} for model in report.PAPER_GAINS}
-    lines = report.headlines({"simulated": {"gains": found, "stricter": {}}})
+    shares = {x: {"attainment": [mean, mean, mean]} for x, mean in (("0", 1.0), ("0.5", 0.93), ("1", 0.94))}
+    trees = {PAPER: {what: {"mean": [0.9, 0.85, 0.95]} for what in ("attainment", "goodput")}}
+    simulated = {
+        "seeds": 5, "fewer": 3, "gains": found, "stricter": {}, "trees": trees,
+        "by_share": {"llama-2-7b": {PAPER: shares}},
+    }  # fmt: skip
+    lines = report.headlines({"simulated": simulated})
     assert [(line.published, line.verdict) for line in lines[:6]] == [
-        (1.63, "met"), (1.51, "met"), (1.66, "met"), *[(paper, "met in part") for paper in (1.73, 1.73, 1.74)],
+        (1.63, "met on average"), (1.51, "met"), (1.66, "met on average"),
+        *[(paper, "met in part") for paper in (1.73, 1.73, 1.74)],
     ]  # fmt: skip
-    assert [line.verdict for line in lines[6:]] == ["not run"] * 8
+    assert [line.verdict for line in lines[6:14]] == ["not run"] * 8
+    lowest, *others, attainment, goodput = lines[14:]
+    assert lowest.simulated == [0.93] * 3 and lowest.verdict == "too few seeds"
+    assert {line.verdict for line in others} == {"not run"}
+    assert attainment.explained == goodput.explained == "not met; cause not found"
     soon, late = ({"systems": {PAPER: {"ttft": [seconds] * 3}}} for seconds in (0.5, 2.5))
     load = {**soon, "gains": {PAPER: {"attainment": [1.2, 1.1, 1.3]}}}
     more = {**soon, "gains": {PAPER: {"attainment": [1.4, 1.1, 1.7]}}}

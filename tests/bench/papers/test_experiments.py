@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, nan
 from pathlib import Path
 
@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from jaxspec.bench import BenchError
 from jaxspec.bench.papers.estimates import Estimate, estimate, interval, knee, ratio, reduction
-from jaxspec.bench.papers.headlines import Headline, index, table
+from jaxspec.bench.papers.headlines import Headline, index, lines, table
 from jaxspec.bench.papers.presets import Preset
 from jaxspec.bench.papers.runs import Runs
 from jaxspec.bench.papers.variants import Variants
-from jaxspec.bench.table import shown
+from jaxspec.bench.table import PERCENT, share, shown
 from jaxspec.sched.sim import arrivals
 
 
@@ -91,6 +91,13 @@ def test_intervals_in_tables():
     assert shown(Estimate(5.0, 5.0, 5.0), form) == "5.0 %" and shown(None, form) == "–"
 
 
+def test_intervals_do_not_go_beyond_what_can_be():
+    assert shown(Estimate(0.97, 0.9, 1.04), interval(share)) == "97.0 % (90.0 … 100.0)"
+    assert shown(Estimate(0.02, -0.01, 0.05), interval(share)) == "2.0 % (0.0 … 5.0)"
+    assert shown(Estimate(13.0, -138.9, 164.8), interval(PERCENT, least=0.0)) == "13.0 % (0.0 … 164.8)"
+    assert shown(Estimate(-1.0, -2.0, 0.0), interval(PERCENT)) == "-1.0 % (-2.0 … 0.0)"
+
+
 @given(limit=st.floats(0.01, 1e4), start=st.floats(0.01, 1e3), power=st.floats(0.3, 3))
 def test_a_knee_lies_at_the_limit(limit, start, power):
     found = knee(lambda load: load**power, limit, start, tolerance=0.05, most=80)
@@ -103,17 +110,36 @@ def test_a_knee_without_an_end_is_bounded():
 
 
 def test_verdicts():
-    reached, near, short = (Estimate(mean, mean - 0.2, mean + 0.2) for mean in (1.9, 1.7, 1.5))
-    lines = [Headline("speed", 1.8, e, because="its trees were smaller") for e in (reached, near, short, None)]
-    assert [h.verdict for h in lines] == ["met", "met in part", "not met", "not run"]
-    assert lines[2].explained == "not met, because its trees were smaller" and lines[0].explained == "met"
-    error = Headline("error", 10.0, (9.0, 8.5, 9.5), form="{:.1f} %", at_most=True)
+    found = [Estimate(mean, mean - 0.2, mean + 0.2) for mean in (2.1, 1.9, 1.7, 1.5)]
+    all_ = [Headline("speed", 1.8, e, because="its trees were smaller", seeds=5) for e in (*found, None)]
+    assert [h.verdict for h in all_] == ["met", "met on average", "met in part", "not met", "not run"]
+    assert [h.explained for h in all_[:2]] == ["met", "met on average"]
+    assert all_[3].explained == "not met, because its trees were smaller"
+    assert replace(all_[3], because="").explained == "not met; cause not found"
+    error = Headline("error", 10.0, (9.0, 8.5, 9.5), form="{:.1f} %", at_most=True, seeds=5)
     assert error.verdict == "met"
-    assert Headline("error", 9.0, (10.0, 8.5, 11.5), at_most=True).verdict == "met in part"
-    assert "| speed | 1.80× | 1.50× (1.30 … 1.70) | – | not met, because" in table(lines)
+    assert replace(error, published=9.2).verdict == "met on average"
+    assert Headline("error", 9.0, (10.0, 8.5, 11.5), at_most=True, seeds=5).verdict == "met in part"
+    assert "| speed | 1.80× | 1.50× (1.30 … 1.70) | – | not met, because" in table(all_)
+    assert lines(all_[3:]) == [
+        "not met         speed: paper 1.80×, simulated 1.50× (1.30 … 1.70)", "not run         speed: paper 1.80×",
+    ]  # fmt: skip
     assert "| [P](p.md) | error | 10.0 % | 9.0 % (8.5 … 9.5) | – | met | `c` |" in index(
         [("[P](p.md)", "`c`", [error])]
     )
+
+
+def test_a_headline_that_costs_another_one_is_met_in_part():
+    late = Headline("error", 10.0, (9.0, 8.5, 9.5), because="bias", only="few see it", at_most=True, seeds=5)
+    assert late.verdict == "met in part" and late.explained == "met in part, because few see it"
+    assert replace(late, published=5.0).explained == "not met, because bias"
+
+
+@pytest.mark.parametrize("seeds", [None, 1, 4])
+def test_few_seeds_give_no_verdict(seeds):
+    for simulated in ((9.0, 8.9, 9.1), (1.0, -20.0, 22.0)):
+        assert Headline("speed", 1.8, simulated, seeds=seeds).explained == "too few seeds"
+    assert Headline("speed", 1.8, None, seeds=seeds).verdict == "not run"
 
 
 def options(**given: object) -> argparse.Namespace:

@@ -199,13 +199,23 @@ def test_the_best_measured_point_reaches_both_goals():
     def point(lp: float, las: float) -> dict[str, Any]:
         return {LAPS_SD: {base: {"jct": [x, x - 1, x + 1]} for base, x in ((LP_SJF, lp), (LAS, las))}}
 
-    kept = {"simulated": {"measured": {
+    kept = {"simulated": {"fewer": 10, "measured": {
         "a | EOS | None": point(60, 10), "b | 256 | 1.5": point(31, 26), "c | 256 | 1.5": point(29, 50),
     }}}  # fmt: skip
     found = report.best(kept)
-    assert found is not None and found[0] == " (b, answers of at most 256 tokens, Poisson, load 1.5)"
+    assert found is not None and found[0] == " (best of 3 cells: b, answers of at most 256 tokens, Poisson, load 1.5)"
     lines = [h for h in report.headlines(kept) if "measured acceptance" in h.what]
     assert [h.verdict for h in lines] == ["met in part", "not met"]  # 32.0 is within 31 ± 1; 31 is above 26 ± 1
+
+
+def test_early_estimates_that_few_requests_live_to_see_are_no_success():
+    gammas = {report.estimation_key("code", *pair): error for pair, error in (
+        (report.STABILITY[0], {"error": [36.3, 34.5, 38.0], "perceived": [0.8, 0.8, 0.8]}),
+        (report.STABILITY[-1], {"error": [6.3, 5.0, 7.6], "perceived": [0.007, 0.004, 0.011]}),
+    )}  # fmt: skip
+    line = next(h for h in report.headlines({"simulated": {"fewer": 10, "errors": gammas}}) if "MBPP" in h.what)
+    assert line.verdict == "met in part"
+    assert "0.7 % of the requests become stable" in line.explained and "the error is 36.3 %" in line.explained
 
 
 def test_quick_runs_are_a_part():

@@ -12,7 +12,7 @@ import pytest
 
 from helpers import tiny
 from helpers.small import SMALL
-from jaxspec.bench import BenchError
+from jaxspec.bench import BenchError, papers
 from jaxspec.bench.__main__ import main
 from jaxspec.bench.papers import page, presets
 from jaxspec.bench.papers.estimates import Estimate
@@ -152,6 +152,30 @@ def test_ssjf_simulated_and_then_on_the_engine(quick, tmp_path):
     after = (out / "ssjf.md").read_text()
     assert "Why it differs." in after and after.count("<!-- JCT -->") == 1
     assert "…" in next(line for line in after.splitlines() if line.startswith("| rates (Fig. 4), dynamic"))
+
+
+@pytest.mark.slow
+def test_quick_runs_leave_the_published_pages(quick, tmp_path, capsys, monkeypatch):
+    published, own = tmp_path / "published", tmp_path / "quick"
+    monkeypatch.setattr(papers, "OUT", published)
+    monkeypatch.setattr(papers, "QUICK_OUT", own)
+    page.write(published / "ssjf.md", "SSJF\n\nWhat we learned.", {"JCT": "the published table"})
+    assert main(["paper", *data(tmp_path), "--quick", "--seeds", "1"]) == 0
+    assert [f.name for f in published.iterdir()] == ["ssjf.md"]
+    assert "the published table" in (published / "ssjf.md").read_text()
+    text = (own / "ssjf.md").read_text()
+    assert "What we learned." in text and "the published table" not in text and "too few seeds" in text
+    printed = capsys.readouterr()
+    assert "too few seeds" in printed.out and "paper 34.5 %, simulated" in printed.out
+    assert str(own / "ssjf.md") in printed.out
+
+
+def test_options_are_not_abbreviated(capsys):
+    with pytest.raises(SystemExit):
+        main(["paper", "ssjf", "--proc", "1"])
+    with pytest.raises(SystemExit):
+        main(["serve", "--burst"])
+    assert capsys.readouterr().err.count("unrecognized arguments") == 2
 
 
 def test_unreadable_data_is_named(tmp_path, capsys):

@@ -355,7 +355,8 @@ def test_headlines_compare_with_what_the_abstract_says():
     assert {h.verdict for h in found.values()} == {"not run"}
     turns = [{"tokens_per_s": 10.0}, {"tokens_per_s": 20.0}]
     faster = [{"tokens_per_s": 12.0}, {"tokens_per_s": 24.0}]
-    pipeline = {"places": {"device of its own": {"1": turns, "heuristic": faster}}, "draft": "owl", "levels": 1}
+    places = {"device of its own": {"1": turns, "2": faster, "heuristic": turns}}
+    pipeline = {"places": places, "draft": "owl", "levels": 1}
     (split,) = [h for h in spin.headlines({"pipeline": pipeline}) if h.published == 1.29]
     assert split.engine == pytest.approx((1.2, 1.2, 1.2))
 

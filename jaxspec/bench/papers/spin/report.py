@@ -22,6 +22,8 @@ from jaxspec.bench.table import TIMES, at, each, markdown, median, spread, walk
 #: Abstract; §VI-B2: 65.31 accepted tokens per second, 32.21 with greedy and 43.78 with ε-greedy; §VI-B3; §VI-B4.
 PAPER_ALL, PAPER_GREEDY, PAPER_EPSILON = 2.28, 65.31 / 32.21, 65.31 / 43.78
 PAPER_VERIFICATION, PAPER_PIPELINE = 529.21 / 335.46, 1.29
+#: Micro-batches of the pipeline's headline if none are simulated.
+ENGINES_BEST = "2"
 
 
 def sections(kept: Mapping[str, Any]) -> dict[str, str]:
@@ -53,32 +55,34 @@ BECAUSE: Mapping[str, str] = {
 def headlines(kept: Mapping[str, Any]) -> list[Headline]:
     """Abstract, Fig. 11, 12 and 13."""
     simulated, systems = kept.get("simulated"), at(kept, "engine", "systems") or {}
+    seeds = at(simulated, "seeds")
     choices = at(simulated, "selection", LLM, "alpaca")
-    parts, gain = spin_simulation_page.best_parts(simulated["pipeline"]) if simulated else ("best", None)
+    parts, gain = spin_simulation_page.best_parts(simulated["pipeline"]) if simulated else (ENGINES_BEST, None)
     speed = {name: own["goodput"] for name, own in systems.items()}
     greedy = ratio(speed["lbss"], speed["greedy"]) if speed else None
     # The engine's ε-greedy explores in 20 % of the steps: another reading than the paper's text.
     chosen = [
         Headline(
             f"LBSS relative to {name}, accepted tokens/s, Alpaca (Fig. 11)", paper, at(choices, name, "gain"), engine,
-            because=BECAUSE.get(name, ""),
+            because=BECAUSE.get(name, ""), seeds=seeds,
         )
         for name, paper, engine in ((GREEDY, PAPER_GREEDY, greedy), (EPSILON_WRITTEN, PAPER_EPSILON, None))
     ]  # fmt: skip
     return [
         Headline(
             "SPIN relative to the mean single draft model, accepted tokens/s, all data sets (Fig. 10)", PAPER_ALL,
-            at(simulated, "goodput", LLM, "all", SPIN, "by mean"), because=BECAUSE.get(SPIN, ""),
+            at(simulated, "goodput", LLM, "all", SPIN, "by mean"), because=BECAUSE.get(SPIN, ""), seeds=seeds,
         ),
         *chosen,
         Headline(
             "verification of 16 Alpaca requests, padded / packed (Fig. 12; simulated times are fitted to it)",
             PAPER_VERIFICATION, at(simulated, "verification", "alpaca", "gain", "16"),
-            packing(kept["verification"]) if "verification" in kept else None, because=BECAUSE.get("packing", ""),
+            packing(kept["verification"]) if "verification" in kept else None, seeds=seeds,
         ),
         Headline(
             f"pipeline, {parts} micro-batches relative to one, Alpaca (Fig. 13)", PAPER_PIPELINE, gain,
-            splitting(kept["pipeline"]) if "pipeline" in kept else None, because=BECAUSE.get("pipeline", ""),
+            splitting(kept["pipeline"], parts) if "pipeline" in kept else None, because=BECAUSE.get("pipeline", ""),
+            seeds=seeds,
         ),
     ]  # fmt: skip
 
@@ -86,14 +90,13 @@ def headlines(kept: Mapping[str, Any]) -> list[Headline]:
 def packing(verification: Mapping[str, Any]) -> Estimate | None:
     """Padded by packed milliseconds of 16 Alpaca requests on this machine, over the batches."""
     batches = at(verification, "points", "Alpaca", "16")
-    ways = spin_verification_page.PADDED, spin_verification_page.PACKED
-    return batches and ratio(*([batch["ms"][way] for batch in batches] for way in ways))
+    return batches and spin_verification_page.slower(batches, spin_verification_page.PADDED)
 
 
-def splitting(pipeline: Mapping[str, Any]) -> Estimate | None:
-    """Tokens per second on the engine with as many micro-batches as the heuristic finds, relative to one."""
+def splitting(pipeline: Mapping[str, Any], parts: str) -> Estimate | None:
+    """Tokens per second on the engine with this number of micro-batches, relative to one."""
     own = pipeline["places"].get(APART, {})
-    speeds = [[turn["tokens_per_s"] for turn in own.get(name, ())] for name in ("heuristic", "1")]
+    speeds = [[turn["tokens_per_s"] for turn in own.get(name, ())] for name in (parts, "1")]
     return ratio(*speeds)
 
 
@@ -137,7 +140,8 @@ def batches_section(batches: Mapping[str, Any]) -> str:
         speeds = [found[name]["goodput"] for name in names]
         rows.append([size, *speeds, *(ratios(own, speeds[0]) for own in speeds[1:])])
     speeds = each((f"{name}, tokens/s" for name in names), spread("{:.1f}"))
-    return markdown(rows, "batch size", *speeds, *each((f"speedup of {name}" for name in others), median(TIMES)))
+    gains = each((f"speedup of {name}" for name in others), spread(TIMES, "{:.2f}"))
+    return markdown(rows, "batch size", *speeds, *gains)
 
 
 def pipeline_section(pipeline: Mapping[str, Any]) -> str:

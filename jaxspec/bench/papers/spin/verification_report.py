@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench import plot
+from jaxspec.bench.papers.estimates import Estimate, interval
+from jaxspec.bench.papers.estimates import ratio as paired_ratio
 from jaxspec.bench.table import TIMES, each, markdown, share, walk
 
 WAYS = PACKED, KV_PADDED, PADDED = "packed", "KV padded", "KV and queries padded"
@@ -48,9 +50,14 @@ def mean(batches: Batches, *keys: str) -> float:
     return float(column(batches, *keys).mean())
 
 
-def ratio(batches: Batches, way: str, what: str = "ms") -> str:
-    """Mean of this way relative to the mean of packed verification, and the range of the ratio over the batches."""
-    own, packed = column(batches, what, way), column(batches, what, PACKED)
+def slower(batches: Batches, way: str) -> Estimate | None:
+    """Milliseconds of this way relative to packed verification: the mean of the batches' ratios."""
+    return paired_ratio(*(column(batches, "ms", one).tolist() for one in (way, PACKED)))
+
+
+def memory_ratio(batches: Batches, way: str) -> str:
+    """Mean KV of this way relative to the mean of packed verification, and the range of the ratio over the batches."""
+    own, packed = column(batches, "kv_bytes", way), column(batches, "kv_bytes", PACKED)
     ratios = own / packed
     return f"{own.mean() / packed.mean():.2f}× ({ratios.min():.2f} … {ratios.max():.2f})"
 
@@ -66,13 +73,13 @@ def by_size(found: Mapping[str, Any], row: Callable[[Batches], Sequence[Any]]) -
 
 
 def latency(found: Mapping[str, Any]) -> str:
-    """Mean times over the batches, as in the paper, and the range of each ratio within a batch."""
+    """Mean times over the batches, as in the paper, and the means of the batches' ratios with 95 % intervals."""
     rows = by_size(found, lambda batches: [
-        *(mean(batches, "ms", way) for way in WAYS), *(ratio(batches, way) for way in WAYS[1:]),
+        *(mean(batches, "ms", way) for way in WAYS), *(slower(batches, way) for way in WAYS[1:]),
     ])  # fmt: skip
     return markdown(
         ([*row, PAPER.get(row[0])] for row in rows), "verification, ms", *each(WAYS, "{:.1f}"),
-        *(f"{way} / {PACKED}" for way in WAYS[1:]), ("paper", TIMES),
+        *each((f"{way} / {PACKED}" for way in WAYS[1:]), interval(TIMES)), ("paper", TIMES),
     )  # fmt: skip
 
 
@@ -107,7 +114,7 @@ def padding(found: Mapping[str, Any]) -> str:
 def memory(found: Mapping[str, Any]) -> str:
     parts = [(what, way) for what in ("kv_bytes", "temporaries") for way in (PACKED, PADDED)]
     return markdown(
-        by_size(found, lambda own: [*(mean(own, *part) / MIB for part in parts), ratio(own, PADDED, "kv_bytes")]),
+        by_size(found, lambda own: [*(mean(own, *part) / MIB for part in parts), memory_ratio(own, PADDED)]),
         "memory, MiB", *each(("KV: packed", "padded", "temporaries: packed", "padded"), "{:.0f}"),
         "KV, padded / packed",
     )  # fmt: skip
