@@ -77,8 +77,9 @@ def run(args: argparse.Namespace) -> int:
     """Run the chosen paper's experiments. Raises `BenchError` if they cannot run."""
     if not getattr(args, "engine", False) and find_spec("matplotlib") is None:
         raise BenchError(f"the figures need matplotlib: {install_hint('bench')}")
+    names = list(PAPERS) if args.paper == ALL else [args.paper]
     if args.out is None:
-        args.out = str(quick_out() if args.quick else OUT)
+        args.out = str(quick_out(names) if args.quick else OUT)
     if args.paper != ALL:
         PAPERS[args.paper].run(args)
     for name, module in PAPERS.items() if args.paper == ALL else ():
@@ -88,15 +89,16 @@ def run(args: argparse.Namespace) -> int:
         print(f"{name}: {(module.__doc__ or '').splitlines()[0]}", flush=True)
         module.run(of_paper)
     write_index(Path(args.out))
-    show(Path(args.out), PAPERS if args.paper == ALL else [args.paper])
+    show(Path(args.out), names)
     return 0
 
 
-def quick_out() -> Path:
-    """The output folder of `--quick`, with copies of the pages, so that those of full runs stay as they are."""
+def quick_out(names: Iterable[str]) -> Path:
+    """The output folder of `--quick`, with copies of these papers' pages, so that those of full runs stay the same."""
     QUICK_OUT.mkdir(parents=True, exist_ok=True)
-    for path in OUT.glob("*.md"):
-        shutil.copy(path, QUICK_OUT)
+    for name in ("README", *names):
+        if (path := OUT / f"{name}.md").exists():
+            shutil.copy(path, QUICK_OUT)
     return QUICK_OUT
 
 

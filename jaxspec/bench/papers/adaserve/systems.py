@@ -25,7 +25,7 @@ OURS, PAPER = "jaxspec", "AdaServe"
 INCREMENTAL, SARATHI, SPECINFER = "IncrDec", "Sarathi", "SpecInfer"
 EQUAL, GLOBAL, FCFS, STTA, SEPARATE = "EqualGreedy", "GlobalGreedy", "FCFS", "STTA", "SepPipe"
 #: Variations of the systems.
-UNCALIBRATED, OUTSIDE = "AdaServe, uncalibrated", "AdaServe, prompts outside B"
+UNCALIBRATED, OUTSIDE = "AdaServe, uncalibrated", "AdaServe, prefill not counted in B"
 BLIND, KNOWN, UNPACED = "jaxspec, lengths unknown", "jaxspec, lengths known", "jaxspec, without a pace"
 
 #: Log-normal error of the length predictions that `pace: deadline` works with: SSJF's predictor (61.5 % accuracy for
