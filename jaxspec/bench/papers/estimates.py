@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from jaxspec.bench.table import UNKNOWN, Form, share, shown
+from jaxspec.bench.table import TIMES, UNKNOWN, Form, share, shown
 
 #: Probability that an interval contains the true mean.
 CONFIDENCE = 0.95
@@ -57,10 +57,11 @@ def reduction(own: Sequence[float], base: Sequence[float]) -> Estimate | None:
 def interval(form: Form = "{:.1f}", least: float = -inf, most: float = inf) -> Form:
     """A form for tables: the mean in this form and the interval's ends, or the mean alone if it has no interval.
 
-    The ends are shown within `least` and `most`, what the quantity can be; of the form `share` within 0 and 1.
+    The ends are shown within `least` and `most`, what the quantity can be: of the form `share` 0 to 1, of `TIMES` at
+    least 0.
     """
-    if form is share:
-        least, most = 0.0, 1.0
+    if form is share or form == TIMES:
+        least, most = 0.0, 1.0 if form is share else inf
 
     def both(found: Sequence[float]) -> str:
         mean, low, high = found[0], max(found[1], least), min(found[2], most)

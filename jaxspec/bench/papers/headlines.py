@@ -20,8 +20,8 @@ class Headline:
 
     simulated, engine: (mean, low, high) as in `Estimate`; None: not measured. seeds: how many the simulated mean is of.
     because: why it is missed, as found by changing that and measuring again; shown unless it is met. only: what the
-    number is reached only with, at the price of another headline; such a headline is met in part at most. at_most:
-    whether smaller is better.
+    number is reached only with, far from the paper's conditions or at the price of another headline; such a headline is
+    met in part at most. at_most: whether smaller is better.
     """
 
     what: str

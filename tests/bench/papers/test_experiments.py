@@ -18,7 +18,7 @@ from jaxspec.bench.papers.headlines import Headline, index, lines, table
 from jaxspec.bench.papers.presets import Preset
 from jaxspec.bench.papers.runs import Runs
 from jaxspec.bench.papers.variants import Variants
-from jaxspec.bench.table import PERCENT, share, shown
+from jaxspec.bench.table import PERCENT, TIMES, share, shown
 from jaxspec.sched.sim import arrivals
 
 
@@ -95,6 +95,7 @@ def test_intervals_do_not_go_beyond_what_can_be():
     assert shown(Estimate(0.97, 0.9, 1.04), interval(share)) == "97.0 % (90.0 … 100.0)"
     assert shown(Estimate(0.02, -0.01, 0.05), interval(share)) == "2.0 % (0.0 … 5.0)"
     assert shown(Estimate(13.0, -138.9, 164.8), interval(PERCENT, least=0.0)) == "13.0 % (0.0 … 164.8)"
+    assert shown(Estimate(2.0, -1.0, 5.0), interval(TIMES)) == "2.00× (0.00 … 5.00)"
     assert shown(Estimate(-1.0, -2.0, 0.0), interval(PERCENT)) == "-1.0 % (-2.0 … 0.0)"
 
 
