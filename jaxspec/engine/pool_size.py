@@ -29,6 +29,7 @@ from jaxspec.step.temporaries import CORES, Program
 
 log = logging.getLogger(__name__)
 
+
 def kv_pool_pages(
     config: EngineConfig,
     model: DecoderConfig,

@@ -20,10 +20,11 @@ from jaxspec.bench.__main__ import main
 from jaxspec.bench.gpu import Budget, choose, costs, forests, rates, report, store
 from jaxspec.bench.gpu.agreement import equal
 from jaxspec.bench.gpu.measures import MEASURES
-from jaxspec.bench.gpu.models import MODELS, random_weights, shapes
+from jaxspec.bench.gpu.models import MODELS, random_weights
 from jaxspec.bench.gpu.plan import MODEL_NAMES, REAL, TINY, Cell, cells
 from jaxspec.bench.gpu.serving import NumberTokenizer
 from jaxspec.models.llama import Decoder, device_weights, forward
+from jaxspec.models.load.weights import weight_shapes
 
 LLAMA, SMOL = MODELS["llama-3.1-8b"], MODELS["smollm2-135m"]
 
@@ -32,9 +33,9 @@ LLAMA, SMOL = MODELS["llama-3.1-8b"], MODELS["smollm2-135m"]
 
 def test_models_have_the_published_numbers_of_parameters() -> None:
     """The head is counted only for Llama, whose head is not its embedding."""
-    sizes = {name: prod(shape) for name, shape in shapes(LLAMA).items()}
+    sizes = {name: prod(shape) for name, shape in weight_shapes(LLAMA).items()}
     assert sum(sizes.values()) == 8_030_261_248
-    sizes = {name: prod(shape) for name, shape in shapes(SMOL).items() if name != "head"}
+    sizes = {name: prod(shape) for name, shape in weight_shapes(SMOL).items() if name != "head"}
     assert sum(sizes.values()) == 134_515_008
 
 
@@ -74,7 +75,7 @@ def test_random_weights_are_usable_at_any_depth() -> None:
 def test_random_weights_stay_on_the_device() -> None:
     config = MODELS["tiny"]
     weights, again = random_weights(config, 3), random_weights(config, 3)
-    assert {name: w.shape for name, w in weights.items()} == shapes(config)
+    assert {name: w.shape for name, w in weights.items()} == weight_shapes(config)
     assert all((weights[name] == again[name]).all() for name in weights)
     assert not (weights["layers.0.qkv"] == random_weights(config, 4)["layers.0.qkv"]).all()
     placed = device_weights(config, weights, "bfloat16")

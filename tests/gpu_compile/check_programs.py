@@ -12,8 +12,9 @@ from dataclasses import replace
 import jax
 import pytest
 
+from helpers.cards import LLAMA_8B, SMOLLM2
 from helpers.gpu_compiler import CARDS, Compiled
-from helpers.gpu_programs import LLAMA_8B, SMOLLM2, compile_round, compile_step
+from helpers.gpu_programs import compile_round, compile_step
 from jaxspec.step.kv_int8 import AnyKVCache
 
 #: Most kernels of a layer, and of all that surrounds the layers: input, head, argmax, acceptance, commit.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from jaxspec.bench.gpu.models import MODELS
 from jaxspec.models.config import DecoderConfig
 
 #: Bytes of each card, as CUDA reports them.
@@ -17,14 +17,9 @@ CORES = {"h200": 132, "h100": 132, "a100": 108, "a100-40": 108, "l4": 58}
 FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 VARIABLES = (FRACTION, "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE")
 
-LLAMA_8B = DecoderConfig(
-    family="llama", vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32,
-    num_kv_heads=8, head_dim=128, max_position=131072,
-)  # fmt: skip
-SMOLLM2 = DecoderConfig(
-    family="llama", vocab_size=49152, hidden_size=576, intermediate_size=1536, num_layers=30, num_heads=9,
-    num_kv_heads=3, head_dim=64, max_position=8192, tie_embeddings=True,
-)  # fmt: skip
+LLAMA_8B = MODELS["llama-3.1-8b"]
+#: As it is served: with one matrix for embedding and head.
+SMOLLM2 = replace(MODELS["smollm2-135m"], tie_embeddings=True)
 
 
 @dataclass
@@ -61,29 +56,7 @@ def install(patch: pytest.MonkeyPatch, *cards: Card) -> None:
     patch.setattr("jax.default_backend", lambda: "gpu")
 
 
-def weights(c: DecoderConfig) -> dict[str, Any]:
-    """Arrays of the shapes of the model's weights, without content."""
-    shapes: dict[str, tuple[int, ...]] = {"embed": (c.vocab_size, c.hidden_size), "norm": (c.hidden_size,)}
-    if not c.tie_embeddings:
-        shapes["head"] = (c.hidden_size, c.vocab_size)
-    for i in range(c.num_layers):
-        shapes |= {
-            f"layers.{i}.attn_norm": (c.hidden_size,),
-            f"layers.{i}.mlp_norm": (c.hidden_size,),
-            f"layers.{i}.qkv": (c.hidden_size, c.q_size + 2 * c.kv_size),
-            f"layers.{i}.o": (c.q_size, c.hidden_size),
-            f"layers.{i}.gate_up": (c.hidden_size, 2 * c.intermediate_size),
-            f"layers.{i}.down": (c.intermediate_size, c.hidden_size),
-        }
-    return {name: SimpleNamespace(shape=shape) for name, shape in shapes.items()}
-
-
 def drafter(target: DecoderConfig, layers: int = 1, vocab: int = 32000) -> tuple[DecoderConfig, Any]:
-    """A conditioned draft model with a reduced vocabulary."""
+    """A conditioned draft model with a reduced vocabulary: what sizing reads of it."""
     c = replace(target, num_layers=layers)
-    own = weights(c) | {
-        "head": SimpleNamespace(shape=(c.hidden_size, vocab)),
-        "fuse": SimpleNamespace(shape=(2 * c.hidden_size, c.hidden_size)),
-        "vocab": np.zeros(vocab, np.int32),
-    }
-    return c, own
+    return c, {"fuse": np.zeros(0), "vocab": np.zeros(vocab, np.int32)}

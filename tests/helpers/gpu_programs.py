@@ -12,7 +12,7 @@ from flax import nnx
 from helpers.gpu_compiler import Compiled, compile_for
 from jaxspec.draft.growth import Beam
 from jaxspec.draft.round import make_round
-from jaxspec.models.config import DecoderConfig, RopeScaling
+from jaxspec.models.config import DecoderConfig
 from jaxspec.models.drafter import DraftDecoder
 from jaxspec.models.load.weights import weight_shapes
 from jaxspec.step.batch import BatchShape
@@ -23,15 +23,6 @@ from jaxspec.step.penalties import PenaltyTable
 from jaxspec.step.rejection import DraftDistributions
 from jaxspec.step.step import make_step, split
 
-LLAMA_8B = DecoderConfig(
-    family="llama", vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_layers=32, num_heads=32,
-    num_kv_heads=8, head_dim=128, max_position=131_072, rope_theta=5e5,
-    rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 8192),
-)  # fmt: skip
-SMOLLM2 = DecoderConfig(
-    family="llama", vocab_size=49_152, hidden_size=576, intermediate_size=1536, num_layers=30, num_heads=9,
-    num_kv_heads=3, head_dim=64, max_position=8192, rope_theta=1e5, tie_embeddings=True,
-)  # fmt: skip
 PAGE, PAGES, SEQS = 32, 4096, 64
 #: Tokens that the drafter `smollm2-eagle` can propose.
 DRAFT_VOCAB = 8192

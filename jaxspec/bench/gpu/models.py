@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.models.config import DecoderConfig, RopeScaling
+from jaxspec.models.load.weights import weight_shapes
 
 #: Sizes by name. The heads have weights of their own: tied to random embeddings, they would answer every token with
 #: itself.
@@ -37,35 +38,14 @@ MODELS = {
 _GAIN = {"qkv": 1.5, "o": 1.0, "gate_up": 1.5, "down": 1.0, "head": 4.0}
 
 
-def shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor by its name, as in `jaxspec.models.load`."""
-    c = config
-    both = c.q_size + 2 * c.kv_size
-    layer: dict[str, tuple[int, ...]] = {
-        "attn_norm": (c.hidden_size,), "mlp_norm": (c.hidden_size,), "qkv": (c.hidden_size, both),
-        "o": (c.q_size, c.hidden_size), "gate_up": (c.hidden_size, 2 * c.intermediate_size),
-        "down": (c.intermediate_size, c.hidden_size),
-    }  # fmt: skip
-    if c.qkv_bias:
-        layer["qkv_bias"] = (both,)
-    if c.qk_norm:
-        layer |= {"q_norm": (c.head_dim,), "k_norm": (c.head_dim,)}
-    out: dict[str, tuple[int, ...]] = {"embed": (c.vocab_size, c.hidden_size), "norm": (c.hidden_size,)}
-    for i in range(c.num_layers):
-        out |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
-    if not c.tie_embeddings:
-        out["head"] = (c.hidden_size, c.vocab_size)
-    return out
-
-
 def random_weights(config: DecoderConfig, seed: int = 0, dtype: str = "bfloat16") -> dict[str, jax.Array]:
-    """Weights of these `shapes`, made on the device one tensor after the other. The same seed gives the same weights.
+    """Weights as in `jaxspec.models.load`, made on the device one tensor after another. They depend on the seed alone.
 
     Norms are one and biases zero. Activations stay finite through all layers, and logits differ by several units.
     """
     key = jax.random.key(seed)
     return {name: _tensor(jax.random.fold_in(key, crc32(name.encode())), name.rsplit(".", 1)[-1], shape, dtype)
-            for name, shape in shapes(config).items()}  # fmt: skip
+            for name, shape in weight_shapes(config).items()}  # fmt: skip
 
 
 def _tensor(key: jax.Array, part: str, shape: tuple[int, ...], dtype: str) -> jax.Array:

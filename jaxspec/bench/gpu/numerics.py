@@ -58,7 +58,10 @@ def error(card: Card, case: str, dtype: str) -> dict[str, Any]:
 
     def kernel(q: Any, k: Any, v: Any, cache: AnyKVCache, earlier: Earlier | None, batch: Batch) -> jax.Array:
         items = work_items.plan(batch, group, rows, given["page"])
-        return tree_attention.attend(q, k, v, cache, layer, batch, items, rows, window, earlier, card.interpret)
+        qkv = jnp.concatenate([q, k, v], 1)
+        return tree_attention.attend(
+            qkv, k.shape[1], cache, layer, batch, items, rows, window, earlier, card.interpret
+        )  # fmt: skip
 
     def plain(q: Any, k: Any, v: Any, cache: AnyKVCache, earlier: Earlier | None, batch: Batch) -> jax.Array:
         return attend(q, k, v, cache, layer, batch, ancestors(batch.subtree), window, earlier)
@@ -177,7 +180,10 @@ def time_alone(card: Card, batch: int, nodes: int, context: int, rows: int | Non
 
         @jax.jit  # equal layers are traced once
         def one(q: jax.Array, layer: jax.Array) -> jax.Array:
-            return tree_attention.attend(q, k, k, cache, layer, unpacked, items, chosen, interpret=card.interpret)
+            qkv = jnp.concatenate([q, k, k], 1)
+            return tree_attention.attend(
+                qkv, c.num_kv_heads, cache, layer, unpacked, items, chosen, interpret=card.interpret
+            )  # fmt: skip
 
         for layer in range(c.num_layers):
             q = one(q, jnp.int32(layer))
