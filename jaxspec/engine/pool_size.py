@@ -82,7 +82,7 @@ def memory_uses(
         # A tied embedding is copied to the head.
         _elements(weight_shapes(replace(model, tie_embeddings=False))) * item,
         page_bytes(model, size, stored_as(config, dtype)) + (size * model.hidden_size * item if features else 0),
-        max(program.step_bytes(shape) for shape in shapes),  # small products are split, so not always the largest's
+        max(program.step_bytes(shape) for shape in shapes),
         tables,
     )
     width = max(growth.width for growth in growths(config, drafters))

@@ -26,6 +26,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Float, Int32
 
+from jaxspec.step import work_items
 from jaxspec.step.attention import NEVER, Earlier
 from jaxspec.step.batch import Batch
 from jaxspec.step.kv_int8 import AnyKVCache
@@ -84,13 +85,14 @@ def attend(
     pool = _Pool(kv_cache.keys, kv_cache.values, kv_cache.channels)
     if earlier is not None:
         earlier = earlier._replace(seen=earlier.seen.astype(jnp.int32))
+    parts = work_items.most_rows(tokens, group, batch.table.shape[1], kv_cache.keys.shape[-1])
     kernel = partial(_one_item, rows=rows, group=group, window=window, scale=dim**-0.5 * _LOG2E)
     out, lse = pl.pallas_call(
         kernel, grid=(count, kv_heads), interpret=interpret, name="tree_attention",
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=3),
         out_shape=(
-            jax.ShapeDtypeStruct((count, kv_heads, rows, dim), jnp.float32),
-            jax.ShapeDtypeStruct((count, kv_heads, rows), jnp.float32),
+            jax.ShapeDtypeStruct((parts, kv_heads, dim), jnp.float32),
+            jax.ShapeDtypeStruct((parts, kv_heads), jnp.float32),
         ),
     )(qkv, pool, layer.reshape(1), nodes, items, earlier)  # fmt: skip
     return pl.pallas_call(
@@ -180,8 +182,9 @@ def _one_item(
         out, peak, total = sums
         some = total > 0
         total = jnp.where(some, total, 1.0)
-        plgpu.store(out_ref.at[item, head], out / total[:, None], mask=live[:, None])
-        plgpu.store(lse_ref.at[item, head], jnp.where(some, peak + jnp.log2(total), NEVER), mask=live)
+        into = items.place[item] + jnp.arange(rows)
+        plgpu.store(out_ref.at[into[:, None], head, columns[None, :]], out / total[:, None], mask=live[:, None])
+        plgpu.store(lse_ref.at[into, head], jnp.where(some, peak + jnp.log2(total), NEVER), mask=live)
 
 
 def _product(a: Array, b: Array) -> Array:
@@ -233,22 +236,24 @@ def _merge(out_ref: Any, lse_ref: Any, items: WorkItems, into_ref: Any, *, rows:
 
     @pl.when(count > 0)
     def _() -> None:
-        first, dim = items.first_item[tile], out_ref.shape[3]
+        first, columns = items.first_item[tile], jnp.arange(out_ref.shape[2])
         live = jnp.arange(rows) < items.rows[tile]
 
         def add(i: Array, sums: _Sums) -> _Sums:
             out, peak, total = sums
-            lse = plgpu.load(lse_ref.at[first + i, head], mask=live, other=NEVER)
-            part = plgpu.load(out_ref.at[first + i, head], mask=live[:, None], other=0.0)
+            at = items.place[first + i] + jnp.arange(rows)
+            lse = plgpu.load(lse_ref.at[at, head], mask=live, other=NEVER)
+            part = plgpu.load(out_ref.at[at[:, None], head, columns[None, :]], mask=live[:, None], other=0.0)
             top = jnp.maximum(peak, lse)
             fade, weight = jnp.exp2(peak - top), jnp.exp2(lse - top)
             return out * fade[:, None] + part * weight[:, None], top, total * fade + weight
 
         sums = (
-            jnp.zeros((rows, dim), jnp.float32), jnp.full(rows, NEVER, jnp.float32), jnp.zeros(rows, jnp.float32)
+            jnp.zeros((rows, out_ref.shape[2]), jnp.float32), jnp.full(rows, NEVER, jnp.float32),
+            jnp.zeros(rows, jnp.float32),
         )  # fmt: skip
         out, _, total = lax.fori_loop(0, count, add, sums)
         row = items.first_row[tile] + jnp.arange(rows)
-        place = (row // group)[:, None], (head * group + row % group)[:, None], jnp.arange(dim)[None, :]
+        place = (row // group)[:, None], (head * group + row % group)[:, None], columns[None, :]
         out = out / jnp.maximum(total, 1e-30)[:, None]
         plgpu.store(into_ref.at[place], out.astype(into_ref.dtype), mask=live[:, None])

@@ -11,16 +11,13 @@ The sizes follow what XLA does on GPUs. For steps compiled for H200, A100 and L4
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jaxspec.models.config import DecoderConfig
 from jaxspec.step import work_items
 from jaxspec.step.attention import BLOCK
-from jaxspec.step.batch import Batch, BatchShape
+from jaxspec.step.batch import BatchShape
 
 #: Multiprocessors of an H100 or H200, if the device does not say how many it has.
 CORES = 132
@@ -80,11 +77,13 @@ class Program:
         return int(_MARGIN * max(chains, levels))
 
     def _kept(self, tokens: int) -> float:
-        """Queries, keys and values of all layers: the commit reads keys and values from the products' outputs. Keys
-        again, with rotary embeddings."""
+        """What the commit reads of all layers. With the kernel: queries, keys and values. Without: the products'
+        outputs, and keys again, with rotary embeddings."""
         c, width = self.model, self.model.q_size + 2 * self.model.kv_size
-        layer = max(tokens * width * self.itemsize, self._parts(tokens, width, c.hidden_size))
-        return c.num_layers * (layer + tokens * c.kv_size * self.itemsize)
+        layer = tokens * width * self.itemsize
+        if not self.kernel:
+            layer = max(layer, self._parts(tokens, width, c.hidden_size)) + tokens * c.kv_size * self.itemsize
+        return c.num_layers * layer
 
     def _parts(self, tokens: int, width: int, inner: int) -> int:
         """Bytes of the parts of a product `[tokens, inner] x [inner, width]`; 0 if it is not split."""
@@ -105,12 +104,9 @@ class Program:
     def _attention(self, shape: BatchShape) -> float:
         c, t = self.model, shape.tokens
         if self.kernel:
-            from jaxspec.step.gpu import tile_rows  # Pallas takes long to import
-
-            rows = tile_rows(t)
-            items = _work_items(shape, c.num_heads // c.num_kv_heads, rows, self.page_size)
+            rows = work_items.most_rows(t, c.num_heads // c.num_kv_heads, shape.pages, self.page_size)
             # Each item's outputs and log-sum-exp; queries before and after rotation, and the merged output.
-            return items * c.num_kv_heads * rows * (c.head_dim + 1) * 4 + 6 * t * c.q_size * self.itemsize
+            return rows * c.num_kv_heads * (c.head_dim + 1) * 4 + 6 * t * c.q_size * self.itemsize
         scores = 1.5 * c.num_heads * t * max(t, BLOCK) * 4  # scores and their masked copy
         return scores + 6 * t * c.q_size * 4  # partial outputs of the parts that are merged
 
@@ -122,14 +118,3 @@ class Program:
         position = c.num_layers * c.kv_size * self.itemsize
         pages = shape.written * self.page_size
         return position * 2 * pages, position * (_INT8_COPIES * pages + 2 * shape.tokens)
-
-
-def _work_items(shape: BatchShape, group: int, rows: int, page_size: int) -> int:
-    """Number of work items of a step's attention, padding included."""
-    fields: dict[str, Any] = {
-        name: jax.ShapeDtypeStruct(dims, jnp.float32 if is_float else jnp.int32)
-        for name, (_, dims, is_float) in shape.layout.items()
-        if name in Batch._fields
-    }
-    items = jax.eval_shape(lambda batch: work_items.plan(batch, group, rows, page_size), Batch(**fields))
-    return prod(items.tree.shape)

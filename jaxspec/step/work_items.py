@@ -37,10 +37,31 @@ class WorkItems(NamedTuple):
     begin: Int32[Array, " W"]  # first page, an index into the request's pages
     end: Int32[Array, " W"]  # one past its last page
     own: Int32[Array, " W"]  # 1: the tree's own nodes too
+    place: Int32[Array, " W"]  # where its rows begin among the `most_rows` rows of all items
     first_item: Int32[Array, " N"]  # first item of the tile
     items: Int32[Array, " N"]  # number of its items
     first_row: Int32[Array, " N"]  # first row of the tile, counted over all trees
     rows: Int32[Array, " N"]  # number of its rows
+
+
+def most_items(tokens: int, trees: int, group: int, rows: int, pages: int, page_size: int) -> int:
+    """Upper bound of the items of a step, W. `pages`: of the page table.
+
+    A tree has at most one tile that is not full, and at most `SPLITS` items if it has fewer tiles than that.
+    """
+    full = tokens * group // rows
+    return min(SPLITS * trees + full, most_splits(pages, page_size) * (trees + full))
+
+
+def most_splits(pages: int, page_size: int) -> int:
+    """Upper bound of the items of a tile. Items that no tile needs are programs that end at once, but they take time to
+    start: small page tables have fewer."""
+    return min(SPLITS, max(1, -(-pages * page_size // POSITIONS)))
+
+
+def most_rows(tokens: int, group: int, pages: int, page_size: int) -> int:
+    """Upper bound of the rows of all items together."""
+    return most_splits(pages, page_size) * tokens * group
 
 
 def plan(batch: Batch, group: int, rows: int, page_size: int) -> WorkItems:
@@ -55,22 +76,23 @@ def plan(batch: Batch, group: int, rows: int, page_size: int) -> WorkItems:
     pages = -(-batch.committed // page_size)
     tile_end, item_end = jnp.cumsum(tiles), jnp.cumsum(tiles * splits)
 
-    # A tree has at most one tile that is not full, and at most SPLITS items if it has fewer tiles than that. Items that
-    # no tree needs are programs that end at once, but they take time to start: small page tables have fewer.
-    full = tokens * group // rows
-    most = -(-batch.table.shape[1] * page_size // POSITIONS)
-    tile = jnp.arange(trees + full, dtype=jnp.int32)
+    tile = jnp.arange(trees + tokens * group // rows, dtype=jnp.int32)
     tree, index = _locate(tile, tile_end, tiles)
     real = tile < tile_end[-1]
-    item = jnp.arange(min(SPLITS * trees + full, most * (trees + full)), dtype=jnp.int32)
-    of, place = _locate(item, item_end, tiles * splits)
-    split = place % splits[of]
+    item = jnp.arange(most_items(tokens, trees, group, rows, batch.table.shape[1], page_size), dtype=jnp.int32)
+    of, index_of = _locate(item, item_end, tiles * splits)
+    split, row = index_of % splits[of], index_of // splits[of] * rows
+    # Rows of the trees before it, of the tree's full tiles before it, and of the splits of its own tile before it.
+    tree_rows = batch.nodes * group
+    before = (jnp.cumsum(tree_rows * splits) - tree_rows * splits)[of]
+    own_rows = jnp.minimum(rows, tree_rows[of] - row)
     return WorkItems(
         tree=jnp.where(item < item_end[-1], of, -1),
-        row=place // splits[of] * rows,
+        row=row,
         begin=split * pages[of] // splits[of],
         end=(split + 1) * pages[of] // splits[of],
         own=(split == splits[of] - 1).astype(jnp.int32),
+        place=before + row * splits[of] + split * own_rows,
         first_item=(item_end - tiles * splits)[tree] + index * splits[tree],
         items=jnp.where(real, splits[tree], 0),
         first_row=batch.first[tree] * group + index * rows,

@@ -76,6 +76,8 @@ CARDS: dict[str, dict[str, Any]] = {
     ),
 }  # fmt: skip
 
+#: JAX 0.11 or later.
+_NEWER_JAX = hasattr(jax.sharding, "AbstractDevice")
 #: Thunks that launch a kernel.
 _KERNELS = {"kCustomKernel", "kKernel", "kGemm", "kCublasLtMatmul", "kCustomCall", "kCubSort", "kConvolution"}
 #: A line of XLA's thunk sequence: indentation, kind, and the rest with the kernel's name.
@@ -141,7 +143,7 @@ def device(card: str) -> Any:
 
 def _described(card: str) -> AbstractContextManager[Any]:
     """Since JAX 0.11 Pallas asks for the device when it lowers a kernel. A description is enough."""
-    if not hasattr(jax.sharding, "AbstractDevice"):
+    if not _NEWER_JAX:
         return nullcontext()
     described = jax.sharding.AbstractDevice(device_kind=CARDS[card]["name"], num_cores=None, platform="cuda")
     return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=described))
@@ -158,7 +160,9 @@ def compile_for(card: str, fn: Callable[..., Any], *arguments: Any, donate: int 
     with _described(card):
         lowered = lower_ahead(fn, *abstract(arguments, card), donate=donate, platform="cuda")
     with tempfile.TemporaryDirectory() as folder:
-        dump: dict[str, str | bool] = {"xla_dump_to": folder, "xla_dump_emitter_re": ".*"}
+        dump: dict[str, str | bool] = {"xla_dump_to": folder}
+        if _NEWER_JAX:  # dumps PTX on request; before, this option would dump the code after each of many passes
+            dump["xla_dump_emitter_re"] = ".*"
         program = lowered.compile(compiler_options=graph_options("gpu") | dump)
         files = sorted(Path(folder).iterdir())
         sequence = [f for f in files if "thunk_sequence_after_thunk_passes" in f.name][-1].read_text()

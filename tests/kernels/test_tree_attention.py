@@ -200,6 +200,10 @@ def test_every_row_and_page_is_in_exactly_one_item() -> None:
         of_tile = np.concatenate([np.arange(f, f + n) for f, n in zip(items.first_item, items.items, strict=True)])
         np.testing.assert_array_equal(of_tile, np.arange((items.tree >= 0).sum()))
         assert (items.tree[len(of_tile) :] == -1).all()
+        live = np.minimum(rows, np.asarray(nodes)[items.tree[: len(of_tile)]] * group - items.row[: len(of_tile)])
+        places = np.concatenate([np.arange(p, p + n) for p, n in zip(items.place[: len(of_tile)], live, strict=True)])
+        np.testing.assert_array_equal(np.sort(places), np.arange(live.sum()))
+        assert live.sum() <= work_items.most_rows(batch.token.shape[0], group, batch.table.shape[1], page)
         covered = np.concatenate([np.arange(f, f + n) for f, n in zip(items.first_row, items.rows, strict=True)])
         np.testing.assert_array_equal(covered, np.arange(sum(nodes) * group))
         for tree, (count, done) in enumerate(zip(nodes, committed, strict=True)):
