@@ -36,7 +36,7 @@ def simulated(preset: str, workload: Workload) -> Served:
     config = EngineConfig.load(preset, draft=[], max_num_seqs=16)
     if PREDICTORS.selected(config).reader:  # simulated requests have no text: the true length with a random error
         config = config.model_copy(update={"predictor": "noisy_oracle"})
-    longest, budget = int((workload.input + workload.output).max()), config.max_num_batched_tokens
+    longest, budget = int((workload.input + workload.output).max()), config.token_budget
     limits = SchedulerConfig(
         config.max_num_seqs, budget, longest, None, config.max_num_seqs, config.policy, times=step_times(COST, budget)
     )

@@ -22,6 +22,14 @@ _ONE_GRAPH: dict[str, str | bool] = {
 }
 
 
+def without_symbols() -> None:
+    """Keep LLVM from running `llvm-symbolizer`, where that is installed, for stack traces that nobody reads.
+
+    XLA's GPU compiler takes several of them for each kernel: a step compiled in 78 s instead of 5 s.
+    """
+    os.environ.setdefault("LLVM_DISABLE_SYMBOLIZATION", "1")
+
+
 def compile_ahead(
     fn: Callable[..., Any], *arguments: Any, donate: int | tuple[int, ...] = (), one_graph: bool = True
 ) -> jax.stages.Compiled:

@@ -42,7 +42,8 @@ class EngineConfig(PolicyConfig):
     #: Maximum number of running requests.
     max_num_seqs: PositiveInt = Field(default=64, le=1024)
     #: Token budget of a step, at least max_num_seqs: a token per decoding request, the rest for prefill and drafts.
-    max_num_batched_tokens: PositiveInt = Field(default=256, le=8192)
+    #: None: 2048 on a GPU, else 256.
+    max_num_batched_tokens: PositiveInt | None = Field(default=None, le=8192)
     #: Maximum number of waiting requests. The server refuses more; `LLM` waits.
     max_queued_requests: PositiveInt = 256
     #: Positions per KV page.
@@ -74,6 +75,11 @@ class EngineConfig(PolicyConfig):
     #: Folder of JAX's persistent compilation cache. None: `compiled` in the cache folder. "": neither compiled programs
     #: nor profiles are kept.
     compilation_cache_dir: str | None = None
+
+    @property
+    def token_budget(self) -> int:
+        """max_num_batched_tokens, or its default: on a GPU `engine.startup.for_device` has set it."""
+        return self.max_num_batched_tokens or max(256, self.max_num_seqs)
 
     @property
     def policy(self) -> PolicyConfig:

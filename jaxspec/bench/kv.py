@@ -120,11 +120,11 @@ def quality(model: LoadedModel, ids: list[int], args: argparse.Namespace) -> dic
 def step_config(args: argparse.Namespace, **more: Any) -> EngineConfig:
     """The config of an engine with one bucket, the size of the measured step."""
     from jaxspec.config import EngineConfig
-    from jaxspec.engine.startup import with_dtype
+    from jaxspec.engine.startup import for_device
 
     n = args.requests
     sizes = dict(max_num_seqs=n, max_num_batched_tokens=n, token_buckets=[n], max_model_len=args.committed + 64)
-    return with_dtype(EngineConfig(draft=[], **sizes, **more))
+    return for_device(EngineConfig(draft=[], **sizes, **more))
 
 
 def decode_trees(config: EngineConfig, args: argparse.Namespace) -> tuple[list[Tree], int]:

@@ -234,9 +234,9 @@ def build_scheduler(
         raise ConfigError(f"max_model_len ({context}): the longest request has {longest} tokens")
     pages = -(-(config.kv_cache_tokens or context * config.max_num_seqs) // config.page_size)
     limits = SchedulerConfig(
-        config.max_num_seqs, config.max_num_batched_tokens, context, None,
+        config.max_num_seqs, config.token_budget, context, None,
         max(config.max_num_seqs, MIN_LOGIT_ROWS), config.policy, host_pages, costs=costs,
-        times=step_times(cost, config.max_num_batched_tokens),
+        times=step_times(cost, config.token_budget),
     )  # fmt: skip
     return Scheduler(limits, PagePool(pages, config.page_size, enable_prefix_caching=False))
 

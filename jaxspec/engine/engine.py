@@ -17,7 +17,7 @@ from jaxspec.draft.registry import runners
 from jaxspec.engine.loop import EngineLoop
 from jaxspec.engine.metrics import Counters, EngineStats, snapshot
 from jaxspec.engine.request_state import RequestState
-from jaxspec.engine.startup import start_up, with_dtype
+from jaxspec.engine.startup import for_device, start_up
 from jaxspec.errors import EngineDead, EngineDraining
 from jaxspec.models.load import LoadedModel
 from jaxspec.outputs import OutputDelta
@@ -64,7 +64,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         renew_profiles: bool = False,
     ):
-        config = with_dtype(config)
+        config = for_device(config)
         self.config, self._clock = config, clock
         parts = start_up(config, model, proxy, progress, clock, renew_profiles)
         self.tokenizer, self.model_config = parts.model.tokenizer, parts.model.config

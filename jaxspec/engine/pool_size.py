@@ -107,7 +107,7 @@ def _step_shapes(config: EngineConfig, model: DecoderConfig, children: int, defa
     """The shapes of the target's steps, ascending. `children`: see `BatchShape`."""
     written = partial(most_written, page_size=config.page_size) if config.kv_cache_dtype == "int8" else None
     pages = -(-_longest(config, model) // config.page_size)
-    sizes = config.max_num_batched_tokens, config.max_num_seqs, pages, config.token_buckets
+    sizes = config.token_budget, config.max_num_seqs, pages, config.token_buckets
     return step_buckets(*sizes, children, written, default)
 
 

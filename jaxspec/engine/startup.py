@@ -11,6 +11,7 @@ from itertools import count
 import jax
 import numpy as np
 
+from jaxspec.compilation import without_symbols
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.draft import registry as drafters
 from jaxspec.draft.registry import allocate_distributions, build, runners
@@ -33,6 +34,10 @@ from jaxspec.step.warmup import CompileJob, Progress, WarmUp
 
 log = logging.getLogger(__name__)
 
+#: Default of max_num_batched_tokens on GPUs: a step of so many tokens is bound by compute on all of them. At least the
+#: largest max_num_seqs.
+GPU_TOKEN_BUDGET = 2048
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -49,15 +54,20 @@ class Parts:
     predictions: PredictionService | NoPredictions
 
 
-def with_dtype(config: EngineConfig) -> EngineConfig:
-    """The settings with `dtype: auto` resolved: bfloat16 on a GPU, float32 elsewhere.
+def for_device(config: EngineConfig) -> EngineConfig:
+    """The settings with those resolved that depend on the device: `dtype: auto` and the default token budget.
 
     Initialises JAX's devices, and first decides how much of their memory JAX takes.
     """
     claim_memory(config.gpu_memory_utilization)
-    if config.dtype != "auto":
-        return config
-    return config.model_copy(update={"dtype": "bfloat16" if jax.default_backend() == "gpu" else "float32"})
+    without_symbols()
+    gpu = jax.default_backend() == "gpu"
+    resolved: dict[str, object] = {"max_num_batched_tokens": config.token_budget}
+    if gpu and config.max_num_batched_tokens is None:
+        resolved["max_num_batched_tokens"] = GPU_TOKEN_BUDGET
+    if config.dtype == "auto":
+        resolved["dtype"] = "bfloat16" if gpu else "float32"
+    return config.model_copy(update=resolved)
 
 
 def _reported(weights: Weights, progress: Progress) -> LazyWeights:
@@ -83,11 +93,11 @@ def start_up(
 ) -> Parts:
     """Load the models, compile and measure. With `compile_in_background`, only what the first request needs.
 
-    `config` is from `with_dtype`. Raises `ConfigError` and `ModelLoadError`.
+    `config` is from `for_device`. Raises `ConfigError` and `ModelLoadError`.
     """
-    if config.max_num_batched_tokens < config.max_num_seqs:
+    if config.token_budget < config.max_num_seqs:
         raise ConfigError(
-            f"max_num_batched_tokens ({config.max_num_batched_tokens}) must be at least max_num_seqs "
+            f"max_num_batched_tokens ({config.token_budget}) must be at least max_num_seqs "
             f"({config.max_num_seqs}): every running request decodes in every step"
         )
     progress("opening the model", 0, 1)
@@ -127,7 +137,7 @@ def start_up(
     pool = PagePool(pages, config.page_size, config.enable_prefix_caching)
     costs = swap_costs(config, model_runner, host)
     limits = SchedulerConfig(
-        config.max_num_seqs, config.max_num_batched_tokens, max_model_len, None, model_runner.shapes[-1].rows,
+        config.max_num_seqs, config.token_budget, max_model_len, None, model_runner.shapes[-1].rows,
         config.policy, host.num_pages, not host.quantized, costs, swap_pages(host, costs), model_runner.times,
     )  # fmt: skip
     try:

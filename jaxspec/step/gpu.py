@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +32,8 @@ class GpuLayers(XlaLayers):
     def attention(
         self, config: DecoderConfig, kv_cache: AnyKVCache, batch: Batch, mask: jax.Array, earlier: Earlier | None
     ) -> LayerAttention:
-        rows, heads, kv_heads = tile_rows(batch.token.shape[0]), config.num_heads, config.num_kv_heads
+        rows = tile_rows(batch.token.shape[0], kv_cache.keys.dtype)
+        heads, kv_heads = config.num_heads, config.num_kv_heads
         items = work_items.plan(batch, heads // kv_heads, rows, kv_cache.keys.shape[-1])
 
         def attend(
@@ -50,9 +53,12 @@ class GpuLayers(XlaLayers):
         return int((-(-committed // page_size)).sum()) * page_size
 
 
-def tile_rows(tokens: int) -> int:
-    """Rows of an attention tile in steps of `tokens`: small steps verify small trees, large ones compute prompts."""
-    return 16 if tokens <= 64 else 32 if tokens <= 512 else 64
+def tile_rows(tokens: int, dtype: Any) -> int:
+    """Rows of an attention tile in steps of `tokens`: small steps verify small trees, large ones compute prompts.
+
+    `dtype`: of the KV pool. With float32 keys and values, tiles of 64 rows do not fit the shared memory of small cards.
+    """
+    return 16 if tokens <= 64 else 32 if tokens <= 512 or jnp.dtype(dtype) == jnp.float32 else 64
 
 
 def supports(config: DecoderConfig) -> bool:

@@ -94,7 +94,7 @@ class ModelRunner:
         #: Distributions that the next step's drafts were drawn from (`acceptance: rejection`); drafters write them.
         self.drawn = drawn or DraftDistributions.empty()
         self.shapes = step_buckets(
-            config.max_num_batched_tokens, config.max_num_seqs, pages, config.token_buckets, self.drawn.logits.shape[2],
+            config.token_budget, config.max_num_seqs, pages, config.token_buckets, self.drawn.logits.shape[2],
             partial(most_written, page_size=config.page_size) if self._open_pages else None, self.layers.sizes,
         )  # fmt: skip
         micro_batches = config.micro_batches or (MAX_MICRO_BATCHES if config.draft_devices else 1)

@@ -14,7 +14,7 @@ import pytest
 from helpers import tiny
 from jaxspec import LLM, SamplingParams
 from jaxspec.config import EngineConfig
-from jaxspec.engine.startup import with_dtype
+from jaxspec.engine.startup import for_device
 from jaxspec.models.llama import Decoder, device_weights, forward
 
 SIZES: dict[str, Any] = dict(
@@ -33,9 +33,11 @@ def tokens(llm: LLM) -> list[list[int]]:
 def test_auto_is_bfloat16_on_gpus_only(monkeypatch: pytest.MonkeyPatch, backend: str, resolved: str) -> None:
     monkeypatch.setattr("jax.default_backend", lambda: backend)
     assert EngineConfig().dtype == "auto"
-    assert with_dtype(EngineConfig(seed=3)) == EngineConfig(seed=3, dtype=resolved)  # type: ignore[arg-type]
+    budget = 2048 if backend == "gpu" else 256
+    expected = EngineConfig(seed=3, dtype=resolved, max_num_batched_tokens=budget)  # type: ignore[arg-type]
+    assert for_device(EngineConfig(seed=3)) == for_device(expected) == expected
     for dtype in get_args(EngineConfig.model_fields["dtype"].annotation):
-        assert dtype == "auto" or with_dtype(EngineConfig(dtype=dtype)).dtype == dtype
+        assert dtype == "auto" or for_device(EngineConfig(dtype=dtype)).dtype == dtype
 
 
 def test_auto_serves_float32_on_a_cpu_and_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,9 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from jaxspec.compilation import graph_options, lower_ahead
+from jaxspec.compilation import graph_options, lower_ahead, without_symbols
+
+without_symbols()
 
 #: `xla.gpu.GpuTargetConfigProto` as text. With a driver and toolkit that know them (CUDA 12.3), XLA puts loops and
 #: conditionals into CUDA graphs.

@@ -172,7 +172,7 @@ def time_alone(card: Card, batch: int, nodes: int, context: int, rows: int | Non
     shape = BatchShape(tokens, tokens, batch, pages)
     buffer = jnp.asarray(pack(trees, [shape], BatchBuffers([shape]), page).buffer)
     cache = card.fill(KVCache.zeros(c, batch * pages, page, dtype))
-    chosen, group = rows or tile_rows(tokens), c.num_heads // c.num_kv_heads
+    chosen, group = rows or tile_rows(tokens, dtype), c.num_heads // c.num_kv_heads
 
     def layers(q: jax.Array, k: jax.Array, cache: KVCache, buffer: jax.Array) -> jax.Array:
         unpacked = Batch.unpack(buffer, shape)

@@ -20,7 +20,7 @@ from jaxspec.bench.papers.spin.requests import Batch, Requests
 from jaxspec.bench.papers.spin.steps import Shared, Steps, Way, chain, different_pages, filled
 from jaxspec.bench.papers.spin.verification_report import KV_PADDED, PACKED, PADDED
 from jaxspec.config import EngineConfig
-from jaxspec.engine.startup import with_dtype
+from jaxspec.engine.startup import for_device
 from jaxspec.errors import ModelLoadError, explained
 from jaxspec.kernels import cpu
 from jaxspec.models.load import LoadedModel, load_model
@@ -44,7 +44,7 @@ def verification(args: argparse.Namespace, model: LoadedModel | None = None) -> 
     args: the options of `experiment.add_verification`; `args.repeats`: batches of each size (default 12). Raises
     `BenchError`.
     """
-    rng, config = np.random.default_rng(args.seed), with_dtype(EngineConfig.load())
+    rng, config = np.random.default_rng(args.seed), for_device(EngineConfig.load())
     try:
         model = model or load_model(args.model or config.model)
         kinds = requests(args, model, rng)
