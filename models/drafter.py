@@ -14,7 +14,16 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxspec.models.config import DecoderConfig
-from jaxspec.models.layers import Product, dense_attention, inverse_frequencies, linear, rms_norm, rope_tables
+from jaxspec.models.layers import (
+    Lookup,
+    Product,
+    dense_attention,
+    inverse_frequencies,
+    linear,
+    lookup,
+    rms_norm,
+    rope_tables,
+)
 from jaxspec.models.llama import Rope, blocks
 
 
@@ -25,8 +34,14 @@ class DraftDecoder(nnx.Module):
     vocab [V'] int32: target token of each column of `head [hidden, V']`.
     """
 
-    def __init__(self, config: DecoderConfig, weights: Mapping[str, jax.Array], product: Product = linear):
-        self.config, self.product = config, product
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: Mapping[str, jax.Array],
+        product: Product = linear,
+        lookup: Lookup = lookup,
+    ):
+        self.config, self.product, self.lookup = config, product, lookup
         self.embedding = nnx.Param(weights["embed"])
         self.fuse = nnx.Param(weights["fuse"]) if "fuse" in weights else None
         self.layers = blocks(config, weights, product)
@@ -44,7 +59,7 @@ class DraftDecoder(nnx.Module):
 
         Plain drafters ignore the features.
         """
-        x = self.embedding[...].at[tokens].get(mode="clip")
+        x = self.lookup(self.embedding[...], tokens, self.config.vocab_size, self.config.hidden_size)
         if self.fuse is None:
             return x
         both = jnp.concatenate([x, features.astype(x.dtype)], -1)

@@ -15,6 +15,10 @@ from jaxspec.models.config import DecoderConfig, RopeScaling
 Product = Callable[[jax.Array, jax.Array, int, jax.Array | None], jax.Array]
 
 
+#: Embedding: (weight, tokens [T] int32, vocab, hidden) -> [T, hidden]. Tokens out of bounds are clipped.
+Lookup = Callable[[jax.Array, jax.Array, int, int], jax.Array]
+
+
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     """Root-mean-square norm over the last axis, computed in float32."""
     f = x.astype(jnp.float32)
@@ -24,6 +28,11 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
 def linear(x: jax.Array, weight: jax.Array, width: int, layer: jax.Array | None = None) -> jax.Array:
     """The `Product` with XLA, for plain weights: `x [T, in]` times `weight [in, out]`."""
     return jnp.matmul(x, weight, preferred_element_type=jnp.float32)
+
+
+def lookup(weight: jax.Array, tokens: jax.Array, vocab: int, hidden: int) -> jax.Array:
+    """The `Lookup` with XLA, for a plain `weight [vocab, hidden]`."""
+    return weight.at[tokens].get(mode="clip")
 
 
 def dense_attention(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None = None) -> jax.Array:

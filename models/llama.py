@@ -6,7 +6,7 @@ same module serves the packed token-tree step and a plain forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import jax
@@ -15,7 +15,18 @@ import numpy as np
 from flax import nnx
 
 from jaxspec.models.config import DecoderConfig
-from jaxspec.models.layers import Product, dense_attention, inverse_frequencies, linear, rms_norm, rope_tables, rotate
+from jaxspec.models.layers import (
+    Lookup,
+    Product,
+    dense_attention,
+    inverse_frequencies,
+    linear,
+    lookup,
+    rms_norm,
+    rope_tables,
+    rotate,
+)
+from jaxspec.models.load.weights import MATRICES, Stored, layer_shapes, stored_parts
 
 #: (query [T, heads, head_dim], key [T, kv_heads, head_dim], value) -> [T, heads, head_dim]
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -77,11 +88,17 @@ def blocks(config: DecoderConfig, weights: Mapping[str, jax.Array], product: Pro
 class Decoder(nnx.Module):
     """Embedding, layers, final norm and head.
 
-    `weights`: from `device_weights`, or from `stacked_weights` with a `product` that reads their layout.
+    `weights`: from `device_weights`, or from `stacked_weights` with a `product` and a `lookup` that read their layout.
     """
 
-    def __init__(self, config: DecoderConfig, weights: Mapping[str, jax.Array], product: Product = linear):
-        self.config, self.product = config, product
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: Mapping[str, jax.Array],
+        product: Product = linear,
+        lookup: Lookup = lookup,
+    ):
+        self.config, self.product, self.lookup = config, product, lookup
         self.embedding = nnx.Param(weights["embed"])
         self.layers = blocks(config, weights, product)
         self.norm = nnx.Param(weights["norm"])
@@ -89,7 +106,7 @@ class Decoder(nnx.Module):
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """`tokens [T]` int32 -> `[T, hidden]`."""
-        return self.embedding[...].at[tokens].get(mode="clip")
+        return self.lookup(self.embedding[...], tokens, self.config.vocab_size, self.config.hidden_size)
 
     def rope(self, positions: jax.Array) -> Rope:
         """Rotary tables of `positions [T]`, see `rope_tables`."""
@@ -135,26 +152,29 @@ def head_of(config: DecoderConfig, weights: Mapping[str, np.ndarray]) -> np.ndar
 
 
 def stacked_weights(
-    config: DecoderConfig, weights: Mapping[str, np.ndarray], pack: Callable[[Iterable[np.ndarray], int], np.ndarray]
+    config: DecoderConfig, weights: Mapping[str, np.ndarray], pack: Callable[[Sequence[Stored]], np.ndarray]
 ) -> dict[str, jax.Array]:
-    """Put weights on the device as float32, stacked over layers as `layers.<part>`.
-
-    `pack` stacks matrices, given an iterator and their number. A matrix is read (`LazyWeights`) when `pack` takes it.
+    """Put weights on the device, stacked over layers as `layers.<part>`: vectors as float32, matrices as packed by
+    `pack` from their parts in each layer, as they are stored. The embedding is packed like a head `[hidden, vocab]`;
+    if they are tied, they are one array. A matrix is read (`LazyWeights`) when `pack` takes it.
     """
-    embed = np.asarray(weights["embed"], np.float32)
-    head = embed.T if config.tie_embeddings else np.asarray(weights["head"], np.float32)
-    out = {"embed": jax.device_put(embed), "norm": _put(weights["norm"], "float32")}
-    out["head"] = jax.device_put(pack([head], 1))
-    del embed, head  # the host's copy
-    for part in sorted({name.rsplit(".", 1)[1] for name in weights if name.startswith("layers.")}):
-        each = (np.asarray(weights[f"layers.{i}.{part}"], np.float32) for i in range(config.num_layers))
-        stacked = pack(each, config.num_layers) if part in _MATRICES else np.stack(list(each))
-        out[f"layers.{part}"] = jax.device_put(stacked)
+    c, shapes = config, layer_shapes(config)
+
+    def packed(names: Sequence[str], size: Sequence[int]) -> jax.Array:
+        return jax.device_put(pack([stored_parts(weights, name, (size[1], size[0])) for name in names]))
+
+    out = {"embed": packed(["embed"], (c.hidden_size, c.vocab_size)), "norm": _put(weights["norm"], "float32")}
+    if c.tie_embeddings:
+        out["head"] = out["embed"]
+    else:
+        out["head"] = packed(["head"], (c.hidden_size, weights["vocab"].size if "vocab" in weights else c.vocab_size))
+    for part, shape in shapes.items():
+        names = [f"layers.{i}.{part}" for i in range(c.num_layers)]
+        if part in MATRICES:
+            out[f"layers.{part}"] = packed(names, shape)
+        else:
+            out[f"layers.{part}"] = jax.device_put(np.stack([np.asarray(weights[n], np.float32) for n in names]))
     return out
-
-
-#: The parts of a layer that are matrices; the others are vectors.
-_MATRICES = frozenset(("qkv", "o", "gate_up", "down"))
 
 
 def forward(model: Decoder, tokens: jax.Array) -> jax.Array:

@@ -12,9 +12,11 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,11 +29,18 @@ from jaxspec.bench.table import median, terminal
 from jaxspec.compilation import compile_ahead
 from jaxspec.kernels import cpu
 from jaxspec.kernels.build import KernelsUnavailable
+from jaxspec.kernels.packed import pack
+from jaxspec.models.load.stored import FLOATS, StoredMatrix
 from jaxspec.progress import progress
 
 LAYERS, HIDDEN, INNER, VOCAB, KV_HEADS, GROUPS, DIM, PAGE = 30, 576, 1536, 49152, 3, 3, 64, 32
 WIDTHS = (HIDDEN + 2 * KV_HEADS * DIM, HIDDEN, 2 * INNER, HIDDEN)
 DEPTHS = (HIDDEN, HIDDEN, HIDDEN, INNER)
+_WEIGHTS = LAYERS * sum(d * w for d, w in zip(DEPTHS, WIDTHS, strict=True)) + HIDDEN * VOCAB
+#: What the probes of the CPU's limits read, and how often they multiply.
+_PROBE_BYTES, _PROBE_ROUNDS = 1 << 28, 20_000
+#: Those that the `gguf` package can write and that need no superblocks of 256.
+_FORMATS = ("F32", "BF16", "F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="committed KV positions of each request for attention (default: 128 512)",
     )  # fmt: skip
     options.add_numbers(parser, ("--requests N", 16, "requests for attention"), ("--repeats N", 15, "measured rounds"))
+    parser.add_argument(
+        "--formats", nargs="+", choices=_FORMATS, metavar="FORMAT", default=["F32", "Q4_1"],
+        help=f"stored forms of the weights: {', '.join(_FORMATS)} (default: F32 Q4_1)",
+    )  # fmt: skip
     parser.add_argument(
         "--compilers", nargs="+", metavar="COMMAND",
         help="compilers to compare: commands, or zig for the ziglang package (default: the one used when serving)",
@@ -66,25 +79,46 @@ Cases = dict[str, tuple[Callable[..., Any], Any, Any]]
 def run(args: argparse.Namespace) -> int:
     """Print and write the times. Raises `BenchError` if the kernels cannot be built."""
     try:
-        for compiler in args.compilers or [""]:
+        for compiler in ("", *(args.compilers or [])):  # the default one for the probes
             cpu.load(compiler)
     except KernelsUnavailable as error:
         raise BenchError(str(error)) from None
     rng = np.random.default_rng(0)
     products: dict[int, Times] = {}
+    shares: dict[int, dict[str, float]] = {}
     with progress("products", len(args.tokens)) as advance:
         matrices = [
             rng.normal(size=(LAYERS, d, w)).astype(np.float32) * 0.02 for d, w in zip(DEPTHS, WIDTHS, strict=True)
         ]
         head = rng.normal(size=(1, HIDDEN, VOCAB)).astype(np.float32) * 0.02
-        panels = [jnp.asarray(cpu.panels(m, len(m))) for m in [*matrices, head]]
+        packed = {kind: [_packed(kind, m) for m in [*matrices, head]] for kind in args.formats}
+        # What the CPU does at most takes turns with the rest: the bandwidth of shared machines varies.
+        probe = jnp.ones(_PROBE_BYTES // 4, jnp.float32)
+        limits: Cases = {
+            "reading": (lambda data, _: cpu.probe(data, 0), probe, None),
+            "multiplying": (lambda data, _: cpu.probe(data, _PROBE_ROUNDS), probe, None),
+        }
+        multiplied = float(cpu.probe(probe, _PROBE_ROUNDS).sum())
         plain = None
         if not args.no_xla:
             plain = [[jnp.asarray(m[i]) for m in matrices] for i in range(LAYERS)], jnp.asarray(head[0])
         for t in args.tokens:
             x = jnp.asarray(rng.normal(size=(t, HIDDEN)), jnp.float32)
             cases = {} if args.no_xla else {"XLA": (_xla_products, x, plain)}
-            products[t] = _take_turns({**cases, **_kernels(_kernel_products, x, panels, args)}, args)
+            for kind, weights in packed.items():
+                cases |= _kernels(_kernel_products, x, weights, args, kind)
+            times = _take_turns({**limits, **cases}, args)
+            reading, multiplying = (float(np.median(times.pop(name))) for name in limits)
+            products[t] = times
+            shares[t] = {
+                name: max(
+                    sum(w.nbytes for w in packed[name.split()[0]]) / _PROBE_BYTES * reading,
+                    t * _WEIGHTS / multiplied * multiplying,
+                )
+                / float(np.median(found))
+                for name, found in times.items()
+                if name != "XLA"
+            }
             advance()
     attention: dict[int, Times] = {}
     with progress("attention", len(args.contexts)) as advance:
@@ -93,8 +127,12 @@ def run(args: argparse.Namespace) -> int:
             advance()
     _show("matrix products of a step, ms", "tokens", products)
     _show(f"attention of {args.requests} requests over committed KV, {LAYERS} layers, ms", "positions", attention)
+    rows = ([t, *(f"{share:.0%}" for share in found.values())] for t, found in shares.items())
+    names = list(next(iter(shares.values())))
+    Console().print(terminal(rows, "tokens", *names, title="the nearer limit (reading, multiplying) over the time"))
     if args.json:
-        Path(args.json).write_text(json.dumps({"products_ms": products, "attention_ms": attention}) + "\n")
+        found = {"products_ms": products, "share_of_limit": shares, "attention_ms": attention}
+        Path(args.json).write_text(json.dumps(found) + "\n")
     if args.plot:
         names = next(iter(products.values()))
         series = {name: {t: float(np.median(row[name])) for t, row in products.items()} for name in names}
@@ -102,7 +140,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _kernels(function: Callable[..., Any], a: Any, b: Any, args: argparse.Namespace) -> Cases:
+def _packed(kind: str, matrices: np.ndarray) -> jax.Array:
+    """Matrices `[layers, in, out]`, quantised as `kind`."""
+    to = gguf.GGMLQuantizationType[kind]
+
+    def quantized(matrix: np.ndarray, to: gguf.GGMLQuantizationType) -> np.ndarray:
+        blocks = gguf.quants.quantize(np.ascontiguousarray(matrix), to)
+        return blocks.view(FLOATS[kind]) if kind in FLOATS else blocks
+
+    parts = [StoredMatrix(kind, (w.shape[1], w.shape[0]), partial(quantized, w.T, to)) for w in matrices]
+    return jnp.asarray(pack([[part] for part in parts]))
+
+
+def _kernels(function: Callable[..., Any], a: Any, b: Any, args: argparse.Namespace, name: str = "kernel") -> Cases:
     """A case for each of `args.compilers`."""
 
     def with_compiler(compiler: str) -> Callable[..., Any]:  # a new function each: JAX caches traces by function
@@ -112,7 +162,7 @@ def _kernels(function: Callable[..., Any], a: Any, b: Any, args: argparse.Namesp
 
         return call
 
-    return {compiler or "kernel": (with_compiler(compiler), a, b) for compiler in args.compilers or [""]}
+    return {f"{name} {compiler}".strip(): (with_compiler(compiler), a, b) for compiler in args.compilers or [""]}
 
 
 def _take_turns(cases: Cases, args: argparse.Namespace) -> Times:

@@ -24,7 +24,7 @@ from jaxspec.models.config import DecoderConfig
 from jaxspec.models.llama import head_of
 from jaxspec.models.load import LoadedModel, load_model
 from jaxspec.models.load.drafter_file import load_drafter
-from jaxspec.models.load.weights import LazyWeights, Weights, readers_of
+from jaxspec.models.load.weights import LazyWeights, Weights, readers_of, stored_of
 from jaxspec.sched.slots import DRAFT_CHOICES, TREES
 from jaxspec.sched.spec.drafter import Drafter
 from jaxspec.sched.spec.speculator import Speculator
@@ -102,7 +102,9 @@ def truncated(target: LoadedModel, layers: int) -> tuple[DecoderConfig, Weights]
         )
     dropped = tuple(f"layers.{i}." for i in range(layers, c.num_layers))
     readers = readers_of(whole(target))
-    weights = LazyWeights({name: reader for name, reader in readers.items() if not name.startswith(dropped)})
+    weights = LazyWeights(
+        {name: reader for name, reader in readers.items() if not name.startswith(dropped)}, stored_of(whole(target))
+    )
     windowed = tuple(i for i in c.windowed_layers if i < layers)
     if c.windowed_layers and not windowed:
         c = replace(c, sliding_window=None)
@@ -113,7 +115,10 @@ def whole(model: LoadedModel) -> Weights:
     """A model's weights as a draft model's, over the whole vocabulary; read when they are used."""
     head = partial(head_of, model.config, model.weights)
     vocab = partial(np.arange, model.config.vocab_size, dtype=np.int32)
-    return LazyWeights({**readers_of(model.weights), "head": head, "vocab": vocab})
+    stored = stored_of(model.weights)
+    if model.config.tie_embeddings and "embed" in stored:
+        stored = {**stored, "head": stored["embed"]}
+    return LazyWeights({**readers_of(model.weights), "head": head, "vocab": vocab}, stored)
 
 
 def same_tokenizer(a: LoadedModel, b: LoadedModel) -> bool:

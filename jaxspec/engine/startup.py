@@ -9,7 +9,6 @@ from functools import partial
 from itertools import count
 
 import jax
-import numpy as np
 
 from jaxspec.compilation import without_symbols
 from jaxspec.config import ConfigError, EngineConfig
@@ -17,7 +16,7 @@ from jaxspec.draft import registry as drafters
 from jaxspec.draft.registry import allocate_distributions, build, runners
 from jaxspec.engine.pool_size import kv_pool_pages
 from jaxspec.models.load import LoadedModel, load_model
-from jaxspec.models.load.weights import LazyWeights, Weights
+from jaxspec.models.load.weights import LazyWeights, Weights, readers_of, stored_of
 from jaxspec.paths import cache_folder
 from jaxspec.predict.build import build as build_predictions
 from jaxspec.predict.predictor import LengthPredictor
@@ -73,14 +72,9 @@ def for_device(config: EngineConfig) -> EngineConfig:
 def _reported(weights: Weights, progress: Progress) -> LazyWeights:
     """The weights; `progress` is told of each that is read."""
     stage, total, done = "loading weights", len(weights), count(1)
-
-    def read(name: str) -> np.ndarray:
-        weight = weights[name]
-        progress(stage, next(done), total)
-        return weight
-
     progress(stage, 0, total)
-    return LazyWeights({name: partial(read, name) for name in weights})
+    lazy = LazyWeights(readers_of(weights), stored_of(weights))
+    return lazy.watched(lambda _: progress(stage, next(done), total))
 
 
 def start_up(

@@ -277,6 +277,6 @@ XLA_FFI_Error *jaxspec_attention(XLA_FFI_CallFrame *frame) {
   }
   for (int64_t i = nodes * a.heads; i < tokens * a.heads; i++) a.lse[i] = NEVER;
   memset(a.out + nodes * a.heads * a.dim, 0, (tokens - nodes) * a.heads * a.dim * sizeof(float));
-  parallel_for(frame, items * a.kv_heads, item, &a, sizeof a);
+  parallel_for(frame, items * a.kv_heads, item, &a, sizeof a, tokens <= BRIEF_ROWS);
   return NULL;
 }

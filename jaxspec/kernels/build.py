@@ -26,7 +26,10 @@ from jaxspec.paths import cache_folder
 log = logging.getLogger(__name__)
 
 #: XLA FFI handlers that the library exports.
-SYMBOLS = ("jaxspec_linear", "jaxspec_attention", "jaxspec_commit", "jaxspec_commit_quantized", "jaxspec_zeros")
+SYMBOLS = (
+    "jaxspec_linear", "jaxspec_columns", "jaxspec_attention", "jaxspec_commit", "jaxspec_commit_quantized",
+    "jaxspec_zeros", "jaxspec_probe",
+)  # fmt: skip
 
 _FOLDER = Path(__file__).parent
 _MACHINE = platform.machine().lower()
@@ -121,13 +124,19 @@ def _identity(command: list[str]) -> tuple[object, ...]:
     return (*command, about and (os.path.realpath(str(path)), about.st_size, about.st_mtime_ns))
 
 
+def _flags(command: list[str]) -> list[str]:
+    """The flags for a compiler. A command that names an architecture, such as `cc -march=x86-64-v3`, gets that one."""
+    named = any(option.startswith(("-march", "-mcpu")) for option in command)
+    return [flag for flag in _FLAGS if not (named and flag in _NATIVE)]
+
+
 def _compile(command: list[str], target: Path) -> str | None:
     """Compile to `target`. Returns None, or why it failed."""
     files = [str(path) for path in sources() if path.suffix == ".c"]
     includes = (f"-I{_FOLDER}", f"-I{jax.ffi.include_dir()}")
     try:
         done = subprocess.run(
-            [*command, *_FLAGS, *includes, *files, "-o", str(target), "-lm"],
+            [*command, *_flags(command), *includes, *files, "-o", str(target), "-lm", "-pthread"],
             capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, timeout=_TIMEOUT,
         )  # fmt: skip
     except subprocess.TimeoutExpired:

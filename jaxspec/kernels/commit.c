@@ -32,6 +32,6 @@ XLA_FFI_Error *jaxspec_commit(XLA_FFI_CallFrame *frame) {
   Commit c = {.keys = output(frame, 0), .values = output(frame, 1), .k = input(frame, 2), .v = input(frame, 3),
               .slot = input(frame, 4), .accepted = input(frame, 5), .tokens = dim(frame, 2, 1),
               .rows = dim(frame, 0, 1), .heads = dim(frame, 0, 2), .dim = dim(frame, 0, 3), .page = dim(frame, 0, 4)};
-  parallel_for(frame, dim(frame, 0, 0), layer, &c, sizeof c);
+  parallel_for(frame, dim(frame, 0, 0), layer, &c, sizeof c, 0);
   return NULL;
 }

@@ -6,11 +6,10 @@ All floats are float32. KV caches are float32 or INT8 (`jaxspec.step.kv_int8`).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from itertools import chain
 from typing import Any
 
 import jax
@@ -18,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.kernels.build import SYMBOLS, build
+from jaxspec.kernels.packed import GROUP
 
-#: Columns per weight panel, factor of head_dim and page_size, limits of attention.c.
-PANEL, LANES, MAX_ROWS, MAX_DIM, MAX_PAGE = 32, 16, 48, 256, 128
+#: Factor of head_dim and page_size, limits of attention.c.
+LANES, MAX_ROWS, MAX_DIM, MAX_PAGE = 16, 48, 256, 128
 
 
 _prefix: ContextVar[str] = ContextVar("prefix", default="")
@@ -66,42 +66,35 @@ def zeros(shape: Sequence[int], dtype: Any) -> jax.Array:
     return jax.jit(call)(np.int32(jnp.dtype(dtype).itemsize))
 
 
-def panels(matrices: Iterable[np.ndarray], layers: int) -> np.ndarray:
-    """Convert weights `[in, out]` of each layer to panels for `linear`: `[layers, ceil(out / 32), in, 32]` float32.
-
-    Padded with zeros. The array is aligned so that JAX uses it without a copy: weights are hundreds of megabytes. One
-    matrix at a time is taken from `matrices`.
-    """
-    left = iter(matrices)
-    first = next(left)
-    depth, width = first.shape
-    full, rest = divmod(width, PANEL)
-    out = _aligned((layers, full + (rest > 0), depth, PANEL))
-    for to, matrix in zip(out, chain([first], left), strict=True):
-        to[:full] = matrix[:, : full * PANEL].reshape(depth, full, PANEL).swapaxes(0, 1)
-        if rest:
-            to[full, :, :rest], to[full, :, rest:] = matrix[:, full * PANEL :], 0
-    return out
-
-
-def _aligned(shape: Sequence[int]) -> np.ndarray:
-    """An uninitialised float32 array, aligned to 64 bytes."""
-    size = 4 * int(np.prod(shape))
-    raw = np.empty(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size].view(np.float32).reshape(shape)
-
-
 def linear(x: jax.Array, weight: jax.Array, width: int, layer: jax.Array | None = None) -> jax.Array:
-    """`x [T, in]` times layer `layer` (`[]` int32, default 0) of `weight` (from `panels`) -> `[T, width]`.
+    """`x [T, in]` float32 times layer `layer` (`[]` int32, default 0) of `weight` (from `packed.pack`) -> `[T, width]`.
 
-    Raises `ValueError` if shapes or dtypes do not fit.
+    Raises `ValueError` if dtypes do not fit. If the sizes do not fit those of `weight`, the call fails when it runs.
     """
-    if x.ndim != 2 or weight.ndim != 4 or x.shape[1] != weight.shape[2] or -(-width // PANEL) != weight.shape[1]:
-        raise ValueError(f"linear: x {x.shape} does not fit weights {weight.shape} of width {width}")
-    _check(x, weight)
+    _check_packed(weight)
+    _check(x)
     index = jnp.int32(0) if layer is None else layer.astype(jnp.int32)
-    return _call("jaxspec_linear", jax.ShapeDtypeStruct((x.shape[0], width), jnp.float32))(x, weight, index)
+    result = jax.ShapeDtypeStruct((x.shape[0], width), jnp.float32)
+    return _call("jaxspec_linear", result)(jnp.pad(x, ((0, 0), (0, -x.shape[1] % GROUP))), weight, index)
+
+
+def lookup(weight: jax.Array, tokens: jax.Array, vocab: int, hidden: int) -> jax.Array:
+    """Embeddings `[T, hidden]` float32 of `tokens [T]`: columns of `weight` (from `packed.pack`) of `[hidden, vocab]`.
+
+    Tokens out of bounds are clipped. Raises `ValueError` if dtypes do not fit.
+    """
+    _check_packed(weight)
+    result = jax.ShapeDtypeStruct((tokens.shape[0], hidden + -hidden % GROUP), jnp.float32)
+    return _call("jaxspec_columns", result)(tokens.astype(jnp.int32), weight, np.int32(vocab))[:, :hidden]
+
+
+def probe(data: jax.Array, rounds: int, shares: int = 64) -> jax.Array:
+    """Read `data [n]` float32 in `shares`, or with `rounds`, multiply in registers.
+
+    Returns `[shares]`: sums of some of the data, or the number of multiply-adds done.
+    """
+    call = _call("jaxspec_probe", jax.ShapeDtypeStruct((shares,), jnp.float32))
+    return call(data, np.int32(rounds))
 
 
 def attention(
@@ -170,6 +163,11 @@ def _check_pool(keys: jax.Array, values: jax.Array, channels: Sequence[jax.Array
     found = [jnp.dtype(x.dtype) for x in (keys, values, *channels)]
     if found != [jnp.dtype(x) for x in (jnp.uint8, jnp.uint8, *(jnp.bfloat16, jnp.int16) * 2)]:
         raise ValueError(f"the kernels do not support a quantised KV cache of {[str(x) for x in found]}")
+
+
+def _check_packed(weight: jax.Array) -> None:
+    if weight.ndim != 1 or weight.dtype != jnp.uint8:
+        raise ValueError(f"packed weights are uint8 [bytes], not {weight.dtype} {weight.shape}")
 
 
 def _check(*arrays: jax.Array) -> None:

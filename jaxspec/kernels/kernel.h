@@ -1,4 +1,4 @@
-/* Shared by all kernels: access to XLA's call frames, a parallel loop on XLA's threads, SIMD vectors.
+/* Shared by all kernels: access to XLA's call frames, a parallel loop, SIMD vectors.
 
    Every kernel is a handler of XLA's foreign function interface (jax.ffi). The Python wrapper (cpu.py) checks shapes;
    the kernels do not. */
@@ -63,10 +63,16 @@ void read_keys(float *to, const uint8_t *codes, const uint16_t *scale, const int
 void read_values(float *to, const uint8_t *codes, const uint16_t *scale, const int16_t *zero, int64_t dim,
                  int64_t page);
 
+/* Threads that a loop may use: as many as XLA has, at most $JAXSPEC_THREADS. */
+int64_t thread_count(XLA_FFI_CallFrame *frame);
+
 typedef void Unit(const void *work, int64_t unit);
 
-/* Calls unit(work, i) for i < units, in any order, on XLA's threads and the calling one. Returns when all are done.
-   `work` (`size` bytes) is copied. */
-void parallel_for(XLA_FFI_CallFrame *frame, int64_t units, Unit *unit, const void *work, size_t size);
+/* Calls unit(work, i) for i < units, in any order, on this and helper threads. Returns when all are
+   done. `work` (`size` bytes) is copied. `brief`: the loop takes well under a millisecond, as do XLA's operations around
+   it. */
+void parallel_for(XLA_FFI_CallFrame *frame, int64_t units, Unit *unit, const void *work, size_t size, int brief);
+
+#define BRIEF_ROWS 8 /* of a step whose loops are brief */
 
 #endif

@@ -1,90 +1,251 @@
-/* y = x W for weights in panels [layers, panels, in, 32]: each panel is read once, sequentially, for any number of
-   rows. XLA repacks the weights at every call, which for few rows costs more than the product itself
-   (docs/results/kernels.md). */
+/* y = x W for packed weights (packed.h). A panel is read once, sequentially, for any number of rows: a few rows use its
+   weights as they are widened, more rows share a widened piece in the cache. Every sum runs in order of depth with the
+   same weights, so a row's result does not depend on the number of rows, nor on how the matrix is stored. XLA repacks
+   float32 weights in each call, which for few rows costs more than the product itself (docs/results/kernels.md). */
+#include <stdio.h>
 #include <string.h>
 
-#include "kernel.h"
+#include "packed.h"
 
-#define PANEL 32
-
-/* A tile's accumulators and operands fill the registers: 32 with AVX-512, else 16. If FETCHES, a panel is prefetched
-   AHEAD rows ahead; for a single row with 16 registers, the hardware prefetcher does better. */
+/* ROWS: of a float32 tile, whose sums and operands fill the registers: 32 with AVX-512, else 16. DIRECT: rows up to
+   which weights are used in registers. PIECE: rows of weights that are widened at a time. AHEAD: distance in bytes at
+   which weights are fetched. SHARES: of the panels, for each thread; threads may be late or slow. */
 #if WIDTH == 16
 #define ROWS 14
+#define DIRECT 8
 #define WIDE_ROWS 14
-#define AHEAD 16
-#define FETCHES(M) 1
 #else
 #define ROWS 6
-#define WIDE_ROWS 3
-#define AHEAD 64
-#define FETCHES(M) (M > 1)
+#define DIRECT 2
+#define WIDE_ROWS 2
 #endif
+#define PIECE 768
+#define AHEAD 4096
+#define SHARES 3
 
-/* M rows by B * LANES columns of y over the full depth. Sums accumulate in order of depth, so results do not depend on
-   the tile shape. y's rows are `stride` floats apart. */
+/* Header of a packed buffer, followed by an entry per layer and panel. */
+typedef struct {
+  uint32_t magic, layers, panels, depth;
+} Header;
+typedef struct {
+  uint32_t place, format; /* place: in units of 64 bytes from the begin of the buffer */
+} Entry;
+#define MAGIC 0x314b504a
+#define HEADER_BYTES 64
+
+/* The bytes of a panel up to row `depth`, a multiple of 256 or the panel's depth. */
+INLINE int64_t panel_bytes(int format, int64_t depth) {
+  int64_t size = panel_head(format) + (depth + GROUP - 1) / GROUP * group_bytes(format);
+  return super_head(format) ? size + (depth + SUPER - 1) / SUPER * super_head(format) : size;
+}
+
+/* Uses the groups of rows [begin, end) of a panel. Call with constant `format` and `rows`. */
+INLINE void use_groups(const int format, const int rows, const uint8_t *panel, int64_t begin, int64_t end,
+                       const float *x, int64_t stride, vec (*sum)[COLUMNS], float *to) {
+  const uint8_t *super = panel + panel_head(format), *group = super;
+  if (super_head(format)) {
+    super += begin / SUPER * (super_head(format) + SUPER / GROUP * group_bytes(format));
+    group = super + super_head(format) + begin % SUPER / GROUP * group_bytes(format);
+  } else {
+    group += begin / GROUP * group_bytes(format);
+  }
+  for (int64_t d = begin; d < end; d += GROUP) {
+    if (super_head(format) && d > begin && d % SUPER == 0) {
+      super = group;
+      group += super_head(format);
+    }
+    for (int i = 0; i < group_bytes(format); i += 64) __builtin_prefetch(group + AHEAD + i);
+    use_group(format, rows, panel, super, group, x + d, stride, sum, to ? to + (d - begin) * PANEL : NULL);
+    group += group_bytes(format);
+  }
+}
+
+typedef void Direct(const uint8_t *panel, int64_t depth, const float *x, float *y, int64_t stride);
+typedef void Widen(const uint8_t *panel, int64_t begin, int64_t end, float *to);
+
+#define DIRECT_OF(F, M)                                                                                               \
+  static void direct##F##x##M(const uint8_t *panel, int64_t depth, const float *x, float *y, int64_t stride) {        \
+    vec sum[M][COLUMNS];                                                                                              \
+    UNROLL for (int r = 0; r < M; r++) UNROLL for (int c = 0; c < COLUMNS; c++) sum[r][c] = (vec){0};                 \
+    use_groups(F, M, panel, 0, depth, x, depth, sum, NULL);                                                           \
+    UNROLL for (int r = 0; r < M; r++) UNROLL for (int c = 0; c < COLUMNS; c++)                                       \
+        *(vec *)(y + r * stride + c * WIDTH) = sum[r][c];                                                             \
+  }
+#define WIDEN_OF(F)                                                                                                   \
+  static void widen##F(const uint8_t *panel, int64_t begin, int64_t end, float *to) {                                 \
+    use_groups(F, 0, panel, begin, end, NULL, 0, NULL, to);                                                           \
+  }
+#define EACH_FORMAT(X) X(F32) X(BF16) X(F16) X(I8) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q4_K) X(Q5_K) X(Q6_K)
+
+#if WIDTH == 16
+#define KERNELS(F)                                                                                                    \
+  DIRECT_OF(F, 1) DIRECT_OF(F, 2) DIRECT_OF(F, 3) DIRECT_OF(F, 4) DIRECT_OF(F, 5) DIRECT_OF(F, 6) DIRECT_OF(F, 7)     \
+  DIRECT_OF(F, 8) WIDEN_OF(F)
+#define ROW(F)                                                                                                        \
+  {direct##F##x1, direct##F##x2, direct##F##x3, direct##F##x4,                                                        \
+   direct##F##x5, direct##F##x6, direct##F##x7, direct##F##x8},
+#else
+#define KERNELS(F) DIRECT_OF(F, 1) DIRECT_OF(F, 2) WIDEN_OF(F)
+#define ROW(F) {direct##F##x1, direct##F##x2},
+#endif
+#define WIDEN(F) widen##F,
+EACH_FORMAT(KERNELS)
+static Direct *const direct[FORMATS][DIRECT] = {EACH_FORMAT(ROW)};
+static Widen *const widen[FORMATS] = {EACH_FORMAT(WIDEN)};
+
+/* M rows by B * LANES columns of y: adds x [M, depth] times the widened piece w [rows, 32], or starts with it.
+   Meanwhile fetches `ahead` bytes of weights from `next` on for each row of the piece. */
 #define TILE(M, B)                                                                                                    \
-  static void tile##M##x##B(const float *x, const float *w, float *y, int64_t depth, int64_t stride) {                \
+  static void tile##M##x##B(const float *x, int64_t depth, const float *w, int64_t rows, float *y, int64_t stride,    \
+                            int begin, const uint8_t *next, int64_t ahead) {                                          \
     vec sum[M][B * VECTORS];                                                                                          \
-    TILE_OF(M, B * VECTORS) sum[m][c] = (vec){0};                                                                     \
-    for (int64_t d = 0; d < depth; d++) {                                                                             \
-      UNROLL for (int c = 0; FETCHES(M) && c < B; c++) __builtin_prefetch(w + (d + AHEAD) * PANEL + c * LANES);       \
+    TILE_OF(M, B * VECTORS) sum[m][c] = begin ? (vec){0} : *(vec *)(y + m * stride + c * WIDTH);                      \
+    for (int64_t d = 0; d < rows; d++) {                                                                              \
+      for (int64_t i = 0; i < ahead; i += 64) __builtin_prefetch(next + d * ahead + i);                               \
       TILE_OF(M, B * VECTORS) sum[m][c] += *(const vec *)(w + d * PANEL + c * WIDTH) * x[m * depth + d];              \
     }                                                                                                                 \
     TILE_OF(M, B * VECTORS) *(vec *)(y + m * stride + c * WIDTH) = sum[m][c];                                         \
   }
+typedef void Tile(const float *x, int64_t depth, const float *w, int64_t rows, float *y, int64_t stride, int begin,
+                  const uint8_t *next, int64_t ahead);
 
-typedef void Tile(const float *x, const float *w, float *y, int64_t depth, int64_t stride);
-
-TILE(1, 2) TILE(2, 2) TILE(3, 2)
+TILE(1, 2) TILE(2, 2)
 #if ROWS == 14
-TILE(4, 2) TILE(5, 2) TILE(6, 2) TILE(7, 2) TILE(8, 2) TILE(9, 2) TILE(10, 2) TILE(11, 2) TILE(12, 2) TILE(13, 2)
-TILE(14, 2)
+TILE(3, 2) TILE(4, 2) TILE(5, 2) TILE(6, 2) TILE(7, 2) TILE(8, 2) TILE(9, 2) TILE(10, 2) TILE(11, 2) TILE(12, 2)
+TILE(13, 2) TILE(14, 2)
 static Tile *const tiles[] = {NULL,    tile1x2, tile2x2, tile3x2,  tile4x2,  tile5x2,  tile6x2, tile7x2,
                               tile8x2, tile9x2, tile10x2, tile11x2, tile12x2, tile13x2, tile14x2};
 #else
-TILE(4, 1) TILE(5, 1) TILE(6, 1)
-static Tile *const tiles[] = {NULL, tile1x2, tile2x2, tile3x2, tile4x1, tile5x1, tile6x1};
+TILE(3, 1) TILE(4, 1) TILE(5, 1) TILE(6, 1)
+static Tile *const tiles[] = {NULL, tile1x2, tile2x2, tile3x1, tile4x1, tile5x1, tile6x1};
 #endif
 
-typedef struct {
-  const float *x, *w;
-  float *y;
-  int64_t rows, depth, width;
-} Linear;
-
-/* One panel for all rows, in groups of about equal size. */
-static void panel(const void *work, int64_t p) {
-  const Linear *l = work;
-  int64_t groups = (l->rows + ROWS - 1) / ROWS;
-  for (int64_t g = 0; g < groups; g++) {
-    int64_t first = l->rows * g / groups, rows = l->rows * (g + 1) / groups - first;
-    const float *x = l->x + first * l->depth, *w = l->w + p * l->depth * PANEL;
-    int columns = rows > WIDE_ROWS ? LANES : PANEL;
-    for (int c = 0; c < PANEL; c += columns) {
-      float *y = l->y + first * l->width + p * PANEL + c;
-      int64_t left = l->width - (p * PANEL + c);
-      if (left >= columns) {
-        tiles[rows](x, w + c, y, l->depth, l->width);
-      } else if (left > 0) { /* the last panel is padded, y is not */
-        float edge[ROWS * PANEL];
-        tiles[rows](x, w + c, edge, l->depth, PANEL);
-        for (int64_t m = 0; m < rows; m++) memcpy(y + m * l->width, edge + m * PANEL, left * sizeof(float));
-      }
+/* y [rows, 32], `stride` floats apart. */
+static void product(const uint8_t *panel, int format, const float *x, int64_t rows, int64_t depth, float *y,
+                    int64_t stride) {
+  if (rows <= DIRECT) {
+    direct[format][rows - 1](panel, depth, x, y, stride);
+    return;
+  }
+  float buffer[PIECE * PANEL] __attribute__((aligned(64)));
+  int64_t groups = (rows + ROWS - 1) / ROWS;
+  for (int64_t d = 0; d < depth; d += PIECE) {
+    int64_t n = depth - d < PIECE ? depth - d : PIECE, end = panel_bytes(format, d + n);
+    const float *piece = buffer;
+    if (format == F32)
+      piece = (const float *)panel + d * PANEL;
+    else
+      widen[format](panel, d, d + n, buffer);
+    for (int64_t g = 0; g < groups; g++) { /* groups of about equal size */
+      int64_t first = rows * g / groups, count = rows * (g + 1) / groups - first;
+      int columns = count > WIDE_ROWS ? LANES : PANEL;
+      for (int c = 0; c < PANEL; c += columns)
+        tiles[count](x + first * depth + d, depth, piece + c, n, y + first * stride + c, stride, d == 0, panel + end,
+                     g || c ? 0 : (end - panel_bytes(format, d)) / n);
     }
   }
 }
 
-/* x [rows, depth], w [layers, panels, depth, 32], layer [] int32 -> y [rows, width] */
+typedef struct {
+  const float *x;
+  const uint8_t *w;
+  const Entry *entries;
+  float *y;
+  int64_t rows, depth, width, panels, share;
+} Linear;
+
+#define EDGE_ROWS 64
+
+/* One panel for all rows. */
+static void one_panel(const Linear *l, int64_t p) {
+  const uint8_t *panel = l->w + 64 * (int64_t)l->entries[p].place;
+  int format = (int)l->entries[p].format;
+  int64_t left = l->width - p * PANEL;
+  float *y = l->y + p * PANEL;
+  if (left >= PANEL) {
+    product(panel, format, l->x, l->rows, l->depth, y, l->width);
+    return;
+  }
+  float edge[EDGE_ROWS * PANEL]; /* the last panel is padded, y is not */
+  for (int64_t first = 0; first < l->rows; first += EDGE_ROWS) {
+    int64_t rows = l->rows - first < EDGE_ROWS ? l->rows - first : EDGE_ROWS;
+    product(panel, format, l->x + first * l->depth, rows, l->depth, edge, PANEL);
+    for (int64_t m = 0; m < rows; m++)
+      memcpy(y + (first + m) * l->width, edge + m * PANEL, (size_t)left * sizeof(float));
+  }
+}
+
+/* Panels in a row, so that the memory of one is fetched while the one before is used. */
+static void share_of_panels(const void *work, int64_t i) {
+  const Linear *l = work;
+  for (int64_t p = i * l->share; p < (i + 1) * l->share && p < l->panels; p++) one_panel(l, p);
+}
+
+/* An error if the buffer does not hold panels for a product of `depth` and `width`. */
+static XLA_FFI_Error *check(XLA_FFI_CallFrame *frame, const uint8_t *w, int64_t layer, int64_t depth, int64_t width) {
+  const Header *h = (const Header *)w;
+  if (h->magic == MAGIC && h->depth == depth && h->panels == (width + PANEL - 1) / PANEL && layer >= 0 &&
+      layer < h->layers)
+    return NULL;
+  char message[160];
+  snprintf(message, sizeof message, "packed weights of %u layers [%u, %u * 32] do not fit layer %d of [%d, %d]",
+           h->layers, h->depth, h->panels, (int)layer, (int)depth, (int)width);
+  XLA_FFI_Error_Create_Args args = {.struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE, .message = message,
+                                    .errc = XLA_FFI_Error_Code_INVALID_ARGUMENT};
+  return frame->api->XLA_FFI_Error_Create(&args);
+}
+
+/* x [rows, depth], w [bytes], layer [] int32 -> y [rows, width] */
 XLA_FFI_Error *jaxspec_linear(XLA_FFI_CallFrame *frame) {
   if (is_query(frame)) return NULL;
-  int64_t panels = dim(frame, 1, 1), depth = dim(frame, 1, 2);
-  Linear work = {.x = input(frame, 0), .y = output(frame, 0), .rows = dim(frame, 0, 0), .depth = depth,
-                 .width = ((XLA_FFI_Buffer *)frame->rets.rets[0])->dims[1]};
-  work.w = (const float *)input(frame, 1) + *(int32_t *)input(frame, 2) * panels * depth * PANEL;
-  if (work.rows * depth * panels < 2048) /* too small to wake another thread */
-    for (int64_t p = 0; p < panels; p++) panel(&work, p);
-  else
-    parallel_for(frame, panels, panel, &work, sizeof work);
+  Linear work = {.x = input(frame, 0), .w = input(frame, 1), .y = output(frame, 0), .rows = dim(frame, 0, 0),
+                 .depth = dim(frame, 0, 1), .width = ((XLA_FFI_Buffer *)frame->rets.rets[0])->dims[1]};
+  int64_t layer = *(int32_t *)input(frame, 2);
+  work.panels = (work.width + PANEL - 1) / PANEL;
+  XLA_FFI_Error *error = check(frame, work.w, layer, work.depth, work.width);
+  if (error) return error;
+  work.entries = (const Entry *)(work.w + HEADER_BYTES) + layer * work.panels;
+  if (work.rows * work.depth * work.panels < 2048) { /* too small for another thread */
+    work.share = work.panels;
+    share_of_panels(&work, 0);
+    return NULL;
+  }
+  int64_t shares = work.rows > DIRECT ? work.panels : SHARES * thread_count(frame);
+  work.share = (work.panels + shares - 1) / shares;
+  parallel_for(frame, (work.panels + work.share - 1) / work.share, share_of_panels, &work, sizeof work,
+               work.rows <= BRIEF_ROWS);
+  return NULL;
+}
+
+typedef struct {
+  const int32_t *columns;
+  const uint8_t *w;
+  const Entry *entries;
+  float *to;
+  int64_t depth, width;
+} Columns;
+
+static void one_column(const void *work, int64_t i) {
+  const Columns *l = work;
+  int64_t column = l->columns[i] < 0 ? 0 : l->columns[i] < l->width ? l->columns[i] : l->width - 1;
+  const Entry *entry = l->entries + column / PANEL;
+  float piece[PIECE * PANEL] __attribute__((aligned(64)));
+  for (int64_t d = 0; d < l->depth; d += PIECE) {
+    int64_t n = l->depth - d < PIECE ? l->depth - d : PIECE;
+    widen[entry->format](l->w + 64 * (int64_t)entry->place, d, d + n, piece);
+    for (int64_t j = 0; j < n; j++) l->to[i * l->depth + d + j] = piece[j * PANEL + column % PANEL];
+  }
+}
+
+/* columns [n] int32, w [bytes], width [] int32 -> [n, depth]: columns of the first layer, widened. Those out of bounds
+   are the first or the last. */
+XLA_FFI_Error *jaxspec_columns(XLA_FFI_CallFrame *frame) {
+  if (is_query(frame)) return NULL;
+  Columns work = {.columns = input(frame, 0), .w = input(frame, 1), .to = output(frame, 0),
+                  .depth = ((XLA_FFI_Buffer *)frame->rets.rets[0])->dims[1], .width = *(int32_t *)input(frame, 2)};
+  XLA_FFI_Error *error = check(frame, work.w, 0, work.depth, work.width);
+  if (error) return error;
+  work.entries = (const Entry *)(work.w + HEADER_BYTES);
+  parallel_for(frame, dim(frame, 0, 0), one_column, &work, sizeof work, dim(frame, 0, 0) <= BRIEF_ROWS);
   return NULL;
 }

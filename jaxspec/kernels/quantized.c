@@ -160,6 +160,6 @@ XLA_FFI_Error *jaxspec_commit_quantized(XLA_FFI_CallFrame *frame) {
               .accepted = input(frame, 19), .tokens = dim(frame, 8, 1), .count = dim(frame, 13, 0),
               .pages = dim(frame, 0, 1), .slots = dim(frame, 6, 1), .heads = dim(frame, 0, 2),
               .dim = dim(frame, 0, 3), .page = dim(frame, 0, 4)};
-  parallel_for(frame, dim(frame, 0, 0) * c.heads, head_of_layer, &c, sizeof c);
+  parallel_for(frame, dim(frame, 0, 0) * c.heads, head_of_layer, &c, sizeof c, 0);
   return NULL;
 }

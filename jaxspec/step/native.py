@@ -16,9 +16,11 @@ import numpy as np
 from jax import lax
 
 from jaxspec.kernels import cpu
+from jaxspec.kernels.packed import pack
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.drafter import DraftDecoder
 from jaxspec.models.llama import Decoder, stacked_weights, window_of
+from jaxspec.models.load.weights import stored_parts
 from jaxspec.step.attention import Earlier, Partial, merge, over_earlier
 from jaxspec.step.batch import Batch
 from jaxspec.step.buckets import CPU
@@ -40,13 +42,14 @@ class NativeLayers:
         return cpu.zeros(shape, dtype)
 
     def decoder(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> Decoder:
-        return Decoder(config, stacked_weights(config, weights, cpu.panels), cpu.linear)
+        return Decoder(config, stacked_weights(config, weights, pack), cpu.linear, cpu.lookup)
 
     def drafter(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> DraftDecoder:
-        w = stacked_weights(replace(config, tie_embeddings=False), weights, cpu.panels)
+        w = stacked_weights(replace(config, tie_embeddings=False), weights, pack)
         if "fuse" in weights:
-            w["fuse"] = jnp.asarray(cpu.panels([weights["fuse"]], 1))
-        return DraftDecoder(config, {**w, "vocab": jnp.asarray(weights["vocab"])}, cpu.linear)
+            shape = config.hidden_size, 2 * config.hidden_size
+            w["fuse"] = jax.device_put(pack([stored_parts(weights, "fuse", shape)]))
+        return DraftDecoder(config, {**w, "vocab": jnp.asarray(weights["vocab"])}, cpu.linear, cpu.lookup)
 
     def run(
         self,

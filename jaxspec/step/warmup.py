@@ -14,7 +14,7 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
-from jaxspec.compilation import planned
+from jaxspec.compilation import planned, return_free_memory
 from jaxspec.step.profiles import Profile
 
 log = logging.getLogger(__name__)
@@ -86,6 +86,7 @@ class WarmUp:
         for future, job in futures.items():
             job.adopt(future.result())
             self.ready += 1
+        return_free_memory()
 
     def compile_later(self, stage: str, jobs: Sequence[CompileJob], rank: int = 0) -> None:
         """Compile `jobs` in the background, lower ranks first. Without a background thread, compile them now."""
@@ -185,6 +186,7 @@ class WarmUp:
             except Exception:
                 log.exception("%s could not be compiled; the engine serves without it", job.name)
                 finish, compiled = job.failed, False
+            return_free_memory()
             last_duration = time.perf_counter() - started
             self._compiled.append((finish, compiled))
             self._wake()

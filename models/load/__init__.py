@@ -21,10 +21,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from jaxspec.errors import ModelLoadError
-from jaxspec.models.load.loaded import LoadedModel, load_converted, save_converted
+from jaxspec.models.load.loaded import Header, LoadedModel, load_header, save_header
 from jaxspec.models.load.registry import DEFAULT_MODEL, TABLE, Entry, fetch, verify
 from jaxspec.models.load.tokenizer import Tokenizer
 
@@ -61,25 +59,34 @@ def load_model(name_or_path: str) -> LoadedModel:
 
 
 def _load_gguf(path: Path, name: str) -> LoadedModel:
+    return _with_weights(_read_header(path), path, name)
+
+
+def _read_header(path: Path) -> Header:
     from jaxspec.models.load.gguf import GGUFFile
 
     file = GGUFFile(path)
-    tokenizer, weights = file.tokenizer(), file.weights()
-    config = replace(file.config, eos_token_ids=tokenizer.eos_token_ids)
-    return LoadedModel(config, weights, tokenizer, name)
+    tokenizer = file.tokenizer()
+    return Header(replace(file.config, eos_token_ids=tokenizer.eos_token_ids), tokenizer, file.tensors.tensors)
+
+
+def _with_weights(header: Header, path: Path, name: str) -> LoadedModel:
+    from jaxspec.models.load.gguf import gguf_weights
+    from jaxspec.models.load.gguf_tensors import GGUFTensors
+
+    weights = gguf_weights(header.config, GGUFTensors(path, header.tensors), str(path))
+    return LoadedModel(header.config, weights, header.tokenizer, name)
 
 
 def _load_entry(entry: Entry) -> LoadedModel:
-    """Load a built-in model. A converted copy is cached, because dequantising at every start takes too long."""
+    """Load a built-in model. Its header is cached, because parsing it at every start takes too long."""
     path = fetch(entry)
-    converted = path.with_suffix(".converted.safetensors")
-    if (model := load_converted(converted, entry.sha256, entry.name)) is not None:
-        return model
-    verify(entry, path, str(path))
-    model = _load_gguf(path, entry.name)
-    try:
-        save_converted(model, converted, entry.sha256)
-    except (OSError, SafetensorError) as e:
-        log.warning("cannot cache the converted model, the next start converts it again: %s", e)
-        return model
-    return load_converted(converted, entry.sha256, entry.name) or model
+    cached = path.with_suffix(".header.json")
+    if (header := load_header(cached, entry.sha256)) is None:
+        verify(entry, path, str(path))
+        header = _read_header(path)
+        try:
+            save_header(header, cached, entry.sha256)
+        except OSError as e:
+            log.warning("cannot cache the model's header, the next start reads it again: %s", e)
+    return _with_weights(header, path, entry.name)

@@ -20,7 +20,8 @@ from jaxspec.models.config import DecoderConfig
 from jaxspec.models.drafter import DraftDecoder
 from jaxspec.models.llama import head_of
 from jaxspec.models.load.files import quantized, replacing
-from jaxspec.models.load.weights import LazyWeights, Reader, Weights, layer_shapes, readers_of
+from jaxspec.models.load.stored import INT8, StoredMatrix
+from jaxspec.models.load.weights import LazyWeights, Reader, Stored, Weights, layer_shapes, readers_of, stored_of
 
 _FORMAT = "jaxspec-draft-2"
 
@@ -85,9 +86,21 @@ def load_drafter(path: Path, target: DecoderConfig, weights: Weights) -> tuple[D
     def dequantized(name: str) -> np.ndarray:
         return stored[name].astype(np.float32) * scales[name]
 
+    vocab = stored["vocab"].astype(np.int32)
+
     def head() -> np.ndarray:
-        return np.asarray(head_of(target, weights)[:, stored["vocab"].astype(np.int32)], np.float32)
+        return np.asarray(head_of(target, weights)[:, vocab], np.float32)
 
     readers: dict[str, Reader] = readers_of(stored) | {name: partial(dequantized, name) for name in scales}
     readers |= {"embed": partial(weights.__getitem__, "embed"), "head": head}
-    return replace(target, num_layers=sizes["layers"], windowed_layers=()), LazyWeights(readers)
+    matrices: dict[str, Stored] = {name: [_int8(stored[name], scale)] for name, scale in scales.items()}
+    theirs = stored_of(weights)
+    if "embed" in theirs:
+        (part,) = theirs["embed" if target.tie_embeddings else "head"]
+        matrices |= {"embed": theirs["embed"], "head": [part.rows(vocab)]}
+    return replace(target, num_layers=sizes["layers"], windowed_layers=()), LazyWeights(readers, matrices)
+
+
+def _int8(matrix: np.ndarray, scale: np.ndarray) -> StoredMatrix:
+    """INT8 values `[in, out]` with a scale per column, in their stored form."""
+    return StoredMatrix(INT8, (matrix.shape[1], matrix.shape[0]), lambda: matrix.T, scale.reshape(-1))

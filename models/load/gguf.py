@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
-from gguf.quants import dequantize
 
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.config import DecoderConfig, RopeScaling
 from jaxspec.models.layers import inverse_frequencies
+from jaxspec.models.load.gguf_tensors import GGUFTensors, TensorInfo
 from jaxspec.models.load.gguf_tokenizer import gguf_tokenizer
 from jaxspec.models.load.tokenizer import Tokenizer
 from jaxspec.models.load.weights import GGUF_NAMES, LazyWeights, check_tensors, lazy_weights
@@ -38,43 +38,6 @@ class _Reader(gguf.GGUFReader):
         self._view = np.asarray(mapped)
 
 
-class GGUFTensors:
-    """The tensors of a memory-mapped GGUF file."""
-
-    def __init__(self, path: Path, tensors: Sequence[gguf.ReaderTensor]):
-        self._path = path
-        self._tensors = {t.name: t for t in tensors}
-        # GGUF lists the innermost axis first.
-        self._shapes = {name: tuple(int(n) for n in reversed(t.shape)) for name, t in self._tensors.items()}
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return self._shapes
-
-    def check(self, name: str) -> None:
-        """Raise `ModelLoadError` unless the tensor's quantisation type is supported."""
-        if not _readable(kind := self._tensors[name].tensor_type):
-            raise ModelLoadError(f"{self._path}: tensor {name} is quantised as {kind.name}, which can't be read")
-
-    def read(self, name: str) -> np.ndarray:
-        """Read a tensor, dequantised to float32."""
-        self.check(name)
-        tensor = self._tensors[name]
-        values = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32).reshape(self._shapes[name])
-        # Float32 tensors are views of the file, which arrays on the device must not share.
-        return values.copy() if tensor.tensor_type == gguf.GGMLQuantizationType.F32 else values
-
-
-@cache
-def _readable(kind: gguf.GGMLQuantizationType) -> bool:
-    """Whether `dequantize` supports the type: try it with one block of zeros."""
-    try:
-        dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
-    except NotImplementedError:
-        return False
-    return True
-
-
 class GGUFFile:
     """A memory-mapped GGUF file. Raises `ModelLoadError` if it is not GGUF or is truncated."""
 
@@ -82,10 +45,10 @@ class GGUFFile:
         self.path = path
         try:
             reader = _Reader(path)
+            self.tensors = GGUFTensors(path, {t.name: TensorInfo.of(t) for t in reader.tensors})
         except Exception as e:  # a broken file makes numpy raise various types
             raise ModelLoadError(f"{path}: not a readable GGUF file ({e}); is it complete?") from e
         self.fields: dict[str, Any] = {key: f.contents() for key, f in reader.fields.items()}
-        self.tensors = GGUFTensors(path, reader.tensors)
 
     @cached_property
     def config(self) -> DecoderConfig:
@@ -95,9 +58,13 @@ class GGUFFile:
         return gguf_tokenizer(self.fields, str(self.path))
 
     def weights(self) -> LazyWeights:
-        where, config = str(self.path), self.config
-        check_tensors(config, self.tensors, GGUF_NAMES, ignored=(_ROPE_FREQS,), where=where)
-        return lazy_weights(config, self.tensors, GGUF_NAMES, interleaved=ARCHITECTURES[config.family])
+        return gguf_weights(self.config, self.tensors, str(self.path))
+
+
+def gguf_weights(config: DecoderConfig, tensors: GGUFTensors, where: str) -> LazyWeights:
+    """The weights of a file with this configuration. Raises `ModelLoadError` unless all tensors fit it."""
+    check_tensors(config, tensors, GGUF_NAMES, ignored=(_ROPE_FREQS,), where=where)
+    return lazy_weights(config, tensors, GGUF_NAMES, interleaved=ARCHITECTURES[config.family])
 
 
 def _config(file: GGUFFile) -> DecoderConfig:

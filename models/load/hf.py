@@ -17,6 +17,7 @@ from jaxspec.models.config import DecoderConfig
 from jaxspec.models.load.hf_config import decoder_config
 from jaxspec.models.load.hf_tokenizer import SPECIAL, read_backend
 from jaxspec.models.load.loaded import LoadedModel
+from jaxspec.models.load.stored import FLOATS, StoredMatrix
 from jaxspec.models.load.tokenizer import Tokenizer, end_token_ids
 from jaxspec.models.load.weights import HF_NAMES, check_tensors, lazy_weights
 
@@ -107,6 +108,11 @@ class SafetensorsFolder:
         """Read a tensor in its stored dtype, float64 as float32. Raises `ModelLoadError` for unsupported types."""
         self.check(name)
         return np.asarray(self._file_of[name].get_tensor(name)).astype(_READ_AS[self._types[name]], copy=False)
+
+    def matrix(self, name: str) -> StoredMatrix:
+        rows, columns = self._shapes[name]
+        kind = self._types[name] if self._types[name] in FLOATS else "F32"
+        return StoredMatrix(kind, (rows, columns), lambda: self.read(name))
 
 
 def load_folder(folder: Path, name: str) -> LoadedModel:

@@ -1,24 +1,21 @@
-"""A loaded model and its converted copy in the cache folder."""
+"""A loaded model, and the header of a built-in one in the cache folder."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from typing import NamedTuple
 
 from jaxspec.models.config import DecoderConfig, RopeScaling
 from jaxspec.models.load.files import replacing
+from jaxspec.models.load.gguf_tensors import TensorInfo
 from jaxspec.models.load.tokenizer import Tokenizer
-from jaxspec.models.load.weights import LazyWeights, Weights
+from jaxspec.models.load.weights import Weights
 
-#: Version of the file layout. Increase it when weights or metadata change: older files are then converted again.
-_LAYOUT = "1"
+#: Version of the header's layout. Increase it when the content changes: older files are then written again.
+_LAYOUT = 2
 
 
 @dataclass(frozen=True)
@@ -35,37 +32,41 @@ class LoadedModel:
     name: str
 
 
-def save_converted(model: LoadedModel, path: Path, origin: str) -> None:
-    """Write `model` atomically as one safetensors file. `origin` identifies the source file."""
-    metadata = {
+class Header(NamedTuple):
+    """What a GGUF file says before its tensors. The `gguf` package takes most of a second to read it."""
+
+    config: DecoderConfig
+    tokenizer: Tokenizer
+    tensors: Mapping[str, TensorInfo]
+
+
+def save_header(header: Header, path: Path, origin: str) -> None:
+    """Write `header` atomically as JSON. `origin` identifies the GGUF file. Raises `OSError`."""
+    content = {
         "layout": _LAYOUT,
         "origin": origin,
-        "config": json.dumps(asdict(model.config)),
-        "tokenizer": model.tokenizer.to_json(),
+        "config": asdict(header.config),
+        "tokenizer": header.tokenizer.to_json(),
+        "tensors": {name: asdict(tensor) for name, tensor in header.tensors.items()},
     }
     with replacing(path) as file:
-        save_file({name: np.ascontiguousarray(w) for name, w in model.weights.items()}, file, metadata)
+        file.write_text(json.dumps(content), encoding="utf-8")
 
 
-def load_converted(path: Path, origin: str, name: str) -> LoadedModel | None:
-    """Load a file of `save_converted`, which stays memory-mapped for its weights.
-
-    Returns None if it is missing, damaged or has another origin.
-    """
+def load_header(path: Path, origin: str) -> Header | None:
+    """Read a file of `save_header`. Returns None if it is missing, damaged or has another origin."""
     try:
-        file: Any = safe_open(path, framework="numpy")
-    except (OSError, SafetensorError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if (content["layout"], content["origin"]) != (_LAYOUT, origin):
+            return None
+        config, scaling = content["config"], content["config"].pop("rope_scaling")
+        for key in ("windowed_layers", "eos_token_ids"):
+            config[key] = tuple(config[key])
+        tensors = content["tensors"].items()
+        return Header(
+            DecoderConfig(**config, rope_scaling=scaling and RopeScaling(**scaling)),
+            Tokenizer.from_json(content["tokenizer"]),
+            {name: TensorInfo(**tensor | {"shape": tuple(tensor["shape"])}) for name, tensor in tensors},
+        )
+    except (OSError, ValueError, LookupError, TypeError):
         return None
-    metadata = file.metadata() or {}
-    if (metadata.get("layout"), metadata.get("origin")) != (_LAYOUT, origin):
-        return None
-    config = json.loads(metadata["config"])
-    scaling = config.pop("rope_scaling")
-    for key in ("windowed_layers", "eos_token_ids"):
-        config[key] = tuple(config[key])
-    return LoadedModel(
-        config=DecoderConfig(**config, rope_scaling=scaling and RopeScaling(**scaling)),
-        weights=LazyWeights({name: partial(file.get_tensor, name) for name in file.keys()}),  # noqa: SIM118
-        tokenizer=Tokenizer.from_json(metadata["tokenizer"]),
-        name=name,
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -10,11 +11,14 @@ import numpy as np
 
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.config import DecoderConfig
+from jaxspec.models.load.stored import StoredMatrix
 
 #: Weights by name: a dict, or `LazyWeights`.
 Weights = Mapping[str, np.ndarray]
 #: Reads one weight.
 Reader = Callable[[], np.ndarray]
+#: The parts of a fused matrix as they are stored.
+Stored = Sequence[StoredMatrix]
 
 
 class LazyWeights(Weights):
@@ -22,11 +26,12 @@ class LazyWeights(Weights):
 
     So a model larger than the host's memory can be put on the device weight by weight. Iterating, `len` and `in` read
     nothing; `values()` and `items()` read one weight at a time, `dict(weights)` reads all. Files stay memory-mapped as
-    long as this object lives, and must not be changed meanwhile.
+    long as this object lives, and must not be changed meanwhile. `stored`: for `stored_parts`, of matrices whose
+    stored form differs from the reader's.
     """
 
-    def __init__(self, readers: Mapping[str, Reader]):
-        self._readers = dict(readers)
+    def __init__(self, readers: Mapping[str, Reader], stored: Mapping[str, Stored] | None = None):
+        self._readers, self.stored = dict(readers), dict(stored or {})
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._readers[name]()
@@ -40,10 +45,47 @@ class LazyWeights(Weights):
     def __len__(self) -> int:
         return len(self._readers)
 
+    def watched(self, read: Callable[[str], None]) -> LazyWeights:
+        """The same weights; `read` is told the name of each when it is read the first time, also in its stored form."""
+        seen: set[str] = set()
+
+        def reading(name: str, reader: Reader) -> np.ndarray:
+            if name not in seen:
+                seen.add(name)
+                read(name)
+            return reader()
+
+        readers = {name: partial(reading, name, reader) for name, reader in self._readers.items()}
+        stored = {
+            name: [replace(part, read=partial(reading, name, part.read)) for part in parts]
+            for name, parts in self.stored.items()
+        }
+        return LazyWeights(readers, stored)
+
 
 def readers_of(weights: Weights) -> dict[str, Reader]:
     """A reader of each weight, from which to make other `LazyWeights`."""
     return {name: partial(weights.__getitem__, name) for name in weights}
+
+
+def stored_of(weights: Weights) -> dict[str, Stored]:
+    """`LazyWeights.stored` of any weights."""
+    return weights.stored if isinstance(weights, LazyWeights) else {}
+
+
+def stored_parts(weights: Weights, name: str, shape: tuple[int, int]) -> Stored:
+    """A matrix in its stored form, as parts `[out, in]` to be fused along `out`; `shape` is `(out, in)`.
+
+    The embedding is `[vocab, hidden]`. Where only the weight itself is known, that is one part, read when it is used.
+    """
+    if parts := stored_of(weights).get(name):
+        return parts
+
+    def read() -> np.ndarray:
+        matrix = np.asarray(weights[name])
+        return matrix if name == "embed" else matrix.T
+
+    return [StoredMatrix.read_by(read, shape)]
 
 
 class TensorSource(Protocol):
@@ -60,6 +102,10 @@ class TensorSource(Protocol):
 
     def read(self, name: str) -> np.ndarray:
         """Read a tensor in its stored dtype; float64 and quantised tensors as float32."""
+        ...
+
+    def matrix(self, name: str) -> StoredMatrix:
+        """A tensor of two axes in its stored form."""
         ...
 
 
@@ -181,6 +227,8 @@ def check_tensors(
         source.check(name)
 
 
+#: The parts of a layer that are matrices; the others are vectors.
+MATRICES = ("qkv", "o", "gate_up", "down")
 #: Weight of a layer -> the parts that are fused into it.
 _FUSED = {
     "attn_norm": ("attn_norm",),
@@ -222,11 +270,19 @@ def lazy_weights(
         weight = joined([tensor(part, layer) for part in parts])
         return weight if parts == ("embed",) else weight.T  # of a vector the vector itself
 
+    def matrix(part: str, layer: int) -> StoredMatrix:
+        found = source.matrix(names[part].format(layer))
+        if interleaved and part in ("q", "k"):
+            return replace(found, read=lambda: split_halves(found.read(), config.head_dim))
+        return found
+
     shapes = expected_shapes(config)
     readers = {name: partial(read, name) for name in ("embed", "norm", "head") if name in shapes}
+    stored: dict[str, Stored] = {name: [matrix(name, 0)] for name in ("embed", "head") if name in shapes}
     for i in range(config.num_layers):
         readers |= {f"layers.{i}.{name}": partial(read, *_FUSED[name], layer=i) for name in layer_shapes(config)}
-    return LazyWeights(readers)
+        stored |= {f"layers.{i}.{name}": [matrix(part, i) for part in _FUSED[name]] for name in MATRICES}
+    return LazyWeights(readers, stored)
 
 
 def joined(tensors: Sequence[np.ndarray]) -> np.ndarray:

@@ -155,6 +155,7 @@ def table(folder: Path, name: str) -> list[str]:
     return found[1].splitlines()
 
 
+@pytest.mark.slow
 def test_two_cells_of_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Page, numbers and their copy are written. What was not measured is named, and nothing is said about a card."""
     copy = tmp_path / "copy.json"

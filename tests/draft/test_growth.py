@@ -78,6 +78,7 @@ def drafts_of(llm: Any, max_tokens: int) -> list[Draft]:
 
 
 @pytest.mark.parametrize("depth", [None, 3])
+@pytest.mark.slow
 def test_specinfer_verifies_its_20_nodes(depth: int | None) -> None:
     with tiny.llm(draft="truncated:1", tree="fixed", draft_depth=depth, **SIZES) as llm:
         (runner,) = runners(llm.engine.speculator)
@@ -88,6 +89,7 @@ def test_specinfer_verifies_its_20_nodes(depth: int | None) -> None:
     assert all(v == whole[: len(v)] for v in verified), "the end of a request cuts whole levels only"
 
 
+@pytest.mark.slow
 def test_the_likeliest_path_of_a_perfect_drafter_is_accepted_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafters, "load", lambda name, target: perfect(target))
     with tiny.llm(draft=["truncated:1"], tree="fixed", **SIZES) as llm:

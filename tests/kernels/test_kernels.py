@@ -12,63 +12,26 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orjson.orjson
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from helpers import tiny
+from helpers.packed import packed
 from jaxspec.bench import BenchError, kernels
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.kernels import build, cpu
+from jaxspec.kernels import packed as layout
 from jaxspec.step import runner as model_runner
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    rows=st.integers(1, 40), depth=st.integers(1, 70), width=st.integers(1, 140), layers=st.integers(1, 3),
-    data=st.data(),
-)  # fmt: skip
-def test_products_of_every_shape(rows: int, depth: int, width: int, layers: int, data: Any) -> None:
-    cpu.load()
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    x = rng.normal(size=(rows, depth)).astype(np.float32)
-    w = rng.normal(size=(layers, depth, width)).astype(np.float32)
-    layer = data.draw(st.integers(0, layers - 1))
-    y = cpu.linear(jnp.asarray(x), jnp.asarray(cpu.panels(w, len(w))), width, jnp.int32(layer))
-    chex.assert_shape(y, (rows, width))
-    chex.assert_type(y, jnp.float32)
-    np.testing.assert_allclose(y, x @ w[layer], atol=1e-4)
-
-
-def test_a_product_large_enough_for_threads() -> None:
-    cpu.load()
-    rng = np.random.default_rng(0)
-    x, w = rng.normal(size=(33, 512)).astype(np.float32), rng.normal(size=(2, 512, 1000)).astype(np.float32)
-    panels = jnp.asarray(cpu.panels(w, len(w)))
-    run = jax.jit(chex.assert_max_traces(lambda x, i: cpu.linear(x, panels, 1000, i), n=1))
-    for layer in (0, 1, 0):
-        np.testing.assert_allclose(run(x, jnp.int32(layer)), x @ w[layer], atol=5e-4)
-
-
-def test_shapes_that_do_not_fit_are_refused() -> None:
-    weight = jnp.zeros((1, 2, 8, 32))
-    with pytest.raises(ValueError, match="does not fit"):
-        cpu.linear(jnp.zeros((3, 9)), weight, 64)
-    with pytest.raises(ValueError, match="width 65"):
-        cpu.linear(jnp.zeros((3, 8)), weight, 65)
-    with pytest.raises(ValueError, match="float32"):
-        cpu.linear(jnp.zeros((3, 8), jnp.bfloat16), weight, 64)
 
 
 def test_limits_of_python_and_c_agree() -> None:
     source = "".join(path.read_text() for path in build.sources())
-    for name in ("PANEL", "LANES", "MAX_ROWS", "MAX_DIM", "MAX_PAGE"):
-        assert f"#define {name} {getattr(cpu, name)}" in source
+    for module, names in ((cpu, ("LANES", "MAX_ROWS", "MAX_DIM", "MAX_PAGE")), (layout, ("PANEL", "GROUP", "SUPER"))):
+        for name in names:
+            assert f"#define {name} {getattr(module, name)}" in source
 
 
 def test_what_the_kernels_cannot_do_is_left_to_xla() -> None:
@@ -89,16 +52,6 @@ def test_a_gpu_has_its_own_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     assert model_runner.pick_layers(EngineConfig(kernels="xla"), tiny.config()).name == "xla"
     with pytest.raises(ConfigError, match="not on gpu"):
         model_runner.pick_layers(EngineConfig(kernels="native"), tiny.config())
-
-
-def test_a_row_does_not_depend_on_the_other_rows() -> None:
-    cpu.load()
-    rng = np.random.default_rng(1)
-    x, w = rng.normal(size=(31, 200)).astype(np.float32), rng.normal(size=(1, 200, 70)).astype(np.float32)
-    panels = jnp.asarray(cpu.panels(w, len(w)))
-    alone = np.concatenate([cpu.linear(jnp.asarray(x[i : i + 1]), panels, 70) for i in range(len(x))])
-    for rows in range(2, len(x) + 1):  # each number of rows is cut into other tiles
-        np.testing.assert_array_equal(cpu.linear(jnp.asarray(x[:rows]), panels, 70), alone[:rows])
 
 
 class Compilers:
@@ -180,7 +133,7 @@ def test_the_first_compiler_that_works_is_used(compilers: Compilers, caplog: Any
     [
         (":", "does not load"),
         ('echo nonsense > "$out"', "does not load"),
-        (f'cp {orjson.orjson.__file__} "$out"', "lacks jaxspec_linear, jaxspec_attention, jaxspec_commit"),
+        (f'cp {orjson.orjson.__file__} "$out"', "lacks jaxspec_linear, jaxspec_columns, jaxspec_attention"),
     ],
 )
 def test_what_a_compiler_makes_is_looked_at(compilers: Compilers, caplog: Any, then: str, why: str) -> None:
@@ -251,7 +204,7 @@ def test_every_compiler_there_is_builds_them_without_a_warning(tmp_path: Any, mo
     cpu.load(name)
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(9, 64)).astype(np.float32), rng.normal(size=(1, 64, 40)).astype(np.float32)
-    panels = jnp.asarray(cpu.panels(w, len(w)))
+    panels = jnp.asarray(packed(w))
     with cpu.built_by(name):
         run = jax.jit(lambda x: cpu.linear(x, panels, 40)).lower(x)
     assert f"@{name}jaxspec_linear" in run.as_text()
@@ -267,7 +220,8 @@ def test_the_benchmark_compares_compilers(tmp_path: Path, monkeypatch: Any) -> N
     options = ["--compilers", compiler, f"{compiler} -DANY", "--tokens", "3", "--contexts", "32", "--repeats", "4"]
     assert kernels.run(parser.parse_args([*options, "--cpu-time", "--json", str(tmp_path / "x.json")])) == 0
     found = json.loads((tmp_path / "x.json").read_text())
-    assert list(found["products_ms"]["3"]) == ["XLA", compiler, f"{compiler} -DANY"]
+    kernels_of = [f"{kind} {name}" for kind in ("F32", "Q4_1") for name in (compiler, f"{compiler} -DANY")]
+    assert list(found["products_ms"]["3"]) == ["XLA", *kernels_of]
     assert {len(times) for times in found["attention_ms"]["32"].values()} == {4}
     with pytest.raises(BenchError, match=r"nonsense: .*apt install gcc"):
         kernels.run(parser.parse_args(["--compilers", "nonsense"]))

@@ -21,13 +21,13 @@ from helpers.checkpoints import config, gguf_tensors, hf_tensors, write_gguf, wr
 from helpers.tiny_drafters import as_decoder
 from jaxspec.draft import registry
 from jaxspec.kernels import cpu
+from jaxspec.kernels.packed import pack
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.llama import device_weights, stacked_weights
 from jaxspec.models.load import LoadedModel, load_model
 from jaxspec.models.load.drafter_file import load_drafter, save_drafter
 from jaxspec.models.load.gguf import GGUFTensors
 from jaxspec.models.load.hf import SafetensorsFolder
-from jaxspec.models.load.loaded import load_converted, save_converted
 from jaxspec.models.load.weights import HF_NAMES, LazyWeights, expected_shapes, layer_shapes
 
 BFLOAT16 = ml_dtypes.bfloat16
@@ -103,15 +103,6 @@ def test_parts_of_different_dtypes_are_promoted_exactly(tmp_path: Path) -> None:
     np.testing.assert_array_equal(weights["layers.0.qkv"], np.hstack(parts))
 
 
-def test_a_converted_file_is_read_lazily(tmp_path: Path) -> None:
-    model = folder(tmp_path / "m", config(tie_embeddings=True), np.float16)
-    save_converted(model, tmp_path / "c", "origin")
-    again = load_converted(tmp_path / "c", "origin", "m")
-    assert again is not None and isinstance(again.weights, LazyWeights)
-    chex.assert_trees_all_equal(dict(again.weights), dict(model.weights))
-    assert not np.shares_memory(again.weights["embed"], again.weights["embed"])
-
-
 class Watched(Mapping[str, np.ndarray]):
     """Weights that assert that of those read before at most the last is still in memory: JAX frees it a little late."""
 
@@ -145,9 +136,16 @@ def test_one_weight_at_a_time_goes_to_the_device(tmp_path: Path, tied: bool, sto
         # An array that needs no cast may stay where it is: the device is the host here.
         source = weights if jnp.dtype(dtype) == stored else Watched(weights)
         chex.assert_trees_all_equal(device_weights(c, source, dtype), narrow)
-    stacked = stacked_weights(c, Watched(weights), cpu.panels)
-    chex.assert_trees_all_equal(stacked, stacked_weights(c, wide, cpu.panels))
-    np.testing.assert_array_equal(stacked["layers.gate_up"][2, 1], wide["layers.2.gate_up"][:, 32:64])
+    stacked, width = stacked_weights(c, Watched(weights), pack), 2 * c.intermediate_size
+    chex.assert_trees_all_equal(stacked, stacked_weights(c, wide, pack))
+    small = stacked_weights(c, weights, pack)  # in the stored data type
+    assert small["layers.gate_up"].nbytes < 0.6 * stacked["layers.gate_up"].nbytes
+    cpu.load()
+    unit = jnp.eye(c.hidden_size)
+    for packed in (stacked, small):
+        product = cpu.linear(unit, packed["layers.gate_up"], width, jnp.int32(2))
+        np.testing.assert_array_equal(product, wide["layers.2.gate_up"])
+        np.testing.assert_array_equal(cpu.linear(unit, packed["head"], c.vocab_size), (wide | head)["head"])
 
 
 def test_weights_that_are_on_the_device_stay_there() -> None:

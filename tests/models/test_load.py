@@ -18,8 +18,9 @@ from jaxspec.errors import ModelLoadError
 from jaxspec.models.config import DecoderConfig, RopeScaling
 from jaxspec.models.layers import inverse_frequencies
 from jaxspec.models.load import LoadedModel, load_model
+from jaxspec.models.load.gguf_tensors import TensorInfo
 from jaxspec.models.load.hf_config import decoder_config
-from jaxspec.models.load.loaded import load_converted, save_converted
+from jaxspec.models.load.loaded import Header, load_header, save_header
 from jaxspec.models.load.weights import Weights
 
 VARIANTS = [
@@ -303,17 +304,18 @@ def test_unknown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         load_model("jaxspec-tests/absent")
 
 
-def test_converted_form(tmp_path: Path) -> None:
-    """What is kept of a built-in model loads as it was, and never in place of something else."""
-    path = tmp_path / "m.safetensors"
+def test_a_cached_header(tmp_path: Path) -> None:
+    """What is kept of a built-in model's file is as it was, and never in place of something else."""
+    path = tmp_path / "m.json"
     model = load_model(str(GOLDEN / "llama3_rope"))
-    assert load_converted(path, "a", "m") is None
-    save_converted(model, path, "a")
-    again = load_converted(path, "a", model.name)
-    assert again is not None and again.config == model.config
-    chex.assert_trees_all_equal(dict(again.weights), dict(model.weights))
+    header = Header(model.config, model.tokenizer, {"a": TensorInfo("Q4_1", (3, 64), 128, 120)})
+    assert load_header(path, "a") is None
+    save_header(header, path, "a")
+    again = load_header(path, "a")
+    assert again is not None and (again.config, again.tensors) == (header.config, header.tensors)
     assert again.tokenizer.to_json() == model.tokenizer.to_json()
-    assert load_converted(path, "b", "m") is None
-    path.write_bytes(path.read_bytes()[:-1])
-    assert load_converted(path, "a", "m") is None
-    assert [p.name for p in tmp_path.iterdir()] == ["m.safetensors"]
+    assert load_header(path, "b") is None
+    for content in (path.read_bytes()[:-1], b"[]", b'{"layout": 2}', path.read_bytes().replace(b'"offset"', b'"at"')):
+        path.write_bytes(content)
+        assert load_header(path, "a") is None
+    assert [p.name for p in tmp_path.iterdir()] == ["m.json"]

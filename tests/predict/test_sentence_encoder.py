@@ -24,6 +24,7 @@ FOLDER = str(GOLDEN / "encoder")
 TEXTS = ["a story", "tell me a long story of owls " * 9, "", "write code"]
 
 
+@pytest.mark.slow
 def test_embeddings_are_those_of_the_whole_encoder():
     encoder, loaded = SentenceEncoder.load(FOLDER), load_bert(FOLDER)
     found = encoder.embed(TEXTS)

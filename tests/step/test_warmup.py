@@ -89,6 +89,7 @@ def test_an_engine_that_is_closed_does_not_wait_for_the_rest(held: threading.Eve
     assert "jaxspec-warm-up" not in {thread.name for thread in threading.enumerate()}
 
 
+@pytest.mark.slow
 def test_with_a_choice_of_drafters_all_of_them_are_there_at_once() -> None:
     """Who drafts for whom is chosen by what each takes."""
     settings = SETTINGS | dict(token_buckets=[8], draft_choice="lbss", max_num_batched_tokens=8)

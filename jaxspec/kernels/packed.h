@@ -1,0 +1,161 @@
+/* Weights as small as they came. A matrix [depth, width] is stored in panels of 32 columns; a panel is in one of these
+   formats, in groups of 32 rows. Weights are widened to float32 in registers, to exactly the values of the `gguf`
+   package. packed.py writes the buffers and describes their layout.
+
+   A group of codes consists of words, 16 columns of 32 bits each: word i, half h is at 64 * (2 * i + h) bytes. A column's
+   32 bits hold 8 codes of 4 bits, 4 of 8 bits or 2 of 16 bits, the first row in the lowest bits. */
+#ifndef JAXSPEC_PACKED_H
+#define JAXSPEC_PACKED_H
+
+#include "kernel.h"
+
+#if defined(__AVX512F__) || defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#define PANEL 32
+#define GROUP 32  /* rows */
+#define SUPER 256 /* rows of a superblock of Q4_K, Q5_K, Q6_K */
+#define COLUMNS (PANEL / WIDTH)
+#define INLINE static inline __attribute__((always_inline))
+
+/* Numbers as in packed.py. I8: codes of 8 bits with one float32 scale per column. */
+enum Format { F32, BF16, F16, I8, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, FORMATS };
+
+/* Bytes at the begin of a panel, a superblock, a group: scales and minima. */
+INLINE int panel_head(int format) { return format == I8 ? 4 * PANEL : 0; }
+INLINE int super_head(int format) {
+  return format == Q4_K || format == Q5_K ? 4 * PANEL : format == Q6_K ? 2 * PANEL : 0;
+}
+INLINE int group_head(int format) {
+  if (format == Q4_1 || format == Q5_1) return 4 * PANEL;
+  return format >= Q4_0 ? 2 * PANEL : 0;
+}
+/* Bytes of a group's bits above the lowest four, and of its codes. */
+INLINE int high_bytes(int format) {
+  if (format == Q5_0 || format == Q5_1 || format == Q5_K) return GROUP * PANEL / 8;
+  return format == Q6_K ? GROUP * PANEL / 4 : 0;
+}
+INLINE int code_bytes(int format) {
+  if (format == F32) return 4 * GROUP * PANEL;
+  if (format == BF16 || format == F16) return 2 * GROUP * PANEL;
+  return format == I8 || format == Q8_0 ? GROUP * PANEL : GROUP * PANEL / 2;
+}
+INLINE int group_bytes(int format) { return group_head(format) + high_bytes(format) + code_bytes(format); }
+
+/* WIDTH floats from float16. */
+INLINE vec from_float16(const uint8_t *p) {
+#if WIDTH == 16
+  return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#elif WIDTH == 8 && defined(__F16C__)
+  return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#else
+  /* Exponent and fraction moved into place and the exponent's bias corrected; subnormal numbers are computed, because
+     XLA's threads take those of float32 as zero. Infinities and NaNs, which no weight is, become large numbers. */
+  typedef uint16_t shorts __attribute__((vector_size(2 * WIDTH), aligned(1), may_alias));
+  ints bits = __builtin_convertvector(*(const shorts *)p, ints), fraction = bits & 0x3ff;
+  ints normal = ((bits & 0x7fff) << 13) + (112 << 23), is_small = (bits & 0x7c00) == 0;
+  vec small = __builtin_convertvector(fraction, vec) * 0x1p-24f;
+  return (vec)((((ints)small & is_small) | (normal & ~is_small)) | (bits & 0x8000) << 16);
+#endif
+}
+INLINE vec from_uint8(const uint8_t *p) { return __builtin_convertvector(*(const bytes *)p, vec); }
+INLINE vec from_int8(const uint8_t *p) {
+  typedef int8_t signed_bytes __attribute__((vector_size(WIDTH), aligned(1), may_alias));
+  return __builtin_convertvector(*(const signed_bytes *)p, vec);
+}
+
+/* Codes of 4 bits minus `zero`, from the lowest bits of each column. */
+INLINE vec from_nibbles(ints word, int zero) {
+#if WIDTH == 16
+  static const float values[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  __m512 table = _mm512_sub_ps(_mm512_loadu_ps(values), _mm512_set1_ps((float)zero));
+  return (vec)_mm512_permutexvar_ps((__m512i)word, table); /* reads the four lowest bits only */
+#else
+  return __builtin_convertvector((word & 15) - zero, vec);
+#endif
+}
+
+/* A group's scales and minima: weight = code * scale + minimum. */
+typedef struct {
+  vec scale[COLUMNS], minimum[COLUMNS];
+} Scales;
+
+INLINE int has_minimum(int format) { return format == Q4_1 || format == Q5_1 || format == Q4_K || format == Q5_K; }
+
+INLINE void read_scales(int format, const uint8_t *panel, const uint8_t *super, const uint8_t *group, Scales *to) {
+  UNROLL for (int c = 0; c < COLUMNS; c++) {
+    const int first = c * WIDTH;
+    if (format == I8) to->scale[c] = *(const vec *)(panel + 4 * first);
+    if (format >= Q4_0 && format <= Q8_0) to->scale[c] = from_float16(group + 2 * first);
+    if (format == Q4_1 || format == Q5_1) to->minimum[c] = from_float16(group + 2 * (PANEL + first));
+    if (format == Q4_K || format == Q5_K) {
+      to->scale[c] = from_float16(super + 2 * first) * from_uint8(group + first);
+      to->minimum[c] = -(from_float16(super + 2 * (PANEL + first)) * from_uint8(group + PANEL + first));
+    }
+  }
+}
+
+/* Widens a group to float32 and uses each weight: written to `to` [32, 32] if given, and multiplied with row r of x,
+   x[r * stride + row], added to sum[r] for r < rows. Call with constant `format` and `rows`. */
+INLINE void use_group(const int format, const int rows, const uint8_t *panel, const uint8_t *super,
+                      const uint8_t *group, const float *x, int64_t stride, vec (*sum)[COLUMNS], float *to) {
+  const uint8_t *high = group + group_head(format), *codes = high + high_bytes(format);
+  const int zero = format == Q4_0 ? 8 : format == Q5_0 ? 16 : format == Q6_K ? 32 : 0;
+  const int per_word = GROUP * 4 * PANEL / code_bytes(format), words = GROUP / per_word;
+  Scales s = {0};
+  ints bits[COLUMNS] = {0};
+  read_scales(format, panel, super, group, &s);
+  for (int i = 0; i < words; i++) {
+    const uint8_t *word = codes + 4 * PANEL * i;
+    UNROLL for (int c = 0; c < COLUMNS; c++) {
+      const int first = c * WIDTH;
+      if (format == Q6_K && i % 2 == 0) { /* a scale for 16 rows */
+        s.scale[c] = from_float16(super + 2 * first) * from_int8(group + PANEL * (i / 2) + first);
+        bits[c] = *(const ints *)(high + 4 * (PANEL * (i / 2) + first));
+      } else if (high_bytes(format)) { /* the bits of this word's rows are the lowest */
+        bits[c] = i ? bits[c] >> (format == Q6_K ? 16 : 8) : *(const ints *)(high + 4 * first);
+      }
+    }
+    UNROLL for (int j = 0; j < per_word; j++) {
+      const int row = i * per_word + j;
+      UNROLL for (int c = 0; c < COLUMNS; c++) {
+        const int first = c * WIDTH;
+        ints w = *(const ints *)(word + 4 * first);
+        vec weight;
+        if (format == F32) {
+          weight = (vec)w;
+        } else if (format == BF16) {
+          if (j)
+            w &= (int32_t)0xffff0000;
+          else
+            w <<= 16;
+          weight = (vec)w;
+        } else if (format == F16) { /* rows of 32 columns, not words */
+          weight = from_float16(word + 2 * (PANEL * j + first));
+        } else {
+          vec code;
+          if (format == I8 || format == Q8_0) {
+            code = __builtin_convertvector((w << (24 - 8 * j)) >> 24, vec);
+          } else if (high_bytes(format)) {
+            const int at = format == Q6_K ? 2 * j : j, mask = format == Q6_K ? 48 : 16;
+            ints above;
+            if (at < 4)
+              above = bits[c] << (4 - at);
+            else
+              above = bits[c] >> (at - 4);
+            code = __builtin_convertvector((((w >> (4 * j)) & 15) | (above & mask)) - zero, vec);
+          } else {
+            code = from_nibbles(w >> (4 * j), zero);
+          }
+          weight = code * s.scale[c];
+          if (has_minimum(format)) weight += s.minimum[c];
+        }
+        if (to) *(vec *)(to + row * PANEL + first) = weight;
+        UNROLL for (int r = 0; r < rows; r++) sum[r][c] += weight * x[r * stride + row];
+      }
+    }
+  }
+}
+
+#endif
