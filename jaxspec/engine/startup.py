@@ -61,12 +61,9 @@ def for_device(config: EngineConfig) -> EngineConfig:
     claim_memory(config.gpu_memory_utilization)
     without_symbols()
     gpu = jax.default_backend() == "gpu"
-    resolved: dict[str, object] = {"max_num_batched_tokens": config.token_budget}
-    if gpu and config.max_num_batched_tokens is None:
-        resolved["max_num_batched_tokens"] = GPU_TOKEN_BUDGET
-    if config.dtype == "auto":
-        resolved["dtype"] = "bfloat16" if gpu else "float32"
-    return config.model_copy(update=resolved)
+    dtype = ("bfloat16" if gpu else "float32") if config.dtype == "auto" else config.dtype
+    budget = config.max_num_batched_tokens or (GPU_TOKEN_BUDGET if gpu else config.token_budget)
+    return config.model_copy(update={"dtype": dtype, "max_num_batched_tokens": budget})
 
 
 def _reported(weights: Weights, progress: Progress) -> LazyWeights:

@@ -57,47 +57,42 @@ def pack(layers: Sequence[Sequence[StoredMatrix]]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Run:
-    """Panels in a row with the same format, from rows `begin` … of each part."""
+    """Panels in a row with the same format: the first panel, their number, and their columns in parts `[out, in]`."""
 
     kind: str
     first: int
     panels: int
-    pieces: Sequence[tuple[StoredMatrix, int, int]]
+    parts: Sequence[StoredMatrix]
 
     def floats(self, depth: int) -> np.ndarray:
         """The weights as float32 `[panels * 32, depth]`."""
-        rows = [part.floats()[begin:end] for part, begin, end in self.pieces]
+        rows = [part.floats() for part in self.parts]
         return _padded(np.concatenate(rows) if len(rows) > 1 else rows[0], self.panels, depth)
 
-    def read(self) -> np.ndarray:
-        """The blocks or values of the only piece."""
-        ((part, begin, end),) = self.pieces
-        return part.read()[begin:end]
+    @property
+    def part(self) -> StoredMatrix:
+        """The only part."""
+        (part,) = self.parts
+        return part
 
 
 def _runs(parts: Sequence[StoredMatrix], depth: int, panels: int) -> Iterator[_Run]:
-    """Cut fused parts into runs."""
-    ends = np.cumsum([part.shape[0] for part in parts])
+    """Cut fused parts into runs: the whole panels of each part, and between them panels with columns of several."""
+    ends = np.cumsum([part.shape[0] for part in parts]).tolist()
     first = 0
     while first < panels:
         begin = first * PANEL
-        index = int(np.searchsorted(ends, begin, side="right"))
-        offset = int(ends[index]) - parts[index].shape[0]
-        last = index == len(parts) - 1
-        # Whole panels of this part; the last part's last panel may be padded.
-        count = -(-(int(ends[index]) - begin) // PANEL) if last else (int(ends[index]) - begin) // PANEL
-        if count:
-            end = min(begin + count * PANEL, int(ends[index]))
-            kind = parts[index].kind if _packable(parts[index].kind, depth) else "F32"
-            yield _Run(kind, first, count, [(parts[index], begin - offset, end - offset)])
-        else:  # a panel with columns of several parts
-            count, pieces = 1, []
-            for part, end in zip(parts, ends, strict=True):
-                low, high = max(begin, int(end) - part.shape[0]), min(begin + PANEL, int(end))
-                if low < high:
-                    shift = int(end) - part.shape[0]
-                    pieces.append((part, low - shift, high - shift))
-            yield _Run("F32", first, 1, pieces)
+        inside = next(end for end in ends if end > begin)
+        # The last part's last panel is padded.
+        count = -(-(inside - begin) // PANEL) if inside == ends[-1] else max(1, (inside - begin) // PANEL)
+        end = min(begin + count * PANEL, ends[-1])
+        columns = [
+            part.rows(slice(max(begin - before, 0), end - before))
+            for part, before, after in zip(parts, [0, *ends], ends, strict=False)
+            if before < end and after > begin
+        ]
+        kind = columns[0].kind if len(columns) == 1 and _packable(columns[0].kind, depth) else "F32"
+        yield _Run(kind, first, count, columns)
         first += count
 
 
@@ -118,21 +113,20 @@ def _panel_bytes(kind: str, depth: int) -> int:
 def _write_floats(to: np.ndarray, run: _Run, depth: int) -> None:
     """Rows of 32 columns of float32 or float16."""
     kind = np.float32 if run.kind == "F32" else np.float16
-    values = run.floats(depth) if run.kind == "F32" else _padded(run.read(), run.panels, depth)
+    values = run.floats(depth) if run.kind == "F32" else _padded(run.part.read(), run.panels, depth)
     view = to.view(kind).reshape(run.panels, depth, PANEL)
     view[:] = values.reshape(run.panels, PANEL, depth).swapaxes(1, 2)
 
 
 def _write_bfloat16(to: np.ndarray, run: _Run, depth: int) -> None:
-    pairs = _padded(run.read(), run.panels, depth).view(np.uint32)
+    pairs = _padded(run.part.read(), run.panels, depth).view(np.uint32)
     to.view(np.uint32).reshape(run.panels, depth // 2, PANEL)[:] = _by_panel(pairs)
 
 
 def _write_int8(to: np.ndarray, run: _Run, depth: int) -> None:
-    ((part, begin, end),) = run.pieces
-    assert part.scale is not None
-    to[:, : 4 * PANEL] = _padded(part.scale[begin:end, None], run.panels, 1).view(np.uint8).reshape(run.panels, -1)
-    codes = _padded(run.read(), run.panels, depth).view(np.uint32)
+    assert run.part.scale is not None
+    to[:, : 4 * PANEL] = _padded(run.part.scale[:, None], run.panels, 1).view(np.uint8).reshape(run.panels, -1)
+    codes = _padded(run.part.read(), run.panels, depth).view(np.uint32)
     to[:, 4 * PANEL :].view(np.uint32).reshape(run.panels, depth // 4, PANEL)[:] = _by_panel(codes)
 
 
@@ -144,7 +138,7 @@ def _by_panel(words: np.ndarray) -> np.ndarray:
 def _blocks(to: np.ndarray, run: _Run, depth: int) -> None:
     """GGUF's blocks: for each superblock its scales, then for each group scales, high bits and codes."""
     size = SUPER if run.kind.endswith("_K") else GROUP
-    read = run.read()
+    read = run.part.read()
     stored = _padded(read, run.panels, read.shape[1])
     blocks = stored.reshape(stored.shape[0], depth // size, -1)
     fields = _FIELDS[run.kind](blocks)

@@ -48,10 +48,10 @@ class StoredMatrix:
         """Of an array `[out, in]` of unknown data type: taken as float32, which holds all others exactly."""
         return cls("F32", shape, lambda: np.asarray(read(), np.float32))
 
-    def rows(self, index: np.ndarray) -> StoredMatrix:
-        """The matrix with only the outputs `index [n]`, in that order."""
-        scale = None if self.scale is None else self.scale[index]
-        return replace(self, shape=(len(index), self.shape[1]), read=lambda: self.read()[index], scale=scale)
+    def rows(self, index: np.ndarray | slice) -> StoredMatrix:
+        """The matrix with only the outputs `index`, in that order."""
+        scale, count = None if self.scale is None else self.scale[index], len(np.arange(self.shape[0])[index])
+        return replace(self, shape=(count, self.shape[1]), read=lambda: self.read()[index], scale=scale)
 
     def floats(self) -> np.ndarray:
         """The weights `[out, in]` as float32."""
