@@ -23,6 +23,10 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
+#: A linear layer or an embedding: an `nnx.Linear` or `nnx.Embed`, or what replaces it after loading.
+Layer = Callable[[jax.Array], jax.Array]
+
+
 @dataclass(frozen=True, slots=True)
 class BertConfig:
     """Sizes of an encoder. `eps`: of the layer norms; `activation`: a key of `ACTIVATIONS`."""
@@ -44,11 +48,11 @@ class BertBlock(nnx.Module):
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         c = self.config = config
         linear = partial(nnx.Linear, kernel_init=nnx.initializers.normal(0.02), rngs=rngs)
-        self.qkv = linear(c.hidden, 3 * c.hidden)
-        self.o = linear(c.hidden, c.hidden)
+        self.qkv: Layer = linear(c.hidden, 3 * c.hidden)
+        self.o: Layer = linear(c.hidden, c.hidden)
         self.attn_norm = layer_norm(c, rngs)
-        self.up = linear(c.hidden, c.intermediate)
-        self.down = linear(c.intermediate, c.hidden)
+        self.up: Layer = linear(c.hidden, c.intermediate)
+        self.down: Layer = linear(c.intermediate, c.hidden)
         self.mlp_norm = layer_norm(c, rngs)
 
     def __call__(self, x: jax.Array, mask: jax.Array, queries: int | None = None) -> jax.Array:
@@ -67,7 +71,7 @@ class BertEncoder(nnx.Module):
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         c = self.config = config
         embed = partial(nnx.Embed, features=c.hidden, embedding_init=nnx.initializers.normal(0.02), rngs=rngs)
-        self.tokens = embed(c.vocab_size)
+        self.tokens: Layer = embed(c.vocab_size)
         self.positions = embed(c.max_positions)
         self.types = embed(c.type_vocab)
         self.norm = layer_norm(c, rngs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -128,14 +129,16 @@ def window_of(config: DecoderConfig, layer: int) -> int | None:
 
 
 def device_weights(
-    config: DecoderConfig, weights: Mapping[str, np.ndarray] | Mapping[str, jax.Array], dtype: str
-) -> dict[str, jax.Array]:
+    config: DecoderConfig, weights: Mapping[str, np.ndarray] | Mapping[str, jax.Array], dtype: str,
+    shared: Mapping[str, jax.Array] = MappingProxyType({}),
+) -> dict[str, jax.Array]:  # fmt: skip
     """Put weights on the device as `dtype`, matrices `[in, out]`; a tied embedding is copied to the head.
 
     One weight at a time is read (`LazyWeights`), put on the device in its stored dtype and cast there, so the host
-    holds one weight. Arrays that are already on the device stay there.
+    holds one weight. Arrays that are already on the device stay there. `shared` are used as they are, instead of those
+    in `weights`.
     """
-    out = {name: _put(weights[name], dtype) for name in weights}
+    out = {name: shared[name] if name in shared else _put(weights[name], dtype) for name in weights}
     if config.tie_embeddings:
         out["head"] = out["embed"].T.copy()
     return out
@@ -152,15 +155,19 @@ def head_of(config: DecoderConfig, weights: Mapping[str, np.ndarray]) -> np.ndar
 
 
 def stacked_weights(
-    config: DecoderConfig, weights: Mapping[str, np.ndarray], pack: Callable[[Sequence[Stored]], np.ndarray]
-) -> dict[str, jax.Array]:
+    config: DecoderConfig, weights: Mapping[str, np.ndarray], pack: Callable[[Sequence[Stored]], np.ndarray],
+    shared: Mapping[str, jax.Array] = MappingProxyType({}),
+) -> dict[str, jax.Array]:  # fmt: skip
     """Put weights on the device, stacked over layers as `layers.<part>`: vectors as float32, matrices as packed by
     `pack` from their parts in each layer, as they are stored. The embedding is packed like a head `[hidden, vocab]`;
-    if they are tied, they are one array. A matrix is read (`LazyWeights`) when `pack` takes it.
+    if they are tied, they are one array. A matrix is read (`LazyWeights`) when `pack` takes it. `shared`: embedding and
+    head that are already packed.
     """
     c, shapes = config, layer_shapes(config)
 
     def packed(names: Sequence[str], size: Sequence[int]) -> jax.Array:
+        if names[0] in shared:
+            return shared[names[0]]
         return jax.device_put(pack([stored_parts(weights, name, (size[1], size[0])) for name in names]))
 
     out = {"embed": packed(["embed"], (c.hidden_size, c.vocab_size)), "norm": _put(weights["norm"], "float32")}

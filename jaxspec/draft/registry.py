@@ -101,10 +101,8 @@ def truncated(target: LoadedModel, layers: int) -> tuple[DecoderConfig, Weights]
             f"draft: truncated:{layers} must keep between 1 and {c.num_layers - 1} layers of {target.name}"
         )
     dropped = tuple(f"layers.{i}." for i in range(layers, c.num_layers))
-    readers = readers_of(whole(target))
-    weights = LazyWeights(
-        {name: reader for name, reader in readers.items() if not name.startswith(dropped)}, stored_of(whole(target))
-    )
+    kept = {name: reader for name, reader in readers_of(whole(target)).items() if not name.startswith(dropped)}
+    weights = LazyWeights(kept, stored_of(whole(target)), of_target=["embed", "head"])
     windowed = tuple(i for i in c.windowed_layers if i < layers)
     if c.windowed_layers and not windowed:
         c = replace(c, sliding_window=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import product
@@ -16,7 +16,7 @@ from jaxspec.compilation import compile_ahead
 from jaxspec.draft.growth import Beam, Growth
 from jaxspec.draft.round import Staged, make_round
 from jaxspec.models.config import DecoderConfig
-from jaxspec.models.load.weights import Weights
+from jaxspec.models.load.weights import Weights, of_target
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.policy import DEPTH
 from jaxspec.step.batch import BatchBuffers, BatchShape
@@ -54,9 +54,13 @@ def round_buckets(max_tokens: int, max_requests: int, pages: int, fine: bool = F
 
 
 class TargetModel(Protocol):
-    """The target's state that rounds use: they read `features` and write the distributions of drafts to `drawn`."""
+    """The target's state that rounds use: they read `features` and write the distributions of drafts to `drawn`.
+
+    `ends`: its embedding `embed` and its `head` on the device, which drafters may share.
+    """
 
     drawn: DraftDistributions
+    ends: Mapping[str, jax.Array]
 
     @property
     def features(self) -> jax.Array: ...
@@ -83,7 +87,8 @@ class DraftRunner:
         self._device = device if self.own_device else None
         # The target's KV pool has taken all memory of its device: nothing of the drafter may pass through it.
         with jax.default_device(self._device) if self.own_device else nullcontext():
-            model = layers.drafter(config, weights, dtype)
+            shared = () if self.own_device else of_target(weights)
+            model = layers.drafter(config, weights, dtype, {name: target.ends[name] for name in shared})
             self.conditioned = model.conditioned
             self._graph, self._treedef, leaves = split(model)
             kv_cache = KVCache.zeros(config, num_pages, page_size, dtype, zeros=layers.zeros)

@@ -16,7 +16,7 @@ from jaxspec.config import EngineConfig
 from jaxspec.draft.registry import Models, allocate_distributions, growths, own_devices
 from jaxspec.draft.runner import round_buckets
 from jaxspec.models.config import DecoderConfig
-from jaxspec.models.load.weights import weight_shapes
+from jaxspec.models.load.weights import of_target, weight_shapes
 from jaxspec.sched.spec.trees.policy import DEPTH
 from jaxspec.step.batch import BatchShape
 from jaxspec.step.buckets import StepSizes, step_buckets
@@ -98,6 +98,8 @@ def memory_uses(
         shapes_of = weight_shapes(replace(c, tie_embeddings=False)) | {"head": (c.hidden_size, vocab)}
         if "fuse" in own:
             shapes_of["fuse"] = 2 * c.hidden_size, c.hidden_size
+        if at == 0:
+            shapes_of = {n: shape for n, shape in shapes_of.items() if n not in of_target(own)}
         temporaries = max(program.round_bytes(shape, vocab, width, DEPTH) for shape in chains)
         uses.append(MemoryUse(name, _elements(shapes_of) * item, page_bytes(c, size, dtype), temporaries, device=at))
     return uses

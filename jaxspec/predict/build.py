@@ -47,11 +47,12 @@ def auto(config: EngineConfig, model: LoadedModel, loaded: LengthPredictor | Non
 
 def proxy(config: EngineConfig, model: LoadedModel, loaded: LengthPredictor | None) -> LengthPredictor:
     """`predictor: proxy`."""
-    return loaded or load_proxy(config.predictor_model, model.name)
+    return loaded or load_proxy(config.predictor_model, model.name, kernels=config.kernels != "xla")
 
 
-def load_proxy(name: str | None, model: str) -> LengthPredictor:
-    """A trained predictor: a shipped one by name, or a file. None: the shipped one for `model`.
+def load_proxy(name: str | None, model: str, kernels: bool = False) -> LengthPredictor:
+    """A trained predictor: a shipped one by name, or a file. None: the shipped one for `model`. `kernels`: see
+    `ProxyPredictor.load`.
 
     Raises `ConfigError` if there is none or it cannot be loaded.
     """
@@ -66,7 +67,7 @@ def load_proxy(name: str | None, model: str) -> LengthPredictor:
         )
     assert name is not None
     try:
-        return ProxyPredictor.load(files.get(name) or Path(name).expanduser())
+        return ProxyPredictor.load(files.get(name) or Path(name).expanduser(), kernels)
     except (ModelLoadError, OSError) as error:
         known = f" (predictors by name: {', '.join(files)})" if files else ""
         raise ConfigError(f"predictor_model: {error}{known}") from None

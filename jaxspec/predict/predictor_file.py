@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from jaxspec.errors import ModelLoadError
 from jaxspec.models.bert import BertConfig, BertEncoder
 from jaxspec.models.length_head import LengthHead, LengthModel
 from jaxspec.models.load.files import filled, quantized, replacing, restored, weights_of
+from jaxspec.models.load.stored import StoredMatrix
 from jaxspec.models.load.weights import Weights
 from jaxspec.predict.formulation import Formulation
 
@@ -37,6 +39,8 @@ class PredictorFile:
     about: dict[str, str]
     #: Maximum tokens of a text that it was trained to read.
     longest: int
+    #: INT8 matrices of the encoder as they are stored, by dotted name in the encoder.
+    matrices: Mapping[str, StoredMatrix] = field(default_factory=dict)
 
 
 def write(predictor: PredictorFile, path: Path) -> None:
@@ -95,7 +99,7 @@ def _predictor(stored: dict[str, np.ndarray], metadata: dict[str, str], where: s
         tokenizer = Tokenizer.from_str(stored.pop(_TOKENIZER).tobytes().decode())
     except Exception as error:  # what the Rust side raises is a bare Exception
         raise ModelLoadError(f"{where}: cannot read its tokenizer ({error})") from None
-    weights = restored(stored)
+    weights, matrices = restored(stored), _matrices(stored)
     width = weights["head.inner.bias"].size
 
     def make() -> LengthModel:
@@ -104,7 +108,17 @@ def _predictor(stored: dict[str, np.ndarray], metadata: dict[str, str], where: s
 
     model = filled(make, weights, where)
     about, longest = json.loads(metadata["about"]), int(metadata["longest"])
-    return PredictorFile(model, formulation, tokenizer, metadata["name"], about, longest)
+    return PredictorFile(model, formulation, tokenizer, metadata["name"], about, longest, matrices)
+
+
+def _matrices(stored: Weights) -> dict[str, StoredMatrix]:
+    """The encoder's INT8 matrices `[out, in]`; an embedding is `[vocab, hidden]`."""
+
+    def matrix(name: str, codes: np.ndarray) -> StoredMatrix:
+        return StoredMatrix.int8(codes if name.endswith("embedding") else codes.T, stored[f"{name}.scale"])
+
+    small = {name: value for name, value in stored.items() if value.dtype == np.int8}
+    return {name.removeprefix("encoder."): matrix(name, codes) for name, codes in small.items()}
 
 
 def _digest(tensors: Weights, metadata: dict[str, Any]) -> str:

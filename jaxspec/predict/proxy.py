@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from jaxspec.models.bert import BertEncoder
 from jaxspec.models.length_head import LengthHead, LengthModel
+from jaxspec.predict import packed_encoder
 from jaxspec.predict import predictor_file as file
 from jaxspec.predict.formulation import Formulation
 from jaxspec.predict.predictor import MOST
@@ -39,9 +40,14 @@ class ProxyPredictor:
         self._run = TextModel(self._model, formulation.outputs, tokenizer, name, most)
 
     @classmethod
-    def load(cls, path: str | Path) -> ProxyPredictor:
-        """Load a file from `save`. Raises `ModelLoadError` with the reason if it is damaged or something else."""
+    def load(cls, path: str | Path, kernels: bool = False) -> ProxyPredictor:
+        """Load a file from `save`. Raises `ModelLoadError` with the reason if it is damaged or something else.
+
+        `kernels`: run on the CPU kernels where they are available, with INT8 matrices. It cannot be saved then.
+        """
         p = file.read(Path(path))
+        if kernels and packed_encoder.available():
+            packed_encoder.use_packed(p.model.encoder, p.matrices)
         return cls(p.model.encoder, p.model.head, p.formulation, p.tokenizer, p.name, p.about, p.longest)
 
     def save(self, path: str | Path) -> None:

@@ -21,7 +21,7 @@ from jaxspec.predict.predictor import MOST, clip
 LENGTHS = (32, 64, 128, 256, MOST)
 #: Numbers of rows of the compiled programs, descending; a program has at most `_TOKENS` tokens, or one row. Texts are
 #: split so that no row stays empty: on a CPU a padding row costs as much as any other.
-BATCHES = (16, 4, 1)
+BATCHES = (4, 1)
 _TOKENS = 2048
 
 

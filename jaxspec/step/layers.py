@@ -40,8 +40,13 @@ class Layers(Protocol):
         """Build the model with `weights` (from `load_model`) on the device."""
         ...
 
-    def drafter(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> DraftDecoder:
-        """Build a draft model (`jaxspec.models.drafter`) on the device."""
+    def drafter(
+        self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str, target: Mapping[str, jax.Array]
+    ) -> DraftDecoder:
+        """Build a draft model (`jaxspec.models.drafter`) on the device.
+
+        `target`: embedding and head that it shares with a model of `decoder`, see `LazyWeights.of_target`.
+        """
         ...
 
     def run(

@@ -44,8 +44,10 @@ class NativeLayers:
     def decoder(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> Decoder:
         return Decoder(config, stacked_weights(config, weights, pack), cpu.linear, cpu.lookup)
 
-    def drafter(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> DraftDecoder:
-        w = stacked_weights(replace(config, tie_embeddings=False), weights, pack)
+    def drafter(
+        self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str, target: Mapping[str, jax.Array]
+    ) -> DraftDecoder:
+        w = stacked_weights(replace(config, tie_embeddings=False), weights, pack, target)
         if "fuse" in weights:
             shape = config.hidden_size, 2 * config.hidden_size
             w["fuse"] = jax.device_put(pack([stored_parts(weights, "fuse", shape)]))

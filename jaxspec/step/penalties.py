@@ -21,6 +21,7 @@ from jaxspec.compilation import compile_ahead
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.sched.request import Request
 from jaxspec.step.batch import Batch
+from jaxspec.step.kv_cache import Zeros
 from jaxspec.step.warmup import CompileJob
 
 #: Entries per call of `add_tokens`; longer lists take several calls.
@@ -35,9 +36,10 @@ class PenaltyTable(NamedTuple):
     bias: Float32[Array, "S+1 V"]  # logit_bias
 
     @classmethod
-    def empty(cls, rows: int, vocab: int) -> PenaltyTable:
+    def empty(cls, rows: int, vocab: int, zeros: Zeros = jnp.zeros) -> PenaltyTable:
+        """`zeros` allocates the arrays."""
         shape = (rows + 1, vocab)
-        return cls(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.float32))
+        return cls(zeros(shape, jnp.int32), zeros(shape, jnp.bool_), zeros(shape, jnp.float32))
 
 
 def reset(table: PenaltyTable, row: Int32[Array, ""]) -> PenaltyTable:
@@ -78,9 +80,9 @@ class Penalties:
     `update` runs once per step, before it is packed; `release` when a request stops running. Not thread-safe.
     """
 
-    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
+    def __init__(self, max_num_seqs: int, vocab_size: int, zeros: Zeros = jnp.zeros) -> None:
         #: The table on the device, an argument of every step.
-        self.table = PenaltyTable.empty(max_num_seqs, vocab_size)
+        self.table = PenaltyTable.empty(max_num_seqs, vocab_size, zeros)
         self._vocab_size = vocab_size
         self._free = list(range(1, max_num_seqs + 1))
         self._rows: dict[Request, _Row] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 
 import jax
@@ -100,14 +100,17 @@ class ModelRunner:
         micro_batches = config.micro_batches or (MAX_MICRO_BATCHES if config.draft_devices else 1)
         self._one_graph = one_graph
         self._buffers = BatchBuffers(self.shapes, micro_batches + 1)
-        self._graph, self._treedef, self._leaves = split(self.layers.decoder(model, weights, config.dtype))
+        decoder = self.layers.decoder(model, weights, config.dtype)
+        #: Embedding and head on the device.
+        self.ends: Mapping[str, jax.Array] = {"embed": decoder.embedding.get_value(), "head": decoder.head.get_value()}
+        self._graph, self._treedef, self._leaves = split(decoder)
         sizes = model, num_pages, config.page_size, config.dtype, features
         if self._open_pages:
             self.kv_cache: AnyKVCache = Int8KVCache.zeros(*sizes, config.max_num_seqs, self.layers.zeros)
         else:
             self.kv_cache = KVCache.zeros(*sizes, self.layers.zeros)
         #: Penalties of running requests.
-        self.penalties = Penalties(config.max_num_seqs, model.vocab_size)
+        self.penalties = Penalties(config.max_num_seqs, model.vocab_size, self.layers.zeros)
         runs = {shape: {self._title(shape): partial(self._run_empty, shape)} for shape in self.shapes}
         #: Committed positions that profiled runs read, by name of the run and of the same step without them.
         self._reading: dict[tuple[str, str], int] = {}

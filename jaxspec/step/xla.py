@@ -40,8 +40,10 @@ class XlaLayers:
     def decoder(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> Decoder:
         return Decoder(config, device_weights(config, weights, dtype))
 
-    def drafter(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> DraftDecoder:
-        w = device_weights(replace(config, tie_embeddings=False), weights, dtype)
+    def drafter(
+        self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str, target: Mapping[str, jax.Array]
+    ) -> DraftDecoder:
+        w = device_weights(replace(config, tie_embeddings=False), weights, dtype, target)
         return DraftDecoder(config, {**w, "vocab": jnp.asarray(weights["vocab"])})
 
     def run(

@@ -20,7 +20,7 @@ from jaxspec.models.config import DecoderConfig
 from jaxspec.models.drafter import DraftDecoder
 from jaxspec.models.llama import head_of
 from jaxspec.models.load.files import quantized, replacing
-from jaxspec.models.load.stored import INT8, StoredMatrix
+from jaxspec.models.load.stored import StoredMatrix
 from jaxspec.models.load.weights import LazyWeights, Reader, Stored, Weights, layer_shapes, readers_of, stored_of
 
 _FORMAT = "jaxspec-draft-2"
@@ -93,14 +93,10 @@ def load_drafter(path: Path, target: DecoderConfig, weights: Weights) -> tuple[D
 
     readers: dict[str, Reader] = readers_of(stored) | {name: partial(dequantized, name) for name in scales}
     readers |= {"embed": partial(weights.__getitem__, "embed"), "head": head}
-    matrices: dict[str, Stored] = {name: [_int8(stored[name], scale)] for name, scale in scales.items()}
+    matrices: dict[str, Stored] = {name: [StoredMatrix.int8(stored[name].T, scale)] for name, scale in scales.items()}
     theirs = stored_of(weights)
     if "embed" in theirs:
         (part,) = theirs["embed" if target.tie_embeddings else "head"]
         matrices |= {"embed": theirs["embed"], "head": [part.rows(vocab)]}
-    return replace(target, num_layers=sizes["layers"], windowed_layers=()), LazyWeights(readers, matrices)
-
-
-def _int8(matrix: np.ndarray, scale: np.ndarray) -> StoredMatrix:
-    """INT8 values `[in, out]` with a scale per column, in their stored form."""
-    return StoredMatrix(INT8, (matrix.shape[1], matrix.shape[0]), lambda: matrix.T, scale.reshape(-1))
+    drafter = replace(target, num_layers=sizes["layers"], windowed_layers=())
+    return drafter, LazyWeights(readers, matrices, of_target=["embed"])

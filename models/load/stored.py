@@ -44,6 +44,11 @@ class StoredMatrix:
         return cls(kind, (matrix.shape[0], matrix.shape[1]), lambda: np.asarray(matrix, FLOATS[kind]))
 
     @classmethod
+    def int8(cls, codes: np.ndarray, scale: np.ndarray) -> StoredMatrix:
+        """Of int8 `codes [out, in]` with a float32 scale per output, in any shape."""
+        return cls(INT8, (codes.shape[0], codes.shape[1]), lambda: codes, scale.reshape(-1))
+
+    @classmethod
     def read_by(cls, read: Callable[[], np.ndarray], shape: tuple[int, int]) -> StoredMatrix:
         """Of an array `[out, in]` of unknown data type: taken as float32, which holds all others exactly."""
         return cls("F32", shape, lambda: np.asarray(read(), np.float32))

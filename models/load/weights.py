@@ -27,11 +27,13 @@ class LazyWeights(Weights):
     So a model larger than the host's memory can be put on the device weight by weight. Iterating, `len` and `in` read
     nothing; `values()` and `items()` read one weight at a time, `dict(weights)` reads all. Files stay memory-mapped as
     long as this object lives, and must not be changed meanwhile. `stored`: for `stored_parts`, of matrices whose
-    stored form differs from the reader's.
+    stored form differs from the reader's. `of_target`: names of a drafter's weights that are the target's own.
     """
 
-    def __init__(self, readers: Mapping[str, Reader], stored: Mapping[str, Stored] | None = None):
-        self._readers, self.stored = dict(readers), dict(stored or {})
+    def __init__(
+        self, readers: Mapping[str, Reader], stored: Mapping[str, Stored] | None = None, of_target: Iterable[str] = ()
+    ):
+        self._readers, self.stored, self.of_target = dict(readers), dict(stored or {}), frozenset(of_target)
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._readers[name]()
@@ -71,6 +73,11 @@ def readers_of(weights: Weights) -> dict[str, Reader]:
 def stored_of(weights: Weights) -> dict[str, Stored]:
     """`LazyWeights.stored` of any weights."""
     return weights.stored if isinstance(weights, LazyWeights) else {}
+
+
+def of_target(weights: Weights) -> frozenset[str]:
+    """`LazyWeights.of_target` of any weights."""
+    return weights.of_target if isinstance(weights, LazyWeights) else frozenset()
 
 
 def stored_parts(weights: Weights, name: str, shape: tuple[int, int]) -> Stored:

@@ -26,6 +26,7 @@ from jaxspec.draft.runner import DraftRunner
 from jaxspec.kernels import cpu
 from jaxspec.models.drafter import draft_forward
 from jaxspec.models.llama import Decoder, device_weights, forward_features
+from jaxspec.models.load.weights import of_target
 from jaxspec.step.batch import BatchShape
 from jaxspec.step.gpu import GpuLayers
 from jaxspec.step.native import NativeLayers
@@ -145,6 +146,21 @@ def test_half_precision_drafts_change_no_token_of_the_same_precision_without_dra
         check_clean(llm)
 
 
+@pytest.mark.parametrize("layers", [NativeLayers(), XlaLayers()], ids=["native", "xla"])
+def test_a_drafter_shares_the_targets_embedding(layers: NativeLayers | XlaLayers) -> None:
+    """A truncated one also the head. One whose weights merely have the same names keeps its own."""
+    cpu.load()
+    target = tiny.model()
+    decoder = layers.decoder(target.config, target.weights, "float32")
+    ends = {"embed": decoder.embedding.get_value(), "head": decoder.head.get_value()}
+    config, weights = drafters.truncated(target, 1)
+    for names, own in ((ends.keys(), weights), (set(), dict(weights))):
+        shared = {name: ends[name] for name in of_target(own)}
+        model = layers.drafter(config, own, "float32", shared)
+        found = {"embed": model.embedding.get_value(), "head": model.head.get_value()}
+        assert {n for n in ends if found[n].unsafe_buffer_pointer() == ends[n].unsafe_buffer_pointer()} == set(names)
+
+
 @pytest.mark.parametrize("kind", [*(pytest.param(k, marks=pytest.mark.slow) for k in ("xla", "gpu")), "native"])
 @pytest.mark.parametrize("reads_features", [True, False])
 def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) -> None:
@@ -164,7 +180,9 @@ def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) ->
     for feature, own in zip(truth, pages, strict=True):
         for i, row in enumerate(feature[:-1]):  # the last token's is not known before the target has seen it
             kv_cache[own[i // 16], i % 16] = row
-    shared: Any = SimpleNamespace(features=jnp.asarray(kv_cache), drawn=DraftDistributions.empty())
+    whole = layers.decoder(target.config, target.weights, "float32")
+    ends = {"embed": whole.embedding.get_value(), "head": whole.head.get_value()}
+    shared: Any = SimpleNamespace(features=jnp.asarray(kv_cache), drawn=DraftDistributions.empty(), ends=ends)
     runner = DraftRunner("d", config, weights, shared, layers, [BatchShape(32, 2, 2, 4)], 8, 16, "float32", [Beam(4)])
     needed, more = runner.jobs()
     WarmUp().compile_now("", [*needed, *more])

@@ -40,5 +40,7 @@ def proxy(name: str = "reg_l1", seed: int = 0, **changes: Any) -> ProxyPredictor
     c, rngs = config(**changes), nnx.Rngs(seed)
     formulation = Formulation.fit(name, LENGTHS)
     encoder = BertEncoder(c, rngs)
-    encoder.tokens.embedding[...] = encoder.tokens.embedding[...] * 50
+    tokens = encoder.tokens
+    assert isinstance(tokens, nnx.Embed)
+    tokens.embedding[...] = tokens.embedding[...] * 50
     return ProxyPredictor(encoder, LengthHead(c.hidden, 8, formulation.outputs, rngs), formulation, tokenizer(), "tiny")

@@ -75,7 +75,7 @@ def compile_round(
     def build() -> DraftDecoder:
         weights = _zeros(shapes, "bfloat16")
         weights["vocab"] = jnp.zeros(DRAFT_VOCAB, jnp.int32)
-        return layers.drafter(c, weights, "bfloat16")
+        return layers.drafter(c, weights, "bfloat16", {})
 
     graph, treedef, leaves = split(nnx.eval_shape(build))
     shape = BatchShape(4 * requests, requests, requests, 64)

@@ -28,7 +28,7 @@ from jaxspec.models.load import LoadedModel, load_model
 from jaxspec.models.load.drafter_file import load_drafter, save_drafter
 from jaxspec.models.load.gguf import GGUFTensors
 from jaxspec.models.load.hf import SafetensorsFolder
-from jaxspec.models.load.weights import HF_NAMES, LazyWeights, expected_shapes, layer_shapes
+from jaxspec.models.load.weights import HF_NAMES, LazyWeights, expected_shapes, layer_shapes, of_target
 
 BFLOAT16 = ml_dtypes.bfloat16
 
@@ -177,7 +177,7 @@ def test_a_trained_drafter_reads_the_lazy_targets_embedding_and_head(tmp_path: P
     save_drafter(as_decoder(replace(c, num_layers=1), given), "m", tmp_path / "d")
     reads.clear()
     _, weights = load_drafter(tmp_path / "d", c, target.weights)
-    assert reads == []
+    assert reads == [] and of_target(weights) == {"embed"}
     np.testing.assert_array_equal(weights["embed"], target.weights["embed"])
     np.testing.assert_array_equal(weights["head"], target.weights["head"][:, vocab].astype(np.float32))
     largest = np.abs(given["layers.0.qkv"]).max(0)

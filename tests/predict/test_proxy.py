@@ -17,10 +17,12 @@ from safetensors.numpy import save_file
 from helpers import encoders
 from jaxspec.compilation import compile_counter
 from jaxspec.errors import ModelLoadError
+from jaxspec.kernels import cpu
 from jaxspec.models.length_head import LengthModel
 from jaxspec.models.load.files import quantized, restored
 from jaxspec.predict import predictor_file as file
 from jaxspec.predict.formulation import NAMES
+from jaxspec.predict.packed_encoder import PackedEmbed, PackedLinear
 from jaxspec.predict.predictor import clip
 from jaxspec.predict.proxy import ProxyPredictor
 
@@ -100,6 +102,21 @@ def test_saved_and_loaded(name: str, tmp_path: Path) -> None:
     again = tmp_path / "again.safetensors"
     loaded.save(again)
     np.testing.assert_array_equal(ProxyPredictor.load(again).predict(LONG), lengths)
+
+
+def test_packed_matrices_predict_the_same(tmp_path: Path) -> None:
+    """The CPU kernels read the file's INT8 values; sizes are no multiples of a panel."""
+    cpu.load()
+    encoders.proxy(hidden=24, intermediate=40).save(path := tmp_path / "p.safetensors")
+    plain, packed = ProxyPredictor.load(path), ProxyPredictor.load(path, kernels=True)
+    encoder = packed._model.encoder
+    assert isinstance(encoder.tokens, PackedEmbed) and isinstance(encoder.layers[1].down, PackedLinear)
+    embed = nnx.jit(lambda encoder, ids: encoder.tokens(ids))
+    ids = jnp.arange(packed.config.vocab_size)[None]
+    chex.assert_trees_all_equal(embed(encoder, ids), embed(plain._model.encoder, ids))
+    found, wanted = packed._run(LONG), plain._run(LONG)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert not np.allclose(wanted[0], wanted[1], rtol=1e-3)
 
 
 def test_int8() -> None:
