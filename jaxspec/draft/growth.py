@@ -61,7 +61,7 @@ class Beam:
         logprob, column = top(flat, self.width)
         logprob = (logprob - jax.nn.logsumexp(flat, -1, keepdims=True)).reshape(r, n, -1) + path[..., None]
         best, place = top(logprob.reshape(r, -1), self.width)
-        column = jnp.take_along_axis(column.reshape(r, -1), place, 1)
+        column = jnp.take_along_axis(column.reshape(r, -1), place, 1, mode="promise_in_bounds")
         return Level(column, place // self.width, best)
 
 
@@ -147,7 +147,7 @@ def top(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     values, places = [], []
     for _ in range(count):
         place = argmax(x)
-        values.append(jnp.take_along_axis(x, place[:, None], 1)[:, 0])
+        values.append(jnp.take_along_axis(x, place[:, None], 1, mode="promise_in_bounds")[:, 0])
         places.append(place)
         x = jnp.where(jnp.arange(x.shape[1]) == place[:, None], -jnp.inf, x)
     return jnp.stack(values, 1), jnp.stack(places, 1)

@@ -144,7 +144,7 @@ def argmax(x: Float32[Array, "C V"], block: int = 128) -> Int32[Array, " C"]:
     count, size = x.shape
     blocks = jnp.pad(x, ((0, 0), (0, -size % block)), constant_values=-jnp.inf).reshape(count, -1, block)
     best = jnp.argmax(jnp.max(blocks, -1), -1)
-    inside = jnp.take_along_axis(blocks, best[:, None, None], 1)[:, 0]
+    inside = jnp.take_along_axis(blocks, best[:, None, None], 1, mode="promise_in_bounds")[:, 0]
     return (best * block + jnp.argmax(inside, -1)).astype(jnp.int32)
 
 
