@@ -1,11 +1,14 @@
-/* y = x W for packed weights (packed.h). A panel is read once, sequentially, for any number of rows: a few rows use its
-   weights as they are widened, more rows share a widened piece in the cache. Every sum runs in order of depth with the
-   same weights, so a row's result does not depend on the number of rows, nor on how the matrix is stored. XLA repacks
-   float32 weights in each call, which for few rows costs more than the product itself (docs/results/kernels.md). */
+/* y = x W for packed weights (packed.h). A panel is read once, sequentially, for any number of rows. CPUs with AMX
+   multiply codes and bfloat16 on tiles (tiles.c). Otherwise a few rows use weights as they are widened, more rows share a
+   widened piece in the cache, and every sum runs in order of depth with the same weights. So a row's result does not
+   depend on the number of rows, nor, without tiles, on how the matrix is stored. XLA repacks float32 weights in each
+   call, which for few rows costs more than the product itself (docs/results/kernels.md). */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "packed.h"
+#include "tiles.h"
 
 /* ROWS: of a float32 tile, whose sums and operands fill the registers: 32 with AVX-512, else 16. DIRECT: rows up to
    which weights are used in registers. PIECE: rows of weights that are widened at a time. AHEAD: distance in bytes at
@@ -35,28 +38,17 @@ typedef struct {
 
 /* The bytes of a panel up to row `depth`, a multiple of 256 or the panel's depth. */
 INLINE int64_t panel_bytes(int format, int64_t depth) {
-  int64_t size = panel_head(format) + (depth + GROUP - 1) / GROUP * group_bytes(format);
-  return super_head(format) ? size + (depth + SUPER - 1) / SUPER * super_head(format) : size;
+  int64_t supers = (depth + SUPER - 1) / SUPER, groups = (depth + GROUP - 1) / GROUP;
+  return panel_head(format) + supers * super_head(format) + groups * group_bytes(format);
 }
 
 /* Uses the groups of rows [begin, end) of a panel. Call with constant `format` and `rows`. */
 INLINE void use_groups(const int format, const int rows, const uint8_t *panel, int64_t begin, int64_t end,
                        const float *x, int64_t stride, vec (*sum)[COLUMNS], float *to) {
-  const uint8_t *super = panel + panel_head(format), *group = super;
-  if (super_head(format)) {
-    super += begin / SUPER * (super_head(format) + SUPER / GROUP * group_bytes(format));
-    group = super + super_head(format) + begin % SUPER / GROUP * group_bytes(format);
-  } else {
-    group += begin / GROUP * group_bytes(format);
-  }
   for (int64_t d = begin; d < end; d += GROUP) {
-    if (super_head(format) && d > begin && d % SUPER == 0) {
-      super = group;
-      group += super_head(format);
-    }
-    for (int i = 0; i < group_bytes(format); i += 64) __builtin_prefetch(group + AHEAD + i);
-    use_group(format, rows, panel, super, group, x + d, stride, sum, to ? to + (d - begin) * PANEL : NULL);
-    group += group_bytes(format);
+    Place at = group_at(format, panel, d);
+    for (int i = 0; i < group_bytes(format); i += 64) __builtin_prefetch(at.group + AHEAD + i);
+    use_group(format, rows, at, x + d, stride, sum, to ? to + (d - begin) * PANEL : NULL);
   }
 }
 
@@ -152,24 +144,32 @@ typedef struct {
   const Entry *entries;
   float *y;
   int64_t rows, depth, width, panels, share;
+  Split split; /* of x, if there are tiles */
 } Linear;
 
 #define EDGE_ROWS 64
 
+/* Rows [first, first + rows) of x times a panel. */
+static void product_of(const Linear *l, const Entry *entry, int64_t first, int64_t rows, float *y, int64_t stride) {
+  const uint8_t *panel = l->w + 64 * (int64_t)entry->place;
+  if (l->split.parts && is_tiled((int)entry->format))
+    tile_product((int)entry->format, panel, &l->split, first, rows, l->depth, y, stride);
+  else
+    product(panel, (int)entry->format, l->x + first * l->depth, rows, l->depth, y, stride);
+}
+
 /* One panel for all rows. */
 static void one_panel(const Linear *l, int64_t p) {
-  const uint8_t *panel = l->w + 64 * (int64_t)l->entries[p].place;
-  int format = (int)l->entries[p].format;
   int64_t left = l->width - p * PANEL;
   float *y = l->y + p * PANEL;
   if (left >= PANEL) {
-    product(panel, format, l->x, l->rows, l->depth, y, l->width);
+    product_of(l, &l->entries[p], 0, l->rows, y, l->width);
     return;
   }
   float edge[EDGE_ROWS * PANEL]; /* the last panel is padded, y is not */
   for (int64_t first = 0; first < l->rows; first += EDGE_ROWS) {
     int64_t rows = l->rows - first < EDGE_ROWS ? l->rows - first : EDGE_ROWS;
-    product(panel, format, l->x + first * l->depth, rows, l->depth, edge, PANEL);
+    product_of(l, &l->entries[p], first, rows, edge, PANEL);
     for (int64_t m = 0; m < rows; m++)
       memcpy(y + (first + m) * l->width, edge + m * PANEL, (size_t)left * sizeof(float));
   }
@@ -181,6 +181,12 @@ static void share_of_panels(const void *work, int64_t i) {
   for (int64_t p = i * l->share; p < (i + 1) * l->share && p < l->panels; p++) one_panel(l, p);
 }
 
+static XLA_FFI_Error *error(XLA_FFI_CallFrame *frame, XLA_FFI_Error_Code code, const char *message) {
+  XLA_FFI_Error_Create_Args args = {
+      .struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE, .message = message, .errc = code};
+  return frame->api->XLA_FFI_Error_Create(&args);
+}
+
 /* An error if the buffer does not hold panels for a product of `depth` and `width`. */
 static XLA_FFI_Error *check(XLA_FFI_CallFrame *frame, const uint8_t *w, int64_t layer, int64_t depth, int64_t width) {
   const Header *h = (const Header *)w;
@@ -190,9 +196,19 @@ static XLA_FFI_Error *check(XLA_FFI_CallFrame *frame, const uint8_t *w, int64_t 
   char message[160];
   snprintf(message, sizeof message, "packed weights of %u layers [%u, %u * 32] do not fit layer %d of [%d, %d]",
            h->layers, h->depth, h->panels, (int)layer, (int)depth, (int)width);
-  XLA_FFI_Error_Create_Args args = {.struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE, .message = message,
-                                    .errc = XLA_FFI_Error_Code_INVALID_ARGUMENT};
-  return frame->api->XLA_FFI_Error_Create(&args);
+  return error(frame, XLA_FFI_Error_Code_INVALID_ARGUMENT, message);
+}
+
+static void split_share(const void *work, int64_t block) {
+  const Linear *l = work;
+  split_block(l->x, l->rows, l->depth, &l->split, block);
+}
+
+/* Whether any panel is multiplied on tiles. */
+static int any_tiled(const Linear *l) {
+  for (int64_t p = 0; p < l->panels; p++)
+    if (is_tiled((int)l->entries[p].format)) return 1;
+  return 0;
 }
 
 /* x [rows, depth], w [bytes], layer [] int32 -> y [rows, width] */
@@ -202,18 +218,20 @@ XLA_FFI_Error *jaxspec_linear(XLA_FFI_CallFrame *frame) {
                  .depth = dim(frame, 0, 1), .width = ((XLA_FFI_Buffer *)frame->rets.rets[0])->dims[1]};
   int64_t layer = *(int32_t *)input(frame, 2);
   work.panels = (work.width + PANEL - 1) / PANEL;
-  XLA_FFI_Error *error = check(frame, work.w, layer, work.depth, work.width);
-  if (error) return error;
+  XLA_FFI_Error *unfit = check(frame, work.w, layer, work.depth, work.width);
+  if (unfit) return unfit;
   work.entries = (const Entry *)(work.w + HEADER_BYTES) + layer * work.panels;
-  if (work.rows * work.depth * work.panels < 2048) { /* too small for another thread */
-    work.share = work.panels;
-    share_of_panels(&work, 0);
-    return NULL;
-  }
-  int64_t shares = work.rows > DIRECT ? work.panels : SHARES * thread_count(frame);
+  int brief = work.rows <= BRIEF_ROWS, tiled = has_tiles() && any_tiled(&work);
+  if (tiled && !new_split(work.rows, work.depth, &work.split))
+    return error(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "no memory for the split activations");
+  if (tiled) parallel_for(frame, (work.rows + 15) / 16, split_share, &work, sizeof work, brief);
+  /* Small products do not pay for another thread. */
+  int64_t shares = work.rows * work.depth * work.panels < 2048 ? 1
+                   : work.rows > DIRECT                        ? work.panels
+                                                               : SHARES * thread_count(frame);
   work.share = (work.panels + shares - 1) / shares;
-  parallel_for(frame, (work.panels + work.share - 1) / work.share, share_of_panels, &work, sizeof work,
-               work.rows <= BRIEF_ROWS);
+  parallel_for(frame, (work.panels + work.share - 1) / work.share, share_of_panels, &work, sizeof work, brief);
+  if (tiled) free(work.split.parts);
   return NULL;
 }
 
@@ -243,8 +261,8 @@ XLA_FFI_Error *jaxspec_columns(XLA_FFI_CallFrame *frame) {
   if (is_query(frame)) return NULL;
   Columns work = {.columns = input(frame, 0), .w = input(frame, 1), .to = output(frame, 0),
                   .depth = ((XLA_FFI_Buffer *)frame->rets.rets[0])->dims[1], .width = *(int32_t *)input(frame, 2)};
-  XLA_FFI_Error *error = check(frame, work.w, 0, work.depth, work.width);
-  if (error) return error;
+  XLA_FFI_Error *unfit = check(frame, work.w, 0, work.depth, work.width);
+  if (unfit) return unfit;
   work.entries = (const Entry *)(work.w + HEADER_BYTES);
   parallel_for(frame, dim(frame, 0, 0), one_column, &work, sizeof work, dim(frame, 0, 0) <= BRIEF_ROWS);
   return NULL;

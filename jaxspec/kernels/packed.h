@@ -3,7 +3,9 @@
    package. packed.py writes the buffers and describes their layout.
 
    A group of codes consists of words, 16 columns of 32 bits each: word i, half h is at 64 * (2 * i + h) bytes. A column's
-   32 bits hold 8 codes of 4 bits, 4 of 8 bits or 2 of 16 bits, the first row in the lowest bits. */
+   32 bits hold 8 codes of 4 bits, 4 of 8 bits or 2 of 16 bits: those of even rows in the lower half, of odd rows in the
+   upper half, the first in its lowest bits. Bits above the lowest four are stored likewise, 32 rows of one bit or 16 of
+   two in a column's 32 bits. */
 #ifndef JAXSPEC_PACKED_H
 #define JAXSPEC_PACKED_H
 
@@ -43,6 +45,23 @@ INLINE int code_bytes(int format) {
 }
 INLINE int group_bytes(int format) { return group_head(format) + high_bytes(format) + code_bytes(format); }
 
+/* Where the heads and codes of a group are. */
+typedef struct {
+  const uint8_t *panel, *super, *group, *high, *codes;
+} Place;
+
+/* The group that begins with row `d` of a panel. */
+INLINE Place group_at(const int format, const uint8_t *panel, int64_t d) {
+  const uint8_t *super = panel + panel_head(format);
+  const uint8_t *group = super + d / GROUP * group_bytes(format);
+  if (super_head(format)) {
+    super += d / SUPER * (super_head(format) + SUPER / GROUP * group_bytes(format));
+    group += (d / SUPER + 1) * super_head(format);
+  }
+  const uint8_t *high = group + group_head(format);
+  return (Place){panel, super, group, high, high + high_bytes(format)};
+}
+
 /* WIDTH floats from float16. */
 INLINE vec from_float16(const uint8_t *p) {
 #if WIDTH == 16
@@ -81,44 +100,46 @@ typedef struct {
   vec scale[COLUMNS], minimum[COLUMNS];
 } Scales;
 
+/* The code that stands for weight 0, of formats without minimum. */
+INLINE int zero_code(int format) { return format == Q4_0 ? 8 : format == Q5_0 ? 16 : format == Q6_K ? 32 : 0; }
 INLINE int has_minimum(int format) { return format == Q4_1 || format == Q5_1 || format == Q4_K || format == Q5_K; }
 
-INLINE void read_scales(int format, const uint8_t *panel, const uint8_t *super, const uint8_t *group, Scales *to) {
+/* Scales and minima of a group; for Q6_K scales of its rows from 16 * `half` on. */
+INLINE void read_scales(const int format, Place at, int half, Scales *to) {
   UNROLL for (int c = 0; c < COLUMNS; c++) {
     const int first = c * WIDTH;
-    if (format == I8) to->scale[c] = *(const vec *)(panel + 4 * first);
-    if (format >= Q4_0 && format <= Q8_0) to->scale[c] = from_float16(group + 2 * first);
-    if (format == Q4_1 || format == Q5_1) to->minimum[c] = from_float16(group + 2 * (PANEL + first));
+    if (format == I8) to->scale[c] = *(const vec *)(at.panel + 4 * first);
+    if (format >= Q4_0 && format <= Q8_0) to->scale[c] = from_float16(at.group + 2 * first);
+    if (format == Q4_1 || format == Q5_1) to->minimum[c] = from_float16(at.group + 2 * (PANEL + first));
     if (format == Q4_K || format == Q5_K) {
-      to->scale[c] = from_float16(super + 2 * first) * from_uint8(group + first);
-      to->minimum[c] = -(from_float16(super + 2 * (PANEL + first)) * from_uint8(group + PANEL + first));
+      to->scale[c] = from_float16(at.super + 2 * first) * from_uint8(at.group + first);
+      to->minimum[c] = -(from_float16(at.super + 2 * (PANEL + first)) * from_uint8(at.group + PANEL + first));
     }
+    if (format == Q6_K)
+      to->scale[c] = from_float16(at.super + 2 * first) * from_int8(at.group + PANEL * half + first);
   }
 }
 
 /* Widens a group to float32 and uses each weight: written to `to` [32, 32] if given, and multiplied with row r of x,
    x[r * stride + row], added to sum[r] for r < rows. Call with constant `format` and `rows`. */
-INLINE void use_group(const int format, const int rows, const uint8_t *panel, const uint8_t *super,
-                      const uint8_t *group, const float *x, int64_t stride, vec (*sum)[COLUMNS], float *to) {
-  const uint8_t *high = group + group_head(format), *codes = high + high_bytes(format);
-  const int zero = format == Q4_0 ? 8 : format == Q5_0 ? 16 : format == Q6_K ? 32 : 0;
+INLINE void use_group(const int format, const int rows, Place at, const float *x, int64_t stride,
+                      vec (*sum)[COLUMNS], float *to) {
+  const int zero = zero_code(format);
   const int per_word = GROUP * 4 * PANEL / code_bytes(format), words = GROUP / per_word;
   Scales s = {0};
   ints bits[COLUMNS] = {0};
-  read_scales(format, panel, super, group, &s);
   for (int i = 0; i < words; i++) {
-    const uint8_t *word = codes + 4 * PANEL * i;
+    const uint8_t *word = at.codes + 4 * PANEL * i;
+    if (i == 0 || (format == Q6_K && i % 2 == 0)) read_scales(format, at, i / 2, &s);
     UNROLL for (int c = 0; c < COLUMNS; c++) {
       const int first = c * WIDTH;
-      if (format == Q6_K && i % 2 == 0) { /* a scale for 16 rows */
-        s.scale[c] = from_float16(super + 2 * first) * from_int8(group + PANEL * (i / 2) + first);
-        bits[c] = *(const ints *)(high + 4 * (PANEL * (i / 2) + first));
-      } else if (high_bytes(format)) { /* the bits of this word's rows are the lowest */
-        bits[c] = i ? bits[c] >> (format == Q6_K ? 16 : 8) : *(const ints *)(high + 4 * first);
-      }
+      if (format == Q6_K && i % 2 == 0)
+        bits[c] = *(const ints *)(at.high + 4 * (PANEL * (i / 2) + first));
+      else if (high_bytes(format)) /* the bits of this word's rows are the lowest of each half */
+        bits[c] = i ? bits[c] >> (format == Q6_K ? 8 : 4) : *(const ints *)(at.high + 4 * first);
     }
     UNROLL for (int j = 0; j < per_word; j++) {
-      const int row = i * per_word + j;
+      const int row = i * per_word + j, low = 16 * (j % 2) + j / 2 * (32 / per_word);
       UNROLL for (int c = 0; c < COLUMNS; c++) {
         const int first = c * WIDTH;
         ints w = *(const ints *)(word + 4 * first);
@@ -136,17 +157,17 @@ INLINE void use_group(const int format, const int rows, const uint8_t *panel, co
         } else {
           vec code;
           if (format == I8 || format == Q8_0) {
-            code = __builtin_convertvector((w << (24 - 8 * j)) >> 24, vec);
+            code = __builtin_convertvector((w << (24 - low)) >> 24, vec);
           } else if (high_bytes(format)) {
-            const int at = format == Q6_K ? 2 * j : j, mask = format == Q6_K ? 48 : 16;
+            const int bit = 16 * (j % 2) + j / 2 * (format == Q6_K ? 2 : 1), mask = format == Q6_K ? 48 : 16;
             ints above;
-            if (at < 4)
-              above = bits[c] << (4 - at);
+            if (bit < 4)
+              above = bits[c] << (4 - bit);
             else
-              above = bits[c] >> (at - 4);
-            code = __builtin_convertvector((((w >> (4 * j)) & 15) | (above & mask)) - zero, vec);
+              above = bits[c] >> (bit - 4);
+            code = __builtin_convertvector((((w >> low) & 15) | (above & mask)) - zero, vec);
           } else {
-            code = from_nibbles(w >> (4 * j), zero);
+            code = from_nibbles(w >> low, zero);
           }
           weight = code * s.scale[c];
           if (has_minimum(format)) weight += s.minimum[c];

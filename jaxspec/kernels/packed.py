@@ -126,7 +126,7 @@ def _write_bfloat16(to: np.ndarray, run: _Run, depth: int) -> None:
 def _write_int8(to: np.ndarray, run: _Run, depth: int) -> None:
     assert run.part.scale is not None
     to[:, : 4 * PANEL] = _padded(run.part.scale[:, None], run.panels, 1).view(np.uint8).reshape(run.panels, -1)
-    codes = _padded(run.part.read(), run.panels, depth).view(np.uint32)
+    codes = _words(_padded(run.part.read(), run.panels, depth).view(np.uint8), 8)
     to[:, 4 * PANEL :].view(np.uint32).reshape(run.panels, depth // 4, PANEL)[:] = _by_panel(codes)
 
 
@@ -172,9 +172,11 @@ class _Fields:
     groups: Sequence[np.ndarray]
 
 
-def _nibbles(codes: np.ndarray) -> np.ndarray:
-    """Codes of 4 bits `[…, 32]`, packed eight to a word `[…, 4]` uint32."""
-    return np.ascontiguousarray(codes[..., ::2] | codes[..., 1::2] << 4).view(np.uint32)
+def _words(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Codes of `bits` bits `[…, n]` uint8, packed to words `[…, n * bits / 32]` uint32: even rows in the lower half."""
+    halves = codes.reshape(*codes.shape[:-1], -1, 16 // bits, 2).swapaxes(-1, -2)
+    parts = halves.reshape(*codes.shape[:-1], -1, 8 // bits) << np.arange(0, 8, bits, dtype=np.uint8)
+    return np.bitwise_or.reduce(parts, -1).view(np.uint32)
 
 
 def _halves(stored: np.ndarray) -> np.ndarray:
@@ -190,15 +192,16 @@ def _small(minimum: bool, high: bool) -> Callable[[np.ndarray], _Fields]:
         heads = 4 if minimum else 2
         groups: list[np.ndarray] = [np.ascontiguousarray(blocks[..., :heads]).view(np.uint16)[:, :, None]]
         if high:
-            groups.append(np.ascontiguousarray(blocks[..., heads : heads + 4]).view(np.uint32)[:, :, None])
-        return _Fields([], [*groups, _nibbles(_halves(blocks[..., -16:]))[:, :, None]])
+            bits = np.unpackbits(blocks[..., heads : heads + 4], axis=-1, bitorder="little")
+            groups.append(_words(bits, 1)[:, :, None])
+        return _Fields([], [*groups, _words(_halves(blocks[..., -16:]), 4)[:, :, None]])
 
     return fields
 
 
 def _q8_0(blocks: np.ndarray) -> _Fields:
-    scale, codes = np.ascontiguousarray(blocks[..., :2]), np.ascontiguousarray(blocks[..., 2:])
-    return _Fields([], [scale.view(np.uint16)[:, :, None], codes.view(np.uint32)[:, :, None]])
+    scale = np.ascontiguousarray(blocks[..., :2]).view(np.uint16)
+    return _Fields([], [scale[:, :, None], _words(blocks[..., 2:], 8)[:, :, None]])
 
 
 def _scales_k(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -215,8 +218,8 @@ def _q45_k(blocks: np.ndarray) -> _Fields:
     groups = [scale[..., None], minimum[..., None]]
     if blocks.shape[-1] > 144:
         bits = blocks[..., 16:48, None] >> np.arange(8, dtype=np.uint8) & 1  # [columns, blocks, weight, group]
-        groups.append(np.packbits(bits.swapaxes(2, 3), -1, bitorder="little").view(np.uint32))
-    groups.append(_nibbles(np.stack([codes & 15, codes >> 4], 3).reshape(*blocks.shape[:2], 8, 32)))
+        groups.append(_words(bits.swapaxes(2, 3), 1))
+    groups.append(_words(np.stack([codes & 15, codes >> 4], 3).reshape(*blocks.shape[:2], 8, 32), 4))
     return _Fields([np.ascontiguousarray(blocks[..., :4]).view(np.uint16)], groups)
 
 
@@ -225,10 +228,9 @@ def _q6_k(blocks: np.ndarray) -> _Fields:
     low = blocks[..., :128].reshape(*shape, 2, 2, 32)
     high = blocks[..., 128:192].reshape(*shape, 2, 1, 32) >> np.asarray([0, 2, 4, 6], np.uint8)[:, None] & 3
     low = np.concatenate([low & 15, low >> 4], -2).reshape(*shape, 8, 32)
-    pairs = high.reshape(*shape, 8, 8, 4) << np.asarray([0, 2, 4, 6], np.uint8)
-    bits = np.bitwise_or.reduce(pairs, -1).view(np.uint32)  # [columns, blocks, 8, 2]
     scale = blocks[..., 192:208].reshape(*shape, 8, 2)
-    return _Fields([np.ascontiguousarray(blocks[..., 208:]).view(np.uint16)], [scale, bits, _nibbles(low)])
+    groups = [scale, _words(high.reshape(*shape, 8, 32), 2), _words(low, 4)]
+    return _Fields([np.ascontiguousarray(blocks[..., 208:]).view(np.uint16)], groups)
 
 
 _WRITERS: dict[str, Callable[[np.ndarray, _Run, int], None]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import chex
@@ -12,38 +13,48 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import helpers
 from helpers.packed import packed, stored_matrix
 from jaxspec.kernels import cpu
 from jaxspec.kernels.build import KernelsUnavailable
 from jaxspec.kernels.packed import FORMATS, SUPER, pack
 from jaxspec.models.load.stored import StoredMatrix
 
-#: Architectures, narrower ones too: their registers hold 16, 8 and 4 floats.
-BUILDS = ("", "cc -march=x86-64-v4", "cc -march=x86-64-v3", "cc -march=x86-64")
+#: Kernels whose tiles are emulated.
+TILES = f"cc -march=x86-64-v4 -mavx512bf16 -include {Path(helpers.__file__).parent / 'tiles.h'}"
+_V4 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+#: Compilers and the features of the CPU that their kernels need. Registers hold 16, 8 and 4 floats.
+BUILDS = {
+    "": set[str](),
+    "cc -march=x86-64-v4": _V4,
+    "cc -march=x86-64-v3": {"avx2", "fma", "f16c"},
+    "cc -march=x86-64": {"sse2"},
+    TILES: _V4 | {"avx512_bf16"},
+}
 
 
-@pytest.fixture(scope="module", params=BUILDS)
-def built(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Kernels for an architecture."""
+@pytest.fixture(scope="module", params=BUILDS, ids=("native", "v4", "v3", "sse", "tiles"))
+def built(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Kernels for an architecture. The compiler's command."""
     name = request.param
-    if name and (not shutil.which("cc") or f"-march={_level()}" < name.split()[1]):
+    if name and (not shutil.which("cc") or not BUILDS[name] <= _features()):
         pytest.skip(f"no C compiler or CPU for {name}")
     cpu.load(name)
     with cpu.built_by(name):
-        yield
+        yield name
 
 
-def _level() -> str:
-    """The highest x86-64 level of this CPU."""
+def _features() -> set[str]:
     with open("/proc/cpuinfo") as file:
-        flags = next((line.split() for line in file if line.startswith("flags")), [])
-    for level, needs in (("v4", ("avx512f", "avx512bw", "avx512vl", "avx512dq")), ("v3", ("avx2", "fma", "f16c"))):
-        if set(needs) <= set(flags):
-            return f"x86-64-{level}"
-    return "x86-64" if flags else ""
+        return next((set(line.split()) for line in file if line.startswith("flags")), set())
+
+
+def is_tiled(build: str, kind: str) -> bool:
+    """Whether products are made on tiles: their sums differ from those of float32 weights."""
+    return kind not in ("F32", "F16") and (build == TILES or (not build and "amx_bf16" in _features()))
 
 
 def product(x: np.ndarray, weight: jax.Array, width: int, layer: int = 0) -> np.ndarray:
@@ -51,7 +62,7 @@ def product(x: np.ndarray, weight: jax.Array, width: int, layer: int = 0) -> np.
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_weights_are_exactly_the_checkpoints(built: None, kind: str) -> None:
+def test_weights_are_exactly_the_checkpoints(built: str, kind: str) -> None:
     """Products with unit vectors and embeddings show every weight; few rows and many take different ways."""
     depth, out, rng = 2 * SUPER, 70, np.random.default_rng(1)
     matrices = [stored_matrix(kind, out, depth, rng) for _ in range(2)]
@@ -71,16 +82,19 @@ def test_weights_are_exactly_the_checkpoints(built: None, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_row_does_not_depend_on_the_others_nor_on_the_form(built: None, kind: str) -> None:
+def test_a_row_does_not_depend_on_the_others_nor_on_the_form(built: str, kind: str) -> None:
     """Bit for bit: any number of rows, packed or float32, and as close to float64 as a plain float32 product."""
-    depth, out, rng = SUPER, 40, np.random.default_rng(2)
+    depth, out, rng = 2 * SUPER, 40, np.random.default_rng(2)
     matrix = stored_matrix(kind, out, depth, rng)
     weight, wide = jnp.asarray(pack([[matrix]])), packed([matrix.floats().T])
     x = rng.normal(size=(33, depth)).astype(np.float32)
     alone = np.concatenate([product(row[None], weight, out) for row in x])
     for rows in range(1, len(x) + 1):
         np.testing.assert_array_equal(product(x[:rows], weight, out), alone[:rows])
-    np.testing.assert_array_equal(product(x, wide, out), alone)
+    if is_tiled(built, kind):
+        assert (product(x, wide, out) != alone).any()
+    else:
+        np.testing.assert_array_equal(product(x, wide, out), alone)
     exact = x.astype(np.float64) @ matrix.floats().T.astype(np.float64)
     plain = np.zeros_like(alone)
     for d, column in enumerate(matrix.floats().T):
@@ -88,14 +102,13 @@ def test_a_row_does_not_depend_on_the_others_nor_on_the_form(built: None, kind: 
     assert np.abs(alone - exact).mean() <= 1.05 * np.abs(plain - exact).mean()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    rows=st.integers(1, 40), depth=st.integers(1, 170), layers=st.integers(1, 3),
+    rows=st.integers(1, 40), depth=st.integers(1, 170) | st.sampled_from((224, 288, 544)), layers=st.integers(1, 3),
     widths=st.lists(st.integers(1, 90), min_size=1, max_size=3), data=st.data(),
 )  # fmt: skip
-def test_products_of_every_shape(rows: int, depth: int, layers: int, widths: list[int], data: Any) -> None:
+def test_products_of_every_shape(built: str, rows: int, depth: int, layers: int, widths: list[int], data: Any) -> None:
     """Parts of different forms are fused; panels with columns of two parts become float32."""
-    cpu.load()
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     kinds = [k for k in FORMATS if not k.endswith("_K") and (depth % 32 == 0 or not k.startswith("Q"))]
     fused = [

@@ -1,0 +1,28 @@
+/* Products on AMX tiles (tiles.c). */
+#ifndef JAXSPEC_TILES_H
+#define JAXSPEC_TILES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* x [rows, depth], split for tiles: its groups of 32 columns. */
+typedef struct {
+  uint16_t *parts; /* [blocks of 16 rows][groups][3][16][32] */
+  float *sums;     /* [blocks][groups][16] */
+  int64_t groups;
+} Split;
+
+/* Whether this CPU has tiles and the system lets the process use them. */
+int has_tiles(void);
+/* Whether panels of a format are multiplied on tiles. */
+int is_tiled(int format);
+
+/* Allocates `to`; 0 if there is no memory. Free `to->parts`. */
+int new_split(int64_t rows, int64_t depth, Split *to);
+/* Splits rows 16 * block to 16 * block + 15 of x. */
+void split_block(const float *x, int64_t rows, int64_t depth, const Split *to, int64_t block);
+/* y [rows, 32], `stride` floats apart: rows `first` (a multiple of 16) and following of x times a panel. */
+void tile_product(int format, const uint8_t *panel, const Split *x, int64_t first, int64_t rows, int64_t depth,
+                  float *y, int64_t stride);
+
+#endif
