@@ -55,8 +55,9 @@ class EngineConfig(PolicyConfig):
     kv_cache_tokens: PositiveInt | None = None
     #: Whether requests share the KV of equal prompt prefixes.
     enable_prefix_caching: bool = True
-    #: Data type of the target's KV pool. auto: `dtype`. int8: INT8 per channel; outputs are then not exact.
-    kv_cache_dtype: Literal["auto", "int8"] = "auto"
+    #: Data type of the target's KV pool. auto: `dtype`. bfloat16: half of float32's size on CPUs; outputs are those of
+    #: plain decoding with such KV. int8: INT8 per channel; outputs are then not exact.
+    kv_cache_dtype: Literal["auto", "bfloat16", "int8"] = "auto"
     #: `memory: swap`, `auto`: maximum host memory for swapped KV, in GiB; at most half of what is available. 0: none.
     swap_space: float = Field(default=1.0, ge=0, le=65536, allow_inf_nan=False)
     #: Data type of swapped KV. same: as in the pool. int8: INT8 per channel; outputs are then not exact.

@@ -56,12 +56,15 @@ class Parts:
 def for_device(config: EngineConfig) -> EngineConfig:
     """The settings with those resolved that depend on the device: `dtype: auto` and the default token budget.
 
-    Initialises JAX's devices, and first decides how much of their memory JAX takes.
+    Initialises JAX's devices, and first decides how much of their memory JAX takes. Raises `ConfigError` for a KV data
+    type that the device does not support.
     """
     claim_memory(config.gpu_memory_utilization)
     without_symbols()
     gpu = jax.default_backend() == "gpu"
     dtype = ("bfloat16" if gpu else "float32") if config.dtype == "auto" else config.dtype
+    if gpu and config.kv_cache_dtype == "bfloat16" != dtype:
+        raise ConfigError(f"kv_cache_dtype: bfloat16 with dtype: {dtype} is for CPUs; on a GPU set dtype: bfloat16")
     budget = config.max_num_batched_tokens or (GPU_TOKEN_BUDGET if gpu else config.token_budget)
     return config.model_copy(update={"dtype": dtype, "max_num_batched_tokens": budget})
 

@@ -22,7 +22,8 @@ typedef struct {
   float *out, *lse;
   const int32_t *position, *subtree, *first, *nodes, *committed, *table;
   int64_t heads, kv_heads, dim, page, table_width, trees, pages, window;
-  /* Instead of keys and values for an INT8 cache, else NULL. */
+  /* One of the three kinds of cache: `keys` and `values`, these in bfloat16, or codes with scales and zero points. */
+  const uint16_t *narrow_keys, *narrow_values;
   const uint8_t *key_codes, *value_codes;
   const uint16_t *key_scale, *value_scale;
   const int16_t *key_zero, *value_zero;
@@ -144,29 +145,44 @@ static void hide(Scratch *x, int row, int low, int high) {
   for (int p = low; p < high; p++) x->s[row * MAX_PAGE + p] = NEVER;
 }
 
-/* Locates (and dequantises) keys and values of head h in the i-th page of tree r, and prefetches the next page: pages
-   are scattered, so the hardware prefetcher cannot. */
+static void widen(float *to, const uint16_t *from, int64_t size) {
+  typedef uint16_t shorts __attribute__((vector_size(2 * WIDTH), aligned(2), may_alias));
+  for (int64_t i = 0; i < size; i += WIDTH)
+    *(ints *)(to + i) = __builtin_convertvector(*(const shorts *)(from + i), ints) << 16;
+}
+
+static void prefetch(const void *from, int64_t bytes) {
+  for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch((const char *)from + b, 0, 2);
+}
+
+/* Locates (and widens) keys and values of head h in the i-th page of tree r, and prefetches the next page: pages are
+   scattered, so the hardware prefetcher cannot. */
 static void find_page(const Attention *a, Scratch *x, int64_t r, int64_t h, int64_t i) {
   const int32_t *pages = a->table + r * a->table_width;
   int64_t at = pages[i] * a->kv_heads + h, size = a->page * a->dim;
   int64_t has_next = (i + 1) * a->page < a->committed[r], next = has_next ? pages[i + 1] * a->kv_heads + h : 0;
-  if (a->key_codes) {
-    float *values = x->decoded + size;
+  if (a->keys) {
+    x->page_keys = a->keys + at * size;
+    x->page_values = a->values + at * size;
+    if (has_next) prefetch(a->keys + next * size, size * 4);
+    return;
+  }
+  float *values = x->decoded + size;
+  x->page_keys = x->decoded;
+  x->page_values = values;
+  if (a->narrow_keys) {
+    widen(x->decoded, a->narrow_keys + at * size, size);
+    widen(values, a->narrow_values + at * size, size);
+    if (has_next) prefetch(a->narrow_keys + next * size, size * 2);
+    if (has_next) prefetch(a->narrow_values + next * size, size * 2);
+  } else {
     read_keys(x->decoded, a->key_codes + at * size, a->key_scale + at * a->dim, a->key_zero + at * a->dim, a->dim,
               a->page);
     read_values(values, a->value_codes + at * size, a->value_scale + at * a->dim, a->value_zero + at * a->dim, a->dim,
                 a->page);
-    x->page_keys = x->decoded;
-    x->page_values = values;
-    for (int64_t b = 0; has_next && b < size; b += 64) {
-      __builtin_prefetch(a->key_codes + next * size + b, 0, 2);
-      __builtin_prefetch(a->value_codes + next * size + b, 0, 2);
-    }
-    return;
+    if (has_next) prefetch(a->key_codes + next * size, size);
+    if (has_next) prefetch(a->value_codes + next * size, size);
   }
-  x->page_keys = a->keys + at * size;
-  x->page_values = a->values + at * size;
-  for (int64_t b = 0; has_next && b < size; b += LANES) __builtin_prefetch(a->keys + next * size + b, 0, 2);
 }
 
 /* Query nodes per work item. */
@@ -244,7 +260,7 @@ static void item(const void *work, int64_t unit) {
 }
 
 /* Arguments: q [T, heads, dim]; k, v [T, kv_heads, dim]; keys [layers, pages, kv_heads, dim, page] and
-   values [layers, pages, kv_heads, page, dim], float32 or uint8; layer [], window [] (0: none), position [T],
+   values [layers, pages, kv_heads, page, dim], float32, bfloat16 or uint8; layer [], window [] (0: none), position [T],
    subtree [T], first [R], nodes [R], committed [R], table [R, pages per request], all int32. If keys and values are
    uint8, then also key scale, key zero point, value scale, value zero point [layers, pages, kv_heads, dim], bfloat16
    and int16.
@@ -259,7 +275,10 @@ XLA_FFI_Error *jaxspec_attention(XLA_FFI_CallFrame *frame) {
                  .page = dim(frame, 3, 4), .table_width = dim(frame, 12, 1), .trees = dim(frame, 9, 0),
                  .window = *(int32_t *)input(frame, 6)};
   int64_t rows = *(int32_t *)input(frame, 5) * dim(frame, 3, 1) * a.kv_heads, offset = rows * a.dim * a.page;
-  if (frame->args.size == 13) {
+  if (argument(frame, 3)->dtype == XLA_FFI_DataType_BF16) {
+    a.narrow_keys = (const uint16_t *)input(frame, 3) + offset;
+    a.narrow_values = (const uint16_t *)input(frame, 4) + offset;
+  } else if (frame->args.size == 13) {
     a.keys = (const float *)input(frame, 3) + offset;
     a.values = (const float *)input(frame, 4) + offset;
   } else {

@@ -1,6 +1,6 @@
 """The CPU kernels as JAX functions for use inside jit. Call `load` first.
 
-All floats are float32. KV caches are float32 or INT8 (`jaxspec.step.kv_int8`).
+All floats are float32. KV caches are float32, bfloat16 or INT8 (`jaxspec.step.kv_int8`).
 """
 
 from __future__ import annotations
@@ -130,11 +130,12 @@ def commit(
     """Write accepted tokens (`[T]` bool) to their slots (`[T]`); k, v `[layers, T, kv_heads, dim]`. Returns the pool's
     keys and values, updated in place.
 
-    Runs after `after` is computed. It is an operand because nothing weaker keeps XLA from moving reads of the pool
-    behind the write.
+    Numbers for a bfloat16 pool must be rounded to bfloat16 (`KVCache.stored`). Runs after `after` is computed. It is an
+    operand because nothing weaker keeps XLA from moving reads of the pool behind the write.
     """
-    _check(keys, values, k, v)
-    pool = (jax.ShapeDtypeStruct(keys.shape, jnp.float32), jax.ShapeDtypeStruct(values.shape, jnp.float32))
+    _check(k, v)
+    _check_pool(keys, values)
+    pool = (jax.ShapeDtypeStruct(keys.shape, keys.dtype), jax.ShapeDtypeStruct(values.shape, values.dtype))
     call = _call("jaxspec_commit", pool, input_output_aliases={0: 0, 1: 1})
     keys, values = call(keys, values, k, v, slot.astype(jnp.int32), accepted, after)
     return keys, values
@@ -157,12 +158,10 @@ def commit_quantized(
     return call(*pool, k, v, *(x.astype(jnp.int32) for x in integers), accepted, after)
 
 
-def _check_pool(keys: jax.Array, values: jax.Array, channels: Sequence[jax.Array]) -> None:
-    if not channels:
-        return _check(keys, values)
-    found = [jnp.dtype(x.dtype) for x in (keys, values, *channels)]
-    if found != [jnp.dtype(x) for x in (jnp.uint8, jnp.uint8, *(jnp.bfloat16, jnp.int16) * 2)]:
-        raise ValueError(f"the kernels do not support a quantised KV cache of {[str(x) for x in found]}")
+def _check_pool(keys: jax.Array, values: jax.Array, channels: Sequence[jax.Array] = ()) -> None:
+    found = [str(x.dtype) for x in (keys, values, *channels)]
+    if found not in (["float32"] * 2, ["bfloat16"] * 2, [*["uint8"] * 2, *["bfloat16", "int16"] * 2]):
+        raise ValueError(f"the kernels do not support a KV cache of {found}")
 
 
 def _check_packed(weight: jax.Array) -> None:

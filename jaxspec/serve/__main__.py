@@ -26,7 +26,7 @@ SETTINGS = {
     "max_num_batched_tokens": "maximum number of tokens in one step (token budget)",
     "max_queued_requests": "maximum number of waiting requests; further requests get HTTP 429",
     "enable_prefix_caching": "reuse the KV of prompt prefixes that are already cached (default: yes)",
-    "kv_cache_dtype": "data type of the KV cache: auto (same as --dtype) or int8",
+    "kv_cache_dtype": "data type of the KV cache: auto (same as --dtype), bfloat16 (on a CPU) or int8",
     "gpu_memory_utilization": "share of a GPU's memory to use; the KV cache gets what weights and programs leave of it",
     "swap_space": "host memory for the KV of preempted requests, in GiB; 0: no swapping, KV is recomputed",
     "seed": "sampling seed of requests that do not set one",

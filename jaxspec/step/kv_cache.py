@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import psutil
+from jax import lax
 
 from jaxspec.config import EngineConfig
 from jaxspec.models.config import DecoderConfig
@@ -36,7 +37,7 @@ class KVCache(NamedTuple):
         cls, config: DecoderConfig, pages: int, page_size: int, dtype: str, features: bool = False,
         zeros: Zeros = jnp.zeros,
     ) -> KVCache:  # fmt: skip
-        """Allocate an empty cache. `features`: with a feature pool; `zeros`: allocates the arrays."""
+        """Allocate an empty cache. `features`: with a feature pool of `dtype`; `zeros`: allocates the arrays."""
         shape, dim = (config.num_layers, pages, config.num_kv_heads), config.head_dim
         return cls(
             zeros((*shape, dim, page_size), dtype),
@@ -58,6 +59,18 @@ class KVCache(NamedTuple):
         """Keys `[B, kv_heads, head_dim, page_size]` and values `[B, kv_heads, page_size, head_dim]` of B pages."""
         return self.keys[layer, page], self.values[layer, page]
 
+    def stored(self, x: jax.Array) -> jax.Array:
+        """`x` rounded to the pool's data type, in its own.
+
+        Attention within a step uses these numbers too, so tokens are the same whether they are committed one by one or
+        many at a time.
+        """
+        if x.dtype == self.keys.dtype:
+            return x
+        pool = jnp.finfo(self.keys.dtype)
+        # XLA may drop a conversion there and back, but not this.
+        return lax.reduce_precision(x.astype(jnp.float32), pool.nexp, pool.nmant).astype(x.dtype)
+
     def keep(self, features: jax.Array, slot: jax.Array, accepted: jax.Array) -> KVCache:
         """Write `features [T, hidden]` of accepted nodes to their slots (`[T]`, -1: none)."""
         return self._replace(features=keep_features(self.features, features, slot, accepted))
@@ -69,7 +82,7 @@ def keep_features(kept: jax.Array, features: jax.Array, slot: jax.Array, accepte
     if not pages:
         return kept
     page = jnp.where(accepted & (slot >= 0), slot // page_size, pages)  # out of bounds: dropped
-    return kept.at[page, slot % page_size].set(features, mode="drop")
+    return kept.at[page, slot % page_size].set(features.astype(kept.dtype), mode="drop")
 
 
 def paged_features(features: jax.Array) -> list[tuple[str, int]]:

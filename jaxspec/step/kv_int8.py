@@ -75,6 +75,10 @@ class Int8KVCache(NamedTuple):
         values = Quantized(self.values[at], self.value_scale[at], self.value_zero[at])
         return dequantize(keys, POSITIONS["keys"]), dequantize(values, POSITIONS["values"])
 
+    def stored(self, x: jax.Array) -> jax.Array:
+        """`x` itself: a position's codes depend on its page, see `KVCache.stored`."""
+        return x
+
     def keep(self, features: jax.Array, slot: jax.Array, accepted: jax.Array) -> Self:
         """See `KVCache.keep`."""
         return self._replace(features=keep_features(self.features, features, slot, accepted))

@@ -70,6 +70,7 @@ class NativeLayers:
             new: list[NewKV] = []
 
             def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+                k, v = kv_cache.stored(k), kv_cache.stored(v)
                 new.append((k, v))
                 out, lse = cpu.attention(
                     q, k, v, kv_cache.keys, kv_cache.values, i, windows[i], batch.position, batch.subtree, batch.first,

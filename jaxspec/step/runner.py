@@ -21,7 +21,7 @@ from jaxspec.sched.spec.micro_batches import MAX_MICRO_BATCHES
 from jaxspec.sched.timing import StepTimes, between
 from jaxspec.step.batch import BatchBuffers, BatchShape
 from jaxspec.step.buckets import needed_first, step_buckets
-from jaxspec.step.kv_cache import KVCache, page_bytes
+from jaxspec.step.kv_cache import KVCache, page_bytes, stored_as
 from jaxspec.step.kv_int8 import AnyKVCache, Int8KVCache, OpenPages, most_written
 from jaxspec.step.layers import Layers
 from jaxspec.step.native import NativeLayers
@@ -104,11 +104,12 @@ class ModelRunner:
         #: Embedding and head on the device.
         self.ends: Mapping[str, jax.Array] = {"embed": decoder.embedding.get_value(), "head": decoder.head.get_value()}
         self._graph, self._treedef, self._leaves = split(decoder)
-        sizes = model, num_pages, config.page_size, config.dtype, features
+        sizes, kind = (model, num_pages, config.page_size), stored_as(config, config.dtype)
         if self._open_pages:
-            self.kv_cache: AnyKVCache = Int8KVCache.zeros(*sizes, config.max_num_seqs, self.layers.zeros)
+            open_pages = config.dtype, features, config.max_num_seqs
+            self.kv_cache: AnyKVCache = Int8KVCache.zeros(*sizes, *open_pages, self.layers.zeros)
         else:
-            self.kv_cache = KVCache.zeros(*sizes, self.layers.zeros)
+            self.kv_cache = KVCache.zeros(*sizes, kind, features, self.layers.zeros)
         #: Penalties of running requests.
         self.penalties = Penalties(config.max_num_seqs, model.vocab_size, self.layers.zeros)
         runs = {shape: {self._title(shape): partial(self._run_empty, shape)} for shape in self.shapes}
@@ -116,11 +117,11 @@ class ModelRunner:
         self._reading: dict[tuple[str, str], int] = {}
         if not self._open_pages and pages > 1:
             for shape in needed_first(self.shapes)[:2]:
-                trees = self._context_trees(shape, num_pages, page_bytes(model, config.page_size, config.dtype))
+                trees = self._context_trees(shape, num_pages, page_bytes(model, config.page_size, kind))
                 read, plain = sum(tree.committed for tree in trees), self._title(shape)
                 runs[shape][f"{plain} reading {read}"] = partial(self._run_reading, shape, trees)
                 self._reading[f"{plain} reading {read}", plain] = read
-        key = (model, self.shapes, self.layers.version, config.dtype)
+        key = (model, self.shapes, self.layers.version, config.dtype, kind)
         ascending = [
             (self._title(a), self._title(b)) for a, b in itertools.pairwise(self.shapes) if a.tokens < b.tokens
         ]

@@ -64,7 +64,7 @@ class XlaLayers:
                 new: list[tuple[jax.Array, jax.Array]] = []
 
                 def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-                    out, kv = attention(q, k, v, i, window)
+                    out, kv = attention(q, kv_cache.stored(k), kv_cache.stored(v), i, window)
                     new.append(kv)
                     return out
 
