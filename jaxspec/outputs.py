@@ -67,7 +67,7 @@ class RequestMetrics:
     cached_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
-    #: First prediction of its output tokens; None if there was none before it ended.
+    #: First prediction of its output tokens; None if there was none before it ended, or no need for one.
     predicted_tokens: float | None = None
     #: Whether some of its KV was rounded to INT8, so that its output may differ from that of a run without.
     kv_quantized: bool = False

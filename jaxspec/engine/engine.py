@@ -156,6 +156,7 @@ class Engine:
         expected_tokens: int | None = None,
         end_as_expected: bool = False,
         slo: Slo | None = None,
+        predict: bool = False,
     ) -> str:
         """Queue a request. -> its id. `on_output` gets its deltas; the last one has a finish reason.
 
@@ -166,6 +167,7 @@ class Engine:
             end_as_expected: end the answer after `expected_tokens`, for benchmarks with given lengths. Apart from
                 oracles, the scheduler knows only `max_tokens`.
             slo: SLO in seconds; None: the configuration's.
+            predict: predict its length even if it never waits.
 
         Raises `InvalidRequest`, `QueueFull`, `SloRefused` (strict admission), `EngineDead`, `EngineDraining`.
         """
@@ -193,7 +195,7 @@ class Engine:
                 raise InvalidRequest("request_id", f"request {request.id!r} is already running")
             seed = params.seed if params.seed is not None else int(self._random.integers(0, 2**63))
             end_at = expected_tokens if end_as_expected else None
-            state = RequestState(request, params, seed, self.tokenizer, stop_ids, on_output, end_at)
+            state = RequestState(request, params, seed, self.tokenizer, stop_ids, on_output, end_at, predict)
             self._admit(request)
             self._states[request.id] = state
             self._inbox.append((state, False))

@@ -75,8 +75,10 @@ class EngineLoop:
 
     def add(self, state: RequestState, now: float) -> None:
         """Queue a new request."""
-        self.scheduler.add(state.request, now)
-        self.predictions.add(state.request.id, state.request.tokens)
+        request = state.request
+        self.scheduler.add(request, now)
+        # With an SLO its length also decides whether others are throttled for it.
+        self.predictions.add(request.id, request.tokens, at_once=state.predict or bool(request.slo))
 
     def abort(self, state: RequestState, now: float) -> None:
         """End a request that has not finished, with reason "abort"."""
@@ -106,6 +108,8 @@ class EngineLoop:
         self.predictions.apply(self.scheduler.predicted, timer.begun)
         lookahead = self.speculator.lookahead(self.scheduler.running, timer.begun)
         plan = self.scheduler.plan(timer.begun, lookahead)
+        if self.scheduler.num_waiting:
+            self.predictions.predict_held()
         for request in (*plan.preempted, *plan.paused):
             self.penalties.release(request)
         with timer.drafting_or_swapping():

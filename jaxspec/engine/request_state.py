@@ -22,7 +22,7 @@ class RequestState:
     """One request, from submission to its last output. Only the engine's thread uses it.
 
     `seed` is the 64-bit key of the request's random numbers; `stop_ids` are tokens that end it, as does the output
-    length `end_at`.
+    length `end_at`. `predict`: see `Engine.submit`.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class RequestState:
         stop_ids: frozenset[int],
         on_output: Callable[[OutputDelta], None],
         end_at: int | None = None,
+        predict: bool = False,
     ):
         self.request, self.params, self.on_output = request, params, on_output
         self.metrics = RequestMetrics(request.arrival, prompt_tokens=request.prompt_len, slo=request.slo)
@@ -41,6 +42,7 @@ class RequestState:
         self._detokenizer = Detokenizer(
             tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens
         )
+        self.predict = predict
         #: Its sampling parameters for the device.
         self.sampling = SamplingInputs(
             params.temperature, params.top_p, params.min_p, max(0, params.top_k),

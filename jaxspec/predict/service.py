@@ -64,7 +64,10 @@ class NoPredictions:
     def close(self) -> None:
         pass
 
-    def add(self, request_id: str, prompt_ids: Sequence[int]) -> None:
+    def add(self, request_id: str, prompt_ids: Sequence[int], at_once: bool = True) -> None:
+        pass
+
+    def predict_held(self) -> None:
         pass
 
     def apply(self, predicted: Callable[[str, float, float], bool], now: float) -> None:
@@ -77,8 +80,9 @@ class NoPredictions:
 class PredictionService:
     """Predicts and learns output lengths in a thread of its own.
 
-    `add`, `apply` and `ended` are for the engine's thread and do not block on the predictor. `decode` turns token ids
-    into text.
+    A prediction takes a core from the steps, and as long as every request runs, its length decides nothing. So requests
+    are held, and predicted when one of them has to wait. `add`, `predict_held`, `apply` and `ended` are for the
+    engine's thread and do not block on the predictor. `decode` turns token ids into text.
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class PredictionService:
         self._most_waiting, self._flush_every = most_waiting, flush_every
         self._changed = threading.Condition()
         self._live: dict[str, _Ticket] = {}
+        self._held: dict[str, _Ticket] = {}
         self._waiting: deque[_Ticket] = deque()
         self._ready: deque[_Ticket] = deque()
         self._learned: deque[tuple[_Ticket, int]] = deque(maxlen=most_waiting)
@@ -127,6 +132,7 @@ class PredictionService:
         with self._changed:
             self._closing = True
             self._waiting.clear()
+            self._held.clear()
             self._changed.notify()
         if self._thread.ident is not None:
             self._thread.join(timeout)
@@ -135,16 +141,27 @@ class PredictionService:
 
     # -- the engine's thread ---------------------------------------------------------------------------------------
 
-    def add(self, request_id: str, prompt_ids: Sequence[int]) -> None:
-        """Queue a request for prediction."""
+    def add(self, request_id: str, prompt_ids: Sequence[int], at_once: bool = True) -> None:
+        """Queue a request for prediction, or hold it until `predict_held`."""
         with self._changed:
-            if self._closing or len(self._waiting) >= self._most_waiting:
+            if self._closing or len(self._waiting) + len(self._held) >= self._most_waiting:
                 self.counts.without += 1
                 return
             ticket = _Ticket(request_id, prompt_ids[-TOKENS_READ:])
             self._live[request_id] = ticket
-            self._waiting.append(ticket)
-            self._changed.notify()
+            if at_once:
+                self._waiting.append(ticket)
+                self._changed.notify()
+            else:
+                self._held[request_id] = ticket
+
+    def predict_held(self) -> None:
+        """Predict all held requests that have not ended."""
+        if self._held:
+            with self._changed:
+                self._waiting.extend(self._held.values())
+                self._held.clear()
+                self._changed.notify()
 
     def apply(self, predicted: Callable[[str, float, float], bool], now: float) -> None:
         """Pass finished predictions to `predicted(request_id, tokens, now)`, which returns whether the request was
@@ -162,6 +179,7 @@ class PredictionService:
         A request that was cut at its limit would have generated more, so it is learned only if less was predicted.
         """
         with self._changed:
+            self._held.pop(request_id, None)
             if (ticket := self._live.pop(request_id, None)) is None:
                 return
             useful = reason == "stop" or (reason == "length" and ticket.length is not None and ticket.length < tokens)

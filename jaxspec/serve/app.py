@@ -119,7 +119,7 @@ class Serving:
     ) -> Generation:
         """Submit sequence i with `prompts[i]` and `params[i]`. Raises `ApiError`."""
         generation = Generation(self.engine, self.hub, id)
-        generation.submit(prompts, params, body.priority or 0, body.slo)
+        generation.submit(prompts, params, body.priority or 0, body.slo, bool(body.return_predicted_tokens))
         return generation
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import Receive
 
@@ -86,17 +86,19 @@ class Generation:
         params: Sequence[SamplingParams],
         priority: int,
         slo: RequestSlo | None,
+        predict: bool = False,
     ) -> None:
-        """Submit sequence i with `prompts[i]` and `params[i]`. Submits all, or raises `ApiError` and submits none."""
+        """Submit sequence i with `prompts[i]` and `params[i]`; `predict`: see `Engine.submit`. Submits all, or raises
+        `ApiError` and submits none."""
         try:
             for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
-                self._submit(index, prompt, sampling, priority, slo)
+                self._submit(index, prompt, sampling, slo, priority=priority, predict=predict)
         except BaseException:
             self.close()
             raise
 
     def _submit(
-        self, index: int, prompt: Sequence[int], params: SamplingParams, priority: int, slo: RequestSlo | None
+        self, index: int, prompt: Sequence[int], params: SamplingParams, slo: RequestSlo | None, **more: Any
     ) -> None:
         def on_output(delta: OutputDelta) -> None:
             self._hub.put(self, index, delta)
@@ -104,7 +106,7 @@ class Generation:
         request_id = f"{self.id}-{index}"
         try:
             targets = resolve(slo, self._engine.config.slo)
-            self._engine.submit(prompt, params, on_output, request_id=request_id, priority=priority, slo=targets)
+            self._engine.submit(prompt, params, on_output, request_id=request_id, slo=targets, **more)
         except InvalidRequest as e:
             raise ApiError(400, str(e), param=e.field, code="invalid_value") from e
         except QueueFull as e:

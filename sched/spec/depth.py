@@ -82,16 +82,20 @@ class DepthController:
         #: With its own device: micro-batches with which a step is estimated, at least two.
         self._micro_batches = 2
 
+    def keeps_off(self, requests: int) -> bool:
+        """Whether the last decision, not to draft for so many requests, still holds. Counts the step."""
+        if not self._off_steps or requests != self._off_requests:
+            return False
+        self._off_steps -= 1
+        self._idle_steps += 1
+        self.levels = 0
+        return True
+
     def decide(self, requests: int, uncached: int, records: Sequence[AcceptanceRecord], others: int = 0) -> Lookahead:
         """Pick the depth for `requests` decoding requests with `uncached` uncached tokens in total.
 
-        `others` more requests decode in the same step without this drafter.
+        `others` more requests decode in the same step without this drafter. See `keeps_off` first.
         """
-        if self._off_steps and requests == self._off_requests:
-            self._off_steps -= 1
-            self._idle_steps += 1
-            self.levels = 0
-            return Lookahead()
         uncached = _spread_uncached(requests, uncached)
         factor = _mean_factor(records)
         self.probing = False

@@ -151,6 +151,8 @@ class Speculator:
         controller, served = self.controllers[drafter], self._served(drafter, decoding)
         if not served:
             return controller.off()
+        if controller.keeps_off(len(served)):
+            return Lookahead()
         return controller.decide(len(served), *self._uncached_and_records(drafter, served), len(decoding) - len(served))
 
     def _uncached_and_records(self, drafter: int, requests: Sequence[Request]) -> tuple[int, list[AcceptanceRecord]]:

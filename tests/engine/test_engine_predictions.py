@@ -24,6 +24,7 @@ from jaxspec.outputs import OutputDelta, RequestMetrics
 from jaxspec.predict.build import build
 from jaxspec.predict.service import NoPredictions, PredictionService
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.sched.slo import Slo
 from jaxspec.serve.metrics import ServerMetrics
 
 SETTINGS: dict[str, Any] = dict(
@@ -135,6 +136,18 @@ def test_requests_run_before_their_prediction_is_there(compiled: str) -> None:
         assert answers.tokens["d"] == tiny.greedy(PROMPT, 8)
         eventually(lambda: engine.stats().predictions.made >= 2)
         assert engine.stats().predictions.seconds > 0
+
+
+def test_only_lengths_that_may_decide_are_predicted(compiled: str) -> None:
+    with started(compiled, FakePredictor(5), max_num_seqs=4) as engine:
+        answers = Answers(engine)
+        answers.ask("alone")
+        answers.wait(1)
+        assert answers.ended["alone"].predicted_tokens is None and engine.stats().predictions.made == 0
+        engine.submit(PROMPT, replace(GREEDY, max_tokens=4), lambda delta: None, predict=True)
+        eventually(lambda: engine.stats().predictions.made == 1)
+        engine.submit(PROMPT, replace(GREEDY, max_tokens=4), lambda delta: None, slo=Slo(tpot=1.0))
+        eventually(lambda: engine.stats().predictions.made == 2)
 
 
 def test_predictions_change_who_is_next(compiled: str) -> None:

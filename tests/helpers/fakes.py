@@ -167,6 +167,7 @@ class FakeEngine:
         request_id: str | None = None,
         priority: int = 0,
         slo: Slo | None = None,
+        predict: bool = False,
     ) -> str:
         if not all(0 <= t < self.tokenizer.vocab_size for t in prompt_ids):
             raise InvalidRequest("prompt", "prompt token ids are outside the vocabulary")

@@ -92,6 +92,19 @@ def test_what_gathers_while_one_batch_is_computed_is_the_next() -> None:
     assert (counts.made, counts.late, counts.without) == (BATCH + 9, 0, 0) and counts.seconds > 0
 
 
+def test_held_requests_are_predicted_when_asked_for() -> None:
+    predictor = FakePredictor(9)
+    with running(predictor) as service:
+        for name in "abc":
+            service.add(name, [ord(name)], at_once=name == "c")
+        receiver = Receiver(*"abc")
+        assert applied(service, receiver, 1) == {"c": 9.0} and service.counts.made == 1
+        service.ended("a", 5, "stop")
+        service.predict_held()
+        assert applied(service, receiver, 2) == {"b": 9.0, "c": 9.0}
+    assert [len(texts) for texts in predictor.asked] == [1, 1]
+
+
 def test_who_has_ended_is_not_predicted_any_more() -> None:
     gate = threading.Event()
     predictor = FakePredictor(9, gate)
