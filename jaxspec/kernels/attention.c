@@ -1,15 +1,19 @@
 /* Tree attention: token trees over their committed pages and over nodes of the same tree, in one pass.
 
    Request decomposition (SPIN §V-A): a work item is a group of query nodes of one request and one key-value head. It
-   reads only the request's committed positions, without padding. Softmax is computed online (FlashAttention): scores of
+   reads only the request's committed positions, without padding; with few nodes, a part of them, so that all threads work
+   on one long context. Softmax is computed online (FlashAttention): scores of
    a page, new maximum, rescaled sums. */
 #include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernel.h"
 
 #define MAX_ROWS 48  /* query rows per work item */
 #define CHUNK 32     /* nodes of the tree are read in chunks of this size */
+#define PART 256     /* committed positions of a work item, a multiple of all page sizes */
 #define NEVER -1e30f
 #if WIDTH == 16
 #define ROWS 6
@@ -27,6 +31,11 @@ typedef struct {
   const uint8_t *key_codes, *value_codes;
   const uint16_t *key_scale, *value_scale;
   const int16_t *key_zero, *value_zero;
+  /* Of trees in parts: at most `parts` with at most `rows` query rows, their results, and how many are finished for each
+     tree and head. */
+  int64_t parts, rows;
+  float *partial;
+  atomic_int *finished;
 } Attention;
 
 /* Scores of M query rows for B * LANES positions. Keys are [dim, page]. `ahead` is prefetched: it is read next. */
@@ -188,9 +197,16 @@ static void find_page(const Attention *a, Scratch *x, int64_t r, int64_t h, int6
 /* Query nodes per work item. */
 static int64_t nodes_per_item(const Attention *a) { return MAX_ROWS / (a->heads / a->kv_heads); }
 
-/* One work item: nodes low … high of tree r, all query heads of key-value head h. */
-static void attend(const Attention *a, int64_t r, int64_t h, int64_t low, int64_t high) {
-  Scratch scratch, *x = &scratch;
+/* A part of the work of one request and one key-value head: nodes low … high, and of their keys the positions begin … end
+   of the committed ones and, in the last part, the request's nodes. */
+typedef struct {
+  int64_t tree, head, low, high, begin, end;
+  int parts, part;
+} Item;
+
+/* Scores, softmax and sums of an item, in the scratch memory. */
+static void attend(const Attention *a, const Item *w, Scratch *x) {
+  int64_t r = w->tree, h = w->head, low = w->low, high = w->high;
   int64_t groups = a->heads / a->kv_heads, dim = a->dim, page = a->page;
   int rows = (int)((high - low) * groups);
   float root = 1.0f / __builtin_sqrtf((float)dim);
@@ -200,15 +216,15 @@ static void attend(const Attention *a, int64_t r, int64_t h, int64_t low, int64_
     x->peak[i] = NEVER;
     x->total[i] = 0;
   }
-  int64_t committed = a->committed[r], from = 0;
+  int64_t from = w->begin;
   if (a->window) { /* start at the first page that any node sees; deeper nodes see less of it */
     int64_t nearest = a->position[low];
     for (int64_t t = low; t < high; t++) nearest = a->position[t] < nearest ? a->position[t] : nearest;
-    from = nearest - a->window + 1 > 0 ? nearest - a->window + 1 : 0;
+    from = nearest - a->window + 1 > from ? nearest - a->window + 1 : from;
   }
-  for (int64_t i = from / page; i * page < committed; i++) {
+  for (int64_t i = from / page; i * page < w->end; i++) {
     find_page(a, x, r, h, i);
-    int width = committed - i * page < page ? (int)(committed - i * page) : (int)page;
+    int width = w->end - i * page < page ? (int)(w->end - i * page) : (int)page;
     int padded = (width + LANES - 1) / LANES * LANES;
     score(x, rows, x->page_keys, x->page_values, width, dim, page);
     if (padded > width)
@@ -220,7 +236,7 @@ static void attend(const Attention *a, int64_t r, int64_t h, int64_t low, int64_
       }
     absorb(x, rows, x->page_values, 0, width, dim, dim);
   }
-  for (int64_t s = a->first[r]; s < high; s += CHUNK) {
+  for (int64_t s = a->first[r]; w->part == w->parts - 1 && s < high; s += CHUNK) {
     int width = high - s < CHUNK ? (int)(high - s) : CHUNK, padded = (width + LANES - 1) / LANES * LANES;
     for (int p = 0; p < padded; p++)
       for (int64_t d = 0; d < dim; d++)
@@ -237,26 +253,77 @@ static void attend(const Attention *a, int64_t r, int64_t h, int64_t low, int64_
     }
     absorb(x, rows, a->v + (s * a->kv_heads + h) * dim, 0, width, dim, a->kv_heads * dim);
   }
+}
+
+/* Rows of an item's partial result, in the memory of all parts of its request and head. */
+static float *partial_of(const Attention *a, const Item *w, int part) {
+  return a->partial + ((w->tree * a->kv_heads + w->head) * a->parts + part) * a->rows * (a->dim + 2);
+}
+
+/* Adds the sums of another part, `from` [dim + 2] with their peak and total at the end, to row i. */
+static void add(Scratch *x, int i, const float *from, int64_t dim) {
+  float top = x->peak[i] > from[dim] ? x->peak[i] : from[dim];
+  float mine = exponential((vec){0} + (x->peak[i] - top))[0], theirs = exponential((vec){0} + (from[dim] - top))[0];
+  for (int64_t d = 0; d < dim; d += WIDTH) {
+    vec *to = (vec *)(x->out + i * MAX_DIM + d);
+    *to = *to * mine + *(const vec *)(from + d) * theirs;
+  }
+  x->total[i] = x->total[i] * mine + from[dim + 1] * theirs;
+  x->peak[i] = top;
+}
+
+/* Computes an item. The last part of a request and head to finish adds all up, in order. */
+static void run(const Attention *a, const Item *w) {
+  Scratch scratch, *x = &scratch;
+  int64_t groups = a->heads / a->kv_heads, dim = a->dim;
+  int rows = (int)((w->high - w->low) * groups);
+  attend(a, w, x);
+  if (w->parts > 1) {
+    float *to = partial_of(a, w, w->part);
+    for (int i = 0; i < rows; i++, to += dim + 2) {
+      memcpy(to, x->out + i * MAX_DIM, dim * sizeof(float));
+      to[dim] = x->peak[i];
+      to[dim + 1] = x->total[i];
+    }
+    if (atomic_fetch_add(a->finished + w->tree * a->kv_heads + w->head, 1) < w->parts - 1) return;
+    for (int i = 0; i < rows; i++) {
+      memset(x->out + i * MAX_DIM, 0, dim * sizeof(float));
+      x->peak[i] = NEVER;
+      x->total[i] = 0;
+      for (int p = 0; p < w->parts; p++) add(x, i, partial_of(a, w, p) + i * (dim + 2), dim);
+    }
+  }
   for (int i = 0; i < rows; i++) {
-    float *out = a->out + ((low + i / groups) * a->heads + h * groups + i % groups) * dim;
-    for (int64_t d = 0; d < dim; d++) out[d] = x->out[i * MAX_DIM + d] / x->total[i];
-    a->lse[(low + i / groups) * a->heads + h * groups + i % groups] = x->peak[i] + logf(x->total[i]);
+    int64_t row = (w->low + i / groups) * a->heads + w->head * groups + i % groups;
+    for (int64_t d = 0; d < dim; d++) a->out[row * dim + d] = x->out[i * MAX_DIM + d] / x->total[i];
+    a->lse[row] = x->peak[i] + logf(x->total[i]);
   }
 }
 
-/* Maps a unit of the parallel loop to its tree, nodes and head. */
+/* Work items of a tree per head: groups of nodes, or for a few nodes with many committed positions parts of these. They
+   depend on this tree alone, so neighbours do not change the order of sums. */
+static int64_t items_of(const Attention *a, int64_t r) {
+  int64_t size = nodes_per_item(a), groups = (a->nodes[r] + size - 1) / size;
+  return groups == 1 && a->committed[r] > PART ? (a->committed[r] + PART - 1) / PART : groups;
+}
+
+/* Maps a unit of the parallel loop to its tree, nodes, positions and head. */
 static void item(const void *work, int64_t unit) {
   const Attention *a = work;
-  int64_t h = unit % a->kv_heads, at = unit / a->kv_heads, size = nodes_per_item(a);
-  for (int64_t r = 0; r < a->trees; r++) {
-    int64_t here = (a->nodes[r] + size - 1) / size;
-    if (at < here) {
-      int64_t low = a->first[r] + at * size, end = a->first[r] + a->nodes[r];
-      attend(a, r, h, low, low + size < end ? low + size : end);
-      return;
-    }
-    at -= here;
+  int64_t at = unit / a->kv_heads, size = nodes_per_item(a), r = 0, here;
+  for (; at >= (here = items_of(a, r)); r++) at -= here;
+  Item w = {.tree = r, .head = unit % a->kv_heads, .low = a->first[r], .high = a->first[r] + a->nodes[r],
+            .end = a->committed[r], .parts = 1};
+  if (a->nodes[r] <= size) {
+    w.parts = (int)here;
+    w.part = (int)at;
+    w.begin = at * PART;
+    if (at < here - 1) w.end = w.begin + PART;
+  } else {
+    w.low += at * size;
+    if (w.low + size < w.high) w.high = w.low + size;
   }
+  run(a, &w);
 }
 
 /* Arguments: q [T, heads, dim]; k, v [T, kv_heads, dim]; keys [layers, pages, kv_heads, dim, page] and
@@ -291,11 +358,28 @@ XLA_FFI_Error *jaxspec_attention(XLA_FFI_CallFrame *frame) {
   }
   int64_t items = 0, nodes = 0, tokens = dim(frame, 0, 0), size = nodes_per_item(&a);
   for (int64_t r = 0; r < a.trees; r++) {
-    items += (a.nodes[r] + size - 1) / size;
+    int64_t here = items_of(&a, r);
+    items += here;
     nodes += a.nodes[r];
+    if (a.nodes[r] > size || here == 1) continue;
+    int64_t rows = a.nodes[r] * (a.heads / a.kv_heads);
+    if (here > a.parts) a.parts = here;
+    if (rows > a.rows) a.rows = rows;
+  }
+  if (a.parts) {
+    int64_t both = a.trees * a.kv_heads;
+    a.partial = malloc((size_t)(both * a.parts * a.rows * (a.dim + 2)) * sizeof(float));
+    a.finished = calloc((size_t)both, sizeof *a.finished);
+    if (!a.partial || !a.finished) {
+      free(a.partial);
+      free((void *)a.finished);
+      return failure(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "no memory for parts of attention");
+    }
   }
   for (int64_t i = nodes * a.heads; i < tokens * a.heads; i++) a.lse[i] = NEVER;
   memset(a.out + nodes * a.heads * a.dim, 0, (tokens - nodes) * a.heads * a.dim * sizeof(float));
   parallel_for(frame, items * a.kv_heads, item, &a, sizeof a, tokens <= BRIEF_ROWS);
+  free(a.partial);
+  free((void *)a.finished);
   return NULL;
 }

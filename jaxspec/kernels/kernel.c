@@ -19,6 +19,12 @@ int is_query(XLA_FFI_CallFrame *frame) {
   return 1;
 }
 
+XLA_FFI_Error *failure(XLA_FFI_CallFrame *frame, XLA_FFI_Error_Code code, const char *message) {
+  XLA_FFI_Error_Create_Args args = {
+      .struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE, .message = message, .errc = code};
+  return frame->api->XLA_FFI_Error_Create(&args);
+}
+
 /* On the heap and reference-counted: a helper may start after the loop has ended. */
 typedef struct {
   atomic_int_fast64_t next, done;

@@ -49,6 +49,9 @@ static inline int64_t dim(XLA_FFI_CallFrame *frame, int i, int axis) { return ar
 /* XLA first calls a handler to query the API version it was built for. Handles such a call and returns true for it. */
 int is_query(XLA_FFI_CallFrame *frame);
 
+/* An error, for the handler to return. `message` is copied. */
+XLA_FFI_Error *failure(XLA_FFI_CallFrame *frame, XLA_FFI_Error_Code code, const char *message);
+
 static inline float from_bfloat16(uint16_t bits) {
   union {
     uint32_t i;

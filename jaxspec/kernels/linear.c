@@ -181,12 +181,6 @@ static void share_of_panels(const void *work, int64_t i) {
   for (int64_t p = i * l->share; p < (i + 1) * l->share && p < l->panels; p++) one_panel(l, p);
 }
 
-static XLA_FFI_Error *error(XLA_FFI_CallFrame *frame, XLA_FFI_Error_Code code, const char *message) {
-  XLA_FFI_Error_Create_Args args = {
-      .struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE, .message = message, .errc = code};
-  return frame->api->XLA_FFI_Error_Create(&args);
-}
-
 /* An error if the buffer does not hold panels for a product of `depth` and `width`. */
 static XLA_FFI_Error *check(XLA_FFI_CallFrame *frame, const uint8_t *w, int64_t layer, int64_t depth, int64_t width) {
   const Header *h = (const Header *)w;
@@ -196,7 +190,7 @@ static XLA_FFI_Error *check(XLA_FFI_CallFrame *frame, const uint8_t *w, int64_t 
   char message[160];
   snprintf(message, sizeof message, "packed weights of %u layers [%u, %u * 32] do not fit layer %d of [%d, %d]",
            h->layers, h->depth, h->panels, (int)layer, (int)depth, (int)width);
-  return error(frame, XLA_FFI_Error_Code_INVALID_ARGUMENT, message);
+  return failure(frame, XLA_FFI_Error_Code_INVALID_ARGUMENT, message);
 }
 
 static void split_share(const void *work, int64_t block) {
@@ -223,7 +217,7 @@ XLA_FFI_Error *jaxspec_linear(XLA_FFI_CallFrame *frame) {
   work.entries = (const Entry *)(work.w + HEADER_BYTES) + layer * work.panels;
   int brief = work.rows <= BRIEF_ROWS, tiled = has_tiles() && any_tiled(&work);
   if (tiled && !new_split(work.rows, work.depth, &work.split))
-    return error(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "no memory for the split activations");
+    return failure(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "no memory for the split activations");
   if (tiled) parallel_for(frame, (work.rows + 15) / 16, split_share, &work, sizeof work, brief);
   /* Small products do not pay for another thread. */
   int64_t shares = work.rows * work.depth * work.panels < 2048 ? 1

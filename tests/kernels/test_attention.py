@@ -1,0 +1,105 @@
+"""The CPU kernel's attention against float64: long contexts in parts, windows, bfloat16 pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chex
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxspec.kernels import cpu
+
+HEADS, KV_HEADS, DIM, PAGE, PAGES, LAYERS = 6, 2, 32, 32, 128, 2
+
+
+class Trees:
+    """Chains over committed pages, and a pool of random keys and values with NaN where nothing is committed.
+
+    `nodes`, `committed`: of each tree. Page tables are disjoint.
+    """
+
+    def __init__(self, nodes: list[int], committed: list[int], dtype: str, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.nodes, self.committed, tokens = nodes, committed, sum(nodes)
+        self.q, self.k, self.v = (
+            rng.normal(size=(tokens, heads, DIM)).astype(np.float32) for heads in (HEADS, KV_HEADS, KV_HEADS)
+        )
+        width = max(1, *(-(-c // PAGE) for c in committed))
+        order = rng.permutation(PAGES)
+        self.table = np.zeros((len(nodes), width), np.int32)
+        keys = np.full((LAYERS, PAGES, KV_HEADS, DIM, PAGE), np.nan, np.float32)
+        values = np.full((LAYERS, PAGES, KV_HEADS, PAGE, DIM), np.nan, np.float32)
+        for r, count in enumerate(committed):
+            for i in range(-(-count // PAGE)):
+                page, used = order[r * width + i], min(PAGE, count - i * PAGE)
+                self.table[r, i] = page
+                keys[:, page, :, :, :used] = rng.normal(size=(LAYERS, KV_HEADS, DIM, used))
+                values[:, page, :, :used] = rng.normal(size=(LAYERS, KV_HEADS, used, DIM))
+        self.keys, self.values = jnp.asarray(keys, dtype), jnp.asarray(values, dtype)
+
+    def kernel(self, window: int = 0) -> np.ndarray:
+        nodes, committed = np.asarray(self.nodes), np.asarray(self.committed)
+        first = np.cumsum(nodes) - nodes
+        depth = np.concatenate([np.arange(n) for n in nodes])
+        position = np.repeat(committed, nodes) + depth
+        subtree = np.repeat(nodes, nodes) - depth
+        q, k, v = map(jnp.asarray, (self.q, self.k, self.v))
+        position, subtree, first, nodes, committed, table = map(
+            jnp.asarray, (position, subtree, first, nodes, committed, self.table)
+        )
+        out, lse = cpu.attention(
+            q, k, v, self.keys, self.values, jnp.int32(1), jnp.int32(window), position, subtree, first, nodes,
+            committed, table,
+        )  # fmt: skip
+        assert np.isfinite(lse).all()
+        return np.asarray(out)
+
+    def exact(self, window: int = 0) -> np.ndarray:
+        """In float64, node by node."""
+        out, t = np.zeros(self.q.shape), 0
+        for r, (count, committed) in enumerate(zip(self.nodes, self.committed, strict=True)):
+            pages = self.table[r, : -(-committed // PAGE)]
+            keys = np.asarray(self.keys[1, pages], np.float64).transpose(0, 3, 1, 2).reshape(-1, KV_HEADS, DIM)
+            values = np.asarray(self.values[1, pages], np.float64).swapaxes(1, 2).reshape(-1, KV_HEADS, DIM)
+            begin = t
+            for _ in range(count):
+                k = np.concatenate([keys[:committed], self.k[begin : t + 1]])[-window:]
+                v = np.concatenate([values[:committed], self.v[begin : t + 1]])[-window:]
+                for h in range(HEADS):
+                    scores = k[:, h // 3] @ self.q[t, h].astype(np.float64) / np.sqrt(DIM)
+                    weights = np.exp(scores - scores.max())
+                    out[t, h] = weights @ v[:, h // 3] / weights.sum()
+                t += 1
+        return out
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@settings(deadline=None, max_examples=20)
+@given(data=st.data())
+def test_as_in_float64(dtype: str, data: Any) -> None:
+    cpu.load()
+    count = data.draw(st.integers(1, 3))
+    nodes = data.draw(st.lists(st.sampled_from((1, 2, 7, 16, 17, 40)), min_size=count, max_size=count))
+    committed = data.draw(st.lists(st.sampled_from((0, 5, 255, 256, 257, 700, 1300)), min_size=count, max_size=count))
+    window = data.draw(st.sampled_from((0, 0, 30, 300)))
+    trees = Trees(nodes, committed, dtype, data.draw(st.integers(0, 2**32)))
+    out = trees.kernel(window)
+    chex.assert_shape(out, (sum(nodes), HEADS, DIM))
+    np.testing.assert_allclose(out, trees.exact(window), atol=3e-6)
+
+
+def test_a_tree_does_not_depend_on_the_others() -> None:
+    """Bit for bit, although its parts are computed by other threads in another order."""
+    cpu.load()
+    trees = Trees([1, 3, 40, 1], [1100, 600, 900, 20], "float32", 0)
+    together, t = trees.kernel(), 0
+    for r, count in enumerate(trees.nodes):
+        alone = Trees([count], [trees.committed[r]], "float32", 0)
+        alone.q, alone.k, alone.v = (x[t : t + count] for x in (trees.q, trees.k, trees.v))
+        alone.keys, alone.values, alone.table = trees.keys, trees.values, trees.table[r : r + 1]
+        np.testing.assert_array_equal(alone.kernel(), together[t : t + count])
+        t += count
