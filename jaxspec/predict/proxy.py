@@ -35,7 +35,7 @@ class ProxyPredictor:
         self.formulation, self.tokenizer = formulation, tokenizer
         self.name, self.about = name, dict(about or {})
         self.config = encoder.config
-        self._model = LengthModel(encoder, head)
+        self._model, self._packed = LengthModel(encoder, head), False
         most = min(MOST, self.config.max_positions, longest)
         self._run = TextModel(self._model, formulation.outputs, tokenizer, name, most)
 
@@ -46,12 +46,19 @@ class ProxyPredictor:
         `kernels`: run on the CPU kernels where they are available, with INT8 matrices. It cannot be saved then.
         """
         p = file.read(Path(path))
-        if kernels and packed_encoder.available():
+        if packed := kernels and packed_encoder.available():
             packed_encoder.use_packed(p.model.encoder, p.matrices)
-        return cls(p.model.encoder, p.model.head, p.formulation, p.tokenizer, p.name, p.about, p.longest)
+        loaded = cls(p.model.encoder, p.model.head, p.formulation, p.tokenizer, p.name, p.about, p.longest)
+        loaded._packed = packed
+        return loaded
 
     def save(self, path: str | Path) -> None:
-        """Write the predictor atomically as one safetensors file. The encoder's matrices are rounded to INT8."""
+        """Write the predictor atomically as one safetensors file. The encoder's matrices are rounded to INT8.
+
+        Raises `ValueError` if it was loaded for the CPU kernels.
+        """
+        if self._packed:
+            raise ValueError("a predictor that was loaded for the CPU kernels cannot be saved")
         longest = self._run.lengths[-1]
         parts = self._model, self.formulation, self.tokenizer, self.name, self.about, longest
         file.write(file.PredictorFile(*parts), Path(path))
