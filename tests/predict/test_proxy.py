@@ -117,6 +117,8 @@ def test_packed_matrices_predict_the_same(tmp_path: Path) -> None:
     found, wanted = packed._run(LONG), plain._run(LONG)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
     assert not np.allclose(wanted[0], wanted[1], rtol=1e-3)
+    with pytest.raises(ValueError, match="cannot be saved"):
+        packed.save(tmp_path / "again.safetensors")
 
 
 def test_int8() -> None:
