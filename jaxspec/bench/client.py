@@ -38,11 +38,14 @@ class Endpoint:
         }
 
 
-async def ask(http: httpx.AsyncClient, endpoint: Endpoint, prompt: str, max_tokens: int) -> Sample:
+async def ask(
+    http: httpx.AsyncClient, endpoint: Endpoint, prompt: str, max_tokens: int, pieces: list[str] | None = None
+) -> Sample:
     """Send one request and measure its stream. Server and network errors are not raised but stored in `Sample.error`.
 
     `start` is on `time.perf_counter`'s clock. Token counts come from the server's usage, or without one from the
-    number of chunks. `itl` holds the gaps between chunks with text; a chunk may have more than one token.
+    number of chunks. `itl` holds the gaps between chunks with text; a chunk may have more than one token. `pieces`
+    gets the text of every such chunk as it arrives.
     """
     sample = Sample(start=time.perf_counter())
     stamps: list[float] = []
@@ -64,8 +67,10 @@ async def ask(http: httpx.AsyncClient, endpoint: Endpoint, prompt: str, max_toke
                     return sample
                 usage = chunk.get("usage") or usage
                 for choice in chunk.get("choices") or ():
-                    if _text(choice):
+                    if text := _text(choice):
                         stamps.append(now)
+                        if pieces is not None:
+                            pieces.append(text)
                     if choice.get("finish_reason"):
                         sample.finish_reason, end = choice["finish_reason"], now
     except httpx.TimeoutException:
