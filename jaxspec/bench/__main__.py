@@ -1,6 +1,7 @@
 """Benchmarks of the engine, the server and the scheduler, and the simulator.
 
-Exit code: 0 success, 1 some requests failed, 2 nothing could be measured, 130 interrupted.
+Exit code: 0 success, 1 some requests failed or (peers) the machine was disturbed, 2 nothing could be measured, 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ COMMANDS = {
     "kv": ("jaxspec.bench.kv", "quality of INT8 KV, and step time while pages are swapped"),
     "kernels": ("jaxspec.bench.kernels", "compare the native CPU kernels with XLA's operations"),
     "gpu": ("jaxspec.bench.gpu", "on an NVIDIA GPU: correctness, and step times against the roofline"),
-    "peers": ("jaxspec.bench.peers", "compare jaxspec with transformers on torch"),
+    "peers": ("jaxspec.bench.peers", "compare jaxspec with the servers of llama.cpp, vLLM on the CPU and transformers"),
 }
 
 

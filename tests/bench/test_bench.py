@@ -1,22 +1,17 @@
-"""The benchmarks' own parts: arrivals, prompts, reports, engines that take turns."""
+"""The benchmarks' own parts: arrivals, prompts, reports."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from helpers.paths import CONFIGS
-from jaxspec.bench import BenchError, prompts
+from jaxspec.bench import prompts
 from jaxspec.bench.__main__ import main
 from jaxspec.bench.offline import add_engine_numbers
-from jaxspec.bench.peers import alternate, leading_agreement, turns
-from jaxspec.bench.peers.worker import Worker
 from jaxspec.bench.report import Distribution, Report, Sample, Slo, print_table, summarise
 from jaxspec.bench.serve import add_server_numbers
 from jaxspec.engine.metrics import EngineStats
@@ -163,51 +158,6 @@ def test_acceptance_is_reported_where_something_was_drafted(report_of, capsys):
 
     report = report_of(8, 0, 2)
     assert (report.acceptance_rate, report.mean_accepted_length) == (0, 1)
-
-
-ECHO = """
-import sys, time
-sys.path.insert(0, {folder!r})
-from turns import take_turns
-
-def make(settings):
-    print("libraries may print")
-    def answer(turn):
-        if turn.get("die"):
-            raise SystemExit(3)
-        return {{"tokens": [[settings["token"]] * turn["max_tokens"]] * len(turn["prompts"]), "seconds": 0.5}}
-    return answer
-
-take_turns(make)
-"""
-
-
-@contextmanager
-def echo(name: str, token: int) -> Iterator[Worker]:
-    script = ECHO.format(folder=str(Path(turns.__file__).parent))
-    with Worker(name, [sys.executable, "-c", script], {"threads": 1, "token": token}) as worker:
-        yield worker
-
-
-def test_peers_take_turns():
-    advanced = []
-    with echo("a", 1) as a, echo("b", 1) as b:
-        result = alternate((a, b), {"prompts": [[5], [6]], "max_tokens": 4}, 3, lambda: advanced.append(1))
-    assert len(advanced) == 2 * 4
-    assert result["tokens_per_s"] == {"a": [16.0] * 3, "b": [16.0] * 3}
-    assert (result["ratio_of_medians"], result["agreeing_tokens"]) == (1.0, 4.0)
-    assert all(busy >= 0 for turns in result["cores_busy_with_others"].values() for busy in turns)
-
-
-def test_a_peer_that_dies_or_does_not_start_is_named():
-    with echo("fragile", 1) as worker, pytest.raises(BenchError, match="fragile worker died with exit code 3"):
-        worker.ask({"die": True})
-    with pytest.raises(BenchError, match="cannot start absent"):
-        Worker("absent", ["/nonexistent/python"], {"threads": 1})
-
-
-def test_agreement_of_answers():
-    assert [leading_agreement([1, 2, 3], b) for b in ([1, 2, 3], [1, 9, 3], [1, 2], [])] == [3, 1, 2, 0]
 
 
 # --- the commands ---

@@ -93,7 +93,7 @@ def values(argv: Sequence[str], option: str) -> list[str]:
 
 def dry(command: Command) -> list[Command]:
     """The programs of this project that `make` would start, from `make -n`. Raises `CalledProcessError`."""
-    hidden = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "ARGS", "EXTRAS", "PYTHON", "VENV", "TORCH", "CUDA")
+    hidden = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "ARGS", "EXTRAS", "PYTHON", "VENV", "PEERS", "CUDA")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     words = shlex.split(command.called)
     shown = subprocess.run(

@@ -163,7 +163,7 @@ CHECKED = {
     "make install": "it changes what the tests run in",
     "make format": "it rewrites the checkout",
     "make gpu-check": "it needs an NVIDIA GPU",
-    "make bench-peers": "it downloads torch, several hundred megabytes",
+    "make bench-peers": "it downloads and compiles other engines",
     "pip install": "it changes what the tests run in",
     "pre-commit install": "it changes the checkout's hooks",
     ".ci/run": "it is lint and tests again",

@@ -1,141 +1,144 @@
-"""Compare jaxspec with transformers on torch: same weights and prompts, greedy, float32.
+"""Compare jaxspec with llama.cpp, vLLM on the CPU and transformers: OpenAI-compatible servers of the same model.
 
-The speed of a machine varies more from minute to minute than the engines differ. Therefore both stay loaded and
-alternate, and the result is the ratio of their median speeds.
+The speed of a machine varies more from minute to minute than engines differ. Therefore all servers stay loaded and take
+turns, each stopped while another is measured. A turn that other processes or the hypervisor disturb is repeated; if it
+stays disturbed, nothing is reported.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from jaxspec.bench import BenchError, options, prompts
-from jaxspec.bench.peers.worker import Worker
+from jaxspec.bench import BenchError, options
 from jaxspec.bench.report import machine, write_json
-from jaxspec.bench.table import each, terminal
 from jaxspec.progress import progress
 
-HERE = Path(__file__).parent
-#: A turn is disturbed if other processes keep more than this many cores busy.
-DISTURBED = 0.1
+if TYPE_CHECKING:
+    from jaxspec.bench.peers.engines import Engine
+    from jaxspec.bench.peers.server import Server
+
+PEERS = ("llama.cpp", "vllm", "transformers")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--peer-python", required=True, metavar="EXE", help="Python interpreter that has torch and transformers"
-    )
-    parser.add_argument("--model", help="built-in name, .gguf file or Hugging Face directory (default: smollm2-135m)")
+        "--peers", nargs="*", choices=PEERS, default=list(PEERS), metavar="NAME",
+        help=f"engines to compare with, of {', '.join(PEERS)} (default: all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--peers-folder", default=".peers", metavar="FOLDER",
+        help="where `make bench-peers` installed them, each in a venv of its name (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--model", help="built-in name or .gguf file (default: smollm2-135m)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
-        help="setting of jaxspec's engine (docs/configuration.md); repeatable",
+        help="setting of jaxspec's servers (docs/configuration.md); repeatable",
     )  # fmt: skip
+    parser.add_argument(
+        "--scenarios", nargs="+", metavar="NAME",
+        help="what to measure, of decode-1, decode-N, sample-1, sample-N (N: --streams), prefill-N (--prefill), loaded",
+    )  # fmt: skip
+    parser.add_argument("--baseline", default="jaxspec", metavar="NAME", help="server that ratios are relative to")
     options.add_numbers(
         parser,
-        ("--threads N", 2, "CPU cores for each engine"),
-        ("--batch N", 16, "prompts in the batched scenario"),
-        ("--max-tokens N", 128, "output tokens per prompt"),
-        ("--repeats N", 5, "measured turns per engine"),
+        ("--threads N", 2, "CPU cores for each server"),
+        ("--streams N", 16, "concurrent requests of decode-N and sample-N"),
+        ("--max-tokens N", 128, "output tokens per request"),
+        ("--repeats N", 5, "measured turns per server and scenario"),
+        ("--retries N", 5, "repetitions of a disturbed turn"),
     )
+    parser.add_argument(
+        "--prefill", nargs="+", type=options.count, default=[1024, 4096], metavar="TOKENS",
+        help="prompt lengths of the prefill scenarios (default: 1024 4096)",
+    )  # fmt: skip
+    parser.add_argument("--allow-disturbed", action="store_true", help="report disturbed turns too, and say so")
+    parser.add_argument("--seed", type=int, default=0, help="seed of prompts and orders (default: 0)")
     parser.add_argument("--json", metavar="FILE", help="write all measurements as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print and write the comparison. Raises `BenchError` if an engine does not start or dies."""
-    from jaxspec.config import parse_overrides
-    from jaxspec.models.load import DEFAULT_MODEL, ModelLoadError
-    from jaxspec.models.load.registry import TABLE, fetch
+    """Print and write the comparison; 1 if the machine was disturbed. Raises `BenchError` if it cannot be made."""
+    from jaxspec.bench.peers import engines, summary
+    from jaxspec.bench.peers.scenarios import Prompts, scenarios
+    from jaxspec.bench.peers.turns import Disturbed, Rules, alternate
+    from jaxspec.models.load.gguf import GGUFFile
 
-    model = args.model or DEFAULT_MODEL
-    try:
-        path = str(fetch(TABLE[model]) if model in TABLE else Path(model).expanduser().resolve())
-        overrides = parse_overrides(args.set)
-    except (ModelLoadError, ValueError) as error:
-        raise BenchError(str(error)) from None
+    gguf = gguf_file(args.model)
+    tokenizer = GGUFFile(gguf).tokenizer()
+    known = scenarios(args.streams, args.max_tokens, args.prefill)
+    if unknown := set(args.scenarios or ()) - known.keys():
+        raise BenchError(f"unknown scenario {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    wanted = {name: known[name] for name in args.scenarios or known}
 
-    ours_at = [sys.executable, "-m", "jaxspec.bench.peers.with_jaxspec"]
-    theirs_at = [args.peer_python, str(HERE / "with_transformers.py")]
-    with (
-        Worker("jaxspec", ours_at, {"model": model, "threads": args.threads, "overrides": overrides}) as ours,
-        Worker("transformers", theirs_at, {"path": path, "threads": args.threads}) as theirs,
-    ):
-        ids = ours.ask({"encode": list(prompts.PROMPTS)})["ids"]
-        scenarios = {
-            f"1 prompt × {args.max_tokens} tokens": ids[6:7],
-            f"{args.batch} prompts × {args.max_tokens} tokens": [ids[i % len(ids)] for i in range(args.batch)],
-        }
-        results = {}
-        with progress("turns", 2 * len(scenarios) * (args.repeats + 1)) as advance:
-            for name, given in scenarios.items():
-                turn = {"prompts": given, "max_tokens": args.max_tokens}
-                results[name] = alternate((ours, theirs), turn, args.repeats, advance)
-    show(results)
+    setup = engines.Setup.of(args, gguf)
+    chosen, left_out = engines.chosen(args.peers, setup)
+    # Servers are to be ended on SIGTERM too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with ExitStack() as stack:
+        servers, about = start(stack, chosen, args.threads, left_out)
+        if args.baseline not in about:
+            raise BenchError(f"no server {args.baseline}, the baseline; there are {', '.join(about) or 'none'}")
+        rules = Rules(args.repeats, args.retries, args.allow_disturbed)
+        measured = {}
+        try:
+            with progress("turns", len(wanted) * len(servers) * (args.repeats + 1)) as advance:
+                for name, scenario in wanted.items():
+                    made = Prompts(tokenizer)
+                    measured[name] = alternate(name, scenario, servers, made, rules, args.seed, advance)
+        except Disturbed as error:
+            print(f"jaxspec.bench: {error}; nothing reported (--allow-disturbed reports it)", file=sys.stderr)
+            return 1
+        for engine, server in servers.items():
+            about[engine.name]["final_bytes"] = server.resident_bytes()
+    found = summary.summarise(wanted, measured, args.baseline, tokenizer)
     if args.json:
-        about = {"kind": "peers", "machine": machine(), "options": options.plain(args)}
-        write_json(args.json, about | {"results": results})
+        head = {"kind": "peers", "machine": machine(), "options": options.plain(args)}
+        write_json(args.json, {**head, "servers": about, "left_out": left_out, **found})
+    summary.show(found, about, left_out)
     return 0
 
 
-def alternate(
-    workers: tuple[Worker, Worker], turn: Mapping[str, Any], repeats: int, advance: Callable[[], None]
-) -> dict[str, Any]:
-    """`repeats` measured turns of each worker after a warm-up turn; the order of the workers alternates.
+def gguf_file(model: str | None) -> Path:
+    """The model's GGUF file. Raises `BenchError`."""
+    from jaxspec.models.load import DEFAULT_MODEL, ModelLoadError
+    from jaxspec.models.load.registry import TABLE, fetch
 
-    Returns tokens per second of every turn by worker, the ratio of medians (first / second), the mean number of leading
-    tokens that agree, the cores that other processes kept busy in each turn, and the engine stats of the jaxspec
-    worker.
-    """
-    speeds: dict[str, list[float]] = {worker.name: [] for worker in workers}
-    busy_cores: dict[str, list[float]] = {worker.name: [] for worker in workers}
-    tokens: dict[str, list[list[int]]] = {}
-    stats: dict[str, Any] | None = None
-    for repeat in range(repeats + 1):
-        for worker in workers if repeat % 2 else workers[::-1]:
-            answer, busy = worker.timed(turn)
+    model = model or DEFAULT_MODEL
+    try:
+        path = fetch(TABLE[model]) if model in TABLE else Path(model).expanduser().resolve()
+    except ModelLoadError as error:
+        raise BenchError(str(error)) from None
+    if path.suffix != ".gguf" or not path.is_file():
+        raise BenchError(f"{path} is no .gguf file, which llama.cpp needs")
+    return path
+
+
+def start(
+    stack: ExitStack, engines: Sequence[Engine], threads: int, left_out: dict[str, str]
+) -> tuple[dict[Engine, Server], dict[str, dict[str, Any]]]:
+    """Start the servers one after another, and stop each when it has loaded. Those that do not start are added to
+    `left_out` with the reason. Returns the servers, and what is known of them by name."""
+    from jaxspec.bench.peers.server import Server
+
+    servers, about = {}, {}
+    with progress("servers", len(engines)) as advance:
+        for engine in engines:
+            try:
+                server = stack.enter_context(Server(engine.name, engine.command, engine.env, threads))
+            except BenchError as error:
+                left_out[engine.name] = str(error)
+            else:
+                servers[engine] = server
+                about[engine.name] = {
+                    "version": engine.version, "command": server.command, "ready_s": server.ready_s,
+                    "loaded_bytes": server.resident_bytes(),
+                }  # fmt: skip
+                server.suspend()
             advance()
-            tokens[worker.name] = answer["tokens"]
-            stats = answer.get("stats", stats)
-            if repeat:
-                speeds[worker.name].append(sum(map(len, answer["tokens"])) / answer["seconds"])
-                busy_cores[worker.name].append(busy)
-    first, second = (worker.name for worker in workers)
-    agreed = [leading_agreement(a, b) for a, b in zip(tokens[first], tokens[second], strict=True)]
-    return {
-        "tokens_per_s": speeds,
-        "medians": {name: median(values) for name, values in speeds.items()},
-        "ratio_of_medians": median(speeds[first]) / median(speeds[second]),
-        "agreeing_tokens": sum(agreed) / len(agreed),
-        "cores_busy_with_others": busy_cores,
-        "stats": stats,
-    }
-
-
-def leading_agreement(a: list[int], b: list[int]) -> int:
-    """Number of leading tokens that are the same in both outputs."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def show(results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print the comparison, and a warning if other processes disturbed it."""
-    rows = []
-    for name, result in results.items():
-        compared = result["ratio_of_medians"], result["agreeing_tokens"]
-        for engine, speeds in result["tokens_per_s"].items():
-            rows.append([name, engine, median(speeds), min(speeds), max(speeds), *compared])
-            name, compared = "", (None, None)
-    speeds = each(("median", "lowest", "highest"), "{:.1f}")
-    ratios = ("ratio", "{:.2f}"), ("agreeing tokens", "{:.1f}")
-    console = Console()
-    console.print(terminal(rows, "output tokens/s", "engine", *speeds, *ratios, left=2))
-    turns = [busy for result in results.values() for each in result["cores_busy_with_others"].values() for busy in each]
-    if disturbed := sum(busy > DISTURBED for busy in turns):
-        console.print(
-            f"Unreliable: in {disturbed} of {len(turns)} turns other processes kept up to {max(turns):.1f} cores busy. "
-            "Measure again on an idle machine.",
-            style="red",
-        )
+    return servers, about

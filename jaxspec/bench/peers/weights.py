@@ -1,0 +1,51 @@
+"""The model's weights in the formats that peers read. Converted once, and kept in the cache folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from jaxspec.bench import BenchError
+from jaxspec.paths import cache_folder
+
+
+def float32_gguf(gguf: Path, quantize: Path) -> Path:
+    """The same model as a float32 GGUF file, made by llama.cpp's `llama-quantize`. Raises `BenchError`."""
+    command = [str(quantize), "--allow-requantize", str(gguf)]
+    return _kept(gguf, "-f32.gguf", lambda target: _run([*command, str(target), "F32"]))
+
+
+def hf_folder(gguf: Path, python: Path) -> Path:
+    """The same model as a Hugging Face folder in float32, made by transformers. Raises `BenchError`."""
+    command = [str(python), str(Path(__file__).with_name("export_hf.py")), str(gguf)]
+    return _kept(gguf, "-hf", lambda target: _run([*command, str(target)]))
+
+
+def _kept(gguf: Path, ending: str, make: Callable[[Path], None]) -> Path:
+    """The converted file or folder: made under another name first, so that what has its name is complete."""
+    state = gguf.stat()
+    path = cache_folder("peers") / f"{gguf.stem}-{state.st_size:x}-{state.st_mtime_ns:x}{ending}"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f"{os.getpid()}-{path.name}")
+        try:
+            make(unfinished)
+            unfinished.rename(path)
+        finally:
+            if unfinished.is_dir():
+                shutil.rmtree(unfinished)
+            unfinished.unlink(missing_ok=True)
+    return path
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    except OSError as error:
+        raise BenchError(f"cannot run {command[0]}: {error}") from None
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+        raise BenchError(f"{Path(command[0]).name} failed: {said[-1]}")
