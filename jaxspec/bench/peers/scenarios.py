@@ -20,7 +20,7 @@ OUTPUT, INPUT, TTFT, TPOT = "output tokens/s", "input tokens/s", "TTFT, ms", "TP
 #: Tokens of the prompt that arrives while others decode, and how many decode.
 ARRIVING, DECODING = 256, 8
 #: A request fails if nothing arrives for so many seconds.
-REQUEST_TIMEOUT = 20.0
+REQUEST_TIMEOUT = 300.0
 
 
 @dataclass(slots=True)

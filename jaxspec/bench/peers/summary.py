@@ -108,19 +108,17 @@ def show(summary: Mapping[str, Any], servers: Mapping[str, Mapping[str, Any]], l
                  ("RSS at the end, MiB", size), left=2)
     )  # fmt: skip
     for name, found in summary["scenarios"].items():
-        lines = []
         for number, measure in enumerate(dict.fromkeys(row["measure"] for row in found["rows"])):
             agreeing = found["agreeing_tokens"] if number == 0 else {}
-            own = [row for row in found["rows"] if row["measure"] == measure]
-            for label, row in zip([measure] + [""] * len(own), own, strict=False):
+            lines = []
+            for row in (row for row in found["rows"] if row["measure"] == measure):
                 ratio = row["ratio"] or dict.fromkeys(row["median"])
                 values = *row["median"].values(), *ratio.values()
-                lines.append([label, row["engine"], *values, agreeing.get(row["engine"])])
-        if lines:
+                lines.append([row["engine"], *values, *([agreeing.get(row["engine"])] if agreeing else [])])
             speeds = each(("median", "lowest", "highest"), "{:,.1f}")
             ratios = each(("ratio", "lowest", "highest"), "{:.2f}")
-            agreed = "agreeing tokens", "{:.1f}"
-            console.print(terminal(lines, "", "server", *speeds, *ratios, agreed, left=2, title=name))
+            agreed = each(("agreeing tokens",), "{:.1f}") if agreeing else ()
+            console.print(terminal(lines, "server", *speeds, *ratios, *agreed, title=f"{name}: {measure}"))
         for engine, reason in found["failed"].items():
             console.print(f"{name}: without {engine}: {reason}", style="yellow", markup=False)
     for name, reason in left_out.items():
