@@ -154,7 +154,8 @@ def test_a_drafter_shares_the_targets_embedding(layers: NativeLayers | XlaLayers
     decoder = layers.decoder(target.config, target.weights, "float32")
     ends = {"embed": decoder.embedding.get_value(), "head": decoder.head.get_value()}
     config, weights = drafters.truncated(target, 1)
-    for names, own in ((ends.keys(), weights), (set(), dict(weights))):
+    copies = {name: np.array(weight) for name, weight in weights.items()}
+    for names, own in ((ends.keys(), weights), (set(), copies)):
         shared = {name: ends[name] for name in of_target(own)}
         model = layers.drafter(config, own, "float32", shared)
         found = {"embed": model.embedding.get_value(), "head": model.head.get_value()}

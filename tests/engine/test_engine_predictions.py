@@ -290,7 +290,9 @@ def test_auto_predicts_where_something_can(compiled: str, monkeypatch: pytest.Mo
     with pytest.raises(ConfigError, match=r"nowhere/x\.safetensors"):
         build(named, tiny.model(), time.monotonic)
     loaded: list[str | None] = []
-    monkeypatch.setattr("jaxspec.predict.build.load_proxy", lambda name, model: loaded.append(model) or FakePredictor())
+    monkeypatch.setattr(
+        "jaxspec.predict.build.load_proxy", lambda name, model, **_: loaded.append(model) or FakePredictor()
+    )
     assert isinstance(build(config, replace(tiny.model(), name="smollm2-135m"), time.monotonic), PredictionService)
     assert loaded == ["smollm2-135m"]
 

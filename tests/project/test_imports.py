@@ -11,15 +11,10 @@ from pathlib import Path
 
 import pytest
 
-ENGINE = (
-    "jaxspec.engine",
-    "jaxspec.llm",
-    "jaxspec.step",
-    "jaxspec.draft",
-    "jaxspec.kernels",
-)
+KERNELS = "jaxspec.kernels"
+ENGINE = ("jaxspec.engine", "jaxspec.llm", "jaxspec.step", "jaxspec.draft")
 USERS = ("jaxspec.draft.distill", "jaxspec.train_predictor", "jaxspec.serve", "jaxspec.bench")
-SERVING = ("jaxspec.config", "jaxspec.predict", *ENGINE, *USERS)
+SERVING = ("jaxspec.config", "jaxspec.predict", KERNELS, *ENGINE, *USERS)
 
 FORBIDDEN = {
     "jaxspec.sched": ("jax", "jaxlib", "flax", "optax", "jaxspec.models", *SERVING),
