@@ -15,13 +15,10 @@ from flax import nnx
 
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.layers import (
-    Lookup,
-    Product,
+    XLA,
+    Operations,
     dense_attention,
     inverse_frequencies,
-    linear,
-    lookup,
-    rms_norm,
     rope_tables,
 )
 from jaxspec.models.llama import Rope, blocks
@@ -38,13 +35,12 @@ class DraftDecoder(nnx.Module):
         self,
         config: DecoderConfig,
         weights: Mapping[str, jax.Array],
-        product: Product = linear,
-        lookup: Lookup = lookup,
+        ops: Operations = XLA,
     ):
-        self.config, self.product, self.lookup = config, product, lookup
+        self.config, self.ops = config, ops
         self.embedding = nnx.Param(weights["embed"])
         self.fuse = nnx.Param(weights["fuse"]) if "fuse" in weights else None
-        self.layers = blocks(config, weights, product)
+        self.layers = blocks(config, weights, ops)
         self.norm = nnx.Param(weights["norm"])
         self.head = nnx.Param(weights["head"])
         self.vocab = nnx.Param(weights["vocab"])
@@ -59,11 +55,11 @@ class DraftDecoder(nnx.Module):
 
         Plain drafters ignore the features.
         """
-        x = self.lookup(self.embedding[...], tokens, self.config.vocab_size, self.config.hidden_size)
+        x = self.ops.lookup(self.embedding[...], tokens, self.config.vocab_size, self.config.hidden_size)
         if self.fuse is None:
             return x
         both = jnp.concatenate([x, features.astype(x.dtype)], -1)
-        return self.product(both, self.fuse[...], self.config.hidden_size, None).astype(x.dtype)
+        return self.ops.product(both, self.fuse[...], self.config.hidden_size, None).astype(x.dtype)
 
     def rope(self, positions: jax.Array) -> Rope:
         """Rotary tables of `positions [T]`, see `rope_tables`."""
@@ -71,11 +67,11 @@ class DraftDecoder(nnx.Module):
 
     def finish(self, x: jax.Array) -> jax.Array:
         """Final norm: `x [T, hidden]` of the last layer -> the drafter's features `[T, hidden]`."""
-        return rms_norm(x, self.norm[...], self.config.norm_eps)
+        return self.ops.norm(x, self.norm[...], self.config.norm_eps)
 
     def logits(self, features: jax.Array) -> jax.Array:
         """`features [T, hidden]` -> logits `[T, V']` float32; column i is token `vocab[i]`."""
-        return self.product(features, self.head[...], self.vocab.shape[0], None)
+        return self.ops.product(features, self.head[...], self.vocab.shape[0], None)
 
 
 def draft_forward(model: DraftDecoder, tokens: jax.Array, features: jax.Array) -> jax.Array:

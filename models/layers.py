@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +15,10 @@ from jaxspec.models.config import DecoderConfig, RopeScaling
 #: weights that are padded or stacked over layers.
 Product = Callable[[jax.Array, jax.Array, int, jax.Array | None], jax.Array]
 
-
 #: Embedding: (weight, tokens [T] int32, vocab, hidden) -> [T, hidden]. Tokens out of bounds are clipped.
 Lookup = Callable[[jax.Array, jax.Array, int, int], jax.Array]
+#: RMS norm over the last axis: (x [..., size], weight [size], epsilon) -> [..., size]
+Norm = Callable[[jax.Array, jax.Array, float], jax.Array]
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
@@ -33,6 +35,17 @@ def linear(x: jax.Array, weight: jax.Array, width: int, layer: jax.Array | None 
 def lookup(weight: jax.Array, tokens: jax.Array, vocab: int, hidden: int) -> jax.Array:
     """The `Lookup` with XLA, for a plain `weight [vocab, hidden]`."""
     return weight.at[tokens].get(mode="clip")
+
+
+class Operations(NamedTuple):
+    """The operations of a decoder that CPU kernels can replace."""
+
+    product: Product = linear
+    lookup: Lookup = lookup
+    norm: Norm = rms_norm
+
+
+XLA = Operations()
 
 
 def dense_attention(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None = None) -> jax.Array:

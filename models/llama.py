@@ -17,13 +17,10 @@ from flax import nnx
 
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.layers import (
-    Lookup,
-    Product,
+    XLA,
+    Operations,
     dense_attention,
     inverse_frequencies,
-    linear,
-    lookup,
-    rms_norm,
     rope_tables,
     rotate,
 )
@@ -40,8 +37,8 @@ class Block(nnx.Module):
     Projections are fused (q|k|v and gate|up) for fewer and larger matrix products.
     """
 
-    def __init__(self, config: DecoderConfig, weights: Mapping[str, jax.Array], product: Product):
-        self.config, self.product = config, product
+    def __init__(self, config: DecoderConfig, weights: Mapping[str, jax.Array], ops: Operations):
+        self.config, self.ops = config, ops
         self.attn_norm = nnx.Param(weights["attn_norm"])
         self.qkv = nnx.Param(weights["qkv"])
         self.qkv_bias = nnx.Param(weights["qkv_bias"]) if config.qkv_bias else None
@@ -54,15 +51,15 @@ class Block(nnx.Module):
 
     def __call__(self, x: jax.Array, rope: Rope, attend: Attend, layer: jax.Array | None = None) -> jax.Array:
         """`x [T, hidden]` -> `[T, hidden]`. `layer`: index (`[]` int32) if the weights are stacked."""
-        c = self.config
+        c, ops = self.config, self.ops
 
         def vector(p: nnx.Param) -> jax.Array:
             return p[...] if layer is None else p[...][layer]
 
         def product(x: jax.Array, p: nnx.Param, width: int) -> jax.Array:
-            return self.product(x, p[...], width, layer).astype(x.dtype)
+            return ops.product(x, p[...], width, layer).astype(x.dtype)
 
-        h = product(rms_norm(x, vector(self.attn_norm), c.norm_eps), self.qkv, c.q_size + 2 * c.kv_size)
+        h = product(ops.norm(x, vector(self.attn_norm), c.norm_eps), self.qkv, c.q_size + 2 * c.kv_size)
         if self.qkv_bias is not None:
             h = h + vector(self.qkv_bias)
         q, k, v = jnp.split(h, [c.q_size, c.q_size + c.kv_size], axis=-1)
@@ -70,44 +67,43 @@ class Block(nnx.Module):
         k = k.reshape(-1, c.num_kv_heads, c.head_dim)
         v = v.reshape(-1, c.num_kv_heads, c.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = rms_norm(q, vector(self.q_norm), c.norm_eps), rms_norm(k, vector(self.k_norm), c.norm_eps)
+            q, k = ops.norm(q, vector(self.q_norm), c.norm_eps), ops.norm(k, vector(self.k_norm), c.norm_eps)
         attended = attend(rotate(q, rope), rotate(k, rope), v)
         x = x + product(attended.reshape(-1, c.q_size), self.o, c.hidden_size)
-        h = product(rms_norm(x, vector(self.mlp_norm), c.norm_eps), self.gate_up, 2 * c.intermediate_size)
+        h = product(ops.norm(x, vector(self.mlp_norm), c.norm_eps), self.gate_up, 2 * c.intermediate_size)
         gate, up = jnp.split(h, 2, axis=-1)
         return x + product(jax.nn.silu(gate) * up, self.down, c.hidden_size)
 
 
-def blocks(config: DecoderConfig, weights: Mapping[str, jax.Array], product: Product) -> nnx.List[Block]:
+def blocks(config: DecoderConfig, weights: Mapping[str, jax.Array], ops: Operations) -> nnx.List[Block]:
     """One Block per layer from `device_weights`, one Block for all layers from `stacked_weights`."""
     prefixes = ["layers."] if "layers.qkv" in weights else [f"layers.{i}." for i in range(config.num_layers)]
     return nnx.List(
-        Block(config, {k.removeprefix(p): w for k, w in weights.items() if k.startswith(p)}, product) for p in prefixes
+        Block(config, {k.removeprefix(p): w for k, w in weights.items() if k.startswith(p)}, ops) for p in prefixes
     )
 
 
 class Decoder(nnx.Module):
     """Embedding, layers, final norm and head.
 
-    `weights`: from `device_weights`, or from `stacked_weights` with a `product` and a `lookup` that read their layout.
+    `weights`: from `device_weights`, or from `stacked_weights` with the operations that read their layout.
     """
 
     def __init__(
         self,
         config: DecoderConfig,
         weights: Mapping[str, jax.Array],
-        product: Product = linear,
-        lookup: Lookup = lookup,
+        ops: Operations = XLA,
     ):
-        self.config, self.product, self.lookup = config, product, lookup
+        self.config, self.ops = config, ops
         self.embedding = nnx.Param(weights["embed"])
-        self.layers = blocks(config, weights, product)
+        self.layers = blocks(config, weights, ops)
         self.norm = nnx.Param(weights["norm"])
         self.head = nnx.Param(weights["head"])
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """`tokens [T]` int32 -> `[T, hidden]`."""
-        return self.lookup(self.embedding[...], tokens, self.config.vocab_size, self.config.hidden_size)
+        return self.ops.lookup(self.embedding[...], tokens, self.config.vocab_size, self.config.hidden_size)
 
     def rope(self, positions: jax.Array) -> Rope:
         """Rotary tables of `positions [T]`, see `rope_tables`."""
@@ -115,11 +111,11 @@ class Decoder(nnx.Module):
 
     def finish(self, x: jax.Array) -> jax.Array:
         """Final norm: `x [T, hidden]` of the last layer -> features `[T, hidden]`, the input of head and drafters."""
-        return rms_norm(x, self.norm[...], self.config.norm_eps)
+        return self.ops.norm(x, self.norm[...], self.config.norm_eps)
 
     def logits(self, features: jax.Array) -> jax.Array:
         """`features [C, hidden]` -> logits `[C, vocab]` float32."""
-        return self.product(features, self.head[...], self.config.vocab_size, None)
+        return self.ops.product(features, self.head[...], self.config.vocab_size, None)
 
 
 def window_of(config: DecoderConfig, layer: int) -> int | None:

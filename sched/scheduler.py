@@ -37,6 +37,10 @@ class SchedulerObserver(Protocol):
         ...
 
 
+#: Steps full of prompt tokens for which requests may wait before their order matters.
+_FEW_STEPS = 16
+
+
 class QueueFull(RuntimeError):
     """Too many requests are waiting; try again later."""
 
@@ -187,6 +191,18 @@ class Scheduler:
         for observer in self.observers:
             observer.planned(plan, now, lookahead)
         return plan
+
+    def order_matters(self, plan: Plan) -> bool:
+        """Whether requests wait for more than their turn in the next few steps, so that the order decides which of them
+        wait long. `plan`: the last one."""
+        if not self.waiting:
+            return False
+        if len(self.running) + len(self.waiting) > self.config.max_num_seqs:
+            return True
+        budget = self.config.max_num_batched_tokens
+        if plan.num_tokens < budget:  # pages, the batching or the pace keep requests from running
+            return True
+        return sum(len(r.tokens) - r.computed for _, r in self.waiting.longest()) > _FEW_STEPS * budget
 
     def update(self, plan: Plan, results: Sequence[RequestResult], now: float, seconds: float = 0.0) -> None:
         """Process the results of `plan`, in the order of its `scheduled`. `seconds`: its time, drafting included.

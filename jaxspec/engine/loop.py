@@ -108,7 +108,7 @@ class EngineLoop:
         self.predictions.apply(self.scheduler.predicted, timer.begun)
         lookahead = self.speculator.lookahead(self.scheduler.running, timer.begun)
         plan = self.scheduler.plan(timer.begun, lookahead)
-        if self.scheduler.num_waiting:
+        if self.scheduler.order_matters(plan):
             self.predictions.predict_held()
         for request in (*plan.preempted, *plan.paused):
             self.penalties.release(request)

@@ -1,9 +1,13 @@
 /* Tree attention: token trees over their committed pages and over nodes of the same tree, in one pass.
 
    Request decomposition (SPIN §V-A): a work item is a group of query nodes of one request and one key-value head. It
-   reads only the request's committed positions, without padding; with few nodes, a part of them, so that all threads work
-   on one long context. Softmax is computed online (FlashAttention): scores of
-   a page, new maximum, rescaled sums. */
+   reads only the request's committed positions, without padding. With few nodes it is a part of them, so that all threads
+   work on one long context.
+
+   Softmax is computed online (FlashAttention): scores of a block, new maximum, rescaled sums. A block is a page's worth of
+   positions, whether they are committed or the tree's own, and PART positions are summed before they are added to those
+   before. So the sums of a node have one order: its output has the same bits as a prompt's token, in any chunk, as the
+   next token of plain decoding, and in any tree, alone or with others. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -13,7 +17,8 @@
 
 #define MAX_ROWS 48  /* query rows per work item */
 #define CHUNK 32     /* nodes of the tree are read in chunks of this size */
-#define PART 256     /* committed positions of a work item, a multiple of all page sizes */
+#define PART 256     /* positions that are summed on their own, a multiple of all page sizes */
+#define ROW (MAX_PAGE + LANES) /* scores of a row: vectors may reach over the end of a page */
 #define NEVER -1e30f
 #if WIDTH == 16
 #define ROWS 6
@@ -49,24 +54,24 @@ typedef struct {
       TILE_OF(M, B * VECTORS)                                                                                         \
         sum[m][c] += *(const vec *)(keys + d * page + c * WIDTH) * q[m * MAX_DIM + d];                                \
     }                                                                                                                 \
-    TILE_OF(M, B * VECTORS) *(vec *)(s + m * MAX_PAGE + c * WIDTH) = sum[m][c];                                       \
+    TILE_OF(M, B * VECTORS) *(vec *)(s + m * ROW + c * WIDTH) = sum[m][c];                                       \
   }
 
-/* out[M, B * LANES] = out * scale + weights[M, low … high) * values. Rows of values are `stride` floats apart. */
+/* out[M, B * LANES] = out * scale + weights[M, count] * values. Rows of values are `stride` floats apart. */
 #define MIX(M, B)                                                                                                     \
-  static void mix##M##x##B(const float *s, const float *values, float *out, const float *scale, int low,              \
-                           int high, int64_t stride) {                                                                \
+  static void mix##M##x##B(const float *s, const float *values, float *out, const float *scale, int count,            \
+                           int64_t stride) {                                                                          \
     vec sum[M][B * VECTORS];                                                                                          \
     TILE_OF(M, B * VECTORS)                                                                                           \
       sum[m][c] = *(const vec *)(out + m * MAX_DIM + c * WIDTH) * scale[m];                                           \
-    for (int p = low; p < high; p++)                                                                                  \
+    for (int p = 0; p < count; p++)                                                                                   \
       TILE_OF(M, B * VECTORS)                                                                                         \
-        sum[m][c] += *(const vec *)(values + p * stride + c * WIDTH) * s[m * MAX_PAGE + p];                           \
+        sum[m][c] += *(const vec *)(values + p * stride + c * WIDTH) * s[m * ROW + p];                           \
     TILE_OF(M, B * VECTORS) *(vec *)(out + m * MAX_DIM + c * WIDTH) = sum[m][c];                                      \
   }
 
 typedef void Scores(const float *, const float *, float *, int64_t, int64_t, const float *);
-typedef void Mix(const float *, const float *, float *, const float *, int, int, int64_t);
+typedef void Mix(const float *, const float *, float *, const float *, int, int64_t);
 
 #define BOTH(M) SCORES(M, 1) SCORES(M, 2) MIX(M, 1) MIX(M, 2)
 BOTH(1) BOTH(2) BOTH(3)
@@ -101,35 +106,37 @@ static vec exponential(vec x) {
 }
 
 typedef struct {
-  float q[MAX_ROWS * MAX_DIM], out[MAX_ROWS * MAX_DIM], s[MAX_ROWS * MAX_PAGE], keys[MAX_DIM * CHUNK];
-  float peak[MAX_ROWS], total[MAX_ROWS], scale[MAX_ROWS];
+  float q[MAX_ROWS * MAX_DIM], s[MAX_ROWS * ROW], keys[MAX_DIM * CHUNK], nodes[MAX_ROWS * ROW];
+  float out[MAX_ROWS * MAX_DIM], peak[MAX_ROWS], total[MAX_ROWS], scale[MAX_ROWS]; /* sums of this part */
+  float outs[MAX_ROWS * MAX_DIM], peaks[MAX_ROWS], totals[MAX_ROWS];               /* and of those before */
   const float *page_keys, *page_values;
   _Alignas(64) float decoded[2 * MAX_DIM * MAX_PAGE]; /* last, so that only the part that a page needs is touched */
 } Scratch;
 
-/* Scores of all rows for positions 0 … width (rounded up to LANES) of a page. Prefetches the page's values. */
-static void score(Scratch *x, int rows, const float *keys, const float *values, int width, int64_t dim, int64_t page) {
+/* Scores `s` of all rows for `width` keys (rounded up to LANES). Prefetches the page's values, `ahead`. */
+static void score(const Scratch *x, float *s, int rows, const float *keys, const float *ahead, int width, int64_t dim,
+                  int64_t page) {
   for (int p = 0, blocks; p < width; p += blocks * LANES) {
     blocks = width - p > LANES && page - p >= 2 * LANES ? 2 : 1;
     for (int r = 0; r < rows; r += ROWS) {
       int some = rows - r < ROWS ? rows - r : ROWS;
-      scores[blocks - 1][some](x->q + r * MAX_DIM, keys + p, x->s + r * MAX_PAGE + p, dim, page, values + p * dim);
+      scores[blocks - 1][some](x->q + r * MAX_DIM, keys + p, s + r * ROW + p, dim, page, ahead + p * dim);
     }
   }
 }
 
-/* Adds positions low … high to the rows' running softmax. Scores outside must be NEVER up to a multiple of LANES. */
-static void absorb(Scratch *x, int rows, const float *values, int low, int high, int64_t dim, int64_t stride) {
+/* Weights of the block from its scores, in the rows' running softmax. Scores up to a multiple of LANES are read. */
+static void soften(Scratch *x, int rows, int width) {
   for (int r = 0; r < rows; r++) {
-    float *s = x->s + r * MAX_PAGE, top = x->peak[r], sum = 0;
+    float *s = x->s + r * ROW, top = x->peak[r], sum = 0;
     vec best = (vec){0} + top, sums = {0};
-    for (int p = low / WIDTH * WIDTH; p < high; p += WIDTH) {
+    for (int p = 0; p < width; p += WIDTH) {
       vec part = *(vec *)(s + p);
       best = pick(part > best, part, best);
     }
     for (int i = 0; i < WIDTH; i++) top = best[i] > top ? best[i] : top;
     vec none = {0};
-    for (int p = low / WIDTH * WIDTH; p < high; p += WIDTH) {
+    for (int p = 0; p < width; p += WIDTH) {
       vec part = *(vec *)(s + p);
       part = pick(part > NEVER / 2, exponential(part - top), none); /* exactly 0 for masked positions */
       *(vec *)(s + p) = part;
@@ -140,18 +147,23 @@ static void absorb(Scratch *x, int rows, const float *values, int low, int high,
     x->total[r] = x->total[r] * x->scale[r] + sum;
     x->peak[r] = top;
   }
+}
+
+/* Rescales the rows' outputs, then adds the values of `count` positions with the weights `s`. */
+static void add_values(Scratch *x, const float *s, const float *scale, int rows, const float *values, int count,
+                       int64_t dim, int64_t stride) {
   for (int r = 0; r < rows; r += ROWS) {
     int some = rows - r < ROWS ? rows - r : ROWS;
     for (int64_t d = 0, blocks; d < dim; d += blocks * LANES) {
       blocks = dim - d < 2 * LANES ? 1 : 2;
-      mix[blocks - 1][some](x->s + r * MAX_PAGE, values + d, x->out + r * MAX_DIM + d, x->scale + r, low, high, stride);
+      mix[blocks - 1][some](s + r * ROW, values + d, x->out + r * MAX_DIM + d, scale + r, count, stride);
     }
   }
 }
 
 /* Mask positions low … high of a row. */
-static void hide(Scratch *x, int row, int low, int high) {
-  for (int p = low; p < high; p++) x->s[row * MAX_PAGE + p] = NEVER;
+static void hide(Scratch *x, int row, int64_t low, int64_t high) {
+  for (int64_t p = low > 0 ? low : 0; p < high; p++) x->s[row * ROW + p] = NEVER;
 }
 
 static void widen(float *to, const uint16_t *from, int64_t size) {
@@ -197,79 +209,141 @@ static void find_page(const Attention *a, Scratch *x, int64_t r, int64_t h, int6
 /* Query nodes per work item. */
 static int64_t nodes_per_item(const Attention *a) { return MAX_ROWS / (a->heads / a->kv_heads); }
 
-/* A part of the work of one request and one key-value head: nodes low … high, and of their keys the positions begin … end
-   of the committed ones and, in the last part, the request's nodes. */
+/* A part of the work of one request and one key-value head: nodes low … high and the positions begin … end. */
 typedef struct {
   int64_t tree, head, low, high, begin, end;
   int parts, part;
 } Item;
 
-/* Scores, softmax and sums of an item, in the scratch memory. */
+static int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Whether the tree's nodes, up to the last of the item, are a chain that follows the committed positions. */
+static int is_chain(const Attention *a, const Item *w) {
+  int64_t first = a->first[w->tree];
+  for (int64_t s = first; s < w->high; s++)
+    if (a->position[s] != a->committed[w->tree] + s - first) return 0;
+  return 1;
+}
+
+static int is_ancestor(const Attention *a, int64_t s, int64_t t) { return s <= t && t < s + a->subtree[s]; }
+
+/* Scores `s` of all rows for the nodes low … high. */
+static void score_nodes(const Attention *a, Scratch *x, float *s, int rows, int64_t low, int64_t high, int64_t h) {
+  for (int64_t at = low; at < high; at += CHUNK, s += CHUNK) {
+    int width = (int)min(high - at, CHUNK), padded = (width + LANES - 1) / LANES * LANES;
+    for (int p = 0; p < padded; p++)
+      for (int64_t d = 0; d < a->dim; d++)
+        x->keys[d * CHUNK + p] = p < width ? a->k[((at + p) * a->kv_heads + h) * a->dim + d] : 0;
+    score(x, s, rows, x->keys, x->keys, width, a->dim, CHUNK);
+  }
+}
+
+/* Scores of the rows for their ancestors at the positions start … start + width, each at its position's place. */
+static void place_nodes(const Attention *a, const Item *w, Scratch *x, int rows, int64_t start, int64_t width) {
+  int64_t groups = a->heads / a->kv_heads;
+  for (int64_t at = a->first[w->tree]; at < w->high; at += CHUNK) {
+    int64_t end = min(at + CHUNK, w->high);
+    score_nodes(a, x, x->nodes, rows, at, end, w->head);
+    for (int m = 0; m < rows; m++)
+      for (int64_t s = at; s < end; s++) {
+        int64_t p = a->position[s] - start;
+        if (p >= 0 && p < width && is_ancestor(a, s, w->low + m / groups)) x->s[m * ROW + p] = x->nodes[m * ROW + s - at];
+      }
+  }
+}
+
+/* Adds the values of these ancestors. In preorder they come by ascending position. */
+static void add_nodes(const Attention *a, const Item *w, Scratch *x, int rows, int64_t start, int64_t width) {
+  static const float one[1] = {1.0f};
+  int64_t groups = a->heads / a->kv_heads, stride = a->kv_heads * a->dim;
+  for (int m = 0; m < rows; m++)
+    for (int64_t s = a->first[w->tree], t = w->low + m / groups; s <= t; s++) {
+      int64_t p = a->position[s] - start;
+      if (p < 0 || p >= width || !is_ancestor(a, s, t)) continue;
+      const float *values = a->v + s * stride + w->head * a->dim, *weight = x->s + m * ROW + p;
+      for (int64_t d = 0; d < a->dim; d += LANES) mix[0][1](weight, values + d, x->out + m * MAX_DIM + d, one, 1, stride);
+    }
+}
+
+/* Adds another sum, `out` [dim], to row i of the sums of parts. */
+static void add(Scratch *x, int i, const float *out, float peak, float total, int64_t dim) {
+  float top = x->peaks[i] > peak ? x->peaks[i] : peak;
+  float mine = exponential((vec){0} + (x->peaks[i] - top))[0], theirs = exponential((vec){0} + (peak - top))[0];
+  for (int64_t d = 0; d < dim; d += WIDTH) {
+    vec *to = (vec *)(x->outs + i * MAX_DIM + d);
+    *to = *to * mine + *(const vec *)(out + d) * theirs;
+  }
+  x->totals[i] = x->totals[i] * mine + total * theirs;
+  x->peaks[i] = top;
+}
+
+static void begin_part(Scratch *x, int i, int64_t dim) {
+  memset(x->out + i * MAX_DIM, 0, dim * sizeof(float));
+  x->peak[i] = NEVER;
+  x->total[i] = 0;
+}
+
+static void begin_sum(Scratch *x, int i, int64_t dim) {
+  memset(x->outs + i * MAX_DIM, 0, dim * sizeof(float));
+  x->peaks[i] = NEVER;
+  x->totals[i] = 0;
+}
+
+/* Sums of an item, in the scratch memory's `outs`, `peaks` and `totals`. */
 static void attend(const Attention *a, const Item *w, Scratch *x) {
-  int64_t r = w->tree, h = w->head, low = w->low, high = w->high;
+  static const float ones[MAX_ROWS] = {[0 ... MAX_ROWS - 1] = 1.0f};
+  int64_t r = w->tree, h = w->head, low = w->low, high = w->high, committed = a->committed[r], first = a->first[r];
   int64_t groups = a->heads / a->kv_heads, dim = a->dim, page = a->page;
-  int rows = (int)((high - low) * groups);
+  int rows = (int)((high - low) * groups), chain = is_chain(a, w);
   float root = 1.0f / __builtin_sqrtf((float)dim);
+  int64_t nearest = a->position[low], farthest = nearest;
+  for (int64_t t = low; t < high; t++) {
+    nearest = min(nearest, a->position[t]);
+    farthest = max(farthest, a->position[t]);
+  }
   for (int i = 0; i < rows; i++) {
     const float *q = a->q + ((low + i / groups) * a->heads + h * groups + i % groups) * dim;
-    for (int64_t d = 0; d < dim; d++) x->q[i * MAX_DIM + d] = q[d] * root, x->out[i * MAX_DIM + d] = 0;
-    x->peak[i] = NEVER;
-    x->total[i] = 0;
+    for (int64_t d = 0; d < dim; d++) x->q[i * MAX_DIM + d] = q[d] * root;
+    begin_sum(x, i, dim);
+    begin_part(x, i, dim);
   }
-  int64_t from = w->begin;
-  if (a->window) { /* start at the first page that any node sees; deeper nodes see less of it */
-    int64_t nearest = a->position[low];
-    for (int64_t t = low; t < high; t++) nearest = a->position[t] < nearest ? a->position[t] : nearest;
-    from = nearest - a->window + 1 > from ? nearest - a->window + 1 : from;
-  }
-  for (int64_t i = from / page; i * page < w->end; i++) {
-    find_page(a, x, r, h, i);
-    int width = w->end - i * page < page ? (int)(w->end - i * page) : (int)page;
+  int64_t from = w->begin, end = min(w->end, farthest + 1);
+  if (a->window && nearest - a->window + 1 > from) from = nearest - a->window + 1; /* what the nearest node sees */
+  for (int64_t start = from / page * page; start < end; start += page) {
+    int width = (int)min(end - start, page), own = start + width > committed;
+    int old = (int)(committed > start ? min(committed - start, width) : 0);
     int padded = (width + LANES - 1) / LANES * LANES;
-    score(x, rows, x->page_keys, x->page_values, width, dim, page);
-    if (padded > width)
-      for (int m = 0; m < rows; m++) hide(x, m, width, padded);
-    if (a->window)
-      for (int m = 0; m < rows; m++) {
-        int64_t unseen = a->position[low + m / groups] - a->window + 1 - i * page;
-        if (unseen > 0) hide(x, m, 0, unseen < width ? (int)unseen : width);
-      }
-    absorb(x, rows, x->page_values, 0, width, dim, dim);
-  }
-  for (int64_t s = a->first[r]; w->part == w->parts - 1 && s < high; s += CHUNK) {
-    int width = high - s < CHUNK ? (int)(high - s) : CHUNK, padded = (width + LANES - 1) / LANES * LANES;
-    for (int p = 0; p < padded; p++)
-      for (int64_t d = 0; d < dim; d++)
-        x->keys[d * CHUNK + p] = p < width ? a->k[((s + p) * a->kv_heads + h) * dim + d] : 0;
-    score(x, rows, x->keys, x->keys, width, dim, CHUNK);
-    for (int m = 0; m < rows; m++) {
-      int64_t t = low + m / groups;
-      for (int p = 0; p < padded; p++) {
-        int64_t node = s + p;
-        int seen = p < width && node <= t && t < node + a->subtree[node] &&
-                   (!a->window || a->position[t] - a->position[node] < a->window);
-        if (!seen) x->s[m * MAX_PAGE + p] = NEVER;
-      }
+    const float *values = a->v;
+    if (old) {
+      find_page(a, x, r, h, start / page);
+      values = x->page_values;
+      score(x, x->s, rows, x->page_keys, values, old, dim, page);
     }
-    absorb(x, rows, a->v + (s * a->kv_heads + h) * dim, 0, width, dim, a->kv_heads * dim);
+    int64_t begin = first + start + old - committed, count = own ? min(width - old, high - begin) : 0; /* of a chain */
+    if (own && chain) score_nodes(a, x, x->s + old, rows, begin, begin + count, h);
+    for (int m = 0; m < rows; m++)
+      hide(x, m, own && !chain ? old : min(a->position[low + m / groups] - start + 1, width), padded);
+    if (own && !chain) place_nodes(a, w, x, rows, start, width);
+    for (int m = 0; a->window && m < rows; m++)
+      hide(x, m, 0, min(a->position[low + m / groups] - a->window + 1 - start, width));
+    soften(x, rows, padded);
+    add_values(x, x->s, x->scale, rows, values, old, dim, dim);
+    if (own && chain)
+      add_values(x, x->s + old, ones, rows, a->v + (begin * a->kv_heads + h) * dim, (int)count, dim, a->kv_heads * dim);
+    else if (own)
+      add_nodes(a, w, x, rows, start, width);
+    if ((start + page) % PART && start + page < end) continue;
+    for (int i = 0; i < rows; i++) {
+      add(x, i, x->out + i * MAX_DIM, x->peak[i], x->total[i], dim);
+      begin_part(x, i, dim);
+    }
   }
 }
 
 /* Rows of an item's partial result, in the memory of all parts of its request and head. */
 static float *partial_of(const Attention *a, const Item *w, int part) {
   return a->partial + ((w->tree * a->kv_heads + w->head) * a->parts + part) * a->rows * (a->dim + 2);
-}
-
-/* Adds the sums of another part, `from` [dim + 2] with their peak and total at the end, to row i. */
-static void add(Scratch *x, int i, const float *from, int64_t dim) {
-  float top = x->peak[i] > from[dim] ? x->peak[i] : from[dim];
-  float mine = exponential((vec){0} + (x->peak[i] - top))[0], theirs = exponential((vec){0} + (from[dim] - top))[0];
-  for (int64_t d = 0; d < dim; d += WIDTH) {
-    vec *to = (vec *)(x->out + i * MAX_DIM + d);
-    *to = *to * mine + *(const vec *)(from + d) * theirs;
-  }
-  x->total[i] = x->total[i] * mine + from[dim + 1] * theirs;
-  x->peak[i] = top;
 }
 
 /* Computes an item. The last part of a request and head to finish adds all up, in order. */
@@ -281,30 +355,30 @@ static void run(const Attention *a, const Item *w) {
   if (w->parts > 1) {
     float *to = partial_of(a, w, w->part);
     for (int i = 0; i < rows; i++, to += dim + 2) {
-      memcpy(to, x->out + i * MAX_DIM, dim * sizeof(float));
-      to[dim] = x->peak[i];
-      to[dim + 1] = x->total[i];
+      memcpy(to, x->outs + i * MAX_DIM, dim * sizeof(float));
+      to[dim] = x->peaks[i];
+      to[dim + 1] = x->totals[i];
     }
     if (atomic_fetch_add(a->finished + w->tree * a->kv_heads + w->head, 1) < w->parts - 1) return;
     for (int i = 0; i < rows; i++) {
-      memset(x->out + i * MAX_DIM, 0, dim * sizeof(float));
-      x->peak[i] = NEVER;
-      x->total[i] = 0;
-      for (int p = 0; p < w->parts; p++) add(x, i, partial_of(a, w, p) + i * (dim + 2), dim);
+      begin_sum(x, i, dim);
+      for (int p = 0; p < w->parts; p++) {
+        const float *from = partial_of(a, w, p) + i * (dim + 2);
+        add(x, i, from, from[dim], from[dim + 1], dim);
+      }
     }
   }
   for (int i = 0; i < rows; i++) {
     int64_t row = (w->low + i / groups) * a->heads + w->head * groups + i % groups;
-    for (int64_t d = 0; d < dim; d++) a->out[row * dim + d] = x->out[i * MAX_DIM + d] / x->total[i];
-    a->lse[row] = x->peak[i] + logf(x->total[i]);
+    for (int64_t d = 0; d < dim; d++) a->out[row * dim + d] = x->outs[i * MAX_DIM + d] / x->totals[i];
+    a->lse[row] = x->peaks[i] + logf(x->totals[i]);
   }
 }
 
-/* Work items of a tree per head: groups of nodes, or for a few nodes with many committed positions parts of these. They
-   depend on this tree alone, so neighbours do not change the order of sums. */
+/* Work items of a tree per head: groups of nodes, or for a few nodes with many positions parts of these. */
 static int64_t items_of(const Attention *a, int64_t r) {
   int64_t size = nodes_per_item(a), groups = (a->nodes[r] + size - 1) / size;
-  return groups == 1 && a->committed[r] > PART ? (a->committed[r] + PART - 1) / PART : groups;
+  return groups == 1 ? (a->committed[r] + a->nodes[r] + PART - 1) / PART : groups;
 }
 
 /* Maps a unit of the parallel loop to its tree, nodes, positions and head. */
@@ -313,7 +387,7 @@ static void item(const void *work, int64_t unit) {
   int64_t at = unit / a->kv_heads, size = nodes_per_item(a), r = 0, here;
   for (; at >= (here = items_of(a, r)); r++) at -= here;
   Item w = {.tree = r, .head = unit % a->kv_heads, .low = a->first[r], .high = a->first[r] + a->nodes[r],
-            .end = a->committed[r], .parts = 1};
+            .end = INT64_MAX, .parts = 1};
   if (a->nodes[r] <= size) {
     w.parts = (int)here;
     w.part = (int)at;

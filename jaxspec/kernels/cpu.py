@@ -88,6 +88,17 @@ def lookup(weight: jax.Array, tokens: jax.Array, vocab: int, hidden: int) -> jax
     return _call("jaxspec_columns", result)(tokens.astype(jnp.int32), weight, np.int32(vocab))[:, :hidden]
 
 
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """Root-mean-square norm of `x [..., size]` over the last axis, times `weight [size]`.
+
+    The bits of a row do not depend on other rows. Raises `ValueError` if a dtype is not float32.
+    """
+    _check(x, weight)
+    rows = x.reshape(-1, x.shape[-1])
+    result = jax.ShapeDtypeStruct(rows.shape, jnp.float32)
+    return _call("jaxspec_norm", result)(rows, weight, np.float32(eps)).reshape(x.shape)
+
+
 def probe(data: jax.Array, rounds: int, shares: int = 64) -> jax.Array:
     """Read `data [n]` float32 in `shares`, or with `rounds`, multiply in registers.
 

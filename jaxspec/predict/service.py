@@ -80,9 +80,10 @@ class NoPredictions:
 class PredictionService:
     """Predicts and learns output lengths in a thread of its own.
 
-    A prediction takes a core from the steps, and as long as every request runs, its length decides nothing. So requests
-    are held, and predicted when one of them has to wait. `add`, `predict_held`, `apply` and `ended` are for the
-    engine's thread and do not block on the predictor. `decode` turns token ids into text.
+    A prediction takes a core from the steps, and as long as every request runs soon, its length decides nothing. So
+    requests are held, and predicted when their order matters (`Scheduler.order_matters`). `add`, `predict_held`,
+    `apply` and `ended` are for the engine's thread and do not block on the predictor. `decode` turns token ids into
+    text.
     """
 
     def __init__(

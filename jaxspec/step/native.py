@@ -19,6 +19,7 @@ from jaxspec.kernels import cpu
 from jaxspec.kernels.packed import pack
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.drafter import DraftDecoder
+from jaxspec.models.layers import Operations
 from jaxspec.models.llama import Decoder, stacked_weights, window_of
 from jaxspec.models.load.weights import stored_parts
 from jaxspec.step.attention import Earlier, Partial, merge, over_earlier
@@ -26,6 +27,8 @@ from jaxspec.step.batch import Batch
 from jaxspec.step.buckets import CPU
 from jaxspec.step.kv_int8 import AnyKVCache, Int8KVCache, P
 from jaxspec.step.layers import NewKV
+
+OPERATIONS = Operations(cpu.linear, cpu.lookup, cpu.rms_norm)
 
 
 class NativeLayers:
@@ -42,7 +45,7 @@ class NativeLayers:
         return cpu.zeros(shape, dtype)
 
     def decoder(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> Decoder:
-        return Decoder(config, stacked_weights(config, weights, pack), cpu.linear, cpu.lookup)
+        return Decoder(config, stacked_weights(config, weights, pack), OPERATIONS)
 
     def drafter(
         self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str, target: Mapping[str, jax.Array]
@@ -51,7 +54,7 @@ class NativeLayers:
         if "fuse" in weights:
             shape = config.hidden_size, 2 * config.hidden_size
             w["fuse"] = jax.device_put(pack([stored_parts(weights, "fuse", shape)]))
-        return DraftDecoder(config, {**w, "vocab": jnp.asarray(weights["vocab"])}, cpu.linear, cpu.lookup)
+        return DraftDecoder(config, {**w, "vocab": jnp.asarray(weights["vocab"])}, OPERATIONS)
 
     def run(
         self,

@@ -31,8 +31,8 @@ USUAL_UNCACHED = 2
 _PREFILL_ROUNDS = 8
 #: A level's acceptance rate with a good drafter: no probe where not even that would pay.
 _GOOD_RATE = 0.7
-#: Steps without drafts before a probe, at first and at most.
-_PROBE_AFTER, _MAX_PROBE_AFTER = 16, 512
+#: Share of the time that probes take, at most and, while drafts do not pay, at least.
+_PROBE_SHARE, _MIN_PROBE_SHARE = 0.005, 0.0005
 #: Levels of a probe.
 _PROBE_LEVELS = 2
 #: Steps for which a decision not to draft is kept.
@@ -59,7 +59,7 @@ class DepthController:
 
     `max_lookahead` bounds depth and draft nodes, `widths` are those that the drafter offers, ascending. `levels` and
     `width` hold the current decision (0 levels: no drafting); `probing` is true while a step drafts only to observe
-    the acceptance rate again.
+    the acceptance rate again, for one request.
     """
 
     def __init__(self, times: DraftTimes, max_lookahead: Lookahead, widths: Sequence[int]) -> None:
@@ -69,11 +69,13 @@ class DepthController:
         self._level_rates = {w: [FadingRate(_LEVEL_RATE) for _ in range(max_lookahead.levels)] for w in widths}
         #: Recent mean of verified draft nodes per request, by width.
         self._mean_nodes = {w: float(max_lookahead.levels) for w in widths}
-        #: Steps without drafts since the last probe, and at how many the next one is due.
-        self._idle_steps, self._probe_after = 0, _PROBE_AFTER
-        #: Steps for which drafting stays off without a new decision, as long as the number of requests is this.
+        #: Seconds of steps without drafts since the last probe, and the share of them that the next may take.
+        self._idle_seconds, self._probe_share = 0.0, _PROBE_SHARE
+        #: Steps for which drafting stays off without a new decision, as long as the number of requests is this, and the
+        #: seconds of such a step.
         self._off_steps: int = 0
         self._off_requests: int = 0
+        self._off_seconds = 0.0
         self.levels = self.width = 0
         self.probing = False
         #: Committed positions per decoding request, on average; set for each step.
@@ -87,7 +89,7 @@ class DepthController:
         if not self._off_steps or requests != self._off_requests:
             return False
         self._off_steps -= 1
-        self._idle_steps += 1
+        self._idle_seconds += self._off_seconds
         self.levels = 0
         return True
 
@@ -101,23 +103,23 @@ class DepthController:
         self.probing = False
         self.levels, self.width = self._best(requests, uncached, factor, others)
         if self.levels:
-            self._probe_after = max(_PROBE_AFTER, self._probe_after // 2)
+            self._probe_share = _PROBE_SHARE
             if self.times.own_device:
                 load = self._load(requests, uncached, self.levels, self.width)
                 self._micro_batches = max(2, best([load], others, self.times.step.of, others * self.context))
         else:
-            self._idle_steps += 1
-            # Probe now and then, backing off exponentially while drafts do not pay.
+            plain, levels = self._plain_seconds(requests + others), min(_PROBE_LEVELS, self.max_lookahead.levels)
+            probe = self._seconds(1, uncached // requests, levels, self.widths[0], requests - 1 + others) - plain
+            self._idle_seconds += plain
             if (
-                self._idle_steps < self._probe_after
+                self._idle_seconds * self._probe_share < probe
                 or not self._best(requests, uncached, factor, others, _GOOD_RATE)[0]
             ):
                 # The decision hardly changes from step to step: keep it for some steps to save this computation.
-                self._off_steps, self._off_requests = _KEEP_OFF, requests
+                self._off_steps, self._off_requests, self._off_seconds = _KEEP_OFF, requests, plain
                 return Lookahead()
-            self.probing, self.levels = True, min(_PROBE_LEVELS, self.max_lookahead.levels)
-            self.width = self.widths[0]
-            self._idle_steps, self._probe_after = 0, min(2 * self._probe_after, _MAX_PROBE_AFTER)
+            self.probing, self.levels, self.width = True, levels, self.widths[0]
+            self._idle_seconds, self._probe_share = 0.0, max(_MIN_PROBE_SHARE, self._probe_share / 2)
         return self.lookahead
 
     @property

@@ -83,6 +83,8 @@ class Speculator:
         # the drafter assigned and the estimated seconds.
         self._drafted: dict[str, _Drafted] = {}
         self._only_late: set[str] | None = None
+        #: The request that a drafter probes with, by drafter.
+        self._probed: dict[int, str] = {}
         self._assigned: dict[str, int | None] = {}
         self._step_seconds: dict[str, float] = {}
         #: The drafter that drafted last, with a draft choice.
@@ -114,6 +116,7 @@ class Speculator:
 
     def _decide_all(self, decoding: Sequence[Request], now: float) -> Lookahead:
         self._only_late = None
+        self._probed.clear()
         self._drafted.clear()
         self._step_seconds.clear()
         if self.choice:
@@ -153,7 +156,12 @@ class Speculator:
             return controller.off()
         if controller.keeps_off(len(served)):
             return Lookahead()
-        return controller.decide(len(served), *self._uncached_and_records(drafter, served), len(decoding) - len(served))
+        lookahead = controller.decide(
+            len(served), *self._uncached_and_records(drafter, served), len(decoding) - len(served)
+        )
+        if controller.probing:
+            self._probed[drafter] = min(served, key=self.drafters[drafter].uncached_tokens).id
+        return lookahead
 
     def _uncached_and_records(self, drafter: int, requests: Sequence[Request]) -> tuple[int, list[AcceptanceRecord]]:
         uncached_tokens = self.drafters[drafter].uncached_tokens
@@ -367,7 +375,7 @@ class Speculator:
 
         Ties keep the configured order. With a draft choice: only the assigned one.
         """
-        active = [i for i, c in enumerate(self.controllers) if c.levels]
+        active = [i for i, c in enumerate(self.controllers) if c.levels and self._probed.get(i) in (None, request.id)]
         if self.choice:
             return [i for i in active if i == self._assigned.get(request.id)]
         if len(active) < 2:

@@ -103,3 +103,71 @@ def test_a_tree_does_not_depend_on_the_others() -> None:
         alone.keys, alone.values, alone.table = trees.keys, trees.values, trees.table[r : r + 1]
         np.testing.assert_array_equal(alone.kernel(), together[t : t + count])
         t += count
+
+
+class Sequence:
+    """A prompt's keys and values in pages, then a random tree of nodes on it, in preorder."""
+
+    def __init__(self, committed: int, parents: list[int], page: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.committed, self.parents, self.page = committed, parents, page
+        nodes = len(parents)
+        self.keys, self.values = rng.normal(size=(2, committed, KV_HEADS, DIM)).astype(np.float32)
+        self.q = rng.normal(size=(nodes, HEADS, DIM)).astype(np.float32)
+        self.k, self.v = rng.normal(size=(2, nodes, KV_HEADS, DIM)).astype(np.float32)
+        self.depth = [0] * nodes
+        self.subtree = np.ones(nodes, np.int32)
+        for i, parent in enumerate(parents):
+            self.depth[i] = self.depth[parent] + 1 if parent >= 0 else 0
+        for i in reversed(range(nodes)):
+            if parents[i] >= 0:
+                self.subtree[parents[i]] += self.subtree[i]
+
+    def path(self, node: int) -> list[int]:
+        found = [node]
+        while self.parents[found[0]] >= 0:
+            found.insert(0, self.parents[found[0]])
+        return found
+
+    def run(self, nodes: list[int], before: list[int], subtree: np.ndarray, window: int) -> np.ndarray:
+        """Outputs `[nodes, HEADS, DIM]` of `nodes`, with the nodes `before` in pages like the prompt."""
+        keys, values = (np.concatenate([a, b[before]]) for a, b in ((self.keys, self.k), (self.values, self.v)))
+        count, size = len(keys), self.page
+        pages = -(-count // size)
+        pool_k = np.full((1, pages + 1, KV_HEADS, DIM, size), np.nan, np.float32)
+        pool_v = np.full((1, pages + 1, KV_HEADS, size, DIM), np.nan, np.float32)
+        for i in range(pages):
+            here = slice(i * size, (i + 1) * size)
+            used = len(keys[here])
+            pool_k[0, i, :, :, :used] = keys[here].transpose(1, 2, 0)
+            pool_v[0, i, :, :used] = values[here].swapaxes(0, 1)
+        position = np.array([self.committed + self.depth[n] for n in nodes])
+        q, k, v = (jnp.asarray(x[nodes]) for x in (self.q, self.k, self.v))
+        pool, table = (jnp.asarray(pool_k), jnp.asarray(pool_v)), jnp.arange(max(1, pages))[None]
+        out, _ = cpu.attention(
+            q, k, v, *pool, jnp.int32(0), jnp.int32(window), jnp.asarray(position), jnp.asarray(subtree),
+            jnp.zeros(1), jnp.array([len(nodes)]), jnp.array([count]), table,
+        )  # fmt: skip
+        return np.asarray(out)
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_a_node_has_the_bits_of_plain_decoding(data: Any) -> None:
+    """Prompts in chunks and token trees: every node as if its path were in pages and it were the only node."""
+    cpu.load()
+    committed = data.draw(st.sampled_from((0, 1, 20, 31, 32, 33, 250, 256, 300, 511, 700)))
+    nodes = data.draw(st.sampled_from((1, 2, 5, 16, 17, 40, 300)))
+    chain = nodes == 300 or data.draw(st.booleans())
+    stack, parents = [0], [-1]
+    for i in range(1, nodes):  # preorder: the parent is on the path to the last node
+        parents.append(stack[-1] if chain else stack[data.draw(st.integers(0, len(stack) - 1))])
+        stack = [*stack[: stack.index(parents[-1]) + 1], i]
+    window = data.draw(st.sampled_from((0, 0, 7, 30, 300)))
+    page = data.draw(st.sampled_from((16, 32, 64, 128)))
+    sequence = Sequence(committed, parents, page, data.draw(st.integers(0, 2**32)))
+    together = sequence.run(list(range(nodes)), [], sequence.subtree, window)
+    for node in {0, nodes - 1, nodes // 2, nodes // 3, min(nodes - 1, 27)}:
+        *before, last = sequence.path(node)
+        alone = sequence.run([last], before, np.ones(1, np.int32), window)
+        np.testing.assert_array_equal(alone[0], together[node])

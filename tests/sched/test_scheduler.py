@@ -77,6 +77,25 @@ def test_first_come_is_first_served_even_if_a_later_one_would_fit():
     assert step(sched) == [("b", 0, 12), ("c", 0, 1)]
 
 
+@pytest.mark.parametrize(
+    ("prompts", "pages", "matters"),
+    [
+        ([10], 64, False),
+        ([10, 10, 10], 64, False),  # the third waits for the next step
+        ([60, 60, 60, 60], 64, False),
+        ([80, 90, 90, 90], 99, True),  # 284 tokens wait for steps of 16
+        ([10, 10, 10, 10, 10], 64, True),  # four slots
+        ([14, 12, 1], 6, True),  # no pages
+    ],
+)
+def test_the_order_matters_if_requests_wait_long(prompts: list[int], pages: int, matters: bool) -> None:
+    sched = scheduler(pages)
+    for name, prompt in zip("abcde", prompts, strict=False):
+        add(sched, name, prompt)
+    plan = sched.plan(0.0)
+    assert sched.order_matters(plan) is matters
+
+
 def test_no_more_requests_run_than_may():
     sched = scheduler(seqs=2)
     for name in "abc":

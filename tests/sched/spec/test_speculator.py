@@ -69,6 +69,18 @@ def test_a_request_goes_over_to_the_drafter_that_does_better_for_it() -> None:
     assert round_of(speculator, running) == {"0": 100, "1": 200}
 
 
+def test_a_probe_is_for_one_request() -> None:
+    """Drafts that are never accepted stop, and are then tried with the request that the drafter has most of."""
+    speculator = Speculator([Fake("a", 100, 1e-4, ["0", "1", "2"])], STEP)
+    running, drafted = requests(3), []
+    for _ in range(600):
+        drafted.append(list(round_of(speculator, running)))
+        for id in drafted[-1]:
+            speculator.observe(running[int(id)], ())
+    assert drafted[0] == ["0", "1", "2"]
+    assert {len(ids) for ids in drafted[100:]} == {0, 1}
+
+
 def test_requests_that_are_gone_leave_no_state() -> None:
     speculator = Speculator([Fake("a", 100, 1e-6, ["0"])], STEP)
     running = requests(1)
