@@ -15,8 +15,10 @@ PAGE = Path(__file__).parent / "api.md"
 #: Section -> `module:name`, for classes with the methods to list.
 SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "Offline": {
-        "jaxspec.llm:LLM": ("generate", "close"),
+        "jaxspec.llm:LLM": ("generate", "chat", "close"),
+        "jaxspec.async_llm:AsyncLLM": ("generate", "close"),
         "jaxspec.sampling_params:SamplingParams": (),
+        "jaxspec.structured_outputs:StructuredOutputs": (),
         "jaxspec.outputs:RequestOutput": (),
         "jaxspec.outputs:CompletionOutput": (),
         "jaxspec.outputs:TokenLogprob": (),
@@ -28,7 +30,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "jaxspec.config:EngineConfig": ("load",),
     },
     "Errors": {
-        "jaxspec.sampling_params:InvalidRequest": (),
+        "jaxspec.errors:InvalidRequest": (),
         "jaxspec.config:ConfigError": (),
         "jaxspec.errors:ModelLoadError": (),
         "jaxspec.errors:EngineDead": (),

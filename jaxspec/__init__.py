@@ -1,6 +1,6 @@
 """jaxspec: an LLM serving engine with speculative decoding, whose unit of work is the token tree.
 
-`LLM`, `Engine` and `EngineConfig` are imported on first use, so that `import jaxspec` does not import JAX.
+`LLM`, `AsyncLLM`, `Engine` and `EngineConfig` are imported on first use, so that `import jaxspec` does not import JAX.
 """
 
 from __future__ import annotations
@@ -8,17 +8,34 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jaxspec.sampling_params import InvalidRequest, SamplingParams
+from jaxspec.errors import InvalidRequest
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.structured_outputs import StructuredOutputs
 from jaxspec.version import __version__
 
 if TYPE_CHECKING:
+    from jaxspec.async_llm import AsyncLLM
     from jaxspec.config import EngineConfig
     from jaxspec.engine.engine import Engine
     from jaxspec.llm import LLM
 
-__all__ = ["LLM", "Engine", "EngineConfig", "InvalidRequest", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "Engine",
+    "EngineConfig",
+    "InvalidRequest",
+    "SamplingParams",
+    "StructuredOutputs",
+    "__version__",
+]
 
-_LAZY = {"LLM": "jaxspec.llm", "Engine": "jaxspec.engine.engine", "EngineConfig": "jaxspec.config"}
+_LAZY = {
+    "LLM": "jaxspec.llm",
+    "AsyncLLM": "jaxspec.async_llm",
+    "Engine": "jaxspec.engine.engine",
+    "EngineConfig": "jaxspec.config",
+}
 
 
 def __getattr__(name: str) -> Any:

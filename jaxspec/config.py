@@ -24,8 +24,8 @@ class EngineConfig(PolicyConfig):
 
     #: Target model: built-in name, Hugging Face folder, .gguf file or hub id.
     model: str = "smollm2-135m"
-    #: Model name in the API. None: the model's own.
-    served_model_name: str | None = None
+    #: Model names in the API; requests may use any of them, metrics have the first. Empty: the model's own.
+    served_model_name: list[str] = Field(default_factory=list[str])
     #: Drafters: "ngram" (n-gram lookup), "truncated:K" (the target's first K layers), a trained drafter's name or file,
     #: or a model with the same tokenizer. "auto": ngram and, if the package has one for the model, a trained drafter.
     #: "none" or an empty list: no speculation.
@@ -105,6 +105,18 @@ class EngineConfig(PolicyConfig):
         if "none" in value:
             raise ValueError("none cannot be combined with other drafters")
         return value
+
+    @field_validator("served_model_name", mode="before")
+    @classmethod
+    def _one_name(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else [] if value is None else value
+
+    @field_validator("served_model_name")
+    @classmethod
+    def _check_names(cls, value: list[str]) -> list[str]:
+        if "" in value:
+            raise ValueError("a model name is empty")
+        return list(dict.fromkeys(value))
 
     @field_validator("swap_space")
     @classmethod

@@ -13,6 +13,14 @@ class ModelLoadError(ValueError):
     """A model cannot be loaded; the message names the file or tensor and says what to do."""
 
 
+class InvalidRequest(ValueError):
+    """A request that cannot be served; `field` names the invalid parameter."""
+
+    def __init__(self, field: str, message: str):
+        super().__init__(message)
+        self.field = field
+
+
 def reason(error: BaseException) -> str:
     """The error's message; of an `OSError` without number and file, for messages that name the file themselves."""
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -8,10 +8,11 @@ from typing import Any
 
 from jaxspec.config import EngineConfig
 from jaxspec.engine.engine import Engine
+from jaxspec.errors import InvalidRequest
 from jaxspec.models.load import LoadedModel
 from jaxspec.outputs import CompletionOutput, OutputDelta, RequestMetrics, RequestOutput
 from jaxspec.progress import bar
-from jaxspec.sampling_params import InvalidRequest, SamplingParams
+from jaxspec.sampling_params import SamplingParams
 from jaxspec.sched.scheduler import QueueFull
 from jaxspec.sched.slo import Slo
 from jaxspec.slo import read, resolve
@@ -64,11 +65,26 @@ class LLM:
         self.engine.shutdown()
 
     def chat(
-        self, messages: Sequence[Any], params: SamplingParams | None = None, *, slo: SloFields | None = None
+        self,
+        messages: Sequence[Any],
+        params: SamplingParams | None = None,
+        *,
+        slo: SloFields | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Generate for one conversation (a list of messages) or several, formatted by the model's chat template."""
+        """Generate for one conversation (a list of messages) or several, formatted by the model's chat template.
+
+        `continue_final_message`: the output continues the last message. `chat_template_kwargs`: variables of the
+        template, such as `enable_thinking`. Raises `ValueError` if the template refuses the messages.
+        """
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
-        prompts = [self.tokenizer.apply_chat_template(list(c)) for c in conversations]
+        form = {
+            **(chat_template_kwargs or {}), "continue_final_message": continue_final_message,
+            "add_generation_prompt": add_generation_prompt,
+        }  # fmt: skip
+        prompts = [self.tokenizer.apply_chat_template(list(c), **form) for c in conversations]
         return self.generate([self.tokenizer.encode(p, add_special_tokens=False) for p in prompts], params, slo=slo)
 
     def generate(

@@ -7,17 +7,12 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from numbers import Integral
 
-MAX_LOGPROBS = 20
+from jaxspec.errors import InvalidRequest
+from jaxspec.structured_outputs import StructuredOutputs
+
+MAX_LOGPROBS, MAX_BAD_WORDS = 20, 256
 #: A temperature below this means greedy decoding.
 GREEDY_BELOW = 1e-5
-
-
-class InvalidRequest(ValueError):
-    """A request that cannot be served; `field` names the invalid parameter."""
-
-    def __init__(self, field: str, message: str):
-        super().__init__(message)
-        self.field = field
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +22,9 @@ class SamplingParams:
     `top_k` of 0 or -1 means no limit. `logprobs=k` returns the log-probabilities of the sampled token and of the k most
     likely tokens (0 ≤ k ≤ 20), from the unmodified distribution; `prompt_logprobs` does the same for every prompt token
     but the first. Presence and frequency penalties count generated tokens; the repetition penalty counts the prompt too
-    (as in vLLM).
+    (as in vLLM). Before `min_tokens` output tokens, neither an end token nor a stop string ends the output.
+    `allowed_token_ids`: no other tokens are sampled. `bad_words`: texts that are not generated, however they are split
+    into the tokens that the tokenizer gives for them. `structured_outputs`: what the output matches.
 
     Raises `InvalidRequest` (a `ValueError`) naming the field that is out of range.
     """
@@ -50,6 +47,10 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    min_tokens: int = 0
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -83,6 +84,19 @@ class SamplingParams:
             len(self.stop) <= 16 and all(isinstance(s, str) and s for s in self.stop),
             "up to 16 non-empty strings",
         )
+        check("min_tokens", self.min_tokens >= 0, "at least 0")
+        check(
+            "min_tokens", self.max_tokens is None or self.min_tokens <= self.max_tokens,
+            f"at most max_tokens ({self.max_tokens})",
+        )  # fmt: skip
+        check("allowed_token_ids", self.allowed_token_ids is None or len(self.allowed_token_ids) > 0, "non-empty")
+        check(
+            "bad_words",
+            not isinstance(self.bad_words, str)
+            and len(self.bad_words) <= MAX_BAD_WORDS
+            and all(isinstance(word, str) and word.strip() for word in self.bad_words),
+            f"up to {MAX_BAD_WORDS} strings that are not blank",
+        )
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             check(name, value is None or 0 <= value <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}")
@@ -100,6 +114,11 @@ class SamplingParams:
         """Whether logits are modified by penalties or a bias."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1 or self.logit_bias)
 
+    @property
+    def constrained(self) -> bool:
+        """Whether some tokens must not be sampled."""
+        return bool(self.min_tokens or self.allowed_token_ids or self.bad_words or self.structured_outputs)
+
 
 def check_request(prompt_ids: Sequence[int], params: SamplingParams, vocab: int, max_model_len: int) -> int:
     """The most tokens that the request may generate: `max_tokens`, or else what the context leaves.
@@ -107,9 +126,11 @@ def check_request(prompt_ids: Sequence[int], params: SamplingParams, vocab: int,
     `vocab` is the size of the vocabulary. Raises `InvalidRequest` if prompt or params do not fit the model.
     """
     n = len(prompt_ids)
-    for name, ids in (
-        ("prompt", prompt_ids), ("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)
-    ):  # fmt: skip
+    of_vocabulary = (
+        ("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias),
+        ("allowed_token_ids", params.allowed_token_ids or ()),
+    )  # fmt: skip
+    for name, ids in (("prompt", prompt_ids), *of_vocabulary):
         if not all(isinstance(t, Integral) for t in ids):
             raise InvalidRequest(name, f"{name} must hold token ids, which are integers")
     if n == 0:
@@ -123,7 +144,7 @@ def check_request(prompt_ids: Sequence[int], params: SamplingParams, vocab: int,
             "max_tokens",
             f"prompt ({n} tokens) and max_tokens ({params.max_tokens}) exceed the context length of {max_model_len}",
         )
-    for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
+    for name, ids in of_vocabulary:
         if not all(0 <= t < vocab for t in ids):
             raise InvalidRequest(name, f"{name} token ids must be between 0 and {vocab - 1}")
     return params.max_tokens or max_model_len - n

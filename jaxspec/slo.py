@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ConfigDict, ValidationError
 
-from jaxspec.sampling_params import InvalidRequest
+from jaxspec.errors import InvalidRequest
 from jaxspec.sched.config import LatencySlo, SloSettings
 from jaxspec.sched.slo import Slo
 

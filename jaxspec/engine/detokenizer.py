@@ -35,6 +35,7 @@ class Detokenizer:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
+        min_tokens: int = 0,
     ) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
@@ -45,6 +46,7 @@ class Detokenizer:
         self._held = ""
         self._at_start = True
         self._stop: str | None = None
+        self._min_tokens, self._pushed = min_tokens, 0
 
     def push(self, token_ids: Iterable[int]) -> Pushed:
         """Append tokens. After a stop string, tokens are ignored."""
@@ -54,6 +56,7 @@ class Detokenizer:
             if self._stop is not None:
                 break
             consumed += 1
+            self._pushed += 1
             if id not in self._skipped:
                 out.append(self._add(self._decoder.decode(self._bytes(id))))
         return Pushed("".join(out), self._stop, consumed)
@@ -85,7 +88,7 @@ class Detokenizer:
         for end in range(begun, len(text)):
             # Not a generator in any(): every matcher must see the character.
             hits = [m.stop for m in self._matchers if m.step(text[end])]
-            if hits:
+            if hits and self._pushed > self._min_tokens:
                 self._stop, self._held = hits[0], ""
                 return text[: end + 1] if self._include_stop else text[: end + 1 - len(hits[0])]
         safe = len(text) - max(m.matched for m in self._matchers)

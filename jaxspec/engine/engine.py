@@ -13,16 +13,17 @@ from uuid import uuid4
 import numpy as np
 
 from jaxspec.config import EngineConfig
+from jaxspec.constraints.build import Constraints
 from jaxspec.draft.registry import runners
 from jaxspec.engine.loop import EngineLoop
 from jaxspec.engine.metrics import Counters, EngineStats, snapshot
 from jaxspec.engine.request_state import RequestState
 from jaxspec.engine.startup import for_device, start_up
-from jaxspec.errors import EngineDead, EngineDraining
+from jaxspec.errors import EngineDead, EngineDraining, InvalidRequest
 from jaxspec.models.load import LoadedModel
 from jaxspec.outputs import OutputDelta
 from jaxspec.predict.predictor import LengthPredictor
-from jaxspec.sampling_params import InvalidRequest, SamplingParams, check_request
+from jaxspec.sampling_params import SamplingParams, check_request
 from jaxspec.sched.admission import SloAdmission, tightest_slo
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import QueueFull
@@ -68,8 +69,12 @@ class Engine:
         self.config, self._clock = config, clock
         parts = start_up(config, model, proxy, progress, clock, renew_profiles)
         self.tokenizer, self.model_config = parts.model.tokenizer, parts.model.config
-        self.model_name = config.served_model_name or parts.model.name
+        #: The names of the model in the API, and the first of them.
+        self.model_names = config.served_model_name or [parts.model.name]
+        self.model_name = self.model_names[0]
         self.max_model_len = parts.max_model_len
+        #: Builds the constraints of requests.
+        self.constraints = Constraints(self.tokenizer, self.model_config.vocab_size)
         #: Which programs are compiled, and which are still being compiled in the background.
         self.warm_up = parts.warm_up
         self._admission = SloAdmission(
@@ -136,6 +141,7 @@ class Engine:
             self._stop_at = self._clock() + (timeout if drain else 0.0)
             self._lock.notify()
         self.warm_up.stop()
+        self.constraints.close()
         if self._thread is None:
             self._abort_all("abort", None)
             self._health, self.failure = "dead", "the engine has been shut down"
@@ -184,6 +190,7 @@ class Engine:
             true_len=expected_tokens, slo=slo,
         )  # fmt: skip
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.loop.eos)
+        constraint = self.constraints.of(params, stop_ids)
         with self._lock:
             if self._health == "dead":
                 raise EngineDead(self.failure or "the engine has stopped")
@@ -195,7 +202,9 @@ class Engine:
                 raise InvalidRequest("request_id", f"request {request.id!r} is already running")
             seed = params.seed if params.seed is not None else int(self._random.integers(0, 2**63))
             end_at = expected_tokens if end_as_expected else None
-            state = RequestState(request, params, seed, self.tokenizer, stop_ids, on_output, end_at, predict)
+            state = RequestState(
+                request, params, seed, self.tokenizer, stop_ids, on_output, end_at, predict, constraint
+            )
             self._admit(request)
             self._states[request.id] = state
             self._inbox.append((state, False))
@@ -214,6 +223,7 @@ class Engine:
     def check(self, prompt_ids: Sequence[int], params: SamplingParams, slo: Slo = NONE) -> int:
         """Check a request. -> its maximum output tokens. Raises `InvalidRequest`, also for an SLO no step can meet."""
         max_tokens = check_request(prompt_ids, params, self.model_config.vocab_size, self.max_model_len)
+        self.constraints.of(params, ())  # compiles and keeps its grammar
         if slo and self.warm_up.wait(0):  # before that, steps run in larger buckets than needed
             cached = 0
             if slo.ttft is not None and params.prompt_logprobs is None:

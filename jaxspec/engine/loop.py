@@ -19,7 +19,7 @@ from jaxspec.sched.plan import Plan, RequestResult
 from jaxspec.sched.request import Request
 from jaxspec.sched.spec.draft_room import DraftRoom
 from jaxspec.sched.spec.micro_batches import split
-from jaxspec.sched.spec.trees.candidates import Draft
+from jaxspec.sched.spec.trees.candidates import Candidates, Draft
 from jaxspec.step.packing import SamplingInputs
 
 log = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class EngineLoop:
         batches: list[MicroBatch] = []
         for part in split(scheduled, self.speculator, self.micro_batches):
             with timer.drafting_or_swapping():
-                drafts = self.speculator.draft(part, self._sampling_of, room, timer.begun)
+                drafts = self.speculator.draft(part, self._sampling_of, room, timer.begun, self._allowed)
             states = [self._states[s.request.id] for s in part]
             batches.append(MicroBatch.launch(part, states, drafts, penalty_rows, self.model_runner))
         self.speculator.precompute_kv(scheduled, self._sampling_of)
@@ -155,6 +155,11 @@ class EngineLoop:
 
     def _sampling_of(self, request: Request) -> SamplingInputs:
         return self._states[request.id].sampling
+
+    def _allowed(self, request: Request, candidates: Candidates) -> Candidates:
+        """The candidates that the request's constraint allows. Random draws must not be filtered (`step.rejection`)."""
+        constraint = self._states[request.id].constraint
+        return candidates if constraint is None or candidates.drawn is not None else constraint.prune(candidates)
 
     def _process(self, batch: MicroBatch, decision: np.ndarray) -> dict[str, RequestResult]:
         """The results of a micro-batch by request id. `decision [C + T]` int32 is what the device decided."""

@@ -7,6 +7,7 @@ from math import inf
 
 import numpy as np
 
+from jaxspec.constraints.constraint import Constraint
 from jaxspec.engine.detokenizer import Detokenizer
 from jaxspec.models.load.tokenizer import Tokenizer
 from jaxspec.outputs import OutputDelta, RequestMetrics, TokenLogprob
@@ -22,7 +23,7 @@ class RequestState:
     """One request, from submission to its last output. Only the engine's thread uses it.
 
     `seed` is the 64-bit key of the request's random numbers; `stop_ids` are tokens that end it, as does the output
-    length `end_at`. `predict`: see `Engine.submit`.
+    length `end_at`. `predict`: see `Engine.submit`. `constraint`: which tokens may be sampled; None: all.
     """
 
     def __init__(
@@ -35,12 +36,13 @@ class RequestState:
         on_output: Callable[[OutputDelta], None],
         end_at: int | None = None,
         predict: bool = False,
+        constraint: Constraint | None = None,
     ):
         self.request, self.params, self.on_output = request, params, on_output
         self.metrics = RequestMetrics(request.arrival, prompt_tokens=request.prompt_len, slo=request.slo)
-        self._stop_ids, self._end_at = stop_ids, end_at
+        self._stop_ids, self._end_at, self.constraint = stop_ids, end_at, constraint
         self._detokenizer = Detokenizer(
-            tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens
+            tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens, params.min_tokens
         )
         self.predict = predict
         #: Its sampling parameters for the device.
@@ -75,18 +77,21 @@ class RequestState:
         pages = np.asarray(r.pages, np.int32)
         rows = scheduled.count if scheduled.reads_all else 1
         tokens = r.tokens[scheduled.start : end]
-        return Tree.chain(tokens, scheduled.start, pages, self.sampling, rows, following, penalty_row)
+        masks = self.constraint.masks() if self.constraint and scheduled.samples else None
+        return Tree.chain(tokens, scheduled.start, pages, self.sampling, rows, following, penalty_row, masks)
 
     def draft_tree(self, scheduled: ScheduledRequest, draft: Draft, penalty_row: int | None) -> Tree:
         """The last known token as the root of a draft tree. Logits are read at every node."""
         r, nodes = self.request, len(draft) + 1
         index = np.arange(nodes, dtype=np.int32)
         known = (index == 0).astype(np.int32)
+        token, depth = _prepend(r.tokens[-1], draft.token), _prepend(0, draft.depth)
+        masks = self.constraint.masks(token.tolist(), depth.tolist()) if self.constraint else None
         return Tree(
-            _prepend(r.tokens[-1], draft.token), _prepend(0, draft.depth), _prepend(nodes, draft.subtree), known,
-            scheduled.start, np.asarray(r.pages, np.int32), index, self.sampling,
+            token, depth, _prepend(nodes, draft.subtree), known, scheduled.start, np.asarray(r.pages, np.int32), index,
+            self.sampling,
             penalty_row=penalty_row, parent=_prepend(-1, draft.parent + 1),
-            drawn=None if draft.drawn is None else _prepend(-1, draft.drawn),
+            drawn=None if draft.drawn is None else _prepend(-1, draft.drawn), masks=masks,
         )  # fmt: skip
 
     # -- after a step ----------------------------------------------------------------------------------------------
@@ -112,8 +117,14 @@ class RequestState:
         end_at = inf if self._end_at is None else self._end_at
         for token in tokens:
             new.append(token)
-            if token in self._stop_ids:
+            if self.constraint is not None:
+                self.constraint.append(token)
+            if self.constraint is not None and self.constraint.failure is not None:
+                self.finish_reason, self.error = "error", self.constraint.failure
+            elif token in self._stop_ids:
                 self.finish_reason, self._stop_reason = "stop", token
+            elif self.constraint is not None and self.constraint.finished:
+                self.finish_reason = "stop"
             elif self.request.output_len + len(new) >= self.request.max_tokens:
                 self.finish_reason = "length"
             elif self.request.output_len + len(new) >= end_at:

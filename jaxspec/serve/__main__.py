@@ -18,7 +18,7 @@ _PROGRAM = "python -m jaxspec.serve"
 _INTERRUPTED = 130
 #: Settings with an option of their own, named as in vLLM or SGLang. `--set` accepts every setting.
 SETTINGS = {
-    "served_model_name": "model name in the API (default: the name of the loaded model)",
+    "served_model_name": "model names in the API (default: the name of the loaded model)",
     "dtype": "data type of weights and KV cache: float32, bfloat16, float16 or auto (bfloat16 on a GPU, "
     "float32 elsewhere; default)",
     "max_model_len": "maximum length of prompt plus output, in tokens (default: the model's limit)",
@@ -57,6 +57,8 @@ def _run(args: argparse.Namespace, config: EngineConfig) -> int:
     from jaxspec.serve.app import MEGABYTE, ServerOptions
     from jaxspec.serve.run import bind, serve
 
+    if (args.ssl_keyfile is None) != (args.ssl_certfile is None):
+        _fail("--ssl-keyfile and --ssl-certfile belong together")
     try:
         sock = bind(args.host, args.port)
     except OSError as e:
@@ -73,7 +75,10 @@ def _run(args: argparse.Namespace, config: EngineConfig) -> int:
                 engine = Engine(config, progress=progress)
         except (ConfigError, ModelLoadError, OSError) as e:
             _fail(f"cannot load {config.model}: {e}" if not isinstance(e, ConfigError) else str(e))
-        options = ServerOptions(args.api_key, int(args.max_body_mb * MEGABYTE))
+        options = ServerOptions(
+            tuple(args.api_key or _keys_of_environment()), int(args.max_body_mb * MEGABYTE),
+            tuple(args.allowed_origins), args.root_path, args.ssl_keyfile, args.ssl_certfile,
+        )  # fmt: skip
         engine.start()
         try:
             return serve(engine, sock, options, args.drain_timeout, args.log_level)
@@ -132,11 +137,21 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--api-key",
         type=_key,
-        default=os.environ.get("JAXSPEC_API_KEY") or None,
+        nargs="+",
         metavar="KEY",
-        help="require this API key from clients (default: $JAXSPEC_API_KEY; no key if unset). Prefer the environment "
-        "variable: other users of the machine can read command lines",
+        help="require one of these API keys from clients (default: those in $JAXSPEC_API_KEY, separated by spaces; no "
+        "key if unset). Prefer the environment variable: other users of the machine can read command lines",
     )
+    add(
+        "--allowed-origins",
+        nargs="+",
+        default=["*"],
+        metavar="ORIGIN",
+        help="origins of web pages that may use the server, such as http://localhost:3000 (default: all)",
+    )
+    add("--root-path", default="", metavar="PATH", help="path of the server behind a proxy that strips it")
+    add("--ssl-keyfile", metavar="FILE", help="PEM file of the TLS key; with --ssl-certfile the server speaks HTTPS")
+    add("--ssl-certfile", metavar="FILE", help="PEM file of the TLS certificate")
     add(
         "--max-body-mb",
         type=_positive,
@@ -148,6 +163,8 @@ def _parser() -> argparse.ArgumentParser:
         option = "--" + name.replace("_", "-")
         if EngineConfig.model_fields[name].annotation is bool:
             add(option, action=argparse.BooleanOptionalAction, help=help)
+        elif name == "served_model_name":
+            add(option, nargs="+", metavar="NAME", help=help)
         else:
             add(option, metavar="VALUE", help=help)
     add(
@@ -171,6 +188,10 @@ def _overrides(args: argparse.Namespace) -> dict[str, Any]:
     """Settings given on the command line; an option of its own takes precedence over `--set`. Raises `ConfigError`."""
     given = {name: getattr(args, name) for name in ("model", "draft", *SETTINGS)}
     return {**parse_overrides(args.set), **{key: value for key, value in given.items() if value is not None}}
+
+
+def _keys_of_environment() -> list[str]:
+    return os.environ.get("JAXSPEC_API_KEY", "").split()
 
 
 def _key(text: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jaxspec.outputs import OutputDelta, RequestMetrics, SpeculationCounts, TokenLogprob
-from jaxspec.serve.attainment import attainment
+from jaxspec.serve.attainment import attainment, timings
 
 if TYPE_CHECKING:
     from jaxspec.models.load.tokenizer import Tokenizer
@@ -27,6 +27,9 @@ class Choice:
     prompt: Sequence[int]
     text: list[str] = field(default_factory=list)
     logprobs: list[Json] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    #: `prompt_logprobs` of the response.
+    prompt_logprobs: list[Json | None] | None = None
     #: Whether `_opening` has been written.
     opened: bool = False
     #: Output tokens so far.
@@ -43,13 +46,31 @@ class Choice:
         return self.metrics is not None and self.metrics.kv_quantized
 
 
-class Answer(ABC):
-    """Builds the response to one HTTP request.
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """What a response has besides its text.
 
-    `prompts[i]` holds the token ids of choice i's prompt; every `n` consecutive choices share a prompt. With
-    `usage_chunk` a stream ends with a chunk that has the usage. With `drafting` the response's `metrics` include
-    speculation counts, with `predictions` the predicted number of output tokens.
+    n: consecutive choices that share a prompt. usage_chunk: a stream ends with a chunk that has the usage.
+    running_usage: every chunk has it. drafting: `metrics` include speculation counts. predictions: they include the
+    predicted number of output tokens. token_ids: of prompt and outputs. tokens_as_ids: log-probabilities name tokens by
+    id. prompt_logprobs: of every prompt token.
     """
+
+    n: int = 1
+    usage_chunk: bool = False
+    running_usage: bool = False
+    drafting: bool = False
+    predictions: bool = False
+    token_ids: bool = False
+    tokens_as_ids: bool = False
+    prompt_logprobs: bool = False
+
+
+PLAIN = AnswerForm()
+
+
+class Answer(ABC):
+    """Builds the response to one HTTP request. `prompts[i]` holds the token ids of choice i's prompt."""
 
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
@@ -60,18 +81,13 @@ class Answer(ABC):
         model: str,
         tokenizer: Tokenizer,
         prompts: Sequence[Sequence[int]],
-        n: int,
-        usage_chunk: bool,
-        drafting: bool = False,
-        predictions: bool = False,
+        form: AnswerForm = PLAIN,
     ) -> None:
         self.choices = [Choice(i, p) for i, p in enumerate(prompts)]
         self._head = {"id": id, "created": int(time.time()), "model": model}
         self._tokenizer = tokenizer
-        self._n = n
-        self._usage_chunk = usage_chunk
-        self._speculation = SpeculationCounts() if drafting else None
-        self._predictions = predictions
+        self._form = form
+        self._speculation = SpeculationCounts() if form.drafting else None
 
     def whole(self) -> Json:
         """The complete response, once `gather` has received every delta."""
@@ -80,9 +96,9 @@ class Answer(ABC):
 
     def usage(self) -> Json:
         """OpenAI's `usage`, in tokens. A prompt with several choices counts once."""
-        prompt = sum(len(c.prompt) for c in self.choices[:: self._n])
+        prompt = sum(len(c.prompt) for c in self.choices[:: self._form.n])
         completion = sum(c.tokens for c in self.choices)
-        cached = sum(c.metrics.cached_tokens for c in self.choices[:: self._n] if c.metrics)
+        cached = sum(c.metrics.cached_tokens for c in self.choices[:: self._form.n] if c.metrics)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -101,7 +117,7 @@ class Answer(ABC):
                 "accepted_per_position": counts.by_level,
                 "mean_accepted_length": counts.mean_accepted_length,
             }
-        if self._predictions:
+        if self._form.predictions:
             # Comparable with usage.completion_tokens only if every choice has a prediction.
             known = [m.predicted_tokens for m in finished if m.predicted_tokens is not None]
             metrics["predicted_tokens"] = round(sum(known)) if len(known) == len(self.choices) else None
@@ -109,13 +125,16 @@ class Answer(ABC):
             metrics["kv_quantized"] = True
         if any(m.slo for m in finished):
             metrics["slo"] = attainment(finished)
-        return {"metrics": metrics} if metrics else {}
+        out: Json = {"timings": timings(finished)} if finished else {}
+        return {"metrics": metrics, **out} if metrics else out
 
     def gather(self, index: int, delta: OutputDelta) -> None:
         """Add a delta to the response that `whole` returns."""
         choice = self.choices[index]
         self._count(choice, delta)
         choice.text.append(delta.text)
+        if self._form.token_ids:
+            choice.ids += delta.token_ids
         if delta.logprobs:
             choice.logprobs.append(self._logprobs(choice, delta.logprobs))
 
@@ -123,24 +142,31 @@ class Answer(ABC):
         """The stream chunks for a delta; empty if it has no visible output yet."""
         choice = self.choices[index]
         self._count(choice, delta)
-        out = [] if choice.opened else self._opening(choice, delta)
+        first = not choice.opened
+        out = self._opening(choice, delta) if first else []
         choice.opened = True
-        if delta.text or delta.logprobs:
+        with_ids = self._form.token_ids and delta.token_ids
+        if delta.text or delta.logprobs or with_ids:
             logprobs = self._logprobs(choice, delta.logprobs) if delta.logprobs else None
-            out.append(self._piece(choice, delta.text, logprobs))
+            ids = {"token_ids": list(delta.token_ids)} if with_ids else {}
+            out.append(self._piece(choice, delta.text, logprobs) | ids)
         if choice.finish_reason is not None:
             out.append(self._ending(choice))
         chunks = [self._chunk([piece]) for piece in out]
-        if choice.finish_reason is not None and choice.kv_quantized and not self._usage_chunk:
+        if first and chunks:
+            chunks[0] |= self._of_prompt(choice)
+        if choice.finish_reason is not None and choice.kv_quantized and not self._form.usage_chunk:
             chunks[-1]["metrics"] = {"kv_quantized": True}  # always reported, because the output may not be exact
         return chunks
 
     def last_chunks(self) -> list[Json]:
         """The chunk with usage and metrics that ends a stream, if the client requested it."""
-        return [self._chunk([]) | {"usage": self.usage()} | self._metrics()] if self._usage_chunk else []
+        return [self._chunk([]) | {"usage": self.usage()} | self._metrics()] if self._form.usage_chunk else []
 
     def _count(self, choice: Choice, delta: OutputDelta) -> None:
         choice.tokens += len(delta.token_ids)
+        if self._form.prompt_logprobs and delta.prompt_logprobs is not None:
+            choice.prompt_logprobs = [None if e is None else self._ranked(e) for e in delta.prompt_logprobs]
         if delta.finish_reason is not None:
             choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
             if delta.metrics is not None:
@@ -148,14 +174,35 @@ class Answer(ABC):
                 if self._speculation is not None:
                     self._speculation.merge(delta.metrics.speculation)
 
+    def _ranked(self, entry: TokenLogprob) -> Json:
+        """vLLM's form of a prompt token's log-probabilities: by token id, the token's own first."""
+        found = {entry.token_id: entry.logprob} | dict(entry.top)
+        return {
+            str(id): {"logprob": max(logprob, _MIN_LOGPROB), "decoded_token": self._tokenizer.token_text(id)}
+            for id, logprob in found.items()
+        }
+
+    def _of_prompt(self, choice: Choice) -> Json:
+        """Token ids and log-probabilities of the choice's prompt, if the request wants them."""
+        out: Json = {"prompt_token_ids": list(choice.prompt)} if self._form.token_ids else {}
+        if self._form.prompt_logprobs:
+            out["prompt_logprobs"] = choice.prompt_logprobs
+        return out
+
+    def _of_output(self, choice: Choice) -> Json:
+        """Token ids of a complete choice, if the request wants them."""
+        return {"token_ids": choice.ids} if self._form.token_ids else {}
+
     def _chunk(self, choices: list[Json]) -> Json:
         chunk = {**self._head, "object": self.chunk_object, "choices": choices}
-        if self._usage_chunk:
-            chunk["usage"] = None
+        if self._form.usage_chunk or self._form.running_usage:
+            chunk["usage"] = self.usage() if self._form.running_usage else None
         return chunk
 
     def _token(self, id: int) -> str:
         """The token's text, or OpenAI's `bytes:` notation if its bytes are not valid UTF-8."""
+        if self._form.tokens_as_ids:
+            return f"token_id:{id}"
         raw = self._tokenizer.token_bytes(id)
         try:
             return raw.decode()
@@ -197,7 +244,11 @@ class ChatAnswer(Answer):
             "logprobs": {"content": content, "refusal": None} if choice.logprobs else None,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
+            **self._of_output(choice),
         }
+
+    def whole(self) -> Json:
+        return super().whole() | self._of_prompt(self.choices[0])
 
     def _opening(self, choice: Choice, first: OutputDelta) -> list[Json]:
         return [self._delta(choice, {"role": "assistant", "content": ""})]
@@ -261,7 +312,8 @@ class CompletionAnswer(Answer):
     def _choice(self, choice: Choice) -> Json:
         joined = {key: [v for part in choice.logprobs for v in part[key]] for key in _LOGPROB_KEYS}
         piece = self._piece(choice, "".join(choice.text), joined if choice.logprobs else None)
-        return piece | {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+        end = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+        return piece | end | self._of_output(choice) | self._of_prompt(choice)
 
     def _opening(self, choice: Choice, first: OutputDelta) -> list[Json]:
         if self._echo is None:

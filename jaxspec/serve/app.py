@@ -14,15 +14,17 @@ import orjson
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from jaxspec.errors import InvalidRequest
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.serve.answer import ChatAnswer, CompletionAnswer
+from jaxspec.serve.answer import AnswerForm, ChatAnswer, CompletionAnswer
 from jaxspec.serve.errors import ApiError, install_handlers
-from jaxspec.serve.guard import BearerAuth, BodyLimit
+from jaxspec.serve.guard import BearerAuth, BodyLimit, RequestId
 from jaxspec.serve.metrics import ServerMetrics
-from jaxspec.serve.prompts import encode, encode_chat, encode_prompts, resolve_max_tokens
+from jaxspec.serve.prompts import encode, encode_chat, encode_prompts, resolve_max_tokens, truncate
 from jaxspec.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, GenerationRequest, TokenizeRequest
 from jaxspec.serve.reply import Reply
 from jaxspec.serve.stream import Generation, OutputHub
@@ -36,10 +38,17 @@ MEGABYTE = 2**20
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """`api_key=None` disables authentication. `max_body` is the limit on request bodies, in bytes."""
+    """api_keys: any of them is accepted; none disables authentication. max_body: limit on request bodies, in bytes.
+    allowed_origins: web pages that browsers let use the server, "*" for all. root_path: of the server behind a proxy.
+    tls_key, tls_certificate: PEM files; without them the server speaks plain HTTP.
+    """
 
-    api_key: str | None = None
+    api_keys: tuple[str, ...] = ()
     max_body: int = 8 * MEGABYTE
+    allowed_origins: tuple[str, ...] = ("*",)
+    root_path: str = ""
+    tls_key: str | None = None
+    tls_certificate: str | None = None
 
 
 def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
@@ -52,12 +61,19 @@ def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
         app.state.serving = Serving(engine, metrics, OutputHub(asyncio.get_running_loop()))
         yield
 
-    app = FastAPI(title="jaxspec", version=__version__, lifespan=lifespan, redirect_slashes=False)
+    app = FastAPI(
+        title="jaxspec", version=__version__, lifespan=lifespan, redirect_slashes=False, root_path=options.root_path
+    )
     app.include_router(_routes)
     install_handlers(app)
     app.add_middleware(BodyLimit, limit=options.max_body)
-    if options.api_key is not None:
-        app.add_middleware(BearerAuth, key=options.api_key)  # the middleware added last runs first
+    if options.api_keys:
+        app.add_middleware(BearerAuth, keys=options.api_keys)  # the middleware added last runs first
+    app.add_middleware(
+        CORSMiddleware, allow_origins=options.allowed_origins, allow_methods=["*"], allow_headers=["*"],
+        expose_headers=["X-Request-Id"],
+    )  # fmt: skip
+    app.add_middleware(RequestId)
     return app
 
 
@@ -71,11 +87,10 @@ class Serving:
         self.started = int(time.time())
         self.drafting = bool(engine.config.draft)
 
-    @property
-    def card(self) -> dict[str, Any]:
-        """The model's entry in `/v1/models`."""
+    def card(self, name: str) -> dict[str, Any]:
+        """The model's entry in `/v1/models` under one of its names."""
         return {
-            "id": self.engine.model_name,
+            "id": name,
             "object": "model",
             "created": self.started,
             "owned_by": "jaxspec",
@@ -83,11 +98,20 @@ class Serving:
             "dtype": self.engine.config.dtype,
         }
 
-    def check_model(self, name: str | None) -> None:
-        """Raises `ApiError` (404) if the request names another model."""
-        if name is not None and name != self.engine.model_name:
-            message = f"the model {name!r} does not exist; this server serves {self.engine.model_name!r}"
+    def check_model(self, name: str | None) -> str:
+        """The name that the answer has. Raises `ApiError` (404) if the request names another model."""
+        if name is not None and name not in self.engine.model_names:
+            names = ", ".join(map(repr, self.engine.model_names))
+            message = f"the model {name!r} does not exist; this server serves {names}"
             raise ApiError(404, message, param="model", code="model_not_found")
+        return name or self.engine.model_name
+
+    def form_of(self, body: GenerationRequest) -> AnswerForm:
+        """What the response has besides its text."""
+        return AnswerForm(
+            body.n or 1, body.include_usage, body.running_usage, self.drafting, bool(body.return_predicted_tokens),
+            bool(body.return_token_ids), bool(body.return_tokens_as_token_ids), body.prompt_logprobs is not None,
+        )  # fmt: skip
 
     def check_health(self) -> None:
         """Raises `ApiError` (503) if the engine takes no requests."""
@@ -114,10 +138,15 @@ class Serving:
             out += [each if each.seed is None else each.with_seed(each.seed + i) for i in range(each.n)]
         return out
 
-    def submit(
+    async def submit(
         self, id: str, body: GenerationRequest, prompts: list[list[int]], params: list[SamplingParams]
     ) -> Generation:
         """Submit sequence i with `prompts[i]` and `params[i]`. Raises `ApiError`."""
+        if params and params[0].structured_outputs is not None:
+            try:  # in a thread: a new grammar takes milliseconds to compile, the first one a second
+                await asyncio.to_thread(self.engine.constraints.of, params[0], ())
+            except InvalidRequest as e:
+                raise ApiError(400, str(e), param=e.field, code="invalid_value") from e
         generation = Generation(self.engine, self.hub, id)
         generation.submit(prompts, params, body.priority or 0, body.slo, bool(body.return_predicted_tokens))
         return generation
@@ -149,53 +178,53 @@ def _serving(request: Request) -> Serving:
 @_routes.post("/v1/completions")
 async def completions(body: CompletionRequest, request: Request) -> Response:
     serving = _serving(request)
-    serving.check_model(body.model)
+    name = serving.check_model(body.model)
     serving.check_health()
-    tokenizer = serving.engine.tokenizer
-    prompts = await encode_prompts(tokenizer, body.prompts)
+    tokenizer, longest = serving.engine.tokenizer, serving.engine.max_model_len
+    prompts = await encode_prompts(tokenizer, body.prompts, body.add_special_tokens is not False)
+    prompts = [truncate(p, body, longest) for p in prompts]
     params = serving.params_of(body, prompts, "prompt")
     n = body.n or 1
     echo = None
     if body.echo:
         skip = body.skip_special_tokens is not False
-        texts = [p if isinstance(p, str) else tokenizer.decode(p, skip) for p in body.prompts]
+        whole = body.truncate_prompt_tokens is None
+        given = body.prompts if whole else prompts
+        texts = [p if isinstance(p, str) else tokenizer.decode(p, skip) for p in given]
         echo = [text for text in texts for _ in range(n)]
     each = [p for p in prompts for _ in range(n)]
     id = f"cmpl-{uuid4().hex}"
     answer = CompletionAnswer(
-        id, serving.engine.model_name, tokenizer, each, n, body.include_usage, serving.drafting,
-        bool(body.return_predicted_tokens), echo=echo, only_echo=body.only_scores,
+        id, name, tokenizer, each, serving.form_of(body), echo=echo, only_echo=body.only_scores
     )  # fmt: skip
-    return Reply(serving.submit(id, body, each, params), answer, bool(body.stream))
+    return Reply(await serving.submit(id, body, each, params), answer, bool(body.stream))
 
 
 @_routes.post("/v1/chat/completions")
 async def chat(body: ChatRequest, request: Request) -> Response:
     serving = _serving(request)
-    serving.check_model(body.model)
+    name = serving.check_model(body.model)
     serving.check_health()
-    prompt = await encode_chat(serving.engine.tokenizer, body.messages)
+    tokenizer, longest = serving.engine.tokenizer, serving.engine.max_model_len
+    prompt = await encode_chat(tokenizer, body.messages, body, bool(body.add_special_tokens))
+    prompt = truncate(prompt, body, longest)
     params = serving.params_of(body, [prompt], "messages")
-    n = body.n or 1
-    each = [prompt] * n
+    each = [prompt] * (body.n or 1)
     id = f"chatcmpl-{uuid4().hex}"
-    answer = ChatAnswer(
-        id, serving.engine.model_name, serving.engine.tokenizer, each, n, body.include_usage, serving.drafting,
-        bool(body.return_predicted_tokens),
-    )  # fmt: skip
-    return Reply(serving.submit(id, body, each, params), answer, bool(body.stream))
+    answer = ChatAnswer(id, name, tokenizer, each, serving.form_of(body))
+    return Reply(await serving.submit(id, body, each, params), answer, bool(body.stream))
 
 
 @_routes.get("/v1/models")
 async def models(request: Request) -> Response:
-    return JSONResponse({"object": "list", "data": [_serving(request).card]})
+    serving = _serving(request)
+    return JSONResponse({"object": "list", "data": [serving.card(name) for name in serving.engine.model_names]})
 
 
 @_routes.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> Response:
     serving = _serving(request)
-    serving.check_model(name)
-    return JSONResponse(serving.card)
+    return JSONResponse(serving.card(serving.check_model(name)))
 
 
 @_routes.post("/tokenize")
@@ -204,10 +233,11 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     serving.check_model(body.model)
     tokenizer = serving.engine.tokenizer
     if body.messages is not None:
-        ids = await encode_chat(tokenizer, body.messages)
+        ids = await encode_chat(tokenizer, body.messages, body)
     else:
         ids = await encode(tokenizer, body.prompt or "", body.add_special_tokens)
-    return JSONResponse({"count": len(ids), "max_model_len": serving.engine.max_model_len, "tokens": ids})
+    texts = {"token_strs": [tokenizer.token_text(id) for id in ids]} if body.return_token_strs else {}
+    return JSONResponse({"count": len(ids), "max_model_len": serving.engine.max_model_len, "tokens": ids, **texts})
 
 
 @_routes.post("/detokenize")
@@ -221,6 +251,13 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     return JSONResponse({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
 
+@_routes.get("/version")
+async def version(request: Request) -> Response:
+    return JSONResponse({"version": __version__})
+
+
+@_routes.get("/ping")
+@_routes.post("/ping")
 @_routes.get("/health")
 async def health(request: Request) -> Response:
     serving = _serving(request)

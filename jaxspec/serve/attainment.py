@@ -1,8 +1,8 @@
-"""SLO attainment of finished requests: in the response's `metrics.slo`, and as Prometheus metrics."""
+"""Times and SLO attainment of finished requests: in the response's `metrics`, and as Prometheus metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -28,6 +28,24 @@ def attainment(outputs: Sequence[RequestMetrics]) -> dict[str, Any]:
         out[f"{name}_attained"] = all(attained) if attained else None
         out[f"{name}_slack_ms"] = _milliseconds(min(slacks)) if slacks else None
     return out
+
+
+def timings(outputs: Sequence[RequestMetrics]) -> dict[str, Any]:
+    """Times of one HTTP request: of its slowest output, the speed of all together. None if it was not measured."""
+
+    def longest(seconds: Iterable[float | None]) -> float | None:
+        known = [s for s in seconds if s is not None]
+        return _milliseconds(max(known)) if known else None
+
+    ended = max((m.finished for m in outputs if m.finished is not None), default=None)
+    took = None if ended is None else ended - min(m.arrival for m in outputs)
+    return {
+        "queue_ms": longest(None if m.first_scheduled is None else m.first_scheduled - m.arrival for m in outputs),
+        "ttft_ms": longest(m.ttft for m in outputs),
+        "tpot_ms": longest(m.tpot for m in outputs),
+        "tokens_per_second": round(sum(m.output_tokens for m in outputs) / took, 2) if took else None,
+        "preemptions": sum(m.preemptions for m in outputs),
+    }
 
 
 def _milliseconds(seconds: float) -> float:

@@ -1,24 +1,50 @@
-"""ASGI middleware: API key check and limit on the body size."""
+"""ASGI middleware: API key check, limit on the body size, request ids."""
 
 from __future__ import annotations
 
 import hmac
+import re
+from collections.abc import Sequence
+from uuid import uuid4
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxspec.serve.errors import ApiError, render
 
 #: Paths that need no key: health probes usually have none.
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/ping"})
+#: Ids of clients that are taken over.
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+
+
+class RequestId:
+    """Gives each response the header `X-Request-Id`: the request's own, or else a new one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        id = given if _REQUEST_ID.fullmatch(given) else uuid4().hex
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-Id"] = id
+            await send(message)
+
+        await self._app(scope, receive, named)
 
 
 class BearerAuth:
-    """Rejects requests without `Authorization: Bearer KEY` with 401."""
+    """Rejects requests without `Authorization: Bearer KEY`, for one of the keys, with 401."""
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
-        self._key = key.encode()
+        self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._authorized(Headers(scope=scope)):
@@ -30,8 +56,10 @@ class BearerAuth:
 
     def _authorized(self, headers: Headers) -> bool:
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        # Header values are Latin-1. Compared in constant time, against timing attacks.
-        return hmac.compare_digest(key.strip().encode("latin-1", "replace"), self._key) and scheme.lower() == "bearer"
+        # Header values are Latin-1. All are compared, in constant time, against timing attacks.
+        given = key.strip().encode("latin-1", "replace")
+        known = [hmac.compare_digest(given, own) for own in self._keys]
+        return any(known) and scheme.lower() == "bearer"
 
 
 class BodyLimit:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxspec.serve.errors import ApiError
-from jaxspec.serve.protocol import Message, TextPart
+from jaxspec.serve.messages import ChatTemplateFields, Message, TextPart
+from jaxspec.serve.protocol import GenerationRequest
 
 if TYPE_CHECKING:
     from jaxspec.models.load.tokenizer import Tokenizer
@@ -22,31 +23,51 @@ async def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool = Tru
     return tokenizer.encode(text, add_special_tokens)
 
 
-async def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str] | Sequence[list[int]]) -> list[list[int]]:
+async def encode_prompts(
+    tokenizer: Tokenizer, prompts: Sequence[str] | Sequence[list[int]], add_special_tokens: bool = True
+) -> list[list[int]]:
     """Token ids of each prompt. Raises `ApiError` if a prompt is empty."""
     if not prompts:
         raise ApiError(400, "prompt must not be empty", param="prompt", code="empty_prompt")
-    ids = [await encode(tokenizer, p) if isinstance(p, str) else p for p in prompts]
+    ids = [await encode(tokenizer, p, add_special_tokens) if isinstance(p, str) else p for p in prompts]
     if not all(ids):
         raise ApiError(400, "every prompt must have at least one token", param="prompt", code="empty_prompt")
     return ids
 
 
-async def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
-    """Token ids of the messages in the model's chat template, with the generation prompt of the assistant.
+async def encode_chat(
+    tokenizer: Tokenizer, messages: Sequence[Message], form: ChatTemplateFields, add_special_tokens: bool = False
+) -> list[int]:
+    """Token ids of the messages in the model's chat template, by default with the generation prompt of the assistant.
 
     Raises `ApiError` if the model has no template, the template rejects the messages, or the result is empty.
     """
+    if form.continue_final_message and messages[-1].role != "assistant":
+        message = "continue_final_message needs a last message of the assistant"
+        raise ApiError(400, message, param="continue_final_message")
     if not tokenizer.has_chat_template:
         raise ApiError(400, "this model has no chat template; use /v1/completions", param="messages")
     try:
-        text = tokenizer.apply_chat_template([_plain(m) for m in messages])
+        text = tokenizer.apply_chat_template([_plain(m) for m in messages], **form.template_variables)
     except ValueError as e:
         raise ApiError(400, str(e), param="messages", code="chat_template_error") from e
-    ids = await encode(tokenizer, text, add_special_tokens=False)
+    ids = await encode(tokenizer, text, add_special_tokens)
     if not ids:
         raise ApiError(400, "messages result in an empty prompt", param="messages", code="empty_prompt")
     return ids
+
+
+def truncate(prompt: list[int], body: GenerationRequest, max_model_len: int) -> list[int]:
+    """The part of the prompt that `truncate_prompt_tokens` leaves. Raises `ApiError` if it leaves none."""
+    limit = body.truncate_prompt_tokens
+    if limit is None:
+        return prompt
+    if limit == 0 or limit >= max_model_len:
+        message = f"truncate_prompt_tokens must be -1, or from 1 to {max_model_len - 1}"
+        raise ApiError(400, message, param="truncate_prompt_tokens", code="invalid_value")
+    if limit < 0:
+        limit = max(1, max_model_len - (body.max_completion_tokens or body.max_tokens or 1))
+    return prompt[:limit] if body.truncation_side == "right" else prompt[-limit:]
 
 
 def resolve_max_tokens(
@@ -73,7 +94,8 @@ def resolve_max_tokens(
 def _plain(message: Message) -> dict[str, str]:
     """The message as chat templates expect it: content as one string, role "developer" as "system"."""
     role = "system" if message.role == "developer" else message.role
-    text = message.content if isinstance(message.content, str) else "\n".join(_text(p) for p in message.content)
+    content = message.content or ""
+    text = content if isinstance(content, str) else "\n".join(_text(p) for p in content)
     named = {} if message.name is None else {"name": message.name}
     return {"role": role, "content": text, **named}
 

@@ -1,71 +1,24 @@
 """Request bodies as pydantic models: OpenAI's fields and jaxspec's extensions, and their `SamplingParams`.
 
-Types are strict ("1" is not a number, `true` is not an integer), NaN and infinities are rejected, and `null` means the
-default. `SamplingParams` checks the ranges of its own fields.
+`SamplingParams` checks the ranges of its own fields.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from jaxspec.sampling_params import MAX_LOGPROBS, InvalidRequest, SamplingParams
+from jaxspec.errors import InvalidRequest
+from jaxspec.sampling_params import MAX_LOGPROBS, SamplingParams
 from jaxspec.serve.errors import ApiError
+from jaxspec.serve.fields import ApiModel, Prompt, Stop, StreamOptions, TokenId
+from jaxspec.serve.messages import ChatTemplateFields, Message
+from jaxspec.serve.structure import StructureFields
 from jaxspec.slo import RequestSlo
 
-logger = logging.getLogger("jaxspec.serve")
 
-#: Unknown field names that are remembered and logged; bounded because clients choose the names.
-_MAX_LOGGED = 64
-_logged: set[str] = set()
-
-
-def _single_error(message: str) -> WrapValidator:
-    """Report `message` for a union, instead of one error per branch."""
-
-    def validate(value: Any, inner: Callable[[Any], Any]) -> Any:
-        try:
-            return inner(value)
-        except ValidationError:
-            raise ValueError(message) from None
-
-    return WrapValidator(validate)
-
-
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-StopString = Annotated[str, Field(min_length=1, max_length=1000)]
-Prompt = Annotated[
-    str | list[TokenId] | list[str] | list[list[TokenId]],
-    _single_error("must be a string, a list of strings, a list of token ids, or a list of lists of token ids"),
-]
-Stop = Annotated[
-    StopString | list[StopString] | None,
-    _single_error("must be a string of 1 to 1000 characters, or a list of such strings"),
-]
-
-
-class _ApiModel(BaseModel):
-    """Unknown fields are ignored, as in other servers of this API, and logged once."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
-    @model_validator(mode="after")
-    def _log_unknown(self) -> _ApiModel:
-        for name in self.model_extra or ():
-            if name not in _logged and len(_logged) < _MAX_LOGGED:
-                _logged.add(name)
-                logger.warning("ignoring the unknown field %.64r of %s", name, type(self).__name__)
-        return self
-
-
-class StreamOptions(_ApiModel):
-    include_usage: bool | None = None
-
-
-class GenerationRequest(_ApiModel):
+class GenerationRequest(StructureFields):
     """Fields common to completions and chat completions."""
 
     model: str | None = None
@@ -79,8 +32,8 @@ class GenerationRequest(_ApiModel):
     logit_bias: dict[str, float] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
     max_tokens: int | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
 
     # Extensions of OpenAI's API.
     top_k: int | None = None
@@ -90,6 +43,18 @@ class GenerationRequest(_ApiModel):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    min_tokens: int | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    #: So many last tokens of the prompt are used; -1: as many as fit. The first ones with `truncation_side` "right".
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
+    #: Whether the response has the token ids of prompt and outputs.
+    return_token_ids: bool | None = None
+    #: Whether log-probabilities name tokens by id, as `token_id:123`.
+    return_tokens_as_token_ids: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     #: Unknown fields in `slo` are rejected, unlike elsewhere: a misspelt target must not go unnoticed.
     slo: RequestSlo | None = None
@@ -97,16 +62,8 @@ class GenerationRequest(_ApiModel):
     return_predicted_tokens: bool | None = None
 
     # Accepted only with values that change nothing.
-    response_format: dict[str, Any] | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
-
-    @field_validator("response_format")
-    @classmethod
-    def _plain_text(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if value is not None and value != {"type": "text"}:
-            raise ValueError('only {"type": "text"} is supported')
-        return value
 
     @field_validator("tools", "tool_choice")
     @classmethod
@@ -126,17 +83,25 @@ class GenerationRequest(_ApiModel):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
+    def running_usage(self) -> bool:
+        """Whether every chunk of the stream has the usage so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
     def length_field(self) -> str:
         """The field that limits the output length."""
-        return "max_tokens"
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     def sampling(self) -> SamplingParams:
         """The request's `SamplingParams`; `max_tokens` is None if the request has no limit. Raises `ApiError`."""
         given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
+        if self.max_completion_tokens is not None:
+            given["max_tokens"] = self.max_completion_tokens
         if self.logit_bias:
             given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
         try:
-            return SamplingParams(**{"max_tokens": None, **given, **self._route_sampling()})
+            given |= {"structured_outputs": self.structure(), **self._route_sampling()}
+            return SamplingParams(**{"max_tokens": None, **given})
         except InvalidRequest as e:
             raise ApiError(400, str(e), param=e.field, code="invalid_value") from e
 
@@ -146,7 +111,9 @@ class GenerationRequest(_ApiModel):
 
 
 #: Fields with the same name and meaning in `SamplingParams`.
-_SAMPLING = SamplingParams.__dataclass_fields__.keys() - {"logit_bias", "logprobs", "prompt_logprobs"}
+_SAMPLING = SamplingParams.__dataclass_fields__.keys() - {
+    "logit_bias", "logprobs", "prompt_logprobs", "structured_outputs"
+}  # fmt: skip
 
 
 class CompletionRequest(GenerationRequest):
@@ -188,26 +155,16 @@ class CompletionRequest(GenerationRequest):
 
     def _route_sampling(self) -> dict[str, Any]:
         # The engine generates at least one token; the response omits it.
-        tokens = {"max_tokens": 1} if self.only_scores else {"max_tokens": 16} if self.max_tokens is None else {}
-        return {**tokens, "logprobs": self.logprobs, "prompt_logprobs": self.logprobs if self.echo else None}
+        limited = self.max_tokens is not None or self.max_completion_tokens is not None
+        tokens = {"max_tokens": 1} if self.only_scores else {} if limited else {"max_tokens": 16}
+        of_prompt = self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
+        return {**tokens, "logprobs": self.logprobs, "prompt_logprobs": of_prompt}
 
 
-class TextPart(_ApiModel):
-    type: Literal["text"]
-    text: str
-
-
-class Message(_ApiModel):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str | list[TextPart], _single_error("must be a string or a list of text parts")]
-    name: str | None = None
-
-
-class ChatRequest(GenerationRequest):
+class ChatRequest(GenerationRequest, ChatTemplateFields):
     """Body of `/v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
@@ -217,22 +174,20 @@ class ChatRequest(GenerationRequest):
             raise ApiError(400, "top_logprobs is only allowed with logprobs: true", param="top_logprobs")
         return self
 
-    @property
-    def length_field(self) -> str:
-        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-
     def _route_sampling(self) -> dict[str, Any]:
-        tokens = {} if self.max_completion_tokens is None else {"max_tokens": self.max_completion_tokens}
-        return {**tokens, "logprobs": (self.top_logprobs or 0) if self.logprobs else None}
+        return {
+            "logprobs": (self.top_logprobs or 0) if self.logprobs else None, "prompt_logprobs": self.prompt_logprobs
+        }  # fmt: skip
 
 
-class TokenizeRequest(_ApiModel):
+class TokenizeRequest(ChatTemplateFields):
     """Body of `/tokenize`: either `prompt` or `messages`. `add_special_tokens` applies to `prompt` only."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     add_special_tokens: bool = True
+    return_token_strs: bool | None = None
 
     @model_validator(mode="after")
     def _either_prompt_or_messages(self) -> TokenizeRequest:
@@ -241,7 +196,7 @@ class TokenizeRequest(_ApiModel):
         return self
 
 
-class DetokenizeRequest(_ApiModel):
+class DetokenizeRequest(ApiModel):
     """Body of `/detokenize`."""
 
     model: str | None = None

@@ -39,11 +39,11 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def url_of(sock: socket.socket) -> str:
+def url_of(sock: socket.socket, tls: bool = False) -> str:
     """The URL at which a local client reaches `sock`."""
     host, port = sock.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, str(host))
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class Server(uvicorn.Server):
@@ -128,8 +128,11 @@ def serve(
         log_config=None,
         access_log=log_level == "debug",
         timeout_graceful_shutdown=_FLUSH_TIMEOUT,
+        ssl_keyfile=options.tls_key,
+        ssl_certfile=options.tls_certificate,
     )
-    server = Server(config, engine, drain_timeout, _greeting(engine, url_of(sock), options.api_key is not None))
+    url = url_of(sock, tls=options.tls_certificate is not None)
+    server = Server(config, engine, drain_timeout, _greeting(engine, url, bool(options.api_keys)))
     with contextlib.closing(sock):
         server.run(sockets=[sock])
     return server.exit_code

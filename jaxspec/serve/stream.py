@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Receive
 
-from jaxspec.errors import EngineDead, EngineDraining
+from jaxspec.errors import EngineDead, EngineDraining, InvalidRequest
 from jaxspec.outputs import OutputDelta
-from jaxspec.sampling_params import InvalidRequest, SamplingParams
+from jaxspec.sampling_params import SamplingParams
 from jaxspec.sched.admission import SloRefused
 from jaxspec.sched.scheduler import QueueFull
 from jaxspec.serve.errors import ApiError

@@ -49,7 +49,7 @@ class BatchShape:
             token=(t, False), position=(t, False), subtree=(t, False), known=(t, False), parent_row=(t, False),
             slot=(t, False), tree=(t, False),
             first=(r, False), nodes=(r, False), committed=(r, False), table=((self.trees, self.pages), False),
-            logit_node=(c, False), following=(c, False), mode=((3,), False),
+            logit_node=(c, False), following=(c, False), mode=((4,), False), mask_row=(c, False),
             temperature=(c, True), top_p=(c, True), min_p=(c, True), top_k=(c, False), seed=((self.rows, 2), False),
             presence=(c, True), frequency=(c, True), repetition=(c, True), penalty_row=(c, False),
             written=(w, False), written_tree=(w, False), written_base=(w, False), place=(t if w[0] else w, False),
@@ -97,7 +97,8 @@ class Batch(NamedTuple):
     table: Int32[AnyArray, "R M"]  # pages of the request, in order
     logit_node: Int32[AnyArray, " C"]  # node of each logit row
     following: Int32[AnyArray, " C"]  # known token after it, for prompt log-probabilities
-    mode: Int32[AnyArray, " 3"]  # SAMPLING: 0 argmax, 1 sampled, 2 sampled with filters; PENALTY: 0/1; LOGPROBS: 0/1
+    mode: Int32[AnyArray, " 4"]  # SAMPLING: 0 argmax, 1 sampled, 2 sampled with filters; PENALTY, LOGPROBS, MASK: 0/1
+    mask_row: Int32[AnyArray, " C"]  # row of the step's masks, 0: all tokens are allowed
     temperature: Float32[AnyArray, " C"]
     top_p: Float32[AnyArray, " C"]
     min_p: Float32[AnyArray, " C"]

@@ -14,6 +14,7 @@ import numpy as np
 from jaxspec.sampling_params import GREEDY_BELOW
 from jaxspec.step.batch import Batch, BatchBuffers, BatchShape
 from jaxspec.step.kv_int8 import OpenPages
+from jaxspec.step.masks import MaskBuffers
 
 _ZERO, _ONE = np.zeros(1, np.int32), np.ones(1, np.int32)
 
@@ -66,6 +67,8 @@ class Tree:
     #: Row of `DraftDistributions` that each draft was drawn from `[n]` int32, siblings in the order they were drawn;
     #: None: drafts are compared with the token sampled at their parent.
     drawn: np.ndarray | None = None
+    #: Token masks of the last logit rows `[rows, words]` uint32 (`step.masks`); None: all tokens are allowed.
+    masks: np.ndarray | None = None
 
     @classmethod
     def chain(
@@ -77,6 +80,7 @@ class Tree:
         rows: int = 1,
         following: np.ndarray | None = None,
         penalty_row: int | None = None,
+        masks: np.ndarray | None = None,
     ) -> Tree:
         """A chain of known tokens: a prefill chunk, or the root of plain decoding. The last `rows` are logit rows."""
         n = len(tokens)
@@ -86,7 +90,10 @@ class Tree:
         else:
             depth, known = np.arange(n, dtype=np.int32), np.ones(n, np.int32)
             subtree = n - depth
-        return cls(token, depth, subtree, known, committed, pages, depth[n - rows :], sampling, following, penalty_row)
+        return cls(
+            token, depth, subtree, known, committed, pages, depth[n - rows :], sampling, following, penalty_row,
+            masks=masks,
+        )  # fmt: skip
 
     def parents(self) -> np.ndarray:
         """Index of each node's parent `[n]`, -1 for the root."""
@@ -119,6 +126,8 @@ class Packed:
     committed: np.ndarray
     #: Whether any tree needs log-probabilities.
     logprobs: bool
+    #: Token masks `[logit rows + 1, words]` uint32; None: no row has one.
+    masks: np.ndarray | None = None
 
 
 def pack(
@@ -127,10 +136,12 @@ def pack(
     buffers: BatchBuffers,
     page_size: int,
     opened: OpenPages | None = None,
+    masks: MaskBuffers | None = None,
 ) -> Packed:
     """Pack trees into the first of `shapes` (ascending) that holds them.
 
-    `opened`: the open pages of a quantised KV cache, else None. Raises `ValueError` if no shape is large enough.
+    `opened`: the open pages of a quantised KV cache, else None; `masks`: needed if a tree has any. Raises `ValueError`
+    if no shape is large enough.
     """
     tokens = sum(len(t.token) for t in trees)
     rows = sum(len(t.rows) for t in trees)
@@ -164,8 +175,9 @@ def pack(
         _place_drafts(batch, tree, node, row)
         _place_sampling(batch, tree, slice(row, row + len(tree.rows)))
     _modes(batch, trees)
+    used = _place_masks(batch, trees, first_row, masks.take(shape.rows)) if masks and batch.mode[3] else None
     return Packed(
-        shape, buffer, first.tolist(), first_row.tolist(), tokens, batch.committed[:count], bool(batch.mode[2])
+        shape, buffer, first.tolist(), first_row.tolist(), tokens, batch.committed[:count], bool(batch.mode[2]), used
     )  # fmt: skip
 
 
@@ -214,7 +226,19 @@ def _place_sampling(batch: Batch, tree: Tree, rows: slice) -> None:
         batch.penalty_row[rows] = tree.penalty_row
 
 
+def _place_masks(batch: Batch, trees: Sequence[Tree], first_row: np.ndarray, masks: np.ndarray) -> np.ndarray:
+    free = 1
+    for tree, row in zip(trees, first_row, strict=True):
+        if tree.masks is not None:
+            end, count = row + len(tree.rows), len(tree.masks)
+            batch.mask_row[end - count : end] = np.arange(free, free + count)
+            masks[free : free + count] = tree.masks
+            free += count
+    return masks
+
+
 def _modes(batch: Batch, trees: Sequence[Tree]) -> None:
     batch.mode[0] = max((t.sampling.mode for t in trees), default=0)
     batch.mode[1] = any(t.penalty_row is not None for t in trees)
     batch.mode[2] = any(t.sampling.logprobs or t.following is not None for t in trees)
+    batch.mode[3] = any(t.masks is not None for t in trees)

@@ -24,6 +24,7 @@ from jaxspec.step.buckets import needed_first, step_buckets
 from jaxspec.step.kv_cache import KVCache, page_bytes, stored_as
 from jaxspec.step.kv_int8 import AnyKVCache, Int8KVCache, OpenPages, most_written
 from jaxspec.step.layers import Layers
+from jaxspec.step.masks import MaskBuffers
 from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Packed, SamplingInputs, Tree, pack
 from jaxspec.step.penalties import Penalties
@@ -100,6 +101,7 @@ class ModelRunner:
         micro_batches = config.micro_batches or (MAX_MICRO_BATCHES if config.draft_devices else 1)
         self._one_graph = one_graph
         self._buffers = BatchBuffers(self.shapes, micro_batches + 1)
+        self._masks = MaskBuffers(model.vocab_size, micro_batches + 1)
         decoder = self.layers.decoder(model, weights, config.dtype)
         #: Embedding and head on the device.
         self.ends: Mapping[str, jax.Array] = {"embed": decoder.embedding.get_value(), "head": decoder.head.get_value()}
@@ -174,7 +176,8 @@ class ModelRunner:
     def _compile_step(self, shape: BatchShape) -> jax.stages.Compiled:
         step = make_step(self._graph, self._treedef, shape, self.layers)
         buffer = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
-        arguments = self._leaves, self.kv_cache, self.penalties.table, self.drawn, buffer
+        masks = self._masks.shape(shape.rows)
+        arguments = self._leaves, self.kv_cache, self.penalties.table, self.drawn, buffer, masks
         return compile_ahead(step, *arguments, donate=1, one_graph=self._one_graph)
 
     def _title(self, shape: BatchShape) -> str:
@@ -225,7 +228,7 @@ class ModelRunner:
 
     def pack(self, trees: Sequence[Tree]) -> Packed:
         """Pack trees into a compiled shape, see `packing.pack`."""
-        return pack(trees, self.ready, self._buffers, self.page_size, self._open_pages)
+        return pack(trees, self.ready, self._buffers, self.page_size, self._open_pages, self._masks)
 
     def positions_read(self, packed: Packed) -> int:
         """Committed positions that the step reads per layer, padding included."""
@@ -234,7 +237,10 @@ class ModelRunner:
     def execute(self, packed: Packed) -> PendingStep:
         """Start a step. Returns without waiting for it."""
         program = self._steps[packed.shape]
-        self.kv_cache, result = program(self._leaves, self.kv_cache, self.penalties.table, self.drawn, packed.buffer)
+        masks = self._masks.unused(packed.shape.rows) if packed.masks is None else packed.masks
+        self.kv_cache, result = program(
+            self._leaves, self.kv_cache, self.penalties.table, self.drawn, packed.buffer, masks
+        )
         return PendingStep(packed, result)
 
 

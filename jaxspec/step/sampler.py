@@ -1,10 +1,10 @@
 """The target's token at each logit row: argmax, or sampling with noise keyed by (request seed, position, token).
 
 The noise at a position does not depend on the batch, tree or chunk it is computed in. So a seed gives the same text in
-any batch, with or without speculation or preemption, up to rounding: logits differ by about 1e-5 between those cases,
-and an argmax over noisy weights, like greedy decoding's, changes only if its two best values are that close.
-Inverse-CDF sampling with one random number per position lacks this property: each of 49,152 boundaries shifts, and
-about one token in 200 changed.
+any batch, with or without speculation or preemption. On the CPU kernels logits are equal, too; elsewhere they differ by
+about 1e-5 between those cases, and an argmax over noisy weights, like greedy decoding's, changes only if its two best
+values are that close. Inverse-CDF sampling with one random number per position lacks this property: each of 49,152
+boundaries shifts, and about one token in 200 changed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from jaxtyping import Bool, Float32, Int32, UInt32
 
 from jaxspec.sampling_params import GREEDY_BELOW, MAX_LOGPROBS
 from jaxspec.step.batch import Batch
+from jaxspec.step.masks import forbid
 from jaxspec.step.penalties import PenaltyTable, penalise
 from jaxspec.step.rejection import DraftDistributions, verify
 
-SAMPLING, PENALTY, LOGPROBS = 0, 1, 2  # indices into Batch.mode
+SAMPLING, PENALTY, LOGPROBS, MASK = 0, 1, 2, 3  # indices into Batch.mode
 ARGMAX, SAMPLED, FILTERED = 0, 1, 2  # values of Batch.mode[SAMPLING]
 
 
 class Logprobs(NamedTuple):
-    """Log-probabilities of each logit row, before penalties and temperature. L is `MAX_LOGPROBS`."""
+    """Log-probabilities of each logit row, before penalties, masks and temperature. L is `MAX_LOGPROBS`."""
 
     chosen: Float32[Array, " C"]  # of the sampled token
     top_ids: Int32[Array, "C L"]  # most likely first
@@ -40,14 +41,19 @@ def sample(
     penalty_table: PenaltyTable,
     drawn: DraftDistributions,
     mask: Bool[Array, "T T"],
+    token_masks: UInt32[Array, "C+1 words"] | None = None,
 ) -> tuple[Int32[Array, " C"], Logprobs]:
-    """Sample one token per logit row. mask: from `tree.ancestors`. Returns the tokens and their log-probabilities.
+    """Sample one token per logit row. mask: from `tree.ancestors`; token_masks: see `step.masks`. Returns the tokens
+    and their log-probabilities.
 
     Only the branches selected by `Batch.mode` run: greedy decoding costs one argmax.
     """
     with_penalties = lax.cond(
         batch.mode[PENALTY] > 0, lambda x: penalise(x, batch, penalty_table, mask), lambda x: x, logits
     )
+    choices = with_penalties
+    if token_masks is not None:
+        choices = lax.cond(batch.mode[MASK] > 0, lambda x: forbid(x, batch.mask_row, token_masks), lambda x: x, choices)
     sampled = lax.switch(
         jnp.clip(batch.mode[SAMPLING], ARGMAX, FILTERED),
         [
@@ -55,7 +61,7 @@ def sample(
             lambda x: _sample(x, batch, drawn, filtered=False),
             lambda x: _sample(x, batch, drawn, filtered=True),
         ],
-        with_penalties,
+        choices,
     )
     count = logits.shape[0]
     nothing = Logprobs(

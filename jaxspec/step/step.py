@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jaxtyping import Int32
+from jaxtyping import Int32, UInt32
 
 from jaxspec.models.llama import Decoder
 from jaxspec.step.batch import Batch, BatchShape
@@ -22,11 +22,11 @@ from jaxspec.step.tree import accept, ancestors
 
 M = TypeVar("M", bound=nnx.Module)
 
-#: (weight leaves, KV cache [donated], penalty table, draft distributions, batch buffer) -> (KV cache, result)
-Step = Callable[
-    [tuple[Array, ...], AnyKVCache, PenaltyTable, DraftDistributions, Int32[Array, " size"]],
-    tuple[AnyKVCache, "StepResult"],
-]
+Masks = UInt32[Array, "C+1 words"]
+
+#: (weight leaves, KV cache [donated], penalty table, draft distributions, batch buffer, masks) -> (KV cache, result).
+#: Without the last argument, the program has no token masks.
+Step = Callable[..., tuple[AnyKVCache, "StepResult"]]
 
 
 class StepResult(NamedTuple):
@@ -55,6 +55,7 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, lay
         penalty_table: PenaltyTable,
         drawn: DraftDistributions,
         buffer: Int32[Array, " size"],
+        masks: Masks | None = None,
     ) -> tuple[AnyKVCache, StepResult]:
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
         batch = Batch.unpack(buffer, shape)
@@ -62,7 +63,7 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, lay
         x, new = layers.run(model, model.embed(batch.token), kv_cache, batch, mask)
         features = model.finish(x)
         logits = model.logits(features.at[batch.logit_node].get(mode="clip"))
-        sampled, logprobs = sample(logits, batch, penalty_table, drawn, mask)
+        sampled, logprobs = sample(logits, batch, penalty_table, drawn, mask, masks)
         accepted = accept(batch.token, batch.known, batch.parent_row, sampled, mask)
         kv_cache = layers.commit(kv_cache, new, batch, accepted, x).keep(features, batch.slot, accepted)
         return kv_cache, StepResult(jnp.concatenate([sampled, accepted.astype(jnp.int32)]), logprobs)

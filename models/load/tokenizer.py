@@ -132,16 +132,24 @@ class Tokenizer:
         return self.chat_template is not None
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kw: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kw: Any,
     ) -> str:
         """Render a conversation to a prompt that contains the start token: encode it without special tokens.
 
-        Raises `ValueError` if the model has no template or the template refuses the messages.
+        `continue_final_message`: end it after the content of the last message, which the output then continues. `kw`:
+        variables of the template. Raises `ValueError` if the model has no template, the template refuses the messages,
+        or it does not show the last one.
         """
         if self._template is None:
             raise ValueError("this model has no chat template; use plain completions")
         variables = {**self.template_tokens, "tools": None, "documents": None, **kw}
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
+        variables["add_generation_prompt"] = add_generation_prompt and not continue_final_message
+        prompt = self._template.render(messages, **variables)
+        return _up_to_content(prompt, messages[-1]) if continue_final_message else prompt
 
     @cached_property
     def _template(self) -> ChatTemplate | None:
@@ -178,6 +186,15 @@ class Tokenizer:
         spec = json.loads(text)
         backend = tokenizers.Tokenizer.from_str(spec.pop("backend"))
         return cls(backend=backend, eos_token_ids=tuple(spec.pop("eos_token_ids")), **spec)
+
+
+def _up_to_content(prompt: str, last: Mapping[str, Any]) -> str:
+    """The prompt up to the end of the last message's content. Templates may strip the content."""
+    content = last.get("content") or ""
+    for shown in (content, content.strip()):
+        if shown and (begin := prompt.rfind(shown)) >= 0:
+            return prompt[: begin + len(shown)]
+    raise ValueError("continue_final_message: the last message has no content that the chat template shows")
 
 
 def end_token_ids(backend: tokenizers.Tokenizer, declared: Iterable[int | None]) -> tuple[int, ...]:

@@ -78,6 +78,8 @@ class DepthController:
         self._off_seconds = 0.0
         self.levels = self.width = 0
         self.probing = False
+        #: Id of the request that is drafted for while probing.
+        self.probed: str | None = None
         #: Committed positions per decoding request, on average; set for each step.
         self.context = 0.0
         self._last_round: float | None = None
@@ -121,6 +123,10 @@ class DepthController:
             self.probing, self.levels, self.width = True, levels, self.widths[0]
             self._idle_seconds, self._probe_share = 0.0, max(_MIN_PROBE_SHARE, self._probe_share / 2)
         return self.lookahead
+
+    def drafts_for(self, request_id: str) -> bool:
+        """Whether the current decision is to draft for this request, if the drafter serves it."""
+        return self.levels > 0 and (not self.probing or self.probed == request_id)
 
     @property
     def lookahead(self) -> Lookahead:

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
-from jaxspec.sched.spec.trees.candidates import Candidates
+from jaxspec.sched.spec.trees.candidates import Candidates, Draft
 
 #: A request's `SamplingInputs`. Only a drafter that samples its draft tokens reads them.
 SamplingOf = Callable[[Request], Any]
 #: Waits for the round and returns each request's candidates; None where the drafter has none for it.
 Proposal = Callable[[], list[Candidates | None]]
+
+
+@dataclass(slots=True)
+class Drafted:
+    """A request's candidates in the current step, the drafter they come from, and the nodes that are verified."""
+
+    drafter: int
+    candidates: Candidates
+    chosen: npt.NDArray[np.bool_]
+    draft: Draft
 
 
 class Drafter(Protocol):

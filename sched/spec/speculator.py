@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from jaxspec.sched.slots import Need
 from jaxspec.sched.spec.calibration import AcceptanceRecord, chances
 from jaxspec.sched.spec.depth import USUAL_UNCACHED, DepthController, DraftTimes, widths_up_to
 from jaxspec.sched.spec.draft_room import DraftRoom
-from jaxspec.sched.spec.drafter import Drafter, Proposal, SamplingOf
+from jaxspec.sched.spec.drafter import Drafted, Drafter, Proposal, SamplingOf
 from jaxspec.sched.spec.micro_batches import committed_positions
 from jaxspec.sched.spec.selection import select_for_slos, select_nodes
 from jaxspec.sched.spec.trees.candidates import Candidates, Draft
@@ -35,16 +35,6 @@ if TYPE_CHECKING:
 
 #: A request, the drafter that drafted for it, and what that one proposed.
 _Proposed = tuple[ScheduledRequest, int, Candidates]
-
-
-@dataclass(slots=True)
-class _Drafted:
-    """A request's candidates in the current step, the drafter they come from, and the nodes that are verified."""
-
-    drafter: int
-    candidates: Candidates
-    chosen: npt.NDArray[np.bool_]
-    draft: Draft
 
 
 class Speculator:
@@ -81,10 +71,8 @@ class Speculator:
         self._records = PerRequest(lambda request: [AcceptanceRecord() for _ in self.drafters])
         # Of the current step, by request id: what was drafted; only these requests (None: all); with a draft choice,
         # the drafter assigned and the estimated seconds.
-        self._drafted: dict[str, _Drafted] = {}
+        self._drafted: dict[str, Drafted] = {}
         self._only_late: set[str] | None = None
-        #: The request that a drafter probes with, by drafter.
-        self._probed: dict[int, str] = {}
         self._assigned: dict[str, int | None] = {}
         self._step_seconds: dict[str, float] = {}
         #: The drafter that drafted last, with a draft choice.
@@ -116,7 +104,6 @@ class Speculator:
 
     def _decide_all(self, decoding: Sequence[Request], now: float) -> Lookahead:
         self._only_late = None
-        self._probed.clear()
         self._drafted.clear()
         self._step_seconds.clear()
         if self.choice:
@@ -160,7 +147,7 @@ class Speculator:
             len(served), *self._uncached_and_records(drafter, served), len(decoding) - len(served)
         )
         if controller.probing:
-            self._probed[drafter] = min(served, key=self.drafters[drafter].uncached_tokens).id
+            controller.probed = min(served, key=self.drafters[drafter].uncached_tokens).id
         return lookahead
 
     def _uncached_and_records(self, drafter: int, requests: Sequence[Request]) -> tuple[int, list[AcceptanceRecord]]:
@@ -222,11 +209,13 @@ class Speculator:
                     drafter.precompute_kv(coming, sampling)
 
     def draft(
-        self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, room: DraftRoom, now: float
-    ) -> dict[str, Draft]:
+        self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, room: DraftRoom, now: float,
+        allowed: Callable[[Request, Candidates], Candidates] = lambda request, candidates: candidates,
+    ) -> dict[str, Draft]:  # fmt: skip
         """Draft trees by request id, for those requests of a micro-batch that get one.
 
         `room`: what the step, which started at `now`, has left for drafts; takes what the micro-batch selects.
+        `allowed`: the candidates without those that the request's constraint forbids.
         """
         if not self.drafters:
             return {}
@@ -245,11 +234,12 @@ class Speculator:
         proposed = self._propose(draftable, sampling, nodes) if draftable else []
         drafts: dict[str, Draft] = {}
         if proposed:
+            proposed = [(s, i, allowed(s.request, c)) for s, i, c in proposed]
             forest = Forest([c for _, _, c in proposed])
             masks = self._select(scheduled, proposed, forest, room, nodes, budget, now)
             for (s, i, c), mask, draft in zip(proposed, masks, preorders(forest, masks), strict=True):
                 if len(draft):
-                    self._drafted[s.request.id] = _Drafted(i, c, mask, draft)
+                    self._drafted[s.request.id] = Drafted(i, c, mask, draft)
                     drafts[s.request.id] = draft
         nodes = sum(map(len, drafts.values()))
         room.take(sharing, nodes)
@@ -375,7 +365,7 @@ class Speculator:
 
         Ties keep the configured order. With a draft choice: only the assigned one.
         """
-        active = [i for i, c in enumerate(self.controllers) if c.levels and self._probed.get(i) in (None, request.id)]
+        active = [i for i, c in enumerate(self.controllers) if c.drafts_for(request.id)]
         if self.choice:
             return [i for i in active if i == self._assigned.get(request.id)]
         if len(active) < 2:

@@ -164,6 +164,7 @@ CHECKED = {
     "make format": "it rewrites the checkout",
     "make gpu-check": "it needs an NVIDIA GPU",
     "make bench-peers": "it downloads and compiles other engines",
+    "jaxspec.bench peers --peers llama.cpp vllm --json peers.json": "it needs other engines",
     "pip install": "it changes what the tests run in",
     "pre-commit install": "it changes the checkout's hooks",
     ".ci/run": "it is lint and tests again",

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+from jaxspec.constraints.build import Constraints
 from jaxspec.engine.detokenizer import Detokenizer
 from jaxspec.engine.metrics import EngineStats
-from jaxspec.errors import EngineDead, EngineDraining
+from jaxspec.errors import EngineDead, EngineDraining, InvalidRequest
 from jaxspec.outputs import OutputDelta, RequestMetrics, SpeculationCounts, TokenLogprob
-from jaxspec.sampling_params import InvalidRequest, SamplingParams
+from jaxspec.sampling_params import SamplingParams
 from jaxspec.sched.admission import SloRefused
 from jaxspec.sched.config import SloSettings
 from jaxspec.sched.scheduler import QueueFull
@@ -57,10 +58,15 @@ class ByteTokenizer:
     def token_text(self, id: int) -> str:
         return self.token_bytes(id).decode("utf-8", "replace")
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True,
+        continue_final_message: bool = False, **kw: Any,
+    ) -> str:  # fmt: skip
         if messages[0]["role"] == "assistant":
             raise ValueError("a conversation starts with the user")
-        return "".join(f"[{m['role']}]{m['content']}\n" for m in messages) + "[assistant]"
+        shown = "".join(f"({name}={value})" for name, value in kw.items())
+        text = shown + "".join(f"[{m['role']}]{m['content']}\n" for m in messages)
+        return text.removesuffix("\n") if continue_final_message else text + "[assistant]" * add_generation_prompt
 
 
 def as_tokenizer(fake: ByteTokenizer) -> Tokenizer:
@@ -101,7 +107,8 @@ class FakeEngine:
         slo: SloSettings | None = None,
     ) -> None:
         self.tokenizer = ByteTokenizer()
-        self.model_name = "fake"
+        self.model_name, self.model_names = "fake", ["fake", "alias"]
+        self.constraints = Constraints(as_tokenizer(self.tokenizer), self.tokenizer.vocab_size)
         self.model_config = SimpleNamespace(vocab_size=self.tokenizer.vocab_size)
         self.config = SimpleNamespace(
             model="fake",
@@ -151,6 +158,7 @@ class FakeEngine:
             self._stop_at = time.monotonic() + (timeout if drain else 0)
             self._lock.notify()
         self._thread.join()
+        self.constraints.close()
 
     def fail(self) -> None:
         """Make the engine's loop fail."""

@@ -19,6 +19,7 @@ from jaxspec.step.batch import BatchShape
 from jaxspec.step.gpu import GpuLayers
 from jaxspec.step.kv_cache import KVCache
 from jaxspec.step.kv_int8 import AnyKVCache, Int8KVCache, most_written
+from jaxspec.step.masks import MaskBuffers
 from jaxspec.step.penalties import PenaltyTable
 from jaxspec.step.rejection import DraftDistributions
 from jaxspec.step.step import make_step, split
@@ -55,7 +56,7 @@ def compile_step(
     program = compile_for(
         card, make_step(graph, treedef, shape, layers), leaves, cache,
         jax.eval_shape(lambda: PenaltyTable.empty(SEQS, c.vocab_size)), jax.eval_shape(DraftDistributions.empty),
-        jax.ShapeDtypeStruct((shape.size,), jnp.int32), donate=1,
+        jax.ShapeDtypeStruct((shape.size,), jnp.int32), MaskBuffers(c.vocab_size).shape(shape.rows), donate=1,
     )  # fmt: skip
     return program, shape, cache, _sizes(c, dtype, card).step_bytes(shape)
 

@@ -80,7 +80,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
                 text = text.replace(special, "")
             return list(text.encode())
 
-        def apply_chat_template(self, messages, add_generation_prompt=True):
+        def apply_chat_template(self, messages, add_generation_prompt=True, continue_final_message=False, **kw):
             return template.render(messages, add_generation_prompt=add_generation_prompt)
 
     return as_tokenizer(Templated())
@@ -104,7 +104,7 @@ def test_the_template_is_taken_off(tokenizer):
 
 def test_a_system_prompt_is_no_users_text():
     class Templated(ByteTokenizer):
-        def apply_chat_template(self, messages, add_generation_prompt=True):
+        def apply_chat_template(self, messages, add_generation_prompt=True, continue_final_message=False, **kw):
             return "".join(f"[{m['role']}]{m['content']}\n" for m in messages) + "[assistant]"
 
     tokenizer = as_tokenizer(Templated())

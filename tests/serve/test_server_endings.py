@@ -31,7 +31,7 @@ LONG = {"prompt": "x", "max_tokens": 50_000}
 
 
 def test_api_key(own: FakeEngine) -> None:
-    with serving(own, ServerOptions(api_key="geheim€")) as url, httpx.Client(base_url=url) as http:
+    with serving(own, ServerOptions(api_keys=("other", "geheim€"))) as url, httpx.Client(base_url=url) as http:
         assert http.get("/health").status_code == 200
         for wrong in (None, b"Bearer wrong", "Basic geheim€".encode()):
             response = http.get("/v1/models", headers={} if wrong is None else {b"authorization": wrong})

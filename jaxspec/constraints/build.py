@@ -1,0 +1,56 @@
+"""Builds the constraints of requests from their sampling parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxspec.constraints.constraint import Constraint
+from jaxspec.constraints.grammar import Grammars
+from jaxspec.errors import InvalidRequest
+from jaxspec.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxspec.models.load.tokenizer import Tokenizer
+
+
+class Constraints:
+    """Builds constraints for one model. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int):
+        """`vocab`: tokens of the model."""
+        self._tokenizer, self._vocab, self._grammars = tokenizer, vocab, Grammars(tokenizer, vocab)
+
+    def of(self, params: SamplingParams, stop_ids: Collection[int]) -> Constraint | None:
+        """The constraint at the start of an output; None if all tokens may be sampled.
+
+        `stop_ids`: tokens that end it. Compiling a new grammar takes milliseconds, the first one a second. Raises
+        `InvalidRequest`.
+        """
+        if not params.constrained:
+            return None
+        matcher = self._grammars.matcher(params.structured_outputs) if params.structured_outputs else None
+        allowed = None
+        if params.allowed_token_ids is not None:
+            allowed = np.zeros(-(-self._vocab // 32), np.uint32)
+            for id in params.allowed_token_ids:
+                allowed[id // 32] |= np.uint32(1 << id % 32)
+        return Constraint(self._vocab, matcher, allowed, self._tokens_of(params), params.min_tokens, stop_ids)
+
+    def close(self) -> None:
+        """End the process that tries grammars."""
+        self._grammars.close()
+
+    def _tokens_of(self, params: SamplingParams) -> list[list[int]]:
+        """Each bad word at the start of a text and after a space."""
+        found: list[list[int]] = []
+        for word in params.bad_words:
+            for text in (word.lstrip(), f" {word.lstrip()}"):
+                ids = self._tokenizer.encode(text, add_special_tokens=False)
+                if not ids:
+                    raise InvalidRequest("bad_words", f"bad_words: {word!r} has no tokens")
+                if ids not in found:
+                    found.append(ids)
+        return found

@@ -1,0 +1,171 @@
+"""The constraint of one request: which tokens may follow each node of its token tree."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from jaxspec.sched.spec.trees.candidates import Candidates
+
+
+class Matcher(Protocol):
+    """The state of a grammar after some tokens."""
+
+    def consume(self, token: int) -> bool:
+        """Advance by a token. False, and no change, if it is not allowed."""
+        ...
+
+    def rollback(self, tokens: int) -> None:
+        """Go back by this many consumed tokens."""
+        ...
+
+    def fill(self, mask: np.ndarray) -> None:
+        """Write the mask `[words]` uint32 of the tokens that may follow, see `step.masks`."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing may follow."""
+        ...
+
+
+class Constraint:
+    """All constraints of one request, and its output so far.
+
+    matcher: the grammar of the output; None: any. allowed: mask `[words]` uint32 of the tokens that may be sampled;
+    None: all. bad_words: token sequences that do not occur in the output. min_tokens: output tokens before one of
+    `stop_ids` may be sampled. If together they leave no token, the grammar alone counts, and after it `allowed`.
+
+    Drafts do not change what is decided: a draft token is masked like any other, and `prune` only saves the
+    verification of those that the masks would forbid.
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        matcher: Matcher | None = None,
+        allowed: np.ndarray | None = None,
+        bad_words: Sequence[Sequence[int]] = (),
+        min_tokens: int = 0,
+        stop_ids: Collection[int] = (),
+    ) -> None:
+        self._matcher, self._min_tokens = matcher, min_tokens
+        self._bad_words = [tuple(word) for word in bad_words]
+        self._stop_ids = np.asarray(sorted(stop_ids), np.int64)
+        self._any = allowed if allowed is not None else _all_tokens(vocab)
+        self._output: list[int] = []
+        #: Why the grammar cannot go on, for example because it takes too much work; None: it can.
+        self.failure: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the grammar has ended, so that the answer has."""
+        return self._matcher is not None and self._matcher.finished
+
+    def append(self, token: int) -> None:
+        """A token was decided."""
+        self._output.append(token)
+        if self._matcher is None or self._matcher.finished or self.failure is not None:
+            return
+        try:
+            if not self._matcher.consume(token):
+                self.failure = f"the grammar does not allow the token {token}"
+        except RuntimeError as error:
+            self.failure = str(error)
+
+    def masks(self, token: Sequence[int] = (0,), depth: Sequence[int] = (0,)) -> np.ndarray:
+        """Masks `[nodes, words]` uint32 of what may follow each node of a tree in preorder.
+
+        Node 0 is the last known token. A node that must not follow its parent is never accepted, whatever its mask.
+        """
+        out = np.tile(self._any, (len(token), 1))
+        for i, path in self._walk(token, depth):
+            if path is not None:
+                self._fill(out[i], path)
+        return out
+
+    def prune(self, candidates: Candidates) -> Candidates:
+        """The candidates without those that must not follow their parents: their places are empty."""
+        children: dict[int, list[int]] = {}
+        for i, parent in enumerate(candidates.parent.tolist()):
+            children.setdefault(parent, []).append(i)
+        order, depths, stack = [], [0], [(i, 1) for i in reversed(children.get(-1, ()))]
+        while stack:
+            node, depth = stack.pop()
+            order.append(node)
+            depths.append(depth)
+            stack += [(child, depth + 1) for child in reversed(children.get(node, ()))]
+        tokens = [0, *candidates.token[order].tolist()]
+        gone = [order[i - 1] for i, path in self._walk(tokens, depths) if path is None or not self._allows(path)]
+        if not gone:
+            return candidates
+        logprob = candidates.logprob.copy()
+        logprob[gone] = -np.inf
+        return Candidates(candidates.token, candidates.parent, logprob, candidates.drawn)
+
+    def _walk(self, token: Sequence[int], depth: Sequence[int]) -> Iterator[tuple[int, list[int] | None]]:
+        """(node, tokens on the path to it without node 0) in preorder, with the grammar in that state; None instead of
+        the path below a token that the grammar does not allow."""
+        path: list[int] = []
+        blocked: int | None = None  # depth of the token that is not allowed
+        for i, here in enumerate(depth):
+            if blocked is not None and here > blocked:
+                yield i, None
+                continue
+            blocked = None
+            above = max(0, here - 1)
+            if self._matcher is not None and len(path) > above:
+                self._matcher.rollback(len(path) - above)
+            del path[above:]
+            if here:
+                if self._matcher is not None and (self._matcher.finished or not self._matcher.consume(token[i])):
+                    blocked = here
+                    yield i, None
+                    continue
+                path.append(token[i])
+            yield i, path
+        if self._matcher is not None and path:
+            self._matcher.rollback(len(path))
+
+    def _allows(self, path: Sequence[int]) -> bool:
+        """Whether the last token of the path may follow the others, apart from the grammar."""
+        if not path:
+            return True
+        *before, token = path
+        return bool(self._any[token // 32] >> (token % 32) & 1) and token not in self._banned(before)
+
+    def _banned(self, path: Sequence[int]) -> set[int]:
+        """Tokens that must not follow the path."""
+        banned: set[int] = set()
+        if len(self._output) + len(path) < self._min_tokens:
+            banned.update(self._stop_ids.tolist())
+        if self._bad_words:
+            longest = max(map(len, self._bad_words))
+            recent = tuple([*self._output[-longest:], *path])
+            for *before, last in self._bad_words:
+                if not before or recent[-len(before) :] == tuple(before):
+                    banned.add(last)
+        return banned
+
+    def _fill(self, mask: np.ndarray, path: Sequence[int]) -> None:
+        banned = np.asarray(sorted(self._banned(path)), np.int64)
+        rest = self._any.copy()
+        np.bitwise_and.at(rest, banned // 32, ~(np.uint32(1) << (banned % 32).astype(np.uint32)))
+        if self._matcher is None:
+            mask[:] = rest if rest.any() else self._any
+            return
+        try:
+            self._matcher.fill(mask)
+        except RuntimeError as error:
+            self.failure = str(error)
+        if (rest & mask).any():
+            mask &= rest
+
+
+def _all_tokens(vocab: int) -> np.ndarray:
+    out = np.full(-(-vocab // 32), 0xFFFFFFFF, np.uint32)
+    if vocab % 32:
+        out[-1] = (1 << vocab % 32) - 1
+    return out

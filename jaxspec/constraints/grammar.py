@@ -1,0 +1,164 @@
+"""Grammars of structured outputs, by llguidance."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxspec.constraints.limits import limits
+from jaxspec.constraints.trial import Trial
+from jaxspec.structured_outputs import StructuredOutputs
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+    from jaxspec.models.load.tokenizer import Tokenizer
+
+#: Compiled grammars that are kept.
+_KEPT = 128
+#: Most whitespace in a row within JSON. Without a bound, small models write nothing else until they are cut.
+_WHITESPACE = r"[ \n\t\r]{0,32}"
+
+
+class GrammarMatcher:
+    """A `constraint.Matcher` of llguidance."""
+
+    def __init__(self, matcher: LLMatcher, end_mask: np.ndarray):
+        """`end_mask`: allows the end tokens, for a grammar that has ended."""
+        self._matcher, self._end = matcher, end_mask
+
+    def copy(self) -> GrammarMatcher:
+        return GrammarMatcher(self._matcher.deep_copy(), self._end)
+
+    def consume(self, token: int) -> bool:
+        with _no_panic():
+            return self._matcher.try_consume_tokens([token]) == 1
+
+    def rollback(self, tokens: int) -> None:
+        self._matcher.rollback(tokens)
+
+    def fill(self, mask: np.ndarray) -> None:
+        if self.finished:
+            mask[:] = self._end
+            return
+        from llguidance.numpy import fill_next_token_bitmask
+
+        with _no_panic():
+            fill_next_token_bitmask(self._matcher, mask.view(np.int32)[None], 0)
+        if self._matcher.is_error():
+            raise RuntimeError(f"the structured output cannot go on: {_plain(self._matcher.get_error())}")
+
+    @property
+    def finished(self) -> bool:
+        return self._matcher.is_stopped()
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer. Thread-safe; the first use takes about a second."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int):
+        """`vocab`: tokens of the model, which may be more than the tokenizer's."""
+        self._tokenizer, self._vocab = tokenizer, vocab
+        self._lock, self._trial = threading.Lock(), Trial()
+        self._compiled: OrderedDict[str, GrammarMatcher] = OrderedDict()
+
+    def matcher(self, outputs: StructuredOutputs) -> GrammarMatcher:
+        """A matcher at the start of the output. Raises `InvalidRequest` with llguidance's message if the grammar is not
+        valid, uses what llguidance does not support, or is too large."""
+        from llguidance import LLMatcher
+
+        grammar = _grammar_of(outputs)
+        if grammar not in self._compiled and (error := self._trial.error(grammar)):
+            raise outputs.invalid(f"is not possible: {_plain(error)}")
+        with self._lock:
+            if (found := self._compiled.get(grammar)) is None:
+                try:
+                    with _no_panic():
+                        matcher = LLMatcher(self._ll_tokenizer, grammar, log_level=0, limits=limits())
+                except RuntimeError as panic:
+                    raise outputs.invalid(f"is not possible: {panic}") from None
+                found = GrammarMatcher(matcher, self._end_mask)
+                if matcher.is_error():
+                    raise outputs.invalid(f"is not possible: {_plain(matcher.get_error())}")
+                self._compiled[grammar] = found
+                if len(self._compiled) > _KEPT:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(grammar)
+            return found.copy()
+
+    def close(self) -> None:
+        """End the process that tries grammars."""
+        self._trial.close()
+
+    @cached_property
+    def _end_mask(self) -> np.ndarray:
+        allowed = np.zeros(-(-self._vocab // 32), np.uint32)
+        for id in self._tokenizer.eos_token_ids:
+            allowed[id // 32] |= np.uint32(1 << id % 32)
+        return allowed
+
+    @cached_property
+    def _ll_tokenizer(self) -> LLTokenizer:
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        ends = list(self._tokenizer.eos_token_ids)
+        return LLTokenizer(TokenizerWrapper(_Vocabulary(self._tokenizer, self._vocab)), eos_token=ends)
+
+
+class _Vocabulary:
+    """What llguidance's `TokenizerWrapper` reads: the exact bytes of each token."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int):
+        self._encode = tokenizer.encode
+        special = tokenizer.special_ids
+        self.tokens = [tokenizer.token_bytes(id) or b"\xff<unused>" for id in range(vocab)]
+        self.special_token_ids = sorted(special)
+        self.eos_token_id = tokenizer.eos_token_ids[0]
+        self.bos_token_id = tokenizer.bos_token_id
+
+    def __call__(self, text: Any) -> Sequence[int]:
+        return self._encode(text.decode() if isinstance(text, bytes) else text, False)
+
+
+def _grammar_of(outputs: StructuredOutputs) -> str:
+    """llguidance's form of the grammar. Raises `InvalidRequest` if it cannot be converted."""
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    if outputs.regex is not None:
+        return LLMatcher.grammar_from_regex(outputs.regex)
+    if outputs.choice is not None:
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, outputs.choice)))
+    if outputs.grammar is not None:
+        try:
+            return LLMatcher.grammar_from_lark(any_to_lark(outputs.grammar))
+        except Exception as error:
+            raise outputs.invalid(f"is not possible: {error}") from None
+    schema = outputs.schema()
+    try:
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": _WHITESPACE})
+    except (ValueError, RecursionError) as error:
+        raise outputs.invalid(f"is not possible: {error}") from None
+
+
+@contextmanager
+def _no_panic() -> Iterator[None]:
+    """Raise a `RuntimeError` instead of the panic of Rust code, which is no `Exception`."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RuntimeError("it is too complex") from None
+
+
+def _plain(error: str) -> str:
+    """llguidance's message in one line."""
+    return " ".join(error.split())[:500]

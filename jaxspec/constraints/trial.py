@@ -1,0 +1,92 @@
+"""Compiles grammars of clients in a process of its own first: some take minutes or gigabytes, or crash.
+
+llguidance bounds most of its work, not all. The process gets seconds and memory, and is replaced if it uses them up.
+Run as a module, it is that process: it reads a grammar as a line of JSON and answers with a line of JSON, the error or
+null.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+
+#: Seconds and bytes for one grammar. Usual ones take milliseconds.
+SECONDS, MEMORY = 5.0, 2 * 2**30
+#: Seconds until a new process answers.
+_START = 20.0
+
+
+class Trial:
+    """Thread-safe. The process starts with the first grammar."""
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self._seconds, self._lock = seconds, threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def error(self, grammar: str) -> str | None:
+        """Why the grammar cannot be used; None: it can. Takes at most the time for one grammar, and once a start."""
+        with self._lock:
+            started = self._process is None
+            process = self._process = self._process or _start()
+            assert process.stdin is not None
+            with suppress(OSError):
+                process.stdin.write(json.dumps(grammar).encode() + b"\n")
+                process.stdin.flush()
+            line = _line(process, self._seconds + (_START if started else 0.0))
+            if line is None:
+                self._end()
+                return "it takes too much time or memory to compile"
+            return json.loads(line)
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._end()
+
+
+def _start() -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "jaxspec.constraints.trial"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
+    """The next line that it writes; None if it ends or takes longer."""
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as ready:
+        ready.register(process.stdout, selectors.EVENT_READ)
+        return (process.stdout.readline() or None) if ready.select(seconds) else None
+
+
+def main() -> None:
+    """The process."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    from llguidance import LLMatcher, LLTokenizer
+
+    from jaxspec.constraints.limits import limits
+
+    tokenizer = LLTokenizer("byte")
+    for line in sys.stdin.buffer:
+        grammar = json.loads(line)
+        error = LLMatcher.validate_grammar(grammar, tokenizer, limits=limits())
+        if not error:
+            matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
+            matcher.compute_bitmask()
+            error = matcher.get_error()
+        print(json.dumps(error or None), flush=True)
+
+
+if __name__ == "__main__":
+    main()

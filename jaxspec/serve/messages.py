@@ -1,0 +1,68 @@
+"""Chat messages, and how they become a prompt."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from jaxspec.serve.errors import ApiError
+from jaxspec.serve.fields import ApiModel, single_error
+
+
+class TextPart(ApiModel):
+    type: Literal["text"]
+    text: str
+
+
+class Message(ApiModel):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[
+        str | list[TextPart] | None, single_error("must be a string or a list of text parts"),
+        Field(validate_default=True),
+    ] = None  # fmt: skip
+    name: str | None = None
+
+    @field_validator("content")
+    @classmethod
+    def _has_content(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None and info.data.get("role") != "assistant":
+            raise ValueError("is required")
+        return value
+
+
+#: Variables of chat templates that have fields of their own.
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+
+
+class ChatTemplateFields(ApiModel):
+    """How messages become a prompt."""
+
+    add_generation_prompt: bool | None = None
+    #: The answer continues the last message, which is the assistant's.
+    continue_final_message: bool | None = None
+    #: Variables of the model's chat template, such as `enable_thinking`.
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
+
+    @model_validator(mode="after")
+    def _continues_or_begins(self) -> ChatTemplateFields:
+        if reserved := _RESERVED & (self.chat_template_kwargs or {}).keys():
+            message = f"chat_template_kwargs must not set {', '.join(sorted(reserved))}"
+            raise ApiError(400, message, param="chat_template_kwargs")
+        if self.continue_final_message and self.add_generation_prompt:
+            message = "continue_final_message and add_generation_prompt cannot both be true"
+            raise ApiError(400, message, param="continue_final_message")
+        return self
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """Keyword arguments of `Tokenizer.apply_chat_template`."""
+        continues = bool(self.continue_final_message)
+        begins = not continues if self.add_generation_prompt is None else self.add_generation_prompt
+        given = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
+        return {
+            **{name: value for name, value in given.items() if value is not None}, **(self.chat_template_kwargs or {}),
+            "add_generation_prompt": begins, "continue_final_message": continues,
+        }  # fmt: skip

@@ -1,0 +1,80 @@
+"""Structured output in request bodies, under its names in OpenAI's API, vLLM, SGLang and llama.cpp."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from jaxspec.errors import InvalidRequest
+from jaxspec.serve.fields import ApiModel
+from jaxspec.structured_outputs import StructuredOutputs
+
+
+class OutputStructure(ApiModel):
+    """`structured_outputs`: see `StructuredOutputs`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    json_: Annotated[dict[str, Any] | bool | str | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class JsonSchema(ApiModel):
+    """`json_schema` of a `response_format`. Every schema is followed strictly."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(ApiModel):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructureFields(ApiModel):
+    """What the output must match, by whichever field."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: OutputStructure | None = None
+    # Other names of structured outputs: those of vLLM before 0.12, SGLang and llama.cpp.
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: dict[str, Any] | bool | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+
+    def structure(self) -> StructuredOutputs | None:
+        """What the output must match, by whichever field. Raises `InvalidRequest` naming two that are given."""
+        found: dict[str, dict[str, Any]] = {}
+        if self.structured_outputs is not None:
+            found["structured_outputs"] = self.structured_outputs.model_dump(by_alias=True)
+        for name, kind in _STRUCTURE_NAMES.items():
+            if (value := getattr(self, name)) is not None:
+                found[name] = {kind: value}
+        if (form := self.response_format) is not None and form.type != "text":
+            found["response_format"] = {"json_object": True}
+            if form.type == "json_schema":
+                schema = form.json_schema.schema_ if form.json_schema else None
+                if schema is None:
+                    raise InvalidRequest("response_format", "response_format.json_schema.schema is required")
+                found["response_format"] = {"json": schema}
+        if len(found) > 1:
+            first, second, *_ = found
+            raise InvalidRequest(second, f"{first} and {second} cannot both be given")
+        return next((StructuredOutputs(**given, given_as=name) for name, given in found.items()), None)
+
+
+#: Other names of the fields of `StructuredOutputs`.
+_STRUCTURE_NAMES = {
+    "guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar",
+    "json_schema": "json", "regex": "regex", "ebnf": "grammar", "grammar": "grammar",
+}  # fmt: skip
