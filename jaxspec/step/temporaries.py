@@ -25,10 +25,10 @@ CORES = 132
 #: with more than 2.25 tiles per multiprocessor, else up to 6 parts of tiles for each, of at least 128 terms, or 1024 if
 #: the tiles alone occupy three quarters of them. Fitted to what XLA chooses without autotuning.
 _TILE, _MOST_TILES, _MOST_PARTS, _FEWEST_TERMS, _MORE_TERMS = 64, 2.25, 6, 128, 1024
-#: Arrays `[C, V]` float32 alive at once in sampling: logits, penalised logits, noise, filters.
-_SAMPLING_COPIES = 3.5
+#: Arrays `[C, V]` float32 alive at once in sampling: logits, penalised and masked ones, noise, filters.
+_SAMPLING_COPIES = 4.0
 #: The same for rejection sampling, and more for each draft child of a node.
-_REJECTION_COPIES, _REJECTION_PER_CHILD = 5.0, 1.1
+_REJECTION_COPIES, _REJECTION_PER_CHILD = 5.5, 1.1
 #: Arrays `[R W, V']` float32 alive at once when a level of a tree grows, besides those of the roots.
 _DRAFT_COPIES = 1.2
 #: Copies of the written pages' keys in the commit of an INT8 cache; values are as large and included.
