@@ -142,10 +142,23 @@ def _grammar_of(outputs: StructuredOutputs) -> str:
         except Exception as error:
             raise outputs.invalid(f"is not possible: {error}") from None
     schema = outputs.schema()
+    if _has_long_integer(schema):
+        raise outputs.invalid("is not possible: it has an integer beyond 2^53, which would be rounded")
     try:
         return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": _WHITESPACE})
     except (ValueError, RecursionError) as error:
         raise outputs.invalid(f"is not possible: {error}") from None
+
+
+def _has_long_integer(value: Any) -> bool:
+    """Whether the JSON value has an integer that a float64, in which llguidance computes, cannot hold."""
+    waiting = [value]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, int) and abs(found) > 2**53:
+            return True
+        waiting += found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
+    return False
 
 
 @contextmanager

@@ -55,15 +55,16 @@ def test_forms(seed: int) -> None:
     assert not done or isinstance(json.loads(text), dict)
 
 
+_INTEGERS = st.integers(-(2**50), 2**50)
 _NAMES = st.text("abcdefg", min_size=1, max_size=5)
 _LEAVES = st.one_of(
     st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": "integer"}, {"type": "string"}]),
     st.builds(lambda low, more: {"type": "integer", "minimum": low, "maximum": low + more}, st.integers(-50, 50),
               st.integers(0, 30)),
-    st.builds(lambda words: {"enum": words}, st.lists(st.one_of(_NAMES, st.integers(), st.none()), min_size=1,
+    st.builds(lambda words: {"enum": words}, st.lists(st.one_of(_NAMES, _INTEGERS, st.none()), min_size=1,
               max_size=4)),
     st.builds(lambda most: {"type": "string", "maxLength": most}, st.integers(0, 8)),
-    st.builds(lambda value: {"const": value}, st.one_of(_NAMES, st.integers(), st.booleans())),
+    st.builds(lambda value: {"const": value}, st.one_of(_NAMES, _INTEGERS, st.booleans())),
     st.just({"type": "string", "pattern": "^[A-Z]{2}[0-9]$"}),
 )  # fmt: skip
 
@@ -108,6 +109,7 @@ def test_what_a_schema_allows_validates(count: int) -> None:
     [
         (dict(json={"if": {"type": "string"}, "then": {}}), "if"),
         (dict(json={"type": "objekt"}), "structured_outputs.json is not possible.*objekt"),
+        (dict(json={"const": 2**53 + 1}), "beyond 2"),
         (dict(json="{"), "structured_outputs.json is not JSON"),
         (dict(json="[1]"), "must be a schema"),
         (dict(regex="(a"), "structured_outputs.regex"),
