@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from jaxspec.constraints.constraint import Constraint
 from jaxspec.constraints.grammar import Grammars
 from jaxspec.errors import InvalidRequest
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.step.masks import mask_of_ids
+from jaxspec.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
     from jaxspec.models.load.tokenizer import Tokenizer
@@ -34,10 +34,12 @@ class Constraints:
         matcher = self._grammars.matcher(params.structured_outputs) if params.structured_outputs else None
         allowed = None
         if params.allowed_token_ids is not None:
-            allowed = np.zeros(-(-self._vocab // 32), np.uint32)
-            for id in params.allowed_token_ids:
-                allowed[id // 32] |= np.uint32(1 << id % 32)
+            allowed = mask_of_ids(params.allowed_token_ids, self._vocab)
         return Constraint(self._vocab, matcher, allowed, self._tokens_of(params), params.min_tokens, stop_ids)
+
+    def compile(self, outputs: StructuredOutputs) -> None:
+        """Compile a grammar and keep it, for `of`. Raises `InvalidRequest`."""
+        self._grammars.matcher(outputs)
 
     def close(self) -> None:
         """End the process that tries grammars."""

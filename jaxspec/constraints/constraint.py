@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from jaxspec.sched.spec.trees.candidates import Candidates
+from jaxspec.step.masks import mask_of, mask_of_ids
 
 
 class Matcher(Protocol):
@@ -53,8 +54,8 @@ class Constraint:
     ) -> None:
         self._matcher, self._min_tokens = matcher, min_tokens
         self._bad_words = [tuple(word) for word in bad_words]
-        self._stop_ids = np.asarray(sorted(stop_ids), np.int64)
-        self._any = allowed if allowed is not None else _all_tokens(vocab)
+        self._vocab, self._stop_ids = vocab, frozenset(stop_ids)
+        self._any = mask_of(np.ones(vocab, bool)) if allowed is None else allowed
         self._output: list[int] = []
         #: Why the grammar cannot go on, for example because it takes too much work; None: it can.
         self.failure: str | None = None
@@ -140,7 +141,7 @@ class Constraint:
         """Tokens that must not follow the path."""
         banned: set[int] = set()
         if len(self._output) + len(path) < self._min_tokens:
-            banned.update(self._stop_ids.tolist())
+            banned |= self._stop_ids
         if self._bad_words:
             longest = max(map(len, self._bad_words))
             recent = tuple([*self._output[-longest:], *path])
@@ -150,9 +151,7 @@ class Constraint:
         return banned
 
     def _fill(self, mask: np.ndarray, path: Sequence[int]) -> None:
-        banned = np.asarray(sorted(self._banned(path)), np.int64)
-        rest = self._any.copy()
-        np.bitwise_and.at(rest, banned // 32, ~(np.uint32(1) << (banned % 32).astype(np.uint32)))
+        rest = self._any & ~mask_of_ids(self._banned(path), self._vocab)
         if self._matcher is None:
             mask[:] = rest if rest.any() else self._any
             return
@@ -162,10 +161,3 @@ class Constraint:
             self.failure = str(error)
         if (rest & mask).any():
             mask &= rest
-
-
-def _all_tokens(vocab: int) -> np.ndarray:
-    out = np.full(-(-vocab // 32), 0xFFFFFFFF, np.uint32)
-    if vocab % 32:
-        out[-1] = (1 << vocab % 32) - 1
-    return out

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxspec.constraints.limits import limits
 from jaxspec.constraints.trial import Trial
+from jaxspec.step.masks import mask_of_ids
 from jaxspec.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -99,10 +100,7 @@ class Grammars:
 
     @cached_property
     def _end_mask(self) -> np.ndarray:
-        allowed = np.zeros(-(-self._vocab // 32), np.uint32)
-        for id in self._tokenizer.eos_token_ids:
-            allowed[id // 32] |= np.uint32(1 << id % 32)
-        return allowed
+        return mask_of_ids(self._tokenizer.eos_token_ids, self._vocab)
 
     @cached_property
     def _ll_tokenizer(self) -> LLTokenizer:

@@ -178,7 +178,7 @@ class Engine:
         Raises `InvalidRequest`, `QueueFull`, `SloRefused` (strict admission), `EngineDead`, `EngineDraining`.
         """
         slo = self.config.slo.slo if slo is None else slo
-        max_tokens = self.check(prompt_ids, params, slo)
+        max_tokens = self._check(prompt_ids, params, slo)
         if expected_tokens is not None and expected_tokens < 1:
             raise InvalidRequest("expected_tokens", f"expected_tokens must be at least 1, not {expected_tokens}")
         if end_as_expected and expected_tokens is None:
@@ -222,8 +222,13 @@ class Engine:
 
     def check(self, prompt_ids: Sequence[int], params: SamplingParams, slo: Slo = NONE) -> int:
         """Check a request. -> its maximum output tokens. Raises `InvalidRequest`, also for an SLO no step can meet."""
-        max_tokens = check_request(prompt_ids, params, self.model_config.vocab_size, self.max_model_len)
+        max_tokens = self._check(prompt_ids, params, slo)
         self.constraints.of(params, ())  # compiles and keeps its grammar
+        return max_tokens
+
+    def _check(self, prompt_ids: Sequence[int], params: SamplingParams, slo: Slo) -> int:
+        """`check` without its constraint, which `submit` builds anyway."""
+        max_tokens = check_request(prompt_ids, params, self.model_config.vocab_size, self.max_model_len)
         if slo and self.warm_up.wait(0):  # before that, steps run in larger buckets than needed
             cached = 0
             if slo.ttft is not None and params.prompt_logprobs is None:

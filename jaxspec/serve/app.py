@@ -142,9 +142,9 @@ class Serving:
         self, id: str, body: GenerationRequest, prompts: list[list[int]], params: list[SamplingParams]
     ) -> Generation:
         """Submit sequence i with `prompts[i]` and `params[i]`. Raises `ApiError`."""
-        if params and params[0].structured_outputs is not None:
+        if params and (outputs := params[0].structured_outputs) is not None:
             try:  # in a thread: a new grammar takes milliseconds to compile, the first one a second
-                await asyncio.to_thread(self.engine.constraints.of, params[0], ())
+                await asyncio.to_thread(self.engine.constraints.compile, outputs)
             except InvalidRequest as e:
                 raise ApiError(400, str(e), param=e.field, code="invalid_value") from e
         generation = Generation(self.engine, self.hub, id)

@@ -47,7 +47,7 @@ class GenerationRequest(StructureFields):
     allowed_token_ids: list[TokenId] | None = None
     bad_words: list[str] | None = None
     prompt_logprobs: int | None = None
-    #: So many last tokens of the prompt are used; -1: as many as fit. The first ones with `truncation_side` "right".
+    #: How many last tokens of the prompt are used; -1: what fits. The first ones with `truncation_side` "right".
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None

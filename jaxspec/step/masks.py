@@ -6,7 +6,7 @@ constrained row. Steps without any take an array that stays on the device and is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from itertools import cycle
 
 import jax
@@ -30,6 +30,13 @@ def mask_of(allowed: Bool[np.ndarray, " V"]) -> UInt32[np.ndarray, " words"]:
     return np.packbits(padded, bitorder="little").view("<u4")
 
 
+def mask_of_ids(ids: Iterable[int], vocab: int) -> UInt32[np.ndarray, " words"]:
+    """The mask that allows these tokens."""
+    allowed = np.zeros(vocab, bool)
+    allowed[list(ids)] = True
+    return mask_of(allowed)
+
+
 def forbid(
     logits: Float32[Array, "C V"], mask_row: Int32[Array, " C"], masks: UInt32[Array, "C+1 words"]
 ) -> Float32[Array, "C V"]:
@@ -49,7 +56,7 @@ class MaskBuffers:
     def __init__(self, vocab: int, copies: int = 2) -> None:
         self._words, self._copies = words(vocab), copies
         self._unused: dict[int, Array] = {}
-        self._rotation: dict[int, Callable[[], UInt32[np.ndarray, "C+1 words"]]] = {}
+        self._rotation: dict[int, Iterator[UInt32[np.ndarray, "C+1 words"]]] = {}
 
     def unused(self, rows: int) -> UInt32[Array, "C+1 words"]:
         """The argument of steps without masks."""
@@ -60,9 +67,8 @@ class MaskBuffers:
     def take(self, rows: int) -> UInt32[np.ndarray, "C+1 words"]:
         """A host buffer; what it holds is undefined."""
         if rows not in self._rotation:
-            buffers = cycle([np.zeros((rows + 1, self._words), np.uint32) for _ in range(self._copies)])
-            self._rotation[rows] = buffers.__next__
-        return self._rotation[rows]()
+            self._rotation[rows] = cycle([np.zeros((rows + 1, self._words), np.uint32) for _ in range(self._copies)])
+        return next(self._rotation[rows])
 
     def shape(self, rows: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((rows + 1, self._words), jnp.uint32)
