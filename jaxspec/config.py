@@ -68,6 +68,10 @@ class EngineConfig(PolicyConfig):
     #: Implementation of the layers. native: C kernels for CPUs. xla: XLA operations. auto: native where possible; on
     #: GPUs XLA's products and an attention kernel of its own.
     kernels: Literal["auto", "native", "xla"] = "auto"
+    #: How the model writes tool calls. auto: as its chat template shows; hermes if it shows none.
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "mistral_args"] = "auto"
+    #: Whether chat answers have their reasoning in a field of its own. auto: if the model's chat template has its tags.
+    reasoning_parser: Literal["auto", "none"] = "auto"
     #: Requests without a seed draw theirs from a generator with this seed.
     seed: int = 0
     #: True: serve after the first three step sizes are compiled, and compile the rest, the drafters and the length

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from jaxspec.chat.prompt import render
+from jaxspec.chat.reasoning import reasoning_of
 from jaxspec.config import EngineConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.errors import InvalidRequest
@@ -72,11 +75,13 @@ class LLM:
         slo: SloFields | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Generate for one conversation (a list of messages) or several, formatted by the model's chat template.
 
-        `continue_final_message`: the output continues the last message. `chat_template_kwargs`: variables of the
+        `continue_final_message`: the output continues the last message. `tools`: functions that the answer may call,
+        in OpenAI's form; `jaxspec.chat.parser` finds calls in its text. `chat_template_kwargs`: variables of the
         template, such as `enable_thinking`. Raises `ValueError` if the template refuses the messages.
         """
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
@@ -84,8 +89,15 @@ class LLM:
             **(chat_template_kwargs or {}), "continue_final_message": continue_final_message,
             "add_generation_prompt": add_generation_prompt,
         }  # fmt: skip
-        prompts = [self.tokenizer.apply_chat_template(list(c), **form) for c in conversations]
-        return self.generate([self.tokenizer.encode(p, add_special_tokens=False) for p in prompts], params, slo=slo)
+        prompts = [render(self.tokenizer, c, tools, **form) for c in conversations]
+        each = [params or SamplingParams(temperature=0)] * len(prompts)
+        if self.engine.config.reasoning_parser != "none":
+            template = self.tokenizer.chat_template
+            each = [
+                replace(p, reasoning=reasoning_of(template, text, continue_final_message))
+                for p, text in zip(each, prompts, strict=True)
+            ]
+        return self.generate([self.tokenizer.encode(p, add_special_tokens=False) for p in prompts], each, slo=slo)
 
     def generate(
         self,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from numbers import Integral
 
+from jaxspec.chat.reasoning import Reasoning
 from jaxspec.errors import InvalidRequest
 from jaxspec.structured_outputs import StructuredOutputs
 
@@ -24,7 +25,9 @@ class SamplingParams:
     but the first. Presence and frequency penalties count generated tokens; the repetition penalty counts the prompt too
     (as in vLLM). Before `min_tokens` output tokens, neither an end token nor a stop string ends the output.
     `allowed_token_ids`: no other tokens are sampled. `bad_words`: texts that are not generated, however they are split
-    into the tokens that the tokenizer gives for them. `structured_outputs`: what the output matches.
+    into the tokens that the tokenizer gives for them. `structured_outputs`: what the output matches, after
+    its reasoning. `reasoning`: how the output begins; the chat interfaces set it, None is for outputs without a
+    reasoning part. `thinking_token_budget`: tokens of reasoning after which it must end.
 
     Raises `InvalidRequest` (a `ValueError`) naming the field that is out of range.
     """
@@ -51,6 +54,8 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] = ()
     structured_outputs: StructuredOutputs | None = None
+    reasoning: Reasoning | None = None
+    thinking_token_budget: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -97,6 +102,8 @@ class SamplingParams:
             and all(isinstance(word, str) and word.strip() for word in self.bad_words),
             f"up to {MAX_BAD_WORDS} strings that are not blank",
         )
+        budget = self.thinking_token_budget
+        check("thinking_token_budget", budget is None or 0 <= budget < 2**31, "0 or positive, below 2³¹")
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             check(name, value is None or 0 <= value <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}")
@@ -117,7 +124,8 @@ class SamplingParams:
     @property
     def constrained(self) -> bool:
         """Whether some tokens must not be sampled."""
-        return bool(self.min_tokens or self.allowed_token_ids or self.bad_words or self.structured_outputs)
+        budgeted = self.reasoning is not None and self.thinking_token_budget is not None
+        return bool(self.min_tokens or self.allowed_token_ids or self.bad_words or self.structured_outputs or budgeted)
 
 
 def check_request(prompt_ids: Sequence[int], params: SamplingParams, vocab: int, max_model_len: int) -> int:

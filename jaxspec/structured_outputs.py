@@ -13,7 +13,8 @@ from jaxspec.errors import InvalidRequest
 MAX_CHARACTERS = 100_000
 #: The kinds of structure, and the types of their values.
 KINDS: Mapping[str, type | tuple[type, ...]] = {
-    "json": (Mapping, bool, str), "regex": str, "choice": (list, tuple), "grammar": str, "json_object": bool
+    "json": (Mapping, bool, str), "regex": str, "choice": (list, tuple), "grammar": str, "json_object": bool,
+    "structural_tag": Mapping,
 }  # fmt: skip
 
 
@@ -23,6 +24,7 @@ class StructuredOutputs:
 
     json: a JSON schema, as a mapping or as text. json_object: true: any JSON object. regex: of the whole output, in the
     syntax of Rust's regex crate. choice: the output is one of these. grammar: llguidance's variant of Lark, or GBNF.
+    structural_tag: `{"structures": [{"begin", "schema", "end"}], "triggers": […]}`, free text in which tags begin JSON.
     given_as: the field of the request that had it, for errors.
 
     Raises `InvalidRequest`.
@@ -33,6 +35,7 @@ class StructuredOutputs:
     choice: Sequence[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: Mapping[str, Any] | None = None
     given_as: str = field(default="structured_outputs", compare=False)
 
     def __post_init__(self) -> None:

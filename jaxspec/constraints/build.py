@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cache
 from typing import TYPE_CHECKING
 
-from jaxspec.constraints.constraint import Constraint
+from jaxspec.constraints.constraint import Constraint, Matcher
 from jaxspec.constraints.grammar import Grammars
+from jaxspec.constraints.reasoning import ReasoningMatcher, ReasoningTokens
 from jaxspec.errors import InvalidRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.step.masks import mask_of_ids
@@ -22,6 +24,7 @@ class Constraints:
     def __init__(self, tokenizer: Tokenizer, vocab: int):
         """`vocab`: tokens of the model."""
         self._tokenizer, self._vocab, self._grammars = tokenizer, vocab, Grammars(tokenizer, vocab)
+        self._reasoning_tokens = cache(lambda begin, end: ReasoningTokens(begin, end, tokenizer, vocab))
 
     def of(self, params: SamplingParams, stop_ids: Collection[int]) -> Constraint | None:
         """The constraint at the start of an output; None if all tokens may be sampled.
@@ -31,11 +34,18 @@ class Constraints:
         """
         if not params.constrained:
             return None
-        matcher = self._grammars.matcher(params.structured_outputs) if params.structured_outputs else None
+        matcher = self._matcher_of(params)
         allowed = None
         if params.allowed_token_ids is not None:
             allowed = mask_of_ids(params.allowed_token_ids, self._vocab)
         return Constraint(self._vocab, matcher, allowed, self._tokens_of(params), params.min_tokens, stop_ids)
+
+    def _matcher_of(self, params: SamplingParams) -> Matcher | None:
+        grammar = self._grammars.matcher(params.structured_outputs) if params.structured_outputs else None
+        form, budget = params.reasoning, params.thinking_token_budget
+        if form is None or (grammar is None and budget is None):
+            return grammar
+        return ReasoningMatcher(form, self._reasoning_tokens(form.begin, form.end), grammar, budget)
 
     def compile(self, outputs: StructuredOutputs) -> None:
         """Compile a grammar and keep it, for `of`. Raises `InvalidRequest`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxspec.constraints.lark import WHITESPACE
 from jaxspec.constraints.limits import limits
+from jaxspec.constraints.structural_tag import structural_tag_grammar
 from jaxspec.constraints.trial import Trial
 from jaxspec.step.masks import mask_of_ids
 from jaxspec.structured_outputs import StructuredOutputs
@@ -24,8 +27,6 @@ if TYPE_CHECKING:
 
 #: Compiled grammars that are kept.
 _KEPT = 128
-#: Most whitespace in a row within JSON. Without a bound, small models write nothing else until they are cut.
-_WHITESPACE = r"[ \n\t\r]{0,32}"
 
 
 class GrammarMatcher:
@@ -75,8 +76,8 @@ class Grammars:
         valid, uses what llguidance does not support, or is too large."""
         from llguidance import LLMatcher
 
-        grammar = _grammar_of(outputs)
-        if grammar not in self._compiled and (error := self._trial.error(grammar)):
+        grammar = _grammar_of(outputs, self._tokenizer)
+        if grammar not in self._compiled and (error := self._trial.error(_without_ids(grammar))):
             raise outputs.invalid(f"is not possible: {_plain(error)}")
         with self._lock:
             if (found := self._compiled.get(grammar)) is None:
@@ -125,7 +126,12 @@ class _Vocabulary:
         return self._encode(text.decode() if isinstance(text, bytes) else text, False)
 
 
-def _grammar_of(outputs: StructuredOutputs) -> str:
+def _without_ids(grammar: str) -> str:
+    """The grammar with a special token that the trial's tokenizer has, instead of the model's."""
+    return re.sub(r"<\[[0-9,^*-]+\]>", "<[256]>", grammar)
+
+
+def _grammar_of(outputs: StructuredOutputs, tokenizer: Tokenizer) -> str:
     """llguidance's form of the grammar. Raises `InvalidRequest` if it cannot be converted."""
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
@@ -135,28 +141,34 @@ def _grammar_of(outputs: StructuredOutputs) -> str:
     if outputs.choice is not None:
         return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, outputs.choice)))
     if outputs.grammar is not None:
+        declared = outputs.grammar.lstrip().startswith("%llguidance")
         try:
-            return LLMatcher.grammar_from_lark(any_to_lark(outputs.grammar))
+            return LLMatcher.grammar_from_lark(outputs.grammar if declared else any_to_lark(outputs.grammar))
         except Exception as error:
             raise outputs.invalid(f"is not possible: {error}") from None
+    if outputs.structural_tag is not None:
+        refuse_long_integers(outputs.structural_tag, outputs)
+        try:
+            return LLMatcher.grammar_from_lark(structural_tag_grammar(outputs.structural_tag, tokenizer))
+        except (ValueError, RecursionError) as error:
+            raise outputs.invalid(str(error)) from None
     schema = outputs.schema()
-    if _has_long_integer(schema):
-        raise outputs.invalid("is not possible: it has an integer beyond 2^53, which would be rounded")
+    refuse_long_integers(schema, outputs)
     try:
-        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": _WHITESPACE})
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": WHITESPACE})
     except (ValueError, RecursionError) as error:
         raise outputs.invalid(f"is not possible: {error}") from None
 
 
-def _has_long_integer(value: Any) -> bool:
-    """Whether the JSON value has an integer that a float64, in which llguidance computes, cannot hold."""
+def refuse_long_integers(value: Any, outputs: StructuredOutputs) -> None:
+    """Raises `InvalidRequest` if the JSON value has an integer that a float64, in which llguidance computes, cannot
+    hold."""
     waiting = [value]
     while waiting:
         found = waiting.pop()
         if isinstance(found, int) and abs(found) > 2**53:
-            return True
+            raise outputs.invalid("is not possible: it has an integer beyond 2^53, which would be rounded")
         waiting += found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
-    return False
 
 
 @contextmanager

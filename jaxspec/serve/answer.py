@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from jaxspec.outputs import OutputDelta, RequestMetrics, SpeculationCounts, TokenLogprob
 from jaxspec.serve.attainment import attainment, timings
+from jaxspec.serve.errors import ApiError
 
 if TYPE_CHECKING:
     from jaxspec.models.load.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 #: Stands for a log-probability of minus infinity, which JSON cannot represent.
-_MIN_LOGPROB = -9999.0
+MIN_LOGPROB = -9999.0
 
 
 @dataclass(slots=True)
@@ -72,6 +73,8 @@ PLAIN = AnswerForm()
 class Answer(ABC):
     """Builds the response to one HTTP request. `prompts[i]` holds the token ids of choice i's prompt."""
 
+    #: What a stream ends with.
+    end: ClassVar[bytes] = b"data: [DONE]\n\n"
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
 
@@ -145,11 +148,14 @@ class Answer(ABC):
         first = not choice.opened
         out = self._opening(choice, delta) if first else []
         choice.opened = True
-        with_ids = self._form.token_ids and delta.token_ids
-        if delta.text or delta.logprobs or with_ids:
-            logprobs = self._logprobs(choice, delta.logprobs) if delta.logprobs else None
-            ids = {"token_ids": list(delta.token_ids)} if with_ids else {}
-            out.append(self._piece(choice, delta.text, logprobs) | ids)
+        extras: Json = {"logprobs": self._logprobs(choice, delta.logprobs)} if delta.logprobs else {}
+        if self._form.token_ids and delta.token_ids:
+            extras["token_ids"] = list(delta.token_ids)
+        pieces = self._pieces(choice, delta)
+        if extras:
+            pieces = pieces or [self._piece(choice, "", None)]
+            pieces[0] |= extras
+        out += pieces
         if choice.finish_reason is not None:
             out.append(self._ending(choice))
         chunks = [self._chunk([piece]) for piece in out]
@@ -162,6 +168,14 @@ class Answer(ABC):
     def last_chunks(self) -> list[Json]:
         """The chunk with usage and metrics that ends a stream, if the client requested it."""
         return [self._chunk([]) | {"usage": self.usage()} | self._metrics()] if self._form.usage_chunk else []
+
+    def failed(self, error: ApiError) -> list[Json]:
+        """The last events of a stream that fails."""
+        return [error.body]
+
+    def _pieces(self, choice: Choice, delta: OutputDelta) -> list[Json]:
+        """The choice objects with the delta's text; empty if it has none to show yet."""
+        return [self._piece(choice, delta.text, None)] if delta.text else []
 
     def _count(self, choice: Choice, delta: OutputDelta) -> None:
         choice.tokens += len(delta.token_ids)
@@ -178,7 +192,7 @@ class Answer(ABC):
         """vLLM's form of a prompt token's log-probabilities: by token id, the token's own first."""
         found = {entry.token_id: entry.logprob} | dict(entry.top)
         return {
-            str(id): {"logprob": max(logprob, _MIN_LOGPROB), "decoded_token": self._tokenizer.token_text(id)}
+            str(id): {"logprob": max(logprob, MIN_LOGPROB), "decoded_token": self._tokenizer.token_text(id)}
             for id, logprob in found.items()
         }
 
@@ -228,51 +242,6 @@ class Answer(ABC):
     @abstractmethod
     def _logprobs(self, choice: Choice, entries: Sequence[TokenLogprob]) -> Json:
         """Log-probabilities of new tokens, in the format of the route. Must be called once per token, in order."""
-
-
-class ChatAnswer(Answer):
-    """The response of `/v1/chat/completions`."""
-
-    whole_object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-
-    def _choice(self, choice: Choice) -> Json:
-        content = [entry for part in choice.logprobs for entry in part["content"]]
-        return {
-            "index": choice.index,
-            "message": {"role": "assistant", "content": "".join(choice.text), "refusal": None},
-            "logprobs": {"content": content, "refusal": None} if choice.logprobs else None,
-            "finish_reason": choice.finish_reason,
-            "stop_reason": choice.stop_reason,
-            **self._of_output(choice),
-        }
-
-    def whole(self) -> Json:
-        return super().whole() | self._of_prompt(self.choices[0])
-
-    def _opening(self, choice: Choice, first: OutputDelta) -> list[Json]:
-        return [self._delta(choice, {"role": "assistant", "content": ""})]
-
-    def _piece(self, choice: Choice, text: str, logprobs: Json | None) -> Json:
-        return self._delta(choice, {"content": text}, logprobs)
-
-    def _ending(self, choice: Choice) -> Json:
-        end = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
-        return self._delta(choice, {}) | end
-
-    def _delta(self, choice: Choice, delta: Json, logprobs: Json | None = None) -> Json:
-        return {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
-
-    def _logprobs(self, choice: Choice, entries: Sequence[TokenLogprob]) -> Json:
-        content = [
-            self._entry(e.token_id, e.logprob) | {"top_logprobs": [self._entry(id, lp) for id, lp in e.top]}
-            for e in entries
-        ]
-        return {"content": content, "refusal": None}
-
-    def _entry(self, id: int, logprob: float) -> Json:
-        raw = self._tokenizer.token_bytes(id)
-        return {"token": self._token(id), "logprob": max(logprob, _MIN_LOGPROB), "bytes": list(raw)}
 
 
 class CompletionAnswer(Answer):
@@ -340,7 +309,7 @@ class CompletionAnswer(Answer):
         for id, entry in tokens:
             text = self._token(id)
             out["tokens"].append(text)
-            out["token_logprobs"].append(None if entry is None else max(entry.logprob, _MIN_LOGPROB))
+            out["token_logprobs"].append(None if entry is None else max(entry.logprob, MIN_LOGPROB))
             out["top_logprobs"].append(None if entry is None else self._top(entry))
             out["text_offset"].append(choice.offset)
             choice.offset += len(self._tokenizer.token_text(id))
@@ -353,7 +322,7 @@ class CompletionAnswer(Answer):
         """
         top: Json = {}
         for id, logprob in (*entry.top, (entry.token_id, entry.logprob)):
-            top.setdefault(self._token(id), max(logprob, _MIN_LOGPROB))
+            top.setdefault(self._token(id), max(logprob, MIN_LOGPROB))
         return top
 
 

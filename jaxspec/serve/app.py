@@ -20,13 +20,17 @@ from starlette.responses import JSONResponse, Response
 
 from jaxspec.errors import InvalidRequest
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.serve.answer import AnswerForm, ChatAnswer, CompletionAnswer
+from jaxspec.serve.answer import AnswerForm, CompletionAnswer
+from jaxspec.serve.chat import plan_chat
+from jaxspec.serve.chat_answer import ChatAnswer
 from jaxspec.serve.errors import ApiError, install_handlers
 from jaxspec.serve.guard import BearerAuth, BodyLimit, RequestId
 from jaxspec.serve.metrics import ServerMetrics
 from jaxspec.serve.prompts import encode, encode_chat, encode_prompts, resolve_max_tokens, truncate
 from jaxspec.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, GenerationRequest, TokenizeRequest
 from jaxspec.serve.reply import Reply
+from jaxspec.serve.responses_answer import ResponsesAnswer
+from jaxspec.serve.responses_fields import ResponsesRequest
 from jaxspec.serve.stream import Generation, OutputHub
 from jaxspec.version import __version__
 
@@ -120,12 +124,14 @@ class Serving:
         if self.engine.health != "ok":
             raise ApiError(503, f"the engine has failed: {self.engine.failure}", code="engine_dead")
 
-    def params_of(self, body: GenerationRequest, prompts: list[list[int]], field: str) -> list[SamplingParams]:
+    def params_of(
+        self, params: SamplingParams, prompts: list[list[int]], field: str, length_field: str
+    ) -> list[SamplingParams]:
         """Sampling parameters of each output: `n` per prompt, in the prompts' order.
 
-        `field` is the request field that the prompts came from. Raises `ApiError` (400) for values out of range.
+        `field` and `length_field` are the request fields that the prompts and `max_tokens` came from. Raises `ApiError`
+        (400) for values out of range.
         """
-        params = body.sampling()
         limit = self.engine.config.max_queued_requests
         if len(prompts) * params.n > limit:
             param = field if params.n == 1 else "n"
@@ -133,7 +139,7 @@ class Serving:
             raise ApiError(400, message, param=param, code="invalid_value")
         out = []
         for prompt in prompts:
-            length = resolve_max_tokens(prompt, params.max_tokens, self.engine.max_model_len, field, body.length_field)
+            length = resolve_max_tokens(prompt, params.max_tokens, self.engine.max_model_len, field, length_field)
             each = replace(params, max_tokens=length)
             out += [each if each.seed is None else each.with_seed(each.seed + i) for i in range(each.n)]
         return out
@@ -183,7 +189,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     tokenizer, longest = serving.engine.tokenizer, serving.engine.max_model_len
     prompts = await encode_prompts(tokenizer, body.prompts, body.add_special_tokens is not False)
     prompts = [truncate(p, body, longest) for p in prompts]
-    params = serving.params_of(body, prompts, "prompt")
+    params = serving.params_of(body.sampling(), prompts, "prompt", body.length_field)
     n = body.n or 1
     echo = None
     if body.echo:
@@ -205,14 +211,35 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     serving = _serving(request)
     name = serving.check_model(body.model)
     serving.check_health()
-    tokenizer, longest = serving.engine.tokenizer, serving.engine.max_model_len
-    prompt = await encode_chat(tokenizer, body.messages, body, bool(body.add_special_tokens))
-    prompt = truncate(prompt, body, longest)
-    params = serving.params_of(body, [prompt], "messages")
+    plan = await plan_chat(body, serving.engine)
+    prompt = truncate(plan.prompt, body, serving.engine.max_model_len)
+    params = serving.params_of(plan.params, [prompt], "messages", body.length_field)
     each = [prompt] * (body.n or 1)
     id = f"chatcmpl-{uuid4().hex}"
-    answer = ChatAnswer(id, name, tokenizer, each, serving.form_of(body))
+    answer = ChatAnswer(id, name, serving.engine.tokenizer, each, serving.form_of(body), chat=plan.form)
     return Reply(await serving.submit(id, body, each, params), answer, bool(body.stream))
+
+
+@_routes.post("/v1/responses")
+async def responses(body: ResponsesRequest, request: Request) -> Response:
+    serving = _serving(request)
+    name = serving.check_model(body.model)
+    serving.check_health()
+    chat = body.as_chat()
+    plan = await plan_chat(chat, serving.engine)
+    prompt = truncate(plan.prompt, chat, serving.engine.max_model_len)
+    params = serving.params_of(plan.params, [prompt], "input", "max_output_tokens")
+    id = f"resp_{uuid4().hex}"
+    form = serving.form_of(chat)
+    answer = ResponsesAnswer(id, name, serving.engine.tokenizer, [prompt], form, chat=plan.form, body=body)
+    return Reply(await serving.submit(id, chat, [prompt], params), answer, bool(body.stream))
+
+
+@_routes.get("/v1/responses/{id}")
+@_routes.delete("/v1/responses/{id}")
+@_routes.post("/v1/responses/{id}/cancel")
+async def stored_response(id: str) -> Response:
+    raise ApiError(404, f"there is no response {id!r}: this server stores none", code="not_found")
 
 
 @_routes.get("/v1/models")
@@ -233,7 +260,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     serving.check_model(body.model)
     tokenizer = serving.engine.tokenizer
     if body.messages is not None:
-        ids = await encode_chat(tokenizer, body.messages, body)
+        _, ids = await encode_chat(tokenizer, body.messages, body, body.template_tools())
     else:
         ids = await encode(tokenizer, body.prompt or "", body.add_special_tokens)
     texts = {"token_strs": [tokenizer.token_text(id) for id in ids]} if body.return_token_strs else {}

@@ -89,16 +89,16 @@ def _from_validation(request: Request, errors: Sequence[Mapping[str, Any]]) -> A
         kind = request.headers.get("content-type", "")
         hint = "" if "json" in kind else ", sent with the header Content-Type: application/json"
         return ApiError(400, f"the request body must be a JSON object{hint}", code="invalid_body")
-    param = _field(first["loc"])
+    param = field_of(first["loc"][1:])
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "missing":
         return ApiError(400, f"missing required field: {param}", param=param, code="missing_required_parameter")
     return ApiError(400, f"{param}: {message}", param=param, code="invalid_value")
 
 
-def _field(loc: Sequence[str | int]) -> str:
-    """`("body", "messages", 0, "content")` as `messages[0].content`."""
+def field_of(loc: Sequence[str | int]) -> str:
+    """`("messages", 0, "content")` as `messages[0].content`."""
     name = ""
-    for part in loc[1:]:
+    for part in loc:
         name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else part
     return name or "body"

@@ -11,17 +11,36 @@ from jaxspec.serve.fields import ApiModel, single_error
 
 
 class TextPart(ApiModel):
-    type: Literal["text"]
-    text: str
+    type: Literal["text", "refusal"]
+    text: str = ""
+    refusal: str = ""
+
+
+class CalledFunction(ApiModel):
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCall(ApiModel):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
 
 
 class Message(ApiModel):
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    #: Calls that an answer of the assistant made.
+    tool_calls: list[ToolCall] | None = None
     content: Annotated[
         str | list[TextPart] | None, single_error("must be a string or a list of text parts"),
         Field(validate_default=True),
     ] = None  # fmt: skip
     name: str | None = None
+    #: The call that a message of a tool answers.
+    tool_call_id: str | None = None
+    #: Reasoning of an answer; chat templates decide whether it is shown.
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
     @field_validator("content")
     @classmethod
@@ -29,6 +48,24 @@ class Message(ApiModel):
         if value is None and info.data.get("role") != "assistant":
             raise ValueError("is required")
         return value
+
+    @model_validator(mode="after")
+    def _calls_of_assistant(self) -> Message:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls belong to messages of the assistant")
+        return self
+
+    def as_template(self) -> dict[str, Any]:
+        """The message as chat templates expect it: content as one string, role "developer" as "system"."""
+        content = self.content or ""
+        text = content if isinstance(content, str) else "\n".join(p.text or p.refusal for p in content)
+        optional = {
+            "name": self.name, "tool_call_id": self.tool_call_id,
+            "reasoning_content": self.reasoning_content or self.reasoning,
+            "tool_calls": [call.model_dump(exclude_none=True) for call in self.tool_calls or ()] or None,
+        }  # fmt: skip
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": text, **{name: v for name, v in optional.items() if v is not None}}
 
 
 #: Variables of chat templates that have fields of their own.

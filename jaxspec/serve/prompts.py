@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxspec.chat.prompt import render
 from jaxspec.serve.errors import ApiError
-from jaxspec.serve.messages import ChatTemplateFields, Message, TextPart
+from jaxspec.serve.messages import ChatTemplateFields, Message
 from jaxspec.serve.protocol import GenerationRequest
 
 if TYPE_CHECKING:
@@ -35,10 +36,21 @@ async def encode_prompts(
     return ids
 
 
+class ChatPrompt(NamedTuple):
+    """A conversation in the model's chat template, as text and as token ids."""
+
+    text: str
+    ids: list[int]
+
+
 async def encode_chat(
-    tokenizer: Tokenizer, messages: Sequence[Message], form: ChatTemplateFields, add_special_tokens: bool = False
-) -> list[int]:
-    """Token ids of the messages in the model's chat template, by default with the generation prompt of the assistant.
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    form: ChatTemplateFields,
+    tools: Sequence[dict[str, Any]] = (),
+    add_special_tokens: bool = False,
+) -> ChatPrompt:
+    """The messages in the model's chat template, by default with the generation prompt of the assistant.
 
     Raises `ApiError` if the model has no template, the template rejects the messages, or the result is empty.
     """
@@ -48,13 +60,13 @@ async def encode_chat(
     if not tokenizer.has_chat_template:
         raise ApiError(400, "this model has no chat template; use /v1/completions", param="messages")
     try:
-        text = tokenizer.apply_chat_template([_plain(m) for m in messages], **form.template_variables)
+        text = render(tokenizer, [m.as_template() for m in messages], tools, **form.template_variables)
     except ValueError as e:
         raise ApiError(400, str(e), param="messages", code="chat_template_error") from e
     ids = await encode(tokenizer, text, add_special_tokens)
     if not ids:
         raise ApiError(400, "messages result in an empty prompt", param="messages", code="empty_prompt")
-    return ids
+    return ChatPrompt(text, ids)
 
 
 def truncate(prompt: list[int], body: GenerationRequest, max_model_len: int) -> list[int]:
@@ -89,16 +101,3 @@ def resolve_max_tokens(
             code="context_length_exceeded",
         )
     return free if max_tokens is None else max_tokens
-
-
-def _plain(message: Message) -> dict[str, str]:
-    """The message as chat templates expect it: content as one string, role "developer" as "system"."""
-    role = "system" if message.role == "developer" else message.role
-    content = message.content or ""
-    text = content if isinstance(content, str) else "\n".join(_text(p) for p in content)
-    named = {} if message.name is None else {"name": message.name}
-    return {"role": role, "content": text, **named}
-
-
-def _text(part: TextPart) -> str:
-    return part.text

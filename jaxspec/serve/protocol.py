@@ -15,6 +15,7 @@ from jaxspec.serve.errors import ApiError
 from jaxspec.serve.fields import ApiModel, Prompt, Stop, StreamOptions, TokenId
 from jaxspec.serve.messages import ChatTemplateFields, Message
 from jaxspec.serve.structure import StructureFields
+from jaxspec.serve.tool_fields import ToolFields
 from jaxspec.slo import RequestSlo
 
 
@@ -61,17 +62,6 @@ class GenerationRequest(StructureFields):
     #: Whether the response's `metrics` include `predicted_tokens`.
     return_predicted_tokens: bool | None = None
 
-    # Accepted only with values that change nothing.
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-
-    @field_validator("tools", "tool_choice")
-    @classmethod
-    def _no_tools(cls, value: Any) -> Any:
-        if value not in (None, [], "none", "auto"):
-            raise ValueError("tools are not supported")
-        return value
-
     @model_validator(mode="after")
     def _options_need_stream(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
@@ -112,7 +102,7 @@ class GenerationRequest(StructureFields):
 
 #: Fields with the same name and meaning in `SamplingParams`.
 _SAMPLING = SamplingParams.__dataclass_fields__.keys() - {
-    "logit_bias", "logprobs", "prompt_logprobs", "structured_outputs"
+    "logit_bias", "logprobs", "prompt_logprobs", "structured_outputs", "reasoning", "thinking_token_budget"
 }  # fmt: skip
 
 
@@ -161,12 +151,18 @@ class CompletionRequest(GenerationRequest):
         return {**tokens, "logprobs": self.logprobs, "prompt_logprobs": of_prompt}
 
 
-class ChatRequest(GenerationRequest, ChatTemplateFields):
+class ChatRequest(GenerationRequest, ChatTemplateFields, ToolFields):
     """Body of `/v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    #: Tokens of reasoning after which it must end.
+    thinking_token_budget: int | None = None
+    #: Whether the response has the answer's reasoning.
+    include_reasoning: bool | None = None
+    #: Whether it has it in a field of its own, and not as content with tags.
+    separate_reasoning: bool | None = None
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> ChatRequest:
@@ -176,11 +172,12 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
 
     def _route_sampling(self) -> dict[str, Any]:
         return {
-            "logprobs": (self.top_logprobs or 0) if self.logprobs else None, "prompt_logprobs": self.prompt_logprobs
+            "logprobs": (self.top_logprobs or 0) if self.logprobs else None, "prompt_logprobs": self.prompt_logprobs,
+            "thinking_token_budget": self.thinking_token_budget,
         }  # fmt: skip
 
 
-class TokenizeRequest(ChatTemplateFields):
+class TokenizeRequest(ChatTemplateFields, ToolFields):
     """Body of `/tokenize`: either `prompt` or `messages`. `add_special_tokens` applies to `prompt` only."""
 
     model: str | None = None

@@ -13,7 +13,6 @@ from jaxspec.serve.answer import Answer, Json
 from jaxspec.serve.errors import ApiError
 from jaxspec.serve.stream import ClientGone, Generation
 
-_DONE = b"data: [DONE]\n\n"
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -65,9 +64,14 @@ class Reply(Response):
                 batch = await self._generation.next()
             end = _sse(chunks + self._answer.last_chunks())
         except ApiError as e:
-            end = _sse([e.body])
-        await send({"type": "http.response.body", "body": end + _DONE})
+            end = _sse(self._answer.failed(e))
+        await send({"type": "http.response.body", "body": end + self._answer.end})
 
 
 def _sse(events: Iterable[Json]) -> bytes:
-    return b"".join(b"data: " + orjson.dumps(e) + b"\n\n" for e in events)
+    return b"".join(_name(e) + b"data: " + orjson.dumps(e) + b"\n\n" for e in events)
+
+
+def _name(event: Json) -> bytes:
+    """The `event:` line of events that have a type, as those of `/v1/responses`."""
+    return f"event: {event['type']}\n".encode() if "type" in event else b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -21,6 +22,7 @@ class OutputStructure(ApiModel):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: dict[str, Any] | str | None = None
 
 
 class JsonSchema(ApiModel):
@@ -33,8 +35,12 @@ class JsonSchema(ApiModel):
 
 
 class ResponseFormat(ApiModel):
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
+    # Of a structural tag: see `structural_tag_grammar`.
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+    format: Any = None
 
 
 class StructureFields(ApiModel):
@@ -56,7 +62,9 @@ class StructureFields(ApiModel):
         """What the output must match, by whichever field. Raises `InvalidRequest` naming two that are given."""
         found: dict[str, dict[str, Any]] = {}
         if self.structured_outputs is not None:
-            found["structured_outputs"] = self.structured_outputs.model_dump(by_alias=True)
+            found["structured_outputs"] = given = self.structured_outputs.model_dump(by_alias=True)
+            if isinstance(tag := given["structural_tag"], str):  # vLLM's clients send it as text
+                given["structural_tag"] = _object_in(tag, "structured_outputs")
         for name, kind in _STRUCTURE_NAMES.items():
             if (value := getattr(self, name)) is not None:
                 found[name] = {kind: value}
@@ -67,10 +75,24 @@ class StructureFields(ApiModel):
                 if schema is None:
                     raise InvalidRequest("response_format", "response_format.json_schema.schema is required")
                 found["response_format"] = {"json": schema}
+            if form.type == "structural_tag":
+                names = ("structures", "triggers", "format")
+                found["response_format"] = {"structural_tag": form.model_dump(include=set(names), exclude_none=True)}
         if len(found) > 1:
             first, second, *_ = found
             raise InvalidRequest(second, f"{first} and {second} cannot both be given")
         return next((StructuredOutputs(**given, given_as=name) for name, given in found.items()), None)
+
+
+def _object_in(text: str, field: str) -> dict[str, Any]:
+    """The JSON object in the text of a structural tag. Raises `InvalidRequest`."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise InvalidRequest(field, f"{field}.structural_tag is not JSON: {e}") from None
+    if not isinstance(found, dict):
+        raise InvalidRequest(field, f"{field}.structural_tag must be an object")
+    return found
 
 
 #: Other names of the fields of `StructuredOutputs`.

@@ -43,7 +43,7 @@ class ByteTokenizer:
         self.bos_token_id = None
         self.vocab_size = len(self._bytes)
         self.special_ids = frozenset({self.end_id})
-        self.has_chat_template = True
+        self.has_chat_template, self.chat_template = True, "a template"
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
@@ -105,6 +105,7 @@ class FakeEngine:
         predicted: float | None = None,
         kv_quantized: bool = False,
         slo: SloSettings | None = None,
+        text: str | None = None,
     ) -> None:
         self.tokenizer = ByteTokenizer()
         self.model_name, self.model_names = "fake", ["fake", "alias"]
@@ -116,6 +117,8 @@ class FakeEngine:
             max_queued_requests=max_queued_requests,
             max_num_seqs=max_num_seqs,
             draft=list(draft),
+            tool_call_parser="auto",
+            reasoning_parser="auto",
             slo=slo or SloSettings(),
         )
         self.max_model_len = max_model_len
@@ -134,7 +137,9 @@ class FakeEngine:
         self.submitted: list[SamplingParams] = []
         self.slos: list[Slo] = []
         self.cancelled: list[str] = []
-        self._text = RECITED.encode()
+        #: What answers say, from byte `seed` on. A text of the test's is not repeated: it ends with "stop".
+        self.text = (text or RECITED).encode()
+        self._repeats = text is None
         self._state = "ok"
         self._stop_at: float | None = None
         self._fail = False
@@ -266,13 +271,14 @@ class FakeEngine:
                 for counts in (self._speculation, r.metrics.speculation):
                     counts.add(3, r.metrics.output_tokens % 3)
         r.last = now
-        token = self._text[r.position % len(self._text)]
+        token = self.text[r.position % len(self.text)]
         r.position += 1
         self._generated += 1
         r.metrics.output_tokens += 1
         text, stop, _ = r.stream.push([token])
         logprobs = () if r.params.logprobs is None else (self._logprob(token, r.params.logprobs),)
-        reason = "stop" if stop else "length" if r.metrics.output_tokens == r.max_tokens else None
+        ended = stop or (r.position >= len(self.text) and not self._repeats)
+        reason = "stop" if ended else "length" if r.metrics.output_tokens == r.max_tokens else None
         extra = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
         if reason:
             self._end(r, reason, text + r.stream.finish(), (token,), stop_reason=stop, **extra)

@@ -1,0 +1,91 @@
+"""What a chat request means: its prompt, its sampling parameters, and how its answers are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from jaxspec.chat.formats import FORMATS, ToolFormat, format_of
+from jaxspec.chat.grammar import tool_grammar
+from jaxspec.chat.parser import ChatParser
+from jaxspec.chat.reasoning import reasoning_of, tags_of
+from jaxspec.chat.tool_parser import ToolParser
+from jaxspec.chat.tools import ToolUse
+from jaxspec.errors import InvalidRequest
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.serve.chat_answer import ChatForm
+from jaxspec.serve.errors import ApiError
+from jaxspec.serve.prompts import encode_chat
+from jaxspec.serve.protocol import ChatRequest
+from jaxspec.structured_outputs import StructuredOutputs
+
+if TYPE_CHECKING:
+    from jaxspec.engine.engine import Engine
+    from jaxspec.models.load.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ChatPlan:
+    """prompt: token ids. params: `max_tokens` is None if the request has no limit."""
+
+    prompt: list[int]
+    params: SamplingParams
+    form: ChatForm
+
+
+async def plan_chat(body: ChatRequest, engine: Engine) -> ChatPlan:
+    """Raises `ApiError` (400)."""
+    tokenizer, template = engine.tokenizer, engine.tokenizer.chat_template
+    params, use = body.sampling(), body.tool_use()
+    special = bool(body.add_special_tokens)
+    text, ids = await encode_chat(tokenizer, body.messages, body, body.template_tools(), special)
+    reasoning = None
+    if engine.config.reasoning_parser != "none":
+        reasoning = reasoning_of(template, text, bool(body.continue_final_message))
+    if body.thinking_token_budget is not None and tags_of(template) is None:
+        message = "thinking_token_budget: the model's chat template has no reasoning"
+        raise ApiError(400, message, param="thinking_token_budget", code="unsupported_parameter")
+    chosen = engine.config.tool_call_parser
+    tool_format = format_of(template) if chosen == "auto" else FORMATS[chosen]
+    tags = ([tool_format.begin] if use else []) + ([reasoning.begin, reasoning.end] if reasoning else [])
+    params = replace(
+        params, reasoning=reasoning, structured_outputs=_outputs(params, use, tool_format, tokenizer),
+        # The parser reads tags as text.
+        skip_special_tokens=params.skip_special_tokens and not any(_is_special(tag, tokenizer) for tag in tags),
+    )  # fmt: skip
+    shown = reasoning if body.separate_reasoning is not False else None
+    names = [tool.function.name for tool in body.tools or ()]
+
+    def parser() -> ChatParser:
+        tools = ToolParser(tool_format, names) if use else None
+        return ChatParser(shown, tools, tokenizer.token_bytes)
+
+    form = ChatForm(
+        parser if use or shown else None, use is not None and use.named, tool_format.id_length,
+        body.include_reasoning is not False,
+    )  # fmt: skip
+    return ChatPlan(ids, params, form)
+
+
+def _outputs(
+    params: SamplingParams, use: ToolUse | None, form: ToolFormat, tokenizer: Tokenizer
+) -> StructuredOutputs | None:
+    """What the answer must match, tool calls included. Raises `ApiError`."""
+    outputs = params.structured_outputs
+    if use is None or not (use.constrained or outputs):
+        return outputs
+    try:
+        content = None
+        if outputs is not None:
+            if outputs.kind not in ("json", "json_object"):
+                raise InvalidRequest(outputs.given_as, f"{outputs.given_as}: with tools, only JSON is supported")
+            content = outputs.schema()
+        return StructuredOutputs(grammar=tool_grammar(use, form, tokenizer, content), given_as="tools")
+    except InvalidRequest as e:
+        raise ApiError(400, str(e), param=e.field, code="invalid_value") from e
+
+
+def _is_special(tag: str, tokenizer: Tokenizer) -> bool:
+    ids: Sequence[int] = tokenizer.encode(tag, add_special_tokens=False)
+    return len(ids) == 1 and ids[0] in tokenizer.special_ids
