@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ from types import ModuleType
 
 from jaxspec.bench import BenchError
 from jaxspec.bench.report import Report, print_table, write_json
+from jaxspec.bench.vllm_json import as_vllm
 from jaxspec.errors import explained
 from jaxspec.extras import install_hint
 
@@ -94,9 +96,14 @@ def check_outputs(args: argparse.Namespace) -> None:
 
 def finish(report: Report, args: argparse.Namespace) -> int:
     """Print the report and write its files. Returns the exit code."""
-    print_table(report)
+    as_in_vllm = getattr(args, "json_format", None) == "vllm"
+    content = as_vllm(report) if as_in_vllm else report.to_json()
+    if as_in_vllm and not args.json:
+        print(json.dumps(content))
+    else:
+        print_table(report)
     if args.json:
-        write_json(args.json, report.to_json())
+        write_json(args.json, content)
     if args.plot:
         from jaxspec.bench.plot import draw
 

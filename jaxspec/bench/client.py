@@ -106,6 +106,9 @@ def error_message(body: bytes) -> str:
 
 
 def _text(choice: Mapping[str, Any]) -> str:
-    """The text of a chunk from a completion, a chat or a reasoning model."""
+    """The text of a chunk: of a completion, or of a chat with its reasoning and the arguments of its tool calls."""
     delta = choice.get("delta") or {}
-    return choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
+    reasoning = delta.get("reasoning") or delta.get("reasoning_content") or ""  # vLLM's name, and the one of others
+    called = (call.get("function") or {} for call in delta.get("tool_calls") or ())
+    arguments = "".join(function.get("arguments") or "" for function in called)
+    return (choice.get("text") or delta.get("content") or "") + reasoning + arguments

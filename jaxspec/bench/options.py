@@ -84,8 +84,8 @@ def overrides(args: argparse.Namespace) -> dict[str, Any]:
     return {**parse_overrides(args.set), **chosen}
 
 
-def add_workload(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the workload, the SLO and the results."""
+def add_workload(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the options of the workload, the SLO and the results. Returns the group of the results."""
     work = parser.add_argument_group("workload")
     add_numbers(
         work,
@@ -103,17 +103,18 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
         "--slo-tpot-ms", type=positive, metavar="MS",
         help="target mean time per output token after the first (TPOT)",
     )  # fmt: skip
-    add_outputs(parser)
+    return add_outputs(parser)
 
 
-def add_outputs(parser: argparse.ArgumentParser) -> None:
-    """Add `--json` and `--plot`."""
+def add_outputs(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add `--json` and `--plot`. Returns their group."""
     results = parser.add_argument_group("results")
     results.add_argument("--json", metavar="FILE", help="write all measurements, including every request, as JSON")
     results.add_argument(
         "--plot", metavar="PNG",
         help=f"plot the distributions of TTFT and TPOT; needs matplotlib: {install_hint('bench')}",
     )  # fmt: skip
+    return results
 
 
 def slo(args: argparse.Namespace) -> Slo | None:

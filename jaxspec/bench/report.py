@@ -33,6 +33,8 @@ class Sample:
     output_tokens: int = 0
     finish_reason: str | None = None
     error: str | None = None
+    #: The answer, with `--json-format vllm`.
+    text: str | None = None
     #: Request category, with `--slo-mix`.
     category: str | None = None
 

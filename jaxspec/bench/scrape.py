@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+#: The first of which a server has any: jaxspec's servers have the same metrics under both.
 PREFIXES = ("jaxspec:", "vllm:")
 #: Labels that are dropped because they are constant during a run.
 IDLE_LABELS = {"model_name", "engine"}
@@ -18,8 +19,8 @@ class Scraper:
     """Collects the increase of counters, last and maximum values of gauges, and means of histograms between `begin` and
     `end`.
 
-    Only metrics with one of `PREFIXES` are read. For a server without /metrics the results are empty. `every`: seconds
-    between readings.
+    Only metrics with a prefix of `PREFIXES` are read. For a server without /metrics the results are empty. `every`:
+    seconds between readings.
     """
 
     def __init__(self, http: httpx.AsyncClient, url: str, every: float = 1.0):
@@ -67,8 +68,9 @@ class Scraper:
         except (httpx.HTTPError, ValueError):
             return self._last
         values: dict[str, float] = {}
+        prefix = next((p for p in PREFIXES if any(family.name.startswith(p) for family in families)), PREFIXES)
         for family in families:
-            if not family.name.startswith(PREFIXES):
+            if not family.name.startswith(prefix):
                 continue
             for sample in family.samples:
                 if (kind := _kind(family.type, sample.name)) is None:

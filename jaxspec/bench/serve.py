@@ -68,7 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     when.add_argument(
         "--warmup", type=int, default=1, metavar="N", help="warm-up requests before the measurement (default: 1)"
     )
-    options.add_workload(parser)
+    results = options.add_workload(parser)
+    results.add_argument(
+        "--json-format", choices=("jaxspec", "vllm"), default="jaxspec",
+        help="vllm: the keys of `vllm bench serve --save-result --save-detailed`; printed if there is no --json "
+        "(default: %(default)s)",
+    )  # fmt: skip
     slo_mix.add_arguments(parser)
 
 
@@ -126,7 +131,10 @@ async def _run(args: argparse.Namespace, jobs: Sequence[Job], mix: SloMix | None
             to = endpoint
             if job.category:
                 to = replace(endpoint, fields={**fields, "slo": {"tpot_ms": tpot_targets[job.category]}})
-            sample = await ask(http, to, job.prompt, job.max_tokens)
+            pieces: list[str] = []
+            sample = await ask(http, to, job.prompt, job.max_tokens, pieces)
+            if args.json_format == "vllm":
+                sample.text = "".join(pieces)
             sample.category = job.category
             return sample
 

@@ -13,9 +13,10 @@ import pytest
 
 from helpers.fake_server import GAP_S, TOKENS, FakeServer, running
 from jaxspec.bench.__main__ import main
-from jaxspec.bench.client import Endpoint, ask
-from jaxspec.bench.report import Sample
+from jaxspec.bench.client import Endpoint, _text, ask
+from jaxspec.bench.report import Sample, summarise
 from jaxspec.bench.serve import Job, drive
+from jaxspec.bench.vllm_json import as_vllm
 
 
 @pytest.fixture(scope="module")
@@ -142,3 +143,63 @@ def test_serve_says_in_a_line_why_it_cannot_run(capsys, arguments, says):
     assert main(["serve", "--num-prompts", "2", *arguments]) == 2
     said = capsys.readouterr().err
     assert says in said and said.count("\n") == 1 and "Traceback" not in said
+
+
+def test_results_under_vllms_keys(fake, tmp_path, capsys):
+    path, file = tmp_path / "prompts.jsonl", tmp_path / "result.json"
+    path.write_text('{"turns": ["a fine one"]}\n{"turns": ["refuse this"]}\n')
+    arguments = [
+        "serve", "--base-url", fake[1], "--prompts", str(path), "--num-prompts", "4", "--warmup", "0",
+        "--request-rate", "100", "--burstiness", "2", "--concurrency", "3", "--slo-tpot-ms", "10000",
+        "--json-format", "vllm",
+    ]  # fmt: skip
+    assert main([*arguments, "--json", str(file)]) == 1
+    assert "output tokens/s" in capsys.readouterr().out  # the table
+    result = json.loads(file.read_text())
+    assert (result["completed"], result["failed"], result["num_prompts"]) == (2, 2, 4)
+    assert (result["total_input_tokens"], result["total_output_tokens"]) == (6, 2 * TOKENS)
+    assert (result["model_id"], result["backend"], result["max_concurrency"]) == ("fake", "openai-chat", 3)
+    assert (result["request_rate"], result["burstiness"]) == (100, 0.25)
+    lists = [result[key] for key in ("input_lens", "output_lens", "ttfts", "itls", "latencies", "generated_texts")]
+    assert sorted(zip(lists[0], lists[1], (len(gaps) for gaps in lists[3]), lists[5], strict=True)) == [
+        (0, 0, 0, ""), (0, 0, 0, ""), (3, TOKENS, TOKENS - 1, "t0t1t2t3t4t5"), (3, TOKENS, TOKENS - 1, "t0t1t2t3t4t5")
+    ]  # fmt: skip
+    assert sorted(bool(error) for error in result["errors"]) == [False, False, True, True]
+    done = [1000 * seconds for seconds in result["ttfts"] if seconds]
+    assert result["mean_ttft_ms"] == result["median_ttft_ms"] == pytest.approx(sum(done) / 2)
+    assert result["std_ttft_ms"] == pytest.approx(abs(done[0] - done[1]) / 2)
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        assert result[f"p99_{name}_ms"] >= result[f"median_{name}_ms"] > 0
+    assert result["request_throughput"] == pytest.approx(2 / result["duration"]) == result["request_goodput"]
+    assert result["total_token_throughput"] == pytest.approx((6 + 2 * TOKENS) / result["duration"])
+    assert (result["spec_decode_acceptance_rate"], result["spec_decode_acceptance_length"]) == (25, 2)
+    assert result["spec_decode_per_position_acceptance_rates"] == [1]
+
+    assert main(arguments) == 1
+    assert json.loads(capsys.readouterr().out).keys() == result.keys()
+
+
+def test_an_empty_run_under_vllms_keys():
+    report = summarise("serve", [], 0.0, options={})
+    result = as_vllm(report)
+    assert (result["mean_ttft_ms"], result["request_rate"], result["burstiness"]) == (0, "inf", 1)
+    assert result["request_goodput"] is None and "spec_decode_num_drafts" not in result
+    assert json.dumps(result, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [
+        ({"text": "a"}, "a"),
+        ({"delta": {"role": "assistant", "content": ""}}, ""),
+        ({"delta": {"content": "a"}}, "a"),
+        ({"delta": {"reasoning": "a", "content": None}}, "a"),
+        ({"delta": {"reasoning_content": "a"}}, "a"),
+        ({"delta": {"reasoning": "a", "reasoning_content": "a"}}, "a"),
+        ({"delta": {"tool_calls": [{"function": {"name": "f", "arguments": ""}}]}}, ""),
+        ({"delta": {"tool_calls": [{"function": {"arguments": "{"}}, {"function": {"arguments": "}"}}]}}, "{}"),
+        ({"delta": {"tool_calls": None}, "finish_reason": "tool_calls"}, ""),
+    ],
+)
+def test_every_text_of_a_chunk_counts(choice, text):
+    assert _text(choice) == text

@@ -34,7 +34,10 @@ class FakeServer:
         self.drafted = Counter("jaxspec:spec_decode_num_draft_tokens", "", registry=registry)
         self.accepted = Counter("jaxspec:spec_decode_num_accepted_tokens", "", registry=registry)
         self.queued = Histogram("jaxspec:request_queue_time_seconds", "", registry=registry)
-        Gauge("jaxspec:kv_cache_usage_perc", "", ["model_name"], registry=registry).labels("fake").set(0.25)
+        per_level = Counter("jaxspec:spec_decode_num_accepted_tokens_per_pos", "", ["position"], registry=registry)
+        self.accepted_first = per_level.labels("0")
+        for prefix in ("jaxspec", "vllm"):  # jaxspec's servers have both
+            Gauge(f"{prefix}:kv_cache_usage_perc", "", ["model_name"], registry=registry).labels("fake").set(0.25)
         self.app = Starlette(
             routes=[
                 Route("/v1/models", lambda _: JSONResponse({"data": [{"id": "fake"}]})),
@@ -79,6 +82,7 @@ class FakeServer:
         self.drafts.inc(10)
         self.drafted.inc(40)
         self.accepted.inc(10)
+        self.accepted_first.inc(10)
         self.queued.observe(0.5)
 
     def metrics(self, _: Request) -> Response:
