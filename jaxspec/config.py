@@ -180,18 +180,18 @@ def load_settings(schema: type[S], path: str | Path | None, overrides: Mapping[s
         if not isinstance(settings, dict):
             raise ConfigError(f"config {path} must be a mapping of settings, got {type(settings).__name__}")
     try:
-        return schema(**_merged({str(k): v for k, v in settings.items()}, overrides))
+        return schema(**merged({str(k): v for k, v in settings.items()}, overrides))
     except ValidationError as error:
         raise ConfigError("; ".join(_explain(e, schema) for e in error.errors())) from None
 
 
-def _merged(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def merged(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Both together; overrides win, nested mappings are merged key by key."""
     out = dict(settings)
     for key, value in overrides.items():
         current = out.get(key)
         if isinstance(current, Mapping) and isinstance(value, Mapping):
-            value = _merged(current, value)
+            value = merged(current, value)
         out[key] = value
     return out
 
@@ -255,5 +255,5 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
             raise ConfigError(f"{key}: not a YAML value: {value!r} ({error})") from None
         for part in reversed(key.strip().split(".")):
             setting = {part: setting}
-        out = _merged(out, setting)
+        out = merged(out, setting)
     return out

@@ -66,6 +66,8 @@ class RequestMetrics:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    #: Limit on its output tokens.
+    max_tokens: int = 0
     preemptions: int = 0
     #: First prediction of its output tokens; None if there was none before it ended, or no need for one.
     predicted_tokens: float | None = None

@@ -91,6 +91,7 @@ class Engine:
         self.observers = self.loop.observers
         self.token_observers = self.loop.token_observers
         self.first_token_observers = self.loop.first_token_observers
+        self.step_observers = self.loop.step_observers
 
         self._lock = threading.Condition()
         self._inbox: deque[tuple[RequestState, bool]] = deque()  # (request, False: it is new; True: cancel it)

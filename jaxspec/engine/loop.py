@@ -58,6 +58,8 @@ class EngineLoop:
         self.token_observers: list[Callable[[float, int], None]] = []
         #: Called with a request's metrics when its first token arrives.
         self.first_token_observers: list[Callable[[RequestMetrics], None]] = []
+        #: Called after a step with the number of prompt tokens that it computed and output tokens that it gave.
+        self.step_observers: list[Callable[[int], None]] = []
         #: Tokens that end an answer, unless a request ignores them.
         self.eos = frozenset(parts.model.tokenizer.eos_token_ids)
         self._int8_kv = config.kv_cache_dtype == "int8"
@@ -122,6 +124,7 @@ class EngineLoop:
         batches = self._launch(plan, timer)
         timer.mark_launched(len(batches))
         self.deliver()
+        before = self.counters.prompt_tokens + self.counters.generation_tokens
         by_id: dict[str, RequestResult] = {}
         for batch in batches:
             packed = batch.pending.packed
@@ -137,6 +140,7 @@ class EngineLoop:
             if result.tokens:
                 self._count_tokens(self._states[s.request.id], len(result.tokens), timer.read)
         self.counters.add_times(timer)
+        _tell(self.step_observers, self.counters.prompt_tokens + self.counters.generation_tokens - before)
 
     def _launch(self, plan: Plan, timer: StepTimer) -> list[MicroBatch]:
         """Draft for the requests and start their step on the device, in one micro-batch or several."""

@@ -103,6 +103,8 @@ class EngineStats:
     waiting: int = 0
     #: Waiting requests whose KV is in host memory.
     swapped: int = 0
+    #: Pages of the KV pool, and the fraction of them in use.
+    kv_pages: int = 0
     kv_usage: float = 0.0
     prefix_queries: int = 0
     prefix_hits: int = 0
@@ -155,6 +157,7 @@ def snapshot(loop: EngineLoop, queued: int, refused: int) -> EngineStats:
         running=scheduler.num_running,
         waiting=scheduler.num_waiting + queued,
         swapped=scheduler.num_swapped,
+        kv_pages=scheduler.pool.num_pages,
         kv_usage=scheduler.pool.usage,
         prefix_queries=scheduler.prefix_queries,
         prefix_hits=scheduler.prefix_hits,

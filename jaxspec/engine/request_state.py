@@ -39,7 +39,9 @@ class RequestState:
         constraint: Constraint | None = None,
     ):
         self.request, self.params, self.on_output = request, params, on_output
-        self.metrics = RequestMetrics(request.arrival, prompt_tokens=request.prompt_len, slo=request.slo)
+        self.metrics = RequestMetrics(
+            request.arrival, prompt_tokens=request.prompt_len, max_tokens=request.max_tokens, slo=request.slo
+        )
         self._stop_ids, self._end_at, self.constraint = stop_ids, end_at, constraint
         self._detokenizer = Detokenizer(
             tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens, params.min_tokens

@@ -8,10 +8,13 @@ import math
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from jaxspec.config import ConfigError, EngineConfig, parse_overrides, settings_like
+from jaxspec.config import ConfigError, EngineConfig, merged, parse_overrides, settings_like
+from jaxspec.serve import environment
+
+log = logging.getLogger("jaxspec.serve")
 
 _PROGRAM = "python -m jaxspec.serve"
 #: Exit code that shells use for a program ended by Ctrl-C (128 + SIGINT).
@@ -31,6 +34,8 @@ SETTINGS = {
     "swap_space": "host memory for the KV of preempted requests, in GiB; 0: no swapping, KV is recomputed",
     "seed": "sampling seed of requests that do not set one",
 }
+#: Options that set settings; the others are the server's own.
+_OF_CONFIG = ("model", "draft", "set", *SETTINGS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,22 +43,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Raises `SystemExit` with code 2 for bad input, after one line on standard error that names the problem.
     """
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    try:
+        given = environment.read(parser, os.environ)
+    except ValueError as e:
+        _fail(str(e))
+    parser.set_defaults(**{dest: value for dest, value in given.items() if dest not in _OF_CONFIG})
+    args = parser.parse_args(argv)
     logging.basicConfig(level=args.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     for verbose in ("httpx", "httpcore", "asyncio", "jax", "uvicorn.error"):
         logging.getLogger(verbose).setLevel(max(logging.WARNING, logging.root.level))
+    if unknown := environment.unknown(parser, os.environ):
+        log.warning("unknown environment variables, which have no effect: %s", ", ".join(unknown))
     try:
-        config = EngineConfig.load(args.config, **_overrides(args))
+        return _run(args, EngineConfig.load(args.config, **_overrides(given, vars(args))))
     except ConfigError as e:
-        _fail(str(e))
-    try:
-        return _run(args, config)
+        of_environment = {dest: value for dest, value in given.items() if getattr(args, dest) in (None, [], value)}
+        _fail(environment.blamed(str(e), of_environment))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
 
 
 def _run(args: argparse.Namespace, config: EngineConfig) -> int:
+    """Load the model and serve it. Raises `ConfigError` if the model and the settings do not fit."""
     from jaxspec.serve.app import MEGABYTE, ServerOptions
     from jaxspec.serve.run import bind, serve
 
@@ -73,11 +86,11 @@ def _run(args: argparse.Namespace, config: EngineConfig) -> int:
         try:
             with bar(sys.stderr.isatty()) as progress:
                 engine = Engine(config, progress=progress)
-        except (ConfigError, ModelLoadError, OSError) as e:
-            _fail(f"cannot load {config.model}: {e}" if not isinstance(e, ConfigError) else str(e))
+        except (ModelLoadError, OSError) as e:
+            _fail(f"cannot load {config.model}: {e}")
         options = ServerOptions(
-            tuple(args.api_key or _keys_of_environment()), int(args.max_body_mb * MEGABYTE),
-            tuple(args.allowed_origins), args.root_path, args.ssl_keyfile, args.ssl_certfile,
+            tuple(args.api_key or ()), int(args.max_body_mb * MEGABYTE), tuple(args.allowed_origins), args.root_path,
+            args.ssl_keyfile, args.ssl_certfile, args.sse_keep_alive, args.enable_log_requests,
         )  # fmt: skip
         engine.start()
         try:
@@ -109,6 +122,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog=_PROGRAM,
         description="Serve a model through an OpenAI-compatible API.",
+        epilog="Every option is also an environment variable: JAXSPEC_PORT, JAXSPEC_MAX_MODEL_LEN, …; several values "
+        "are separated by spaces. The command line takes precedence over variables, and variables over the preset.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -176,22 +191,36 @@ def _parser() -> argparse.ArgumentParser:
         "%(default)g)",
     )
     add(
+        "--sse-keep-alive",
+        type=_seconds,
+        default=15.0,
+        metavar="SECONDS",
+        help="a stream with nothing to send for this long sends a comment; 0: never (default: %(default)g)",
+    )
+    add(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         default="info",
         help="debug also logs every HTTP request (default: %(default)s)",
     )
+    add(
+        "--enable-log-requests",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="log the begin and the end of every request: its lengths and times, not its text (default: no)",
+    )
     return parser
 
 
-def _overrides(args: argparse.Namespace) -> dict[str, Any]:
-    """Settings given on the command line; an option of its own takes precedence over `--set`. Raises `ConfigError`."""
-    given = {name: getattr(args, name) for name in ("model", "draft", *SETTINGS)}
-    return {**parse_overrides(args.set), **{key: value for key, value in given.items() if value is not None}}
-
-
-def _keys_of_environment() -> list[str]:
-    return os.environ.get("JAXSPEC_API_KEY", "").split()
+def _overrides(*levels: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings given by options, by destination; later levels take precedence, and in each an option of its own takes
+    precedence over `--set`. Raises `ConfigError`."""
+    out: dict[str, Any] = {}
+    for given in levels:
+        own = {name: given.get(name) for name in ("model", "draft", *SETTINGS)}
+        out = merged(out, parse_overrides(given.get("set") or ()))
+        out |= {name: value for name, value in own.items() if value is not None}
+    return out
 
 
 def _key(text: str) -> str:

@@ -25,13 +25,14 @@ from jaxspec.serve.chat import plan_chat
 from jaxspec.serve.chat_answer import ChatAnswer
 from jaxspec.serve.errors import ApiError, install_handlers
 from jaxspec.serve.guard import BearerAuth, BodyLimit, RequestId
+from jaxspec.serve.log import ThroughputLog
 from jaxspec.serve.metrics import ServerMetrics
 from jaxspec.serve.prompts import encode, encode_chat, encode_prompts, resolve_max_tokens, truncate
 from jaxspec.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, GenerationRequest, TokenizeRequest
 from jaxspec.serve.reply import Reply
 from jaxspec.serve.responses_answer import ResponsesAnswer
 from jaxspec.serve.responses_fields import ResponsesRequest
-from jaxspec.serve.stream import Generation, OutputHub
+from jaxspec.serve.stream import Generation, HubOptions, OutputHub
 from jaxspec.version import __version__
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ MEGABYTE = 2**20
 class ServerOptions:
     """api_keys: any of them is accepted; none disables authentication. max_body: limit on request bodies, in bytes.
     allowed_origins: web pages that browsers let use the server, "*" for all. root_path: of the server behind a proxy.
-    tls_key, tls_certificate: PEM files; without them the server speaks plain HTTP.
+    tls_key, tls_certificate: PEM files; without them the server speaks plain HTTP. keep_alive: seconds after which a
+    silent stream sends a comment, 0: never. log_requests: log the begin and the end of every request.
     """
 
     api_keys: tuple[str, ...] = ()
@@ -53,6 +55,8 @@ class ServerOptions:
     root_path: str = ""
     tls_key: str | None = None
     tls_certificate: str | None = None
+    keep_alive: float = 15.0
+    log_requests: bool = False
 
 
 def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
@@ -62,8 +66,13 @@ def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.serving = Serving(engine, metrics, OutputHub(asyncio.get_running_loop()))
-        yield
+        hub = OutputHub(asyncio.get_running_loop(), HubOptions(metrics, options.log_requests, options.keep_alive))
+        app.state.serving = Serving(engine, metrics, hub)
+        throughput = asyncio.create_task(ThroughputLog(engine).run())
+        try:
+            yield
+        finally:
+            throughput.cancel()
 
     app = FastAPI(
         title="jaxspec", version=__version__, lifespan=lifespan, redirect_slashes=False, root_path=options.root_path

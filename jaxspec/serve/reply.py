@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from jaxspec.outputs import OutputDelta
 from jaxspec.serve.answer import Answer, Json
 from jaxspec.serve.errors import ApiError
 from jaxspec.serve.stream import ClientGone, Generation
 
+#: A comment: clients skip it, and proxies see that the connection is in use.
+_KEEP_ALIVE = b": keep-alive\n\n"
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -23,8 +25,9 @@ _SSE_HEADERS = [
 class Reply(Response):
     """Sends the output of `generation`, as a stream if `stream`.
 
-    The headers of a stream are sent with the first output, so that earlier failures get their own HTTP status. If the
-    client disconnects or anything fails, unfinished sequences are cancelled.
+    The headers of a stream are sent with the first output, so that earlier failures get their own HTTP status, or with
+    the first comment: a stream with nothing to send for `generation.keep_alive` seconds sends one. If the client
+    disconnects or anything fails, unfinished sequences are cancelled.
     """
 
     def __init__(self, generation: Generation, answer: Answer, stream: bool) -> None:
@@ -36,32 +39,37 @@ class Reply(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._generation.attached(receive):
             try:
-                first = await self._generation.next()
                 if self._stream:
-                    await self._events(first, send)
+                    await self._events(send)
                 else:
-                    await (await self._whole(first))(scope, receive, send)
+                    await (await self._whole())(scope, receive, send)
             except ClientGone:
                 return
 
-    async def _whole(self, batch: list[tuple[int, OutputDelta]]) -> Response:
-        while True:
-            for index, delta in batch:
+    async def _whole(self) -> Response:
+        while self._generation.running:
+            for index, delta in await self._generation.next():
                 self._answer.gather(index, delta)
-            if not self._generation.running:
-                return Response(orjson.dumps(self._answer.whole()), media_type="application/json")
-            batch = await self._generation.next()
+        return Response(orjson.dumps(self._answer.whole()), media_type="application/json")
 
-    async def _events(self, batch: list[tuple[int, OutputDelta]], send: Send) -> None:
+    async def _events(self, send: Send) -> None:
+        clock, pause = asyncio.get_running_loop().time, self._generation.keep_alive
+        due = clock() + pause
+        batch = await self._generation.next(pause or None)
         await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
         try:
             while True:
                 chunks = [chunk for index, delta in batch for chunk in self._answer.chunks(index, delta)]
                 if not self._generation.running:
                     break
-                if chunks:
-                    await send({"type": "http.response.body", "body": _sse(chunks), "more_body": True})
-                batch = await self._generation.next()
+                body = _sse(chunks)
+                # Outputs without a chunk, such as held back text, are silence too.
+                if not body and pause and clock() >= due:
+                    body = _KEEP_ALIVE
+                if body:
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                    due = clock() + pause
+                batch = await self._generation.next(max(0.0, due - clock()) if pause else None)
             end = _sse(chunks + self._answer.last_chunks())
         except ApiError as e:
             end = _sse(self._answer.failed(e))

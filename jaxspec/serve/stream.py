@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from starlette.types import Receive
@@ -15,11 +16,13 @@ from jaxspec.outputs import OutputDelta
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.sched.admission import SloRefused
 from jaxspec.sched.scheduler import QueueFull
+from jaxspec.serve import log
 from jaxspec.serve.errors import ApiError
 from jaxspec.slo import RequestSlo, resolve
 
 if TYPE_CHECKING:
     from jaxspec.engine.engine import Engine
+    from jaxspec.serve.metrics import ServerMetrics
 
 #: Seconds from the first output to the flush. All outputs of a step arrive within it, so one wake-up suffices per step.
 GATHER = 0.001
@@ -31,15 +34,26 @@ class ClientGone(Exception):
     """The client closed the connection."""
 
 
+@dataclass(frozen=True, slots=True)
+class HubOptions:
+    """metrics: count prompts. log_requests: log the begin and the end of requests. keep_alive: seconds after which a
+    silent stream sends a comment; 0: never."""
+
+    metrics: ServerMetrics | None = None
+    log_requests: bool = False
+    keep_alive: float = 0.0
+
+
 class OutputHub:
     """Passes outputs to the event loop's thread, with one wake-up for all outputs of a step.
 
     One wake-up per token would cost the engine more than the token's own host work: the loop's thread would take the
-    interpreter lock during the step, once per token.
+    interpreter lock during the step, once per token. `options` are those of all generations.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, options: HubOptions | None = None) -> None:
         self._loop = loop
+        self.options = options or HubOptions()
         self._outbox: deque[tuple[Generation, int, OutputDelta]] = deque()
         self._awake = False
 
@@ -71,9 +85,18 @@ class Generation:
         self._hub = hub
         #: Request id by index of the unfinished sequences.
         self._unfinished: dict[int, str] = {}
+        #: Sequences of a prompt, which are consecutive.
+        self._n = 1
+        #: Output tokens of the longest finished sequence, by prompt.
+        self._longest: dict[int, int] = {}
         self._inbox: list[tuple[int, OutputDelta]] = []
         self._waker: asyncio.Future[None] | None = None
         self._disconnected = False
+
+    @property
+    def keep_alive(self) -> float:
+        """Seconds after which a silent stream sends a comment; 0: never."""
+        return self._hub.options.keep_alive
 
     @property
     def running(self) -> bool:
@@ -90,6 +113,7 @@ class Generation:
     ) -> None:
         """Submit sequence i with `prompts[i]` and `params[i]`; `predict`: see `Engine.submit`. Submits all, or raises
         `ApiError` and submits none."""
+        self._n = params[0].n if params else 1
         try:
             for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
                 self._submit(index, prompt, sampling, slo, priority=priority, predict=predict)
@@ -100,7 +124,11 @@ class Generation:
     def _submit(
         self, index: int, prompt: Sequence[int], params: SamplingParams, slo: RequestSlo | None, **more: Any
     ) -> None:
+        logged = self._hub.options.log_requests
+
         def on_output(delta: OutputDelta) -> None:
+            if logged and delta.finish_reason is not None:
+                log.request_ends(delta)
             self._hub.put(self, index, delta)
 
         request_id = f"{self.id}-{index}"
@@ -118,6 +146,8 @@ class Generation:
         except EngineDead as e:
             raise ApiError(503, f"the engine has failed: {e}", code="engine_dead") from e
         self._unfinished[index] = request_id
+        if logged:
+            log.request_begins(request_id, len(prompt), params.max_tokens)
 
     def deliver(self, index: int, delta: OutputDelta) -> None:
         """Called by the hub."""
@@ -125,17 +155,31 @@ class Generation:
             return  # cancelled
         if delta.finish_reason is not None:
             del self._unfinished[index]
+            self._count(index // self._n, delta)
         self._inbox.append((index, delta))
         self._wake()
 
-    async def next(self) -> list[tuple[int, OutputDelta]]:
-        """Wait for outputs and return all new ones as (sequence index, delta).
+    def _count(self, prompt: int, last: OutputDelta) -> None:
+        """A sequence of a prompt has ended. The last one completes the prompt's metrics."""
+        tokens = last.metrics.output_tokens if last.metrics else 0
+        self._longest[prompt] = max(tokens, self._longest.get(prompt, 0))
+        if (metrics := self._hub.options.metrics) and all(i // self._n != prompt for i in self._unfinished):
+            metrics.observe_prompt(self._n, self._longest[prompt])
+
+    async def next(self, timeout: float | None = None) -> list[tuple[int, OutputDelta]]:
+        """Wait for outputs and return all new ones as (sequence index, delta); none after `timeout` seconds without.
 
         Raises `ClientGone` if the client has disconnected, `ApiError` if a sequence finished with `error` or `abort`.
         """
-        while not self._inbox and not self._disconnected:
-            self._waker = asyncio.get_running_loop().create_future()
-            await self._waker
+        if not self._inbox and not self._disconnected:
+            loop = asyncio.get_running_loop()
+            self._waker = loop.create_future()
+            timer = None if timeout is None else loop.call_later(timeout, self._wake)
+            try:
+                await self._waker
+            finally:
+                if timer is not None:
+                    timer.cancel()
         if self._disconnected:
             raise ClientGone
         batch, self._inbox = self._inbox, []

@@ -155,6 +155,18 @@ def test_the_first_token_is_observed_once_also_with_preemptions(tight: LLM) -> N
     assert all(m.ttft is not None and m.ttft > 0 for m in seen)
 
 
+def test_the_tokens_of_every_step_are_observed(roomy: LLM) -> None:
+    seen: list[int] = []
+    before = roomy.engine.stats()
+    roomy.engine.step_observers.append(seen.append)
+    outputs = roomy.generate([[90 + i] * 9 for i in range(3)], replace(GREEDY, max_tokens=5))
+    roomy.engine.step_observers.clear()
+    assert [o.metrics.max_tokens for o in outputs] == [5] * 3
+    after = roomy.engine.stats()
+    assert (len(seen), sum(seen)) == (after.steps - before.steps, 3 * (9 + 5))
+    assert after.kv_pages == 2048 // 16
+
+
 def test_a_failing_receiver_ends_only_its_own_request(roomy: LLM) -> None:
     def broken(delta: OutputDelta) -> None:
         raise ValueError("no")

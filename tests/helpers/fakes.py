@@ -120,6 +120,10 @@ class FakeEngine:
             tool_call_parser="auto",
             reasoning_parser="auto",
             slo=slo or SloSettings(),
+            page_size=32,
+            kv_cache_dtype="auto",
+            enable_prefix_caching=True,
+            gpu_memory_utilization=0.9,
         )
         self.max_model_len = max_model_len
         self.step = step
@@ -133,6 +137,7 @@ class FakeEngine:
         self.observers: list[Callable[[RequestMetrics, str], None]] = []
         self.token_observers: list[Callable[[float, int], None]] = []
         self.first_token_observers: list[Callable[[RequestMetrics], None]] = []
+        self.step_observers: list[Callable[[int], None]] = []
         #: Parameters and SLOs of all submitted requests, and the ids of those cancelled while they ran.
         self.submitted: list[SamplingParams] = []
         self.slos: list[Slo] = []
@@ -202,10 +207,11 @@ class FakeEngine:
             id = request_id or str(len(self.submitted))
             metrics = RequestMetrics(time.monotonic(), prompt_tokens=len(prompt_ids), predicted_tokens=self.predicted)
             metrics.kv_quantized, metrics.slo = self.kv_quantized, wanted
+            metrics.max_tokens = params.max_tokens or 16
             self.submitted.append(params)
             self.slos.append(wanted)
             recital = _Recital(
-                id, list(prompt_ids), params, params.max_tokens or 16, on_output, stream, metrics, params.seed or 0
+                id, list(prompt_ids), params, metrics.max_tokens, on_output, stream, metrics, params.seed or 0
             )
             self._requests[id] = recital
             self._lock.notify()
@@ -222,6 +228,7 @@ class FakeEngine:
         return EngineStats(
             running=running,
             waiting=len(self._requests) - running,
+            kv_pages=1000,
             kv_usage=running / self.config.max_num_seqs,
             generation_tokens=self._generated,
             host_seconds=1.0,
@@ -245,8 +252,11 @@ class FakeEngine:
                 if self._stop_at is not None and (not self._requests or time.monotonic() >= self._stop_at):
                     self._state, self.failure = "dead", "the engine has been shut down"
                     return self._end_all("abort", None)
-                for recital in list(self._requests.values())[: self.config.max_num_seqs]:
+                running = list(self._requests.values())[: self.config.max_num_seqs]
+                for recital in running:
                     self._advance(recital)
+                for observe in self.step_observers:
+                    observe(len(running))
             next_step += self.step
             time.sleep(max(0.0, next_step - time.monotonic()))
 

@@ -196,6 +196,6 @@ def test_the_second_signal_does_not_wait_for_a_long_step(started: tuple[subproce
 
 def test_settings_with_an_option_of_their_own() -> None:
     argv = "--max-num-seqs 3 --no-enable-prefix-caching --served-model-name 7 --set max_num_seqs=5 --swap-space 0.5"
-    config = EngineConfig.load(None, **_overrides(_parser().parse_args(argv.split())))
+    config = EngineConfig.load(None, **_overrides(vars(_parser().parse_args(argv.split()))))
     assert (config.max_num_seqs, config.enable_prefix_caching) == (3, False)
     assert (config.served_model_name, config.swap_space) == (["7"], 0.5)
