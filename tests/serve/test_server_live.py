@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 from helpers.serving import eventually
 
@@ -210,3 +212,57 @@ def test_a_second_ctrl_c_ends_running_streams_without_noise() -> None:
         assert process.returncode == 130
         assert "Traceback" not in said and "ERROR" not in said
         assert "waiting up to 30 s for 6 requests; Ctrl-C again stops at once" in said
+
+
+class Capital(BaseModel):
+    country: str = Field(max_length=40)
+    capital: str = Field(max_length=40)
+
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather", "description": "The weather of a city.",
+        "parameters": {
+            "type": "object", "properties": {"city": {"type": "string", "maxLength": 40}}, "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}  # fmt: skip
+
+
+def test_parse_returns_an_object(client: openai.OpenAI, model: str) -> None:
+    got = client.chat.completions.parse(
+        model=model, messages=CHAT, response_format=Capital, max_tokens=100, temperature=0
+    )
+    parsed = got.choices[0].message.parsed
+    assert parsed is not None
+    assert parsed.capital == "Paris"
+
+
+def test_a_tool_loop_of_three_turns(client: openai.OpenAI, model: str) -> None:
+    messages: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+    choices: list[Any] = ["required", {"type": "function", "function": {"name": "get_weather"}}]
+    for choice in choices:
+        got = client.chat.completions.create(
+            model=model, messages=messages, tools=[WEATHER], tool_choice=choice, max_tokens=100, temperature=0,
+            parallel_tool_calls=False,
+        )  # fmt: skip
+        message = got.choices[0].message
+        (call,) = message.tool_calls or []
+        assert call.type == "function"
+        assert call.function.name == "get_weather"
+        assert set(json.loads(call.function.arguments)) == {"city"}
+        messages.append(message.model_dump(exclude_none=True))
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": "Sunny, 25 degrees."})
+    last = client.chat.completions.create(model=model, messages=messages, max_tokens=40, temperature=0)
+    assert last.choices[0].message.content
+
+
+def test_responses_are_the_chats_answers(client: openai.OpenAI, model: str) -> None:
+    whole = client.responses.create(model=model, input=CHAT[0]["content"], max_output_tokens=40, temperature=0)
+    chat = client.chat.completions.create(model=model, messages=CHAT, max_tokens=40, temperature=0)
+    assert whole.output_text == chat.choices[0].message.content
+    with client.responses.stream(model=model, input=CHAT[0]["content"], max_output_tokens=40, temperature=0) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        assert stream.get_final_response().output_text == text == whole.output_text
