@@ -30,35 +30,42 @@ __all__ = ["DEFAULT_MODEL", "TABLE", "LoadedModel", "ModelLoadError", "Tokenizer
 
 log = logging.getLogger(__name__)
 
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*\Z")
+#: owner/name, and the quantisation of a .gguf file in it.
+_HUB_ID = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?::([\w.-]+))?\Z")
 
 
-def load_model(name_or_path: str) -> LoadedModel:
-    """Load configuration and tokenizer, check the weights. Raises `ModelLoadError` with the problem and a remedy."""
+def load_model(name_or_path: str, revision: str | None = None) -> LoadedModel:
+    """Load configuration and tokenizer, check the weights.
+
+    A hub id is `owner/name`, or `owner/name:Q4_K_M` for a .gguf file; `revision` is its branch, tag or commit. Raises
+    `ModelLoadError` with the problem and a remedy.
+    """
+    path = Path(name_or_path).expanduser()
+    hub_id = None if path.suffix == ".gguf" or path.exists() else _HUB_ID.match(name_or_path)
+    if hub_id is not None:
+        from jaxspec.models.load.hub import fetch_model
+
+        path = fetch_model(hub_id[1], hub_id[2], revision)
+        return _load_path(path, name_or_path)
+    if revision is not None:
+        raise ModelLoadError(f"revision {revision!r} needs a hub id (owner/name), which {name_or_path!r} is not")
     if name_or_path in TABLE:
         return _load_entry(TABLE[name_or_path])
-    path = Path(name_or_path).expanduser()
-    if path.is_dir():
-        from jaxspec.models.load.hf import load_folder
-
-        return load_folder(path, path.resolve().name)
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise ModelLoadError(
-                f"{path}: only .gguf files can be loaded by file; pass the folder of a Hugging Face model"
-            )
-        return _load_gguf(path, path.stem)
-    if _HUB_ID.match(name_or_path) and path.suffix != ".gguf":
-        from jaxspec.models.load.hf import download, load_folder
-
-        return load_folder(download(name_or_path), name_or_path)
+    if path.exists():
+        return _load_path(path, path.resolve().name if path.is_dir() else path.stem)
     raise ModelLoadError(
         f"no model {name_or_path!r}: neither a built-in name ({', '.join(TABLE)}), nor a Hugging Face folder, "
-        "nor a .gguf file, nor a hub id (owner/name)"
+        "nor a .gguf file, nor a hub id (owner/name or owner/name:Q4_K_M)"
     )
 
 
-def _load_gguf(path: Path, name: str) -> LoadedModel:
+def _load_path(path: Path, name: str) -> LoadedModel:
+    if path.is_dir():
+        from jaxspec.models.load.hf import load_folder
+
+        return load_folder(path, name)
+    if path.suffix != ".gguf":
+        raise ModelLoadError(f"{path}: only .gguf files can be loaded by file; pass the folder of a Hugging Face model")
     return _with_weights(_read_header(path), path, name)
 
 

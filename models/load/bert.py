@@ -18,8 +18,8 @@ from tokenizers.models import WordPiece
 
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.bert import ACTIVATIONS, BertConfig, BertEncoder
-from jaxspec.models.load.files import filled, shapes_of
-from jaxspec.models.load.hf import SafetensorsFolder, read_json
+from jaxspec.models.load.files import filled, read_json, shapes_of
+from jaxspec.models.load.hf import SafetensorsFolder
 from jaxspec.models.load.registry import ENCODERS, fetch_all
 from jaxspec.models.load.weights import Weights
 

@@ -1,13 +1,14 @@
-"""Helpers for model files: atomic writes, INT8 storage, weights of Flax modules by name."""
+"""Helpers for model files: JSON, atomic writes, INT8 storage, weights of Flax modules by name."""
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +16,18 @@ from flax import nnx
 
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.load.weights import Weights
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises `ModelLoadError`."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        reason = e.strerror if isinstance(e, OSError) and e.strerror else e  # str(e) would repeat the path
+        raise ModelLoadError(f"{path}: not readable as JSON ({reason})") from e
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path}: expected a JSON object")
+    return value
 
 
 @contextmanager

@@ -90,6 +90,7 @@ def _build(fields: Mapping[str, Any], where: str) -> Tokenizer:
         eos_token_ids=end_token_ids(backend, (eos, get("eot_token_id"), get("eom_token_id"))),
         bos_token_id=bos,
         chat_template=fields.get("tokenizer.chat_template"),
+        tool_template=fields.get("tokenizer.chat_template.tool_use"),
         template_tokens={f"{name}_token": tokens[i] for name, i in named.items() if i is not None and i < len(tokens)},
     )
 

@@ -1,9 +1,8 @@
-"""Loads Hugging Face folders: safetensors, tokenizer and chat template, local or from the hub."""
+"""Loads Hugging Face folders: safetensors, tokenizer, chat template and generation config."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,48 +13,13 @@ from safetensors import SafetensorError, safe_open
 
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.config import DecoderConfig
+from jaxspec.models.load.files import read_json
+from jaxspec.models.load.generation_config import read_generation_config, sampling_of
 from jaxspec.models.load.hf_config import decoder_config
-from jaxspec.models.load.hf_tokenizer import SPECIAL, read_backend
+from jaxspec.models.load.hf_tokenizer import load_tokenizer
 from jaxspec.models.load.loaded import LoadedModel
 from jaxspec.models.load.stored import FLOATS, StoredMatrix
-from jaxspec.models.load.tokenizer import Tokenizer, end_token_ids
 from jaxspec.models.load.weights import HF_NAMES, check_tensors, lazy_weights
-
-_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-    "merges.txt",
-    "added_tokens.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "model.safetensors.index.json",
-    "model*.safetensors",
-)
-
-
-def download(repo: str) -> Path:
-    """Path of the local copy of `owner/name`, downloaded if needed. Raises `ModelLoadError` if that fails."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    try:
-        return Path(snapshot_download(repo, allow_patterns=list(_FILES)))
-    except GatedRepoError as e:
-        hint = "its owner must grant access: ask on its page, then run `hf auth login`"
-        raise ModelLoadError(f"hub model {repo!r}: {hint}") from e
-    except RepositoryNotFoundError as e:
-        hint = "there is no such model, or it is private and needs `hf auth login`"
-        raise ModelLoadError(f"hub model {repo!r}: {hint} (for a local folder, pass its path)") from e
-    except LocalEntryNotFoundError as e:
-        reason = "the hub can't be reached and there is no local copy"
-        raise ModelLoadError(f"hub model {repo!r}: {reason}; run `hf download {repo}` where there is a network") from e
-    except Exception as e:  # the HTTP client's errors differ between versions
-        raise ModelLoadError(f"hub model {repo!r}: the download failed ({type(e).__name__}: {e})") from e
-
 
 _INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
@@ -124,61 +88,14 @@ def load_folder(folder: Path, name: str) -> LoadedModel:
     config = decoder_config(raw, str(config_file))
     tensors = SafetensorsFolder(folder)
     check_tensors(config, tensors, HF_NAMES, ignored=_unused(config, tensors), where=str(folder))
-    generation = _optional_json(folder / "generation_config.json")
-    declared = generation.get("eos_token_id", raw.get("eos_token_id"))
+    generation = read_generation_config(folder)
+    declared = None if generation is None else generation.eos_token_id
+    if declared is None:
+        declared = raw.get("eos_token_id")
     tokenizer = load_tokenizer(folder, declared if isinstance(declared, list) else [declared])
     config = replace(config, eos_token_ids=tokenizer.eos_token_ids, bos_token_id=tokenizer.bos_token_id)
-    return LoadedModel(config, lazy_weights(config, tensors, HF_NAMES), tokenizer, name)
-
-
-def load_tokenizer(folder: Path, eos_token_ids: Sequence[int | None] = ()) -> Tokenizer:
-    """Load the folder's tokenizer with special tokens and chat template.
-
-    `eos_token_ids`: end tokens that the model declares. Raises `ModelLoadError`.
-    """
-    backend, named = read_backend(folder)
-    backend.no_padding()
-    backend.no_truncation()
-    settings = _optional_json(folder / "special_tokens_map.json") | _optional_json(folder / "tokenizer_config.json")
-    for key in SPECIAL:
-        value = settings.get(key)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            named[key] = text
-    eos = backend.token_to_id(named["eos_token"]) if "eos_token" in named else None
-    return Tokenizer(
-        backend=backend,
-        eos_token_ids=end_token_ids(backend, [*eos_token_ids, eos]),
-        bos_token_id=backend.token_to_id(named["bos_token"]) if "bos_token" in named else None,
-        chat_template=_chat_template(folder, settings),
-        template_tokens=named,
-    )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises `ModelLoadError`."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        reason = e.strerror if isinstance(e, OSError) and e.strerror else e  # str(e) would repeat the path
-        raise ModelLoadError(f"{path}: not readable as JSON ({reason})") from e
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path}: expected a JSON object")
-    return value
-
-
-def _optional_json(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
-
-
-def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    template = settings.get("chat_template")
-    if isinstance(template, list):  # several, each with a name
-        template = {t["name"]: t["template"] for t in template if isinstance(t, dict)}.get("default")
-    return template if isinstance(template, str) else None
+    sampling = {} if generation is None else sampling_of(generation)
+    return LoadedModel(config, lazy_weights(config, tensors, HF_NAMES), tokenizer, name, sampling)
 
 
 def _unused(config: DecoderConfig, tensors: SafetensorsFolder) -> list[str]:

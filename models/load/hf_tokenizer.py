@@ -1,9 +1,16 @@
-"""Reads the tokenizer of a Hugging Face folder: tokenizer.json, or older vocabulary files through transformers."""
+"""Loads the tokenizer of a Hugging Face folder with transformers, without torch and without running a model's code.
+
+A tokenizer.json is taken as it is, by transformers' class for that (`PreTrainedTokenizerFast`). `AutoTokenizer` is not
+asked: from version 5 it builds many tokenizers anew from the vocabulary and the rules of a class that it knows. For the
+recorded qwen2 model that adds a token without an embedding and another normalisation; for SentencePiece models " two"
+gets other ids than from tokenizer.json and from sentencepiece itself. It also imports torch where that is installed.
+Folders without a tokenizer.json have only the class, so there `AutoTokenizer` decides.
+"""
 
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,55 +19,72 @@ import tokenizers
 
 from jaxspec.errors import ModelLoadError
 from jaxspec.extras import install_hint
+from jaxspec.models.load.files import read_json
+from jaxspec.models.load.lazy_transformers import import_transformers
+from jaxspec.models.load.tokenizer import Tokenizer, end_token_ids
 
-SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
+_WHOLE = "tokenizer.json"
+#: Files that name special tokens.
+_SETTINGS = ("added_tokens.json", "special_tokens_map.json", "tokenizer_config.json")
 #: A tokenizer that fits its vocabulary reproduces this text.
 _SAMPLE = "The quick brown fox jumps over the lazy dog, 12345 times."
 
 
-def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """Read the tokenizer and, if it had to be converted, its special tokens by name. Raises `ModelLoadError`."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return _convert(folder)
-    try:
-        return tokenizers.Tokenizer.from_file(str(path)), {}
-    except Exception as e:  # the Rust library raises a bare Exception
-        raise ModelLoadError(f"{path}: not a readable tokenizer ({e})") from e
+def load_tokenizer(folder: Path, eos_token_ids: Sequence[int | None] = ()) -> Tokenizer:
+    """Load the folder's tokenizer with special tokens and chat templates.
 
-
-def _convert(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """Convert BPE files (vocab.json and merges.txt) or a SentencePiece tokenizer.model.
-
-    Other files are not tried: some old formats are pickles, which are never loaded.
+    `eos_token_ids`: end tokens that the model declares. Raises `ModelLoadError`.
     """
     vocabulary = _vocabulary_file(folder)
-    # Imported here: it takes a second, and most folders have a tokenizer.json. The variable suppresses a warning on
-    # stderr that PyTorch is missing.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from transformers import AutoTokenizer
+    settings = {name: read_json(folder / name) for name in _SETTINGS if (folder / name).is_file()}
+    loaded = _read(folder, vocabulary)
+    backend, named = loaded.backend_tokenizer, loaded.special_tokens_map
+    if vocabulary.name == "vocab.json":
+        backend, named = _without_defaults(backend, named, settings)
+    if vocabulary.name != _WHOLE:
+        _check(backend, vocabulary)
+    backend.no_padding()
+    backend.no_truncation()
+    templates = loaded.chat_template
+    if not isinstance(templates, Mapping):
+        templates = {"default": templates}
+    eos = backend.token_to_id(named["eos_token"]) if "eos_token" in named else None
+    return Tokenizer(
+        backend=backend,
+        eos_token_ids=end_token_ids(backend, [*eos_token_ids, eos]),
+        bos_token_id=backend.token_to_id(named["bos_token"]) if "bos_token" in named else None,
+        chat_template=templates.get("default"),
+        template_tokens=named,
+        tool_template=templates.get("tool_use"),
+    )
 
+
+def _read(folder: Path, vocabulary: Path) -> Any:
+    """The tokenizer as an object of transformers. Raises `ModelLoadError`."""
+    transformers = import_transformers()
     try:
-        converted = AutoTokenizer.from_pretrained(
-            str(folder.absolute()), local_files_only=True, trust_remote_code=False
-        )
-        spec = json.loads(converted.backend_tokenizer.to_str())
-        special = {name: getattr(converted, name) for name in SPECIAL}
-        if vocabulary.name == "vocab.json":
-            _drop_defaults(spec, special, folder)
-        backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+        loader = transformers.PreTrainedTokenizerFast if vocabulary.name == _WHOLE else transformers.AutoTokenizer
+        return loader.from_pretrained(str(folder.absolute()), local_files_only=True, trust_remote_code=False)
     except Exception as e:  # transformers raises many types: ValueError, OSError, AttributeError, …
-        reason = f"transformers can't convert it ({type(e).__name__}: {' '.join(str(e).split())[:300]})"
+        reason = f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"
+        if vocabulary.name == _WHOLE:
+            raise ModelLoadError(f"{vocabulary}: not a readable tokenizer ({reason})") from e
         if "trust_remote_code" in str(e):
-            reason = "its tokenizer is Python code that comes with the model, which is never run"
-        raise _unusable(vocabulary, reason) from e
-    _check(backend, vocabulary)
-    return backend, {name: text for name, text in special.items() if text is not None}
+            raise _unusable(
+                vocabulary, "its tokenizer is Python code that comes with the model, which is never run"
+            ) from e
+        raise _unusable(vocabulary, f"transformers can't convert it ({reason})") from e
 
 
 def _vocabulary_file(folder: Path) -> Path:
-    """Path of the vocabulary file. Raises `ModelLoadError` if there is none, or a package to read it is missing."""
-    bpe, pieces = folder / "vocab.json", folder / "tokenizer.model"
+    """tokenizer.json, or the file that is converted: vocab.json (with merges.txt), or a SentencePiece tokenizer.model.
+
+    Other files are not tried: some old formats are pickles, which are never loaded. Raises `ModelLoadError` if there is
+    none, or a package to read it is missing.
+    """
+    whole, bpe, pieces = folder / _WHOLE, folder / "vocab.json", folder / "tokenizer.model"
+    if whole.is_file():
+        return whole
     if bpe.is_file() and (folder / "merges.txt").is_file():
         return bpe
     if not pieces.is_file():
@@ -82,20 +106,21 @@ def _installed(module: str) -> bool:
         return False
 
 
-def _drop_defaults(spec: dict[str, Any], special: dict[str, str | None], folder: Path) -> None:
-    """Remove special tokens that neither the vocabulary nor the folder's JSON files contain.
+def _without_defaults(
+    backend: tokenizers.Tokenizer, named: Mapping[str, str], settings: Mapping[str, Any]
+) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    """Backend and named special tokens, without those that neither the vocabulary nor the folder's files have.
 
     transformers appends the defaults of the tokenizer class (GPT-2's `<|endoftext|>`) to the vocabulary, where the
     model has no embeddings.
     """
-    settings = [_json(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json")]
-    known = json.dumps([_json(folder / "added_tokens.json"), *settings], ensure_ascii=False)
+    spec, known = json.loads(backend.to_str()), json.dumps(settings, ensure_ascii=False)
     vocabulary = spec["model"]["vocab"]
     foreign = {t["content"] for t in spec["added_tokens"] if t["content"] not in vocabulary}
     foreign = {text for text in foreign if json.dumps(text, ensure_ascii=False) not in known}
     spec["added_tokens"] = [t for t in spec["added_tokens"] if t["content"] not in foreign]
-    for name, text in special.items():
-        special[name] = None if text in foreign else text
+    kept = {name: text for name, text in named.items() if text not in foreign}
+    return tokenizers.Tokenizer.from_str(json.dumps(spec)), kept
 
 
 def _check(backend: tokenizers.Tokenizer, vocabulary: Path) -> None:
@@ -105,7 +130,7 @@ def _check(backend: tokenizers.Tokenizer, vocabulary: Path) -> None:
     does not fail, it drops text.
     """
     if vocabulary.name == "vocab.json":
-        moved = [text for text, id in _json(vocabulary).items() if backend.token_to_id(text) != id]
+        moved = [text for text, id in read_json(vocabulary).items() if backend.token_to_id(text) != id]
         if moved:
             raise _unusable(vocabulary, f"the converted tokenizer gives {moved[0]!r} another id")
     text = backend.decode(backend.encode(_SAMPLE, add_special_tokens=False).ids)
@@ -119,12 +144,3 @@ def _unusable(vocabulary: Path, why: str) -> ModelLoadError:
         "tokenizer_config.json, or create a tokenizer.json where the model's own tokenizer works: "
         "AutoTokenizer.from_pretrained(…).save_pretrained(…)"
     )
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    value = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(value, dict):
-        raise ValueError(f"{path.name} is not a JSON object")
-    return value

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxspec.models.config import DecoderConfig, RopeScaling
 from jaxspec.models.load.files import replacing
@@ -15,7 +15,7 @@ from jaxspec.models.load.tokenizer import Tokenizer
 from jaxspec.models.load.weights import Weights
 
 #: Version of the header's layout. Increase it when the content changes: older files are then written again.
-_LAYOUT = 2
+_LAYOUT = 3
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,15 @@ class LoadedModel:
     """Configuration, weights and tokenizer of a model.
 
     `weights` as in `jaxspec.models.load`: of `load_model` a `LazyWeights`, but any mapping will do, also one of arrays
-    on the device.
+    on the device. `sampling`: the sampling parameters that the model's authors recommend, by the names of
+    `SamplingParams`.
     """
 
     config: DecoderConfig
     weights: Weights
     tokenizer: Tokenizer
     name: str
+    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Header(NamedTuple):

@@ -81,6 +81,7 @@ class Tokenizer:
     """A `tokenizers.Tokenizer` with end tokens and chat template.
 
     `template_tokens`: special tokens as text, by the names that templates use: `bos_token`, `eos_token`, ….
+    `tool_template`: the chat template for requests with tools, if the model has one of its own for them.
     """
 
     backend: tokenizers.Tokenizer
@@ -88,6 +89,7 @@ class Tokenizer:
     bos_token_id: int | None = None
     chat_template: str | None = None
     template_tokens: Mapping[str, str] = field(default_factory=dict)
+    tool_template: str | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -141,19 +143,24 @@ class Tokenizer:
         """Render a conversation to a prompt that contains the start token: encode it without special tokens.
 
         `continue_final_message`: end it after the content of the last message, which the output then continues. `kw`:
-        variables of the template. Raises `ValueError` if the model has no template, the template refuses the messages,
-        or it does not show the last one.
+        variables of the template; with `tools`, it is `tool_template` if there is one. Raises `ValueError` if the model
+        has no template, the template refuses the messages, or it does not show the last one.
         """
-        if self._template is None:
+        template = self._tool_template if kw.get("tools") else self._template
+        if template is None:
             raise ValueError("this model has no chat template; use plain completions")
         variables = {**self.template_tokens, "tools": None, "documents": None, **kw}
         variables["add_generation_prompt"] = add_generation_prompt and not continue_final_message
-        prompt = self._template.render(messages, **variables)
+        prompt = template.render(messages, **variables)
         return _up_to_content(prompt, messages[-1]) if continue_final_message else prompt
 
     @cached_property
     def _template(self) -> ChatTemplate | None:
         return None if self.chat_template is None else ChatTemplate(self.chat_template)
+
+    @cached_property
+    def _tool_template(self) -> ChatTemplate | None:
+        return self._template if self.tool_template is None else ChatTemplate(self.tool_template)
 
     @cached_property
     def _byte_level(self) -> bool:
@@ -178,6 +185,7 @@ class Tokenizer:
                 "bos_token_id": self.bos_token_id,
                 "chat_template": self.chat_template,
                 "template_tokens": dict(self.template_tokens),
+                "tool_template": self.tool_template,
             }
         )
 

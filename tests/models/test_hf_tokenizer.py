@@ -1,10 +1,10 @@
-"""Folders without a tokenizer.json: transformers converts their vocabulary files, and runs no code of theirs."""
+"""Tokenizers of folders, through transformers: tokenizer.json as it is, older files converted, no code is run."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,16 +12,41 @@ from typing import Any
 
 import pytest
 import sentencepiece
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.checkpoints import GOLDEN, config, hf_tensors, write_hf
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.load import Tokenizer, load_model
-from jaxspec.models.load.hf import load_tokenizer
+from jaxspec.models.load.hf_tokenizer import load_tokenizer
 
 LLAMA = GOLDEN / "llama"
 WHOLE = load_tokenizer(LLAMA)
+
+
+FAMILIES = ["linear_rope", "llama", "llama3_rope", "mistral", "qwen2", "qwen3"]
+TEXTS = [
+    "Rainy weekend <|end|> 12,50 €",
+    "  two\n\n\tlines",
+    "I'll pay   1234€, DON'T ask",
+    "e\u0301 ﬁ <|endoftext|>",
+    "",
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokenizer_json_is_taken_as_it_is(family: str) -> None:
+    """Whatever class transformers has for the family."""
+    file = tokenizers.Tokenizer.from_file(str(GOLDEN / family / "tokenizer.json"))
+    tokenizer = load_tokenizer(GOLDEN / family)
+    for text in TEXTS:
+        for special in (True, False):
+            assert tokenizer.encode(text, special) == file.encode(text, add_special_tokens=special).ids
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.special_ids) == (0, (1,), {0, 1})
+    assert tokenizer.vocab_size == 320
+    assert tokenizer.template_tokens == {"bos_token": "<|start|>", "eos_token": "<|end|>"}
+    assert tokenizer.chat_template == (GOLDEN / family / "chat_template.jinja").read_text(encoding="utf-8")
 
 
 def write_bpe(folder: Path, **settings: Any) -> Path:
@@ -90,6 +115,22 @@ def test_sentencepiece_files(tmp_path: Path) -> None:
     assert (tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.vocab_size) == (1, (2,), 500)
 
 
+def test_tokenizer_json_of_a_sentencepiece_model(tmp_path: Path) -> None:
+    """As Llama 2's: spaces are those of sentencepiece, and text after a special token starts with one."""
+    spec = json.loads(load_tokenizer(write_pieces(tmp_path)).backend.to_str())
+    original = sentencepiece.SentencePieceProcessor()
+    original.Load(str(tmp_path / "tokenizer.model"))
+    prepend, spaces = {"type": "Prepend", "prepend": "▁"}, {"String": " "}
+    steps = [prepend, {"type": "Replace", "pattern": spaces, "content": "▁"}]
+    spec |= {"pre_tokenizer": None, "normalizer": {"type": "Sequence", "normalizers": steps}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    tokenizer = load_tokenizer(tmp_path)
+    for text in (" two", "two", "  x\n\n  lines"):
+        assert tokenizer.encode(text, add_special_tokens=False) == original.EncodeAsIds(text)
+    assert tokenizer.encode("</s>two", add_special_tokens=False) == [2, *original.EncodeAsIds("two")]
+
+
 def test_without_sentencepiece_the_message_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,17 +174,46 @@ def test_pickled_vocabularies_are_not_tried(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
-def test_transformers_is_imported_only_where_it_is_needed(tmp_path: Path) -> None:
-    shutil.copytree(LLAMA, tmp_path / "whole")
-    write_bpe(tmp_path / "bpe")
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_the_damaged_file_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((LLAMA / "tokenizer.json").read_bytes())
+    (tmp_path / name).write_text("{")
+    with pytest.raises(ModelLoadError, match=f"{name}: not readable as JSON"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("installed", [False, True], ids=["no torch", "torch"])
+def test_what_is_imported(tmp_path: Path, installed: bool) -> None:
+    """transformers for folders alone, silently; torch never, even if it could be: it would take seconds."""
+    if installed:
+        (tmp_path / "torch").mkdir()
+        (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('not needed')")
+        (tmp_path / "torch-2.9.0.dist-info").mkdir()
+        about = "Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n"
+        (tmp_path / "torch-2.9.0.dist-info" / "METADATA").write_text(about)
+    script = f"""
+import sys
+from importlib.util import find_spec
+import jaxspec.engine.engine
+import jaxspec.models.load.gguf
+assert bool(find_spec("torch")) == {installed} and "transformers" not in sys.modules
+jaxspec.models.load.load_model({str(LLAMA)!r})
+assert "transformers" in sys.modules and "torch" not in sys.modules
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, timeout=120, capture_output=True, text=True, env=environment
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_older_files_need_no_torch(tmp_path: Path) -> None:
     script = f"""
 import sys
 from pathlib import Path
-from jaxspec.models.load.hf import load_tokenizer
-load_tokenizer(Path({str(tmp_path / "whole")!r}))
-assert "transformers" not in sys.modules
-load_tokenizer(Path({str(tmp_path / "bpe")!r}))
-assert "transformers" in sys.modules
+sys.modules["torch"] = None
+from jaxspec.models.load.hf_tokenizer import load_tokenizer
+load_tokenizer(Path({str(write_bpe(tmp_path))!r}))
 """
-    done = subprocess.run([sys.executable, "-c", script], check=True, timeout=120, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("", "")
+    done = subprocess.run([sys.executable, "-c", script], check=False, timeout=120, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -14,7 +14,7 @@ from helpers.checkpoints import GOLDEN, byte_vocabulary
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.load import Tokenizer, load_model
 from jaxspec.models.load.gguf_tokenizer import PRE_TOKENIZERS, gguf_tokenizer
-from jaxspec.models.load.hf import load_tokenizer
+from jaxspec.models.load.hf_tokenizer import load_tokenizer
 
 SPM = json.loads((GOLDEN / "spm.json").read_text(encoding="utf-8"))[0]
 SMOLLM2 = json.loads((GOLDEN / "smollm2.json").read_text(encoding="utf-8"))
@@ -187,14 +187,34 @@ def test_chat_template_refused(template: str | None, message: str) -> None:
 
 
 def test_named_chat_templates(tmp_path: Any) -> None:
-    """Several templates: the default one counts. A token may be given with its flags."""
+    """Several templates: `tool_use` for tools, else the default one. A token may be given with its flags."""
     (tmp_path / "tokenizer.json").write_bytes((GOLDEN / "llama" / "tokenizer.json").read_bytes())
-    templates = [{"name": "tools", "template": "no"}, {"name": "default", "template": "{{ eos_token }}"}]
-    settings = {"chat_template": templates, "eos_token": {"content": "<|end|>", "lstrip": False}}
+    templates = {"rag": "no", "default": "{{ eos_token }}", "tool_use": "{{ tools[0] }}{{ eos_token }}"}
+    named = [{"name": name, "template": template} for name, template in templates.items()]
+    settings = {"chat_template": named, "eos_token": {"__type": "AddedToken", "content": "<|end|>", "lstrip": False}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer = load_tokenizer(tmp_path)
-    assert tokenizer.apply_chat_template([]) == "<|end|>"
     assert tokenizer.eos_token_ids == (1,)
+    for each in (tokenizer, Tokenizer.from_json(tokenizer.to_json())):
+        assert each.apply_chat_template([]) == each.apply_chat_template([], tools=[]) == "<|end|>"
+        assert each.apply_chat_template([], tools=["search"]) == "search<|end|>"
+
+
+def test_templates_in_files(tmp_path: Any) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((GOLDEN / "llama" / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "old"}))
+    (tmp_path / "chat_template.jinja").write_text("default")
+    assert load_tokenizer(tmp_path).apply_chat_template([], tools=["search"]) == "default"
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.apply_chat_template([]) == "default"
+    assert tokenizer.apply_chat_template([], tools=["search"]) == "tools"
+
+
+def test_gguf_tool_template() -> None:
+    fields = byte_vocabulary("gpt-2") | {"tokenizer.chat_template.tool_use": "{{ tools[0] }}"}
+    assert gguf_tokenizer(fields, "test").apply_chat_template([], tools=["search"]) == "search"
 
 
 @BOTH
