@@ -15,7 +15,7 @@ PAGE = Path(__file__).parent / "api.md"
 #: Section -> `module:name`, for classes with the methods to list.
 SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "Offline": {
-        "jaxspec.llm:LLM": ("generate", "chat", "close"),
+        "jaxspec.llm:LLM": ("generate", "chat", "get_default_sampling_params", "close"),
         "jaxspec.async_llm:AsyncLLM": ("generate", "close"),
         "jaxspec.sampling_params:SamplingParams": (),
         "jaxspec.structured_outputs:StructuredOutputs": (),

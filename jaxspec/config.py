@@ -22,8 +22,14 @@ class ConfigError(ValueError):
 class EngineConfig(PolicyConfig):
     """All settings of an engine, including its scheduling policy. docs/configuration.md explains them."""
 
-    #: Target model: built-in name, Hugging Face folder, .gguf file or hub id.
+    #: Target model: built-in name, Hugging Face folder, .gguf file or hub id (owner/name, or owner/name:Q4_K_M for a
+    #: .gguf file).
     model: str = "smollm2-135m"
+    #: Branch, tag or commit of a `model` from the hub. None: its main branch.
+    revision: str | None = None
+    #: Sampling parameters of HTTP requests that do not set them. auto: those of the model's generation_config.json.
+    #: none: the API's defaults.
+    generation_config: Literal["auto", "none"] = "auto"
     #: Model names in the API; requests may use any of them, metrics have the first. Empty: the model's own.
     served_model_name: list[str] = Field(default_factory=list[str])
     #: Drafters: "ngram" (n-gram lookup), "truncated:K" (the target's first K layers), a trained drafter's name or file,

@@ -67,6 +67,13 @@ class LLM:
         """Stop the engine. Unfinished requests are aborted."""
         self.engine.shutdown()
 
+    def get_default_sampling_params(self, **changes: Any) -> SamplingParams:
+        """`SamplingParams` with the defaults that the server would use, those of the model's generation_config.json.
+
+        `changes` win over them. `generate` does not use these defaults by itself. Raises `InvalidRequest`.
+        """
+        return SamplingParams(**{**self.engine.default_sampling, **changes})
+
     def chat(
         self,
         messages: Sequence[Any],

@@ -24,10 +24,15 @@ def render(
     Raises `ValueError` naming the arguments of a call that are not a JSON object, or if the template refuses the
     messages.
     """
-    if "tools" in (tokenizer.chat_template or ""):
+    if knows_tools(tokenizer):
         shown = [_with_objects(message, i) for i, message in enumerate(messages)]
         return tokenizer.apply_chat_template(shown, tools=list(tools) or None, **variables)
     return tokenizer.apply_chat_template(_as_plain(messages, tools), **variables)
+
+
+def knows_tools(tokenizer: Tokenizer) -> bool:
+    """Whether the model's chat template shows tools and calls."""
+    return tokenizer.tool_template is not None or "tools" in (tokenizer.chat_template or "")
 
 
 def _with_objects(message: Message, at: int) -> Message:

@@ -73,6 +73,8 @@ class Engine:
         self.model_names = config.served_model_name or [parts.model.name]
         self.model_name = self.model_names[0]
         self.max_model_len = parts.max_model_len
+        #: Sampling parameters of HTTP requests that do not set them, by name: see `generation_config`.
+        self.default_sampling = parts.model.sampling
         #: Builds the constraints of requests.
         self.constraints = Constraints(self.tokenizer, self.model_config.vocab_size)
         #: Which programs are compiled, and which are still being compiled in the background.

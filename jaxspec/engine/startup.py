@@ -14,6 +14,7 @@ from jaxspec.compilation import without_symbols
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.draft import registry as drafters
 from jaxspec.draft.registry import allocate_distributions, build, runners
+from jaxspec.engine.default_sampling import with_defaults
 from jaxspec.engine.pool_size import kv_pool_pages
 from jaxspec.models.load import LoadedModel, load_model
 from jaxspec.models.load.weights import LazyWeights, Weights, readers_of, stored_of
@@ -95,7 +96,7 @@ def start_up(
             f"({config.max_num_seqs}): every running request decodes in every step"
         )
     progress("opening the model", 0, 1)
-    loaded = model or load_model(config.model)
+    loaded = with_defaults(model or load_model(config.model, config.revision), config.generation_config)
     progress("opening the model", 1, 1)
     log.info("weights and KV of %s are %s", loaded.name, config.dtype)
     predictions = build_predictions(config, loaded, clock, proxy)

@@ -16,11 +16,16 @@ from jaxspec.serve import environment
 
 log = logging.getLogger("jaxspec.serve")
 
+log = logging.getLogger("jaxspec.serve")  # `__name__` is "__main__" here
+
 _PROGRAM = "python -m jaxspec.serve"
 #: Exit code that shells use for a program ended by Ctrl-C (128 + SIGINT).
 _INTERRUPTED = 130
 #: Settings with an option of their own, named as in vLLM or SGLang. `--set` accepts every setting.
 SETTINGS = {
+    "revision": "branch, tag or commit of a model from the hub (default: its main branch)",
+    "generation_config": "sampling parameters of requests that do not set them: auto (those of the model's "
+    "generation_config.json, default) or none",
     "served_model_name": "model names in the API (default: the name of the loaded model)",
     "dtype": "data type of weights and KV cache: float32, bfloat16, float16 or auto (bfloat16 on a GPU, "
     "float32 elsewhere; default)",
@@ -92,6 +97,9 @@ def _run(args: argparse.Namespace, config: EngineConfig) -> int:
             tuple(args.api_key or ()), int(args.max_body_mb * MEGABYTE), tuple(args.allowed_origins), args.root_path,
             args.ssl_keyfile, args.ssl_certfile, args.sse_keep_alive, args.enable_log_requests,
         )  # fmt: skip
+        if defaults := engine.default_sampling:
+            shown = ", ".join(f"{name}={value}" for name, value in defaults.items())
+            log.info("default sampling parameters of the model: %s (--generation-config none: the API's)", shown)
         engine.start()
         try:
             return serve(engine, sock, options, args.drain_timeout, args.log_level)
@@ -129,7 +137,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add(
         "--model",
-        help="model to serve: built-in name, Hugging Face directory, .gguf file or hub id (default: smollm2-135m)",
+        help="model to serve: built-in name, Hugging Face directory, .gguf file, or hub id, owner/name or "
+        "owner/name:Q4_K_M for a .gguf file (default: smollm2-135m)",
     )
     add(
         "--draft",

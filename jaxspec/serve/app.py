@@ -141,6 +141,7 @@ class Serving:
         `field` and `length_field` are the request fields that the prompts and `max_tokens` came from. Raises `ApiError`
         (400) for values out of range.
         """
+        default_length = self.engine.default_sampling.get("max_tokens")
         limit = self.engine.config.max_queued_requests
         if len(prompts) * params.n > limit:
             param = field if params.n == 1 else "n"
@@ -148,8 +149,13 @@ class Serving:
             raise ApiError(400, message, param=param, code="invalid_value")
         out = []
         for prompt in prompts:
-            length = resolve_max_tokens(prompt, params.max_tokens, self.engine.max_model_len, field, length_field)
-            each = replace(params, max_tokens=length)
+            length = resolve_max_tokens(
+                prompt, params.max_tokens, self.engine.max_model_len, field, length_field, default_length
+            )
+            try:
+                each = replace(params, max_tokens=length)
+            except InvalidRequest as e:  # min_tokens, if the request does not set the length
+                raise ApiError(400, str(e), param=e.field, code="invalid_value") from e
             out += [each if each.seed is None else each.with_seed(each.seed + i) for i in range(each.n)]
         return out
 
@@ -198,7 +204,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     tokenizer, longest = serving.engine.tokenizer, serving.engine.max_model_len
     prompts = await encode_prompts(tokenizer, body.prompts, body.add_special_tokens is not False)
     prompts = [truncate(p, body, longest) for p in prompts]
-    params = serving.params_of(body.sampling(), prompts, "prompt", body.length_field)
+    params = serving.params_of(body.sampling(serving.engine.default_sampling), prompts, "prompt", body.length_field)
     n = body.n or 1
     echo = None
     if body.echo:

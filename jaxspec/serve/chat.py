@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from jaxspec.chat.formats import FORMATS, ToolFormat, format_of
 from jaxspec.chat.grammar import tool_grammar
 from jaxspec.chat.parser import ChatParser
+from jaxspec.chat.prompt import knows_tools
 from jaxspec.chat.reasoning import reasoning_of, tags_of
 from jaxspec.chat.tool_parser import ToolParser
 from jaxspec.chat.tools import ToolUse
@@ -37,7 +38,7 @@ class ChatPlan:
 async def plan_chat(body: ChatRequest, engine: Engine) -> ChatPlan:
     """Raises `ApiError` (400)."""
     tokenizer, template = engine.tokenizer, engine.tokenizer.chat_template
-    params, use = body.sampling(), body.tool_use()
+    params, use = body.sampling(engine.default_sampling), body.tool_use()
     special = bool(body.add_special_tokens)
     text, ids = await encode_chat(tokenizer, body.messages, body, body.template_tools(), special)
     reasoning = None
@@ -47,7 +48,9 @@ async def plan_chat(body: ChatRequest, engine: Engine) -> ChatPlan:
         message = "thinking_token_budget: the model's chat template has no reasoning"
         raise ApiError(400, message, param="thinking_token_budget", code="unsupported_parameter")
     chosen = engine.config.tool_call_parser
-    tool_format = format_of(template) if chosen == "auto" else FORMATS[chosen]
+    # Without tools in the template, the prompt describes the format that `format_of` gives then.
+    by_template = chosen == "auto" or not knows_tools(tokenizer)
+    tool_format = format_of(tokenizer.tool_template or template) if by_template else FORMATS[chosen]
     tags = ([tool_format.begin] if use else []) + ([reasoning.begin, reasoning.end] if reasoning else [])
     params = replace(
         params, reasoning=reasoning, structured_outputs=_outputs(params, use, tool_format, tokenizer),

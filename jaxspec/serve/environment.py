@@ -12,7 +12,7 @@ _PREFIX = "JAXSPEC_"
 #: Read elsewhere: they belong to no option of the server.
 _OTHERS = ("JAXSPEC_CACHE", "JAXSPEC_THREADS")
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-#: What Kubernetes sets in every container of a namespace with a service named jaxspec; JAXSPEC_PORT is then the service's URL.
+#: What Kubernetes sets in the containers next to a service named jaxspec; JAXSPEC_PORT is then the service's URL.
 _KUBERNETES = re.compile(r"JAXSPEC_(SERVICE_(HOST|PORT)|PORT_\d+_)")
 _URL = re.compile(r"(tcp|udp|sctp)://")
 

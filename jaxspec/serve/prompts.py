@@ -83,9 +83,14 @@ def truncate(prompt: list[int], body: GenerationRequest, max_model_len: int) -> 
 
 
 def resolve_max_tokens(
-    prompt: Sequence[int], max_tokens: int | None, max_model_len: int, field: str, length_field: str
+    prompt: Sequence[int],
+    max_tokens: int | None,
+    max_model_len: int,
+    field: str,
+    length_field: str,
+    default: int | None = None,
 ) -> int:
-    """`max_tokens`, or if None, the number of tokens that fit into the context after `prompt`.
+    """`max_tokens`, or if None, the number of tokens that fit into the context after `prompt`, at most `default`.
 
     `field` and `length_field` are the request fields of the prompt and of `max_tokens`. Raises `ApiError` (400) if
     prompt and output exceed `max_model_len`.
@@ -100,4 +105,6 @@ def resolve_max_tokens(
             param=field if free < 1 else length_field,
             code="context_length_exceeded",
         )
-    return free if max_tokens is None else max_tokens
+    if max_tokens is not None:
+        return max_tokens
+    return free if default is None else min(free, default)

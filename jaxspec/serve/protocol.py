@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -82,9 +83,13 @@ class GenerationRequest(StructureFields):
         """The field that limits the output length."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
-    def sampling(self) -> SamplingParams:
-        """The request's `SamplingParams`; `max_tokens` is None if the request has no limit. Raises `ApiError`."""
+    def sampling(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        """The request's `SamplingParams`; `max_tokens` is None if the request has no limit. Raises `ApiError`.
+
+        `defaults`: values of fields that the request does not set, without regard to `max_tokens`.
+        """
         given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
+        given = {name: value for name, value in defaults.items() if name != "max_tokens"} | given
         if self.max_completion_tokens is not None:
             given["max_tokens"] = self.max_completion_tokens
         if self.logit_bias:

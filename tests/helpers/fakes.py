@@ -43,7 +43,7 @@ class ByteTokenizer:
         self.bos_token_id = None
         self.vocab_size = len(self._bytes)
         self.special_ids = frozenset({self.end_id})
-        self.has_chat_template, self.chat_template = True, "a template"
+        self.has_chat_template, self.chat_template, self.tool_template = True, "a template", None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
@@ -126,6 +126,8 @@ class FakeEngine:
             gpu_memory_utilization=0.9,
         )
         self.max_model_len = max_model_len
+        #: Sampling parameters of requests that do not set them.
+        self.default_sampling: dict[str, Any] = {}
         self.step = step
         #: Predicted output tokens of every request.
         self.predicted = predicted

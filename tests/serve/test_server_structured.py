@@ -20,8 +20,8 @@ from jaxspec.models.load import LoadedModel
 
 COLOURS = ("red", "green", "blue")
 PARAMETERS: dict[str, Any] = {
-    "type": "object", "properties": {"colour": {"enum": list(COLOURS)}, "count": {"type": "integer", "maximum": 9, "minimum": 0}},
-    "required": ["colour", "count"], "additionalProperties": False,
+    "type": "object", "required": ["colour", "count"], "additionalProperties": False,
+    "properties": {"colour": {"enum": list(COLOURS)}, "count": {"type": "integer", "maximum": 9, "minimum": 0}},
 }  # fmt: skip
 PAINT: Any = {"type": "function", "function": {"name": "paint", "parameters": PARAMETERS}}
 STOP: Any = {"type": "function", "function": {"name": "stop"}}
@@ -95,12 +95,13 @@ def test_a_stream_has_the_calls_of_the_whole_answer(client: openai.OpenAI, choic
         "seed": 5,
     }
     whole = client.chat.completions.create(**ask).choices[0]
-    content, calls, reason = "", [], None
+    content, calls, reason = "", list[list[Any]](), None
     for chunk in client.chat.completions.create(**ask, stream=True):
         (part,) = chunk.choices
         content += part.delta.content or ""
         reason = part.finish_reason or reason
         for call in part.delta.tool_calls or ():
+            assert call.function is not None
             if call.id:
                 calls.append([call.function.name, ""])
             calls[call.index][1] += call.function.arguments or ""
