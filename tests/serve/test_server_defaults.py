@@ -89,6 +89,6 @@ def test_the_log_shows_them(
 
 def test_options() -> None:
     argv = ["--revision", "v1.0", "--generation-config", "none"]
-    config = EngineConfig.load(None, **_overrides(_parser().parse_args(argv)))
+    config = EngineConfig.load(None, **_overrides(vars(_parser().parse_args(argv))))
     assert (config.revision, config.generation_config) == ("v1.0", "none")
     assert EngineConfig.load(None).generation_config == "auto"
