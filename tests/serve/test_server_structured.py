@@ -113,24 +113,12 @@ def test_a_stream_has_the_calls_of_the_whole_answer(client: openai.OpenAI, choic
 
 
 def test_responses_with_a_format_and_a_tool(client: openai.OpenAI) -> None:
-    got = client.responses.parse(
-        model="tiny", input="Paint.", text_format=Picture, max_output_tokens=400, extra_body={"seed": 1}
-    )
+    ask: Any = {"model": "tiny", "input": "Paint.", "max_output_tokens": 400, "extra_body": {"seed": 1}}
+    got = client.responses.parse(**ask, text_format=Picture)
     assert isinstance(got.output_parsed, Picture)
     tool: Any = {"type": "function", "name": "paint", "parameters": PARAMETERS, "strict": True}
-    events = list(
-        client.responses.create(
-            model="tiny",
-            input="Paint.",
-            tools=[tool],
-            tool_choice="required",
-            max_output_tokens=400,
-            stream=True,
-            parallel_tool_calls=False,
-            extra_body={"seed": 1},
-        )  # fmt: skip
-    )
-    done = events[-1]
+    ask |= {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False, "stream": True}
+    done = list(client.responses.create(**ask))[-1]
     assert done.type == "response.completed"
     for item in done.response.output:
         assert item.type == "function_call"
