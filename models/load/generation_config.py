@@ -30,7 +30,7 @@ def read_generation_config(folder: Path) -> GenerationConfig | None:
     transformers = import_transformers()
     logging = transformers.utils.logging
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # it warns of a temperature beside `do_sample: false`
+    logging.set_verbosity_error()  # it warns of a temperature together with `do_sample: false`
     try:
         return transformers.GenerationConfig.from_pretrained(str(folder.absolute()), local_files_only=True)
     except Exception as e:  # transformers raises many types

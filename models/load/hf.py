@@ -93,6 +93,9 @@ def load_folder(folder: Path, name: str) -> LoadedModel:
     if declared is None:
         declared = raw.get("eos_token_id")
     tokenizer = load_tokenizer(folder, declared if isinstance(declared, list) else [declared])
+    # An end token without an embedding can never be sampled.
+    ends = tuple(id for id in tokenizer.eos_token_ids if id < config.vocab_size)
+    tokenizer = replace(tokenizer, eos_token_ids=ends)
     config = replace(config, eos_token_ids=tokenizer.eos_token_ids, bos_token_id=tokenizer.bos_token_id)
     sampling = {} if generation is None else sampling_of(generation)
     return LoadedModel(config, lazy_weights(config, tensors, HF_NAMES), tokenizer, name, sampling)

@@ -1,7 +1,7 @@
 """Loads the tokenizer of a Hugging Face folder with transformers, without torch and without running a model's code.
 
 A tokenizer.json is taken as it is, by transformers' class for that (`PreTrainedTokenizerFast`). `AutoTokenizer` is not
-asked: from version 5 it builds many tokenizers anew from the vocabulary and the rules of a class that it knows. For the
+asked: from version 5 it rebuilds many tokenizers from the vocabulary and the rules of a class that it knows. For the
 recorded qwen2 model that adds a token without an embedding and another normalisation; for SentencePiece models " two"
 gets other ids than from tokenizer.json and from sentencepiece itself. It also imports torch where that is installed.
 Folders without a tokenizer.json have only the class, so there `AutoTokenizer` decides.

@@ -29,7 +29,7 @@ _FILES = (
 DEFAULT_TAG = "Q4_K_M"
 _TAG = re.compile(r"(UD-)?(I?Q|TQ|BF|F|FP|MXFP)\d\w*\Z", re.IGNORECASE)
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\Z")
-#: .gguf files beside a model that are not one: a vision projector, an importance matrix.
+#: .gguf files next to a model that are not one: a vision projector, an importance matrix.
 _NO_MODEL = re.compile(r"mmproj|imatrix", re.IGNORECASE)
 
 

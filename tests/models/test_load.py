@@ -223,6 +223,9 @@ def test_end_tokens_come_from_the_generation_config_first(tmp_path: Path) -> Non
     assert load_model(str(folder)).config.eos_token_ids == (5, 1)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 1]}))
     assert load_model(str(folder)).config.eos_token_ids == (7, 1)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [c.vocab_size, 7]}))
+    loaded = load_model(str(folder))
+    assert loaded.config.eos_token_ids == loaded.tokenizer.eos_token_ids == (7, 1)
 
 
 LLAMA = {
