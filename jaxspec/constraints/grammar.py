@@ -6,9 +6,9 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,16 +50,22 @@ class GrammarMatcher:
         if self.finished:
             mask[:] = self._end
             return
-        from llguidance.numpy import fill_next_token_bitmask
-
         with _no_panic():
-            fill_next_token_bitmask(self._matcher, mask.view(np.int32)[None], 0)
+            _filler()(self._matcher, mask.view(np.int32)[None], 0)
         if self._matcher.is_error():
             raise RuntimeError(f"the structured output cannot go on: {_plain(self._matcher.get_error())}")
 
     @property
     def finished(self) -> bool:
         return self._matcher.is_stopped()
+
+
+@cache
+def _filler() -> Callable[[LLMatcher, np.ndarray, int], None]:
+    """llguidance's function for masks, imported with the first grammar."""
+    from llguidance.numpy import fill_next_token_bitmask
+
+    return fill_next_token_bitmask
 
 
 class Grammars:

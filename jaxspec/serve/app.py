@@ -18,12 +18,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from jaxspec.errors import InvalidRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.serve.answer import AnswerForm, CompletionAnswer
 from jaxspec.serve.chat import plan_chat
 from jaxspec.serve.chat_answer import ChatAnswer
-from jaxspec.serve.errors import ApiError, install_handlers
+from jaxspec.serve.errors import ApiError, bad_request, install_handlers
 from jaxspec.serve.guard import BearerAuth, BodyLimit, RequestId
 from jaxspec.serve.log import ThroughputLog
 from jaxspec.serve.metrics import ServerMetrics
@@ -152,10 +151,8 @@ class Serving:
             length = resolve_max_tokens(
                 prompt, params.max_tokens, self.engine.max_model_len, field, length_field, default_length
             )
-            try:
+            with bad_request():  # min_tokens, if the request does not set the length
                 each = replace(params, max_tokens=length)
-            except InvalidRequest as e:  # min_tokens, if the request does not set the length
-                raise ApiError(400, str(e), param=e.field, code="invalid_value") from e
             out += [each if each.seed is None else each.with_seed(each.seed + i) for i in range(each.n)]
         return out
 
@@ -164,10 +161,8 @@ class Serving:
     ) -> Generation:
         """Submit sequence i with `prompts[i]` and `params[i]`. Raises `ApiError`."""
         if params and (outputs := params[0].structured_outputs) is not None:
-            try:  # in a thread: a new grammar takes milliseconds to compile, the first one a second
+            with bad_request():  # in a thread: a new grammar takes milliseconds to compile, the first one a second
                 await asyncio.to_thread(self.engine.constraints.compile, outputs)
-            except InvalidRequest as e:
-                raise ApiError(400, str(e), param=e.field, code="invalid_value") from e
         generation = Generation(self.engine, self.hub, id)
         generation.submit(prompts, params, body.priority or 0, body.slo, bool(body.return_predicted_tokens))
         return generation

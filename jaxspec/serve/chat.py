@@ -16,7 +16,7 @@ from jaxspec.chat.tools import ToolUse
 from jaxspec.errors import InvalidRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.serve.chat_answer import ChatForm
-from jaxspec.serve.errors import ApiError
+from jaxspec.serve.errors import ApiError, bad_request
 from jaxspec.serve.prompts import encode_chat
 from jaxspec.serve.protocol import ChatRequest
 from jaxspec.structured_outputs import StructuredOutputs
@@ -78,15 +78,13 @@ def _outputs(
     outputs = params.structured_outputs
     if use is None or not (use.constrained or outputs):
         return outputs
-    try:
+    with bad_request():
         content = None
         if outputs is not None:
             if outputs.kind not in ("json", "json_object"):
                 raise InvalidRequest(outputs.given_as, f"{outputs.given_as}: with tools, only JSON is supported")
             content = outputs.schema()
         return StructuredOutputs(grammar=tool_grammar(use, form, tokenizer, content), given_as="tools")
-    except InvalidRequest as e:
-        raise ApiError(400, str(e), param=e.field, code="invalid_value") from e
 
 
 def _is_special(tag: str, tokenizer: Tokenizer) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
@@ -13,6 +14,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+
+from jaxspec.errors import InvalidRequest
 
 logger = logging.getLogger("jaxspec.serve")
 
@@ -43,6 +46,15 @@ class ApiError(HTTPException):
     ) -> None:
         super().__init__(status, message, headers)
         self.body = error_body(status, message, param, code)
+
+
+@contextmanager
+def bad_request() -> Iterator[None]:
+    """Raises `ApiError` (400) instead of `InvalidRequest`."""
+    try:
+        yield
+    except InvalidRequest as e:
+        raise ApiError(400, str(e), param=e.field, code="invalid_value") from e
 
 
 def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:

@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from jaxspec.errors import InvalidRequest
 from jaxspec.sampling_params import MAX_LOGPROBS, SamplingParams
-from jaxspec.serve.errors import ApiError
+from jaxspec.serve.errors import ApiError, bad_request
 from jaxspec.serve.fields import ApiModel, Prompt, Stop, StreamOptions, TokenId
 from jaxspec.serve.messages import ChatTemplateFields, Message
 from jaxspec.serve.structure import StructureFields
@@ -94,11 +93,9 @@ class GenerationRequest(StructureFields):
             given["max_tokens"] = self.max_completion_tokens
         if self.logit_bias:
             given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
-        try:
+        with bad_request():
             given |= {"structured_outputs": self.structure(), **self._route_sampling()}
             return SamplingParams(**{"max_tokens": None, **given})
-        except InvalidRequest as e:
-            raise ApiError(400, str(e), param=e.field, code="invalid_value") from e
 
     def _route_sampling(self) -> dict[str, Any]:
         """Sampling parameters whose fields differ between the routes."""

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Receive
 
-from jaxspec.errors import EngineDead, EngineDraining, InvalidRequest
+from jaxspec.errors import EngineDead, EngineDraining
 from jaxspec.outputs import OutputDelta
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.sched.admission import SloRefused
 from jaxspec.sched.scheduler import QueueFull
 from jaxspec.serve import log
-from jaxspec.serve.errors import ApiError
+from jaxspec.serve.errors import ApiError, bad_request
 from jaxspec.slo import RequestSlo, resolve
 
 if TYPE_CHECKING:
@@ -133,10 +133,9 @@ class Generation:
 
         request_id = f"{self.id}-{index}"
         try:
-            targets = resolve(slo, self._engine.config.slo)
-            self._engine.submit(prompt, params, on_output, request_id=request_id, slo=targets, **more)
-        except InvalidRequest as e:
-            raise ApiError(400, str(e), param=e.field, code="invalid_value") from e
+            with bad_request():
+                targets = resolve(slo, self._engine.config.slo)
+                self._engine.submit(prompt, params, on_output, request_id=request_id, slo=targets, **more)
         except QueueFull as e:
             raise ApiError(429, f"the server is busy: {e}", code="queue_full", headers=_RETRY) from e
         except SloRefused as e:
