@@ -20,7 +20,7 @@ def tool_grammar(
     """A Lark grammar of answers that call tools in the model's format.
 
     content: the schema of an answer that calls none; None: it is any text. Such an answer is possible unless a call is
-    required.
+    required. Raises `ValueError` if llguidance would not follow one of the schemas.
     """
     begin, end = token_or_text(form.begin, tokenizer), json.dumps(form.end) if form.end else ""
     rules = [HEADER, *_calls(use.tools, form)]
@@ -50,7 +50,10 @@ def _calls(tools: tuple[Tool, ...], form: ToolFormat) -> list[str]:
     """Rules of one call of any of the tools: `one`."""
     rules = ["one: " + " | ".join(f"call_{i}" for i in range(len(tools)))]
     for i, tool in enumerate(tools):
-        rules.append(json_rule(f"arguments_{i}", tool.parameters))
+        try:
+            rules.append(json_rule(f"arguments_{i}", tool.parameters))
+        except ValueError as error:
+            raise ValueError(f"the parameters of {tool.name!r} are not possible: {error}") from None
         if form.name_first:
             rules.append(f"call_{i}: {json.dumps(tool.name + form.separator)} arguments_{i}")
             continue

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxspec.constraints.lark import WHITESPACE
+from jaxspec.constraints import json_schema
 from jaxspec.constraints.limits import limits
 from jaxspec.constraints.structural_tag import structural_tag_grammar
 from jaxspec.constraints.trial import Trial
@@ -153,28 +153,11 @@ def _grammar_of(outputs: StructuredOutputs, tokenizer: Tokenizer) -> str:
         except Exception as error:
             raise outputs.invalid(f"is not possible: {error}") from None
     if outputs.structural_tag is not None:
-        refuse_long_integers(outputs.structural_tag, outputs)
         try:
             return LLMatcher.grammar_from_lark(structural_tag_grammar(outputs.structural_tag, tokenizer))
         except (ValueError, RecursionError) as error:
             raise outputs.invalid(str(error)) from None
-    schema = outputs.schema()
-    refuse_long_integers(schema, outputs)
-    try:
-        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": WHITESPACE})
-    except (ValueError, RecursionError) as error:
-        raise outputs.invalid(f"is not possible: {error}") from None
-
-
-def refuse_long_integers(value: Any, outputs: StructuredOutputs) -> None:
-    """Raises `InvalidRequest` if the JSON value has an integer that a float64, in which llguidance computes, cannot
-    hold."""
-    waiting = [value]
-    while waiting:
-        found = waiting.pop()
-        if isinstance(found, int) and abs(found) > 2**53:
-            raise outputs.invalid("is not possible: it has an integer beyond 2^53, which would be rounded")
-        waiting += found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
+    return json_schema.grammar_of(outputs)
 
 
 @contextmanager
@@ -190,4 +173,6 @@ def _no_panic() -> Iterator[None]:
 
 def _plain(error: str) -> str:
     """llguidance's message in one line."""
+    if "NoExtensionBias" in error:
+        return "no text matches it"
     return " ".join(error.split())[:500]

@@ -6,24 +6,18 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from jaxspec.constraints.json_schema import WHITESPACE, with_options
+
 if TYPE_CHECKING:
     from jaxspec.models.load.tokenizer import Tokenizer
 
-#: Whitespace within JSON. Without a bound, small models write nothing else until they are cut.
-WHITESPACE = r"[ \n\t\r]{0,32}"
 #: Declares llguidance's variant of Lark, with the terminal `WS`.
 HEADER = f"%llguidance {{}}\nWS: /{WHITESPACE}/"
 
 
 def json_rule(name: str, schema: Mapping[str, Any] | bool) -> str:
-    """The rule `name` for JSON values of the schema."""
-    return f"{name}: %json {json.dumps(with_whitespace(schema))}"
-
-
-def with_whitespace(schema: Mapping[str, Any] | bool) -> dict[str, Any]:
-    """The schema with our bound on whitespace."""
-    as_mapping = dict(schema) if isinstance(schema, Mapping) else {} if schema else {"not": {}}
-    return as_mapping | {"x-guidance": {"whitespace_pattern": WHITESPACE}}
+    """The rule `name` for JSON values of the schema. Raises `ValueError`: see `with_options`."""
+    return f"{name}: %json {with_options(schema)}"
 
 
 def token_or_text(text: str, tokenizer: Tokenizer) -> str:

@@ -1,8 +1,8 @@
 """Compiles grammars of clients in a process of its own first: some take minutes or gigabytes, or crash.
 
 llguidance bounds most of its work, not all. The process gets seconds and memory, and is replaced if it uses them up.
-Run as a module, it is that process: it reads a grammar as a line of JSON and answers with a line of JSON, the error or
-null.
+Run as a module, it is that process: it writes a line when it is ready, and for each grammar, a line of JSON, a line of
+JSON with the error or null.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from contextlib import suppress
 
 #: Seconds and bytes for one grammar. Usual ones take milliseconds.
 SECONDS, MEMORY = 5.0, 2 * 2**30
+#: Bytes of its stack, at most half of that of the server's threads. Compiling is recursive, and an overflow ends the
+#: process.
+_STACK = 2**20
 #: Seconds until a new process answers.
 _START = 20.0
 
@@ -30,13 +33,12 @@ class Trial:
     def error(self, grammar: str) -> str | None:
         """Why the grammar cannot be used; None: it can. Takes at most the time for one grammar, and once a start."""
         with self._lock:
-            started = self._process is None
             process = self._process = self._process or _start()
             assert process.stdin is not None
             with suppress(OSError):
                 process.stdin.write(json.dumps(grammar).encode() + b"\n")
                 process.stdin.flush()
-            line = _line(process, self._seconds + (_START if started else 0.0))
+            line = _line(process, self._seconds)
             if line is None:
                 self._end()
                 return "it takes too much time or memory to compile"
@@ -55,8 +57,14 @@ class Trial:
 
 
 def _start() -> subprocess.Popen[bytes]:
+    """A process that is ready. Raises `RuntimeError` if it does not start."""
     command = [sys.executable, "-m", "jaxspec.constraints.trial"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    if _line(process, _START) is None:
+        process.kill()
+        process.communicate()
+        raise RuntimeError("the process that tries grammars does not start")
+    return process
 
 
 def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
@@ -73,11 +81,19 @@ def main() -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    threading.stack_size(_STACK)
+    reader = threading.Thread(target=_answer)
+    reader.start()
+    reader.join()
+
+
+def _answer() -> None:
     from llguidance import LLMatcher, LLTokenizer
 
     from jaxspec.constraints.limits import limits
 
     tokenizer = LLTokenizer("byte")
+    print("null", flush=True)
     for line in sys.stdin.buffer:
         grammar = json.loads(line)
         error = LLMatcher.validate_grammar(grammar, tokenizer, limits=limits())

@@ -84,7 +84,11 @@ def _outputs(
             if outputs.kind not in ("json", "json_object"):
                 raise InvalidRequest(outputs.given_as, f"{outputs.given_as}: with tools, only JSON is supported")
             content = outputs.schema()
-        return StructuredOutputs(grammar=tool_grammar(use, form, tokenizer, content), given_as="tools")
+        try:
+            grammar = tool_grammar(use, form, tokenizer, content)
+        except ValueError as e:
+            raise InvalidRequest("tools", f"tools: {e}") from None
+        return StructuredOutputs(grammar=grammar, given_as="tools")
 
 
 def _is_special(tag: str, tokenizer: Tokenizer) -> bool:

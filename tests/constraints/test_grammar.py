@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -104,17 +105,75 @@ def test_what_a_schema_allows_validates(count: int) -> None:
     assert sum(complete) > 0.7 * len(complete)
 
 
+#: Schemas that cannot be honoured, by what the error says.
+UNSUPPORTED: dict[str, dict[str, Any]] = {
+    "if": {"if": {"minLength": 1}, "then": {"maxLength": 2}}, "then": {"then": {}}, "else": {"else": {}},
+    "not": {"not": {"type": "string"}}, "unevaluatedProperties": {"unevaluatedProperties": False},
+    "unevaluatedItems": {"unevaluatedItems": False}, "propertyNames": {"propertyNames": {"maxLength": 2}},
+    "dependentRequired": {"dependentRequired": {"a": ["b"]}}, "dependentSchemas": {"dependentSchemas": {"a": {}}},
+    "dependencies": {"dependencies": {"a": ["b"]}}, "uniqueItems": {"type": "array", "uniqueItems": True},
+    "contains": {"contains": {}}, "minContains": {"minContains": 2}, "maxContains": {"maxContains": 2},
+    "$dynamicRef": {"$dynamicRef": "#a"}, "oneOf": {"oneOf": [{"minLength": 1}, {"maxLength": 4}]},
+    "format": {"type": "string", "format": "regex"}, "look-ahead": {"type": "string", "pattern": "(?=a)b"},
+    "backreferences": {"type": "string", "pattern": r"(a)\1"}, "retrieving it": {"$ref": "https://example.com/a.json"},
+    "maxProperties": {"properties": {"a": {}, "b": {}, "c": {}}, "maxProperties": 2}, "x-guidance": {"x-guidance": {}},
+    "minProperties is 3": {"required": ["a"], "minProperties": 3},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", UNSUPPORTED)
+@pytest.mark.parametrize("within", [False, True])
+def test_what_cannot_be_honoured_in_a_schema_is_named(said: str, within: bool) -> None:
+    schema: dict[str, Any] = UNSUPPORTED[said]
+    if within and said != "x-guidance":  # there it is an unknown keyword, which constrains nothing
+        schema = {"type": "object", "properties": {"p": {"$ref": "#/$defs/d"}}, "$defs": {"d": schema}}
+    with pytest.raises(InvalidRequest, match=f"structured_outputs.json is not possible: .*{re.escape(said)}") as found:
+        GRAMMARS.matcher(StructuredOutputs(json=schema))
+    assert found.value.field == "structured_outputs"
+
+
+INTEGER = {"type": "integer"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "fits"),
+    [
+        (True, "[3]", True),
+        ({"properties": {"a": INTEGER}}, '{"a": 1, "b": "x"}', True),
+        ({"properties": {"a": INTEGER}}, r'{"a": 1, "\u0061": "x"}', False),  # the same key again
+        ({"patternProperties": {"^a": INTEGER}}, r'{"\u0061b": "x"}', False),
+        ({"properties": {"a\t": INTEGER}}, r'{"a\t": "x"}', False),
+        ({"required": ["a"], "minProperties": 2}, '{"a": 1}', False),
+        ({"required": ["a"], "minProperties": 2}, '{"a": 1, "b": 2}', True),
+        ({"properties": {"minProperties": {"minimum": 9}}}, '{"minProperties": 9}', True),
+        ({"minLength": 2}, r'"\ud83d\ude00"', False),
+        ({"minLength": 2, "maxLength": 2}, '"é🦉"', True),
+        ({"pattern": "b"}, '"abc"', True),
+        ({"enum": ["a", 5], "minimum": 6}, "5", False),
+        ({"$ref": "#/$defs/s", "maxLength": 1, "$defs": {"s": {"type": "string"}}}, '"ab"', False),
+    ],
+)
+def test_what_a_schema_admits(schema: Any, text: str, fits: bool) -> None:
+    matcher = GRAMMARS.matcher(StructuredOutputs(json=schema))
+    written = all(matcher.consume(token) for token in text.encode())
+    assert (written and (matcher.finished or matcher.consume(TOKENIZER.eos_token_ids[0]))) == fits
+
+
 @pytest.mark.parametrize(
     ("outputs", "message"),
     [
-        (dict(json={"if": {"type": "string"}, "then": {}}), "if"),
         (dict(json={"type": "objekt"}), "structured_outputs.json is not possible.*objekt"),
         (dict(json={"const": 2**53 + 1}), "beyond 2"),
+        (dict(json=False), "false allows nothing"),
+        (dict(json={"enum": ["\x01"]}), "control character"),
+        (dict(json={"$ref": "#"}), "no text matches it"),
+        (dict(json={"const": {1}}), "set is not JSON"),
         (dict(json="{"), "structured_outputs.json is not JSON"),
         (dict(json="[1]"), "must be a schema"),
         (dict(regex="(a"), "structured_outputs.regex"),
         (dict(regex="(?=a)b"), "structured_outputs.regex"),
         (dict(grammar="start: missing"), "missing"),
+        (dict(choice=[str(i) for i in range(100_000)]), "at most 100000 characters"),
         (dict(choice=[]), "choice must be a list of non-empty strings"),
         (dict(choice=["a", ""]), "choice must be a list of non-empty strings"),
         (dict(json_object=False), "must be true"),
@@ -129,21 +188,60 @@ def test_what_is_not_possible_is_named(outputs: dict[str, Any], message: str) ->
     assert found.value.field == "structured_outputs"
 
 
-@pytest.mark.parametrize(
-    "outputs",
-    [
-        dict(regex="(a{1,1000}){1,1000}"),
-        dict(regex="|".join(f"({'.*'.join('abcdefgh')}){{{n}}}" for n in range(1, 200))),
-        dict(grammar="start: a a a\n" + "\n".join(f"{x}: {chr(ord(x) + 1)} {chr(ord(x) + 1)}" for x in "abcdefghi")
-             + '\nj: "x" | j j'),
-        dict(json={"type": "array", "minItems": 10**9, "items": {"type": "string"}}),
-        dict(json={"allOf": [{"type": "string", "pattern": f"a{{{n}}}.*b.*"} for n in range(60)]}),
-    ],
-)  # fmt: skip
-def test_what_would_explode_is_refused_or_stays_small(outputs: dict[str, Any]) -> None:
+def layers(count: int, layer: Callable[[dict[str, Any]], dict[str, Any]], last: dict[str, Any]) -> dict[str, Any]:
+    """`count` definitions, each made of a reference to the next one."""
+    defs = {f"d{i}": layer({"$ref": f"#/$defs/d{i + 1}"}) for i in range(count)}
+    return {"$ref": "#/$defs/d0", "$defs": {**defs, f"d{count}": last}}
+
+
+EXPLOSIVE: dict[str, dict[str, Any]] = {
+    "counted repetitions": dict(regex="(a{1,1000}){1,1000}"),
+    "three counted repetitions": dict(regex="((a{1,100}){1,100}){1,100}"),
+    "optional repetitions": dict(regex="(a?){2000}a{2000}"),
+    "exponential automaton": dict(regex="[ab]*a[ab]{25}"),
+    "large classes": dict(regex=r"(\p{L}\P{Lu}){1000}"),
+    "deep regex": dict(regex="(" * 20_000 + "a" + ")" * 20_000),
+    "alternatives": dict(regex="|".join(f"({'.*'.join('abcdefgh')}){{{n}}}" for n in range(1, 200))),
+    "doubling rules": dict(
+        grammar="start: a a a\n" + "\n".join(f"{x}: {chr(ord(x) + 1)} {chr(ord(x) + 1)}" for x in "abcdefghi")
+        + '\nj: "x" | j j'
+    ),
+    "empty rules": dict(grammar='start: x x x x x x x x\nx: y y y y y y |\ny: z z z z z z |\nz: "a" |'),
+    "ambiguous rules": dict(grammar='start: start start | start start start | "a"'),
+    "repeated rules": dict(grammar='start: (("a" | "b"){1,1000}){1,1000}'),
+    "deep rules": dict(grammar="root ::= " + "(" * 3000 + '"a"' + ")" * 3000),
+    "large enum": dict(json={"enum": [f"v{i}" for i in range(9000)]}),
+    "many choices": dict(choice=[f"c{i}" for i in range(9000)]),
+    "many properties": dict(json={"properties": {f"p{i}": {"type": "null"} for i in range(2500)}}),
+    "many items": dict(json={"type": "array", "minItems": 10**9, "items": {"type": "string"}}),
+    "long strings": dict(json={"type": "string", "minLength": 10**8, "maxLength": 10**9}),
+    "intersections": dict(
+        json={"allOf": [{"anyOf": [{"type": "string", "pattern": f"{c}{i}"} for c in "abcd"]} for i in range(12)]}
+    ),
+    "deep schema": dict(json='{"items":' * 9000 + "{}" + "}" * 9000),
+    "deep definitions": dict(json=layers(1200, lambda ref: {"type": "array", "items": ref}, {"type": "null"})),
+    "doubling allOf": dict(json=layers(30, lambda ref: {"allOf": [ref, ref]}, {"type": "string"})),
+    "doubling anyOf": dict(json=layers(30, lambda ref: {"anyOf": [ref, ref]}, {"type": "string"})),
+    "doubling properties": dict(
+        json=layers(30, lambda ref: {"properties": {"a": ref, "b": ref}, "required": ["a", "b"]}, {"type": "null"})
+    ),
+}  # fmt: skip
+#: The trial needs its 5 s for each.
+ENDLESS: dict[str, dict[str, Any]] = {
+    "patterns": dict(json={"allOf": [{"type": "string", "pattern": f"a{{{n}}}.*b.*"} for n in range(60)]}),
+    "large divisor": dict(json={"type": "integer", "multipleOf": 9999991}),
+    "many patternProperties": dict(
+        json={"patternProperties": {f"^{chr(97 + i % 26)}{i}[a-z]*x?$": {"type": "null"} for i in range(800)}}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", [*EXPLOSIVE, *(pytest.param(kind, marks=pytest.mark.slow) for kind in ENDLESS)])
+def test_what_would_explode_is_refused_or_stays_small(kind: str) -> None:
     """Within seconds and a bounded amount of memory, whatever it is."""
     import resource
 
+    outputs = (EXPLOSIVE | ENDLESS)[kind]
     before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     with suppress(InvalidRequest, RuntimeError):
         matcher = GRAMMARS.matcher(StructuredOutputs(**outputs))
@@ -155,3 +253,10 @@ def test_what_would_explode_is_refused_or_stays_small(outputs: dict[str, Any]) -
                 break
     assert time.process_time() - begun < 20
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600_000  # KiB
+
+
+def test_deep_definitions_are_possible_as_far_as_a_thread_has_stack() -> None:
+    nested = lambda depth: layers(depth, lambda ref: {"type": "array", "items": ref}, {"type": "null"})  # noqa: E731
+    GRAMMARS.matcher(StructuredOutputs(json=nested(60)))
+    with pytest.raises(InvalidRequest, match="too much time or memory"):  # 8 MiB, the main thread's, would do
+        GRAMMARS.matcher(StructuredOutputs(json=nested(500)))
