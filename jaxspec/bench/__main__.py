@@ -26,6 +26,7 @@ COMMANDS = {
     "offline": ("jaxspec.bench.offline", "throughput and latency of LLM.generate, all prompts submitted at once"),
     "serve": ("jaxspec.bench.serve", "load test of an OpenAI-compatible server"),
     "compare": ("jaxspec.bench.compare", "compare presets: their engines alternate in one process"),
+    "constrained": ("jaxspec.bench.constrained", "cost of token masks, and accepted drafts under a schema"),
     "scheduler": ("jaxspec.bench.scheduler", "CPU time of scheduling decisions with many waiting requests"),
     "simulate": ("jaxspec.bench.simulate", "run the scheduler on a virtual clock, with a cost model for step times"),
     "record": ("jaxspec.bench.record", "record the engine and fit the simulator's cost and acceptance models"),

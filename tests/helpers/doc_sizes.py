@@ -94,6 +94,9 @@ RUNS = (
     Run("jaxspec.bench serve", _LOAD, slow=False),
     Run("jaxspec.bench offline", _TINY + _FEW),
     Run("jaxspec.bench compare", _ENGINE + " --set model={model} --repeats 1 --concurrency 2" + _FEW),
+    # The drafter of the preset with trees fits the real model only.
+    Run("jaxspec.bench constrained",
+        _ENGINE + " --set model={model} --set draft=[ngram] --repeats 1 --concurrency 2 --max-tokens 4"),
     Run("jaxspec.bench record", " --model {model}" + _FEWER + _RECORDED),
     Run("jaxspec.bench kernels", " --compilers {compiler} --tokens 1 --contexts 32 --requests 1 --repeats 1",
         with_=("--compilers",)),  # those of the page need not be here
