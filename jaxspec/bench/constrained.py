@@ -25,6 +25,7 @@ from jaxspec.bench import BenchError, options
 from jaxspec.bench.compare import load, names, naming_preset
 from jaxspec.bench.extraction import EXTRACTIONS, Extraction
 from jaxspec.bench.report import machine, write_json
+from jaxspec.bench.table import median as middle
 from jaxspec.bench.table import spread, terminal
 from jaxspec.errors import explained
 from jaxspec.outputs import SpeculationCounts
@@ -245,21 +246,29 @@ def show(found: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> None:
     on = about["machine"]
     console.print(about["command"], soft_wrap=True, markup=False, highlight=False)
     console.print(f"{on['processor']}, {on['cores']} cores", soft_wrap=True, markup=False, highlight=False)
-    several = spread("{:.2f}", "{:.2f}")
-    speed = terminal(
-        found, ("engine", "{}", "preset"), ("constraint", "{}", "constraint"), ("TPOT, ms", several, "tpot_ms"),
-        ("ratio", "{:.3f}", "tpot_ratio"), ("step, ms", several, "step_ms"), ("ratio", "{:.3f}", "step_ratio"),
-        ("goal", lambda row: "" if row["constraint"] == FREE else f"≤ {row['goal']:.2f}", lambda row: row),
-        ("host, ms", several, "host_ms"), ("drafted", several, "draft_tokens_per_step"),
-        left=2, title=f"{asked['concurrency']} requests of {asked['max_tokens']} tokens at once, median (range) of "
-        f"{asked['repeats']} turns; host and drafted: per step",
-    )  # fmt: skip
-    acceptance = terminal(
-        found, ("engine", "{}", "preset"), ("constraint", "{}", "constraint"),
-        ("complete", lambda row: f"{median(row['complete']):.0f}/{row['answers']}", lambda row: row),
-        ("tokens", spread("{:.0f}"), "output_tokens"), ("verifications", spread("{:.0f}"), "verifications"),
-        ("mean accepted length", several, "mean_accepted_length"),
-        left=2, title="answers of their own length",
-    )  # fmt: skip
-    console.print(speed)
-    console.print(acceptance)
+    rows = [("engine", "{}", "preset"), ("constraint", "{}", "constraint")]
+    several, whole = spread("{:.1f}", "{:.0f}"), middle("{:.0f}")
+    tables = [
+        (
+            f"{asked['concurrency']} requests of {asked['max_tokens']} tokens at once, median (range) of "
+            f"{asked['repeats']} turns; goals for the ratios: {GOALS[0]} without drafts, {GOALS[1]} with trees",
+            [
+                ("TPOT, ms", several, "tpot_ms"), ("ratio", "{:.3f}", "tpot_ratio"),
+                ("step, ms", several, "step_ms"), ("ratio", "{:.3f}", "step_ratio"),
+            ],
+        ),
+        (
+            "the same, per step: host time and draft tokens",
+            [("host, ms", spread("{:.2f}", "{:.2f}"), "host_ms"), ("drafted", whole, "draft_tokens_per_step")],
+        ),
+        (
+            "answers of their own length",
+            [
+                ("complete", lambda row: f"{median(row['complete']):.0f}/{row['answers']}", lambda row: row),
+                ("tokens", whole, "output_tokens"), ("verifications", whole, "verifications"),
+                ("accepted length", spread("{:.2f}", "{:.2f}"), "mean_accepted_length"),
+            ],
+        ),
+    ]  # fmt: skip
+    for title, columns in tables:
+        console.print(terminal(found, *rows, *columns, left=2, title=title))

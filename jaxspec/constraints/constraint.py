@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -54,8 +55,10 @@ class Constraint:
     ) -> None:
         self._matcher, self._min_tokens = matcher, min_tokens
         self._bad_words = [tuple(word) for word in bad_words]
-        self._vocab, self._stop_ids = vocab, frozenset(stop_ids)
-        self._any = mask_of(np.ones(vocab, bool)) if allowed is None else allowed
+        self._stop_ids = frozenset(stop_ids)
+        self._any = any_ = mask_of(np.ones(vocab, bool)) if allowed is None else allowed
+        # Most nodes ban nothing, or the same tokens as the node before.
+        self._without = lru_cache(64)(lambda banned: any_ & ~mask_of_ids(banned, vocab) if banned else any_)
         self._output: list[int] = []
         #: Why the grammar cannot go on, for example because it takes too much work; None: it can.
         self.failure: str | None = None
@@ -151,7 +154,7 @@ class Constraint:
         return banned
 
     def _fill(self, mask: np.ndarray, path: Sequence[int]) -> None:
-        rest = self._any & ~mask_of_ids(self._banned(path), self._vocab)
+        rest = self._without(frozenset(self._banned(path)))
         if self._matcher is None:
             mask[:] = rest if rest.any() else self._any
             return
