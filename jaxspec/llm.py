@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from jaxspec.chat.formats import format_of
 from jaxspec.chat.prompt import render
 from jaxspec.chat.reasoning import reasoning_of
 from jaxspec.config import EngineConfig
@@ -96,14 +97,14 @@ class LLM:
             **(chat_template_kwargs or {}), "continue_final_message": continue_final_message,
             "add_generation_prompt": add_generation_prompt,
         }  # fmt: skip
-        prompts = [render(self.tokenizer, c, tools, **form) for c in conversations]
-        each = [params or SamplingParams(temperature=0)] * len(prompts)
+        prompts = [render(self.tokenizer, c, tools, form) for c in conversations]
+        template, sampling = self.tokenizer.chat_template, params or SamplingParams(temperature=0)
+        tags = format_of(self.tokenizer.tool_template or template).tags if tools else []
+        if any(self.tokenizer.special_id(tag) is not None for tag in tags):
+            sampling = replace(sampling, skip_special_tokens=False)  # the parser reads them
+        each = [sampling] * len(prompts)
         if self.engine.config.reasoning_parser != "none":
-            template = self.tokenizer.chat_template
-            each = [
-                replace(p, reasoning=reasoning_of(template, text, continue_final_message))
-                for p, text in zip(each, prompts, strict=True)
-            ]
+            each = [replace(sampling, reasoning=reasoning_of(template, t, continue_final_message)) for t in prompts]
         return self.generate([self.tokenizer.encode(p, add_special_tokens=False) for p in prompts], each, slo=slo)
 
     def generate(

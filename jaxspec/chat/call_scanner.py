@@ -11,14 +11,14 @@ _ARGUMENTS = ("arguments", "parameters")
 class CallScanner:
     """Follows one JSON object `{"name": …, "arguments": {…}}` character by character.
 
-    `name` is None until it is known; `arguments` is the text of the arguments so far. `name_first`: the name is known
-    and the object has the arguments themselves.
+    `name` is None until it is known; `arguments` is the text of the arguments so far. If `name` is given, the object is
+    the arguments themselves.
     """
 
-    def __init__(self, name_first: str | None = None):
-        self.name = name_first
+    def __init__(self, name: str | None = None):
+        self.name = name
         self.done = self.failed = False
-        self._whole = name_first is not None
+        self._whole = name is not None
         self._raw = ""
         self._depth = 0
         self._in_string = self._escaped = self._after_colon = False
@@ -102,7 +102,7 @@ class CallScanner:
     def _end_value(self, end: int) -> None:
         if self._value_start is None:
             return
-        if self._key == "name" and not self._whole:
+        if self._key == "name" and self.name is None:
             self.name = self._loads(self._raw[self._value_start : end])
             self.failed = self.failed or self.name is None
         elif self._span is not None and self._span[0] == self._value_start:

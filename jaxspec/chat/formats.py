@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """A call is a JSON object with `name` and `arguments`, the name of whose second key is `key`.
+    """A call is the JSON object `{"name": …, "arguments": …}`; `key` is the key of its arguments.
 
-    begin, end: text before and after the calls, each with its own or all together (`listed`, as a JSON array). bare:
-    the answer may also begin with the object itself. name_first: `begin`, the name, `separator`, then the arguments.
+    begin, end: tags before and after a call. listed: between them is a JSON array of calls. bare: an answer may also
+    begin with a call without tags. name_first: a call is `begin`, the name, `separator`, then the arguments.
     """
 
     name: str
@@ -23,6 +23,11 @@ class ToolFormat:
     separator: str = ""
     #: Characters of the ids of calls; None: OpenAI's form.
     id_length: int | None = None
+
+    @property
+    def tags(self) -> list[str]:
+        """Texts that may be special tokens of the model."""
+        return [tag for tag in (self.begin, self.end, self.separator) if tag]
 
     @property
     def names_before(self) -> bool:

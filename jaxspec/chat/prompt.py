@@ -15,19 +15,22 @@ Message = Mapping[str, Any]
 
 
 def render(
-    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), **variables: Any
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
 ) -> str:
     """The prompt of a conversation, in the model's chat template.
 
-    messages: as in OpenAI's API, content as text. tools: functions in OpenAI's form. variables: see
+    messages: as in OpenAI's API, content as text. tools: functions in OpenAI's form. variables: keyword arguments of
     `Tokenizer.apply_chat_template`. A template without tools gets them in the system message, in the Hermes format.
     Raises `ValueError` naming the arguments of a call that are not a JSON object, or if the template refuses the
     messages.
     """
-    if knows_tools(tokenizer):
-        shown = [_with_objects(message, i) for i, message in enumerate(messages)]
-        return tokenizer.apply_chat_template(shown, tools=list(tools) or None, **variables)
-    return tokenizer.apply_chat_template(_as_plain(messages, tools), **variables)
+    try:
+        if knows_tools(tokenizer):
+            shown = [_with_objects(message, i) for i, message in enumerate(messages)]
+            return tokenizer.apply_chat_template(shown, tools=list(tools) or None, **variables)
+        return tokenizer.apply_chat_template(_as_plain(messages, tools), **variables)
+    except RecursionError:
+        raise ValueError("the messages, tools or template variables are nested too deeply") from None
 
 
 def knows_tools(tokenizer: Tokenizer) -> bool:
@@ -51,7 +54,7 @@ def _object(arguments: Any, where: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ValueError(f"{where} is not valid JSON") from None
     if not isinstance(arguments, dict):
         raise ValueError(f"{where} must be a JSON object")

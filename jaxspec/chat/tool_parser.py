@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Literal
 
@@ -11,8 +12,8 @@ from jaxspec.chat.pieces import Piece, held_back
 
 #: Characters between calls. An opening bracket may also begin a tag.
 _BETWEEN = " \n\t\r,;]"
-#: Most characters of a function's name that precedes its arguments.
-_LONGEST_NAME = 256
+#: A function's name before its arguments, with a call id and the separator.
+_NAME = re.compile(r"[\w.-]{1,64}(\[[A-Z_]*\]?\w*)*\Z")
 
 
 class ToolParser:
@@ -30,6 +31,7 @@ class ToolParser:
         self._raw = ""  # text since the begin of the calls, for when they turn out to be content
         self._scanner = CallScanner()
         self._announced = self._bare = self._began = False
+        self._named = False  # whether the begin tag was last, so that a name may follow
         self._sent = 0  # characters of the current call's arguments
         #: Calls so far.
         self.calls = 0
@@ -79,7 +81,7 @@ class ToolParser:
         out += self._content(safe)
         self._held = after if found else before[len(safe) :]
         if found:
-            self._phase, self._bare, self._raw = "calls", False, begin
+            self._phase, self._bare, self._named, self._raw = "calls", False, True, begin
         return bool(found)
 
     def _content(self, text: str) -> list[Piece]:
@@ -101,6 +103,7 @@ class ToolParser:
             if rest.startswith(mark):
                 self._held = rest.removeprefix(mark)
                 self._raw += mark
+                self._named = mark == self._form.begin
                 self._phase = "content" if mark == self._form.end else "calls"
                 return True
             if mark.startswith(rest):
@@ -112,7 +115,7 @@ class ToolParser:
             self._raw, self._held = self._raw + "[", rest[1:]
             return True
         head, found, _ = rest.partition("{")
-        if self._form.names_before and len(head) <= _LONGEST_NAME and "\n" not in head:
+        if self._form.names_before and self._named and _NAME.match(head):
             if not found:
                 return False
             self._begin(CallScanner(head.split("[")[0].strip()))
@@ -123,6 +126,7 @@ class ToolParser:
 
     def _begin(self, scanner: CallScanner) -> None:
         self._scanner, self._phase, self._announced, self._sent = scanner, "call", False, 0
+        self._named = False
 
     def _in_call(self, out: list[Piece]) -> bool:
         scanner = self._scanner
@@ -146,6 +150,7 @@ class ToolParser:
         return True
 
     def _not_a_call(self, out: list[Piece]) -> None:
-        """The text since the begin of the calls is content."""
+        """The text since the begin of the calls, or after the last one, is content."""
         raw, self._raw, self._phase, self._began = self._raw, "", "content", True
-        out += self._content(raw)
+        if raw.strip(_BETWEEN + "["):  # not only what separates calls
+            out += self._content(raw)

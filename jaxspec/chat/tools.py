@@ -18,6 +18,14 @@ class Tool:
     parameters: Mapping[str, Any] | bool = field(default_factory=lambda: _NONE)
     strict: bool = False
 
+    def schema(self) -> Mapping[str, Any] | bool:
+        """The schema of the arguments, which are an object. Raises `ValueError` if they cannot be one."""
+        if self.parameters is True:
+            return {"type": "object"}
+        if isinstance(self.parameters, Mapping) and self.parameters.get("type", "object") != "object":
+            raise ValueError("their type must be object")
+        return {"type": "object", **self.parameters} if isinstance(self.parameters, Mapping) else False
+
 
 @dataclass(frozen=True)
 class ToolUse:

@@ -12,7 +12,6 @@ from jaxspec.constraints.reasoning import ReasoningMatcher, ReasoningTokens
 from jaxspec.errors import InvalidRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.step.masks import mask_of_ids
-from jaxspec.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
     from jaxspec.models.load.tokenizer import Tokenizer
@@ -47,9 +46,9 @@ class Constraints:
             return grammar
         return ReasoningMatcher(form, self._reasoning_tokens(form.begin, form.end), grammar, budget)
 
-    def compile(self, outputs: StructuredOutputs) -> None:
-        """Compile a grammar and keep it, for `of`. Raises `InvalidRequest`."""
-        self._grammars.matcher(outputs)
+    def compile(self, params: SamplingParams) -> None:
+        """Compile what the parameters need and keep it, for `of`. Raises `InvalidRequest`."""
+        self._matcher_of(params)
 
     def close(self) -> None:
         """End the process that tries grammars."""

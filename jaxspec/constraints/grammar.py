@@ -75,6 +75,7 @@ class Grammars:
         """`vocab`: tokens of the model, which may be more than the tokenizer's."""
         self._tokenizer, self._vocab = tokenizer, vocab
         self._lock, self._trial = threading.Lock(), Trial()
+        self._last: tuple[StructuredOutputs, str] | None = None
         self._compiled: OrderedDict[str, GrammarMatcher] = OrderedDict()
 
     def matcher(self, outputs: StructuredOutputs) -> GrammarMatcher:
@@ -82,7 +83,11 @@ class Grammars:
         valid, uses what llguidance does not support, or is too large."""
         from llguidance import LLMatcher
 
-        grammar = _grammar_of(outputs, self._tokenizer)
+        if not self._tokenizer.eos_token_ids:
+            raise outputs.invalid("needs a model with an end token")
+        last = self._last  # several outputs of a request have the same one
+        grammar = last[1] if last and last[0] is outputs else _grammar_of(outputs, self._tokenizer)
+        self._last = (outputs, grammar)
         if grammar not in self._compiled and (error := self._trial.error(_without_ids(grammar))):
             raise outputs.invalid(f"is not possible: {_plain(error)}")
         with self._lock:

@@ -23,8 +23,13 @@ def grammar_of(outputs: StructuredOutputs) -> str:
     """The grammar of `json` or `json_object`. Raises `InvalidRequest`."""
     from llguidance import LLMatcher
 
+    return LLMatcher.grammar_from_json_schema(check_schema(outputs))
+
+
+def check_schema(outputs: StructuredOutputs) -> str:
+    """The schema of `json` or `json_object`, with options. Raises `InvalidRequest` if its grammar would be wrong."""
     try:
-        return LLMatcher.grammar_from_json_schema(with_options(outputs.schema()))
+        return with_options(outputs.schema())
     except InvalidRequest:
         raise
     except (TypeError, ValueError, RecursionError) as error:

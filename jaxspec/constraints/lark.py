@@ -22,12 +22,16 @@ def json_rule(name: str, schema: Mapping[str, Any] | bool) -> str:
 
 def token_or_text(text: str, tokenizer: Tokenizer) -> str:
     """A tag as an operand of a rule: by its id if it is a special token, whose text a grammar does not see."""
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    return f"<[{ids[0]}]>" if len(ids) == 1 and ids[0] in tokenizer.special_ids else json.dumps(text)
+    id = tokenizer.special_id(text)
+    return json.dumps(text) if id is None else f"<[{id}]>"
 
 
-def text_rules(mark: str, tokenizer: Tokenizer) -> list[str]:
-    """The terminal `TEXT`, any text, and the rule `head`, a text up to and with the first `mark`."""
+#: The terminal `TEXT`: any text.
+TEXT = r"TEXT: /(.|\n)*/"
+
+
+def head_rule(name: str, mark: str, tokenizer: Tokenizer) -> str:
+    """The rule `name`: a text up to and with the first `mark`."""
     tag = token_or_text(mark, tokenizer)
-    head = f"head: TEXT {tag}" if tag.startswith("<") else f"head[lazy]: TEXT {tag}"
-    return [r"TEXT: /(.|\n)*/", head]
+    # Text is matched lazily, a special token cannot be part of it.
+    return f"{name}: TEXT {tag}" if tag.startswith("<") else f"{name}[lazy]: TEXT {tag}"

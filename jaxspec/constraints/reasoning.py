@@ -20,13 +20,16 @@ class ReasoningTokens:
 
     def __init__(self, begin: str, end: str, tokenizer: Tokenizer, vocab: int):
         """`vocab`: tokens of the model."""
-        self.begin = tokenizer.encode(begin, add_special_tokens=False)
+        self.begin, self.begin_text = tokenizer.encode(begin, add_special_tokens=False), begin.encode()
         self.end, self.end_text = tokenizer.encode(end, add_special_tokens=False), end.encode()
         self.bytes_of = tokenizer.token_bytes
         self.stops = frozenset(tokenizer.eos_token_ids)
         self.any = mask_of(np.ones(vocab, bool))
         self.no_stop = self.any & ~mask_of_ids(self.stops, vocab)
         self._vocab = vocab
+        ends = ((id, self.bytes_of(id)) for id in range(vocab))
+        last = self.end_text[-1:]
+        self._completing = [(id, text) for id, text in ends if last in text and len(text) > 1]
         #: By how much of the end tag the text has: the mask without tokens that complete the tag and go on.
         self.beyond = cache(self._beyond)
 
@@ -36,8 +39,8 @@ class ReasoningTokens:
 
     def _beyond(self, known: int) -> np.ndarray:
         rest = self.end_text[known:]
-        texts = ((id, self.bytes_of(id)) for id in range(self._vocab))
-        return ~mask_of_ids([id for id, t in texts if t.startswith(rest) and t[len(rest) :].strip()], self._vocab)
+        ids = [id for id, text in self._completing if text.startswith(rest) and text[len(rest) :].strip()]
+        return ~mask_of_ids(ids, self._vocab)
 
 
 class _State(NamedTuple):
@@ -67,6 +70,8 @@ class ReasoningMatcher:
         match state.phase:
             case "content":
                 after = self._into_grammar(state, [token])
+            case "maybe" if self._inner is None:
+                after = self._maybe_of_text(state, token)
             case "maybe" if token == self._tokens.begin[state.begun]:
                 complete = state.begun + 1 == len(self._tokens.begin)
                 after = state._replace(phase="reasoning" if complete else "maybe", begun=state.begun + 1)
@@ -89,6 +94,8 @@ class ReasoningMatcher:
         match state.phase:
             case "content":
                 self._fill_content(mask, [])
+            case "maybe" if self._inner is None:
+                mask[:] = self._tokens.any
             case "maybe":
                 self._fill_content(mask, self._tokens.begin[: state.begun])
                 mask |= self._tokens.only(self._tokens.begin[state.begun])
@@ -103,6 +110,13 @@ class ReasoningMatcher:
     @property
     def finished(self) -> bool:
         return self._states[-1].phase == "content" and self._inner is not None and self._inner.finished
+
+    def _maybe_of_text(self, state: _State, token: int) -> _State:
+        """Without a grammar the answer may have whitespace before the begin tag, and tokens that go on after it."""
+        text, tag = (state.tail + self._tokens.bytes_of(token)).lstrip(), self._tokens.begin_text
+        if text.startswith(tag):
+            return state._replace(phase="reasoning", tail=text.removeprefix(tag))
+        return state._replace(phase="maybe" if tag.startswith(text) else "content", tail=text)
 
     def _into_grammar(self, state: _State, tokens: list[int]) -> _State | None:
         if self._inner is None:
@@ -120,7 +134,7 @@ class ReasoningMatcher:
         text = state.tail + self._tokens.bytes_of(token)
         _, ended, beyond = text.partition(self._tokens.end_text)
         return state._replace(
-            phase="content" if ended and not beyond.strip() else "reasoning",
+            phase="content" if ended and (self._inner is None or not beyond.strip()) else "reasoning",
             tail=text[-len(self._tokens.end_text) :], tokens=state.tokens + 1,
             closing=min(state.closing + 1, len(self._tokens.end) - 1) if spent else 0,
         )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from jaxspec.constraints.lark import HEADER, json_rule, token_or_text
+from jaxspec.constraints.lark import HEADER, TEXT, head_rule, json_rule, token_or_text
 
 if TYPE_CHECKING:
     from jaxspec.models.load.tokenizer import Tokenizer
@@ -22,7 +22,9 @@ def structural_tag_grammar(tag: Mapping[str, Any], tokenizer: Tokenizer) -> str:
     triggers, structures = _list(tag, "triggers"), _list(tag, "structures")
     if not all(isinstance(trigger, str) and trigger for trigger in triggers):
         raise ValueError("triggers must be strings that are not empty")
-    rules, used = [HEADER, r"TEXT: /(.|\n)*/"], []
+    if any(a != b and a.startswith(b) for a in triggers for b in triggers):
+        raise ValueError("has triggers of which one is the beginning of another")
+    rules, used = [HEADER, TEXT], []
     for i, structure in enumerate(structures):
         begin, end = _text(structure, i, "begin"), _text(structure, i, "end")
         schema = structure.get("schema", True)
@@ -38,8 +40,7 @@ def structural_tag_grammar(tag: Mapping[str, Any], tokenizer: Tokenizer) -> str:
     for k, trigger in enumerate(triggers):
         if trigger not in used:
             raise ValueError(f"triggers[{k}] begins no structure")
-        text = token_or_text(trigger, tokenizer)
-        rules.append(f"head_{k}: TEXT {text}" if text.startswith("<") else f"head_{k}[lazy]: TEXT {text}")
+        rules.append(head_rule(f"head_{k}", trigger, tokenizer))
     tags = " | ".join(f"tag_{i}" for i in range(len(structures)))
     return "\n".join([*rules, f"start: ({tags})* tail", "tail: TEXT"])
 

@@ -33,6 +33,8 @@ class Trial:
     def error(self, grammar: str) -> str | None:
         """Why the grammar cannot be used; None: it can. Takes at most the time for one grammar, and once a start."""
         with self._lock:
+            if self._process is not None and self._process.poll() is not None:
+                self._end()  # it has ended while it waited
             process = self._process = self._process or _start()
             assert process.stdin is not None
             with suppress(OSError):

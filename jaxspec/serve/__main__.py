@@ -14,8 +14,6 @@ from typing import Any, NoReturn
 from jaxspec.config import ConfigError, EngineConfig, merged, parse_overrides, settings_like
 from jaxspec.serve import environment
 
-log = logging.getLogger("jaxspec.serve")
-
 log = logging.getLogger("jaxspec.serve")  # `__name__` is "__main__" here
 
 _PROGRAM = "python -m jaxspec.serve"

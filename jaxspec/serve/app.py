@@ -30,7 +30,7 @@ from jaxspec.serve.prompts import encode, encode_chat, encode_prompts, resolve_m
 from jaxspec.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, GenerationRequest, TokenizeRequest
 from jaxspec.serve.reply import Reply
 from jaxspec.serve.responses_answer import ResponsesAnswer
-from jaxspec.serve.responses_fields import ResponsesRequest
+from jaxspec.serve.responses_fields import ResponsesRequest, naming_own_fields
 from jaxspec.serve.stream import Generation, HubOptions, OutputHub
 from jaxspec.version import __version__
 
@@ -160,9 +160,9 @@ class Serving:
         self, id: str, body: GenerationRequest, prompts: list[list[int]], params: list[SamplingParams]
     ) -> Generation:
         """Submit sequence i with `prompts[i]` and `params[i]`. Raises `ApiError`."""
-        if params and (outputs := params[0].structured_outputs) is not None:
+        if params and params[0].constrained:
             with bad_request():  # in a thread: a new grammar takes milliseconds to compile, the first one a second
-                await asyncio.to_thread(self.engine.constraints.compile, outputs)
+                await asyncio.to_thread(self.engine.constraints.compile, params[0])
         generation = Generation(self.engine, self.hub, id)
         generation.submit(prompts, params, body.priority or 0, body.slo, bool(body.return_predicted_tokens))
         return generation
@@ -235,14 +235,18 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     serving = _serving(request)
     name = serving.check_model(body.model)
     serving.check_health()
-    chat = body.as_chat()
-    plan = await plan_chat(chat, serving.engine)
-    prompt = truncate(plan.prompt, chat, serving.engine.max_model_len)
-    params = serving.params_of(plan.params, [prompt], "input", "max_output_tokens")
     id = f"resp_{uuid4().hex}"
-    form = serving.form_of(chat)
-    answer = ResponsesAnswer(id, name, serving.engine.tokenizer, [prompt], form, chat=plan.form, body=body)
-    return Reply(await serving.submit(id, chat, [prompt], params), answer, bool(body.stream))
+    with naming_own_fields():
+        chat = body.as_chat()
+        plan = await plan_chat(chat, serving.engine)
+        prompt = truncate(plan.prompt, chat, serving.engine.max_model_len)
+        length_field = "max_completion_tokens" if body.max_output_tokens is not None else chat.length_field
+        params = serving.params_of(plan.params, [prompt], "input", length_field)
+        generation = await serving.submit(id, chat, [prompt], params)
+    answer = ResponsesAnswer(
+        id, name, serving.engine.tokenizer, [prompt], serving.form_of(chat), chat=plan.form, body=body
+    )
+    return Reply(generation, answer, bool(body.stream))
 
 
 @_routes.get("/v1/responses/{id}")

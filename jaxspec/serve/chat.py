@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from jaxspec.chat.prompt import knows_tools
 from jaxspec.chat.reasoning import reasoning_of, tags_of
 from jaxspec.chat.tool_parser import ToolParser
 from jaxspec.chat.tools import ToolUse
+from jaxspec.constraints.json_schema import check_schema
 from jaxspec.errors import InvalidRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.serve.chat_answer import ChatForm
@@ -36,29 +36,32 @@ class ChatPlan:
 
 
 async def plan_chat(body: ChatRequest, engine: Engine) -> ChatPlan:
-    """Raises `ApiError` (400)."""
+    """Render the prompt of the model's template, and choose the parsers of its answers.
+
+    Raises `ApiError` (400) naming the field that is wrong.
+    """
     tokenizer, template = engine.tokenizer, engine.tokenizer.chat_template
     params, use = body.sampling(engine.default_sampling), body.tool_use()
     special = bool(body.add_special_tokens)
     text, ids = await encode_chat(tokenizer, body.messages, body, body.template_tools(), special)
-    reasoning = None
-    if engine.config.reasoning_parser != "none":
-        reasoning = reasoning_of(template, text, bool(body.continue_final_message))
-    if body.thinking_token_budget is not None and tags_of(template) is None:
-        message = "thinking_token_budget: the model's chat template has no reasoning"
+    splits = engine.config.reasoning_parser != "none"
+    reasoning = reasoning_of(template, text, bool(body.continue_final_message)) if splits else None
+    if body.thinking_token_budget is not None and (tags_of(template) is None or not splits):
+        why = "the model's chat template has no reasoning" if splits else "the server's reasoning_parser is none"
+        message = f"thinking_token_budget is not supported: {why}"
         raise ApiError(400, message, param="thinking_token_budget", code="unsupported_parameter")
     chosen = engine.config.tool_call_parser
     # Without tools in the template, the prompt describes the format that `format_of` gives then.
     by_template = chosen == "auto" or not knows_tools(tokenizer)
     tool_format = format_of(tokenizer.tool_template or template) if by_template else FORMATS[chosen]
-    tags = ([tool_format.begin] if use else []) + ([reasoning.begin, reasoning.end] if reasoning else [])
+    tags = (tool_format.tags if use else []) + ([reasoning.begin, reasoning.end] if reasoning else [])
     params = replace(
         params, reasoning=reasoning, structured_outputs=_outputs(params, use, tool_format, tokenizer),
         # The parser reads tags as text.
-        skip_special_tokens=params.skip_special_tokens and not any(_is_special(tag, tokenizer) for tag in tags),
+        skip_special_tokens=params.skip_special_tokens and all(tokenizer.special_id(tag) is None for tag in tags),
     )  # fmt: skip
     shown = reasoning if body.separate_reasoning is not False else None
-    names = [tool.function.name for tool in body.tools or ()]
+    names = [tool.name for tool in use.tools] if use else []
 
     def parser() -> ChatParser:
         tools = ToolParser(tool_format, names) if use else None
@@ -83,14 +86,10 @@ def _outputs(
         if outputs is not None:
             if outputs.kind not in ("json", "json_object"):
                 raise InvalidRequest(outputs.given_as, f"{outputs.given_as}: with tools, only JSON is supported")
+            check_schema(outputs)
             content = outputs.schema()
         try:
             grammar = tool_grammar(use, form, tokenizer, content)
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise InvalidRequest("tools", f"tools: {e}") from None
         return StructuredOutputs(grammar=grammar, given_as="tools")
-
-
-def _is_special(tag: str, tokenizer: Tokenizer) -> bool:
-    ids: Sequence[int] = tokenizer.encode(tag, add_special_tokens=False)
-    return len(ids) == 1 and ids[0] in tokenizer.special_ids

@@ -101,7 +101,12 @@ def _from_validation(request: Request, errors: Sequence[Mapping[str, Any]]) -> A
         kind = request.headers.get("content-type", "")
         hint = "" if "json" in kind else ", sent with the header Content-Type: application/json"
         return ApiError(400, f"the request body must be a JSON object{hint}", code="invalid_body")
-    param = field_of(first["loc"][1:])
+    return invalid_field(first, first["loc"][1:])
+
+
+def invalid_field(first: Mapping[str, Any], loc: Sequence[str | int]) -> ApiError:
+    """One of pydantic's errors as a response; `loc`: of the field in the body."""
+    param = field_of(loc)
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "missing":
         return ApiError(400, f"missing required field: {param}", param=param, code="missing_required_parameter")

@@ -68,8 +68,17 @@ class Message(ApiModel):
         return {"role": role, "content": text, **{name: v for name, v in optional.items() if v is not None}}
 
 
-#: Variables of chat templates that have fields of their own.
-_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+class ReasoningFields(ApiModel):
+    #: Tokens of reasoning after which it must end.
+    thinking_token_budget: int | None = None
+    #: Whether the response has the answer's reasoning.
+    include_reasoning: bool | None = None
+    #: Whether it has it in a field of its own, and not as content with tags.
+    separate_reasoning: bool | None = None
+
+
+#: Variables of chat templates that have fields of their own, and Python's name for an object.
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "self"})
 
 
 class ChatTemplateFields(ApiModel):

@@ -60,7 +60,7 @@ async def encode_chat(
     if not tokenizer.has_chat_template:
         raise ApiError(400, "this model has no chat template; use /v1/completions", param="messages")
     try:
-        text = render(tokenizer, [m.as_template() for m in messages], tools, **form.template_variables)
+        text = render(tokenizer, [m.as_template() for m in messages], tools, form.template_variables)
     except ValueError as e:
         raise ApiError(400, str(e), param="messages", code="chat_template_error") from e
     ids = await encode(tokenizer, text, add_special_tokens)

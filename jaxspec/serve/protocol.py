@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from jaxspec.sampling_params import MAX_LOGPROBS, SamplingParams
 from jaxspec.serve.errors import ApiError, bad_request
 from jaxspec.serve.fields import ApiModel, Prompt, Stop, StreamOptions, TokenId
-from jaxspec.serve.messages import ChatTemplateFields, Message
+from jaxspec.serve.messages import ChatTemplateFields, Message, ReasoningFields
 from jaxspec.serve.structure import StructureFields
 from jaxspec.serve.tool_fields import ToolFields
 from jaxspec.slo import RequestSlo
@@ -153,18 +153,12 @@ class CompletionRequest(GenerationRequest):
         return {**tokens, "logprobs": self.logprobs, "prompt_logprobs": of_prompt}
 
 
-class ChatRequest(GenerationRequest, ChatTemplateFields, ToolFields):
+class ChatRequest(GenerationRequest, ChatTemplateFields, ReasoningFields, ToolFields):
     """Body of `/v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    #: Tokens of reasoning after which it must end.
-    thinking_token_budget: int | None = None
-    #: Whether the response has the answer's reasoning.
-    include_reasoning: bool | None = None
-    #: Whether it has it in a field of its own, and not as content with tags.
-    separate_reasoning: bool | None = None
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> ChatRequest:

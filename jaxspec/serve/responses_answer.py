@@ -29,6 +29,8 @@ class ResponsesAnswer(ChatAnswer):
         self._items: list[Json] = []
         self._sequence = 0
         self._open = False  # whether the last item goes on
+        self._logprobs_seen: list[Json] = []  # of all tokens so far
+        self._attached = 0  # how many of them belong to items
 
     def gather(self, index: int, delta: OutputDelta) -> None:
         self._advance(delta)
@@ -38,14 +40,7 @@ class ResponsesAnswer(ChatAnswer):
 
     def chunks(self, index: int, delta: OutputDelta) -> list[Json]:
         """The events of a delta, with OpenAI's names and numbers."""
-        begins = not self.choices[0].opened
-        self.choices[0].opened = True
-        out: list[Json] = []
-        if begins:
-            started = self._response("in_progress")
-            out += [{"type": "response.created", "response": started}]
-            out += [{"type": "response.in_progress", "response": started}]
-        out += self._advance(delta)
+        out = [*self._created(), *self._advance(delta)]
         if delta.finish_reason is not None:
             status = self._status()
             out.append({"type": f"response.{status}", "response": self._response(status)})
@@ -56,7 +51,16 @@ class ResponsesAnswer(ChatAnswer):
 
     def failed(self, error: ApiError) -> list[Json]:
         told = {"code": "server_error", "message": error.body["error"]["message"]}
-        return self._numbered([{"type": "response.failed", "response": self._response("failed") | {"error": told}}])
+        failed = {"type": "response.failed", "response": self._response("failed") | {"error": told}}
+        return self._numbered([*self._created(), failed])
+
+    def _created(self) -> list[Json]:
+        """The events that begin a stream, once."""
+        if self.choices[0].opened:
+            return []
+        self.choices[0].opened = True
+        started = self._response("in_progress")
+        return [{"type": f"response.{name}", "response": started} for name in ("created", "in_progress")]
 
     def _numbered(self, events: list[Json]) -> list[Json]:
         out = [{**event, "sequence_number": self._sequence + i} for i, event in enumerate(events)]
@@ -70,22 +74,31 @@ class ResponsesAnswer(ChatAnswer):
         """Add the delta to the items. Returns the events."""
         choice = self.choices[0]
         self._count(choice, delta)
-        logprobs = self._logprobs(choice, delta.logprobs)["content"] if delta.logprobs else []
+        if delta.logprobs:
+            self._logprobs_seen += self._logprobs(choice, delta.logprobs)["content"]
         out: list[Json] = []
         for piece in self._parsed(choice, delta):
-            out += self._add(piece, logprobs)
-            logprobs = [] if piece.kind == "content" else logprobs
+            out += self._add(piece)
         if delta.finish_reason is not None:
             if not self._items:
                 out += self._begin("message")
-            out += self._end_item()
+            out += self._end_item(self._status())
         return out
 
-    def _add(self, piece: Piece, logprobs: list[Json]) -> list[Json]:
+    def _new_logprobs(self) -> list[Json]:
+        """Those of tokens of the content that no event has had."""
+        parser = self._parsers[0]
+        start = max(self._attached, parser.reasoning_tokens if parser else 0)
+        self._attached = len(self._logprobs_seen)
+        return self._logprobs_seen[start:]
+
+    def _add(self, piece: Piece) -> list[Json]:
         match piece.kind:
             case "call":
+                self._attached = len(self._logprobs_seen)
                 return self._begin("function_call", call_id=self._chat.call_id(), name=piece.text, arguments="")
             case "arguments":
+                self._attached = len(self._logprobs_seen)
                 item = self._items[-1]
                 item["arguments"] += piece.text
                 return [self._event("function_call_arguments.delta", item, delta=piece.text)]
@@ -97,13 +110,13 @@ class ResponsesAnswer(ChatAnswer):
                 part["text"] += piece.text
                 more = {}
                 if kind == "content":
-                    part["logprobs"] += logprobs
-                    more = {"logprobs": logprobs}
+                    more = {"logprobs": self._new_logprobs()}
+                    part["logprobs"] = [*part["logprobs"], *more["logprobs"]]
                 return [*begun, self._event(f"{part['type']}.delta", item, content_index=0, delta=piece.text, **more)]
 
     def _begin(self, kind: str, **fields: Any) -> list[Json]:
         """Begin an item, after the end of the last one."""
-        out = self._end_item()
+        out = self._end_item("completed")
         prefix, part_type = _ITEMS[kind]
         item: Json = {"type": kind, "id": f"{prefix}_{uuid4().hex}", "status": "in_progress", **fields}
         if kind == "message":
@@ -122,12 +135,12 @@ class ResponsesAnswer(ChatAnswer):
             out.append(self._event("content_part.added", item, content_index=0, part=dict(part)))
         return out
 
-    def _end_item(self) -> list[Json]:
+    def _end_item(self, status: str) -> list[Json]:
         if not self._open:
             return []
         self._open = False
         item, out = self._items[-1], []
-        item["status"] = self._status()
+        item["status"] = status
         if item["type"] == "function_call":
             out.append(
                 self._event("function_call_arguments.done", item, name=item["name"], arguments=item["arguments"])

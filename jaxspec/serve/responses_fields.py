@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, WrapValidator, model_validator
 
-from jaxspec.serve.errors import ApiError, field_of
+from jaxspec.serve.errors import ApiError, field_of, invalid_field
 from jaxspec.serve.fields import ApiModel, single_error
-from jaxspec.serve.messages import ChatTemplateFields
+from jaxspec.serve.messages import ChatTemplateFields, ReasoningFields
 from jaxspec.serve.protocol import ChatRequest, GenerationRequest
 from jaxspec.serve.tool_fields import FunctionField
 
@@ -73,10 +75,22 @@ class _Reasoning(ApiModel):
     summary: str | None = None
 
 
-class ResponsesRequest(GenerationRequest, ChatTemplateFields):
+def _items(value: Any, inner: Callable[[Any], Any]) -> Any:
+    """Report the first item that is wrong, and not also that a list is no string."""
+    try:
+        return inner(value)
+    except ValidationError as e:
+        wrong = next((e for e in e.errors() if len(e["loc"]) > 1 and isinstance(e["loc"][1], int)), None)
+        if wrong is None:
+            raise ValueError("must be a string, or a list of messages and function calls") from None
+        reason = str(wrong["msg"]).removeprefix("Value error, ")
+        raise ValueError(f"{field_of(wrong['loc'][1:])}: {reason}") from None
+
+
+class ResponsesRequest(GenerationRequest, ChatTemplateFields, ReasoningFields):
     """Besides OpenAI's fields it has those of chat completions that only jaxspec and vLLM have, such as `slo`."""
 
-    input: Annotated[str | list[InputItem], single_error("must be a string, or a list of messages and function calls")]
+    input: Annotated[str | list[InputItem], WrapValidator(_items)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     tools: list[FunctionTool] | None = None
@@ -87,7 +101,6 @@ class ResponsesRequest(GenerationRequest, ChatTemplateFields):
     top_logprobs: int | None = None
     truncation: Literal["auto", "disabled"] | None = None
     include: list[str] | None = None
-    thinking_token_budget: int | None = None
 
     # Refused: what needs a store, or work after the response.
     previous_response_id: str | None = None
@@ -103,13 +116,17 @@ class ResponsesRequest(GenerationRequest, ChatTemplateFields):
                 raise ApiError(400, message, param=name, code="unsupported_parameter")
         if (self.n or 1) != 1:
             raise ApiError(400, "n must be 1", param="n", code="invalid_value")
+        for name in ("prompt_logprobs", "return_token_ids", "response_format"):
+            if getattr(self, name):
+                hint = "use text.format" if name == "response_format" else "use /v1/chat/completions"
+                raise ApiError(400, f"{name} is not supported here: {hint}", param=name, code="unsupported_parameter")
         return self
 
     def as_chat(self) -> ChatRequest:
         """The chat request with the same meaning. Raises `ApiError`."""
-        common = set(GenerationRequest.model_fields) | set(ChatTemplateFields.model_fields)
-        fields = self.model_dump(by_alias=True, exclude_unset=True, include=common)
-        fields |= {"messages": self._messages(), "thinking_token_budget": self.thinking_token_budget}
+        shared = (GenerationRequest, ChatTemplateFields, ReasoningFields)
+        common = {name for model in shared for name in model.model_fields}
+        fields = self.model_dump(by_alias=True, exclude_unset=True, include=common) | {"messages": self._messages()}
         if self.max_output_tokens is not None:
             fields["max_completion_tokens"] = self.max_output_tokens
         if self.tools is not None:
@@ -133,10 +150,7 @@ class ResponsesRequest(GenerationRequest, ChatTemplateFields):
         try:
             return ChatRequest.model_validate(fields)
         except ValidationError as e:
-            first = e.errors()[0]
-            param = field_of(first["loc"])
-            message = str(first["msg"]).removeprefix("Value error, ")
-            raise ApiError(400, f"{param}: {message}", param=param, code="invalid_value") from None
+            raise invalid_field(e.errors()[0], e.errors()[0]["loc"]) from None
 
     def _messages(self) -> list[dict[str, Any]]:
         """The input as chat messages: calls and reasoning belong to the message of the assistant around them."""
@@ -163,9 +177,27 @@ class ResponsesRequest(GenerationRequest, ChatTemplateFields):
                 case "function_call_output":
                     out.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
                 case "reasoning":
-                    out[-1]["reasoning_content"] = _text(item.content) or _text(item.summary)
+                    thought = [out[-1].get("reasoning_content"), _text(item.content) or _text(item.summary)]
+                    out[-1]["reasoning_content"] = "\n".join(filter(None, thought))
             open_turn = own
         return out
+
+
+#: Field of a chat request -> the field of `/v1/responses` that it came from.
+_ORIGINS = {"response_format": "text.format", "messages": "input", "max_completion_tokens": "max_output_tokens"}
+
+
+@contextmanager
+def naming_own_fields() -> Iterator[None]:
+    """Errors about fields of the chat request name those of the responses request instead."""
+    try:
+        yield
+    except ApiError as e:
+        error = e.body["error"]
+        if (own := _ORIGINS.get(error["param"])) is None:
+            raise
+        message = error["message"].replace(error["param"], own)
+        raise ApiError(e.status_code, message, param=own, code=error["code"]) from None
 
 
 def _text(content: str | list[_Part] | None) -> str:

@@ -100,6 +100,11 @@ class Tokenizer:
         """Ids of control tokens."""
         return frozenset(i for i, t in self.backend.get_added_tokens_decoder().items() if t.special)
 
+    def special_id(self, text: str) -> int | None:
+        """The id of the control token with this text; None if it is not one."""
+        ids = self.encode(text, add_special_tokens=False)
+        return ids[0] if len(ids) == 1 and ids[0] in self.special_ids else None
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Special tokens in `text` are recognised. Lone surrogates become U+FFFD."""
         text = text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text

@@ -31,7 +31,7 @@ def tokenizer(template: str) -> Tokenizer:
 
 
 def test_a_template_without_tools_gets_them_as_text() -> None:
-    prompt = render(tokenizer(PLAIN), TURNS, [TOOL])
+    prompt = render(tokenizer(PLAIN), TURNS, [TOOL], {})
     system, rest = prompt.split("[user]1 + 1?\n")
     assert system.startswith("[system]")
     assert json.dumps(TOOL) in system
@@ -42,18 +42,18 @@ def test_a_template_without_tools_gets_them_as_text() -> None:
 
 def test_a_system_message_keeps_its_text() -> None:
     system = {"role": "system", "content": "Be brief."}
-    prompt = render(tokenizer(PLAIN), [system, *TURNS[:1]], [TOOL])
+    prompt = render(tokenizer(PLAIN), [system, *TURNS[:1]], [TOOL], {})
     assert prompt.startswith("[system]Be brief.\n\nYou can call")
-    assert render(tokenizer(PLAIN), [system]) == "[system]Be brief.\n"
+    assert render(tokenizer(PLAIN), [system], [], {}) == "[system]Be brief.\n"
 
 
 def test_a_template_with_tools_gets_arguments_as_objects() -> None:
-    assert render(tokenizer(KNOWS_TOOLS), TURNS[:2], [TOOL]) == "add;1 + 1?None11"
+    assert render(tokenizer(KNOWS_TOOLS), TURNS[:2], [TOOL], {}) == "add;1 + 1?None11"
 
 
-@pytest.mark.parametrize("arguments", ["{", "[1]", "3"])
+@pytest.mark.parametrize("arguments", ["{", "[1]", "3", "[" * 5000])
 @pytest.mark.parametrize("template", [PLAIN, KNOWS_TOOLS])
 def test_arguments_that_are_no_object_are_named(arguments: str, template: str) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": arguments}}
     with pytest.raises(ValueError, match=r"messages\[1\]\.tool_calls\[0\]\.function\.arguments"):
-        render(tokenizer(template), [TURNS[0], {"role": "assistant", "tool_calls": [call]}], [TOOL])
+        render(tokenizer(template), [TURNS[0], {"role": "assistant", "tool_calls": [call]}], [TOOL], {})

@@ -114,6 +114,18 @@ def test_a_budget_without_a_grammar(constraints: Constraints) -> None:
     append(constraint, "no reasoning at all")
 
 
+@pytest.mark.parametrize("before", ["\n", " \n", ""])
+def test_a_budget_counts_after_blanks_and_merged_tokens(constraints: Constraints, before: str) -> None:
+    constraint = begun(constraints, opened=False, budget=3, free=True)
+    append(constraint, f"{before}<think", NEWLINE)
+    append(constraint, "abc")
+    assert allowed(constraint) == {ord("<")}
+    append(constraint, END_TAG[:-1])
+    constraint.append(SEVEN)  # instead of ">": goes on after the tag
+    assert allowed(constraint) == set(range(TOKENIZER.vocab_size))
+    append(constraint, "more than three")
+
+
 def test_a_tree_leaves_the_state_as_it_was(constraints: Constraints) -> None:
     """The masks of a tree's nodes are those of the paths to them, one after the other."""
     paths = [b"", b"<", b"<t", b"<think>a", b"<think>a</think>", b"<think>a</think>4", b"4", b"42"]

@@ -48,6 +48,9 @@ class ByteTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
+    def special_id(self, text: str) -> int | None:
+        return next((id for id in self.special_ids if self._bytes[id] == text.encode()), None)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         raw = b"".join(self._bytes[i] for i in ids if not (skip_special_tokens and i in self.special_ids))
         return raw.decode("utf-8", "replace").removeprefix(" " if self._leading_space_drops else "")

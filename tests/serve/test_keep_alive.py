@@ -37,7 +37,7 @@ def test_between_tokens() -> None:
         with serving(slow, OFTEN) as url:
             text = httpx.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 3, "stream": True}).text
             first, *rest = [event for event in text.split("\n\n") if event]
-            assert first.startswith("data: ") and rest[0] == COMMENT
+            assert first.startswith("data: ") and COMMENT in rest
             assert "".join(event["choices"][0]["text"] for event in events(text)) == recited(3)
             with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:  # skips them
                 stream = client.chat.completions.create(model="fake", messages=CHAT, max_tokens=3, stream=True)

@@ -87,7 +87,8 @@ def test_a_conversation_becomes_a_prompt(client: openai.OpenAI, served: tuple[An
     call: Any = {"type": "function_call", "call_id": "1", "name": "add", "arguments": '{"a": 1}'}
     conversation: Any = [
         {"role": "user", "content": [{"type": "input_text", "text": "1 + 1?"}]},
-        {"type": "reasoning", "id": "rs", "summary": [{"type": "summary_text", "text": "Hm."}]}, call, call,
+        {"type": "reasoning", "id": "rs", "summary": [{"type": "summary_text", "text": "Hm."}]}, call,
+        {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "So."}]}, call,
         {"type": "function_call_output", "call_id": "1", "output": "2"},
         {"role": "assistant", "content": [{"type": "output_text", "text": "It is 2.", "annotations": []}]},
         {"role": "user", "content": "Thanks."},
@@ -125,7 +126,10 @@ def test_fields_reach_the_engine(client: openai.OpenAI, served: tuple[Any, str])
         ({"input": [{"type": "function_call"}]}, "input"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": 5}, "tool_choice"),
-        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "response_format"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"return_token_ids": True}, "return_token_ids"),
+        ({"input": [{"role": "assistant", "content": "x"}]}, "input"),  # the fake template refuses it
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 10**6}, "max_output_tokens"),
         ({"n": 2}, "n"),
@@ -135,6 +139,48 @@ def test_fields_reach_the_engine(client: openai.OpenAI, served: tuple[Any, str])
 def test_refusals_name_the_field(served: tuple[Any, str], changes: Any, param: str) -> None:
     response = httpx.post(f"{served[1]}/v1/responses", json={"input": "x", **changes}, timeout=20)
     assert (response.status_code, error_of(response)["param"]) == (400, param)
+
+
+def test_a_wrong_item_is_named(served: tuple[Any, str]) -> None:
+    items = [{"role": "user", "content": "x"}, {"type": "function_call", "name": "f"}]
+    response = httpx.post(f"{served[1]}/v1/responses", json={"input": items}, timeout=20)
+    assert error_of(response)["message"] == "input: [1]: needs call_id and arguments"
+
+
+def test_logprobs_are_those_of_the_content() -> None:
+    """Tokens of reasoning have none, and characters of several tokens lose none."""
+    content = "Zwei 🦉!"
+    with started(text=f"<think>Hm.</think>{content}") as (engine, url):
+        engine.tokenizer.chat_template = "<think> </think>"
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            ask: Any = {"model": "fake", "input": "x", "top_logprobs": 1}
+            events = list(client.responses.create(**ask, stream=True))
+            streamed = [e for event in events if event.type == "response.output_text.delta" for e in event.logprobs]
+            (_, message) = client.responses.create(**ask).output
+    assert message.type == "message"
+    (part,) = message.content
+    assert part.type == "output_text"
+    assert bytes(b for entry in part.logprobs or [] for b in entry.bytes) == content.encode()
+    assert [e.token for e in streamed] == [e.token for e in part.logprobs or []]
+    opened = [event.part for event in events if event.type == "response.content_part.added"]
+    assert [getattr(part, "logprobs", None) or [] for part in opened] == [[], []]
+
+
+def test_reasoning_may_be_left_out(client: openai.OpenAI) -> None:
+    got = client.responses.create(model="fake", input="x", extra_body={"include_reasoning": False})
+    assert [item.type for item in got.output] == ["message"]
+
+
+def test_a_stream_that_fails_early_has_begun() -> None:
+    with started(step=0.2) as (engine, url):
+        body = {"model": "fake", "input": "x", "stream": True}
+        with httpx.stream("POST", f"{url}/v1/responses", json=body, timeout=20) as response:
+            lines = response.iter_lines()
+            assert next(lines) == "event: response.created"
+            engine.fail()
+            names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
+    assert names[0] == "response.in_progress"
+    assert names[-1] == "response.failed"
 
 
 def test_nothing_is_stored(client: openai.OpenAI) -> None:
