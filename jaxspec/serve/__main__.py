@@ -35,10 +35,10 @@ SETTINGS = {
     "kv_cache_dtype": "data type of the KV cache: auto (same as --dtype), bfloat16 (on a CPU) or int8",
     "gpu_memory_utilization": "share of a GPU's memory to use; the KV cache gets what weights and programs leave of it",
     "swap_space": "host memory for the KV of preempted requests, in GiB; 0: no swapping, KV is recomputed",
-    "tool_call_parser": "how the model writes tool calls: hermes, llama3_json, mistral, mistral_args or auto (as its chat "
-    "template shows; default)",
-    "reasoning_parser": "auto (default): reasoning has a field of its own if the chat template has tags for it; none: it "
-    "stays in the text",
+    "tool_call_parser": "how the model writes tool calls: hermes, llama3_json, mistral, mistral_args or auto (as its "
+    "chat template shows; default)",
+    "reasoning_parser": "auto (default): reasoning has a field of its own if the chat template has tags for it; none: "
+    "it stays in the text",
     "seed": "sampling seed of requests that do not set one",
 }
 #: Options that set settings; the others are the server's own.
