@@ -32,8 +32,9 @@ class EngineConfig(PolicyConfig):
     generation_config: Literal["auto", "none"] = "auto"
     #: Model names in the API; requests may use any of them, metrics have the first. Empty: the model's own.
     served_model_name: list[str] = Field(default_factory=list[str])
-    #: Drafters: "ngram" (n-gram lookup), "truncated:K" (the target's first K layers), a trained drafter's name or file,
-    #: or a model with the same tokenizer. "auto": ngram and, if the package has one for the model, a trained drafter.
+    #: Drafters: "ngram" (n-gram lookup), "suffix" (lookup in earlier answers too), "truncated:K" (the target's first K
+    #: layers), a trained drafter's name or file, or a model with the same tokenizer. "auto": ngram and, if the package
+    #: has one for the model, a trained drafter.
     #: "none" or an empty list: no speculation.
     draft: list[str] = Field(default_factory=lambda: ["auto"])
     #: Draft models on a device of their own: index into JAX's devices, by drafter name. The target is on device 0.
@@ -74,6 +75,9 @@ class EngineConfig(PolicyConfig):
     #: Implementation of the layers. native: C kernels for CPUs. xla: XLA operations. auto: native where possible; on
     #: GPUs XLA's products and an attention kernel of its own.
     kernels: Literal["auto", "native", "xla"] = "auto"
+    #: `draft: suffix`: tokens of earlier answers that are remembered, in memory, for each API key. 0: none, only the
+    #: request's own text is searched.
+    suffix_tokens: int = Field(default=131_072, ge=0, le=2**24)
     #: How the model writes tool calls. auto: as its chat template shows; hermes if it shows none.
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "mistral_args"] = "auto"
     #: Whether chat answers have their reasoning in a field of its own. auto: if the model's chat template has its tags.

@@ -39,6 +39,8 @@ class Request:
     priority: int = 0
     #: Its latency SLOs.
     slo: Slo = NONE
+    #: Whose it is, such as a hash of the API key. Drafts for one tenant are never made of another's answers.
+    tenant: str = ""
     #: False if the logits of every prompt token are needed, which a cached prefix would skip.
     reuse_prefix: bool = True
     #: Whether logits of all prompt positions are read (echo with logprobs).

@@ -49,6 +49,9 @@ class ModelDrafter:
         device."""
         return request.preemptions - (0 if self.own_device else request.swaps)
 
+    def ended(self, request: Request) -> None:
+        pass
+
     def uncached_tokens(self, request: Request) -> int:
         return len(request.tokens) - self._watermark(request)
 

@@ -19,6 +19,7 @@ from jaxspec.draft.model_drafter import ModelDrafter
 from jaxspec.draft.ngram import NgramDrafter
 from jaxspec.draft.runner import BEAMS, Device, DraftRunner, round_buckets
 from jaxspec.draft.speculator import build_speculator
+from jaxspec.draft.suffix import SuffixDrafter
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.llama import head_of
@@ -36,7 +37,7 @@ from jaxspec.step.warmup import WarmUp
 
 log = logging.getLogger(__name__)
 
-NGRAM, AUTO = "ngram", "auto"
+NGRAM, SUFFIX, AUTO = "ngram", "suffix", "auto"
 _TRUNCATED = re.compile(r"truncated:(\d+)\Z")
 #: Folder of the drafters that ship with the package.
 SHIPPED = Path(__file__).parent / "trained"
@@ -47,17 +48,17 @@ DEFAULT = {"smollm2-135m": "smollm2-eagle"}
 
 
 def load_all(names: Sequence[str], target: LoadedModel) -> dict[str, tuple[DecoderConfig, Weights] | None]:
-    """Each drafter's `load` result by name, None for n-gram lookup.
+    """Each drafter's `load` result by name, None for those without a model.
 
     `auto` is n-gram lookup and the shipped drafter for the target, if there is one. If that does not fit (the name may
     be another model's), a warning says so. Raises `ConfigError` if a named drafter does not fit.
     """
     out: dict[str, tuple[DecoderConfig, Weights] | None] = {}
     for name in names:
-        if name not in (AUTO, NGRAM):
+        if name not in (AUTO, NGRAM, SUFFIX):
             out[name] = load(name, target)
             continue
-        out.setdefault(NGRAM, None)
+        out.setdefault(NGRAM if name == AUTO else name, None)
         if name == AUTO and (default := DEFAULT.get(target.name)) is not None:
             try:
                 out[default] = load(default, target)
@@ -85,7 +86,7 @@ def load(name: str, target: LoadedModel) -> tuple[DecoderConfig, Weights]:
             return load_drafter(path, target.config, target.weights)
         other = load_model(name)
     except ModelLoadError as error:
-        known = ", ".join([NGRAM, "truncated:K", *shipped()])
+        known = ", ".join([NGRAM, SUFFIX, "truncated:K", *shipped()])
         raise ConfigError(f"draft: {error} (drafters by name: {known})") from None
     if other.config.vocab_size != target.config.vocab_size or not same_tokenizer(other, target):
         raise ConfigError(f"draft: {name} has another tokenizer than {target.name}; a drafter must share the target's")
@@ -125,7 +126,7 @@ def same_tokenizer(a: LoadedModel, b: LoadedModel) -> bool:
     return a.tokenizer.encode(probe) == b.tokenizer.encode(probe)
 
 
-#: Drafter's name -> model config and weights, None for n-gram lookup.
+#: Drafter's name -> model config and weights, None for those without a model.
 Models = Mapping[str, tuple[DecoderConfig, Weights] | None]
 
 
@@ -149,7 +150,7 @@ def build(
     drafters: list[Drafter] = []
     for name, model in models.items():
         if model is None:
-            drafters.append(NgramDrafter())
+            drafters.append(NgramDrafter() if name == NGRAM else SuffixDrafter(config.suffix_tokens))
             continue
         shapes = round_buckets(*sizes, fine=name in devices)
         runner = DraftRunner(
@@ -194,7 +195,8 @@ def runners(speculator: Speculator) -> list[DraftRunner]:
 def _drawing(config: EngineConfig, models: Models) -> Draws | None:
     """How to draw drafts for rejection sampling, which needs a fixed tree shape; None without rejection sampling.
 
-    N-gram lookup draws nothing: its tokens are certain, so both acceptance rules accept them with the same probability.
+    Drafters without a model draw nothing: their tokens are certain, so both acceptance rules accept them with the same
+    probability.
     """
     if config.acceptance != "rejection" or not any(models.values()):
         return None

@@ -166,6 +166,7 @@ class Engine:
         end_as_expected: bool = False,
         slo: Slo | None = None,
         predict: bool = False,
+        tenant: str = "",
     ) -> str:
         """Queue a request. -> its id. `on_output` gets its deltas; the last one has a finish reason.
 
@@ -177,6 +178,7 @@ class Engine:
                 oracles, the scheduler knows only `max_tokens`.
             slo: SLO in seconds; None: the configuration's.
             predict: predict its length even if it never waits.
+            tenant: whose it is; suffix drafting learns from a tenant's own answers only.
 
         Raises `InvalidRequest`, `QueueFull`, `SloRefused` (strict admission), `EngineDead`, `EngineDraining`.
         """
@@ -190,7 +192,7 @@ class Engine:
             request_id or uuid4().hex, len(prompt_ids), [int(t) for t in prompt_ids], max_tokens,
             self._clock(), priority,
             reuse_prefix=params.prompt_logprobs is None, prompt_logprobs=params.prompt_logprobs is not None,
-            true_len=expected_tokens, slo=slo,
+            true_len=expected_tokens, slo=slo, tenant=tenant,
         )  # fmt: skip
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.loop.eos)
         constraint = self.constraints.of(params, stop_ids)

@@ -157,14 +157,14 @@ class Serving:
         return out
 
     async def submit(
-        self, id: str, body: GenerationRequest, prompts: list[list[int]], params: list[SamplingParams]
+        self, id: str, body: GenerationRequest, prompts: list[list[int]], params: list[SamplingParams], tenant: str
     ) -> Generation:
         """Submit sequence i with `prompts[i]` and `params[i]`. Raises `ApiError`."""
         if params and params[0].constrained:
             with bad_request():  # in a thread: a new grammar takes milliseconds to compile, the first one a second
                 await asyncio.to_thread(self.engine.constraints.compile, params[0])
         generation = Generation(self.engine, self.hub, id)
-        generation.submit(prompts, params, body.priority or 0, body.slo, bool(body.return_predicted_tokens))
+        generation.submit(prompts, params, body.priority or 0, body.slo, bool(body.return_predicted_tokens), tenant)
         return generation
 
 
@@ -191,6 +191,11 @@ def _serving(request: Request) -> Serving:
     return request.app.state.serving
 
 
+def _tenant(request: Request) -> str:
+    """Whose request it is: the number of its API key; empty without keys."""
+    return request.scope.get("tenant", "")
+
+
 @_routes.post("/v1/completions")
 async def completions(body: CompletionRequest, request: Request) -> Response:
     serving = _serving(request)
@@ -213,7 +218,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     answer = CompletionAnswer(
         id, name, tokenizer, each, serving.form_of(body), echo=echo, only_echo=body.only_scores
     )  # fmt: skip
-    return Reply(await serving.submit(id, body, each, params), answer, bool(body.stream))
+    return Reply(await serving.submit(id, body, each, params, _tenant(request)), answer, bool(body.stream))
 
 
 @_routes.post("/v1/chat/completions")
@@ -227,7 +232,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     each = [prompt] * (body.n or 1)
     id = f"chatcmpl-{uuid4().hex}"
     answer = ChatAnswer(id, name, serving.engine.tokenizer, each, serving.form_of(body), chat=plan.form)
-    return Reply(await serving.submit(id, body, each, params), answer, bool(body.stream))
+    return Reply(await serving.submit(id, body, each, params, _tenant(request)), answer, bool(body.stream))
 
 
 @_routes.post("/v1/responses")
@@ -242,7 +247,7 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
         prompt = truncate(plan.prompt, chat, serving.engine.max_model_len)
         length_field = "max_completion_tokens" if body.max_output_tokens is not None else chat.length_field
         params = serving.params_of(plan.params, [prompt], "input", length_field)
-        generation = await serving.submit(id, chat, [prompt], params)
+        generation = await serving.submit(id, chat, [prompt], params, _tenant(request))
     answer = ResponsesAnswer(
         id, name, serving.engine.tokenizer, [prompt], serving.form_of(chat), chat=plan.form, body=body
     )

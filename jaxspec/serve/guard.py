@@ -40,26 +40,32 @@ class RequestId:
 
 
 class BearerAuth:
-    """Rejects requests without `Authorization: Bearer KEY`, for one of the keys, with 401."""
+    """Rejects requests without `Authorization: Bearer KEY`, for one of the keys, with 401.
+
+    The number of the key becomes `scope["tenant"]`, as text.
+    """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._authorized(Headers(scope=scope)):
-            headers = {"WWW-Authenticate": "Bearer"}
-            error = ApiError(401, "missing or wrong API key", code="invalid_api_key", headers=headers)
-            await render(error)(scope, receive, send)
-            return
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            if (number := self._key_of(Headers(scope=scope))) is None:
+                headers = {"WWW-Authenticate": "Bearer"}
+                error = ApiError(401, "missing or wrong API key", code="invalid_api_key", headers=headers)
+                await render(error)(scope, receive, send)
+                return
+            scope["tenant"] = str(number)
         await self._app(scope, receive, send)
 
-    def _authorized(self, headers: Headers) -> bool:
+    def _key_of(self, headers: Headers) -> int | None:
+        """The number of the request's key; None if it is not one of them."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
         # Header values are Latin-1. All are compared, in constant time, against timing attacks.
         given = key.strip().encode("latin-1", "replace")
         known = [hmac.compare_digest(given, own) for own in self._keys]
-        return any(known) and scheme.lower() == "bearer"
+        return known.index(True) if any(known) and scheme.lower() == "bearer" else None
 
 
 class BodyLimit:

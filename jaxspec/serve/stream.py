@@ -110,13 +110,14 @@ class Generation:
         priority: int,
         slo: RequestSlo | None,
         predict: bool = False,
+        tenant: str = "",
     ) -> None:
-        """Submit sequence i with `prompts[i]` and `params[i]`; `predict`: see `Engine.submit`. Submits all, or raises
-        `ApiError` and submits none."""
+        """Submit sequence i with `prompts[i]` and `params[i]`; `predict`, `tenant`: see `Engine.submit`. Submits all,
+        or raises `ApiError` and submits none."""
         self._n = params[0].n if params else 1
         try:
             for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
-                self._submit(index, prompt, sampling, slo, priority=priority, predict=predict)
+                self._submit(index, prompt, sampling, slo, priority=priority, predict=predict, tenant=tenant)
         except BaseException:
             self.close()
             raise

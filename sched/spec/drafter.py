@@ -69,13 +69,20 @@ class Drafter(Protocol):
         """
         ...
 
+    def ended(self, request: Request) -> None:
+        """The request has finished or was cancelled."""
+        ...
+
     def seconds(self, requests: int, uncached: int, levels: int, width: int) -> float:
         """Estimated seconds of a round for `requests` requests with `uncached` uncached tokens in total."""
         ...
 
 
 class SharedDevice:
-    """Base of drafters on the target's device: nothing to prefetch, and no idle time to precompute KV in."""
+    """Base of drafters on the target's device: nothing to prefetch, no idle time to precompute KV in.
+
+    By default nothing is learned from requests that have ended.
+    """
 
     own_device = False
     ready = True
@@ -84,4 +91,7 @@ class SharedDevice:
         pass
 
     def precompute_kv(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
+        pass
+
+    def ended(self, request: Request) -> None:
         pass

@@ -391,6 +391,8 @@ class Speculator:
 
     def ended(self, request: Request) -> None:
         """The request has finished or was cancelled."""
+        for drafter in self.drafters:
+            drafter.ended(request)
         if self.choice:
             self.choice.ended(request)
 

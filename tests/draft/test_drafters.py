@@ -43,6 +43,7 @@ TIGHT: dict[str, Any] = dict(kv_cache_tokens=80, max_num_batched_tokens=12, max_
 #: name -> (what replaces the drafter's weights, settings)
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "ngram": (None, dict(draft="ngram")),
+    "suffix": (None, dict(draft=["suffix", "truncated:1"])),
     "truncated, fixed tree": (None, dict(draft="truncated:1", tree="fixed")),
     "perfect, chain": (perfect, dict(draft="truncated:1", tree="chain", draft_depth=4)),
     "perfect, by speed": (perfect, dict(draft="truncated:1")),
@@ -81,7 +82,7 @@ def plain() -> Iterator[LLM]:
 @pytest.fixture(scope="module")
 def engines() -> Iterator[dict[str, LLM]]:
     with ExitStack() as stack:
-        yield {kind: stack.enter_context(start(kind, **sizes)) for kind, sizes in zip(KINDS, [ROOMY, TIGHT] * 4)}  # noqa: B905
+        yield {kind: stack.enter_context(start(kind, **sizes)) for kind, sizes in zip(KINDS, [ROOMY, TIGHT] * 5)}  # noqa: B905
 
 
 @pytest.mark.slow

@@ -143,9 +143,10 @@ class FakeEngine:
         self.token_observers: list[Callable[[float, int], None]] = []
         self.first_token_observers: list[Callable[[RequestMetrics], None]] = []
         self.step_observers: list[Callable[[int], None]] = []
-        #: Parameters and SLOs of all submitted requests, and the ids of those cancelled while they ran.
+        #: Parameters, SLOs and tenants of all submitted requests, and the ids of those cancelled while they ran.
         self.submitted: list[SamplingParams] = []
         self.slos: list[Slo] = []
+        self.tenants: list[str] = []
         self.cancelled: list[str] = []
         #: What answers say, from byte `seed` on. A text of the test's is not repeated: it ends with "stop".
         self.text = (text or RECITED).encode()
@@ -191,6 +192,7 @@ class FakeEngine:
         priority: int = 0,
         slo: Slo | None = None,
         predict: bool = False,
+        tenant: str = "",
     ) -> str:
         if not all(0 <= t < self.tokenizer.vocab_size for t in prompt_ids):
             raise InvalidRequest("prompt", "prompt token ids are outside the vocabulary")
@@ -214,6 +216,7 @@ class FakeEngine:
             metrics.kv_quantized, metrics.slo = self.kv_quantized, wanted
             metrics.max_tokens = params.max_tokens or 16
             self.submitted.append(params)
+            self.tenants.append(tenant)
             self.slos.append(wanted)
             recital = _Recital(
                 id, list(prompt_ids), params, metrics.max_tokens, on_output, stream, metrics, params.seed or 0

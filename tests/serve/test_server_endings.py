@@ -38,6 +38,10 @@ def test_api_key(own: FakeEngine) -> None:
             assert response.status_code == 401
             assert error_of(response)["code"] == "invalid_api_key"
         assert http.get("/v1/models", headers={b"authorization": "Bearer geheim€".encode()}).status_code == 200
+        for key in ("other", "geheim€"):  # each is a tenant of its own
+            headers = {b"authorization": f"Bearer {key}".encode()}
+            assert http.post("/v1/completions", json={"prompt": "x"}, headers=headers).status_code == 200
+        assert own.tenants == ["0", "1"]
 
 
 def test_a_full_queue(own: FakeEngine) -> None:

@@ -1,0 +1,135 @@
+"""Suffix drafting: what followed the request's last tokens in its own text, and in earlier answers, without a model."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from math import log
+
+import numpy as np
+
+from jaxspec.draft.suffix_index import MAX_MATCH, Match, SuffixIndex
+from jaxspec.sched.per_request import PerRequest
+from jaxspec.sched.plan import ScheduledRequest
+from jaxspec.sched.request import Request
+from jaxspec.sched.spec.drafter import Proposal, SamplingOf, SharedDevice
+from jaxspec.sched.spec.trees.candidates import Candidates
+
+#: Occurrences that a tree is made of.
+_MATCHES = 16
+#: A token that continues a match of n tokens is stated to be right with probability n / (n + this): in the request's
+#: own text, and in earlier answers.
+_DOUBT, _DOUBT_OF_OTHERS = 1.6, 3.0
+#: Tenants whose answers are remembered, and tokens of a request's own text.
+_TENANTS, _OWN_TOKENS = 16, 1 << 16
+#: Of each hash table.
+_SLOTS, _OWN_SLOTS = 1 << 16, 1 << 10
+#: Shorter answers are not worth remembering.
+_SHORTEST = 8
+
+
+@dataclass(slots=True)
+class _Node:
+    """weight: of the occurrences through it. chance: that its children hold the next token."""
+
+    weight: int = 0
+    chance: float = 0.0
+    children: dict[int, _Node] = field(default_factory=dict)
+
+
+class SuffixDrafter(SharedDevice):
+    """SuffixDecoding (Oliaro et al., arXiv 2411.04975): trees of the continuations of earlier occurrences.
+
+    Frequencies are probabilities, and a longer match makes them surer. Searches the request's own text, and the last
+    `remembered` tokens of answers to the same tenant (an API key); 0: only its own text. Nothing leaves the process.
+    """
+
+    name, widths = "suffix", (1, 2)
+
+    def __init__(self, remembered: int) -> None:
+        self._remembered = remembered
+        self._own = PerRequest(lambda request: SuffixIndex(_OWN_TOKENS, _OWN_SLOTS))
+        self._answers: OrderedDict[str, SuffixIndex] = OrderedDict()
+
+    def uncached_tokens(self, request: Request) -> int:
+        return 0
+
+    def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
+        candidates: list[Candidates | None] = [self._candidates(s.request, levels, width) for s in scheduled]
+        return lambda: candidates
+
+    def ended(self, request: Request) -> None:
+        answer = request.tokens[request.prompt_len :]
+        if not self._remembered or len(answer) < _SHORTEST:
+            return
+        index = self._answers.setdefault(request.tenant, SuffixIndex(self._remembered, _SLOTS))
+        self._answers.move_to_end(request.tenant)
+        index.extend(answer)
+        index.end_text()
+        if len(self._answers) > _TENANTS:
+            self._answers.popitem(last=False)
+
+    def seconds(self, requests: int, uncached: int, levels: int, width: int) -> float:
+        return 6e-5 * requests
+
+    def _candidates(self, request: Request, levels: int, width: int) -> Candidates:
+        """With width 1 a chain, else a tree of at most `levels * width` nodes, the likeliest ones."""
+        own = self._own.of(request)
+        own.extend(request.tokens[len(own) :])
+        end, root = request.tokens[-MAX_MATCH:], _Node()
+        _grow(root, own, own.matches(end, _MATCHES), levels, _DOUBT)
+        if (answers := self._answers.get(request.tenant)) is not None:
+            _grow(root, answers, answers.matches(end, _MATCHES), levels, _DOUBT_OF_OTHERS)
+        return _chain(root) if width == 1 else _likeliest(root, levels * width)
+
+
+def _grow(root: _Node, index: SuffixIndex, matches: Iterable[Match], levels: int, doubt: float) -> None:
+    """Add the continuations of the matches to the tree. A match counts as much as it is long."""
+    for position, length in matches:
+        node = root
+        for level, token in enumerate(index.following(position, levels)):
+            node.chance = max(node.chance, (length + level) / (length + level + doubt))
+            node = node.children.setdefault(token, _Node())
+            node.weight += length
+
+
+def _chain(root: _Node) -> Candidates:
+    """The path of the likeliest children."""
+    token, logprob, node, sure = list[int](), list[float](), root, 0.0
+    while node.children:
+        total = sum(child.weight for child in node.children.values())
+        best, child = max(node.children.items(), key=lambda item: item[1].weight)
+        sure += log(node.chance * child.weight / total)
+        token.append(best)
+        logprob.append(sure)
+        node = child
+    return _as_candidates(token, list(range(-1, len(token) - 1)), logprob)
+
+
+def _likeliest(root: _Node, most: int) -> Candidates:
+    """The nodes with the likeliest paths."""
+    token, parent, logprob = list[int](), list[int](), list[float]()
+    waiting: list[tuple[float, int, int, int, _Node]] = []  # -logprob, order, token, parent, node
+    order = count()
+
+    def push(node: _Node, index: int, above: float) -> None:
+        total = sum(child.weight for child in node.children.values())
+        for t, child in node.children.items():
+            value = above + log(node.chance * child.weight / total)
+            heappush(waiting, (-value, next(order), t, index, child))
+
+    push(root, -1, 0.0)
+    while waiting and len(token) < most:
+        value, _, t, above, node = heappop(waiting)
+        token.append(t)
+        parent.append(above)
+        logprob.append(-value)
+        push(node, len(token) - 1, -value)
+    return _as_candidates(token, parent, logprob)
+
+
+def _as_candidates(token: Sequence[int], parent: Sequence[int], logprob: Sequence[float]) -> Candidates:
+    return Candidates(np.asarray(token, np.int32), np.asarray(parent, np.int32), np.asarray(logprob, np.float32))

@@ -1,0 +1,103 @@
+"""The suffix drafter: its trees, and whose answers they are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import tiny
+from helpers.generation import GREEDY, check_clean, tokens_of
+from jaxspec.draft.suffix import SuffixDrafter
+from jaxspec.sched.plan import ScheduledRequest
+from jaxspec.sched.request import Request
+from jaxspec.sched.spec.trees.candidates import Candidates
+
+SIZES: dict[str, Any] = dict(
+    page_size=16, max_num_seqs=4, token_buckets=[1, 16, 32], compilation_cache_dir="", kv_cache_tokens=2048,
+    max_num_batched_tokens=32, max_model_len=128,
+)  # fmt: skip
+
+
+def request(tokens: list[int], prompt: int | None = None, tenant: str = "") -> Request:
+    return Request("r", prompt or len(tokens), tokens, 500, 0.0, tenant=tenant, computed=len(tokens) - 1)
+
+
+def proposal(drafter: SuffixDrafter, wanted: Request, levels: int = 8, width: int = 2) -> Candidates:
+    scheduled = [ScheduledRequest(wanted, len(wanted.tokens) - 1, 1, 32, levels)]
+    (candidates,) = drafter.propose(scheduled, lambda _: None, levels, width)()
+    assert candidates is not None
+    return candidates
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    texts=st.lists(st.lists(st.integers(0, 3), min_size=8, max_size=30), max_size=5),
+    text=st.lists(st.integers(0, 3), min_size=1, max_size=30),
+    levels=st.integers(1, 8),
+    width=st.sampled_from([1, 2]),
+)
+def test_it_proposes_a_tree(texts: list[list[int]], text: list[int], levels: int, width: int) -> None:
+    drafter = SuffixDrafter(1000)
+    for other in texts:
+        drafter.ended(request([9, *other], prompt=1))
+    c = proposal(drafter, request(text), levels, width)
+    assert len(c) <= levels * width
+    assert max(c.depths(), default=0) <= levels
+    assert all(p < i for i, p in enumerate(c.parent.tolist()))
+    assert len({(p, t) for p, t in zip(c.parent.tolist(), c.token.tolist(), strict=True)}) == len(c)
+    if width == 1:
+        assert c.parent.tolist() == list(range(-1, len(c) - 1))
+    chance = np.exp(c.logprob)
+    for node in range(-1, len(c)):  # children together are at most as likely as their parent
+        assert chance[c.parent == node].sum() <= (1.0 if node < 0 else chance[node]) + 1e-5
+
+
+def test_frequent_continuations_come_first() -> None:
+    drafter = SuffixDrafter(1000)
+    for end in (7, 8, 8):
+        drafter.ended(request([0, 1, 2, 3, 4, 5, 6, end, 0, 0], prompt=1))
+    c = proposal(drafter, request([9, 4, 5, 6]), levels=1)
+    assert c.token.tolist() == [8, 7]
+    assert c.logprob[0] - c.logprob[1] == pytest.approx(np.log(2), rel=1e-5)
+
+
+def test_tenants_do_not_share_answers() -> None:
+    drafter, answer = SuffixDrafter(1000), [0, *range(1, 20)]
+    drafter.ended(request(answer, prompt=1, tenant="a"))
+    assert proposal(drafter, request([5, 6, 7], tenant="a"), levels=3, width=1).token.tolist() == [8, 9, 10]
+    for other in ("b", ""):
+        assert len(proposal(drafter, request([5, 6, 7], tenant=other))) == 0
+
+
+def test_prompts_short_answers_and_old_tenants_are_not_remembered() -> None:
+    drafter = SuffixDrafter(1000)
+    drafter.ended(request(list(range(30)), prompt=25, tenant="a"))
+    assert len(proposal(drafter, request([5, 6, 7], tenant="a"))) == 0
+    assert len(proposal(drafter, request([26, 27], tenant="a"))) == 0
+    for tenant in range(17):
+        drafter.ended(request(list(range(30)), prompt=1, tenant=str(tenant)))
+    assert len(proposal(drafter, request([5, 6, 7], tenant="0"))) == 0
+    assert len(proposal(drafter, request([5, 6, 7], tenant="1"))) > 0
+
+
+def test_nothing_is_remembered_if_that_is_off() -> None:
+    drafter = SuffixDrafter(0)
+    drafter.ended(request(list(range(30)), prompt=1))
+    assert len(proposal(drafter, request([5, 6, 7]))) == 0
+    assert proposal(drafter, request([1, 2, 3, 1, 2]), levels=2, width=1).token.tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("tree", ["auto", "fixed", "global_greedy"])
+def test_answers_known_or_not_are_those_of_plain_decoding(tree: str) -> None:
+    texts = [list(range(i, i + 20)) for i in range(3)]
+    expected = [tiny.greedy(text, 12) for text in texts]
+    with tiny.llm(**SIZES, draft="suffix", tree=tree) as llm:
+        for _ in range(3):
+            assert [tokens_of(o) for o in llm.generate(texts, GREEDY)] == expected
+        check_clean(llm)
+        if tree == "fixed":  # the second and third time all is known
+            assert llm.engine.stats().accepted_tokens > 20
