@@ -180,4 +180,5 @@ def _plain(error: str) -> str:
     """llguidance's message in one line."""
     if "NoExtensionBias" in error:
         return "no text matches it"
-    return " ".join(error.split())[:500]
+    told = re.split(r"\n\s*\d+ \| ", error)[0]  # without the text of the grammar
+    return " ".join(re.sub(r"^at \d+\(\d+\): ", "", told).split())[:500]

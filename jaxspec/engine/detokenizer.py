@@ -117,6 +117,8 @@ class _Matcher:
         return self.matched == len(self.stop)
 
     def _next(self, matched: int, char: str) -> int:
+        if matched == len(self.stop):  # complete, and did not end the text
+            matched = self._fallback[-1]
         while matched and self.stop[matched] != char:
             matched = self._fallback[matched - 1]
         return matched + 1 if self.stop[matched] == char else 0

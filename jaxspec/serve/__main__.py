@@ -209,6 +209,11 @@ def _parser() -> argparse.ArgumentParser:
         help="a stream with nothing to send for this long sends a comment; 0: never (default: %(default)g)",
     )
     add(
+        "--enable-auto-tool-choice",
+        action="store_true",
+        help="for command lines of vLLM: tool_choice auto always works",
+    )
+    add(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         default="info",

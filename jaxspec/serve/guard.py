@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxspec.serve.errors import ApiError, render
 
-#: Paths that need no key: health probes usually have none.
-OPEN_PATHS = frozenset({"/health", "/ping"})
+#: Paths that need no key, as in vLLM: probes and scrapers usually have none.
+OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
 #: Ids of clients that are taken over.
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, WrapValidator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, WrapValidator, model_validator
 
 from jaxspec.serve.errors import ApiError, field_of, invalid_field
 from jaxspec.serve.fields import ApiModel, single_error
@@ -58,6 +58,7 @@ class FunctionTool(FunctionField, _OfFunction):
 
 
 class _TextFormat(ApiModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
@@ -66,6 +67,7 @@ class _TextFormat(ApiModel):
 
 
 class _Text(ApiModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
     format: _TextFormat | None = None
     verbosity: str | None = None
 
@@ -114,6 +116,9 @@ class ResponsesRequest(GenerationRequest, ChatTemplateFields, ReasoningFields):
             if getattr(self, name):
                 message = f"{name} is not supported: {_STATELESS}"
                 raise ApiError(400, message, param=name, code="unsupported_parameter")
+        limits = ("max_output_tokens", "max_completion_tokens", "max_tokens")
+        if len(given := [name for name in limits if getattr(self, name) is not None]) > 1:
+            raise ApiError(400, f"{given[1]} and {given[0]} cannot both be given", param=given[1], code="invalid_value")
         if (self.n or 1) != 1:
             raise ApiError(400, "n must be 1", param="n", code="invalid_value")
         for name in ("prompt_logprobs", "return_token_ids", "response_format"):

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -132,14 +133,16 @@ def serve(
         ssl_certfile=options.tls_certificate,
     )
     url = url_of(sock, tls=options.tls_certificate is not None)
-    server = Server(config, engine, drain_timeout, _greeting(engine, url, bool(options.api_keys)))
+    server = Server(config, engine, drain_timeout, _greeting(engine, url, options.api_keys))
     with contextlib.closing(sock):
         server.run(sockets=[sock])
     return server.exit_code
 
 
-def _greeting(engine: Engine, url: str, keyed: bool) -> str:
-    key = ' -H "Authorization: Bearer $JAXSPEC_API_KEY"' if keyed else ""
+def _greeting(engine: Engine, url: str, keys: Sequence[str]) -> str:
+    # The variable, so that the key itself is not shown, where it holds one.
+    shown = "$JAXSPEC_API_KEY" if [os.environ.get("JAXSPEC_API_KEY")] == list(keys) else "KEY"
+    key = f' -H "Authorization: Bearer {shown}"' if keys else ""
     body = f'{{"model": "{engine.model_name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     return (
         f"jaxspec serves {engine.model_name} at {url} (Ctrl-C to stop). Try:\n"

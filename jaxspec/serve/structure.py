@@ -11,11 +11,14 @@ from jaxspec.errors import InvalidRequest
 from jaxspec.serve.fields import ApiModel
 from jaxspec.structured_outputs import StructuredOutputs
 
+#: Unknown fields are refused: a misspelt constraint must not go unnoticed.
+_KNOWN = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
 
 class OutputStructure(ApiModel):
     """`structured_outputs`: see `StructuredOutputs`."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = _KNOWN
 
     json_: Annotated[dict[str, Any] | bool | str | None, Field(alias="json")] = None
     regex: str | None = None
@@ -28,6 +31,7 @@ class OutputStructure(ApiModel):
 class JsonSchema(ApiModel):
     """`json_schema` of a `response_format`. Every schema is followed strictly."""
 
+    model_config = _KNOWN
     name: str | None = None
     description: str | None = None
     schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
@@ -35,8 +39,11 @@ class JsonSchema(ApiModel):
 
 
 class ResponseFormat(ApiModel):
+    model_config = _KNOWN
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
+    #: llama.cpp's place for the schema of a json_object.
+    schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
     # Of a structural tag: see `structural_tag_grammar`.
     structures: list[dict[str, Any]] | None = None
     triggers: list[str] | None = None
@@ -69,7 +76,9 @@ class StructureFields(ApiModel):
             if (value := getattr(self, name)) is not None:
                 found[name] = {kind: value}
         if (form := self.response_format) is not None and form.type != "text":
-            found["response_format"] = {"json_object": True}
+            found["response_format"] = {"json_object": True} if form.schema_ is None else {"json": form.schema_}
+            if form.json_schema is not None and form.type != "json_schema":
+                raise InvalidRequest("response_format", "response_format.json_schema needs the type json_schema")
             if form.type == "json_schema":
                 schema = form.json_schema.schema_ if form.json_schema else None
                 if schema is None:

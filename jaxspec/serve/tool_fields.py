@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from jaxspec.chat.tools import Tool, ToolUse
 from jaxspec.serve.errors import ApiError
@@ -17,6 +17,7 @@ MAX_TOOLS = 128
 
 
 class FunctionField(ApiModel):
+    model_config = ConfigDict(strict=True, extra="forbid")  # a misspelt constraint must not go unnoticed
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | bool | None = None
@@ -24,6 +25,7 @@ class FunctionField(ApiModel):
 
 
 class ToolField(ApiModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
     type: Literal["function"] = "function"
     function: FunctionField
 

@@ -20,6 +20,19 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "prompt_embeds": ((), "prompts are texts or token ids"),
     "input_embeds": ((), "prompts are texts or token ids"),
     "chat_template": ((), "the server's template is used; chat_template_kwargs sets its variables"),
+    "best_of": ((1,), "use n"),
+    "suffix": (("",), "there is no filling in the middle"),
+    "echo": ((False,), "use /v1/completions"),
+    "format": ((), "use response_format, or text.format of /v1/responses"),
+    # Names of other servers.
+    "n_predict": ((-1,), "use max_tokens"),
+    "max_new_tokens": ((), "use max_tokens"),
+    "min_new_tokens": ((0,), "use min_tokens"),
+    "repeat_penalty": ((1,), "use repetition_penalty"),
+    "stop_regex": (([],), "use stop"),
+    "samplers": ((), _SAMPLER),
+    "choice": ((), "use structured_outputs"),
+    "json": ((), "use structured_outputs"),
     "functions": (([],), "use tools"),
     "function_call": (("none",), "use tool_choice"),
     "tools": (([],), "use /v1/chat/completions"),
@@ -56,6 +69,8 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 def refuse_unsupported(given: Mapping[str, Any]) -> None:
     """Raises `ApiError` (400) naming a field of `given` that would have to be honoured and is not supported."""
     for name, value in given.items():
-        neutral, why = _REFUSED.get(name, ((value,), ""))
+        misspelt = name.startswith("guided_") and name != "guided_decoding_backend"
+        unknown = ((), "it is not known") if misspelt else ((value,), "")
+        neutral, why = _REFUSED.get(name, unknown)
         if value is not None and value not in neutral:
             raise ApiError(400, f"{name} is not supported: {why}", param=name, code="unsupported_parameter")

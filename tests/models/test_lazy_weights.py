@@ -187,6 +187,8 @@ def test_a_trained_drafter_reads_the_lazy_targets_embedding_and_head(tmp_path: P
 _PEAK = """
 import sys, threading, time
 import jax
+import transformers  # reads the tokenizer; its own memory is not the model's
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 from jaxspec.models.load import load_model
 from jaxspec.step.xla import XlaLayers
 
