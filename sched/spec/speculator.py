@@ -391,10 +391,8 @@ class Speculator:
 
     def ended(self, request: Request) -> None:
         """The request has finished or was cancelled."""
-        for drafter in self.drafters:
-            drafter.ended(request)
-        if self.choice:
-            self.choice.ended(request)
+        for learner in (*self.drafters, *filter(None, [self.choice])):
+            learner.ended(request)
 
 
 def _needs(requests: Sequence[Request], now: float, seconds: float) -> list[float]:
