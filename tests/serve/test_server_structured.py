@@ -50,7 +50,7 @@ def client(request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
 def test_parse_returns_an_object(client: openai.OpenAI) -> None:
     for seed in range(3):
         got = client.chat.completions.parse(
-            model="tiny", messages=ASK, response_format=Picture, max_tokens=400, seed=seed
+            model="tiny", messages=ASK, response_format=Picture, max_tokens=900, seed=seed
         )
         (choice,) = got.choices
         assert choice.finish_reason == "stop"
@@ -63,7 +63,7 @@ def test_a_tool_loop_of_three_turns(client: openai.OpenAI) -> None:
     names: list[list[str]] = []
     for seed, choice in enumerate(choices):
         got = client.chat.completions.create(
-            model="tiny", messages=messages, tools=[PAINT, STOP], tool_choice=choice, max_tokens=300, seed=seed,
+            model="tiny", messages=messages, tools=[PAINT, STOP], tool_choice=choice, max_tokens=900, seed=seed,
             parallel_tool_calls=False,
         )  # fmt: skip
         message = got.choices[0].message
@@ -113,7 +113,7 @@ def test_a_stream_has_the_calls_of_the_whole_answer(client: openai.OpenAI, choic
 
 
 def test_responses_with_a_format_and_a_tool(client: openai.OpenAI) -> None:
-    ask: Any = {"model": "tiny", "input": "Paint.", "max_output_tokens": 400, "extra_body": {"seed": 1}}
+    ask: Any = {"model": "tiny", "input": "Paint.", "max_output_tokens": 900, "extra_body": {"seed": 1}}
     got = client.responses.parse(**ask, text_format=Picture)
     assert isinstance(got.output_parsed, Picture)
     tool: Any = {"type": "function", "name": "paint", "parameters": PARAMETERS, "strict": True}
