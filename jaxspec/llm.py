@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jaxspec.chat.formats import format_of
-from jaxspec.chat.prompt import render
+from jaxspec.chat.prompt import render, special, tool_format
 from jaxspec.chat.reasoning import reasoning_of
 from jaxspec.config import EngineConfig
 from jaxspec.engine.engine import Engine
@@ -99,8 +98,8 @@ class LLM:
         }  # fmt: skip
         prompts = [render(self.tokenizer, c, tools, form) for c in conversations]
         template, sampling = self.tokenizer.chat_template, params or SamplingParams(temperature=0)
-        tags = format_of(self.tokenizer.tool_template or template).tags if tools else []
-        if any(self.tokenizer.special_id(tag) is not None for tag in tags):
+        calls = tool_format(self.tokenizer, self.engine.config.tool_call_parser)
+        if tools and special(calls.tags, self.tokenizer):
             sampling = replace(sampling, skip_special_tokens=False)  # the parser reads them
         each = [sampling] * len(prompts)
         if self.engine.config.reasoning_parser != "none":

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxspec.chat.formats import HERMES
+from jaxspec.chat.formats import FORMATS, HERMES, ToolFormat, format_of
 
 if TYPE_CHECKING:
     from jaxspec.models.load.tokenizer import Tokenizer
@@ -36,6 +36,21 @@ def render(
 def knows_tools(tokenizer: Tokenizer) -> bool:
     """Whether the model's chat template shows tools and calls."""
     return tokenizer.tool_template is not None or "tools" in (tokenizer.chat_template or "")
+
+
+def tool_format(tokenizer: Tokenizer, parser: str) -> ToolFormat:
+    """How the model writes calls. parser: a name in `FORMATS`, or "auto".
+
+    Without tools in the template, the prompt describes the format that `format_of` gives then.
+    """
+    if parser == "auto" or not knows_tools(tokenizer):
+        return format_of(tokenizer.tool_template or tokenizer.chat_template)
+    return FORMATS[parser]
+
+
+def special(tags: Iterable[str], tokenizer: Tokenizer) -> bool:
+    """Whether a tag is a special token, so that a parser of the text needs special tokens in it."""
+    return any(tokenizer.special_id(tag) is not None for tag in tags)
 
 
 def _with_objects(message: Message, at: int) -> Message:

@@ -65,7 +65,8 @@ class SuffixDrafter(SharedDevice):
         answer = request.tokens[request.prompt_len :]
         if not self._remembered or len(answer) < _SHORTEST:
             return
-        index = self._answers.setdefault(request.tenant, SuffixIndex(self._remembered, _SLOTS))
+        if (index := self._answers.get(request.tenant)) is None:
+            index = self._answers[request.tenant] = SuffixIndex(self._remembered, _SLOTS)
         self._answers.move_to_end(request.tenant)
         index.extend(answer)
         index.end_text()

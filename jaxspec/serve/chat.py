@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from jaxspec.chat.formats import FORMATS, ToolFormat, format_of
+from jaxspec.chat.formats import ToolFormat
 from jaxspec.chat.grammar import tool_grammar
 from jaxspec.chat.parser import ChatParser
-from jaxspec.chat.prompt import knows_tools
+from jaxspec.chat.prompt import special, tool_format
 from jaxspec.chat.reasoning import reasoning_of, tags_of
 from jaxspec.chat.tool_parser import ToolParser
 from jaxspec.chat.tools import ToolUse
@@ -42,33 +42,30 @@ async def plan_chat(body: ChatRequest, engine: Engine) -> ChatPlan:
     """
     tokenizer, template = engine.tokenizer, engine.tokenizer.chat_template
     params, use = body.sampling(engine.default_sampling), body.tool_use()
-    special = bool(body.add_special_tokens)
-    text, ids = await encode_chat(tokenizer, body.messages, body, body.template_tools(), special)
+    add_special = bool(body.add_special_tokens)
+    text, ids = await encode_chat(tokenizer, body.messages, body, body.template_tools(), add_special)
     splits = engine.config.reasoning_parser != "none"
     reasoning = reasoning_of(template, text, bool(body.continue_final_message)) if splits else None
     if body.thinking_token_budget is not None and (tags_of(template) is None or not splits):
         why = "the model's chat template has no reasoning" if splits else "the server's reasoning_parser is none"
         message = f"thinking_token_budget is not supported: {why}"
         raise ApiError(400, message, param="thinking_token_budget", code="unsupported_parameter")
-    chosen = engine.config.tool_call_parser
-    # Without tools in the template, the prompt describes the format that `format_of` gives then.
-    by_template = chosen == "auto" or not knows_tools(tokenizer)
-    tool_format = format_of(tokenizer.tool_template or template) if by_template else FORMATS[chosen]
-    tags = (tool_format.tags if use else []) + ([reasoning.begin, reasoning.end] if reasoning else [])
+    calls = tool_format(tokenizer, engine.config.tool_call_parser)
+    tags = (calls.tags if use else []) + ([reasoning.begin, reasoning.end] if reasoning else [])
     params = replace(
-        params, reasoning=reasoning, structured_outputs=_outputs(params, use, tool_format, tokenizer),
+        params, reasoning=reasoning, structured_outputs=_outputs(params, use, calls, tokenizer),
         # The parser reads tags as text.
-        skip_special_tokens=params.skip_special_tokens and all(tokenizer.special_id(tag) is None for tag in tags),
+        skip_special_tokens=params.skip_special_tokens and not special(tags, tokenizer),
     )  # fmt: skip
     shown = reasoning if body.separate_reasoning is not False else None
     names = [tool.name for tool in use.tools] if use else []
 
     def parser() -> ChatParser:
-        tools = ToolParser(tool_format, names) if use else None
+        tools = ToolParser(calls, names) if use else None
         return ChatParser(shown, tools, tokenizer.token_bytes)
 
     form = ChatForm(
-        parser if use or shown else None, use is not None and use.named, tool_format.id_length,
+        parser if use or shown else None, use is not None and use.named, calls.id_length,
         body.include_reasoning is not False,
     )  # fmt: skip
     return ChatPlan(ids, params, form)

@@ -71,6 +71,12 @@ class ApiModel(BaseModel):
         return self
 
 
+class StrictModel(ApiModel):
+    """Unknown fields are refused: a misspelt constraint must not go unnoticed."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 class StreamOptions(ApiModel):
     include_usage: bool | None = None
     #: Whether every chunk has the usage so far.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -25,6 +26,18 @@ class ToolCall(ApiModel):
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
+
+
+class _Part(Protocol):
+    text: str
+    refusal: str
+
+
+def text_of(content: str | Sequence[_Part] | None) -> str:
+    """The content of a message as one string."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(part.text or part.refusal for part in content)
 
 
 class Message(ApiModel):
@@ -57,15 +70,17 @@ class Message(ApiModel):
 
     def as_template(self) -> dict[str, Any]:
         """The message as chat templates expect it: content as one string, role "developer" as "system"."""
-        content = self.content or ""
-        text = content if isinstance(content, str) else "\n".join(p.text or p.refusal for p in content)
         optional = {
             "name": self.name, "tool_call_id": self.tool_call_id,
             "reasoning_content": self.reasoning_content or self.reasoning,
             "tool_calls": [call.model_dump(exclude_none=True) for call in self.tool_calls or ()] or None,
         }  # fmt: skip
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": text, **{name: v for name, v in optional.items() if v is not None}}
+        return {
+            "role": role,
+            "content": text_of(self.content),
+            **{name: v for name, v in optional.items() if v is not None},
+        }
 
 
 class ReasoningFields(ApiModel):

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, WrapValidator, model_validator
+from pydantic import Field, ValidationError, WrapValidator, model_validator
 
 from jaxspec.serve.errors import ApiError, field_of, invalid_field
-from jaxspec.serve.fields import ApiModel, single_error
-from jaxspec.serve.messages import ChatTemplateFields, ReasoningFields
+from jaxspec.serve.fields import ApiModel, StrictModel, single_error
+from jaxspec.serve.messages import ChatTemplateFields, ReasoningFields, text_of
 from jaxspec.serve.protocol import ChatRequest, GenerationRequest
 from jaxspec.serve.tool_fields import FunctionField
 
@@ -57,8 +57,7 @@ class FunctionTool(FunctionField, _OfFunction):
     """A function, whose type is checked first: other tools have no name."""
 
 
-class _TextFormat(ApiModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
+class _TextFormat(StrictModel):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
@@ -66,8 +65,7 @@ class _TextFormat(ApiModel):
     description: str | None = None
 
 
-class _Text(ApiModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
+class _Text(StrictModel):
     format: _TextFormat | None = None
     verbosity: str | None = None
 
@@ -171,18 +169,18 @@ class ResponsesRequest(GenerationRequest, ChatTemplateFields, ReasoningFields):
                 out.append({"role": "assistant", "content": None})
             match item.type:
                 case "message" if own:
-                    out[-1]["content"] = "\n".join(filter(None, [out[-1]["content"], _text(item.content)]))
+                    out[-1]["content"] = "\n".join(filter(None, [out[-1]["content"], text_of(item.content)]))
                 case "message":
-                    out.append({"role": item.role, "content": _text(item.content)})
+                    out.append({"role": item.role, "content": text_of(item.content)})
                 case "function_call":
                     function = {"name": item.name, "arguments": item.arguments}
                     out[-1].setdefault("tool_calls", []).append(
                         {"id": item.call_id, "type": "function", "function": function}
                     )
                 case "function_call_output":
-                    out.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+                    out.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
                 case "reasoning":
-                    thought = [out[-1].get("reasoning_content"), _text(item.content) or _text(item.summary)]
+                    thought = [out[-1].get("reasoning_content"), text_of(item.content) or text_of(item.summary)]
                     out[-1]["reasoning_content"] = "\n".join(filter(None, thought))
             open_turn = own
         return out
@@ -203,12 +201,6 @@ def naming_own_fields() -> Iterator[None]:
             raise
         message = error["message"].replace(error["param"], own)
         raise ApiError(e.status_code, message, param=own, code=error["code"]) from None
-
-
-def _text(content: str | list[_Part] | None) -> str:
-    if isinstance(content, list):
-        return "\n".join(part.text or part.refusal for part in content)
-    return content or ""
 
 
 def _as_chat_choice(choice: Any) -> Any:

@@ -5,20 +5,15 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from jaxspec.errors import InvalidRequest
-from jaxspec.serve.fields import ApiModel
+from jaxspec.serve.fields import ApiModel, StrictModel
 from jaxspec.structured_outputs import StructuredOutputs
 
-#: Unknown fields are refused: a misspelt constraint must not go unnoticed.
-_KNOWN = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
-
-class OutputStructure(ApiModel):
+class OutputStructure(StrictModel):
     """`structured_outputs`: see `StructuredOutputs`."""
-
-    model_config = _KNOWN
 
     json_: Annotated[dict[str, Any] | bool | str | None, Field(alias="json")] = None
     regex: str | None = None
@@ -28,18 +23,16 @@ class OutputStructure(ApiModel):
     structural_tag: dict[str, Any] | str | None = None
 
 
-class JsonSchema(ApiModel):
+class JsonSchema(StrictModel):
     """`json_schema` of a `response_format`. Every schema is followed strictly."""
 
-    model_config = _KNOWN
     name: str | None = None
     description: str | None = None
     schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
     strict: bool | None = None
 
 
-class ResponseFormat(ApiModel):
-    model_config = _KNOWN
+class ResponseFormat(StrictModel):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
     #: llama.cpp's place for the schema of a json_object.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from jaxspec.chat.tools import Tool, ToolUse
 from jaxspec.serve.errors import ApiError
-from jaxspec.serve.fields import ApiModel, single_error
+from jaxspec.serve.fields import ApiModel, StrictModel, single_error
 
 #: As in OpenAI's API, with dots, which other servers allow.
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
@@ -16,16 +16,14 @@ FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 MAX_TOOLS = 128
 
 
-class FunctionField(ApiModel):
-    model_config = ConfigDict(strict=True, extra="forbid")  # a misspelt constraint must not go unnoticed
+class FunctionField(StrictModel):
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | bool | None = None
     strict: bool | None = None
 
 
-class ToolField(ApiModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
+class ToolField(StrictModel):
     type: Literal["function"] = "function"
     function: FunctionField
 
