@@ -85,7 +85,7 @@ class ServerMetrics:
 
 
 class _Exposed(Collector):
-    """A registry's metrics without creation times, which nobody reads, and those of `IN_VLLM` under both names."""
+    """A registry's metrics without creation times, which no dashboard uses, and those of `IN_VLLM` under both names."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
