@@ -8,8 +8,13 @@ from pathlib import Path
 from helpers import checkpoints
 from helpers.doc_commands import ROOT
 
-#: Contents of the presets that the pages name.
+#: Contents of the presets that the pages name; a truncated drafter stands for trained ones, which need their own target.
 PRESETS = {
+    "none.yaml": "draft: none\n",
+    "auto.yaml": "draft: [ngram, truncated:1]\n",
+    "ngram.yaml": "draft: [ngram]\n",
+    "eagle.yaml": "draft: [truncated:1]\n",
+    "chain.yaml": "draft: [truncated:1]\ntree: chain\ndraft_depth: 3\n",
     "fcfs.yaml": "order: fcfs\ndraft: [ngram]\n",
     "sjf.yaml": "order: sjf\npredictor: oracle\ndraft: [ngram]\n",
     "PRESET.yaml": "draft: [truncated:1]\ntree: chain\ndraft_depth: 3\n",
