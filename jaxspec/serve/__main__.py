@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import math
 import os
@@ -74,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace, config: EngineConfig) -> int:
     """Load the model and serve it. Raises `ConfigError` if the model and the settings do not fit."""
+    gc.disable()  # imports and tracing create much and free little
     from jaxspec.serve.app import MEGABYTE, ServerOptions
     from jaxspec.serve.run import bind, serve
 
@@ -102,6 +104,9 @@ def _run(args: argparse.Namespace, config: EngineConfig) -> int:
         if defaults := engine.default_sampling:
             shown = ", ".join(f"{name}={value}" for name, value in defaults.items())
             log.info("default sampling parameters of the model: %s (--generation-config none: the API's)", shown)
+        gc.enable()
+        gc.collect()
+        gc.freeze()  # what is left stays: later collections need not look at it
         engine.start()
         try:
             return serve(engine, sock, options, args.drain_timeout, args.log_level)
