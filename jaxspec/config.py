@@ -32,9 +32,9 @@ class EngineConfig(PolicyConfig):
     generation_config: Literal["auto", "none"] = "auto"
     #: Model names in the API; requests may use any of them, metrics have the first. Empty: the model's own.
     served_model_name: list[str] = Field(default_factory=list[str])
-    #: Drafters: "ngram" (n-gram lookup), "suffix" (lookup in earlier answers too), "truncated:K" (the target's first K
-    #: layers), a trained drafter's name or file, or a model with the same tokenizer. "auto": ngram and, if the package
-    #: has one for the model, a trained drafter.
+    #: Drafters: "suffix" (suffix drafting: in the request's text and in earlier answers), "ngram" (n-gram lookup: in
+    #: its text only), "truncated:K" (the target's first K layers), a trained drafter's name or file, or a model with
+    #: the same tokenizer. "auto": suffix and, if the package has one for the model, a trained drafter.
     #: "none" or an empty list: no speculation.
     draft: list[str] = Field(default_factory=lambda: ["auto"])
     #: Draft models on a device of their own: index into JAX's devices, by drafter name. The target is on device 0.

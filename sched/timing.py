@@ -145,17 +145,32 @@ class StepTimes:
         within = seconds[np.searchsorted(ladder, np.minimum(tokens, last))]
         return np.where(tokens > last, within * tokens / last, within) + self.position * context
 
-    def best_node_count(self, chances: np.ndarray, expected: float, tokens: int, context: float = 0.0) -> int:
+    def best_node_count(
+        self, chances: np.ndarray, expected: float, tokens: int, context: float = 0.0, overhead: float = 0.0
+    ) -> int:
         """Number of draft nodes that maximises expected tokens per second; ties prefer more nodes.
 
         `chances [n]` are the nodes' acceptance probabilities, descending. A step without drafts has `tokens` tokens and
-        gives `expected` new ones. With drafts or without, it reads `context` committed positions.
+        gives `expected` new ones. With drafts or without, it reads `context` committed positions. `overhead`: seconds
+        that drafts add, however few they are.
         """
         expecting = np.cumsum(np.append(expected, chances))
         sizes = tokens + np.arange(len(expecting))
         sizes[0] = max(tokens, 1)
-        speeds = expecting / self.of_each(sizes, context)
+        seconds = self.of_each(sizes, context)
+        seconds[1:] += overhead
+        speeds = expecting / seconds
         return int(len(speeds) - 1 - speeds[::-1].argmax())
+
+    def least_chance(self, tokens: int, context: float = 0.0, most: int = 8, overhead: float = 0.0) -> float:
+        """The acceptance probability from which draft nodes, at most `most` of them, raise the tokens per second of a
+        step of `tokens` plain tokens: of k nodes, a share of (time with them / time without - 1) * tokens / k.
+
+        `overhead`: as in `best_node_count`.
+        """
+        count = np.arange(1, most + 1)
+        longer = (self.of_each(tokens + count, context) + overhead) / self.of(tokens, context) - 1
+        return float((longer * tokens / count).min())
 
     def observe(self, tokens: int, seconds: float, context: float = 0.0) -> None:
         """Correct the profile by a step of `tokens` that read `context` committed positions and took `seconds`.

@@ -47,7 +47,9 @@ class Drafter(SharedDevice):
     def uncached_tokens(self, request: Request) -> int:
         return 1
 
-    def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
+    def propose(
+        self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int, least: float = 0.0
+    ) -> Proposal:
         first, self._next = self._next, self._next + 1
         n = levels * WIDTH
         found: list[Candidates | None] = []

@@ -20,7 +20,7 @@ from jaxspec.sched.sim.workload import Workload
 from jaxspec.sched.slo import Slo
 from jaxspec.sched.slots import MEMORIES, ORDERS, PACES, PREDICTORS, TREES, Need
 
-NGRAM, AUTO, TRAINED = "ngram", "auto", "trained"
+LOOKUPS, AUTO, TRAINED = ("suffix", "ngram"), "auto", "trained"
 #: Maximum output tokens of all requests with simulated drafters, which need about 50 bytes per token.
 MAX_DRAFTED = 20_000_000
 
@@ -82,7 +82,7 @@ def drafters_of(
     model, expansion = draft_cost(cost), TREES.selected(config).expansion
     drafters = []
     for name, seed in zip(names := _names(config.draft), rng.spawn(len(names)), strict=True):
-        free = name == NGRAM
+        free = name in LOOKUPS
         drafters.append(
             SimulatedDrafter(
                 TreeProcess(process), workload.output.tolist(), FREE if free else model, seed,
@@ -92,8 +92,8 @@ def drafters_of(
     duration = f"one forward pass of a draft model takes {1e3 * model.seconds(1, 1, 1, 1):.2f} ms"
     if model == FREE:
         duration = "drafting takes no time, because the cost model has no draft times"
-    elif names == [NGRAM]:
-        duration = "ngram takes no time"
+    elif len(names) == 1 and names[0] in LOOKUPS:
+        duration = f"{names[0]} takes no time"
     note = (
         f"draft: {', '.join(names)} simulated: a draft token is right with probability {process.mean:g} independent of "
         f"the text (--acceptance), and {duration}; --draft-length 0: no drafting"
@@ -102,6 +102,6 @@ def drafters_of(
 
 
 def _names(draft: Sequence[str]) -> list[str]:
-    """Names of the drafters, with `auto` replaced by n-gram lookup and the model's trained drafter."""
-    names = [n for name in draft for n in ((NGRAM, TRAINED) if name == AUTO else (name,))]
+    """Names of the drafters, with `auto` replaced by suffix drafting and the model's trained drafter."""
+    names = [n for name in draft for n in ((LOOKUPS[0], TRAINED) if name == AUTO else (name,))]
     return list(dict.fromkeys(names))

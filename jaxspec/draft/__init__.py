@@ -1,1 +1,1 @@
-"""Drafters: n-gram lookup and draft models, which propose the tokens that the target model verifies."""
+"""Drafters: suffix drafting and draft models, which propose the tokens that the target model verifies."""

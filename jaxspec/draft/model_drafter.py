@@ -36,6 +36,10 @@ class ModelDrafter:
         return self.runner.own_device
 
     @property
+    def free(self) -> bool:
+        return False
+
+    @property
     def ready(self) -> bool:
         return self.runner.usable
 
@@ -74,7 +78,9 @@ class ModelDrafter:
         if slots:
             self.runner.prefetch_features(np.concatenate(slots))
 
-    def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
+    def propose(
+        self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int, least: float = 0.0
+    ) -> Proposal:
         started = self._clock()
         chains, sources, rows = self._chains(scheduled, sampling)
         read = self.runner.start(chains, levels, width, rows)

@@ -16,7 +16,6 @@ import numpy as np
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.draft.growth import Draws, Expansion, Growth
 from jaxspec.draft.model_drafter import ModelDrafter
-from jaxspec.draft.ngram import NgramDrafter
 from jaxspec.draft.runner import BEAMS, Device, DraftRunner, round_buckets
 from jaxspec.draft.speculator import build_speculator
 from jaxspec.draft.suffix import SuffixDrafter
@@ -50,15 +49,15 @@ DEFAULT = {"smollm2-135m": "smollm2-eagle"}
 def load_all(names: Sequence[str], target: LoadedModel) -> dict[str, tuple[DecoderConfig, Weights] | None]:
     """Each drafter's `load` result by name, None for those without a model.
 
-    `auto` is n-gram lookup and the shipped drafter for the target, if there is one. If that does not fit (the name may
-    be another model's), a warning says so. Raises `ConfigError` if a named drafter does not fit.
+    `auto` is suffix drafting and the shipped drafter for the target, if there is one. If that does not fit (the name
+    may be another model's), a warning says so. Raises `ConfigError` if a named drafter does not fit.
     """
     out: dict[str, tuple[DecoderConfig, Weights] | None] = {}
     for name in names:
         if name not in (AUTO, NGRAM, SUFFIX):
             out[name] = load(name, target)
             continue
-        out.setdefault(NGRAM if name == AUTO else name, None)
+        out.setdefault(SUFFIX if name == AUTO else name, None)
         if name == AUTO and (default := DEFAULT.get(target.name)) is not None:
             try:
                 out[default] = load(default, target)
@@ -150,7 +149,7 @@ def build(
     drafters: list[Drafter] = []
     for name, model in models.items():
         if model is None:
-            drafters.append(NgramDrafter() if name == NGRAM else SuffixDrafter(config.suffix_tokens))
+            drafters.append(SuffixDrafter(name, config.suffix_tokens if name == SUFFIX else 0))
             continue
         shapes = round_buckets(*sizes, fine=name in devices)
         runner = DraftRunner(
@@ -224,7 +223,7 @@ def allocate_distributions(config: EngineConfig, models: Models) -> DraftDistrib
         return DraftDistributions.empty()
     drawn = [model for model in models.values() if model is not None]
     if len(drawn) > 1:
-        raise ConfigError("draft: acceptance: rejection works with one draft model (and ngram)")
+        raise ConfigError("draft: acceptance: rejection works with one draft model (and ngram or suffix)")
     return DraftDistributions.zeros(
         config.max_num_seqs, DEPTH, drawing.width, jnp.array(drawn[0][1]["vocab"], jnp.int32)
     )

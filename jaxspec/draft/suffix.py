@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -11,15 +11,16 @@ from math import log
 
 import numpy as np
 
-from jaxspec.draft.suffix_index import MAX_MATCH, Match, SuffixIndex
+from jaxspec.draft.suffix_index import MAX_MATCH, SuffixIndex
 from jaxspec.sched.per_request import PerRequest
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.spec.drafter import Proposal, SamplingOf, SharedDevice
 from jaxspec.sched.spec.trees.candidates import Candidates
 
-#: Occurrences that a tree is made of.
-_MATCHES = 16
+#: Occurrences that a tree is made of. Each is followed at most this many times as far as it matches: what comes after
+#: that is hardly ever verified.
+_MATCHES, _DEPTH = 8, 3
 #: A token that continues a match of n tokens is stated to be right with probability n / (n + this): in the request's
 #: own text, and in earlier answers.
 _DOUBT, _DOUBT_OF_OTHERS = 1.6, 3.0
@@ -44,21 +45,24 @@ class SuffixDrafter(SharedDevice):
     """SuffixDecoding (Oliaro et al., arXiv 2411.04975): trees of the continuations of earlier occurrences.
 
     Frequencies are probabilities, and a longer match makes them surer. Searches the request's own text, and the last
-    `remembered` tokens of answers to the same tenant (an API key); 0: only its own text. Nothing leaves the process.
+    `remembered` tokens of answers to the same tenant (an API key). With 0, only its own text: that is prompt lookup
+    decoding (Saxena 2023). Nothing leaves the process.
     """
 
-    name, widths = "suffix", (1, 2)
+    free = True
 
-    def __init__(self, remembered: int) -> None:
-        self._remembered = remembered
+    def __init__(self, name: str, remembered: int) -> None:
+        self.name, self.widths, self._remembered = name, (1, 2) if remembered else (1,), remembered
         self._own = PerRequest(lambda request: SuffixIndex(_OWN_TOKENS, _OWN_SLOTS))
         self._answers: OrderedDict[str, SuffixIndex] = OrderedDict()
 
     def uncached_tokens(self, request: Request) -> int:
         return 0
 
-    def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
-        candidates: list[Candidates | None] = [self._candidates(s.request, levels, width) for s in scheduled]
+    def propose(
+        self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int, least: float = 0.0
+    ) -> Proposal:
+        candidates = [self._candidates(s.request, levels, width, least) for s in scheduled]
         return lambda: candidates
 
     def ended(self, request: Request) -> None:
@@ -74,27 +78,34 @@ class SuffixDrafter(SharedDevice):
             self._answers.popitem(last=False)
 
     def seconds(self, requests: int, uncached: int, levels: int, width: int) -> float:
-        return 6e-5 * requests
+        return 5e-5 * requests
 
-    def _candidates(self, request: Request, levels: int, width: int) -> Candidates:
+    def _candidates(self, request: Request, levels: int, width: int, least: float) -> Candidates | None:
         """With width 1 a chain, else a tree of at most `levels * width` nodes, the likeliest ones."""
         own = self._own.of(request)
         own.extend(request.tokens[len(own) :])
         end, root = request.tokens[-MAX_MATCH:], _Node()
-        _grow(root, own, own.matches(end, _MATCHES), levels, _DOUBT)
+        _grow(root, own, end, levels, _DOUBT, least)
         if (answers := self._answers.get(request.tenant)) is not None:
-            _grow(root, answers, answers.matches(end, _MATCHES), levels, _DOUBT_OF_OTHERS)
+            _grow(root, answers, end, levels, _DOUBT_OF_OTHERS, least)
+        if not root.children:
+            return None
         return _chain(root) if width == 1 else _likeliest(root, levels * width)
 
 
-def _grow(root: _Node, index: SuffixIndex, matches: Iterable[Match], levels: int, doubt: float) -> None:
-    """Add the continuations of the matches to the tree. A match counts as much as it is long."""
-    for position, length in matches:
+def _grow(root: _Node, index: SuffixIndex, end: Sequence[int], levels: int, doubt: float, least: float) -> None:
+    """Add to the tree what followed the matches of `end` that are long enough. A match counts as much as it is long."""
+    shortest = least * doubt / (1 - least)
+    for position, length in index.matches(end, _MATCHES, shortest):
         node = root
-        for level, token in enumerate(index.following(position, levels)):
-            node.chance = max(node.chance, (length + level) / (length + level + doubt))
-            node = node.children.setdefault(token, _Node())
-            node.weight += length
+        for matched, token in enumerate(index.following(position, min(levels, _DEPTH * length)), length):
+            chance = matched / (matched + doubt)
+            if chance > node.chance:
+                node.chance = chance
+            if (child := node.children.get(token)) is None:
+                child = node.children[token] = _Node()
+            child.weight += length
+            node = child
 
 
 def _chain(root: _Node) -> Candidates:

@@ -11,7 +11,7 @@ NGRAMS = (8, 4, 2)
 #: Longest match that is told from longer ones. Bounds the work.
 MAX_MATCH = 64
 #: Occurrences of an n-gram that are looked at, latest first.
-_OCCURRENCES = 16
+OCCURRENCES = 8
 _SEPARATOR = -1
 
 
@@ -75,20 +75,25 @@ class SuffixIndex:
                 before.append(previous)
         self._end = end + 1
 
-    def matches(self, text: Sequence[int], most: int) -> list[Match]:
-        """At most `most` earlier occurrences of the end of `text`, longest match first, then the latest.
+    def matches(self, text: Sequence[int], most: int, shortest: float = 0.0) -> list[Match]:
+        """At most `most` earlier occurrences of the end of `text`, at least `shortest` tokens of it. The longest match
+        comes first, then the latest.
 
         `text` may be the end of the current text, which then does not find itself.
         """
         oldest, found = max(0, self._end - self._capacity), dict[int, int]()
+        longer = MAX_MATCH + 1  # the next longer n-gram finds what matches so far
         for n, latest, before in zip(NGRAMS, self._latest, self._before, strict=True):
             if n > len(text):
                 continue
+            if longer <= shortest:
+                break
+            longer = n
             at = latest[hash(tuple(text[-n:])) & self._mask]
-            for _ in range(_OCCURRENCES):
+            for _ in range(OCCURRENCES):
                 if not oldest < at < self._end:
                     break
-                if at not in found and (length := self._in_common(at, text, oldest)) >= n:
+                if at not in found and (length := self._in_common(at, text, oldest)) >= max(n, shortest):
                     found[at] = length
                 at, later = before[at % self._capacity], at
                 if at >= later:
@@ -99,20 +104,21 @@ class SuffixIndex:
 
     def _in_common(self, at: int, text: Sequence[int], oldest: int) -> int:
         tokens, capacity = self._tokens, self._capacity
-        for i in range(1, min(at - oldest, len(text), MAX_MATCH) + 1):
+        most = min(at - oldest, len(text), MAX_MATCH)
+        for i in range(1, most + 1):
             if tokens[(at - i) % capacity] != text[-i]:
                 return i - 1
-        return min(at - oldest, len(text), MAX_MATCH)
+        return most
 
     def following(self, position: int, count: int) -> list[int]:
         """At most `count` tokens from `position` to the end of their text.
 
         What reaches the end of the current text goes on with itself: a periodic text continues with its period.
         """
-        out, period = list[int](), self._end - position
-        for i in range(count):
-            token = self._tokens[(position + i % period) % self._capacity]
-            if token == _SEPARATOR:
-                break
-            out.append(token)
-        return out
+        period, place = self._end - position, position % self._capacity
+        known = min(count, period)
+        out = self._tokens[place : place + known].tolist()
+        out += self._tokens[: known - len(out)].tolist()  # beyond the end of the ring
+        if _SEPARATOR in out:
+            return out[: out.index(_SEPARATOR)]
+        return [out[i % period] for i in range(count)] if period < count else out

@@ -126,6 +126,7 @@ class EngineLoop:
         self.deliver()
         before = self.counters.prompt_tokens + self.counters.generation_tokens
         by_id: dict[str, RequestResult] = {}
+        seconds = 0.0
         for batch in batches:
             packed = batch.pending.packed
             self.counters.count(batch.scheduled, packed, self.model_runner.positions_read(packed))
@@ -140,6 +141,8 @@ class EngineLoop:
             if result.tokens:
                 self._count_tokens(self._states[s.request.id], len(result.tokens), timer.read)
         self.counters.add_times(timer)
+        if len(batches) == 1:
+            self.speculator.host_took(timer.now() - timer.begun - seconds)
         _tell(self.step_observers, self.counters.prompt_tokens + self.counters.generation_tokens - before)
 
     def _launch(self, plan: Plan, timer: StepTimer) -> list[MicroBatch]:

@@ -186,8 +186,8 @@ def snapshot(loop: EngineLoop, queued: int, refused: int) -> EngineStats:
         accepted_tokens=c.speculation.accepted,
         verifications=c.speculation.verifications,
         accepted_by_level=tuple(c.speculation.by_level),
-        drafter_switches=speculator.switches,
-        drafter_switch_seconds=speculator.switch_seconds,
+        drafter_switches=speculator.switches[0],
+        drafter_switch_seconds=speculator.switches[1],
         predictions=replace(predictions.counts),
         slo_refused=refused,
     )

@@ -133,7 +133,9 @@ class SimulatedDrafter(SharedDevice):
     def uncached_tokens(self, request: Request) -> int:
         return len(request.tokens) - self._cached.of(request)
 
-    def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
+    def propose(
+        self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int, least: float = 0.0
+    ) -> Proposal:
         size = len(scheduled), sum(self.uncached_tokens(w.request) for w in scheduled), levels, width
         seconds = self.cost.seconds(*size, committed_positions(scheduled))
         self.spent += seconds

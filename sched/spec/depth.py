@@ -35,10 +35,18 @@ _GOOD_RATE = 0.7
 _PROBE_SHARE, _MIN_PROBE_SHARE = 0.005, 0.0005
 #: Levels of a probe.
 _PROBE_LEVELS = 2
-#: Steps for which a decision not to draft is kept.
-_KEEP_OFF = 8
+#: Steps for which a decision not to draft, or of a free drafter, is kept.
+_KEEP = 8
+#: Rounds without a verified node after which drafting stops, and after which a free drafter probes.
+_UNUSED, _FREE_PROBE = 3, 64
 #: Least relative gain in expected tokens per second for which drafting is worth the risk.
 _MARGIN = 0.03
+#: A free drafter's nodes must be likelier than would just pay, by this share of what is left to certainty. Measured
+#: with a fixed surplus on chat and code, one request at a time: with 0.2 drafts lose 7 % and gain 8 %, with 0.35 they
+#: lose 2 and gain 7 %, with 0.5 they gain 0 and 5 %.
+_FREE_MARGIN = 0.4
+#: A free drafter's nodes are hardly ever surer than this. Where nodes pay only above a half, siblings never do.
+_SUREST, _LESS_THAN_HALF = 0.95, 0.5
 #: Weight of the newest observation in the mean number of verified nodes.
 _NODES_WEIGHT = 0.05
 
@@ -71,26 +79,31 @@ class DepthController:
         self._mean_nodes = {w: float(max_lookahead.levels) for w in widths}
         #: Seconds of steps without drafts since the last probe, and the share of them that the next may take.
         self._idle_seconds, self._probe_share = 0.0, _PROBE_SHARE
-        #: Steps for which drafting stays off without a new decision, as long as the number of requests is this, and the
-        #: seconds of such a step.
-        self._off_steps: int = 0
-        self._off_requests: int = 0
+        #: Steps for which a decision is kept, as long as the number of requests is this, and the seconds of a step
+        #: without drafts.
+        self._kept_steps: int = 0
+        self._kept_requests: int = 0
         self._off_seconds = 0.0
         self.levels = self.width = 0
         self.probing = False
-        #: Id of the request that is drafted for while probing.
-        self.probed: str | None = None
+        #: Ids of the requests that are drafted for; None: all.
+        self.only: set[str] | None = None
+        self._unused = 0  # rounds in a row of which no node was verified
+        #: Of a free drafter: nodes that are less likely than this do not pay.
+        self.least = 0.0
         #: Committed positions per decoding request, on average; set for each step.
         self.context = 0.0
+        #: Seconds of the host that drafts add to a step, rounds not included; set for each step.
+        self.overhead = 0.0
         self._last_round: float | None = None
         #: With its own device: micro-batches with which a step is estimated, at least two.
         self._micro_batches = 2
 
     def keeps_off(self, requests: int) -> bool:
         """Whether the last decision, not to draft for so many requests, still holds. Counts the step."""
-        if not self._off_steps or requests != self._off_requests:
+        if not self._kept_steps or requests != self._kept_requests:
             return False
-        self._off_steps -= 1
+        self._kept_steps -= 1
         self._idle_seconds += self._off_seconds
         self.levels = 0
         return True
@@ -102,9 +115,9 @@ class DepthController:
         """
         uncached = _spread_uncached(requests, uncached)
         factor = _mean_factor(records)
-        self.probing = False
+        self.probing, self.only = False, None
         self.levels, self.width = self._best(requests, uncached, factor, others)
-        if self.levels:
+        if self.levels and self._unused < _UNUSED:
             self._probe_share = _PROBE_SHARE
             if self.times.own_device:
                 load = self._load(requests, uncached, self.levels, self.width)
@@ -117,8 +130,9 @@ class DepthController:
                 self._idle_seconds * self._probe_share < probe
                 or not self._best(requests, uncached, factor, others, _GOOD_RATE)[0]
             ):
+                self.levels = 0
                 # The decision hardly changes from step to step: keep it for some steps to save this computation.
-                self._off_steps, self._off_requests, self._off_seconds = _KEEP_OFF, requests, plain
+                self._kept_steps, self._kept_requests, self._off_seconds = _KEEP, requests, plain
                 return Lookahead()
             self.probing, self.levels, self.width = True, levels, self.widths[0]
             self._idle_seconds, self._probe_share = 0.0, max(_MIN_PROBE_SHARE, self._probe_share / 2)
@@ -126,7 +140,21 @@ class DepthController:
 
     def drafts_for(self, request_id: str) -> bool:
         """Whether the current decision is to draft for this request, if the drafter serves it."""
-        return self.levels > 0 and (not self.probing or self.probed == request_id)
+        return self.levels > 0 and (self.only is None or request_id in self.only)
+
+    def expected_accepted(self, record: AcceptanceRecord) -> float:
+        """Expected number of accepted nodes of a request at the current depth and width."""
+        return next(islice(self._expected(self.width, record.factor), self.levels - 1, None)) - 1
+
+    def expected_of(self, candidates: Candidates, record: AcceptanceRecord) -> float:
+        """Expected number of accepted nodes of a request whose candidates are all verified."""
+        nodes, depth = np.arange(len(candidates)), dict(enumerate(candidates.depths()))
+        return record.factor * self.calibration.expected_accepted(candidates, nodes, candidates.parent.tolist(), depth)
+
+    def count_round(self, verified: bool) -> None:
+        """A round has ended: the tree policy selected some of its nodes, or none. After a few rounds without any, which
+        teach nothing, drafting stops until the next probe."""
+        self._unused = 0 if verified else self._unused + 1
 
     @property
     def lookahead(self) -> Lookahead:
@@ -150,13 +178,31 @@ class DepthController:
 
     def off(self) -> Lookahead:
         """Do not draft in this step."""
-        self.levels, self.probing = 0, False
+        self.levels, self.probing, self.only = 0, False, None
         return Lookahead()
+
+    def decide_free(self, decoding: Sequence[str]) -> Lookahead:
+        """Of a free drafter: as deep and wide as nodes can pay in a step of these decoding requests (ids)."""
+        most, requests = self.max_lookahead, len(decoding)
+        if self._kept_steps and requests == self._kept_requests:  # saves time: it hardly changes from step to step
+            self._kept_steps -= 1
+        else:
+            context = requests * self.context
+            least = self.times.step.least_chance(requests, context, most.levels, self.overhead)
+            self.least = least + _FREE_MARGIN * (1 - least)
+            self._kept_steps, self._kept_requests = _KEEP, requests
+        if self.least > _SUREST:
+            return self.off()
+        self.levels, self.probing = most.levels, self._unused >= _FREE_PROBE
+        self.only = {decoding[self._unused % requests]} if self.probing else None
+        self.width = self.widths[-1] if self.least < _LESS_THAN_HALF else self.widths[0]
+        return self.lookahead
 
     def largest(self, requests: int, verify_budget: int | None) -> Lookahead:
         """The largest depth and width; with a verify budget, what it leaves each request (AdaServe's Eq. 8 and 9)."""
         most = self.max_lookahead
-        self.levels, self.width, self.probing = most.levels, self.widths[-1], False
+        self.levels, self.width, self.probing, self.only = most.levels, self.widths[-1], False, None
+        self.least = 0.0
         if verify_budget is None:
             return most
         if verify_budget <= requests:
@@ -177,6 +223,7 @@ class DepthController:
         uncached = _spread_uncached(late, uncached)
         plain = self._plain_seconds(decoding)
         best, self.levels, self.width, self.probing = late / plain * (1 + _MARGIN), 0, 0, False
+        self.least = 0.0
         for width in self.widths:
             speeds = self._speeds(late, uncached, width, factor, decoding - late)
             for level, speed in enumerate(speeds, 1):
@@ -261,9 +308,9 @@ class DepthController:
         load, step = self._load(requests, uncached, level, width, verified), self.times.step.of
         if not self.times.own_device:
             tokens = others + extra + round(requests * (1 + load.drafts))
-            return load.round(requests) + step(tokens, (requests + others) * self.context)
+            return self.overhead + load.round(requests) + step(tokens, (requests + others) * self.context)
         counts = {1, min(self._micro_batches, requests)}
-        return min(seconds(n, [load], others + extra, step, others * self.context) for n in counts)
+        return self.overhead + min(seconds(n, [load], others + extra, step, others * self.context) for n in counts)
 
     def _load(self, requests: int, uncached: int, level: int, width: int, verified: int | None = None) -> DrafterLoad:
         depth = verified or level

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, NamedTuple, Protocol
 
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
-from jaxspec.sched.spec.trees.candidates import Candidates, Draft
+from jaxspec.sched.spec.trees.candidates import Candidates
 
 #: A request's `SamplingInputs`. Only a drafter that samples its draft tokens reads them.
 SamplingOf = Callable[[Request], Any]
@@ -19,14 +15,12 @@ SamplingOf = Callable[[Request], Any]
 Proposal = Callable[[], list[Candidates | None]]
 
 
-@dataclass(slots=True)
-class Drafted:
-    """A request's candidates in the current step, the drafter they come from, and the nodes that are verified."""
+class Proposed(NamedTuple):
+    """A request, the index of a drafter that drafted for it, and the candidates."""
 
+    scheduled: ScheduledRequest
     drafter: int
     candidates: Candidates
-    chosen: npt.NDArray[np.bool_]
-    draft: Draft
 
 
 class Drafter(Protocol):
@@ -50,6 +44,11 @@ class Drafter(Protocol):
         ...
 
     @property
+    def free(self) -> bool:
+        """Whether a round takes next to no time and no device."""
+        ...
+
+    @property
     def own_device(self) -> bool:
         """Whether it runs on a device other than the target's, so that it can draft while the target verifies."""
         ...
@@ -58,8 +57,13 @@ class Drafter(Protocol):
         """Before the target's step starts: fetch from its device what later rounds of this step need."""
         ...
 
-    def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
-        """Start a draft round for these requests."""
+    def propose(
+        self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int, least: float = 0.0
+    ) -> Proposal:
+        """Start a draft round for these requests.
+
+        `least`: a free drafter need not propose nodes that are less likely than this.
+        """
         ...
 
     def precompute_kv(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
@@ -84,6 +88,7 @@ class SharedDevice:
     By default nothing is learned from requests that have ended.
     """
 
+    free = False
     own_device = False
     ready = True
 

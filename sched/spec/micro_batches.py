@@ -129,7 +129,7 @@ def split(
     by_drafter: dict[int, list[ScheduledRequest]] = {}
     batches: list[list[ScheduledRequest]] = [[]]
     for s in scheduled:
-        drafter = speculator.drafter_of(s.request, len(scheduled)) if s.levels else None
+        drafter = speculator.proposals.drafter_of(s.request, len(scheduled)) if s.levels else None
         (batches[0] if drafter is None else by_drafter.setdefault(drafter, [])).append(s)
     spread = {i: group for i, group in by_drafter.items() if speculator.drafters[i].own_device}
     if not spread:

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from helpers import tiny
 from helpers.generation import GREEDY, check_clean, tokens_of
 from jaxspec.draft.suffix import SuffixDrafter
+from jaxspec.draft.suffix_index import MAX_MATCH
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
+from jaxspec.sched.spec.calibration import BIN_EDGES
 from jaxspec.sched.spec.trees.candidates import Candidates
 
 SIZES: dict[str, Any] = dict(
@@ -29,7 +31,8 @@ def request(tokens: list[int], prompt: int | None = None, tenant: str = "") -> R
 def proposal(drafter: SuffixDrafter, wanted: Request, levels: int = 8, width: int = 2) -> Candidates:
     scheduled = [ScheduledRequest(wanted, len(wanted.tokens) - 1, 1, 32, levels)]
     (candidates,) = drafter.propose(scheduled, lambda _: None, levels, width)()
-    assert candidates is not None
+    if candidates is None:
+        return Candidates(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))
     return candidates
 
 
@@ -41,7 +44,7 @@ def proposal(drafter: SuffixDrafter, wanted: Request, levels: int = 8, width: in
     width=st.sampled_from([1, 2]),
 )
 def test_it_proposes_a_tree(texts: list[list[int]], text: list[int], levels: int, width: int) -> None:
-    drafter = SuffixDrafter(1000)
+    drafter = SuffixDrafter("suffix", 1000)
     for other in texts:
         drafter.ended(request([9, *other], prompt=1))
     c = proposal(drafter, request(text), levels, width)
@@ -57,7 +60,7 @@ def test_it_proposes_a_tree(texts: list[list[int]], text: list[int], levels: int
 
 
 def test_frequent_continuations_come_first() -> None:
-    drafter = SuffixDrafter(1000)
+    drafter = SuffixDrafter("suffix", 1000)
     for end in (7, 8, 8):
         drafter.ended(request([0, 1, 2, 3, 4, 5, 6, end, 0, 0], prompt=1))
     c = proposal(drafter, request([9, 4, 5, 6]), levels=1)
@@ -66,7 +69,7 @@ def test_frequent_continuations_come_first() -> None:
 
 
 def test_tenants_do_not_share_answers() -> None:
-    drafter, answer = SuffixDrafter(1000), [0, *range(1, 20)]
+    drafter, answer = SuffixDrafter("suffix", 1000), [0, *range(1, 20)]
     drafter.ended(request(answer, prompt=1, tenant="a"))
     assert proposal(drafter, request([5, 6, 7], tenant="a"), levels=3, width=1).token.tolist() == [8, 9, 10]
     for other in ("b", ""):
@@ -74,7 +77,7 @@ def test_tenants_do_not_share_answers() -> None:
 
 
 def test_prompts_short_answers_and_old_tenants_are_not_remembered() -> None:
-    drafter = SuffixDrafter(1000)
+    drafter = SuffixDrafter("suffix", 1000)
     drafter.ended(request(list(range(30)), prompt=25, tenant="a"))
     assert len(proposal(drafter, request([5, 6, 7], tenant="a"))) == 0
     assert len(proposal(drafter, request([26, 27], tenant="a"))) == 0
@@ -85,10 +88,44 @@ def test_prompts_short_answers_and_old_tenants_are_not_remembered() -> None:
 
 
 def test_nothing_is_remembered_if_that_is_off() -> None:
-    drafter = SuffixDrafter(0)
+    drafter = SuffixDrafter("ngram", 0)
     drafter.ended(request(list(range(30)), prompt=1))
     assert len(proposal(drafter, request([5, 6, 7]))) == 0
     assert proposal(drafter, request([1, 2, 3, 1, 2]), levels=2, width=1).token.tolist() == [3, 1]
+
+
+def stated(text: list[int], levels: int = 8) -> np.ndarray:
+    """The probability that n-gram lookup states of each token of its chain, given the one before it, `[levels]`."""
+    return np.exp(np.diff(proposal(SuffixDrafter("ngram", 0), request(text), levels, 1).logprob, prepend=0))
+
+
+def matching(length: int) -> list[int]:
+    """A text whose last `length` tokens occurred before, and not the one in front of them."""
+    own = list(range(length))
+    return [1000, *own, 1001, 1002, *own]
+
+
+def test_longer_matches_are_trusted_more_each_in_a_bin_of_its_own() -> None:
+    """Calibration then learns how often matches of 2, of 3, of 4 and of many tokens are right."""
+    first = [stated(matching(n))[0] for n in range(2, 2 * MAX_MATCH)]
+    assert (np.diff(first) >= 0).all() and first[0] > 0.5 and first[-1] < 1
+    bins = np.searchsorted(BIN_EDGES, [first[n - 2] for n in (2, 3, 4, 8, 16, MAX_MATCH)])
+    assert (np.diff(bins) > 0).all()
+    assert np.abs(np.subtract.outer(first, BIN_EDGES)).min() > 1e-4, "rounding must not move one to another bin"
+
+
+def test_a_right_token_makes_the_match_of_the_next_one_longer() -> None:
+    assert stated(matching(2))[1:4] == pytest.approx([stated(matching(n))[0] for n in (3, 4, 5)], rel=1e-5)
+
+
+def test_what_is_less_likely_than_wanted_is_not_proposed() -> None:
+    """Wanted are tokens with a probability of 0.7, which in the text itself takes a match of 4 tokens."""
+    drafter = SuffixDrafter("suffix", 1000)
+    for length in range(1, 8):
+        wanted = request(matching(length))
+        (found,) = drafter.propose([ScheduledRequest(wanted, 1, 1, 32, 4)], lambda _: None, 4, 1, 0.7)()
+        drafter.ended(request([0], prompt=1))
+        assert (found is not None) == (length >= 4)
 
 
 @pytest.mark.parametrize("tree", ["auto", "fixed", "global_greedy"])

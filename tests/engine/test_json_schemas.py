@@ -37,8 +37,8 @@ def answers(llm: LLM, count: int) -> list[RequestOutput]:
 @pytest.mark.parametrize(
     ("count", "drafts"),
     [
-        (30, dict(draft=["ngram"])),
-        pytest.param(500, dict(draft=["ngram"]), marks=pytest.mark.slow),
+        (30, dict(draft=["ngram"], tree="fixed")),
+        pytest.param(500, dict(draft=["ngram"], tree="fixed"), marks=pytest.mark.slow),
         pytest.param(
             500, dict(draft=["truncated:1", "ngram"], tree="fixed", draft_choice="epsilon_greedy"),
             marks=pytest.mark.slow,

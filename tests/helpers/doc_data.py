@@ -8,9 +8,11 @@ from pathlib import Path
 from helpers import checkpoints
 from helpers.doc_commands import ROOT
 
-#: Contents of the presets that the pages name; a truncated drafter stands for trained ones, which need their own target.
+#: Contents of the presets that the pages name. A truncated drafter stands for trained ones, which need their target.
 PRESETS = {
     "none.yaml": "draft: none\n",
+    "cold.yaml": "draft: [suffix, truncated:1]\nsuffix_tokens: 0\n",
+    "again.yaml": "draft: [suffix, truncated:1]\n",
     "auto.yaml": "draft: [ngram, truncated:1]\n",
     "ngram.yaml": "draft: [ngram]\n",
     "eagle.yaml": "draft: [truncated:1]\n",

@@ -86,7 +86,7 @@ class Run:
 
 
 RUNS = (
-    Run("jaxspec.serve --draft ngram --draft smollm2-eagle-large", _ENGINE),  # the drafters fit the real model only
+    Run("jaxspec.serve --draft suffix --draft smollm2-eagle-large", _ENGINE),  # the drafters fit the real model only
     Run("jaxspec.serve --config configs/laps_sd.yaml", _TINY + " --set predictor_model=smollm2-length"),
     Run("jaxspec.serve --draft truncated:15", " --model {model}" + _FEWER),
     Run("jaxspec.serve", _TINY),
@@ -168,6 +168,7 @@ CHECKED = {
     "make gpu-check": "it needs an NVIDIA GPU",
     "make bench-peers": "it downloads and compiles other engines",
     "jaxspec.bench peers --peers llama.cpp vllm --json peers.json": "it needs other engines",
+    "jaxspec.bench peers --peers vllm --scenarios decode-1 decode-16 prefill-1024 --json bf16.json": "it needs vLLM",
     "pip install": "it changes what the tests run in",
     "pre-commit install": "it changes the checkout's hooks",
     ".ci/run": "it is lint and tests again",

@@ -22,6 +22,8 @@ class Fake(SharedDevice):
     """Proposes the chain `first`, `first + 1`, … for requests whose id is in `knows`, and nothing for others."""
 
     widths = (1,)
+    #: Its probability of each token, given the one before.
+    stated = 0.9
 
     def __init__(self, name: str, first: int, cost: float, knows: Sequence[str]):
         self.name, self.first, self.cost, self.knows = name, first, cost, knows
@@ -29,9 +31,11 @@ class Fake(SharedDevice):
     def uncached_tokens(self, request: Request) -> int:
         return 1
 
-    def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int) -> Proposal:
+    def propose(
+        self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int, least: float = 0.0
+    ) -> Proposal:
         ahead = np.arange(levels, dtype=np.int32)
-        chain = Candidates(self.first + ahead, ahead - 1, ((ahead + 1) * np.log(0.9)).astype(np.float32))
+        chain = Candidates(self.first + ahead, ahead - 1, ((ahead + 1) * np.log(self.stated)).astype(np.float32))
         return lambda: [chain if w.request.id in self.knows else None for w in scheduled]
 
     def seconds(self, requests: int, uncached: int, levels: int, width: int) -> float:

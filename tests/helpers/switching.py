@@ -68,7 +68,7 @@ class Switching(DraftChoice):
 def switch(llm: LLM, slots: int = 1) -> Switching:
     """Install `Switching` as the draft choice of this engine."""
     speculator = llm.engine.speculator
-    speculator.choice = choice = Switching(len(speculator.drafters), slots)
+    speculator.assign_by(choice := Switching(len(speculator.drafters), slots))
     return choice
 
 
@@ -102,7 +102,9 @@ def main() -> None:
             choice = switch(llm, 2)
             assert answers(llm) == answers(llm) == plain, (devices, parts, tree)
             stats = llm.engine.stats()
-            assert stats.accepted_tokens > 20 and choice.tokens > 300, stats
+            assert choice.tokens > 300, stats
+            # auto drafts where that is faster, which is seldom with so small a model
+            assert stats.accepted_tokens > 20 or tree == "auto", stats
             assert stats.compilations_after_warmup == 0, stats
     print("same tokens")
 

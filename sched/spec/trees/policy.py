@@ -43,6 +43,7 @@ class StepCandidates:
                   policy that does not need SLOs
     other_tokens  tokens of the step that are not drafts
     context       committed positions that the step reads
+    overhead      seconds of the host that drafts add to a step, however few they are
     """
 
     forest: Forest
@@ -52,6 +53,7 @@ class StepCandidates:
     needs: Sequence[float]
     other_tokens: int
     context: int = 0
+    overhead: float = 0.0
 
     def __iter__(self) -> Iterator[tuple[Candidates, int]]:
         return zip(self.forest, self.limits, strict=True)
@@ -73,6 +75,8 @@ class TreePolicy(Policy):
     #: Whether prompts are computed within the verify budget while requests decode, on devices whose steps of that size
     #: are hardly longer than those of one token.
     prompts_in_budget: bool = False
+    #: Whether it selects from one tree of the candidates of several drafters; if not, from those of one drafter.
+    merges: bool = True
     #: Whether `draft_nodes` sets the nodes of a step.
     shares_nodes: bool = False
     #: With `acceptance: rejection`: children drawn for each node, by level; `SampledTree` then selects all of them.

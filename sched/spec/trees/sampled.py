@@ -21,6 +21,7 @@ class SampledTree(TreePolicy):
 
     levels: int
     varies_depth: bool = False
+    merges = False
 
     @property
     def adaptive(self) -> bool:

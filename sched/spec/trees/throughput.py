@@ -41,5 +41,5 @@ class Throughput(TreePolicy):
         ranked = forest.ranked(forest.chances, 0.0)
         best = forest.best(ranked, np.minimum(ranked.count, step.limits))[: max(step.room, 0)]
         others = step.other_tokens
-        count = self.times.best_node_count(ranked.value[best], others, others, step.context)
+        count = self.times.best_node_count(ranked.value[best], others, others, step.context, step.overhead)
         return forest.take(ranked, np.bincount(forest.tree[best[:count]], minlength=len(forest)))

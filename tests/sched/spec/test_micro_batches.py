@@ -134,7 +134,7 @@ def test_without_a_drafter_on_its_own_device_a_step_is_not_split(parts: int | No
 def test_requests_of_a_drafter_on_the_targets_device_stay_together() -> None:
     far, near = Apart("far", 100, 1e-6, list("0123")), Fake("near", 200, 1e-3, list("4567"))
     speculator, scheduled = prepared([far, near], 8, GlobalGreedy())
-    speculator.drafter_of = lambda request, requests: 0 if request.id < "4" else 1  # type: ignore[method-assign]
+    speculator.proposals.drafter_of = lambda request, requests: 0 if request.id < "4" else 1  # type: ignore[method-assign]
     found = split(scheduled, speculator, 2)
     assert [[s.request.id for s in part] for part in found] == [list("014567"), list("23")]
 
@@ -143,7 +143,7 @@ def test_single_requests_of_several_drafters_are_spread_over_the_micro_batches()
     apart = [Apart(f"far {i}", 100 * i, 1e-3, list("0123456")) for i in range(4)]
     speculator, scheduled = prepared(apart, 7, GlobalGreedy())
     of = {"0": 0, "1": 0, "2": 0, "3": 1, "4": 1, "5": 2, "6": 3}
-    speculator.drafter_of = lambda request, requests: of[request.id]  # type: ignore[method-assign]
+    speculator.proposals.drafter_of = lambda request, requests: of[request.id]  # type: ignore[method-assign]
     found = split(scheduled, speculator, 2)
     assert [[s.request.id for s in part] for part in found] == [list("0136"), list("245")]
 

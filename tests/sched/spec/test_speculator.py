@@ -53,7 +53,7 @@ def test_where_the_dearer_one_has_nothing_the_cheaper_one_drafts() -> None:
     for _ in range(12):
         speculator._record(running[0], 0).observe(2.0, 0)  # the cheap one is bad for it
     assert speculator.lookahead(running, 0.0).levels
-    assert speculator._preferences(running[0], 1) == [1, 0]
+    assert speculator.proposals._preferences(running[0], 1) == [1, 0]
     assert round_of(speculator, running) == {"0": 100}
 
 

@@ -85,7 +85,7 @@ def serve(data: Data, case: Case) -> dict[str, float]:
     run = systems.simulation(data.systems[case.system], costs, case.llm, given, case.seed, case.concurrency)
     heard = None
     if run.speculator is not None and run.speculator.choice is not None:
-        heard = run.speculator.choice = Heard(run.speculator.choice)
+        run.speculator.assign_by(heard := Heard(run.speculator.choice))
     served = run.run()
     return {
         **systems.goodput(served), "ttft": float((served.first_token - given.work.arrival).mean()),

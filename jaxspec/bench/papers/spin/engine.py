@@ -102,7 +102,7 @@ class Bench:
             rates = np.array([np.median(self.alone[d], axis=0) for d in self.drafters])
             self.best.update(zip(map(tuple, self.ids), rates.argmax(0).tolist(), strict=True))
         self.llm.engine.set_speculation(speculator)
-        switched = speculator.switches, speculator.switch_seconds
+        switched = speculator.switches
         begun = time.perf_counter()
         outputs = self.llm.generate(ids or self.ids, self.params)
         seconds = time.perf_counter() - begun
@@ -114,8 +114,8 @@ class Bench:
         found = {
             "goodput": tokens / seconds, "accepted": counts.mean_accepted_length,
             "drafted": counts.verifications / tokens, "seconds": seconds,
-            "switches": speculator.switches - switched[0],
-            "switch_seconds": speculator.switch_seconds - switched[1],
+            "switches": speculator.switches[0] - switched[0],
+            "switch_seconds": speculator.switches[1] - switched[1],
         }  # fmt: skip
         if ids:
             return found

@@ -107,7 +107,7 @@ class Flowing(TreeSimulation):
             return 1
         groups: dict[int | None, list[ScheduledRequest]] = {None: []}
         for s in plan.scheduled:
-            drafter = speculator.drafter_of(s.request, len(plan.scheduled)) if s.levels else None
+            drafter = speculator.proposals.drafter_of(s.request, len(plan.scheduled)) if s.levels else None
             groups.setdefault(drafter, []).append(s)
         rest = groups.pop(None)
         loads = [drafter_load(speculator, i, group) for i, group in groups.items() if i is not None]
