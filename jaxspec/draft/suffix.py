@@ -18,8 +18,8 @@ from jaxspec.sched.request import Request
 from jaxspec.sched.spec.drafter import Proposal, SamplingOf, SharedDevice
 from jaxspec.sched.spec.trees.candidates import Candidates
 
-#: Occurrences that a tree is made of. Each is followed at most this many times as far as it matches: what comes after
-#: that is hardly ever verified.
+#: Occurrences that a tree is made of. Each is followed for at most this many times the length of its match: what comes
+#: after that is hardly ever verified.
 _MATCHES, _DEPTH = 8, 3
 #: A token that continues a match of n tokens is stated to be right with probability n / (n + this): in the request's
 #: own text, and in earlier answers.

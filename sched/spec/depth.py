@@ -144,7 +144,11 @@ class DepthController:
 
     def expected_accepted(self, record: AcceptanceRecord) -> float:
         """Expected number of accepted nodes of a request at the current depth and width."""
-        return next(islice(self._expected(self.width, record.factor), self.levels - 1, None)) - 1
+        return self._expected_now(record) - 1
+
+    def _expected_now(self, record: AcceptanceRecord) -> float:
+        """Expected tokens of a request at the current depth and width, the bonus token included."""
+        return next(islice(self._expected(self.width, record.factor), self.levels - 1, None))
 
     def expected_of(self, candidates: Candidates, record: AcceptanceRecord) -> float:
         """Expected number of accepted nodes of a request whose candidates are all verified."""
@@ -339,8 +343,7 @@ class DepthController:
 
     def speed(self, requests: int, record: AcceptanceRecord) -> float:
         """Expected tokens per second at the current depth if all `requests` requests were like this one."""
-        expected = next(islice(self._expected(self.width, record.factor), self.levels - 1, None))
-        return requests * expected / self._seconds(requests, 0, self.levels, self.width, 0)
+        return requests * self._expected_now(record) / self._seconds(requests, 0, self.levels, self.width, 0)
 
     def observe(
         self,

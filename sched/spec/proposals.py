@@ -29,11 +29,9 @@ class Proposals:
     ) -> None:  # fmt: skip
         self._drafters, self._controllers, self._policy = drafters, controllers, policy
         self._assignment, self._record = assignment, record
-        self._free = [i for i in range(len(drafters)) if self.is_free(i)]
-
-    def is_free(self, drafter: int) -> bool:
-        """Whether the drafter drafts for every request, because that takes next to no time."""
-        return self._drafters[drafter].free and self._assignment is None
+        #: The drafters that draft for every request, because that takes next to no time, and the others (indices).
+        self.free = [i for i, d in enumerate(drafters) if d.free and assignment is None]
+        self.others = [i for i in range(len(drafters)) if i not in self.free]
 
     def propose(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, room: int) -> list[Proposed]:
         """The proposals for these requests in their order, at most one of a free drafter and one of another for each.
@@ -51,8 +49,8 @@ class Proposals:
     def _propose_free(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> dict[str, Proposed]:
         """By request id. A request that another drafter probes gets none, so that the probe's nodes are verified."""
         found: dict[str, Proposed] = {}
-        others = [c for i, c in enumerate(self._controllers) if i not in self._free]
-        for i in self._free:
+        others = [self._controllers[i] for i in self.others]
+        for i in self.free:
             controller = self._controllers[i]
             batch = [
                 s
@@ -70,7 +68,7 @@ class Proposals:
 
     def _asks_others(self, request: Request, free: Proposed | None) -> bool:
         """Whether more nodes of a drafter that is not free should be accepted than of the free ones."""
-        others = [i for i in self._active(request) if i not in self._free]
+        others = [i for i in self._active(request) if i in self.others]
         if free is None or not others:
             return bool(others)
         expected = self._controllers[free.drafter].expected_of(free.candidates, self._record(request, free.drafter))
@@ -83,10 +81,12 @@ class Proposals:
 
         A round whose requests get even shares of the room drafts no levels beyond those, unless they take no time.
         """
-        count, free = len(scheduled), self._free
-        preferred = {s.request.id: [i for i in self._preferences(s.request, count) if i not in free] for s in scheduled}
+        count = len(scheduled)
+        preferred = {
+            s.request.id: [i for i in self._preferences(s.request, count) if i in self.others] for s in scheduled
+        }
         found: dict[str, Proposed] = {}
-        order = [i for i, d in enumerate(self._drafters) if d.ready and i not in free]
+        order = [i for i in self.others if self._drafters[i].ready]
         order.sort(key=self._base_cost)
         started: dict[int, tuple[Sequence[ScheduledRequest], int, Proposal]] = {}
         # The second pass is for requests that a more expensive drafter had no candidates for.
@@ -125,7 +125,7 @@ class Proposals:
         Of free drafters only if no other one drafts.
         """
         preferred = self._preferences(request, requests)
-        return next(iter(sorted(preferred, key=lambda i: i in self._free)), None)
+        return next(iter(sorted(preferred, key=lambda i: i in self.free)), None)
 
     def _active(self, request: Request) -> list[int]:
         """Drafters that may draft for the request in this step."""

@@ -130,17 +130,13 @@ class Speculator:
                 for i, controller in enumerate(self.controllers)
             )
         ids = [r.id for r in decoding]
-        free = [self.controllers[i].decide_free(ids) for i in self._drafters(free=True)]
-        others = Lookahead.deepest(self._decide(i, decoding) for i in self._drafters(free=False))
+        free = [self.controllers[i].decide_free(ids) for i in self.proposals.free]
+        others = Lookahead.deepest(self._decide(i, decoding) for i in self.proposals.others)
         if Need.SLOS in self.policy.needs:
             others = self._deepen(decoding, now) if others.levels else self._draft_for_late(decoding, now)
         drafts = sum(lookahead.drafts for lookahead in (*free, others))
         most = self.policy.largest(DEPTH).drafts
         return replace(Lookahead.deepest([*free, others]), drafts=min(most, drafts))
-
-    def _drafters(self, free: bool) -> list[int]:
-        """Indices of the drafters that are free, or not."""
-        return [i for i in range(len(self.drafters)) if self.proposals.is_free(i) == free]
 
     def _served(self, drafter: int, requests: Sequence[Request]) -> Sequence[Request]:
         """Those of the requests that the drafter may draft for."""
@@ -167,7 +163,7 @@ class Speculator:
 
     def _deepen(self, decoding: Sequence[Request], now: float) -> Lookahead:
         """Draft as deep as requests need for their SLOs, where that is deeper than throughput wants."""
-        others = self._drafters(free=False)
+        others = self.proposals.others
         for i in others:
             if (controller := self.controllers[i]).levels and not controller.probing:
                 served = self._served(i, decoding)
@@ -241,11 +237,10 @@ class Speculator:
         if (min(nodes, budget) if by_budget else nodes) <= 0:
             draftable = []  # no node would be selected
         proposed = self.proposals.propose(draftable, sampling, nodes) if draftable else []
-        drafts: dict[str, Draft] = {}
+        rounds, drafts = self._round_seconds(proposed), dict[str, Draft]()
         if proposed:
             proposed = [p._replace(candidates=allowed(p.scheduled.request, p.candidates)) for p in proposed]
             trees, forest = by_request(proposed, self._forest(proposed))
-            rounds = self._round_seconds(proposed)
             self._rounds += sum(rounds.values())
             masks = self._select(scheduled, trees, forest, rounds, room, nodes, budget, now)
             used = set[int]()
@@ -262,7 +257,7 @@ class Speculator:
             tokens = sum(s.count for s in scheduled) + nodes
             verify_seconds = self.step_times.of(tokens, committed_positions(scheduled))
             drafted = {p.scheduled.request.id: p.drafter for p in proposed}
-            self.assignment.estimate(scheduled, drafted, self._round_seconds(proposed), verify_seconds)
+            self.assignment.estimate(scheduled, drafted, rounds, verify_seconds)
         return drafts
 
     def _forest(self, proposed: Sequence[Proposed]) -> Forest:
