@@ -11,7 +11,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,7 +124,7 @@ def _download(entry: Entry, scratch: Path, folder: Path) -> Path:
         )
         try:
             while process.poll() is None:
-                show(max((_size(f) for f in scratch.rglob("*.whl")), default=0))
+                show(_wheel_bytes(scratch))
                 time.sleep(0.1)
         finally:
             if process.poll() is None:
@@ -161,11 +161,15 @@ def verify(entry: Entry, path: Path, where: str) -> None:
         )
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:  # pip has moved it
-        return 0
+def _wheel_bytes(folder: Path) -> int:
+    """Size of the largest wheel below `folder`, where pip makes, moves and removes files and folders meanwhile."""
+    sizes = [0]
+    for here, _, names in os.walk(folder):  # unlike Path.rglob, it passes over a folder that has just gone
+        for name in names:
+            if name.endswith(".whl"):
+                with suppress(OSError):
+                    sizes.append(os.path.getsize(os.path.join(here, name)))
+    return max(sizes)
 
 
 @contextmanager

