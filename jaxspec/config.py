@@ -33,15 +33,21 @@ class EngineConfig(PolicyConfig):
     #: Model names in the API; requests may use any of them, metrics have the first. Empty: the model's own.
     served_model_name: list[str] = Field(default_factory=list[str])
     #: Drafters: "suffix" (suffix drafting: in the request's text and in earlier answers), "ngram" (n-gram lookup: in
-    #: its text only), "truncated:K" (the target's first K layers), a trained drafter's name or file, or a model with
-    #: the same tokenizer. "auto": suffix and, if the package has one for the model, a trained drafter.
-    #: "none" or an empty list: no speculation.
+    #: its text only), "truncated:K" (the target's first K layers), a trained drafter's name or file, or another model
+    #: (with another tokenizer, it drafts the tokens that both have). "auto": suffix and, if the package has one for the
+    #: model, a trained drafter. "none" or an empty list: no speculation.
     draft: list[str] = Field(default_factory=lambda: ["auto"])
     #: Draft models on a device of their own: index into JAX's devices, by drafter name. The target is on device 0.
     draft_devices: dict[str, NonNegativeInt] = Field(default_factory=dict[str, NonNegativeInt])
     #: Micro-batches of a step: one is drafted on `draft_devices` while another is verified. None: the fastest number by
     #: profiled times (SPIN §V-B).
     micro_batches: PositiveInt | None = Field(default=None, le=8)
+    #: Draft models on devices of their own: whether two groups of requests take turns, one drafted while the other is
+    #: verified. None: where profiled times say that it pays.
+    draft_turns: bool | None = None
+    #: Plan a step while the one before runs: with drafts, penalties or constraints its results come first. None: on
+    #: accelerators.
+    async_scheduling: bool | None = None
     #: Data type of weights and KV. auto: bfloat16 on a GPU, float32 elsewhere. The native kernels need float32.
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     #: Maximum prompt plus output tokens of a request. None, or more than the model supports: the model's limit.
@@ -78,6 +84,11 @@ class EngineConfig(PolicyConfig):
     #: `draft: suffix`: tokens of earlier answers that are remembered, in memory, for each API key. 0: none, only the
     #: request's own text is searched.
     suffix_tokens: int = Field(default=131_072, ge=0, le=2**24)
+    #: Probe that predicts lengths again while answers are generated, from the target's hidden states: a file made by
+    #: `jaxspec.train_predictor.probe`. None: lengths are predicted once.
+    length_probe: str | None = None
+    #: Output tokens of a request between two of its predictions.
+    length_probe_every: int = Field(default=32, ge=1, le=4096)
     #: How the model writes tool calls. auto: as its chat template shows; hermes if it shows none.
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "mistral_args"] = "auto"
     #: Whether chat answers have their reasoning in a field of its own. auto: if the model's chat template has its tags.

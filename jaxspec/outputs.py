@@ -71,6 +71,8 @@ class RequestMetrics:
     preemptions: int = 0
     #: First prediction of its output tokens; None if there was none before it ended, or no need for one.
     predicted_tokens: float | None = None
+    #: With that prediction: tokens that its output does not exceed in half of all cases, and in 90 %.
+    predicted_quantiles: tuple[float, float] | None = None
     #: Whether some of its KV was rounded to INT8, so that its output may differ from that of a run without.
     kv_quantized: bool = False
     #: Its latency SLOs.

@@ -110,12 +110,12 @@ class Decoder(nnx.Module):
         return rope_tables(positions, inverse_frequencies(self.config))
 
     def finish(self, x: jax.Array) -> jax.Array:
-        """Final norm: `x [T, hidden]` of the last layer -> features `[T, hidden]`, the input of head and drafters."""
+        """Final norm: `x [T, hidden]` of the last layer -> final hidden states `[T, hidden]`, the head's input."""
         return self.ops.norm(x, self.norm[...], self.config.norm_eps)
 
-    def logits(self, features: jax.Array) -> jax.Array:
-        """`features [C, hidden]` -> logits `[C, vocab]` float32."""
-        return self.ops.product(features, self.head[...], self.config.vocab_size, None)
+    def logits(self, final: jax.Array) -> jax.Array:
+        """Final hidden states `[C, hidden]` -> logits `[C, vocab]` float32."""
+        return self.ops.product(final, self.head[...], self.config.vocab_size, None)
 
 
 def window_of(config: DecoderConfig, layer: int) -> int | None:
@@ -186,9 +186,15 @@ def forward(model: Decoder, tokens: jax.Array) -> jax.Array:
 
 
 def forward_features(model: Decoder, tokens: jax.Array) -> jax.Array:
-    """Features `[T, hidden]` (input of the head) of one sequence `tokens [T]`, without a KV cache."""
-    c = model.config
+    """Final hidden states `[T, hidden]` (input of the head) of one sequence `tokens [T]`, without a KV cache."""
+    return model.finish(run_layers(model, tokens)[-1])
+
+
+def run_layers(model: Decoder, tokens: jax.Array) -> list[jax.Array]:
+    """The output `[T, hidden]` of each layer for one sequence `tokens [T]`, without a KV cache."""
     rope, x = model.rope(jnp.arange(tokens.shape[0])), model.embed(tokens)
+    outputs = []
     for i, layer in enumerate(model.layers):
-        x = layer(x, rope, partial(dense_attention, window=window_of(c, i)))
-    return model.finish(x)
+        x = layer(x, rope, partial(dense_attention, window=window_of(model.config, i)))
+        outputs.append(x)
+    return outputs

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf, isfinite
 
+from jaxspec.sched.length.distribution import LengthDistribution
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
 from jaxspec.sched.timing import StepTimes
@@ -14,6 +15,8 @@ from jaxspec.sched.timing import StepTimes
 MARGIN = 0.9
 #: Measured times vary: an SLO is impossible only below this share of them.
 _POSSIBLE = 0.5
+#: Probability with which a request ends by the time that its slot is counted on.
+_ENDS_BY = 0.9
 
 
 class SloRefused(RuntimeError):
@@ -54,16 +57,20 @@ class SloAdmission:
     under another load; long prompts and requests without an SLO (always admitted, throttled only if `paced`) may take
     more than the margin; pages may run out. So SLOs of admitted requests are met mostly, not always.
 
-    A TTFT is accepted if a slot is free and the step under way plus everything known and not computed (prompts ahead,
+    A TTFT is accepted if the wait for a slot, the step under way and everything known and not computed (prompts ahead,
     one token per decoding request, the new prompt) take at most 0.9 of it; if that exceeds one step, at the speed of
-    full steps. Conservative: part of it may be cached. Optimistic: an order other than fcfs may let later requests go
-    first.
+    full steps. If all slots are taken, enough requests must end first: the decoding ones end at the 90 % quantile of
+    their output, waiting ones take the slots before. Conservative: part of it may be cached. Optimistic: an order other
+    than fcfs may let later requests go first.
 
     Not thread-safe: the engine calls it under its lock.
     """
 
-    def __init__(self, times: StepTimes, *, strict: bool, paced: bool, max_num_seqs: int) -> None:
+    def __init__(
+        self, times: StepTimes, lengths: LengthDistribution, *, strict: bool, paced: bool, max_num_seqs: int
+    ) -> None:
         """`max_num_seqs`: requests that may run at once. Unless `strict`, every request is admitted."""
+        self._lengths = lengths
         self._times, self._strict, self._paced, self._max_num_seqs = times, strict, paced, max_num_seqs
         self._tpot: dict[str, float] = {}
         #: Requests refused so far.
@@ -115,19 +122,32 @@ class SloAdmission:
     ) -> str | None:
         if ttft is None:
             return None
-        if len(others) >= self._max_num_seqs:
-            return f"slo.ttft_ms: {_ms(ttft)} cannot be met while all {self._max_num_seqs} slots are taken"
+        until_slot = self._until_slot(others, seen)
+        if until_slot > MARGIN * ttft:
+            about = f": one is free in about {_ms(until_slot)} ms" if isfinite(until_slot) else ""
+            return f"slo.ttft_ms: {_ms(ttft)} cannot be met while all {self._max_num_seqs} slots are taken{about}"
         decoding, ahead = sum(r.decoding for r in others), sum(r.remaining_known for r in others)
         read = sum(r.computed for r in others if r.decoding)
-        seconds = (self._step(decoding, read, seen) if decoding else 0.0) + self._step(
-            ahead + prompt_tokens, read, seen
-        )
+        seconds = until_slot + self._step(ahead + prompt_tokens, read, seen)
+        seconds += self._step(decoding, read, seen) if decoding else 0.0
         if seconds <= MARGIN * ttft:
             return None
         return (
             f"slo.ttft_ms: {_ms(ttft)} cannot be met: {ahead} tokens are to be computed before the prompt's "
             f"{prompt_tokens}, which takes about {_ms(seconds)} ms and may take {_ms(MARGIN * ttft)} ms"
         )
+
+    def _until_slot(self, others: Sequence[Request], seen: LoadStats) -> float:
+        """Seconds until a slot is free for a request after these; infinite if more must end than are decoding."""
+        needed = len(others) + 1 - self._max_num_seqs
+        if needed <= 0:
+            return 0.0
+        decoding = [r for r in others if r.decoding]
+        if needed > len(decoding):
+            return inf
+        left = sorted(self._lengths.quantile(r, _ENDS_BY) - r.output_len for r in decoding)
+        step = self._step(ceil(len(decoding) * (1 + seen.drafts)), sum(r.computed for r in decoding), seen)
+        return left[needed - 1] / seen.gain * step
 
     def _step(self, tokens: int, context: float, seen: LoadStats) -> float:
         return seen.overhead + self._times.of(tokens, context)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from jaxspec.sched.request import Request
 
+#: Stands in `Request.tokens` for a token that a step under way is sampling (`Scheduler.advance`).
+UNKNOWN = -1
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """Compute `count` known tokens of `request` from position `start`. Pages for all of them are allocated.
-
-    The properties are valid until `Scheduler.update`, which appends to the request's tokens.
-    """
+    """Compute `count` known tokens of `request` from position `start`. Pages for all of them are allocated."""
 
     request: Request
     start: int
@@ -23,11 +23,25 @@ class ScheduledRequest:
     #: together have at most `Plan.draft_nodes`.
     drafts: int = 0
     levels: int = 0
+    #: Whether the step samples a new token: it reaches the end of the tokens that are known when it is planned.
+    samples: bool = field(init=False)
+    #: Tokens among them that had been computed before the request was preempted.
+    recomputes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        until = self.request.recompute_until
+        object.__setattr__(self, "samples", self.end == len(self.request.tokens))
+        object.__setattr__(self, "recomputes", 0 if until is None else max(0, min(self.end, until) - self.start))
 
     @property
-    def samples(self) -> bool:
-        """Whether the step samples a new token: it reaches the end of the known tokens."""
-        return self.start + self.count == len(self.request.tokens)
+    def end(self) -> int:
+        """The position after its known tokens."""
+        return self.start + self.count
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it computes the last token only, an output token."""
+        return self.samples and self.count == 1 and self.start >= self.request.prompt_len
 
     @property
     def reads_all(self) -> bool:
@@ -43,12 +57,6 @@ class ScheduledRequest:
         return self.count if self.reads_all else int(self.samples)
 
     @property
-    def recomputes(self) -> int:
-        """Tokens that had been computed before the request was preempted."""
-        until = self.request.recompute_until
-        return 0 if until is None else max(0, min(self.start + self.count, until) - self.start)
-
-    @property
     def last_row(self) -> int:
         """The logit row of the last position, relative to the request's first row."""
         return self.count - 1 if self.reads_all else 0
@@ -59,7 +67,7 @@ class ScheduledRequest:
         if result.finish_reason is None:
             if bool(new) != self.samples:
                 raise ValueError(f"request {request.id!r}: {len(new)} tokens, but samples is {self.samples}")
-            if request.output_len + len(new) >= request.max_tokens:
+            if self.end - request.prompt_len + len(new) >= request.max_tokens:
                 raise ValueError(f"request {request.id!r} continues beyond its max_tokens of {request.max_tokens}")
         if not 0 <= result.accepted <= result.proposed:
             raise ValueError(f"request {request.id!r}: {result.accepted} of {result.proposed} draft tokens accepted")
@@ -76,6 +84,8 @@ class Lookahead:
     pooled: bool = False
     #: Most prompt tokens of the step; None: no limit.
     prompt_tokens: int | None = None
+    #: Most decoding requests of the step, of those that run already; None: no limit.
+    max_decoding: int | None = None
 
     @classmethod
     def deepest(cls, lookaheads: Iterable[Self]) -> Self:

@@ -27,6 +27,9 @@ class PlanBuilder:
         self._running, self._waiting = scheduler.running, scheduler.waiting
         self._kv, self._pool, self._order = scheduler.kv, scheduler.pool, scheduler.order
         self._budget = TokenBudget(scheduler.config)
+        #: Running requests that wait for the results of a step under way: they keep slot and pages, and do not run.
+        self._resting = {r.id for r in scheduler.running} - {r.id for r in scheduler.ready}
+        self._decoding: int | None = None  # decoding requests that may still be scheduled; None: all
         self._scheduled: list[ScheduledRequest] = []
         self._preempted: list[Request] = []
         self._paused: list[Request] = []
@@ -40,7 +43,8 @@ class PlanBuilder:
         if self._kv.can_swap and (self._waiting.num_swapped or self._waiting.num_paused):
             self._swap_ahead()
 
-        throttle = self._s.pace.choose(self._running, self._waiting.first(), self._now, lookahead.levels > 0)
+        self._decoding = lookahead.max_decoding
+        throttle = self._s.pace.choose(self._active(), self._waiting.first(), self._now, lookahead.levels > 0)
         prefill_first = self._s.config.policy.prefill == "first"
         # A pace that throttles decides on prompts too: it knows which are overdue.
         free = prefill_first or self._s.pace.throttles
@@ -79,13 +83,13 @@ class PlanBuilder:
             return
         key, tokens = self._order.key, self._s.config.max_num_batched_tokens
         rivals = [
-            (key(r), r.number, r) for r in self._running if r.recompute_until is None and self._order.preemptible(r)
+            (key(r), r.number, r) for r in self._active() if r.recompute_until is None and self._order.preemptible(r)
         ]
         rivals.sort(key=lambda rival: rival[:2])
         while not self._preempted and (head := self._next_waiting()) is not None:
             first = key(head)
             after = [r for place, _, r in rivals if first < place]
-            load = sum(r.remaining_known for r in self._running)
+            load = sum(r.remaining_known for r in self._active())
             if not after or load - sum(r.remaining_known for r in after if not r.decoding) >= tokens:
                 return
             lacking = self._kv.missing_pages(head) - self._pool.num_free - self._waiting.paused_pages + len(head.pages)
@@ -129,14 +133,18 @@ class PlanBuilder:
     def _service_order(self) -> list[Request]:
         """The running requests in the order in which they take tokens: decoding is never delayed by prefill."""
         if self._order.preemptive:
-            return sorted(self._running, key=lambda r: (not r.decoding, self._rank(r)))
-        return sorted(self._running, key=lambda r: not r.decoding)
+            return sorted(self._active(), key=lambda r: (not r.decoding, self._rank(r)))
+        return sorted(self._active(), key=lambda r: not r.decoding)
 
     def _run(self, requests: Sequence[Request]) -> None:
         """Let running requests take their share of the step, in this order."""
         for request in requests:
+            if request.decoding and self._decoding == 0:
+                continue
             if self._reserve(request) and (share := self._budget.take(request)):
                 self._scheduled.append(share)
+                if self._decoding is not None and share.decodes:
+                    self._decoding -= 1
 
     def _run_throttled_if_empty(self) -> None:
         """If all requests that were to run lost their pages, run throttled and waiting prompts instead."""
@@ -210,16 +218,25 @@ class PlanBuilder:
         return True
 
     def _reserve(self, request: Request) -> bool:
-        """Allocate a running request's pages for its known tokens. False: it was preempted itself."""
+        """Allocate a running request's pages for its known tokens. False: it was preempted itself, or it waits for the
+        pages of requests whose step is under way."""
         while request.status is RequestStatus.RUNNING:
             if self._kv.grow(request):
                 return True
-            self._preempt(self._waiting.last_paused() or self._last_running(), self._preempted)
+            victim = self._waiting.last_paused() or self._last_running()
+            if victim is request and self._resting:
+                return False
+            self._preempt(victim, self._preempted)
         return False
 
     def _last_running(self) -> Request:
         """The running request to preempt first: the last in order, or else the last admitted."""
-        return max(self._running, key=self._rank) if self._order.preemptive else self._running[-1]
+        active = self._active()
+        return max(active, key=self._rank) if self._order.preemptive else active[-1]
+
+    def _active(self) -> list[Request]:
+        """The running requests that this plan may schedule, or preempt."""
+        return [r for r in self._running if r.id not in self._resting] if self._resting else self._running
 
     def _rank(self, request: Request) -> tuple[bool, Any, int]:
         """Sort key of a running request: those that keep their slots come first."""

@@ -47,8 +47,10 @@ class Request:
     prompt_logprobs: bool = False
     #: Predicted output tokens; None: not known yet. Advisory; doubled when the output exceeds it.
     predicted_len: float | None = None
-    #: The first prediction, at most max_tokens. Later ones already know part of the output.
+    #: The first prediction; it may exceed max_tokens. Later ones already know part of the output.
     first_prediction: float | None = None
+    #: Median and 90 % quantile of the output length, as known at the first prediction.
+    predicted_quantiles: tuple[float, float] | None = None
     #: True output length and acceptance rate, for oracles in benchmarks and the simulator.
     true_len: int | None = None
     true_acceptance: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from itertools import count
 from typing import Protocol
@@ -9,13 +10,14 @@ from typing import Protocol
 from jaxspec.sched import length
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
+from jaxspec.sched.length.distribution import LengthDistribution
 from jaxspec.sched.order.aging import Aging
 from jaxspec.sched.order.order import Order
-from jaxspec.sched.plan import Lookahead, Plan, RequestResult, ScheduledRequest
+from jaxspec.sched.plan import UNKNOWN, Lookahead, Plan, RequestResult, ScheduledRequest
 from jaxspec.sched.plan_builder import PlanBuilder
 from jaxspec.sched.request import Request, RequestStatus
 from jaxspec.sched.slots import BATCHINGS, MEMORIES, ORDERS, PACES, PREDICTORS, Need, SlotContext
-from jaxspec.sched.timing import Runtime
+from jaxspec.sched.timing import ResponseTimes, Runtime
 from jaxspec.sched.waiting_queue import WaitingQueue
 
 NO_DRAFTS = Lookahead()
@@ -59,17 +61,22 @@ class Scheduler:
     again is not paused before it produces a token, so recomputation always makes progress. A swapped request's KV is
     uploaded during steps of other requests before its turn, and it gets a slot in the step after.
 
-    `plan` and `update` alternate; `add`, `cancel` and `predicted` may come at any time between them. No method looks
-    at all waiting requests: O(n log n) for n running requests, O(n + log w) per change of status, with w waiting.
+    `plan` and `update` alternate, unless `advance` allows the next plan before a step's results are here; `add`,
+    `cancel` and `predicted` may come at any time between them. No method looks at all waiting requests: O(n log n) for
+    n running requests, O(n + log w) per change of status, with w waiting. An order that learns may sort the queue again
+    (`Order.rekeyed`).
     """
 
     def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
         self.config = config
         self.pool = pool
         self.runtime = Runtime(config.costs)
+        #: How output lengths are distributed, learned from requests that have ended.
+        self.lengths = LengthDistribution()
+        self._responses = ResponseTimes()
         context = SlotContext(
             config.policy, config.max_num_seqs, pool, config.host_pages, config.exact_swap, config.costs,
-            config.times, self.runtime,
+            config.times, self.runtime, self.lengths, self._responses,
         )  # fmt: skip
         self.order: Order = ORDERS.build(context)
         self.batching, self.pace = BATCHINGS.build(context), PACES.build(context)
@@ -98,7 +105,11 @@ class Scheduler:
         self.prefix_hits = 0
         self._requests: dict[str, Request] = {}
         self._numbers = count()
-        self._in_flight: Plan | None = None
+        #: Plans without results, the oldest first.
+        self._in_flight: deque[Plan] = deque()
+        self._may_plan = True
+        #: Requests whose next tokens only the results of a step under way tell.
+        self._held: set[str] = set()
 
     @property
     def num_waiting(self) -> int:
@@ -126,6 +137,12 @@ class Scheduler:
         return len(self.running)
 
     @property
+    def ready(self) -> list[Request]:
+        """Running requests that the next plan may schedule: not those held by `advance`, nor those whose last token is
+        being sampled."""
+        return [r for r in self.running if r.id not in self._held and r.output_len < r.max_tokens]
+
+    @property
     def has_work(self) -> bool:
         """Whether any request runs or waits."""
         return bool(self._requests)
@@ -145,7 +162,7 @@ class Scheduler:
         else:
             length.check(request.predicted_len)
         if request.predicted_len is not None:
-            request.first_prediction = min(request.predicted_len, request.max_tokens)
+            self._first_predicted(request, request.predicted_len)
         request.number = next(self._numbers)
         self._requests[request.id] = request
         self.waiting.push(request, now)
@@ -161,36 +178,66 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return False
+        self.lengths.ended(request, False)
         self._end(request, RequestStatus.CANCELLED)
         return True
 
-    def predicted(self, request_id: str, tokens: float, now: float) -> bool:
+    def predicted(self, request_id: str, tokens: float, now: float, again: bool = False) -> bool:
         """Use a length prediction, in output tokens, that arrives after its request. False: unknown id.
 
-        Raises `ValueError` unless it is positive.
+        `again`: it knows part of the output, so it is not the first prediction even if there was none. Raises
+        `ValueError` unless it is positive and finite.
         """
         length.check(tokens)
         if (request := self._requests.get(request_id)) is None:
             return False
-        if request.first_prediction is None:
-            request.first_prediction = min(tokens, request.max_tokens)
+        if request.first_prediction is None and not again:
+            self._first_predicted(request, tokens)
         request.predicted_len = length.corrected(tokens, request)
         self.waiting.move(request)
         return True
+
+    def _first_predicted(self, request: Request, tokens: float) -> None:
+        request.first_prediction = tokens
+        request.predicted_quantiles = self.lengths.quantile(request, 0.5), self.lengths.quantile(request, 0.9)
 
     def plan(self, now: float, lookahead: Lookahead = NO_DRAFTS) -> Plan:
         """What to run next. If there is nothing to do, `scheduled` is empty; else `update` precedes the next plan.
 
         Drafts get what is left of the step, never a page that another request would have to lose.
         """
-        if self._in_flight is not None:
-            raise RuntimeError("the last plan has not been answered by update()")
+        if not self._may_plan:
+            raise RuntimeError("the last plan has not been answered by update() or advance()")
         self.kv.begin_plan()
         plan = PlanBuilder(self, now).build(lookahead)
-        self._in_flight = plan if plan.scheduled else None
+        if plan.scheduled:
+            self._in_flight.append(plan)
+            self._may_plan = False
         for observer in self.observers:
             observer.planned(plan, now, lookahead)
         return plan
+
+    def advance(self, plan: Plan, hold: bool = False) -> None:
+        """Let the next plan be made while the step of `plan`, the last one, is under way.
+
+        Its requests are taken to get one token each, `UNKNOWN` until `update`. With `hold`, they are left out of plans
+        until then instead: how many of their drafts are accepted is not known.
+        """
+        if not self._in_flight or plan is not self._in_flight[-1] or self._may_plan:
+            raise ValueError("not the last plan, or it was advanced already")
+        self._may_plan = True
+        for scheduled in plan.scheduled:
+            request = scheduled.request
+            if request.ended:
+                continue
+            if hold:
+                self._held.add(request.id)
+                continue
+            if scheduled.levels:
+                raise ValueError(f"request {request.id!r} may have drafts: advance with hold")
+            request.computed = scheduled.end
+            if scheduled.samples:
+                request.tokens.append(UNKNOWN)
 
     def order_matters(self, plan: Plan) -> bool:
         """Whether requests wait for more than their turn in the next few steps, so that the order decides which of them
@@ -205,11 +252,12 @@ class Scheduler:
         return sum(len(r.tokens) - r.computed for _, r in self.waiting.longest()) > _FEW_STEPS * budget
 
     def update(self, plan: Plan, results: Sequence[RequestResult], now: float, seconds: float = 0.0) -> None:
-        """Process the results of `plan`, in the order of its `scheduled`. `seconds`: its time, drafting included.
+        """Process the results of `plan`, the oldest without, in the order of its `scheduled`. Those of requests that
+        have ended meanwhile are ignored.
 
-        Raises `ValueError` if they don't fit the plan.
+        `seconds`: its time, drafting included. Raises `ValueError` if the results don't fit the plan.
         """
-        if plan.scheduled and plan is not self._in_flight:
+        if plan.scheduled and (not self._in_flight or plan is not self._in_flight[0]):
             raise ValueError("not the plan in flight")
         if len(results) != len(plan.scheduled):
             raise ValueError(f"{len(results)} results for {len(plan.scheduled)} scheduled requests")
@@ -219,13 +267,16 @@ class Scheduler:
             self.runtime.observe(plan, results, seconds)
         recomputed = sum(scheduled.recomputes for scheduled in plan.scheduled)
         for scheduled, result in zip(plan.scheduled, results, strict=True):
-            if scheduled.request.status is RequestStatus.RUNNING:  # otherwise it was cancelled meanwhile
-                self._advance(scheduled, result, now, seconds)
+            self._held.discard(scheduled.request.id)
+            if not scheduled.request.ended:
+                self._append(scheduled, result, now, seconds)
         self._requeue()
         if recomputed:
             self.recomputed_tokens += recomputed
             self.recompute_seconds += seconds * recomputed / plan.num_tokens
-        self._in_flight = None
+        if plan.scheduled:
+            self._in_flight.popleft()
+            self._may_plan = self._may_plan or not self._in_flight
 
     def wake(self, now: float) -> float | None:
         """The earliest later time at which `plan` may have work although nothing happens until then; None: no such."""
@@ -238,37 +289,46 @@ class Scheduler:
 
     # -- results of a step -----------------------------------------------------------------------------------------
 
-    def _advance(self, scheduled: ScheduledRequest, result: RequestResult, now: float, seconds: float) -> None:
+    def _append(self, scheduled: ScheduledRequest, result: RequestResult, now: float, seconds: float) -> None:
         request, new = scheduled.request, result.tokens
         # All new tokens but the last were drafts: their KV is committed together with that of the known tokens.
-        computed = scheduled.start + scheduled.count + max(0, len(new) - 1)
+        computed = scheduled.end + max(0, len(new) - 1)
         scheduled.check(result)
-        if computed > len(request.pages) * self.pool.page_size:
-            raise ValueError(f"request {request.id!r}: more KV committed than its pages hold")
-        was_decoding = request.decoding
-        request.tokens += new
+        if scheduled.samples:
+            request.tokens[scheduled.end :] = new
         request.recomputed += scheduled.recomputes
-        self.kv.commit(request, computed)
-        if new:
-            request.recompute_until = None
-            if request.first_token is None:
-                request.first_token = now
-        if was_decoding:
+        if request.pages:  # else a later plan has taken them
+            if computed > len(request.pages) * self.pool.page_size:
+                raise ValueError(f"request {request.id!r}: more KV committed than its pages hold")
+            self.kv.commit(request, computed)
+            if new:
+                request.recompute_until = None
+        if new and request.first_token is None:
+            request.first_token = now
+        if scheduled.decodes:
             request.attained += seconds
             request.proposed += result.proposed
             request.accepted += result.accepted
             self.order.observe(request, result, seconds)
         if result.finish_reason is not None:
+            self.lengths.ended(request, result.finish_reason == "stop")
+            self._responses.observe(now - request.arrival)
             self._end(request, RequestStatus.FINISHED)
-        elif request.predicted_len is not None and request.output_len >= request.predicted_len:
+            return
+        if request.predicted_len is not None and request.output_len >= request.predicted_len:
             request.predicted_len = length.corrected(request.predicted_len, request)
+        if request.status is not RequestStatus.RUNNING:  # a later plan has taken its slot
+            self.waiting.move(request)
 
     def _end(self, request: Request, status: RequestStatus) -> None:
         del self._requests[request.id]
+        self._held.discard(request.id)
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
         else:
             self.waiting.remove(request)
         self.kv.free(request)
+        if request.tokens[-1] == UNKNOWN:
+            request.tokens.pop()
         request.status = status
         request.kept.clear()  # outdated entries of the queue may hold the request for a while

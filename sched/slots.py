@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from jaxspec.sched.kv.manager import KVCacheManager
     from jaxspec.sched.kv.page_pool import PagePool
     from jaxspec.sched.length import LengthSource
+    from jaxspec.sched.length.distribution import LengthDistribution
     from jaxspec.sched.order.order import Order
     from jaxspec.sched.pace import Pace
     from jaxspec.sched.spec.draft_choice.choice import DraftChoice
     from jaxspec.sched.spec.drafter import Drafter
     from jaxspec.sched.spec.trees.policy import TreePolicy
-    from jaxspec.sched.timing import Runtime, StepTimes, SwapCosts
+    from jaxspec.sched.timing import ResponseTimes, Runtime, StepTimes, SwapCosts
 
 
 class Section(BaseModel):
@@ -77,6 +78,10 @@ class SlotContext:
     times: StepTimes | None = None
     #: Estimates a request's execution time. It learns if a policy in use needs it.
     runtime: Runtime | None = None
+    #: How output lengths are distributed.
+    lengths: LengthDistribution | None = None
+    #: How long requests have taken, waiting included.
+    responses: ResponseTimes | None = None
     drafters: Sequence[Drafter] = ()
 
 

@@ -226,6 +226,21 @@ def between(seconds: Mapping[int, float], tokens: int) -> float:
     return float(np.interp(tokens, sizes, [seconds[n] for n in sizes]))
 
 
+#: Requests that the mean response time is over.
+_RESPONSES = 256
+
+
+class ResponseTimes:
+    """Mean seconds from arrival to the end of the last requests; `start` until one has ended."""
+
+    def __init__(self, start: float = 10.0) -> None:
+        self.mean, self._count = start, 0
+
+    def observe(self, seconds: float) -> None:
+        self._count += 1
+        self.mean += (max(seconds, 1e-6) - self.mean) / min(self._count, _RESPONSES)
+
+
 #: Steps after which an observation's weight is 1/e, and the observations that the start values count for.
 _RUNTIME_MEMORY, _PRIOR = 2000, 16
 #: Without a profile: seconds of a prompt token and of a step. Only their ratio matters for the order of requests.
@@ -250,7 +265,7 @@ class Runtime:
         """Learn from a step. Call it before the results are appended to the requests."""
         decoding = prompts = produced = prefilled = 0
         for scheduled, result in zip(plan.scheduled, results, strict=True):
-            if scheduled.request.decoding:
+            if scheduled.decodes:
                 decoding += 1
                 prompts += scheduled.request.prompt_len
                 produced += len(result.tokens)

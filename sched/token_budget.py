@@ -49,7 +49,7 @@ class TokenBudget:
         Returns the most draft nodes of all together. Each may use all of them if `lookahead.pooled`, or else an even
         share.
         """
-        decoding = [i for i, s in enumerate(scheduled) if s.count == 1 and s.samples and s.request.decoding]
+        decoding = [i for i, s in enumerate(scheduled) if s.decodes]
         left = nodes = min(self.tokens, self.logit_rows)
         for rank, i in enumerate(decoding):
             request = scheduled[i].request

@@ -190,9 +190,10 @@ class WaitingQueue:
         self._unindex(request)
 
     def change(self, request: Request, status: RequestStatus) -> None:
-        """Set the status of a request that keeps waiting."""
+        """Set the status of a request that keeps waiting, and move it to where its key then puts it."""
         self._unindex(request)
         request.status = status
+        self._all.push(request)
         self._index(request)
 
     def _index(self, request: Request) -> None:

@@ -31,6 +31,10 @@ COMMANDS = {
     "simulate": ("jaxspec.bench.simulate", "run the scheduler on a virtual clock, with a cost model for step times"),
     "record": ("jaxspec.bench.record", "record the engine and fit the simulator's cost and acceptance models"),
     "paper": ("jaxspec.bench.papers", "reproduce a paper's experiments, simulated and on the engine"),
+    "orders": (
+        "jaxspec.bench.papers.orders",
+        "compare orders of requests over arrivals, loads and predictors, simulated",
+    ),
     "simulate-gpu": ("jaxspec.bench.papers.gpu", "expected gain of drafts on a GPU, simulated"),
     "predictor": ("jaxspec.bench.papers.ssjf.predictor", "compare length predictors (SSJF's ablation)"),
     "profile": (

@@ -36,6 +36,10 @@ class ModelDrafter:
         return self.runner.own_device
 
     @property
+    def reads_features(self) -> bool:
+        return self.runner.conditioned
+
+    @property
     def free(self) -> bool:
         return False
 

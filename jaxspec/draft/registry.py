@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.draft.cross_vocabulary import cross_vocabulary
 from jaxspec.draft.growth import Draws, Expansion, Growth
 from jaxspec.draft.model_drafter import ModelDrafter
 from jaxspec.draft.runner import BEAMS, Device, DraftRunner, round_buckets
@@ -74,8 +75,9 @@ def shipped() -> list[str]:
 def load(name: str, target: LoadedModel) -> tuple[DecoderConfig, Weights]:
     """Model config and weights (see `jaxspec.models.drafter`) of a draft model.
 
-    `name`: `truncated:K`, one of `shipped()`, a `.safetensors` file of `draft.distill`, or a model for `load_model`
-    with the target's tokenizer. Raises `ConfigError` with the reason if it cannot be loaded or does not fit the target.
+    `name`: `truncated:K`, one of `shipped()`, a `.safetensors` file of `draft.distill`, or a model for `load_model`.
+    One with another tokenizer drafts the tokens that both vocabularies have. Raises `ConfigError` with the reason if it
+    cannot be loaded or does not fit the target.
     """
     if match := _TRUNCATED.match(name):
         return truncated(target, int(match[1]))
@@ -88,7 +90,7 @@ def load(name: str, target: LoadedModel) -> tuple[DecoderConfig, Weights]:
         known = ", ".join([NGRAM, SUFFIX, "truncated:K", *shipped()])
         raise ConfigError(f"draft: {error} (drafters by name: {known})") from None
     if other.config.vocab_size != target.config.vocab_size or not same_tokenizer(other, target):
-        raise ConfigError(f"draft: {name} has another tokenizer than {target.name}; a drafter must share the target's")
+        return cross_vocabulary(other, whole(other), target)
     return other.config, whole(other)
 
 

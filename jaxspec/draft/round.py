@@ -29,11 +29,11 @@ from jaxspec.step.tree import ancestors
 class Staged(NamedTuple):
     """Target features that were copied to the drafter's own device."""
 
-    rows: jax.Array  # [S, hidden]
+    rows: jax.Array  # [S, TAPS * hidden]
     origin: jax.Array | np.ndarray  # [T] int32: the row with the feature before each node; S if there is none
 
 
-#: The target's feature pool `[pages, page_size, hidden]`, or rows copied from it.
+#: The target's feature pool `[pages, page_size, TAPS * hidden]`, or rows copied from it.
 Features = jax.Array | Staged
 #: (weights, pool and drawn [donated], features, buffer, levels) -> (pool, drawn, `[3, R, depth, W]` int32 as
 #: `_Tree.out`)
@@ -51,7 +51,7 @@ class _Tree(NamedTuple):
 
     token: jax.Array  # [R, W] int32
     logprob: jax.Array  # [R, W] float32, of the path from the root
-    feature: jax.Array  # [R, W, hidden]: the drafter's own feature at the parent
+    condition: jax.Array  # [R, W, hidden]: the drafter's own output at the parent
     seen: jax.Array  # [R, W, S] bool: slots of the ancestors
     keys: jax.Array  # [layers, R, S, kv_heads, head_dim]
     values: jax.Array
@@ -74,19 +74,19 @@ def make_round(
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
         batch = Batch.unpack(buffer, shape)
         page_size = kv_cache.keys.shape[-1]
-        x = model.embed(batch.token, _features_before(model, features, batch, page_size))
-        x, new = layers.run(model, x, kv_cache, batch, ancestors(batch.subtree))
+        x = model.embed(batch.token, model.condition(_features_before(model, features, batch, page_size)))
+        x, new, _ = layers.run(model, x, kv_cache, batch, ancestors(batch.subtree))
         kv_cache = layers.commit(kv_cache, new, batch, batch.known > 0, x)
-        feature = model.finish(x).at[batch.logit_node].get(mode="clip")  # [R, hidden]
-        return _grow(model, kv_cache, drawn, batch, feature, layers, growth, depth, levels)
+        output = model.finish(x).at[batch.logit_node].get(mode="clip")  # [R, hidden]
+        return _grow(model, kv_cache, drawn, batch, output, layers, growth, depth, levels)
 
     return one_round
 
 
 def _features_before(model: DraftDecoder, features: Features, batch: Batch, page_size: int) -> jax.Array:
-    """The target's feature at the position before each node `[T, hidden]`; zeros at position 0."""
+    """The target's features at the position before each node `[T, TAPS * hidden]`; zeros at position 0."""
     if not model.conditioned:
-        return jnp.zeros((batch.token.shape[0], model.config.hidden_size))
+        return jnp.zeros((batch.token.shape[0], 0))
     if isinstance(features, Staged):
         return features.rows.at[features.origin].get(mode="fill", fill_value=0)
     before = jnp.maximum(batch.position - 1, 0)
@@ -96,10 +96,10 @@ def _features_before(model: DraftDecoder, features: Features, batch: Batch, page
 
 
 def _grow(
-    model: DraftDecoder, kv_cache: KVCache, drawn: DraftDistributions, batch: Batch, feature: jax.Array, layers: Layers,
+    model: DraftDecoder, kv_cache: KVCache, drawn: DraftDistributions, batch: Batch, output: jax.Array, layers: Layers,
     growth: Growth, depth: int, levels: jax.Array,
 ) -> tuple[KVCache, DraftDistributions, jax.Array]:  # fmt: skip
-    """Grow trees from the chains' last tokens with features `[R, hidden]`. Returns (pool, drawn, `_Tree.out`).
+    """Grow trees from the chains' last tokens with outputs `[R, hidden]`. Returns (pool, drawn, `_Tree.out`).
 
     The loop carries the pool although it does not change it: XLA would copy a pool that is only read.
     """
@@ -108,23 +108,23 @@ def _grow(
     last = batch.position.at[batch.logit_node].get(mode="clip")
 
     def next_level(
-        feature: jax.Array, path: jax.Array, level: jax.Array | int, drawn: DraftDistributions
+        output: jax.Array, path: jax.Array, level: jax.Array | int, drawn: DraftDistributions
     ) -> tuple[Level, jax.Array, DraftDistributions]:
-        """The level below nodes with features `[R, N, hidden]` and path log-probabilities `[R, N]`; its tokens `[R, W]`
+        """The level below nodes with outputs `[R, N, hidden]` and path log-probabilities `[R, N]`; its tokens `[R, W]`
         int32; `drawn` with what they were drawn from."""
-        n = feature.shape[1]
-        logits = model.logits(feature.reshape(r * n, -1)).reshape(r, n, -1)
+        n = output.shape[1]
+        logits = model.logits(output.reshape(r * n, -1)).reshape(r, n, -1)
         new = growth.grow(logits, path, jnp.asarray(level), batch, last + 1 + level)
         if growth.draws:
             rows = lax.dynamic_update_slice(drawn.logits, tempered(logits, batch)[:, None], (0, level, 0, 0))
             drawn = drawn._replace(logits=rows)
         return new, model.vocab[...][new.column].astype(jnp.int32), drawn
 
-    first, token, drawn = next_level(feature[:, None], jnp.zeros((r, 1)), 0, drawn)
+    first, token, drawn = next_level(output[:, None], jnp.zeros((r, 1)), 0, drawn)
     kv = jnp.zeros((c.num_layers, r, slots, c.num_kv_heads, c.head_dim), kv_cache.keys.dtype)
     out = jnp.zeros((3, r, depth, width), jnp.int32)
     tree = _Tree(
-        token, first.logprob, jnp.broadcast_to(feature[:, None], (r, width, feature.shape[-1])),
+        token, first.logprob, jnp.broadcast_to(output[:, None], (r, width, output.shape[-1])),
         jnp.zeros((r, width, slots), bool), kv, kv, _write(out, 0, token, first),
     )  # fmt: skip
     # Every node is a tree of its own. Padding comes last, as the kernels require, because padding requests do.
@@ -146,9 +146,9 @@ def _grow(
         """Run the nodes of level j - 1 and grow level j."""
         kv_cache, drawn, tree = state
         at = nodes._replace(position=jnp.repeat(last + j, width))
-        x = model.embed(tree.token.reshape(-1), tree.feature.reshape(r * width, -1))
-        x, (k, v) = layers.run(model, x, kv_cache, at, only_self, Earlier(tree.keys, tree.values, tree.seen))
-        feature = model.finish(x).reshape(r, width, -1)
+        x = model.embed(tree.token.reshape(-1), tree.condition.reshape(r * width, -1))
+        x, (k, v), _ = layers.run(model, x, kv_cache, at, only_self, Earlier(tree.keys, tree.values, tree.seen))
+        output = model.finish(x).reshape(r, width, -1)
         start = (j - 1) * width
 
         def put(kv: jax.Array, new: jax.Array) -> jax.Array:
@@ -156,11 +156,11 @@ def _grow(
             new = new.reshape(c.num_layers, r, width, c.num_kv_heads, c.head_dim)
             return lax.dynamic_update_slice_in_dim(kv, new, start, 2)
 
-        new, token, drawn = next_level(feature, tree.logprob, j, drawn)
+        new, token, drawn = next_level(output, tree.logprob, j, drawn)
         parent = new.parent[..., None]
         own_slot = jnp.arange(slots) == (start + jnp.arange(width))[:, None]  # [W, S]
         return kv_cache, drawn, _Tree(
-            token, new.logprob, jnp.take_along_axis(feature, parent, 1),
+            token, new.logprob, jnp.take_along_axis(output, parent, 1),
             jnp.take_along_axis(tree.seen | own_slot, parent, 1), put(tree.keys, k), put(tree.values, v),
             _write(tree.out, j, token, new),
         )  # fmt: skip

@@ -81,6 +81,7 @@ class Engine:
         self.warm_up = parts.warm_up
         self._admission = SloAdmission(
             parts.model_runner.times,
+            parts.scheduler.lengths,
             strict=config.slo.admission == "strict",
             paced=PACES.selected(config).throttles,
             max_num_seqs=config.max_num_seqs,
@@ -258,16 +259,20 @@ class Engine:
         """Reset the counters of steps, tokens, padding and time. Benchmarks do so after their warm-up."""
         self.loop.counters = Counters()
 
-    def set_speculation(self, speculator: Speculator, micro_batches: int | None = None) -> None:
+    def set_speculation(
+        self, speculator: Speculator, micro_batches: int | None = None, draft_turns: bool | None = None
+    ) -> None:
         """Draft with another speculator of the engine's drafters, for benchmarks that compare policies.
 
-        `micro_batches`: of each step; None: as configured. Raises `RuntimeError` while there are requests.
+        `micro_batches`: of each step; `draft_turns`: see the setting; None: as configured. Raises `RuntimeError` while
+        there are requests.
         """
         with self._lock:
             if self._states:
                 raise RuntimeError("the speculator cannot change while there are requests")
             self.loop.speculator = speculator
             self.loop.micro_batches = micro_batches or self.config.micro_batches
+            self.loop.draft_turns = self.config.draft_turns if draft_turns is None else draft_turns
 
     # -- the engine's thread ---------------------------------------------------------------------------------------
 

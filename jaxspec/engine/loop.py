@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,11 +15,13 @@ from jaxspec.engine.metrics import Counters, StepTimer
 from jaxspec.engine.micro_batch import MicroBatch
 from jaxspec.engine.request_state import RequestState
 from jaxspec.engine.startup import Parts
+from jaxspec.engine.step_under_way import StepUnderWay
 from jaxspec.outputs import RequestMetrics
-from jaxspec.sched.plan import Plan, RequestResult
+from jaxspec.sched.plan import RequestResult
 from jaxspec.sched.request import Request
+from jaxspec.sched.slots import Need
 from jaxspec.sched.spec.draft_room import DraftRoom
-from jaxspec.sched.spec.micro_batches import split
+from jaxspec.sched.spec.micro_batches import split, turns_pay
 from jaxspec.sched.spec.trees.candidates import Candidates, Draft
 from jaxspec.step.packing import SamplingInputs
 
@@ -44,6 +47,8 @@ class EngineLoop:
         self._clock, self._states, self._closed, self._cancel = clock, states, closed, cancel
         self.warm_up, self.model_runner, self.scheduler = parts.warm_up, parts.model_runner, parts.scheduler
         self.predictions, self.host = parts.predictions, parts.host
+        #: Predicts lengths again while answers are generated; None: once only.
+        self.repredictor = parts.repredictor
         #: Decides on drafts.
         self.speculator = parts.speculator
         #: Micro-batches of a step; None: as many as the profile says (SPIN §V-B).
@@ -64,11 +69,25 @@ class EngineLoop:
         self.eos = frozenset(parts.model.tokenizer.eos_token_ids)
         self._int8_kv = config.kv_cache_dtype == "int8"
         self._ready: list[RequestState] = []  # requests with output to deliver
+        self._under_way: deque[StepUnderWay] = deque()  # the oldest first
+        self._finished_at = self._clock()
+        self._async = bool(config.async_scheduling)
+        #: Whether groups of requests take turns on drafters' devices; None: where the profile says that it pays.
+        self.draft_turns = config.draft_turns
+        self._in_turns = False
 
     @property
     def has_work(self) -> bool:
-        """Whether any request runs or waits."""
-        return self.scheduler.has_work
+        """Whether any request runs or waits, or a step is under way."""
+        return self.scheduler.has_work or bool(self._under_way)
+
+    @property
+    def _may_take_turns(self) -> bool:
+        """Whether groups of requests may take turns: not where a step's drafts depend on the other group."""
+        if self.draft_turns is False or self.speculator.assignment or Need.SLOS in self.speculator.policy.needs:
+            return False
+        own = [drafter for drafter in self.speculator.drafters if drafter.own_device]
+        return bool(own) and not any(drafter.reads_features for drafter in own)
 
     @property
     def has_output(self) -> bool:
@@ -104,11 +123,41 @@ class EngineLoop:
         self._ready.append(state)
 
     def step(self) -> None:
-        """Run one step. Text of the previous step is decoded and delivered while the device computes."""
+        """Launch the next step, and finish those under way that it did not overlap with.
+
+        Text of earlier steps is decoded and delivered while the device computes.
+        """
         self.warm_up.adopt_ready(busy=True)
+        launched = self._launch_next()
+        self.deliver()
+        ahead = self._async and self.speculator.assignment is None  # a draft choice learns from each step in turn
+        keep = 0 if launched is None else int(self._in_turns or (ahead and launched.predictable))
+        while len(self._under_way) > keep:
+            self._finish(self._under_way.popleft())
+        if self._under_way:  # the device has work meanwhile
+            self.deliver()
+
+    def _launch_next(self) -> StepUnderWay | None:
+        """Plan a step and start it. None: there is nothing to run before something happens."""
+        due = self.repredictor.due() if self.repredictor is not None else []
+        if self._under_way and (due or not (self._in_turns or self._under_way[-1].predictable)):
+            self._finish_all()
         timer = StepTimer(self._clock)
+        before = self._under_way[-1] if self._under_way else None
+        if before is not None:
+            self.scheduler.advance(before.plan, hold=self._in_turns)
         self.predictions.apply(self.scheduler.predicted, timer.begun)
-        lookahead = self.speculator.lookahead(self.scheduler.running, timer.begun)
+        if self.repredictor is not None and due:
+            self.repredictor.predict(due, timer.begun)
+        lookahead = self.speculator.lookahead(self.scheduler.ready, timer.begun)
+        if before is not None and not self._in_turns and lookahead.levels:
+            # Drafts start from the last token, so its step has to end first. The decision stays: some of it is a turn
+            # of many steps, such as a probe.
+            self._finish_all()
+            before, timer = None, StepTimer(self._clock)
+        if self._in_turns:
+            decoding = sum(request.decoding for request in self.scheduler.running)
+            lookahead = replace(lookahead, max_decoding=-(-decoding // 2))
         plan = self.scheduler.plan(timer.begun, lookahead)
         if self.scheduler.order_matters(plan):
             self.predictions.predict_held()
@@ -116,23 +165,51 @@ class EngineLoop:
             self.penalties.release(request)
         with timer.drafting_or_swapping():
             self.host.carry_out(plan)
-        if not plan.scheduled:
-            self.wake_at = self.scheduler.wake(timer.begun)
-            self.deliver()
-            return
         self.wake_at = None
-        batches = self._launch(plan, timer)
-        timer.mark_launched(len(batches))
-        self.deliver()
-        before = self.counters.prompt_tokens + self.counters.generation_tokens
+        if not plan.scheduled:
+            if not self._under_way:
+                self.wake_at = self.scheduler.wake(timer.begun)
+            return None
+        step = StepUnderWay(plan, timer, overlaps=before is not None)
+        if before is not None:
+            before.overlaps = True
+        self._launch(step, None if self._in_turns or before is None else before.batches[0])
+        timer.mark_launched(len(step.batches))
+        self._under_way.append(step)
+        return step
+
+    def _launch(self, step: StepUnderWay, before: MicroBatch | None) -> None:
+        """Draft for the requests and start their step on the device, in one micro-batch or several. `before` samples
+        tokens that are not known yet."""
+        scheduled, room = step.plan.scheduled, DraftRoom.of(step.plan)
+        penalised = {s.request: t.params for s in scheduled if (t := self._states[s.request.id]).penalised}
+        penalty_rows = self.penalties.update(penalised)
+        self.speculator.prefetch_features(scheduled)
+        for part in split(scheduled, self.speculator, 1 if self._in_turns else self.micro_batches):
+            with step.timer.drafting_or_swapping():
+                drafts = self.speculator.draft(part, self._sampling_of, room, step.timer.begun, self._allowed)
+            states = [self._states[s.request.id] for s in part]
+            step.batches.append(MicroBatch.launch(part, states, drafts, penalty_rows, self.model_runner, before))
+        self.speculator.precompute_kv(scheduled, self._sampling_of)
+        step.terms = self.speculator.terms
+
+    def _finish_all(self) -> None:
+        while self._under_way:
+            self._finish(self._under_way.popleft())
+
+    def _finish(self, step: StepUnderWay) -> None:
+        """Wait for a step, and process its results."""
+        plan, timer = step.plan, step.timer
+        timer.follows(self._finished_at)
+        tokens = self.counters.prompt_tokens + self.counters.generation_tokens
         by_id: dict[str, RequestResult] = {}
         seconds = 0.0
-        for batch in batches:
+        for batch in step.batches:
             packed = batch.pending.packed
             self.counters.count(batch.scheduled, packed, self.model_runner.positions_read(packed))
             decision = batch.pending.wait()
             seconds = timer.mark_read()
-            if batch is batches[-1]:
+            if batch is step.batches[-1]:
                 self.model_runner.times.observe(packed.shape.tokens, seconds, int(packed.committed.sum()))
             by_id |= self._process(batch, decision)
         results = [by_id[s.request.id] for s in plan.scheduled]
@@ -140,25 +217,21 @@ class EngineLoop:
         for s, result in zip(plan.scheduled, results, strict=True):
             if result.tokens:
                 self._count_tokens(self._states[s.request.id], len(result.tokens), timer.read)
-        self.counters.add_times(timer)
-        if len(batches) == 1:
-            self.speculator.host_took(timer.now() - timer.begun - seconds)
-        _tell(self.step_observers, self.counters.prompt_tokens + self.counters.generation_tokens - before)
+        self._choose_turns(step)
+        self.counters.add_times(timer, overlapped=bool(self._under_way))
+        if len(step.batches) == 1 and not step.overlaps and step.terms is not None:
+            new = sum(len(result.tokens) for result in results)
+            self.speculator.step_took(plan, step.terms, new, timer.now() - timer.begun, seconds, step.drafted)
+        self._finished_at = timer.read
+        _tell(self.step_observers, self.counters.prompt_tokens + self.counters.generation_tokens - tokens)
 
-    def _launch(self, plan: Plan, timer: StepTimer) -> list[MicroBatch]:
-        """Draft for the requests and start their step on the device, in one micro-batch or several."""
-        scheduled, room = plan.scheduled, DraftRoom.of(plan)
-        penalised = {s.request: t.params for s in scheduled if (t := self._states[s.request.id]).penalised}
-        penalty_rows = self.penalties.update(penalised)
-        self.speculator.prefetch_features(scheduled)
-        batches: list[MicroBatch] = []
-        for part in split(scheduled, self.speculator, self.micro_batches):
-            with timer.drafting_or_swapping():
-                drafts = self.speculator.draft(part, self._sampling_of, room, timer.begun, self._allowed)
-            states = [self._states[s.request.id] for s in part]
-            batches.append(MicroBatch.launch(part, states, drafts, penalty_rows, self.model_runner))
-        self.speculator.precompute_kv(scheduled, self._sampling_of)
-        return batches
+    def _choose_turns(self, step: StepUnderWay) -> None:
+        """Decide whether two groups of requests take turns from the next step on."""
+        if not self._may_take_turns:
+            self._in_turns = False
+        elif self._in_turns or not self._under_way:
+            both = [s for under_way in (step, *self._under_way) for s in under_way.plan.scheduled]
+            self._in_turns = self.draft_turns or turns_pay(both, self.speculator)
 
     def _sampling_of(self, request: Request) -> SamplingInputs:
         return self._states[request.id].sampling
@@ -173,6 +246,9 @@ class EngineLoop:
         results: dict[str, RequestResult] = {}
         for verified in batch.requests(decision):
             state, draft, path = verified.state, verified.draft, verified.path
+            if state.finish_reason is not None:  # it was ended while the step was under way
+                results[state.request.id] = RequestResult()
+                continue
             if verified.scheduled.samples:
                 self.speculator.observe(state.request, [n - 1 for n in path[1:]] if path else ())
             result = state.append(verified.scheduled, verified.tokens, batch.pending.logprobs, verified.row, path)

@@ -38,6 +38,12 @@ class StepTimer:
         """When the step would have begun without drafting and swapping."""
         return self.begun + self._drafting
 
+    def follows(self, finished: float) -> None:
+        """The device was busy with the step before until `finished`: only the time after it counts."""
+        if finished > self.begun:
+            self._drafting, self.begun = 0.0, finished
+            self.launched, self._since = max(self.launched, finished), max(self._since, finished)
+
     def mark_launched(self, micro_batches: int) -> None:
         """All micro-batches are on the device. The host work before counts only for a step in one piece."""
         self.launched = self._clock()
@@ -87,9 +93,10 @@ class Counters:
         self.real_tokens += packed.real_tokens
         self.prompt_tokens += sum(max(0, min(s.start + s.count, s.request.prompt_len) - s.start) for s in scheduled)
 
-    def add_times(self, timer: StepTimer) -> None:
-        """Count the seconds of a step that ends now."""
-        done = timer.now()
+    def add_times(self, timer: StepTimer, overlapped: bool = False) -> None:
+        """Count the seconds of a step that ends now. `overlapped`: the device has the next one, so that what the host
+        does after reading the results is part of that."""
+        done = timer.read if overlapped else timer.now()
         self.plain_seconds += timer.read - timer.plain_begun
         self.host_seconds += (timer.launched - timer.plain_begun) + (done - timer.read)
         self.step_seconds += done - timer.begun

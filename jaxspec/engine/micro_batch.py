@@ -46,14 +46,23 @@ class MicroBatch:
         drafts: Mapping[str, Draft],
         penalty_rows: Mapping[str, int],
         model_runner: ModelRunner,
+        before: MicroBatch | None = None,
     ) -> MicroBatch:
         """Build the requests' token trees, pack them and start the step. `drafts` and `penalty_rows` (see
-        `Penalties.update`) are by request id."""
+        `Penalties.update`) are by request id; `before` is under way and samples the tokens that are not known yet."""
         trees: list[Tree] = []
+        unknown = {} if before is None else before._last_rows()
         for state, s in zip(states, scheduled, strict=True):
-            draft, row = drafts.get(s.request.id), penalty_rows.get(s.request.id)
-            trees.append(state.draft_tree(s, draft, row) if draft else state.tree(s, row))
-        return cls(scheduled, states, drafts, model_runner.execute(model_runner.pack(trees)))
+            name = s.request.id
+            draft, row = drafts.get(name), penalty_rows.get(name)
+            trees.append(state.draft_tree(s, draft, row) if draft else state.tree(s, row, unknown.get(name)))
+        pending = model_runner.execute(model_runner.pack(trees), None if before is None else before.pending)
+        return cls(scheduled, states, drafts, pending)
+
+    def _last_rows(self) -> dict[str, int]:
+        """The logit row of each request's last position, by request id. There are no drafts."""
+        rows = self.pending.packed.rows
+        return {s.request.id: row + s.last_row for s, row in zip(self.scheduled, rows, strict=True) if s.samples}
 
     def requests(self, decision: np.ndarray) -> Iterator[VerifiedRequest]:
         """Split `decision [C + T]` int32 (`PendingStep.wait`) by request, in the order of `scheduled`."""

@@ -16,6 +16,7 @@ from jaxspec.config import EngineConfig
 from jaxspec.draft.registry import Models, allocate_distributions, growths, own_devices
 from jaxspec.draft.runner import round_buckets
 from jaxspec.models.config import DecoderConfig
+from jaxspec.models.drafter import feature_width
 from jaxspec.models.load.weights import of_target, weight_shapes
 from jaxspec.sched.spec.trees.policy import DEPTH
 from jaxspec.step.batch import BatchShape
@@ -81,7 +82,7 @@ def memory_uses(
         TARGET,
         # A tied embedding is copied to the head.
         _elements(weight_shapes(replace(model, tie_embeddings=False))) * item,
-        page_bytes(model, size, stored_as(config, dtype)) + (size * model.hidden_size * item if features else 0),
+        page_bytes(model, size, stored_as(config, dtype)) + (size * feature_width(model) * item if features else 0),
         max(program.step_bytes(shape) for shape in shapes),
         tables,
     )
@@ -96,8 +97,8 @@ def memory_uses(
         program = Program(c, dtype, size, kernel, _cores(devices[at]))
         vocab = len(own["vocab"])
         shapes_of = weight_shapes(replace(c, tie_embeddings=False)) | {"head": (c.hidden_size, vocab)}
-        if "fuse" in own:
-            shapes_of["fuse"] = 2 * c.hidden_size, c.hidden_size
+        if "mix" in own:
+            shapes_of |= {"mix": (feature_width(c), c.hidden_size), "fuse": (2 * c.hidden_size, c.hidden_size)}
         if at == 0:
             shapes_of = {n: shape for n, shape in shapes_of.items() if n not in of_target(own)}
         temporaries = max(program.round_bytes(shape, vocab, width, DEPTH) for shape in chains)

@@ -12,7 +12,7 @@ from jaxspec.engine.detokenizer import Detokenizer
 from jaxspec.models.load.tokenizer import Tokenizer
 from jaxspec.outputs import OutputDelta, RequestMetrics, TokenLogprob
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.sched.plan import RequestResult, ScheduledRequest
+from jaxspec.sched.plan import UNKNOWN, RequestResult, ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.spec.trees.candidates import Draft
 from jaxspec.step.packing import SamplingInputs, Tree
@@ -69,16 +69,21 @@ class RequestState:
 
     # -- before a step ---------------------------------------------------------------------------------------------
 
-    def tree(self, scheduled: ScheduledRequest, penalty_row: int | None) -> Tree:
-        """The request's known tokens of this step, as a chain: a prefill chunk, or one token."""
-        r = self.request
-        end = scheduled.start + scheduled.count
+    def tree(self, scheduled: ScheduledRequest, penalty_row: int | None, unknown: int | None = None) -> Tree:
+        """The request's known tokens of this step, as a chain: a prefill chunk, or one token.
+
+        `unknown`: the logit row of the step before that samples its last token; None: that token is known.
+        """
+        r, end = self.request, scheduled.end
         following = None
         if scheduled.reads_all:  # prompt log-probabilities need the logits of every prompt position
             following = np.asarray([*r.tokens[scheduled.start + 1 : end + 1], 0][: scheduled.count], np.int32)
         pages = np.asarray(r.pages, np.int32)
         rows = scheduled.count if scheduled.reads_all else 1
         tokens = r.tokens[scheduled.start : end]
+        if tokens[-1] == UNKNOWN:
+            assert unknown is not None
+            tokens[-1] = -1 - unknown
         masks = self.constraint.masks() if self.constraint and scheduled.samples else None
         return Tree.chain(tokens, scheduled.start, pages, self.sampling, rows, following, penalty_row, masks)
 
@@ -116,6 +121,7 @@ class RequestState:
         if not tokens:
             return RequestResult()
         new: list[int] = []
+        before = scheduled.end - self.request.prompt_len  # output tokens before these
         end_at = inf if self._end_at is None else self._end_at
         for token in tokens:
             new.append(token)
@@ -127,9 +133,9 @@ class RequestState:
                 self.finish_reason, self._stop_reason = "stop", token
             elif self.constraint is not None and self.constraint.finished:
                 self.finish_reason = "stop"
-            elif self.request.output_len + len(new) >= self.request.max_tokens:
+            elif before + len(new) >= self.request.max_tokens:
                 self.finish_reason = "length"
-            elif self.request.output_len + len(new) >= end_at:
+            elif before + len(new) >= end_at:
                 self.finish_reason = "stop"
             if self.finish_reason:
                 break
@@ -183,7 +189,8 @@ class RequestState:
         """Take over what the scheduler has recorded of the request."""
         m, r = self.metrics, self.request
         m.first_scheduled, m.first_token = r.first_scheduled, r.first_token
-        m.cached_tokens, m.preemptions, m.predicted_tokens = r.cached_tokens, r.preemptions, r.first_prediction
+        m.cached_tokens, m.preemptions, m.predicted_quantiles = r.cached_tokens, r.preemptions, r.predicted_quantiles
+        m.predicted_tokens = None if r.first_prediction is None else min(r.first_prediction, r.max_tokens)
 
     def delta(self) -> OutputDelta | None:
         """Output since the last delta; None if there is none. The delta with the finish reason is the last one."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from pathlib import Path
 
 import jax
 
@@ -16,7 +17,11 @@ from jaxspec.draft import registry as drafters
 from jaxspec.draft.registry import allocate_distributions, build, runners
 from jaxspec.engine.default_sampling import with_defaults
 from jaxspec.engine.pool_size import kv_pool_pages
+from jaxspec.engine.reprediction import Repredictor
+from jaxspec.errors import ModelLoadError
+from jaxspec.models.length_probe import LengthProbe
 from jaxspec.models.load import LoadedModel, load_model
+from jaxspec.models.load.probe_file import load_probe
 from jaxspec.models.load.weights import LazyWeights, Weights, readers_of, stored_of
 from jaxspec.paths import cache_folder
 from jaxspec.predict.build import build as build_predictions
@@ -28,6 +33,7 @@ from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.step.device_memory import claim_memory
 from jaxspec.step.kv_host import HostKVCache, host_kv_cache, swap_costs, swap_pages
+from jaxspec.step.probe import ProbeRunner
 from jaxspec.step.profiles import ProfileStore
 from jaxspec.step.runner import ModelRunner
 from jaxspec.step.warmup import CompileJob, Progress, WarmUp
@@ -52,10 +58,12 @@ class Parts:
     pool: PagePool
     scheduler: Scheduler
     predictions: PredictionService | NoPredictions
+    repredictor: Repredictor | None = None
 
 
 def for_device(config: EngineConfig) -> EngineConfig:
-    """The settings with those resolved that depend on the device: `dtype: auto` and the default token budget.
+    """The settings with those resolved that depend on the device: `dtype: auto`, the default token budget and
+    `async_scheduling`.
 
     Initialises JAX's devices, and first decides how much of their memory JAX takes. Raises `ConfigError` for a KV data
     type that the device does not support.
@@ -67,7 +75,8 @@ def for_device(config: EngineConfig) -> EngineConfig:
     if gpu and config.kv_cache_dtype == "bfloat16" != dtype:
         raise ConfigError(f"kv_cache_dtype: bfloat16 with dtype: {dtype} is for CPUs; on a GPU set dtype: bfloat16")
     budget = config.max_num_batched_tokens or (GPU_TOKEN_BUDGET if gpu else config.token_budget)
-    return config.model_copy(update={"dtype": dtype, "max_num_batched_tokens": budget})
+    ahead = jax.default_backend() != "cpu" if config.async_scheduling is None else config.async_scheduling
+    return config.model_copy(update={"dtype": dtype, "max_num_batched_tokens": budget, "async_scheduling": ahead})
 
 
 def _reported(weights: Weights, progress: Progress) -> LazyWeights:
@@ -101,7 +110,8 @@ def start_up(
     log.info("weights and KV of %s are %s", loaded.name, config.dtype)
     predictions = build_predictions(config, loaded, clock, proxy)
     models = drafters.load_all(config.draft, loaded)
-    reads_features = any("fuse" in weights for _, weights in filter(None, models.values()))
+    probe = _probe(config, loaded)
+    reads_features = probe is not None or any("mix" in weights for _, weights in filter(None, models.values()))
     pages = kv_pool_pages(config, loaded.config, config.dtype, models, reads_features)
     longest = loaded.config.max_position
     max_model_len = min(config.max_model_len or longest, longest, pages * config.page_size)
@@ -139,4 +149,21 @@ def start_up(
         scheduler = Scheduler(limits, pool)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    return Parts(loaded, max_model_len, warm_up, model_runner, speculator, host, pool, scheduler, predictions)
+    repredictor = None
+    if probe is not None:
+        runner = ProbeRunner(probe, model_runner, config.max_num_seqs)
+        model_runner.startup_done()
+        repredictor = Repredictor(runner, scheduler, config.page_size, config.length_probe_every)
+    return Parts(
+        loaded, max_model_len, warm_up, model_runner, speculator, host, pool, scheduler, predictions, repredictor
+    )  # fmt: skip
+
+
+def _probe(config: EngineConfig, target: LoadedModel) -> LengthProbe | None:
+    """The length probe of the config. Raises `ConfigError` if it cannot be loaded."""
+    if config.length_probe is None:
+        return None
+    try:
+        return load_probe(Path(config.length_probe).expanduser(), target.config)
+    except ModelLoadError as error:
+        raise ConfigError(f"length_probe: {error}") from None

@@ -154,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
         help="drafter for speculative decoding; repeatable. auto (default): suffix, and the trained drafter that is "
         "included for the model, if any; suffix: what followed the last tokens in the text and in earlier answers; "
         "ngram: in the text only; truncated:K: the first K layers of the model; the name "
-        "or file of a trained drafter; a model with the same tokenizer; none: no speculative decoding",
+        "or file of a trained drafter; another model; none: no speculative decoding",
     )
     add("--config", metavar="FILE", help="YAML preset, such as configs/default.yaml")
     add(

@@ -124,6 +124,11 @@ class Answer(ABC):
             # Comparable with usage.completion_tokens only if every choice has a prediction.
             known = [m.predicted_tokens for m in finished if m.predicted_tokens is not None]
             metrics["predicted_tokens"] = round(sum(known)) if len(known) == len(self.choices) else None
+            # Quantiles of a sum are not the sum of quantiles: they are given for a single choice only.
+            single = finished[0].predicted_quantiles if len(self.choices) == len(finished) == 1 else None
+            median, high = single or (None, None)
+            metrics["predicted_tokens_p50"] = None if median is None else round(median)
+            metrics["predicted_tokens_p90"] = None if high is None else round(high)
         if any(c.kv_quantized for c in self.choices):
             metrics["kv_quantized"] = True
         if any(m.slo for m in finished):

@@ -84,7 +84,7 @@ class Batch(NamedTuple):
     and tree R. Padding trees have no nodes.
     """
 
-    token: Int32[AnyArray, " T"]
+    token: Int32[AnyArray, " T"]  # -1 - c: the token sampled in logit row c of the step before
     position: Int32[AnyArray, " T"]  # absolute position in the request
     subtree: Int32[AnyArray, " T"]  # nodes in the node's subtree, itself included
     known: Int32[AnyArray, " T"]  # 1: prompt or already sampled token, always accepted; 0: draft

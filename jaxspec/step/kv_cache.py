@@ -16,6 +16,7 @@ from jax import lax
 
 from jaxspec.config import EngineConfig
 from jaxspec.models.config import DecoderConfig
+from jaxspec.models.drafter import feature_width
 from jaxspec.step.quantization import CHANNEL_BYTES
 
 #: (shape, dtype) -> array
@@ -29,8 +30,8 @@ class KVCache(NamedTuple):
 
     keys: jax.Array  # [layers, pages, kv_heads, head_dim, page_size]
     values: jax.Array  # [layers, pages, kv_heads, page_size, head_dim]
-    #: Feature pool: final hidden states of committed positions, for conditioned drafters; without one, pages is 0.
-    features: jax.Array  # [pages, page_size, hidden]
+    #: Feature pool: the target's features of committed positions, for conditioned drafters; without one, pages is 0.
+    features: jax.Array  # [pages, page_size, TAPS * hidden]
 
     @classmethod
     def zeros(
@@ -42,7 +43,7 @@ class KVCache(NamedTuple):
         return cls(
             zeros((*shape, dim, page_size), dtype),
             zeros((*shape, page_size, dim), dtype),
-            zeros((pages if features else 0, page_size, config.hidden_size), dtype),
+            zeros((pages if features else 0, page_size, feature_width(config)), dtype),
         )
 
     @property
@@ -72,15 +73,13 @@ class KVCache(NamedTuple):
         return lax.reduce_precision(x.astype(jnp.float32), pool.nexp, pool.nmant).astype(x.dtype)
 
     def keep(self, features: jax.Array, slot: jax.Array, accepted: jax.Array) -> KVCache:
-        """Write `features [T, hidden]` of accepted nodes to their slots (`[T]`, -1: none)."""
+        """Write `features [T, TAPS * hidden]` of accepted nodes to their slots (`[T]`, -1: none)."""
         return self._replace(features=keep_features(self.features, features, slot, accepted))
 
 
 def keep_features(kept: jax.Array, features: jax.Array, slot: jax.Array, accepted: jax.Array) -> jax.Array:
     """Write a step's features to the feature pool, see `KVCache.keep`."""
     pages, page_size, _ = kept.shape
-    if not pages:
-        return kept
     page = jnp.where(accepted & (slot >= 0), slot // page_size, pages)  # out of bounds: dropped
     return kept.at[page, slot % page_size].set(features.astype(kept.dtype), mode="drop")
 

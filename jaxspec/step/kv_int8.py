@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 
 from jaxspec.models.config import DecoderConfig
+from jaxspec.models.drafter import feature_width
 from jaxspec.step.batch import Batch
 from jaxspec.step.kv_cache import POSITIONS, KVCache, Zeros, keep_features, paged_features
 from jaxspec.step.quantization import Quantized, dequantize, quantize
@@ -47,7 +48,7 @@ class Int8KVCache(NamedTuple):
         return cls(
             keys=zeros((*channels, page_size), jnp.uint8),
             values=zeros((layers, pages, heads, page_size, dim), jnp.uint8),
-            features=zeros((pages if features else 0, page_size, config.hidden_size), dtype),
+            features=zeros((pages if features else 0, page_size, feature_width(config)), dtype),
             key_scale=zeros(channels, jnp.bfloat16),
             key_zero=zeros(channels, jnp.int16),
             value_scale=zeros(channels, jnp.bfloat16),

@@ -57,9 +57,12 @@ class Layers(Protocol):
         batch: Batch,
         mask: jax.Array,
         earlier: Earlier | None = None,
-    ) -> tuple[jax.Array, NewKV]:
-        """Run all layers on embedded tokens `x [T, hidden]`. Returns `[T, hidden]` and the new KV. Traced.
+        taps: Sequence[int] = (),
+    ) -> tuple[jax.Array, NewKV, jax.Array]:
+        """Run all layers on embedded tokens `x [T, hidden]`. Traced.
 
+        Returns `[T, hidden]`, the new KV, and the outputs `[len(taps), T, hidden]` of the layers `taps`; without any,
+        an empty array.
         mask `[T, T]`: from `tree.ancestors`; `earlier`: ancestors that are neither in the batch nor in the pool.
         """
         ...

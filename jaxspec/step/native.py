@@ -18,7 +18,7 @@ from jax import lax
 from jaxspec.kernels import cpu
 from jaxspec.kernels.packed import pack
 from jaxspec.models.config import DecoderConfig
-from jaxspec.models.drafter import DraftDecoder
+from jaxspec.models.drafter import TAPS, DraftDecoder
 from jaxspec.models.layers import Operations
 from jaxspec.models.llama import Decoder, stacked_weights, window_of
 from jaxspec.models.load.weights import stored_parts
@@ -51,9 +51,10 @@ class NativeLayers:
         self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str, target: Mapping[str, jax.Array]
     ) -> DraftDecoder:
         w = stacked_weights(replace(config, tie_embeddings=False), weights, pack, target)
-        if "fuse" in weights:
-            shape = config.hidden_size, 2 * config.hidden_size
-            w["fuse"] = jax.device_put(pack([stored_parts(weights, "fuse", shape)]))
+        for name, inputs in (("mix", TAPS), ("fuse", 2)):
+            if name in weights:
+                shape = config.hidden_size, inputs * config.hidden_size
+                w[name] = jax.device_put(pack([stored_parts(weights, name, shape)]))
         return DraftDecoder(config, {**w, "vocab": jnp.asarray(weights["vocab"])}, OPERATIONS)
 
     def run(
@@ -64,12 +65,18 @@ class NativeLayers:
         batch: Batch,
         mask: jax.Array,
         earlier: Earlier | None = None,
-    ) -> tuple[jax.Array, NewKV]:
+        taps: Sequence[int] = (),
+    ) -> tuple[jax.Array, NewKV, jax.Array]:
         c, (block,) = model.config, model.layers
         rope = model.rope(batch.position)
         windows = jnp.asarray([window_of(c, i) or 0 for i in range(c.num_layers)], jnp.int32)
 
-        def layer(x: jax.Array, i: jax.Array) -> tuple[jax.Array, NewKV]:
+        # Where each layer's output goes; the last row is overwritten by all layers that are not tapped.
+        rows = sorted(set(taps))
+        place = jnp.asarray([rows.index(i) if i in rows else len(rows) for i in range(c.num_layers)], jnp.int32)
+
+        def layer(carry: tuple[jax.Array, jax.Array], i: jax.Array) -> tuple[tuple[jax.Array, jax.Array], NewKV]:
+            x, tapped = carry
             new: list[NewKV] = []
 
             def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -81,9 +88,14 @@ class NativeLayers:
                 )  # fmt: skip
                 return out if earlier is None else _with_earlier(q, out, lse, earlier, i)
 
-            return block(x, rope, attend, i), new[0]
+            x = block(x, rope, attend, i)
+            if taps:
+                tapped = lax.dynamic_update_index_in_dim(tapped, x, place[i], 0)
+            return (x, tapped), new[0]
 
-        return lax.scan(layer, x, jnp.arange(c.num_layers, dtype=jnp.int32))
+        tapped = jnp.zeros((len(rows) + 1 if taps else 0, *x.shape), x.dtype)
+        (x, tapped), new = lax.scan(layer, (x, tapped), jnp.arange(c.num_layers, dtype=jnp.int32))
+        return x, new, tapped[np.asarray([rows.index(i) for i in taps], np.int32)]
 
     def commit(self, kv_cache: P, new: NewKV, batch: Batch, accepted: jax.Array, after: jax.Array) -> P:
         if isinstance(kv_cache, Int8KVCache):

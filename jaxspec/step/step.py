@@ -11,6 +11,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Int32, UInt32
 
+from jaxspec.models.drafter import features_of, tapped_layers
 from jaxspec.models.llama import Decoder
 from jaxspec.step.batch import Batch, BatchShape
 from jaxspec.step.kv_int8 import AnyKVCache
@@ -24,19 +25,21 @@ M = TypeVar("M", bound=nnx.Module)
 
 Masks = UInt32[Array, "C+1 words"]
 
-#: (weight leaves, KV cache [donated], penalty table, draft distributions, batch buffer, masks) -> (KV cache, result).
-#: Without the last argument, the program has no token masks.
+#: (weight leaves, KV cache [donated], penalty table, draft distributions, batch buffer, masks, previous) -> (KV cache,
+#: result). Without `masks`, the program has no token masks; without `previous`, the host knows all tokens.
 Step = Callable[..., tuple[AnyKVCache, "StepResult"]]
 
 
 class StepResult(NamedTuple):
     """`decision`: the sampled token of each of C logit rows, then 1 for each of T nodes that is accepted, else 0.
+    `sampled`: the tokens again, padded to the size of the next step's `previous`.
 
     The host reads only `decision` unless a request wants log-probabilities.
     """
 
     decision: Int32[Array, " C+T"]
     logprobs: Logprobs
+    sampled: Int32[Array, " C_max"]
 
 
 def split(model: M) -> tuple[nnx.GraphDef[M], Any, tuple[Array, ...]]:
@@ -56,16 +59,25 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, lay
         drawn: DraftDistributions,
         buffer: Int32[Array, " size"],
         masks: Masks | None = None,
+        previous: Int32[Array, " C_max"] | None = None,
     ) -> tuple[AnyKVCache, StepResult]:
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
         batch = Batch.unpack(buffer, shape)
+        if previous is not None:
+            known = previous.at[-1 - batch.token].get(mode="clip")
+            batch = batch._replace(token=jnp.where(batch.token < 0, known, batch.token))
         mask = ancestors(batch.subtree)
-        x, new = layers.run(model, model.embed(batch.token), kv_cache, batch, mask)
-        features = model.finish(x)
-        logits = model.logits(features.at[batch.logit_node].get(mode="clip"))
+        taps = tapped_layers(model.config) if kv_cache.features.shape[0] else ()
+        x, new, tapped = layers.run(model, model.embed(batch.token), kv_cache, batch, mask, taps=taps)
+        logits = model.logits(model.finish(x).at[batch.logit_node].get(mode="clip"))
         sampled, logprobs = sample(logits, batch, penalty_table, drawn, mask, masks)
         accepted = accept(batch.token, batch.known, batch.parent_row, sampled, mask)
-        kv_cache = layers.commit(kv_cache, new, batch, accepted, x).keep(features, batch.slot, accepted)
-        return kv_cache, StepResult(jnp.concatenate([sampled, accepted.astype(jnp.int32)]), logprobs)
+        kv_cache = layers.commit(kv_cache, new, batch, accepted, x)
+        if taps:
+            features = features_of(tapped, model.ops, model.config.norm_eps)
+            kv_cache = kv_cache.keep(features, batch.slot, accepted)
+        padding = 0 if previous is None else previous.shape[0] - sampled.shape[0]
+        decision = jnp.concatenate([sampled, accepted.astype(jnp.int32)])
+        return kv_cache, StepResult(decision, logprobs, jnp.pad(sampled, (0, padding)))
 
     return step

@@ -54,7 +54,8 @@ class XlaLayers:
         batch: Batch,
         mask: jax.Array,
         earlier: Earlier | None = None,
-    ) -> tuple[jax.Array, NewKV]:
+        taps: Sequence[int] = (),
+    ) -> tuple[jax.Array, NewKV, jax.Array]:
         c = model.config
         rope = model.rope(batch.position)
         attention = self.attention(c, kv_cache, batch, mask, earlier)
@@ -74,13 +75,15 @@ class XlaLayers:
             return jax.jit(one, static_argnames="graph")
 
         runs = {window: layer_of(window) for window in {window_of(c, i) for i in range(c.num_layers)}}
-        new = []
+        new, outputs = [], []
         for i, block in enumerate(model.layers):
             graph, state = nnx.split(block)
             x, kv = runs[window_of(c, i)](state, jnp.int32(i), x, rope, graph=graph)
             new.append(kv)
+            outputs.append(x)
         keys, values = zip(*new, strict=True)
-        return x, (jnp.stack(keys), jnp.stack(values))
+        tapped = jnp.stack([outputs[i] for i in taps]) if taps else x[None, :0]
+        return x, (jnp.stack(keys), jnp.stack(values)), tapped
 
     def attention(
         self, config: DecoderConfig, kv_cache: AnyKVCache, batch: Batch, mask: jax.Array, earlier: Earlier | None

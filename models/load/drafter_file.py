@@ -17,20 +17,20 @@ from safetensors.numpy import save_file
 
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.config import DecoderConfig
-from jaxspec.models.drafter import DraftDecoder
+from jaxspec.models.drafter import DraftDecoder, feature_width
 from jaxspec.models.llama import head_of
 from jaxspec.models.load.files import quantized, replacing
 from jaxspec.models.load.stored import StoredMatrix
 from jaxspec.models.load.weights import LazyWeights, Reader, Stored, Weights, layer_shapes, readers_of, stored_of
 
-_FORMAT = "jaxspec-draft-2"
+_FORMAT = "jaxspec-draft-3"
 
 
 def save_drafter(model: DraftDecoder, target: str, path: Path) -> None:
     """Write the trained weights, with the target's name and sizes, which `load_drafter` checks."""
     w: dict[str, np.ndarray] = {"norm": np.asarray(model.norm[...]), "vocab": np.asarray(model.vocab[...])}
-    if model.fuse is not None:
-        w["fuse"] = np.asarray(model.fuse[...])
+    if model.mix is not None and model.fuse is not None:
+        w |= {"mix": np.asarray(model.mix[...]), "fuse": np.asarray(model.fuse[...])}
     for i, block in enumerate(model.layers):
         for name in ("attn_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "o", "mlp_norm", "gate_up", "down"):
             if (p := getattr(block, name)) is not None:
@@ -74,13 +74,13 @@ def load_drafter(path: Path, target: DecoderConfig, weights: Weights) -> tuple[D
             f"drafter {path} is for {metadata['target']} (width {sizes['hidden']}, vocabulary {sizes['vocabulary']}), "
             f"the target has width {target.hidden_size} and vocabulary {target.vocab_size}"
         )
-    if "fuse" in stored and stored["fuse"].shape != (2 * target.hidden_size, target.hidden_size):
-        raise ModelLoadError(f"drafter {path}: the shape of fuse does not fit the target's width")
-    shapes = layer_shapes(target)
-    layers = {f"layers.{i}.{part}": shape for i in range(sizes["layers"]) for part, shape in shapes.items()}
-    for name, shape in layers.items():
+    shapes = {f"layers.{i}.{part}": s for i in range(sizes["layers"]) for part, s in layer_shapes(target).items()}
+    if "mix" in stored or "fuse" in stored:
+        h = target.hidden_size
+        shapes |= {"mix": (feature_width(target), h), "fuse": (2 * h, h)}
+    for name, shape in shapes.items():
         if name not in stored or stored[name].shape != shape:
-            raise ModelLoadError(f"drafter {path}: {name} does not have the shape {shape} of the target's layers")
+            raise ModelLoadError(f"drafter {path}: {name} does not have the shape {shape} that fits the target")
     scales = {name: stored.pop(f"{name}.scale") for name in list(stored) if f"{name}.scale" in stored}
 
     def dequantized(name: str) -> np.ndarray:

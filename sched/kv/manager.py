@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jaxspec.sched.kv.page_pool import OutOfPages, PagePool
 from jaxspec.sched.plan import Transfer
 from jaxspec.sched.request import Request
@@ -23,7 +25,7 @@ class KVCacheManager(Policy):
         self.pool = pool
 
     @classmethod
-    def build(cls, settings: None, context: SlotContext) -> KVCacheManager:
+    def build(cls, settings: Any, context: SlotContext) -> KVCacheManager:
         assert context.pool is not None
         return cls(context.pool)
 

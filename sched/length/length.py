@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from jaxspec.sched.request import Request
 from jaxspec.sched.slots import PREDICTORS, Policy
 
@@ -27,8 +29,8 @@ class Unpredicted(LengthSource):
 
 
 def check(predicted: float) -> None:
-    """Raises `ValueError` unless the length is positive."""
-    if not predicted > 0:
+    """Raises `ValueError` unless the length is positive and finite."""
+    if not 0 < predicted < inf:
         raise ValueError(f"a predicted length is a positive number of tokens, not {predicted}")
 
 

@@ -24,8 +24,8 @@ class Order(Policy):
     def key(self, request: Request) -> Any:
         """Sort key: smaller goes first. Equal keys go in order of arrival and do not preempt each other.
 
-        The key of a waiting request may change only with its length prediction, or if `rekeyed` returns it: otherwise
-        the queue is not sorted again.
+        The key of a waiting request may change only with its length prediction, with its status and pages, or if
+        `rekeyed` returns it: otherwise the queue is not sorted again.
         """
         raise NotImplementedError(f"{type(self).__name__} has no `key`")
 

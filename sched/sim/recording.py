@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -96,6 +97,7 @@ class Recorder:
         self._number: dict[str, int] = {}
         self._unseen: list[Seen] = []
         self._origin: float | None = None
+        self._under_way: deque[tuple[Plan, Step]] = deque()
         scheduler.observers.append(self)
 
     def stop(self) -> Recording:
@@ -115,12 +117,13 @@ class Recorder:
         self._unseen.clear()
         if plan.scheduled:
             scheduled = [(self._number[w.request.id], w.start, w.count) for w in plan.scheduled]
-            self.recording.steps.append(Step(begun, lookahead, scheduled))
+            self.recording.steps.append(step := Step(begun, lookahead, scheduled))
+            self._under_way.append((plan, step))
 
     def updating(self, plan: Plan, results: Sequence[RequestResult], now: float, seconds: float) -> None:
-        if not plan.scheduled:
-            return
-        step = self.recording.steps[-1]
+        if not self._under_way or self._under_way[0][0] is not plan:
+            return  # it schedules nothing, or was under way when the recording started
+        _, step = self._under_way.popleft()
         step.ended = self._time(now)
         step.service = seconds  # not rounded to `TICK`: the replay sums the same numbers
         step.load = _load(plan, results)

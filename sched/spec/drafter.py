@@ -53,6 +53,11 @@ class Drafter(Protocol):
         """Whether it runs on a device other than the target's, so that it can draft while the target verifies."""
         ...
 
+    @property
+    def reads_features(self) -> bool:
+        """Whether it reads the target's features, which the target's last step wrote."""
+        ...
+
     def prefetch_features(self, scheduled: Sequence[ScheduledRequest]) -> None:
         """Before the target's step starts: fetch from its device what later rounds of this step need."""
         ...
@@ -90,6 +95,7 @@ class SharedDevice:
 
     free = False
     own_device = False
+    reads_features = False
     ready = True
 
     def prefetch_features(self, scheduled: Sequence[ScheduledRequest]) -> None:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from jaxspec.sched.per_request import PerRequest
-from jaxspec.sched.plan import Lookahead, ScheduledRequest
+from jaxspec.sched.plan import Lookahead, Plan, ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import need
 from jaxspec.sched.slots import Need
@@ -24,6 +25,7 @@ from jaxspec.sched.spec.draft_room import DraftRoom
 from jaxspec.sched.spec.drafter import Drafter, Proposed, SamplingOf
 from jaxspec.sched.spec.merging import Drafted, RequestTree, by_request
 from jaxspec.sched.spec.micro_batches import committed_positions
+from jaxspec.sched.spec.payoff import Payoff
 from jaxspec.sched.spec.proposals import Proposals
 from jaxspec.sched.spec.selection import select_for_slos, select_nodes
 from jaxspec.sched.spec.trees.candidates import Candidates, Draft
@@ -35,6 +37,15 @@ from jaxspec.sched.timing import StepTimes
 
 #: Weight of the newest observation of the host's time, and the longest that counts (seconds): others are pauses.
 _HOST_WEIGHT, _LONGEST = 0.05, 5e-3
+#: Kinds of steps: without drafting, with drafting of which nothing is verified, with drafts.
+_PLAIN, _UNUSED, _DRAFTED = range(3)
+
+
+class StepTerms(NamedTuple):
+    """What the speculator decided for a step: what it is judged by, and the seconds of its draft rounds."""
+
+    payoff: Payoff | None
+    rounds: float
 
 
 class Speculator:
@@ -69,12 +80,15 @@ class Speculator:
         ]
         #: One record per drafter.
         self._records = PerRequest(lambda request: [AcceptanceRecord() for _ in self.drafters])
-        self._drafted: dict[str, Drafted] = {}  # of the current step, by request id
+        self._drafted: dict[str, Drafted] = {}  # of the steps under way, by request id
         self._context = 0  # committed positions of the step's decoding requests
         self._budget: int | None = None  # profiled for this step
         self._rounds = 0.0  # seconds of the step's rounds
-        #: Usual seconds of the host in steps without and with drafts.
-        self._host: list[float | None] = [None, None]
+        #: Usual seconds of the host in steps that do not draft, that draft but verify nothing, and with drafts.
+        self._host: list[float | None] = [None, None, None]
+        #: By the number of decoding requests, rounded up to a power of two.
+        self._payoffs: dict[int, Payoff] = {}
+        self._payoff: Payoff | None = None  # of the step, if it depends on it whether drafts are allowed
         self.assign_by(choice)
 
     def assign_by(self, choice: DraftChoice | None) -> None:
@@ -111,17 +125,22 @@ class Speculator:
         decoding = [r for r in running if r.decoding]
         self._context, self._budget, self._rounds = sum(r.computed for r in decoding), None, 0.0
         for controller in self.controllers:
-            controller.context, controller.overhead = self._context / max(len(decoding), 1), self._overhead
+            controller.context, controller.overhead = self._context / max(len(decoding), 1), self._overhead(_PLAIN)
         prompts = None
         if self.policy.prompts_in_budget:
             prompts = self.policy.prompt_limit(decoding, self.verify_budget, self.step_times)
         return replace(self._decide_all(decoding, now), pooled=True, prompt_tokens=prompts)
 
     def _decide_all(self, decoding: Sequence[Request], now: float) -> Lookahead:
-        self._drafted.clear()
+        for request in decoding:
+            self._drafted.pop(request.id, None)
         if self.assignment:
             self.assignment.begin(decoding, [c.last_round for c in self.controllers])
-        if not decoding:
+        self._payoff = self._payoff_of(decoding)
+        if not decoding or (self._payoff is not None and not self._payoff.allows()):
+            self._payoff = None
+            for controller in self.controllers:
+                controller.off()
             return Lookahead()
         if not self.policy.adaptive:
             budget = self.verify_budget if self.policy.by_budget else None
@@ -137,6 +156,13 @@ class Speculator:
         drafts = sum(lookahead.drafts for lookahead in (*free, others))
         most = self.policy.largest(DEPTH).drafts
         return replace(Lookahead.deepest([*free, others]), drafts=min(most, drafts))
+
+    def _payoff_of(self, decoding: Sequence[Request]) -> Payoff | None:
+        """What decides whether a step of these requests may draft; None unless only speed decides."""
+        slos = Need.SLOS in self.policy.needs and any(r.slo for r in decoding)
+        if not decoding or not self.policy.adaptive or slos or self.assignment:
+            return None
+        return self._payoffs.setdefault(1 << (len(decoding) - 1).bit_length(), Payoff())
 
     def _served(self, drafter: int, requests: Sequence[Request]) -> Sequence[Request]:
         """Those of the requests that the drafter may draft for."""
@@ -222,6 +248,8 @@ class Speculator:
         """
         if not self.drafters:
             return {}
+        for s in scheduled:
+            self._drafted.pop(s.request.id, None)
         sharing, by_budget = sum(s.levels > 0 for s in scheduled), self.policy.by_budget
         budget = 0
         if by_budget or self.policy.shares_nodes:
@@ -283,7 +311,7 @@ class Speculator:
         """
         limits = [min(t.scheduled.drafts, len(c)) for t, c in zip(trees, forest, strict=True)]
         tokens, read = sum(s.count for s in scheduled), committed_positions(scheduled)
-        step = StepCandidates(forest, limits, nodes, budget, [-inf] * len(trees), tokens, read, self._overhead)
+        step = StepCandidates(forest, limits, nodes, budget, [-inf] * len(trees), tokens, read, self._overhead(_UNUSED))
         probing = [i for i, tree in enumerate(trees) if any(self.controllers[p.drafter].probing for p in tree.parts)]
         if Need.SLOS not in self.policy.needs:
             return select_nodes(self.policy, step, probing)
@@ -295,18 +323,33 @@ class Speculator:
             partial(_needs, [t.scheduled.request for t in trees], now),
         )  # fmt: skip
 
-    def host_took(self, seconds: float) -> None:
-        """Learn what drafts cost the host, from the seconds of a step in one micro-batch that are not in `step_times`:
-        drafting, and what follows the device's decision."""
-        seconds, drafted = min(max(seconds - self._rounds, 0.0), _LONGEST), bool(self._drafted)
-        usual = self._host[drafted]
-        self._host[drafted] = seconds if usual is None else usual + _HOST_WEIGHT * (seconds - usual)
-
     @property
-    def _overhead(self) -> float:
-        """Seconds of the host that drafts add to a step, rounds not included."""
-        plain, drafted = self._host
-        return 0.0 if plain is None or drafted is None else max(0.0, drafted - plain)
+    def terms(self) -> StepTerms:
+        """What `step_took` needs to know of the step that has just been launched."""
+        return StepTerms(self._payoff, self._rounds)
+
+    def step_took(
+        self, plan: Plan, terms: StepTerms, tokens: int, seconds: float, on_device: float, drafted: bool
+    ) -> None:
+        """Learn what drafts cost and save, from a step in one micro-batch that no other step overlapped with.
+
+        It gave `tokens` new tokens in `seconds`, of which it was on the target's device for `on_device`. `drafted`:
+        whether it verified any drafts.
+        """
+        host = min(max(seconds - on_device - terms.rounds, 0.0), _LONGEST)
+        kind = _DRAFTED if drafted else _UNUSED if any(s.levels for s in plan.scheduled) else _PLAIN
+        usual = self._host[kind]
+        self._host[kind] = host if usual is None else usual + _HOST_WEIGHT * (host - usual)
+        requests = len(plan.scheduled)
+        if terms.payoff is not None and all(s.decodes for s in plan.scheduled):
+            plain = self.step_times.of(requests, committed_positions(plan.scheduled))
+            known = [h for h in self._host if h is not None]
+            terms.payoff.observe(tokens, requests, seconds, plain + known[0])
+
+    def _overhead(self, without: int) -> float:
+        """Seconds of the host that verifying drafts adds to a step of the kind `without`, rounds not included."""
+        drafted, other = self._host[_DRAFTED], self._host[without]
+        return 0.0 if other is None or drafted is None else max(0.0, drafted - other)
 
     def drafted_by(self, request: Request) -> int | None:
         """Index of the drafter whose nodes are verified for this request in this step; None: no tree. Of a merged tree
@@ -333,6 +376,7 @@ class Speculator:
 
     def ended(self, request: Request) -> None:
         """The request has finished or was cancelled."""
+        self._drafted.pop(request.id, None)
         for drafter in self.drafters:
             drafter.ended(request)
         if self.assignment:

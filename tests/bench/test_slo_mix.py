@@ -106,9 +106,17 @@ def test_a_run_against_a_server(fake, tmp_path, capsys, monkeypatch, arrivals) -
     categories = found["categories"]
     assert {name: categories[name]["target_tpot_ms"] for name in wanted} == pytest.approx(wanted)
     assert [categories[name]["requests"] for name in (*wanted, "all")] == [5, 2, 3, 10]
-    assert [categories[name]["slo_attainment"] for name in ("strict", "chat", "all")] == [0, 1, 0.5]
-    assert categories["chat"]["goodput_tokens_per_s"] == pytest.approx(3 * TOKENS / report["duration_s"])
-    assert report["slo_attainment"] == 0.5
+    # On a busy machine even eight times the baseline may be missed.
+    met: dict[str, list[bool]] = {name: [] for name in (*wanted, "all")}
+    for sample in report["samples"]:
+        for name in (sample["category"], "all"):
+            met[name].append(1000 * sample["tpot"] <= wanted[sample["category"]])
+    assert {name: categories[name]["slo_attainment"] for name in met} == pytest.approx(
+        {name: sum(each) / len(each) for name, each in met.items()}
+    )
+    assert not any(met["strict"])
+    assert categories["chat"]["goodput_tokens_per_s"] == pytest.approx(sum(met["chat"]) * TOKENS / report["duration_s"])
+    assert report["slo_attainment"] == categories["all"]["slo_attainment"]
     assert {b["max_tokens"] for b in sent} == {7} and not any("ignore_eos" in b for b in sent)
     # Requests may reach the server in another order than they were sent in.
     asked = Counter(b["slo"]["tpot_ms"] for b in sent)

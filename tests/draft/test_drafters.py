@@ -24,8 +24,8 @@ from jaxspec.draft import registry as drafters
 from jaxspec.draft.growth import Beam
 from jaxspec.draft.runner import DraftRunner
 from jaxspec.kernels import cpu
-from jaxspec.models.drafter import draft_forward
-from jaxspec.models.llama import Decoder, device_weights, forward_features
+from jaxspec.models.drafter import draft_forward, feature_width, target_features
+from jaxspec.models.llama import Decoder, device_weights
 from jaxspec.models.load.weights import of_target
 from jaxspec.step.batch import BatchShape
 from jaxspec.step.gpu import GpuLayers
@@ -176,9 +176,10 @@ def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) ->
     rng = np.random.default_rng(1)
     texts = [rng.integers(0, 256, n).tolist() for n in (23, 9)]
     pages = [np.asarray([5, 2], np.int32), np.asarray([7], np.int32)]
-    truth = [np.asarray(jax.jit(forward_features)(decoder, jnp.asarray(t))) for t in texts]
+    truth = [np.asarray(jax.jit(target_features)(decoder, jnp.asarray(t))) for t in texts]
+    mixed = [np.asarray(model.condition(jnp.asarray(t))) for t in truth]
     drafted = jax.jit(draft_forward)
-    kv_cache = np.full((8, 16, config.hidden_size), np.nan, np.float32)
+    kv_cache = np.full((8, 16, feature_width(config)), np.nan, np.float32)
     for feature, own in zip(truth, pages, strict=True):
         for i, row in enumerate(feature[:-1]):  # the last token's is not known before the target has seen it
             kv_cache[own[i // 16], i % 16] = row
@@ -194,19 +195,19 @@ def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) ->
         Tree.chain(texts[0][10:], 10, pages[0], SamplingInputs()),
         Tree.chain(texts[1], 0, pages[1], SamplingInputs()),
     ]
-    for text, feature, got in zip(texts, truth, runner.start(chains, 3, 4)(), strict=True):
+    for text, condition, got in zip(texts, mixed, runner.start(chains, 3, 4)(), strict=True):
         assert len(got) == 12 and (np.diff(got.logprob.reshape(3, 4)) <= 0).all()
         for node in range(12):
             path, above = [], node
             while above >= 0:
                 path.insert(0, above)
                 above = int(got.parent[above])
-            words, known, expected = list(text), feature[: len(text) - 1], 0.0
+            words, known, expected = list(text), condition[: len(text) - 1], 0.0
             for step in path:
                 n = len(words)
-                tokens, features = np.zeros(32, np.int32), np.zeros((32, known.shape[1]), np.float32)
-                tokens[:n], features[: n - 1] = words, known
-                own = np.asarray(drafted(model, tokens, features))[:n]  # what comes later changes nothing before it
+                tokens, conditions = np.zeros(32, np.int32), np.zeros((32, known.shape[1]), np.float32)
+                tokens[:n], conditions[: n - 1] = words, known
+                own = np.asarray(drafted(model, tokens, conditions))[:n]  # what comes later changes nothing before it
                 logits = own[-1] @ weights["head"]
                 place = int(np.flatnonzero(weights["vocab"] == got.token[step])[0])
                 expected += float(logits[place] - np.log(np.exp(logits - logits.max()).sum()) - logits.max())

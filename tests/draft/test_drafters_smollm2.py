@@ -37,9 +37,9 @@ def plain() -> list[list[int]]:
         dict(max_num_seqs=2),  # the default chooses: with many at once, to draft next to nothing
         dict(draft="ngram", tree="chain"),
         dict(draft="truncated:4", tree="global_greedy", draft_nodes=16),
-        dict(draft="smollm2-eagle-small", tree="fixed"),
+        dict(draft="smollm2-eagle", tree="fixed"),
         dict(draft="smollm2-eagle", tree="chain"),
-        dict(draft="smollm2-eagle-large", tree="equal_greedy", draft_nodes=32),
+        dict(draft="smollm2-eagle", tree="equal_greedy", draft_nodes=32),
         dict(
             draft="smollm2-eagle", tree="adaserve", adaserve={"economic": False}, pace="deadline", slo={"tpot_ms": 40.0}
         ),

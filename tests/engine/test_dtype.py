@@ -34,7 +34,8 @@ def test_auto_is_bfloat16_on_gpus_only(monkeypatch: pytest.MonkeyPatch, backend:
     monkeypatch.setattr("jax.default_backend", lambda: backend)
     assert EngineConfig().dtype == "auto"
     budget = 2048 if backend == "gpu" else 256
-    expected = EngineConfig(seed=3, dtype=resolved, max_num_batched_tokens=budget)  # type: ignore[arg-type]
+    ahead = backend != "cpu"
+    expected = EngineConfig(seed=3, dtype=resolved, max_num_batched_tokens=budget, async_scheduling=ahead)  # type: ignore[arg-type]
     assert for_device(EngineConfig(seed=3)) == for_device(expected) == expected
     for dtype in get_args(EngineConfig.model_fields["dtype"].annotation):
         assert dtype == "auto" or for_device(EngineConfig(dtype=dtype)).dtype == dtype

@@ -13,6 +13,7 @@ import pytest
 from helpers import tiny
 from helpers.generation import GREEDY, check_clean, tokens_of
 from helpers.paths import CONFIGS
+from helpers.patience import PATIENCE
 from jaxspec import LLM, InvalidRequest, SamplingParams
 from jaxspec.config import EngineConfig
 from jaxspec.outputs import OutputDelta
@@ -87,7 +88,7 @@ def crowd(llm: LLM, each: list[SamplingParams]) -> list[list[int]]:
             ends[i].set()
 
     submit(range(half))
-    assert all(end.wait(60) for end in ends)
+    assert all(end.wait(PATIENCE) for end in ends)
     return out
 
 
@@ -133,10 +134,10 @@ def test_cancelling_in_the_crowd_leaks_nothing(llm: LLM) -> None:
         llm.engine.submit(text, replace(GREEDY, max_tokens=40), lambda delta, i=i: take(i, delta), priority=-i)
         for i, text in enumerate(TEXTS)
     ]
-    assert started.wait(30)
+    assert started.wait(PATIENCE)
     for request_id in ids[::2]:
         llm.engine.cancel(request_id)
-    assert all(end.wait(60) for end in ends)
+    assert all(end.wait(PATIENCE) for end in ends)
     check_clean(llm)
 
 
@@ -173,7 +174,7 @@ def test_a_drain_ends_what_waits_for_a_batch(compiled: dict[str, Any]) -> None:
     reasons: list[str] = []
     take = lambda delta: reasons.append(delta.finish_reason) if delta.finish_reason else None  # noqa: E731
     llm.engine.submit(TEXTS[0], replace(GREEDY, max_tokens=2), take)
-    llm.engine.shutdown(drain=True, timeout=30)
+    llm.engine.shutdown(drain=True, timeout=PATIENCE)
     assert reasons == ["length"]
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from helpers import encoders, tiny
+from helpers.patience import PATIENCE
 from helpers.predictors import FakeEncoder, FakePredictor
 from helpers.serving import eventually
 from jaxspec.config import ConfigError, EngineConfig
@@ -94,12 +95,12 @@ class Answers:
         def hold(count: int) -> None:
             if count == 1:
                 runs.set()
-                assert asked.wait(20)
+                assert asked.wait(PATIENCE)
             elif count == 4:  # by now the engine has taken them in
                 eventually(lambda: self._engine.stats().predictions.made == 1 + len(others))
 
         self.ask("first", [90, 1], 20, hold)
-        assert runs.wait(20)
+        assert runs.wait(PATIENCE)
         for name, (prompt, tokens) in others.items():
             self.ask(name, prompt, tokens)
         asked.set()
@@ -144,9 +145,9 @@ def test_only_lengths_that_may_decide_are_predicted(compiled: str) -> None:
         answers.ask("alone")
         answers.wait(1)
         assert answers.ended["alone"].predicted_tokens is None and engine.stats().predictions.made == 0
-        engine.submit(PROMPT, replace(GREEDY, max_tokens=4), lambda delta: None, predict=True)
+        engine.submit(PROMPT, replace(GREEDY, max_tokens=60), lambda delta: None, predict=True)
         eventually(lambda: engine.stats().predictions.made == 1)
-        engine.submit(PROMPT, replace(GREEDY, max_tokens=4), lambda delta: None, slo=Slo(tpot=1.0))
+        engine.submit(PROMPT, replace(GREEDY, max_tokens=60), lambda delta: None, slo=Slo(tpot=1.0))
         eventually(lambda: engine.stats().predictions.made == 2)
 
 

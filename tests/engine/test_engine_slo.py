@@ -10,10 +10,12 @@ import pytest
 
 from helpers import tiny
 from helpers.generation import check_clean
+from helpers.patience import PATIENCE
 from helpers.serving import eventually, serving
 from jaxspec import LLM, InvalidRequest, SamplingParams
 from jaxspec.outputs import OutputDelta, RequestMetrics
 from jaxspec.sched.admission import SloAdmission, SloRefused
+from jaxspec.sched.length.distribution import LengthDistribution
 from jaxspec.sched.slo import NONE, Slo
 from jaxspec.sched.timing import StepTimes
 from jaxspec.serve.attainment import attainment
@@ -41,6 +43,10 @@ class Fixed(StepTimes):
 TIMES = Fixed()
 
 
+def admission(strict: bool) -> SloAdmission:
+    return SloAdmission(TIMES, LengthDistribution(), strict=strict, paced=True, max_num_seqs=6)
+
+
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     with tiny.llm(**SETTINGS) as llm:
@@ -51,7 +57,7 @@ def llm() -> Iterator[LLM]:
 def slow(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
     """An engine that takes its steps to be slow, so that it admits one request with a TPOT of 20 ms."""
     monkeypatch.setattr(llm.engine, "_times", TIMES)
-    monkeypatch.setattr(llm.engine, "_admission", SloAdmission(TIMES, strict=True, paced=True, max_num_seqs=6))
+    monkeypatch.setattr(llm.engine, "_admission", admission(strict=True))
     return llm
 
 
@@ -135,7 +141,7 @@ def test_what_is_cached_need_not_be_computed(slow: LLM):
 def test_the_default_slo_is_missed_without_a_refusal(llm: LLM, monkeypatch: pytest.MonkeyPatch):
     settings = llm.engine.config.slo.model_copy(update={"tpot_ms": 0.002, "admission": "best_effort"})
     monkeypatch.setattr(llm.engine, "config", llm.engine.config.model_copy(update={"slo": settings}))
-    monkeypatch.setattr(llm.engine, "_admission", SloAdmission(TIMES, strict=False, paced=True, max_num_seqs=6))
+    monkeypatch.setattr(llm.engine, "_admission", admission(strict=False))
     (one,) = llm.generate([PROMPT], GREEDY)
     assert one.metrics.tpot_attained is False
     with pytest.raises(InvalidRequest, match="impossible"):
@@ -202,7 +208,9 @@ def test_requests_without_slo_are_admitted(slow: LLM, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("failing", [False, True])
 def test_admissions_end_with_their_engine(failing: bool, monkeypatch: pytest.MonkeyPatch):
     with tiny.llm(**SETTINGS | {"token_buckets": [16], "max_num_seqs": 1}) as llm:
-        made = llm.engine._admission = SloAdmission(TIMES, strict=True, paced=True, max_num_seqs=6)
+        made = llm.engine._admission = SloAdmission(
+            TIMES, LengthDistribution(), strict=True, paced=True, max_num_seqs=6
+        )
         llm.engine._times = TIMES
         running = Running(llm)
         assert len(made) == 1
@@ -220,7 +228,7 @@ def test_admissions_end_with_their_engine(failing: bool, monkeypatch: pytest.Mon
 def test_the_server_says_why(slow: LLM):
     def ask(slo: dict[str, Any], prompt: Any = PROMPT) -> httpx.Response:
         body = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True, "slo": slo}
-        return httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+        return httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE)
 
     with serving(slow.engine) as url:
         for slo, field, least in (({"tpot_ms": 1}, "slo.tpot_ms", "5"), ({"ttft_ms": 1}, "slo.ttft_ms", "15")):

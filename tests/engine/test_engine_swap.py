@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from helpers import tiny
 from helpers.generation import GREEDY, check_clean, params, prompts, tokens_of
+from helpers.patience import PATIENCE
 from helpers.tiny_drafters import conditioned, perfect
 from jaxspec import LLM, SamplingParams
 from jaxspec.config import ConfigError, EngineConfig
@@ -120,7 +121,7 @@ def test_cancelling_in_the_crowd_leaks_nothing(engines: dict[str, LLM]) -> None:
         for i in (7, 0, 3, 9, 11):
             llm.engine.cancel(ids[i])
         for _ in ids:
-            assert done.acquire(timeout=60)
+            assert done.acquire(timeout=PATIENCE)
         assert all(deltas[ids[i]] == 48 for i in (1, 2, 4, 5, 6, 8, 10))
         check_host(llm)
 

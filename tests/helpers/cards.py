@@ -59,4 +59,4 @@ def install(patch: pytest.MonkeyPatch, *cards: Card) -> None:
 def drafter(target: DecoderConfig, layers: int = 1, vocab: int = 32000) -> tuple[DecoderConfig, Any]:
     """A conditioned draft model with a reduced vocabulary: what sizing reads of it."""
     c = replace(target, num_layers=layers)
-    return c, {"fuse": np.zeros(0), "vocab": np.zeros(vocab, np.int32)}
+    return c, {"mix": np.zeros(0), "fuse": np.zeros(0), "vocab": np.zeros(vocab, np.int32)}

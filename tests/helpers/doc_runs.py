@@ -19,6 +19,7 @@ import pytest
 from helpers.checkpoints import GOLDEN
 from helpers.doc_commands import ROOT, Command
 from helpers.doc_sizes import RUNS, Run
+from helpers.patience import PATIENCE
 
 #: Timeout of a process in seconds.
 LONGEST = 300
@@ -78,10 +79,10 @@ def serve(argv: Sequence[str], environment: Mapping[str, str]) -> None:
             found = re.search(r"http://\S+", greeting)
             assert found, f"the server did not start: {shlex.join(command)}"
             body = {"prompt": "Owls", "max_tokens": 4, "ignore_eos": True}
-            answer = httpx.post(f"{found[0]}/v1/completions", json=body, timeout=60)
+            answer = httpx.post(f"{found[0]}/v1/completions", json=body, timeout=PATIENCE)
             assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 4, answer.text
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=60) == 0
+            assert process.wait(timeout=PATIENCE) == 0
         finally:
             process.kill()
 

@@ -86,7 +86,7 @@ class Run:
 
 
 RUNS = (
-    Run("jaxspec.serve --draft suffix --draft smollm2-eagle-large", _ENGINE),  # the drafters fit the real model only
+    Run("jaxspec.serve --draft suffix --draft smollm2-eagle", _ENGINE),  # the drafters fit the real model only
     Run("jaxspec.serve --config configs/laps_sd.yaml", _TINY + " --set predictor_model=smollm2-length"),
     Run("jaxspec.serve --draft truncated:15", " --model {model}" + _FEWER),
     Run("jaxspec.serve", _TINY),
@@ -109,6 +109,7 @@ RUNS = (
     Run("jaxspec.bench profile", _TINY),
     Run("jaxspec.bench startup", _TINY + " --repeats 1"),
     Run("jaxspec.bench scheduler", " --waiting 20 --iterations 20 --drafting 4", slow=False),
+    Run("jaxspec.bench orders", " --seeds 2 --num-requests 12 --loads 1 --arrivals poisson" + _HERE),
     Run("jaxspec.bench simulate-gpu", " --seeds 2" + _HERE,
         constants=_constants("gpu", {"BATCHES": (4,), "CONTEXTS": (512,), "WORSE": (), "MEASURED": 16, "LEAST": 64})),
     Run("jaxspec.bench simulate", " --num-requests 20", with_=("--config",), slow=False),
@@ -148,6 +149,7 @@ RUNS = (
     Run("jaxspec.bench paper spin", " --jobs 4 --seeds 2" + _HERE, constants=_constants("spin.simulation", _ONE_SPIN)),
     Run("jaxspec.draft.distill", " --set target={model} --set steps=2 --set every=2 --set longest=64 --set batch=2"),
     Run("jaxspec.train_predictor.collect", _TINY + " --max-tokens 16"),
+    Run("jaxspec.train_predictor.probe", " --target {model} --steps 4 --longest 64"),
     Run("jaxspec.train_predictor", _TRAIN),
 )  # fmt: skip
 

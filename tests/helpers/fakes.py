@@ -212,7 +212,10 @@ class FakeEngine:
             if wanted and self.refusal:
                 raise SloRefused(self.refusal)
             id = request_id or str(len(self.submitted))
-            metrics = RequestMetrics(time.monotonic(), prompt_tokens=len(prompt_ids), predicted_tokens=self.predicted)
+            metrics = RequestMetrics(
+                time.monotonic(), prompt_tokens=len(prompt_ids), predicted_tokens=self.predicted,
+                predicted_quantiles=None if self.predicted is None else (self.predicted - 1, 2 * self.predicted),
+            )  # fmt: skip
             metrics.kv_quantized, metrics.slo = self.kv_quantized, wanted
             metrics.max_tokens = params.max_tokens or 16
             self.submitted.append(params)

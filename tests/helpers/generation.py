@@ -6,6 +6,7 @@ import time
 
 from hypothesis import strategies as st
 
+from helpers.patience import PATIENCE
 from jaxspec import LLM, SamplingParams
 from jaxspec.outputs import RequestOutput
 
@@ -20,7 +21,7 @@ def check_clean(llm: LLM) -> None:
         rows = llm.engine.config.max_num_seqs - loop.penalties.free
         return stats.running, stats.waiting, stats.kv_usage, rows, len(llm.engine._states)
 
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while any(left()) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert left() == (0, 0, 0, 0, 0)

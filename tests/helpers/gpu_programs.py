@@ -13,7 +13,7 @@ from helpers.gpu_compiler import CARDS, Compiled, compile_for
 from jaxspec.draft.growth import Beam
 from jaxspec.draft.round import make_round
 from jaxspec.models.config import DecoderConfig
-from jaxspec.models.drafter import DraftDecoder
+from jaxspec.models.drafter import DraftDecoder, feature_width
 from jaxspec.models.load.weights import weight_shapes
 from jaxspec.step.batch import BatchShape
 from jaxspec.step.gpu import GpuLayers
@@ -71,7 +71,8 @@ def compile_round(
     """A draft round of a one-layer drafter that reads the target's features (EAGLE), in bfloat16, with the bound of its
     temporaries in bytes."""
     layers, c = GpuLayers(), replace(target, num_layers=1, tie_embeddings=False)
-    shapes = weight_shapes(c) | {"fuse": (2 * c.hidden_size, c.hidden_size), "head": (c.hidden_size, DRAFT_VOCAB)}
+    shapes = weight_shapes(c) | {"head": (c.hidden_size, DRAFT_VOCAB)}
+    shapes |= {"mix": (feature_width(c), c.hidden_size), "fuse": (2 * c.hidden_size, c.hidden_size)}
 
     def build() -> DraftDecoder:
         weights = _zeros(shapes, "bfloat16")

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from helpers.fakes import FakeEngine
+from helpers.patience import PATIENCE
 from helpers.serving import serving
 
 CHAT: Any = [{"role": "user", "content": "Hallo"}]
@@ -44,12 +45,12 @@ def started(**options: Any) -> Iterator[tuple[FakeEngine, str]]:
 
 
 def ask(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    return httpx.post(url + path, json={"max_tokens": 7, **body}, timeout=20).raise_for_status().json()
+    return httpx.post(url + path, json={"max_tokens": 7, **body}, timeout=PATIENCE).raise_for_status().json()
 
 
 def stream(url: str, path: str, body: dict[str, Any], usage: bool) -> list[dict[str, Any]]:
     options = {"stream": True, "stream_options": {"include_usage": usage}}
-    answer = httpx.post(url + path, json={"max_tokens": 7, **options, **body}, timeout=20).raise_for_status()
+    answer = httpx.post(url + path, json={"max_tokens": 7, **options, **body}, timeout=PATIENCE).raise_for_status()
     events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
     assert events.pop() == "[DONE]"
     return [json.loads(event) for event in events]

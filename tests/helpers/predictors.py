@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from helpers.patience import PATIENCE
+
 WIDTH = 16
 
 
@@ -42,7 +44,7 @@ class FakePredictor:
     def predict(self, texts: Sequence[str]) -> np.ndarray:
         self.asked.append(list(texts))
         if self.gate is not None:
-            assert self.gate.wait(20)
+            assert self.gate.wait(PATIENCE)
         if self.fail is not None:
             raise self.fail
         return np.full(len(texts), self.length)

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import uvicorn
 
+from helpers.patience import PATIENCE
 from jaxspec.serve.app import ServerOptions, create_app
 from jaxspec.serve.run import bind, url_of
 
@@ -35,7 +36,7 @@ def serving(engine: Any, options: ServerOptions | None = None) -> Iterator[str]:
         sock.close()
 
 
-def eventually(holds: Callable[[], bool], timeout: float = 10.0) -> None:
+def eventually(holds: Callable[[], bool], timeout: float = PATIENCE) -> None:
     """Wait until `holds()` is true. Fails after `timeout` seconds."""
     end = time.monotonic() + timeout
     while not holds():

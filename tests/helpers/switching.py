@@ -1,8 +1,8 @@
 """A draft choice that changes drafters in every step, with drafters on the target's device or on their own.
 
 Run as a script, it checks on two devices (forced host devices suffice) that requests get the same tokens as without
-drafts, for several placements of drafters and numbers of micro-batches. It needs a process of its own because the
-number of devices is fixed once JAX is in use.
+drafts, for several placements of drafters and numbers of micro-batches, and for groups of requests in turns. It needs a
+process of its own because the number of devices is fixed once JAX is in use.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from unittest.mock import patch
 import jax
 
 from helpers import tiny
+from helpers.generation import check_clean
 from helpers.tiny_drafters import conditioned
 from jaxspec import LLM, SamplingParams
 from jaxspec.draft import registry as drafters
@@ -106,6 +107,26 @@ def main() -> None:
             # auto drafts where that is faster, which is seldom with so small a model
             assert stats.accepted_tokens > 20 or tree == "auto", stats
             assert stats.compilations_after_warmup == 0, stats
+    for tree, more in (
+        ("chain", {"draft": ["perfect"]}),
+        ("auto", {"draft": ["suffix", "perfect"]}),
+        ("chain", {"draft": ["perfect"], **tight, "order": "las", "las": {"quantum_ms": 0.0}}),
+    ):
+        with start(draft_devices=one, draft_turns=True, tree=tree, **more) as llm:
+            turns, launch = 0, llm.engine.loop._launch
+
+            def launched(*step: Any, launch: Any = launch, llm: LLM = llm) -> None:
+                nonlocal turns
+                turns += bool(llm.engine.loop._under_way)
+                launch(*step)
+
+            with patch.object(llm.engine.loop, "_launch", launched):
+                assert answers(llm) == answers(llm) == plain, ("in turns", tree)
+            assert turns > 10, "a group is drafted while another is verified"
+            stats = llm.engine.stats()
+            assert stats.accepted_tokens > 20 or tree == "auto", stats
+            assert stats.compilations_after_warmup == 0, stats
+            check_clean(llm)
     print("same tokens")
 
 

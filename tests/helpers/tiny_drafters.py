@@ -10,19 +10,20 @@ import numpy as np
 from jaxspec.draft import registry
 from jaxspec.draft import registry as drafters
 from jaxspec.models.config import DecoderConfig
-from jaxspec.models.drafter import DraftDecoder
+from jaxspec.models.drafter import TAPS, DraftDecoder
 from jaxspec.models.load import LoadedModel
 from jaxspec.models.load.weights import Weights
 
 
 def conditioned(target: LoadedModel, layers: int = 1) -> tuple[Any, dict[str, np.ndarray]]:
-    """A drafter that reads the target's features: the target's first layers, with a random `fuse` matrix
-    and a random half of the vocabulary."""
+    """A drafter that reads the target's features: the target's first layers, with random `mix` and
+    `fuse` matrices and a random half of the vocabulary."""
     config, truncated = drafters.truncated(target, layers)
     weights = dict(truncated)
     rng = np.random.default_rng(5)
     h = config.hidden_size
-    weights["fuse"] = (rng.normal(size=(2 * h, h)) / np.sqrt(h)).astype(np.float32)
+    for name, inputs in (("mix", TAPS), ("fuse", 2)):
+        weights[name] = (rng.normal(size=(inputs * h, h)) / np.sqrt(h)).astype(np.float32)
     weights["vocab"] = np.sort(rng.permutation(config.vocab_size)[: config.vocab_size // 2]).astype(np.int32)
     weights["head"] = np.ascontiguousarray(weights["head"][:, weights["vocab"]])
     return config, weights

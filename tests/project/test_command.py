@@ -13,6 +13,7 @@ import pytest
 
 import jaxspec
 from helpers.paths import ROOT
+from helpers.patience import PATIENCE
 from jaxspec import __main__ as command
 from jaxspec.extras import PACKAGES, install_hint
 
@@ -65,7 +66,7 @@ assert main(["--help"]) == 0 and main(["--version"]) == 0
 heavy = {"jax", "flax", "numpy", "transformers", "fastapi", "pydantic"} & set(sys.modules)
 assert not heavy, heavy
 """
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=PATIENCE)
     for name in command.COMMANDS:
         assert sum(line.split()[:1] == [name] for line in done.stdout.splitlines()) == 1
     assert done.stdout.splitlines()[-1] == f"jaxspec {jaxspec.__version__}"
@@ -74,7 +75,7 @@ assert not heavy, heavy
 def test_as_a_module() -> None:
     """A command's own exit code: what `jaxspec.serve` says to a wrong option."""
     argv = [sys.executable, "-m", "jaxspec", "serve", "--port", "x"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 2
     assert "must be a port number" in done.stderr and done.stderr.count("\n") == 1
 

@@ -15,6 +15,7 @@ import pytest
 from helpers import checkpoints
 from helpers.doc_commands import Command, commands
 from helpers.paths import CONFIGS, ROOT
+from helpers.patience import PATIENCE
 
 EXAMPLES = ROOT / "examples"
 #: What makes an engine small: few programs to compile, and nothing kept.
@@ -117,7 +118,7 @@ sys.argv = [{path!r}, "--num-requests", "5", {str(CONFIGS / "stta.yaml")!r}]
 runpy.run_path({path!r}, run_name="__main__")
 assert "jax" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=PATIENCE)
     assert done.stdout.splitlines()[1].startswith("stta ")
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.patience import PATIENCE
+
 KERNELS = "jaxspec.kernels"
 ENGINE = ("jaxspec.engine", "jaxspec.llm", "jaxspec.step", "jaxspec.draft")
 USERS = ("jaxspec.draft.distill", "jaxspec.train_predictor", "jaxspec.serve", "jaxspec.bench")
@@ -69,9 +71,9 @@ for name in {names!r}:
 wrong = [name for name in {[*FORBIDDEN["jaxspec.sched"]]!r} if name in sys.modules]
 assert not wrong, wrong
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE)
 
 
 def test_the_package_itself_is_light():
     script = "import sys, jaxspec; assert 'jax' not in sys.modules and 'jaxspec.engine.engine' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxspec.sched.admission import MARGIN, LoadStats, SloAdmission, SloRefused, tightest_slo
+from jaxspec.sched.length.distribution import LengthDistribution
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo
 from jaxspec.sched.timing import StepTimes
@@ -27,7 +28,7 @@ def decoding(name: str) -> Request:
 
 
 def slo_admission(paced: bool = True, max_num_seqs: int = 8) -> SloAdmission:
-    return SloAdmission(TIMES, strict=True, paced=paced, max_num_seqs=max_num_seqs)
+    return SloAdmission(TIMES, LengthDistribution(), strict=True, paced=paced, max_num_seqs=max_num_seqs)
 
 
 def fits(made: SloAdmission, number: int, tpot: float, **seen: float) -> int:
@@ -93,17 +94,30 @@ def test_a_first_token_in_time():
     with pytest.raises(SloRefused, match=r"slo\.ttft_ms: 64 .* 13 tokens .* prompt's 4, .* 58 ms and may take 57.6 ms"):
         slo_admission().admit(request(ttft=0.064), 4, others)
     slo_admission().admit(request(ttft=0.064), 3, others)  # one is cached
-    with pytest.raises(SloRefused, match="all 4 slots"):
-        slo_admission(max_num_seqs=4).admit(request(ttft=9.0), 4, others)
     with pytest.raises(SloRefused, match="about 1380 ms"):  # ten steps of 64
         slo_admission().admit(request(ttft=1.5, prompt=640), 640, [])
+
+
+def test_a_first_token_when_all_slots_are_taken():
+    """A slot is free when the first of two decoding requests has reached the 90 % quantile of its output."""
+    others = [request("a", prompt=7), request("b"), decoding("c"), decoding("d")]
+    several = [decoding(name) for name in "abcd"]
+    ends = sorted(LengthDistribution().quantile(r, 0.9) - r.output_len for r in several)
+    wait = ends[0] * (10 + 2 * 4)  # ms, in steps of four
+    with pytest.raises(SloRefused, match=rf"all 4 slots are taken: one is free in about {wait:g} ms"):
+        slo_admission(max_num_seqs=4).admit(request(ttft=wait / 1000), 4, several)
+    slo_admission(max_num_seqs=4).admit(request(ttft=1.2 * wait / 1000 + 0.1), 4, several)
+    with pytest.raises(SloRefused, match=r"all 1 slots are taken$"):  # three would have to end, two decode
+        slo_admission(max_num_seqs=1).admit(request(ttft=9.0), 4, others)
+    hurried = LoadStats(gain=2.0)
+    slo_admission(max_num_seqs=4).admit(request(ttft=0.7 * wait / 1000 + 0.1), 4, several, hurried)
 
 
 def test_requests_without_slo_are_never_refused():
     made = slo_admission(max_num_seqs=1)
     for i in range(100):
         made.admit(request(str(i)), 4, [decoding("a")])
-    easy = SloAdmission(TIMES, strict=False, paced=True, max_num_seqs=1)
+    easy = SloAdmission(TIMES, LengthDistribution(), strict=False, paced=True, max_num_seqs=1)
     for i in range(100):
         easy.admit(request(str(i), 0.001, 0.001), 4, [decoding("a")])
     assert len(made) == len(easy) == made.refused == easy.refused == 0
@@ -152,7 +166,11 @@ def test_requests_with_long_contexts_take_more_of_a_step():
     """36 ms: 10 ms for the step, 2 ms a token, and 1 ms per 100 positions of each."""
     for prompt, room in ((4, 12), (200, 6), (1000, 2)):
         made = SloAdmission(
-            StepTimes({n: 1e-3 * (10 + 2 * n) for n in range(1, 65)}, 10e-6), strict=True, paced=True, max_num_seqs=64
+            StepTimes({n: 1e-3 * (10 + 2 * n) for n in range(1, 65)}, 10e-6),
+            LengthDistribution(),
+            strict=True,
+            paced=True,
+            max_num_seqs=64,
         )
         admitted: list[Request] = []
         for i in range(20):

@@ -9,16 +9,20 @@ import pytest
 from jaxspec.config import EngineConfig
 from jaxspec.sched.config import PolicyConfig
 from jaxspec.sched.kv.page_pool import PagePool
+from jaxspec.sched.length.distribution import LengthDistribution
 from jaxspec.sched.order.order import Order
 from jaxspec.sched.slots import ORDERS, PREDICTORS, SLOTS, TREES, Slot, SlotContext
-from jaxspec.sched.timing import Runtime, StepTimes
+from jaxspec.sched.timing import ResponseTimes, Runtime, StepTimes
 
 
 def test_every_policy_can_be_built_from_its_defaults() -> None:
     for slot in SLOTS:
         for name in slot.names:
             config = PolicyConfig.model_validate({slot.setting: name})
-            context = SlotContext(config, 4, PagePool(8, 4), times=StepTimes({1: 0.01}), runtime=Runtime())
+            context = SlotContext(
+                config, 4, PagePool(8, 4), times=StepTimes({1: 0.01}), runtime=Runtime(),
+                lengths=LengthDistribution(), responses=ResponseTimes(),
+            )  # fmt: skip
             if slot.setting != "draft_choice":  # they need drafters
                 slot.build(context)
 

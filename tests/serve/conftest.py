@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from helpers.fakes import FakeEngine
+from helpers.patience import PATIENCE
 from helpers.serving import serving
 from jaxspec.serve.app import ServerOptions
 
@@ -29,7 +30,7 @@ def url(engine: FakeEngine) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def http(url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, timeout=20) as client:
+    with httpx.Client(base_url=url, timeout=PATIENCE) as client:
         yield client
 
 

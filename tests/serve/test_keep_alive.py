@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from helpers.fakes import FakeEngine, recited
+from helpers.patience import PATIENCE
 from helpers.serving import CHAT, error_of, eventually, serving
 from jaxspec.serve.app import ServerOptions
 
@@ -76,7 +77,7 @@ def test_before_the_first_output(options: ServerOptions) -> None:
     try:
         with (
             serving(busy, options) as url,
-            httpx.Client(base_url=url, timeout=20) as http,
+            httpx.Client(base_url=url, timeout=PATIENCE) as http,
             ThreadPoolExecutor() as pool,
         ):
             running = pool.submit(http.post, "/v1/completions", json={"prompt": "x", "max_tokens": 50_000})

@@ -16,6 +16,7 @@ import pytest
 from helpers import checkpoints
 from helpers.fakes import RECITED
 from helpers.paths import TESTS
+from helpers.patience import PATIENCE
 from helpers.serving import eventually
 from jaxspec.config import EngineConfig
 from jaxspec.serve.__main__ import _overrides, _parser, main
@@ -131,7 +132,7 @@ def started(request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[s
 def test_a_signal_drains(started: tuple[subprocess.Popen[str], str], sig: signal.Signals) -> None:
     process, url = started
     body = {"prompt": "x", "max_tokens": 100, "stream": True}
-    with httpx.Client(base_url=url, timeout=20) as http, ThreadPoolExecutor() as pool:
+    with httpx.Client(base_url=url, timeout=PATIENCE) as http, ThreadPoolExecutor() as pool:
         stream = pool.submit(http.post, "/v1/completions", json=body)
         eventually(lambda: 'num_requests_running{model_name="fake"} 1.0' in http.get("/metrics").text)
         process.send_signal(sig)
@@ -139,7 +140,7 @@ def test_a_signal_drains(started: tuple[subprocess.Popen[str], str], sig: signal
         assert http.post("/v1/completions", json=body).status_code == 503
         assert stream.result().text.endswith("data: [DONE]\n\n")
         assert '"finish_reason":"length"' in stream.result().text
-    assert process.wait(timeout=10) == 0
+    assert process.wait(timeout=PATIENCE) == 0
 
 
 @pytest.mark.parametrize("started", [0.3], indirect=True)
@@ -150,14 +151,14 @@ def test_draining_has_an_end(started: tuple[subprocess.Popen[str], str]) -> None
         assert RECITED[0] in next(events)
         process.send_signal(signal.SIGTERM)
         assert any('"code":"aborted"' in event for event in events)
-    assert process.wait(timeout=10) == 0
+    assert process.wait(timeout=PATIENCE) == 0
 
 
 def cut(url: str) -> bool:
     """Asks for more than is ever written; -> whether the connection was closed before the answer's end."""
     body = {"prompt": "x", "max_tokens": 50_000, "stream": True}
     try:
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as response:
             return not any(line == "data: [DONE]" for line in response.iter_lines())
     except httpx.TransportError:
         return True
@@ -173,7 +174,7 @@ def test_the_second_signal_ends_all_at_once(started: tuple[subprocess.Popen[str]
         process.send_signal(sig)
         eventually(lambda: httpx.get(f"{url}/health").status_code == 503)
         process.send_signal(sig)
-        said = process.communicate(timeout=10)[1]
+        said = process.communicate(timeout=PATIENCE)[1]
         assert process.returncode == 128 + sig
         assert all(stream.result() for stream in streams)
     again = "Ctrl-C again" if sig == signal.SIGINT else "a second signal"
@@ -189,7 +190,7 @@ def test_the_second_signal_does_not_wait_for_a_long_step(started: tuple[subproce
         process.send_signal(signal.SIGINT)
         eventually(lambda: httpx.get(f"{url}/health").status_code == 503)
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=30)[1]
+        said = process.communicate(timeout=PATIENCE)[1]
         assert (process.returncode, said.count("\n")) == (130, 1)
         assert stream.result()
 

@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from helpers.fakes import FakeEngine, recited
+from helpers.patience import PATIENCE
 from helpers.serving import CHAT, COMPLETION, error_of, eventually, serving
 from jaxspec.serve.app import ServerOptions
 
@@ -45,7 +46,7 @@ def test_api_key(own: FakeEngine) -> None:
 
 
 def test_a_full_queue(own: FakeEngine) -> None:
-    with serving(own) as url, httpx.Client(base_url=url, timeout=20) as http, ThreadPoolExecutor() as pool:
+    with serving(own) as url, httpx.Client(base_url=url, timeout=PATIENCE) as http, ThreadPoolExecutor() as pool:
         answers = [pool.submit(http.post, "/v1/completions", json={"prompt": "x", "max_tokens": 200}) for _ in range(3)]
         eventually(lambda: own.stats().running + own.stats().waiting == 3)
         response = http.post("/v1/completions", json={"prompt": "x", "n": 2})
@@ -74,7 +75,9 @@ def test_a_client_that_leaves(own: FakeEngine, stream: bool) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_the_queue(own: FakeEngine, stream: bool) -> None:
     with serving(own) as url, httpx.Client(base_url=url) as http, ThreadPoolExecutor() as pool:
-        running = pool.submit(http.post, "/v1/completions", json={"prompt": "x", "max_tokens": 400, "n": 2}, timeout=20)
+        running = pool.submit(
+            http.post, "/v1/completions", json={"prompt": "x", "max_tokens": 400, "n": 2}, timeout=PATIENCE
+        )
         eventually(lambda: own.stats().running == 2)
         with pytest.raises(httpx.ReadTimeout):
             http.post("/v1/completions", json=LONG | {"stream": stream}, timeout=0.1)
@@ -84,7 +87,7 @@ def test_a_client_that_leaves_the_queue(own: FakeEngine, stream: bool) -> None:
 
 
 def test_the_engine_fails(own: FakeEngine) -> None:
-    with serving(own) as url, httpx.Client(base_url=url, timeout=20) as http, ThreadPoolExecutor() as pool:
+    with serving(own) as url, httpx.Client(base_url=url, timeout=PATIENCE) as http, ThreadPoolExecutor() as pool:
         whole = pool.submit(http.post, "/v1/completions", json=LONG)
         streamed = pool.submit(http.post, "/v1/completions", json=LONG | {"stream": True})
         eventually(lambda: own.stats().running == 2)
@@ -115,7 +118,7 @@ def test_the_openai_client_sees_an_error_in_a_stream(own: FakeEngine) -> None:
 
 
 def test_draining(own: FakeEngine) -> None:
-    with serving(own) as url, httpx.Client(base_url=url, timeout=20) as http, ThreadPoolExecutor() as pool:
+    with serving(own) as url, httpx.Client(base_url=url, timeout=PATIENCE) as http, ThreadPoolExecutor() as pool:
         short = pool.submit(http.post, "/v1/completions", json={"prompt": "x", "max_tokens": 100})
         long = pool.submit(http.post, "/v1/completions", json=LONG)
         eventually(lambda: own.stats().running == 2)

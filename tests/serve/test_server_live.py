@@ -18,6 +18,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
+from helpers.patience import PATIENCE
 from helpers.serving import eventually
 
 pytestmark = pytest.mark.slow
@@ -48,12 +49,12 @@ def url() -> Iterator[str]:
     with started() as (process, url):
         yield url
         process.terminate()
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=PATIENCE) == 0
 
 
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
         yield client
 
 
@@ -161,7 +162,7 @@ def test_many_streams_some_cut(url: str, model: str) -> None:
         return tokens, reason
 
     async def crowd() -> list[tuple[int, str | None]]:
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300) as client:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
             return await asyncio.gather(*(one(client, i) for i in range(64)))
 
     results = asyncio.run(crowd())
@@ -175,7 +176,7 @@ def test_many_streams_some_cut(url: str, model: str) -> None:
 
 def test_sigterm_drains() -> None:
     with started() as (process, url):
-        with httpx.Client(base_url=url, timeout=60) as http:
+        with httpx.Client(base_url=url, timeout=PATIENCE) as http:
             body = {"prompt": "The", "max_tokens": 200, "ignore_eos": True, "stream": True}
             with http.stream("POST", "/v1/completions", json=body) as stream:
                 events = stream.iter_lines()
@@ -187,7 +188,7 @@ def test_sigterm_drains() -> None:
                 rest = [e for e in events if e]
         assert '"finish_reason":"length"' in rest[-2]
         assert rest[-1] == "data: [DONE]"
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=PATIENCE) == 0
 
 
 def test_a_second_ctrl_c_ends_running_streams_without_noise() -> None:
@@ -196,7 +197,7 @@ def test_a_second_ctrl_c_ends_running_streams_without_noise() -> None:
 
         def cut() -> bool:
             try:
-                with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as stream:
+                with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as stream:
                     return not any(line == "data: [DONE]" for line in stream.iter_lines())
             except httpx.TransportError:
                 return True
@@ -207,7 +208,7 @@ def test_a_second_ctrl_c_ends_running_streams_without_noise() -> None:
             process.send_signal(signal.SIGINT)
             eventually(lambda: httpx.get(f"{url}/health").status_code == 503)
             process.send_signal(signal.SIGINT)
-            said = process.communicate(timeout=20)[1]
+            said = process.communicate(timeout=PATIENCE)[1]
             assert all(stream.result() for stream in streams)
         assert process.returncode == 130
         assert "Traceback" not in said and "ERROR" not in said

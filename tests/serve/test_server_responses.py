@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from helpers.live_server import started
+from helpers.patience import PATIENCE
 from helpers.serving import error_of
 
 TEXT = "<think>Hm.</think>Sure.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>"  # fmt: skip
@@ -137,13 +138,13 @@ def test_fields_reach_the_engine(client: openai.OpenAI, served: tuple[Any, str])
     ],
 )
 def test_refusals_name_the_field(served: tuple[Any, str], changes: Any, param: str) -> None:
-    response = httpx.post(f"{served[1]}/v1/responses", json={"input": "x", **changes}, timeout=20)
+    response = httpx.post(f"{served[1]}/v1/responses", json={"input": "x", **changes}, timeout=PATIENCE)
     assert (response.status_code, error_of(response)["param"]) == (400, param)
 
 
 def test_a_wrong_item_is_named(served: tuple[Any, str]) -> None:
     items = [{"role": "user", "content": "x"}, {"type": "function_call", "name": "f"}]
-    response = httpx.post(f"{served[1]}/v1/responses", json={"input": items}, timeout=20)
+    response = httpx.post(f"{served[1]}/v1/responses", json={"input": items}, timeout=PATIENCE)
     assert error_of(response)["message"] == "input: [1]: needs call_id and arguments"
 
 
@@ -174,7 +175,7 @@ def test_reasoning_may_be_left_out(client: openai.OpenAI) -> None:
 def test_a_stream_that_fails_early_has_begun() -> None:
     with started(step=0.2) as (engine, url):
         body = {"model": "fake", "input": "x", "stream": True}
-        with httpx.stream("POST", f"{url}/v1/responses", json=body, timeout=20) as response:
+        with httpx.stream("POST", f"{url}/v1/responses", json=body, timeout=PATIENCE) as response:
             lines = response.iter_lines()
             assert next(lines) == "event: response.created"
             engine.fail()

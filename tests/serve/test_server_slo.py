@@ -10,6 +10,7 @@ import pytest
 
 from helpers.fakes import FakeEngine
 from helpers.live_server import REQUESTS, ask, metrics, started, stream
+from helpers.patience import PATIENCE
 from jaxspec.sched.config import LatencySlo, SloSettings
 from jaxspec.sched.slo import NONE, Slo
 
@@ -54,7 +55,7 @@ def test_the_default_slo_applies_to_requests_that_name_none() -> None:
 
 def test_an_unknown_category_is_refused_with_the_known_ones(served: tuple[FakeEngine, str]) -> None:
     body = {"prompt": "x", "slo": {"category": "prose"}}
-    answer = httpx.post(served[1] + "/v1/completions", json=body, timeout=20)
+    answer = httpx.post(served[1] + "/v1/completions", json=body, timeout=PATIENCE)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, "slo.category", "invalid_value")
     assert error["message"] == "slo.category: 'prose' is unknown; known: chat, code"
@@ -92,7 +93,7 @@ def test_a_refusal_is_a_429(served: tuple[FakeEngine, str]) -> None:
     try:
         for extra in ({}, {"stream": True}):
             body = {"prompt": "x", "slo": {"tpot_ms": 20}, **extra}
-            answer = httpx.post(url + "/v1/completions", json=body, timeout=20)
+            answer = httpx.post(url + "/v1/completions", json=body, timeout=PATIENCE)
             error = answer.json()["error"]
             assert (answer.status_code, error["type"], error["code"]) == (429, "rate_limit_error", "slo_unattainable")
             assert error["message"] == engine.refusal and answer.headers["retry-after"] == "1"

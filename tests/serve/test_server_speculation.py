@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from helpers.live_server import CHAT, ONE, REQUESTS, ask, metrics, started, stream
+from helpers.patience import PATIENCE
 from helpers.serving import eventually
 from jaxspec.outputs import SpeculationCounts
 
@@ -100,7 +101,7 @@ def test_prometheus_without_a_drafter(plain: str) -> None:
 def test_the_time_to_the_first_token_shows_while_its_request_runs() -> None:
     with started(max_model_len=100_000) as (engine, url):
         body = {"prompt": "x", "max_tokens": 50_000, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=20) as answer:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as answer:
             events = answer.iter_lines()  # kept: the connection ends with it
             next(events)
             during = metrics(url)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from helpers import tiny
 from helpers.fakes import ByteTokenizer, as_tokenizer
 from helpers.generation import check_clean
+from helpers.patience import PATIENCE
 from helpers.serving import serving
 from jaxspec.llm import LLM
 from jaxspec.models.load import LoadedModel
@@ -41,7 +42,7 @@ def client(request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
     with LLM(loaded, draft=request.param, **settings) as llm:
         with (
             serving(llm.engine) as url,
-            openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client,
+            openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client,
         ):
             yield client
         check_clean(llm)

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from helpers.live_server import started
+from helpers.patience import PATIENCE
 from helpers.serving import error_of
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
@@ -106,7 +107,7 @@ def test_an_answer_that_is_cut(client: openai.OpenAI) -> None:
 def test_a_grammar_where_calls_must_match(served: tuple[Any, str], changes: Any, grammar: bool) -> None:
     engine, url = served
     body = {"messages": ASK, "tools": [ADD, NOW], "max_tokens": 300, **changes}
-    httpx.post(f"{url}/v1/chat/completions", json=body, timeout=20).raise_for_status()
+    httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE).raise_for_status()
     outputs = engine.submitted[-1].structured_outputs
     assert (outputs is not None) == grammar
     if "allowed_tools" in str(changes) or "'name': 'add'" in str(changes.get("tool_choice")):
@@ -153,7 +154,7 @@ def test_results_of_tools_are_part_of_the_prompt(served: tuple[Any, str]) -> Non
 )
 def test_refusals_name_the_field(served: tuple[Any, str], changes: Any, param: str, part: str) -> None:
     _, url = served
-    response = httpx.post(f"{url}/v1/chat/completions", json={"messages": ASK, **changes}, timeout=20)
+    response = httpx.post(f"{url}/v1/chat/completions", json={"messages": ASK, **changes}, timeout=PATIENCE)
     error = error_of(response)
     assert (response.status_code, error["param"]) == (400, param)
     assert part in error["message"]

@@ -12,7 +12,7 @@ from jaxspec.config import ConfigError
 from jaxspec.draft.distill.config import DistillConfig
 from jaxspec.draft.distill.data import Corpus
 from jaxspec.errors import ModelLoadError
-from jaxspec.models.drafter import DraftDecoder
+from jaxspec.models.drafter import DraftDecoder, feature_width
 from jaxspec.models.llama import head_of
 from jaxspec.models.load import LoadedModel
 from jaxspec.models.load.drafter_file import load_drafter
@@ -36,8 +36,8 @@ def vocabulary(data: Corpus, size: int, always: tuple[int, ...], total: int) -> 
 def begin(config: DistillConfig, target: LoadedModel, vocab: np.ndarray) -> DraftDecoder:
     """The initial drafter: layers of the target or of a trained drafter, and the target's head cut to `vocab [V']`.
 
-    A conditioned drafter's fuse matrix starts as embedding + 0.1 * feature, plus noise. Raises `ConfigError` if
-    `begin` is not a drafter file or has another architecture.
+    A conditioned drafter's condition starts as the target's final hidden state, and its fuse matrix as embedding plus
+    0.1 * condition, plus noise. Raises `ConfigError` if `begin` is not a drafter file or has another architecture.
     """
     c, k = target.config, min(config.layers, target.config.num_layers)
     first = 0 if config.begin == "first" else c.num_layers - k
@@ -50,6 +50,8 @@ def begin(config: DistillConfig, target: LoadedModel, vocab: np.ndarray) -> Draf
         noise = np.random.default_rng(config.seed).normal(size=(2 * c.hidden_size, c.hidden_size))
         w["fuse"] = (noise * 0.5 / np.sqrt(2 * c.hidden_size)).astype(np.float32)
         w["fuse"] += np.concatenate([np.eye(c.hidden_size), 0.1 * np.eye(c.hidden_size)]).astype(np.float32)
+        w["mix"] = np.zeros((feature_width(c), c.hidden_size), np.float32)
+        w["mix"][-c.hidden_size :] = np.diag(w["norm"])  # the last layer's output, as the target's own norm scales it
     if config.begin.endswith(".safetensors"):
         w |= _trained_weights(Path(config.begin), config, target, k)
     config_k = replace(c, num_layers=k, windowed_layers=())
@@ -63,8 +65,8 @@ def _trained_weights(path: Path, config: DistillConfig, target: LoadedModel, lay
         drafter, weights = load_drafter(path, target.config, target.weights)
     except ModelLoadError as error:
         raise ConfigError(f"begin: {error}") from None
-    if drafter.num_layers > layers or ("fuse" in weights) != config.conditioned:
-        kind = "conditioned" if "fuse" in weights else "plain"
+    if drafter.num_layers > layers or ("mix" in weights) != config.conditioned:
+        kind = "conditioned" if "mix" in weights else "plain"
         wanted = "conditioned" if config.conditioned else "plain"
         raise ConfigError(
             f"begin: {path} is a {kind} drafter of {drafter.num_layers} layers, which cannot start a {wanted} one of "

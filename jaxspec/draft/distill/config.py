@@ -25,7 +25,7 @@ class DistillConfig(BaseModel):
     out: str = Field(pattern=r"\.safetensors$")
     #: Number of layers.
     layers: PositiveInt = 1
-    #: Whether the drafter reads the target's features (as EAGLE does), or tokens only.
+    #: Whether the drafter reads the target's features (as EAGLE-3 does), or tokens only.
     conditioned: bool = True
     #: Initial layers: the target's first or last ones, or those of a trained drafter. Layers that the latter lacks are
     #: added with zero output, so they change nothing at first.
@@ -41,10 +41,11 @@ class DistillConfig(BaseModel):
     steps: PositiveInt = 2000
     learning_rate: PositiveFloat = 5e-4
     warmup: PositiveInt = 50
-    #: Passes over each row. From the second on, the input features are the drafter's own from the previous pass.
-    passes: PositiveInt = 2
-    #: Weight of the feature regression loss; the cross-entropy has weight 1.
-    regression: float = Field(0.5, ge=0)
+    #: Passes over each row, each for drafts one level deeper. From the second on, a position reads the drafter's own
+    #: output of the pass before.
+    passes: PositiveInt = 4
+    #: Weight of each pass's loss, relative to the pass before.
+    discount: float = Field(0.8, gt=0, le=1)
     #: Steps between evaluations; each also writes a checkpoint.
     every: PositiveInt = 100
     seed: int = 0

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import ConfigError
-from jaxspec.models.llama import Decoder, device_weights, forward_features
+from jaxspec.models.drafter import feature_width, tapped_layers, target_features
+from jaxspec.models.llama import Decoder, device_weights
 from jaxspec.models.load import LoadedModel
 from jaxspec.progress import progress
 from jaxspec.train_predictor.answers import Origin, origin_of, read_data, token_ids
@@ -28,11 +29,12 @@ ROWS, MULTIPLE = 8, 64
 
 class Row(NamedTuple):
     """A prompt and an answer to it, as token ids. `key` is the same for all answers to a prompt, in any file, and for
-    all turns of a conversation."""
+    all turns of a conversation. `ended`: the answer ends with its last token, else it was cut there."""
 
     key: str
     prompt: list[int]
     answer: list[int]
+    ended: bool
 
 
 @dataclass
@@ -40,10 +42,11 @@ class Corpus:
     """N rows of length L.
 
     tokens    `[N, L]` int32: prompt, answer, zeros
-    features  `[N, L, hidden]` float16: the target's final hidden states
+    features  `[N, L, TAPS * hidden]` float16: the target's, see `jaxspec.models.drafter`
     start     `[N]` int32: index of the answer's first token
     length    `[N]` int32: tokens of prompt and answer
     held_out  `[N]` bool: not trained on
+    ended     `[N]` bool: the answer ends with its last token; else it was cut there
     """
 
     tokens: np.ndarray
@@ -51,6 +54,7 @@ class Corpus:
     start: np.ndarray
     length: np.ndarray
     held_out: np.ndarray
+    ended: np.ndarray
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -82,7 +86,9 @@ def read_rows(paths: Sequence[str], longest: int, target: Origin | None = None) 
         if len(prompt) < longest - ROOM and len(answer) > 1:
             group = str(line["group"]) if line.get("turn") and "group" in line else None
             first = _bytes(prompt) if group is None else firsts.get(group, group.encode())
-            rows.append(Row(hashlib.sha256(first).hexdigest(), prompt, answer[: longest - len(prompt)]))
+            ended = line.get("capped") is False or line.get("finished") is True
+            kept = answer[: longest - len(prompt)]
+            rows.append(Row(hashlib.sha256(first).hexdigest(), prompt, kept, ended and len(kept) == len(answer)))
     if not rows:
         raise ConfigError(f"data: no answers to prompts under {longest - ROOM} tokens in {', '.join(paths)}")
     return rows
@@ -111,12 +117,13 @@ def corpus(paths: Sequence[str], target: LoadedModel, longest: int, folder: Path
             f"data: {len({row.key for row in rows})} prompts are too few: one in {HELD_OUT} is held out at random, and "
             "neither part may be empty"
         )
-    return Corpus(tokens, _features(tokens, length, target, folder), start, length, held_out)
+    ended = np.asarray([row.ended for row in rows])
+    return Corpus(tokens, _features(tokens, length, target, folder), start, length, held_out, ended)
 
 
 def _features(tokens: np.ndarray, length: np.ndarray, target: LoadedModel, folder: Path) -> np.ndarray:
-    """`[N, L, hidden]` float16, memory-mapped from a file named by a digest of rows and target."""
-    digest = hashlib.sha256(repr((target.name, tokens.shape)).encode())
+    """`[N, L, TAPS * hidden]` float16, memory-mapped from a file named by a digest of rows and target."""
+    digest = hashlib.sha256(repr((target.name, tokens.shape, tapped_layers(target.config))).encode())
     norm = np.asarray(target.weights["norm"], np.float32)
     for part in (tokens, length, norm):  # the norm tells models of the same name apart
         digest.update(part.tobytes())
@@ -124,7 +131,7 @@ def _features(tokens: np.ndarray, length: np.ndarray, target: LoadedModel, folde
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial.npy")  # an interrupted run must not leave a file that looks complete
-        features = np.lib.format.open_memmap(partial, "w+", np.float16, (*tokens.shape, target.config.hidden_size))
+        features = np.lib.format.open_memmap(partial, "w+", np.float16, (*tokens.shape, feature_width(target.config)))
         _fill(features, tokens, length, target)
         features.flush()
         partial.rename(path)
@@ -134,7 +141,7 @@ def _features(tokens: np.ndarray, length: np.ndarray, target: LoadedModel, folde
 def _fill(features: np.ndarray, tokens: np.ndarray, length: np.ndarray, target: LoadedModel) -> None:
     """Compute the features, in batches of rows of similar length. Padding stays zero."""
     model = Decoder(target.config, device_weights(target.config, target.weights, "float32"))
-    run: Callable[[jax.Array], jax.Array] = jax.jit(jax.vmap(lambda t: forward_features(model, t)))
+    run: Callable[[jax.Array], jax.Array] = jax.jit(jax.vmap(lambda t: target_features(model, t)))
     order = np.argsort(length)
     with progress("target's features, rows", len(order)) as advance:
         for i in range(0, len(order), ROWS):

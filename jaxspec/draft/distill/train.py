@@ -1,8 +1,7 @@
-"""Trains a drafter on the target model's answers: cross-entropy to its distributions, and regression of its features.
+"""Trains a drafter on the target model's answers: cross-entropy to its distributions, at every depth of a draft.
 
-The loss is EAGLE's (Li et al. 2024, §4.2) with the squared error instead of smooth L1. Later passes read the drafter's
-own features instead of the target's, as drafting does: HASS's multi-step alignment (Zhang et al. 2024), without its
-mixed attention keys.
+As in EAGLE-3 (Li et al. 2025, §3.2) nothing ties the drafter's outputs to the target's features: they learn what the
+next depths need (`unroll`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ from flax import nnx
 from jaxspec.draft.distill.begin import begin, vocabulary
 from jaxspec.draft.distill.config import DistillConfig
 from jaxspec.draft.distill.data import Corpus, padded
-from jaxspec.models.drafter import DraftDecoder, draft_forward
+from jaxspec.draft.distill.unroll import unroll
+from jaxspec.models.drafter import DraftDecoder
 from jaxspec.models.llama import head_of
 from jaxspec.models.load import LoadedModel
 from jaxspec.models.load.drafter_file import save_drafter
@@ -36,15 +36,13 @@ from jaxspec.train_predictor.checkpoints import Checkpoints
 
 #: Depths that the evaluation on held-out rows measures.
 DEPTH = 5
-#: Least mean square of features that errors are relative to, for a batch without any.
-_LEAST = 1e-6
 
 
 class Batch(NamedTuple):
     """One step's rows.
 
     tokens    `[B, L]` int32
-    features  `[B, L, hidden]` float32, the target's
+    features  `[B, L, TAPS * hidden]` float32, the target's
     use       `[B, L]` bool, positions that count: the next token is the answer's, and the row does not just fill the
               batch
     """
@@ -74,38 +72,39 @@ def plot(evaluations: Sequence[Evaluation], axes: Any) -> None:
 
 
 def trained(path: tuple[Any, ...], _: Any) -> bool:
-    """Whether a weight is trained: layers, fuse matrix and norm are; embedding and head stay the target's."""
-    return path[0] in ("layers", "fuse", "norm")
+    """Whether a weight is trained: layers, mix, fuse and norm are; embedding and head stay the target's."""
+    return path[0] in ("layers", "mix", "fuse", "norm")
 
 
 def loss_and_hits(
-    model: DraftDecoder, batch: Batch, passes: int, regression: float
+    model: DraftDecoder, batch: Batch, final_norm: jax.Array, passes: int, discount: float
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """The mean loss of all passes; and per pass `[passes]`, the share of positions where the likeliest token of drafter
-    and target agree, and the loss.
+    """The mean loss of all passes, each weighted `discount` times the one before; and per pass `[passes]`, the share of
+    positions where the likeliest token of drafter and target agree, and the loss.
 
-    Both are over the draft vocabulary and positions in use; the regression's error is relative to the mean square of
-    the target's features there. A plain drafter reads no features, so it makes one pass.
+    Both are over the draft vocabulary and positions in use. `final_norm [hidden]`: the weight of the target's final
+    norm. A plain drafter reads no features, so it makes one pass.
     """
     losses, hits = [], []
-    features = batch.features
     head = jax.lax.stop_gradient(model.head[...])
-    target_logits = batch.features @ head
+    target_logits = final_states(batch.features, final_norm) @ head
     target_probs = jax.nn.softmax(target_logits)
     best = jnp.argmax(target_logits, -1)
     count = jnp.maximum(jnp.sum(batch.use), 1)
-    # Only over positions that count: with the zeros of the padding, the weight would depend on the batch's lengths.
-    scale = jnp.sum(jnp.mean(batch.features**2, -1) * batch.use) / count
-    for _ in range(passes if model.conditioned else 1):
-        predicted = jax.vmap(lambda t, f: draft_forward(model, t, f))(batch.tokens, features)
-        logits = predicted @ head
+    passes = passes if model.conditioned else 1
+    outputs = jax.vmap(lambda t, f: unroll(model, t, f, passes), out_axes=1)(batch.tokens, batch.features)
+    for output in outputs:
+        logits = output @ head
         cross_entropy = -jnp.sum(target_probs * jax.nn.log_softmax(logits), -1)
-        error = jnp.mean((predicted - batch.features) ** 2, -1) / jnp.maximum(scale, _LEAST)
-        losses.append(jnp.sum((cross_entropy + regression * error) * batch.use) / count)
+        losses.append(jnp.sum(cross_entropy * batch.use) / count)
         hits.append(jnp.sum((jnp.argmax(logits, -1) == best) * batch.use) / count)
-        features = jax.lax.stop_gradient(predicted)
-    per_pass = jnp.stack(losses)
-    return jnp.mean(per_pass), (jnp.stack(hits), per_pass)
+    per_pass, weights = jnp.stack(losses), discount ** jnp.arange(passes)
+    return per_pass @ weights / weights.sum(), (jnp.stack(hits), per_pass)
+
+
+def final_states(features: jax.Array, final_norm: jax.Array) -> jax.Array:
+    """The target's final hidden states `[…, hidden]`: its last tapped layer is the last one, before the final norm."""
+    return features[..., -final_norm.shape[0] :] * final_norm
 
 
 class Trainer:
@@ -117,6 +116,7 @@ class Trainer:
         self.vocab = vocabulary(data, config.vocabulary, c.eos_token_ids, c.vocab_size)
         model = begin(config, target, self.vocab)
         self.graph, learn, self.rest = nnx.split(model, trained, ...)
+        self._final_norm = jnp.asarray(target.weights["norm"], jnp.float32)
         schedule = optax.warmup_cosine_decay_schedule(
             0.0, config.learning_rate, config.warmup, max(config.steps, config.warmup + 1), config.learning_rate * 0.05
         )
@@ -139,7 +139,7 @@ class Trainer:
 
             def loss(learn: Any) -> Any:
                 model = nnx.merge(self.graph, learn, rest)
-                return loss_and_hits(model, batch, self.config.passes, self.config.regression)
+                return loss_and_hits(model, batch, self._final_norm, self.config.passes, self.config.discount)
 
             (_, (hits, losses)), grads = jax.value_and_grad(loss, has_aux=True)(state["learn"])
             updates, optimizer = self.optimizer.update(grads, state["optimizer"], state["learn"])
@@ -151,17 +151,17 @@ class Trainer:
         vocab = jnp.asarray(self.vocab)
 
         def evaluate(learn: Any, rest: Any, head: jax.Array, batch: Batch) -> jax.Array:
-            """Hits `[DEPTH, B, L]` bool: whether after j passes over its own features the drafter's likeliest token is
-            the target's over the whole vocabulary (`head [hidden, vocab]`)."""
+            """Hits `[DEPTH, B, L]` bool: whether at each depth the drafter's likeliest token is the target's over the
+            whole vocabulary (`head [hidden, vocab]`)."""
             model = nnx.merge(self.graph, learn, rest)
+
+            def row(row: Batch) -> jax.Array:
+                best = jnp.argmax(final_states(row.features, self._final_norm) @ head, -1)
+                outputs = unroll(model, row.tokens, row.features, DEPTH)
+                return vocab[jnp.argmax(outputs @ model.head[...], -1)] == best
+
             # Row by row: logits of all rows over the whole vocabulary would be by far the largest array.
-            best = jax.lax.map(lambda f: jnp.argmax(f @ head, -1), batch.features)
-            features, hits = batch.features, []
-            for _ in range(DEPTH):
-                predicted = jax.vmap(lambda t, f: draft_forward(model, t, f))(batch.tokens, features)
-                hits.append(vocab[jnp.argmax(predicted @ model.head[...], -1)] == best)
-                features = predicted if model.conditioned else features
-            return jnp.stack(hits)
+            return jax.lax.map(row, batch).swapaxes(0, 1)
 
         return evaluate
 
@@ -237,10 +237,7 @@ class Trainer:
 
     def evaluate(self, rows: int = 32) -> Evaluation:
         """Hit rate per depth and mean accepted length (bonus token included) of a greedy chain, on up to `rows`
-        held-out rows.
-
-        The accepted length is an estimate: depth j attends to the keys of pass j, the engine to those of accepted
-        tokens.
+        held-out rows, whose text is the target's: what would follow a rejected token is not drafted.
         """
         held_out = np.flatnonzero(self.data.held_out)[:rows]
         hits, accepted, count = np.zeros(DEPTH), 0.0, 0

@@ -40,6 +40,17 @@ def test_deferring_reserves_what_is_predicted_and_not_what_is_allowed():
     assert allowed.steps(8) == "a a a a b b b b"
 
 
+def test_a_quantile_reserves_for_longer_outputs_than_predicted():
+    """Of the lengths seen, one in four is three times as long as predicted: it matters at 90 % and not at 50."""
+    for quantile, together in ((0.9, "a a a"), (0.5, "ab ab ab")):
+        run = Steps(memory="defer", seqs=2, pages=9, defer={"quantile": quantile})
+        for i in range(2048):
+            run.scheduler.lengths._predicted.observe(3.0 if i % 4 == 0 else 1.0, True)
+        for name in "ab":
+            run.add(name, 28, prompt=4, predicted_len=8, true_len=8)  # 3 pages of 8, or 7
+        assert run.steps(3) == together
+
+
 def test_outputs_longer_than_predicted_cost_the_last_request_its_pages():
     run = Steps(memory="defer", seqs=2, pages=8)
     liars = [run.add(name, 28, prompt=4, predicted_len=2, true_len=28) for name in "ab"]

@@ -52,6 +52,17 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+def test_a_recording_of_steps_that_overlap() -> None:
+    """Each step has its own load and end, although the next is planned before."""
+    alone, _ = record(requests=1, draft=[])
+    ahead, _ = record(requests=1, draft=[], async_scheduling=True)
+    loads = [step.load for step in alone.steps]
+    assert [step.load for step in ahead.steps[: len(loads)]] == loads
+    ends = [step.ended for step in ahead.steps[: len(loads)]]
+    assert ends == sorted(ends) and ends[0] > 0 and all(step.service > 0 for step in ahead.steps[: len(loads)])
+    assert ahead.requests[0].output == alone.requests[0].output
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_simulator_does_what_the_engine_did(preset):
     recording, scheduler = record(**PRESETS[preset])

@@ -45,9 +45,10 @@ class PaddedLayers(NativeLayers):
         batch: Batch,
         mask: jax.Array,
         earlier: Earlier | None = None,
-    ) -> tuple[jax.Array, NewKV]:
+        taps: Sequence[int] = (),
+    ) -> tuple[jax.Array, NewKV, jax.Array]:
         longest = jnp.full_like(batch.committed, jnp.max(batch.committed))
-        return super().run(model, x, kv_cache, batch._replace(committed=longest), mask, earlier)
+        return super().run(model, x, kv_cache, batch._replace(committed=longest), mask, earlier, taps)
 
     def positions_read(self, committed: np.ndarray, page_size: int) -> int:
         return super().positions_read(np.full_like(committed, committed.max()), page_size)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Micro-batches per step by name; None: as many as the heuristic finds.
 PARTS: Mapping[str, int | None] = {"1": 1, "2": 2, "3": 3, "4": 4, "5": 5, "6": 6, "heuristic": None}
+#: Two groups of requests in turns, instead of micro-batches.
+TURNS = "turns"
 APART, BESIDE = "device of its own", "the target's device"
 
 
@@ -63,12 +65,12 @@ def pipelined(args: argparse.Namespace) -> dict[str, Any]:
         tokenizer = loaded[APART].tokenizer
         ids = [chat_ids(tokenizer, text) for text in texts[: args.pipeline_concurrency]]
         params = SamplingParams(temperature=0, max_tokens=args.pipeline_tokens, ignore_eos=True)
-        turns = [(APART, name) for name in PARTS] + [(BESIDE, "1"), (BESIDE, "heuristic")]
+        turns = [(APART, name) for name in (*PARTS, TURNS)] + [(BESIDE, "1"), (BESIDE, "heuristic")]
         found: dict[str, dict[str, list[dict[str, float]]]] = {APART: {}, BESIDE: {}}
         with progress("turns", (repeats + 1) * len(turns)) as advance:
             for repeat in range(repeats + 1):
                 for place, name in turns:
-                    one = turn(loaded[place], ids, params, PARTS[name])
+                    one = turn(loaded[place], ids, params, PARTS.get(name), name == TURNS)
                     if repeat:
                         found[place].setdefault(name, []).append(one)
                     advance()
@@ -78,10 +80,12 @@ def pipelined(args: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def turn(llm: LLM, ids: list[list[int]], params: SamplingParams, parts: int | None) -> dict[str, float]:
-    """Serve all requests with `parts` micro-batches per step."""
+def turn(
+    llm: LLM, ids: list[list[int]], params: SamplingParams, parts: int | None, in_turns: bool = False
+) -> dict[str, float]:
+    """Serve all requests with `parts` micro-batches per step, or with two groups in turns."""
     engine = llm.engine
-    engine.set_speculation(engine.speculator, parts)
+    engine.set_speculation(engine.speculator, parts, in_turns)
     engine.reset_stats()
     begun = time.perf_counter()
     outputs = llm.generate(ids, params)

@@ -1,0 +1,62 @@
+"""Unrolled passes of a drafter over whole rows: what each position would draft at depth 1, 2, …
+
+This is EAGLE-3's training-time test (Li et al. 2025, §3.2). Pass j at position p reads the drafter's output of pass
+j - 1 at p - 1, as a draft at depth j + 1 does. It attends to what such a draft would find: the keys of pass 0 for
+positions that the target has computed, and those of pass i for the i-th draft token after them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.models.drafter import DraftDecoder, previous
+
+#: Keys and values of one layer in one pass, `[L, kv_heads, head_dim]` each.
+_KV = tuple[jax.Array, jax.Array]
+
+
+def unroll(model: DraftDecoder, tokens: jax.Array, features: jax.Array, passes: int) -> jax.Array:
+    """The drafter's outputs `[passes, L, hidden]` of one row `tokens [L]`, `features [L, TAPS * hidden]` the target's.
+
+    A plain drafter's passes differ in nothing.
+    """
+    rope = model.rope(jnp.arange(tokens.shape[0]))
+    kept: list[list[_KV]] = [[] for _ in model.layers]  # per layer, of the passes so far
+    condition, outputs = model.condition(features), []
+    for _ in range(passes):
+        x = model.embed(tokens, previous(condition))
+        for layer, earlier in zip(model.layers, kept, strict=True):
+            x = layer(x, rope, partial(_attend, earlier))
+        condition = model.finish(x)
+        outputs.append(condition)
+    return jnp.stack(outputs)
+
+
+def _attend(earlier: list[_KV], q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Attention of the next pass, `q [L, heads, head_dim]` -> the same shape. Appends `k` and `v` to `earlier`."""
+    earlier.append((k, v))
+    length, heads, dim = q.shape
+    depth = len(earlier) - 1
+    q = q.reshape(length, k.shape[1], -1, dim) * dim**-0.5
+    first_k, first_v = earlier[0]
+    at = jnp.arange(length)
+    committed = jnp.einsum("tkgd,skd->tkgs", q, first_k)
+    seen = (at <= at[:, None] - depth)[:, None, None]
+    scores = [jnp.where(seen, committed, -jnp.inf)]
+    drafted = [(_moved(k, depth - i), _moved(v, depth - i)) for i, (k, v) in enumerate(earlier)][1:]
+    for i, (key, _) in enumerate(drafted, 1):
+        real = (at >= depth - i)[:, None, None]
+        scores.append(jnp.where(real, jnp.einsum("tkgd,tkd->tkg", q, key), -jnp.inf)[..., None])
+    shares = jax.nn.softmax(jnp.concatenate(scores, -1), -1)
+    out = jnp.einsum("tkgs,skd->tkgd", shares[..., :length], first_v)
+    for i, (_, value) in enumerate(drafted):
+        out += shares[..., length + i, None] * value[:, :, None]
+    return out.reshape(length, heads, dim)
+
+
+def _moved(x: jax.Array, by: int) -> jax.Array:
+    """Rows `[L, …]` moved to `by` positions later; zeros at the start."""
+    return x if not by else jnp.concatenate([jnp.zeros_like(x[:by]), x[:-by]])

@@ -1,0 +1,51 @@
+"""Predicts the lengths of running requests again, from the target's hidden states (TRAIL)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+
+from jaxspec.sched.per_request import PerRequest
+from jaxspec.sched.request import Request
+from jaxspec.sched.scheduler import Scheduler
+from jaxspec.step.probe import ProbeRunner
+
+
+class Repredictor:
+    """Every `every` output tokens of a request, while others wait, replaces its prediction.
+
+    What is left is the geometric mean of what the old prediction leaves and what the probe says: single probes are
+    noisy. Requests that are due are collected, so that the probe runs once in `every` / 2 steps at most.
+    """
+
+    def __init__(self, runner: ProbeRunner, scheduler: Scheduler, page_size: int, every: int) -> None:
+        self._runner, self._scheduler, self._page_size, self._every = runner, scheduler, page_size, every
+        self._next = PerRequest[int](lambda _: every)
+        self._pause = 0  # steps until the next run
+        #: Predictions made, for metrics and tests.
+        self.made = 0
+
+    def due(self) -> list[Request]:
+        """Call once a step: the requests to predict now. Their results must have been read before `predict`."""
+        self._pause -= 1
+        if self._pause > 0 or not self._scheduler.waiting:
+            return []
+        return [r for r in self._scheduler.running if r.output_len >= self._next.of(r) and r.computed and r.pages]
+
+    def predict(self, due: Sequence[Request], now: float) -> None:
+        """Predict these requests again, between steps. Those that have ended since or lost their pages are left out."""
+        due = [r for r in due if r.pages and not r.ended]
+        if not due:
+            return
+        self._pause = self._every // 2
+        for request, left in zip(due, self._runner.left([self._slot(r) for r in due]), strict=True):
+            self._next.set(request, request.output_len + self._every)
+            if request.predicted_len is not None:
+                left = sqrt(left * max(request.predicted_len - request.output_len, 1.0))
+            self._scheduler.predicted(request.id, request.output_len + left, now, again=True)
+            self.made += 1
+
+    def _slot(self, request: Request) -> int:
+        """The slot of its last committed position."""
+        page, offset = divmod(request.computed - 1, self._page_size)
+        return request.pages[page] * self._page_size + offset

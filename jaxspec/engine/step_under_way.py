@@ -1,0 +1,38 @@
+"""A step that the device has not finished, and whether the next one may be planned before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jaxspec.engine.metrics import StepTimer
+from jaxspec.engine.micro_batch import MicroBatch
+from jaxspec.sched.plan import Plan
+from jaxspec.sched.spec.speculator import StepTerms
+
+
+@dataclass(slots=True)
+class StepUnderWay:
+    """A plan whose step has been launched."""
+
+    plan: Plan
+    timer: StepTimer
+    batches: list[MicroBatch] = field(default_factory=list[MicroBatch])
+    #: Whether another step was under way in the meantime.
+    overlaps: bool = False
+    #: What the speculator decided for it.
+    terms: StepTerms | None = None
+
+    @property
+    def drafted(self) -> bool:
+        """Whether it verifies any drafts."""
+        return any(batch.drafts for batch in self.batches)
+
+    @property
+    def predictable(self) -> bool:
+        """Whether the host knows all of its results but the tokens themselves, and needs no token for the next step.
+
+        It does with drafts, whose acceptance is open, and for penalties and token masks, which depend on the tokens.
+        """
+        if len(self.batches) > 1 or any(s.levels for s in self.plan.scheduled):
+            return False
+        return not any(state.penalised or state.constraint for state in self.batches[0].states)

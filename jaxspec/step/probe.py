@@ -1,0 +1,39 @@
+"""The length probe on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxspec.compilation import compile_ahead
+from jaxspec.models.length_probe import LengthProbe, median_left
+from jaxspec.step.runner import ModelRunner
+from jaxspec.step.step import split
+
+
+class ProbeRunner:
+    """Runs a length probe on the target's feature pool, for at most `rows` requests at once."""
+
+    def __init__(self, probe: LengthProbe, model_runner: ModelRunner, rows: int) -> None:
+        self._model_runner, self._rows = model_runner, rows
+        graph, treedef, self._leaves = split(probe)
+
+        def run(leaves: tuple[jax.Array, ...], features: jax.Array, slots: jax.Array) -> jax.Array:
+            probe = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
+            found = features.reshape(-1, features.shape[-1]).at[slots].get(mode="fill", fill_value=0)
+            return median_left(probe(found))
+
+        self._run = compile_ahead(
+            run, self._leaves, model_runner.features, jax.ShapeDtypeStruct((rows,), jnp.int32)
+        )  # fmt: skip
+
+    def left(self, slots: Sequence[int]) -> list[float]:
+        """Median of the tokens that are left, of requests by the slot (page * page size + offset) of their last
+        committed position."""
+        padded = np.full(self._rows, np.iinfo(np.int32).max, np.int32)
+        padded[: len(slots)] = slots
+        return np.asarray(self._run(self._leaves, self._model_runner.features, padded))[: len(slots)].tolist()

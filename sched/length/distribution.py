@@ -1,0 +1,106 @@
+"""The distribution of an output length, given its prediction and the tokens so far."""
+
+from __future__ import annotations
+
+from collections import deque
+from math import exp
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxspec.sched.request import Request
+
+_Floats = npt.NDArray[np.floating[Any]]
+
+#: Ended requests that count, and how many change the distribution before it is computed again.
+_MEMORY, _REFRESH = 1024, 32
+#: Before any request has ended: this number of made-up ones, log-normal around the prediction with this deviation.
+_PRIOR, _DEVIATION = 32, 0.7
+#: The same without predictions: median and deviation of the output length in tokens.
+_MEDIAN, _SPREAD = 150.0, 1.2
+
+
+class RatioDistribution:
+    """Distribution of true / predicted length, by the Kaplan-Meier estimate over ended requests.
+
+    An answer that was cut, at `max_tokens` or by its client, is censored: it would have been at least as long.
+    """
+
+    def __init__(self, median: float = 1.0, deviation: float = _DEVIATION) -> None:
+        normal = NormalDist(0.0, deviation)
+        prior = (median * exp(normal.inv_cdf((i + 0.5) / _PRIOR)) for i in range(_PRIOR))
+        # (ratio, whether the request ended by itself)
+        self._seen: deque[tuple[float, bool]] = deque(((ratio, True) for ratio in prior), _MEMORY)
+        self._new = 0
+        #: Counts how often the distribution has changed.
+        self.version = 0
+        self._compute()
+
+    def observe(self, ratio: float, ended: bool) -> None:
+        """A request has ended with this ratio: by itself, or else it was cut (`ended` false)."""
+        self._seen.append((ratio, ended))
+        self._new += 1
+        if self._new >= _REFRESH:
+            self._new = 0
+            self.version += 1
+            self._compute()
+
+    def _compute(self) -> None:
+        ratios, ended = (np.asarray(x) for x in zip(*self._seen, strict=True))
+        order = np.lexsort((~ended, ratios))  # of equal ratios, those that ended count before those that were cut
+        ratios, ended = ratios[order].astype(float), ended[order]
+        at_risk = np.arange(len(ratios), 0, -1)
+        ended[-1] = True  # what is left lies at the largest ratio
+        #: Ratios at which requests end, ascending, and the share of requests with larger ones, `[n]` each. Replaced as
+        #: one object, because admission reads it in another thread.
+        self.curve: tuple[_Floats, _Floats] = ratios[ended], np.cumprod(1 - ended / at_risk)[ended]
+
+    def above(self, ratio: float) -> float:
+        """Share of requests with a larger ratio."""
+        return _above(self.curve, ratio)
+
+    def quantile(self, share: float, above: float = 0.0) -> float | None:
+        """Smallest ratio that `share` of the requests with ratios larger than `above` do not exceed; None if none have
+        been so large."""
+        ratios, survival = curve = self.curve
+        left = _above(curve, above)
+        if left <= 0:
+            return None
+        i = int(np.searchsorted(-survival, -(1 - share) * left * (1 + 1e-12), "left"))
+        return float(ratios[min(i, len(ratios) - 1)])
+
+
+def _above(curve: tuple[_Floats, _Floats], ratio: float) -> float:
+    i = int(np.searchsorted(curve[0], ratio, "right"))
+    return float(curve[1][i - 1]) if i else 1.0
+
+
+class LengthDistribution:
+    """Distributions of output lengths: of requests with a prediction as a multiple of it, of others in tokens."""
+
+    def __init__(self) -> None:
+        self._predicted = RatioDistribution()
+        self._unpredicted = RatioDistribution(_MEDIAN, _SPREAD)
+
+    def of(self, request: Request) -> tuple[RatioDistribution, float]:
+        """The distribution of the request's length and the tokens that a ratio of 1 stands for."""
+        if request.first_prediction is None:
+            return self._unpredicted, 1.0
+        return self._predicted, request.first_prediction
+
+    def ended(self, request: Request, ended: bool) -> None:
+        """Learn from a request that has ended, by itself or else cut."""
+        if request.output_len:
+            distribution, unit = self.of(request)
+            distribution.observe(request.output_len / unit, ended)
+
+    def quantile(self, request: Request, share: float) -> float:
+        """The output tokens that its answer does not exceed with this probability, given those so far; at most
+        max_tokens, at least one more than so far."""
+        distribution, unit = self.of(request)
+        ratio = distribution.quantile(share, request.output_len / unit)
+        # Longer than any before: as for predictions, it is thought to be half done (ALISE §3.1).
+        tokens = 2 * request.output_len if ratio is None else ratio * unit
+        return min(max(tokens, request.output_len + 1), request.max_tokens)

@@ -1,0 +1,80 @@
+"""The map of orders: the same requests in every cell, a page with its tables and figure, and sane directions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxspec.bench.__main__ import main
+from jaxspec.bench.papers import orders
+from jaxspec.bench.papers.orders import ARRIVALS, PREDICTORS, Cell, Data, workload
+from jaxspec.sched.sim.arrivals import Arrival
+from jaxspec.sched.sim.workload import Lengths
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    for name in ("lengths", "traces"):
+        (folder / name).mkdir()
+    outputs = rng.integers(5, 400, 200)
+    rows = "".join(f"{n},{min(4, n // 100)}\n" for n in outputs)
+    (folder / "lengths" / "ssjf_vicuna13b_predictions.csv").write_text("output_tokens,pred_class5\n" + rows)
+    times = np.cumsum(rng.exponential(size=300))
+    (folder / "traces" / "azure_llm_2023_conv.csv").write_text("arrival_s\n" + "".join(f"{t}\n" for t in times))
+    return folder
+
+
+def test_a_small_map(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--data", str(files), "--out", str(tmp_path), "--keep", str(tmp_path), "--num-requests", "120"]
+    options += ["--arrivals", "poisson", "--loads", "1.3", "--seeds", "2", "--processes", "1"]
+    assert main(["orders", *options, "--predictors", "none", "oracle", "--orders", "sjf", "gittins", "las"]) == 0
+    assert "share of the largest gain" in capsys.readouterr().out
+    cells = json.loads((tmp_path / "orders.json").read_text())["simulated"]["cells"]
+    mean = {(row["order"], row["predictor"]): row["mean"][0] for row in cells}
+    assert mean.pop(("fcfs", "none")) == 1
+    assert mean.keys() == {
+        ("sjf", "none"),
+        ("sjf", "oracle"),
+        ("gittins", "none"),
+        ("gittins", "oracle"),
+        ("las", "none"),
+    }
+    assert mean["sjf", "oracle"] < 0.9 and mean["gittins", "oracle"] < 0.95 and mean["sjf", "none"] == 1
+    page = (tmp_path / "orders.md").read_text()
+    assert "**poisson, load 1.3**" in page and "| sjf | oracle |" in page
+    assert (tmp_path / "orders.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("arrivals", ARRIVALS)
+def test_all_orders_and_predictors_get_the_same_requests(arrivals: str) -> None:
+    rng = np.random.default_rng(1)
+    lengths = Lengths(np.zeros(50, int), rng.integers(5, 300, 50), rng.uniform(5, 300, 50))
+    data = Data(lengths, [Arrival(float(t)) for t in np.cumsum(rng.exponential(size=80))])
+    works = [workload(data, Cell(arrivals, 0.9, p, order, 3, 40)) for p in PREDICTORS for order in ("fcfs", "sjf")]
+    for work in works:
+        np.testing.assert_array_equal(work.arrival, works[0].arrival)
+        np.testing.assert_array_equal(work.output, works[0].output)
+    other = workload(data, Cell(arrivals, 0.9, "none", "fcfs", 4, 40))
+    assert not np.array_equal(other.output, works[0].output)
+
+
+def test_losses_of_gittins_are_listed() -> None:
+    place = {"arrivals": "poisson", "load": 0.9, "predictor": "proxy"}
+    rows = [
+        {**place, "order": "gittins", "mean": [0.9, 0.88, 0.92]},
+        {**place, "order": "sjf", "mean": [0.8, 0.78, 0.82]},
+    ]
+    assert "| poisson | 0.9 | proxy | sjf |" in orders._losses(rows)
+    rows[1]["mean"] = [0.89, 0.85, 0.93]
+    assert orders._losses(rows).startswith("In no cell")
+
+
+def test_missing_data_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["orders", "--data", str(tmp_path)]) == 2
+    assert "ssjf_vicuna13b_predictions.csv" in capsys.readouterr().err
+    assert main(["orders"]) == 2
+    assert "--data DIR" in capsys.readouterr().err

@@ -1,0 +1,173 @@
+"""Planning a step while the one before runs: the same tokens, and the host's time hidden behind the device's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import tiny
+from helpers.generation import GREEDY, check_clean, params, prompts, tokens_of
+from helpers.patience import PATIENCE
+from jaxspec import LLM, SamplingParams
+from jaxspec.errors import EngineDead
+from jaxspec.outputs import OutputDelta
+from jaxspec.step.packing import Packed
+from jaxspec.step.runner import ModelRunner, PendingStep
+
+COMMON: dict[str, Any] = dict(page_size=16, max_num_seqs=4, token_buckets=[1, 4, 16, 32], compilation_cache_dir="")
+ROOMY: dict[str, Any] = dict(kv_cache_tokens=2048, max_num_batched_tokens=32, max_model_len=128, draft=[])
+#: Room for little more than one long request.
+TIGHT: dict[str, Any] = ROOMY | dict(kv_cache_tokens=96, max_num_batched_tokens=12, max_model_len=72)
+KINDS: dict[str, dict[str, Any]] = {
+    "roomy": ROOMY,
+    "preempting": TIGHT | dict(memory="recompute"),
+    "pausing and swapping": TIGHT | dict(order="las", las={"quantum_ms": 0.0}, memory="swap", swap_space=0.01),
+    "drafting": ROOMY | dict(draft=["suffix", "truncated:1"], tree="chain", draft_depth=3),
+    "drafting where it pays": ROOMY | dict(draft=["suffix", "truncated:1"]),
+    "INT8 pages": ROOMY | dict(kv_cache_dtype="int8"),
+}
+LONG = replace(GREEDY, max_tokens=60)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def engines(request: pytest.FixtureRequest) -> Iterator[tuple[LLM, LLM]]:
+    """An engine of this kind, and one that decodes plainly with the same KV."""
+    kind = KINDS[request.param]
+    alone = ROOMY | {name: kind[name] for name in ("kv_cache_dtype",) if name in kind}
+    with tiny.llm(**COMMON | alone) as plain, tiny.llm(**COMMON | kind, async_scheduling=True) as llm:
+        yield llm, plain
+
+
+def assert_same_tokens(llm: LLM, plain: LLM, texts: list[list[int]], each: list[SamplingParams]) -> None:
+    assert [tokens_of(o) for o in llm.generate(texts, each)] == [tokens_of(o) for o in plain.generate(texts, each)]
+    check_clean(llm)
+
+
+def test_the_same_tokens(engines: tuple[LLM, LLM]) -> None:
+    """With requests that the host need not see a token of, and others among them."""
+    llm, plain = engines
+    texts = [[3 * i, 7, 7 + i, 7] * 3 for i in range(6)]
+    written = tokens_of(plain.generate([texts[1]], GREEDY)[0])
+    each = [
+        GREEDY,
+        replace(GREEDY, stop_token_ids=[written[6]]),
+        replace(GREEDY, temperature=0.9, seed=4, max_tokens=1),
+        replace(GREEDY, temperature=0.9, seed=5, logprobs=2, max_tokens=20),
+        replace(GREEDY, repetition_penalty=1.3, max_tokens=9),
+        replace(GREEDY, allowed_token_ids=[5, 6, 7], max_tokens=7),
+    ]
+    before = llm.engine.stats()
+    assert_same_tokens(llm, plain, texts, each)
+    after = llm.engine.stats()
+    assert after.compilations_after_warmup == before.compilations_after_warmup
+    assert after.generation_tokens - before.generation_tokens == sum(
+        len(tokens_of(o)) for o in plain.generate(texts, each)
+    )
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=20)
+@given(data=st.data())
+def test_the_same_tokens_for_any_requests(engines: tuple[LLM, LLM], data: Any) -> None:
+    llm, plain = engines
+    if llm.engine.config.kv_cache_dtype == "int8":
+        return  # pages hold other roundings in another batch
+    texts = [t[:40] for t in data.draw(st.lists(prompts, min_size=1, max_size=6))]
+    assert_same_tokens(llm, plain, texts, [data.draw(params) for _ in texts])
+
+
+def test_a_cancelled_request_ends_while_its_step_runs() -> None:
+    with tiny.llm(**COMMON | ROOMY, async_scheduling=True) as llm:
+        ends, gone, ids = [threading.Event() for _ in range(3)], dict[int, OutputDelta](), list[str]()
+
+        def take(i: int, delta: OutputDelta) -> None:
+            if i == 1 and delta.finish_reason is None:
+                llm.engine.cancel(ids[1])
+            if delta.finish_reason is not None:
+                gone[i] = delta
+                ends[i].set()
+
+        ids += [f"request {i}" for i in range(3)]
+        for i, name in enumerate(ids):
+            llm.engine.submit([i + 1, 5, 9], LONG, lambda d, i=i: take(i, d), request_id=name)
+        assert all(end.wait(PATIENCE) for end in ends)
+        assert [gone[i].finish_reason for i in range(3)] == ["length", "abort", "length"]
+        check_clean(llm)
+
+
+def test_a_failing_step_ends_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tiny.llm(**COMMON | ROOMY, async_scheduling=True) as llm:
+        ended, errors, gate = threading.Event(), list[str | None](), threading.Event()
+
+        def wait(_: PendingStep) -> Any:
+            gate.wait(PATIENCE)
+            raise RuntimeError("the device caught fire")
+
+        def take(delta: OutputDelta) -> None:
+            if delta.finish_reason is not None:
+                errors.append(delta.error)
+                if len(errors) == 2:
+                    ended.set()
+
+        monkeypatch.setattr(PendingStep, "wait", wait)
+        for i in range(2):
+            llm.engine.submit([i + 1, 5, 9], LONG, take)
+        gate.set()  # only now, so that the second request is not refused by a dead engine
+        assert ended.wait(PATIENCE)
+        assert all("the device caught fire" in (error or "") for error in errors)
+        with pytest.raises(EngineDead):
+            llm.engine.submit([1], LONG, take)
+
+
+class Device:
+    """A device that takes `step` seconds a step, and a host that takes `host` seconds to plan one, on a clock of their
+    own. Tokens are computed by the real one."""
+
+    def __init__(self, step: float, host: float) -> None:
+        self.now, self._free, self._step, self._host = 0.0, 0.0, step, host
+
+    def attach(self, monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+        runner, scheduler = llm.engine.loop.model_runner, llm.engine.loop.scheduler
+        monkeypatch.setattr(llm.engine.loop, "_clock", lambda: self.now)
+        plan: Callable[..., Any] = scheduler.plan
+
+        def planned(*args: Any) -> Any:
+            self.now += self._host
+            return plan(*args)
+
+        def execute(packed: Packed, before: PendingStep | None = None) -> PendingStep:
+            pending = ModelRunner.execute(runner, packed, before)
+            self._free = ready = max(self.now, self._free) + self._step
+            real = pending.wait
+
+            def wait() -> Any:
+                self.now = max(self.now, ready)
+                return real()
+
+            monkeypatch.setattr(pending, "wait", wait)
+            return pending
+
+        monkeypatch.setattr(scheduler, "plan", planned)
+        monkeypatch.setattr(runner, "execute", execute)
+
+
+@pytest.mark.parametrize(("host", "step"), [(3.0, 10.0), (10.0, 3.0), (5.0, 5.0)])
+def test_host_and_device_work_at_the_same_time(host: float, step: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes the longer of both times, and their sum without async scheduling."""
+    took: dict[bool, float] = {}
+    for ahead in (False, True):
+        device = Device(step, host)
+        with tiny.llm(**COMMON | ROOMY, async_scheduling=ahead) as llm:
+            with monkeypatch.context() as patch:
+                device.attach(patch, llm)
+                out = llm.generate([[1, 2, 3]], replace(GREEDY, max_tokens=41))[0]
+            assert tokens_of(out) == tiny.greedy([1, 2, 3], 41)
+        took[ahead] = device.now
+    assert took[False] == pytest.approx(41 * (host + step), rel=0.05)
+    assert took[True] == pytest.approx(41 * max(host, step), rel=0.1)

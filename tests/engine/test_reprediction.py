@@ -1,0 +1,87 @@
+"""Lengths are predicted again while answers are generated: from the right hidden states, with the same tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from helpers import tiny
+from helpers.generation import GREEDY, check_clean, tokens_of
+from jaxspec.config import ConfigError
+from jaxspec.models.drafter import feature_width, target_features
+from jaxspec.models.length_probe import LengthProbe, median_left
+from jaxspec.models.llama import Decoder, device_weights
+from jaxspec.models.load.probe_file import load_probe, save_probe
+
+SIZES: dict[str, Any] = dict(
+    page_size=16, max_num_seqs=2, token_buckets=[1, 16], kv_cache_tokens=1024, max_num_batched_tokens=16,
+    max_model_len=256, compilation_cache_dir="", draft=[], predictor="oracle",
+)  # fmt: skip
+LONG = replace(GREEDY, max_tokens=40)
+
+
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("probe") / "p.safetensors"
+    save_probe(LengthProbe(feature_width(tiny.config()), 8, nnx.Rngs(1)), "tiny", path)
+    return path
+
+
+@pytest.mark.parametrize("more", [{}, {"draft": ["ngram"], "tree": "chain"}, {"async_scheduling": True}])
+@pytest.mark.parametrize("order", ["srpt", "alise"])
+def test_predictions_change_and_tokens_do_not(probe: Path, order: str, more: dict[str, Any]) -> None:
+    texts = [[i, 7, 2 * i, 9] for i in range(6)]
+    with tiny.llm(**SIZES | more, order=order, length_probe=str(probe), length_probe_every=4) as llm:
+        got = [tokens_of(o) for o in llm.generate(texts, LONG)]
+        assert llm.engine.stats().compilations_after_warmup == 0
+        assert got == [tiny.greedy(t, 40) for t in texts]
+        assert llm.engine.loop.repredictor is not None and llm.engine.loop.repredictor.made > 10
+        check_clean(llm)
+
+
+def test_the_probe_reads_the_last_committed_position(probe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the plain forward pass over what the request has written so far."""
+    target = tiny.model()
+    decoder = Decoder(target.config, device_weights(target.config, target.weights, "float32"))
+    weights = load_probe(probe, target.config)
+    with tiny.llm(**SIZES, order="srpt", length_probe=str(probe), length_probe_every=4) as llm:
+        seen: list[tuple[list[int], float, float]] = []
+        repredictor = llm.engine.loop.repredictor
+        assert repredictor is not None
+        read = repredictor._runner.left
+
+        def left(slots: list[int]) -> list[float]:
+            found = read(slots)
+            due = [r for r in llm.engine.loop.scheduler.running if repredictor._slot(r) in slots]
+            for request in due:
+                value = found[slots.index(repredictor._slot(request))]
+                seen.append((list(request.tokens[: request.computed]), value, float(request.output_len)))
+            return found
+
+        monkeypatch.setattr(repredictor._runner, "left", left)
+        llm.generate([[i, 7, 2 * i, 9] for i in range(5)], LONG)
+    assert len(seen) > 5
+    forward = jax.jit(lambda tokens: target_features(decoder, tokens))
+    for tokens, value, _ in seen[:8]:
+        padded = np.zeros(64, np.int32)
+        padded[: len(tokens)] = tokens
+        features = forward(jnp.asarray(padded))[len(tokens) - 1]
+        assert value == pytest.approx(float(median_left(weights(features[None]))[0]), rel=1e-3)
+
+
+def test_nothing_is_predicted_while_nobody_waits(probe: Path) -> None:
+    with tiny.llm(**SIZES, order="srpt", length_probe=str(probe), length_probe_every=4) as llm:
+        llm.generate([[1, 2], [3, 4]], LONG)
+        assert llm.engine.loop.repredictor is not None and llm.engine.loop.repredictor.made == 0
+
+
+def test_a_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="length_probe: cannot read"):
+        tiny.llm(**SIZES, length_probe=str(tmp_path / "none"))

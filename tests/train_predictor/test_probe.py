@@ -1,0 +1,66 @@
+"""Training a length probe: what its examples are, that it learns, and the command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers.distillation import LONGEST, TARGET, answers
+from helpers.jsonl import write_lines
+from jaxspec.draft.distill.data import Corpus, corpus
+from jaxspec.models.load.probe_file import load_probe
+from jaxspec.train_predictor import probe as command
+from jaxspec.train_predictor.probe import STRIDE, errors, positions
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rows = [row | {"capped": i % 3 == 0} for i, row in enumerate(answers(60))]
+    return write_lines(tmp_path_factory.mktemp("probe") / "answers.jsonl", rows)
+
+
+@pytest.fixture(scope="module")
+def text(data: Path) -> Corpus:
+    return corpus([str(data)], TARGET, LONGEST, data.parent)
+
+
+def test_examples_are_positions_of_the_training_answers(text: Corpus) -> None:
+    found = positions(text, np.random.default_rng(0))
+    assert len(found.features) == len(found.left) == len(found.ended) > 100
+    assert found.features.shape[1:] == text.features.shape[2:] and found.left.min() == 1
+    longest = (text.length - text.start)[~text.held_out].max()
+    assert found.left.max() <= longest - 1 and 0.3 < found.ended.mean() < 0.9
+    most = (text.length - text.start - 1)[~text.held_out].sum()
+    assert len(found.left) <= most / STRIDE + (~text.held_out).sum()
+
+
+def test_ended_says_whether_the_answer_is_whole(text: Corpus) -> None:
+    assert 0.5 < text.ended.mean() < 0.8
+
+
+def test_the_command(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: Corpus
+) -> None:
+    monkeypatch.setattr(command, "load_model", lambda name: TARGET)
+    out = tmp_path / "p.safetensors"
+    options = ["--data", str(data), "--out", str(out), "--work", str(data.parent), "--longest", str(LONGEST)]
+    assert command.main([*options, "--steps", "300", "--width", "16"]) == 0
+    said = capsys.readouterr().out
+    assert "positions of" in said and "after 25% of the answer" in said and f"--set length_probe={out}" in said
+    # Lengths of random text cannot be known, but that 8 to 29 tokens are usual can.
+    (start, own, _), *_ = errors(load_probe(out, TARGET.config), text)
+    assert start == 0 and own < 0.5
+
+
+def test_errors_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["--data", str(tmp_path / "none"), "--out", "x"]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("jaxspec.train_predictor.probe: --data: cannot read") and line.count("\n") == 1
+    monkeypatch.setitem(sys.modules, "optax", None)
+    assert command.main(["--data", "unread", "--out", "x"]) == 2
+    assert '".[train]"' in capsys.readouterr().err

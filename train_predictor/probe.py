@@ -1,0 +1,150 @@
+"""Trains a length probe: python -m jaxspec.train_predictor.probe --data answers.jsonl --out probe.safetensors
+
+A probe re-predicts an answer's length from the target's hidden states while it is generated (`length_probe`). Data are
+files of `jaxspec.train_predictor.collect`; the target's features are computed once and kept in the folder of --work,
+where the trainer of drafters finds them too. Answers that were cut count as longer than what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxspec.bench.options import count
+from jaxspec.config import ConfigError
+from jaxspec.models.length_probe import LengthProbe, censored_loss, median_left
+from jaxspec.models.load import ModelLoadError, load_model
+from jaxspec.progress import progress
+from jaxspec.train_predictor import command as training
+from jaxspec.train_predictor.answers import check_readable
+
+if TYPE_CHECKING:
+    from jaxspec.draft.distill.data import Corpus
+
+PROG = "jaxspec.train_predictor.probe"
+#: Distance of the positions of an answer that are trained on; the first is random.
+STRIDE = 4
+BATCH, LEARNING_RATE, WEIGHT_DECAY = 1024, 1e-3, 0.05
+#: Shares of the answer at which the error is measured.
+SHARES = (0.0, 0.25, 0.5, 0.75)
+
+
+class Examples(NamedTuple):
+    """Positions of answers.
+
+    features `[N, width]` float16; left `[N]` float32: tokens after the last known one; ended `[N]` bool: the answer
+    ends there, else it was cut there. Numpy arrays, and JAX's where they are traced.
+    """
+
+    features: Any
+    left: Any
+    ended: Any
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"python -m {PROG}", description=__doc__)
+    parser.add_argument("--data", nargs="+", required=True, metavar="JSONL", help="files of collect")
+    parser.add_argument("--out", required=True, metavar="FILE", help="file of the trained probe, .safetensors")
+    parser.add_argument("--target", default="smollm2-135m", help="the model whose answers they are")
+    parser.add_argument("--work", default="distill", metavar="DIR", help="folder of features (default: distill)")
+    parser.add_argument("--longest", type=count, default=384, help="tokens of prompt and answer (default: 384)")
+    parser.add_argument("--width", type=count, default=64, help="hidden units (default: 64)")
+    parser.add_argument("--steps", type=count, default=1500, help="training steps (default: 1500)")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    try:  # the optional extra `train`
+        import optax
+
+        from jaxspec.draft.distill.data import corpus
+        from jaxspec.models.load.probe_file import save_probe
+    except ModuleNotFoundError as error:
+        return training.fail(PROG, training.lacking(error))
+    try:
+        check_readable("--data", args.data)
+        target = load_model(args.target)
+        data = corpus(args.data, target, args.longest, Path(args.work))
+    except (ConfigError, ModelLoadError) as error:
+        return training.fail(PROG, str(error))
+    rng = np.random.default_rng(args.seed)
+    examples = positions(data, rng)
+    print(
+        f"{len(examples.left)} positions of {int((~data.held_out).sum())} answers, {data.ended.mean():.0%} of which end"
+    )
+    probe = LengthProbe(data.features.shape[-1], args.width, nnx.Rngs(args.seed))
+    optimizer = nnx.Optimizer(
+        probe,
+        optax.adamw(optax.cosine_decay_schedule(LEARNING_RATE, args.steps), weight_decay=WEIGHT_DECAY),
+        wrt=nnx.Param,
+    )
+
+    @nnx.jit
+    def update(probe: LengthProbe, optimizer: nnx.Optimizer, batch: Examples) -> jax.Array:
+        def loss(probe: LengthProbe) -> jax.Array:
+            return jnp.mean(censored_loss(probe(batch.features), batch.left, batch.ended))
+
+        value, grads = nnx.value_and_grad(loss)(probe)
+        optimizer.update(probe, grads)
+        return value
+
+    with progress("training steps", args.steps) as advance:
+        for _ in range(args.steps):
+            rows = rng.integers(len(examples.left), size=BATCH)
+            update(probe, optimizer, Examples(*(part[rows] for part in examples)))
+            advance()
+    for share, own, constant in errors(probe, data):
+        print(f"after {share:.0%} of the answer: median relative error {own:.2f}, of the median length {constant:.2f}")
+    save_probe(probe, target.name, Path(args.out))
+    print(f"{args.out} written; use it with --set length_probe={args.out}")
+    return 0
+
+
+def positions(data: Corpus, rng: np.random.Generator) -> Examples:
+    """Every `STRIDE`-th position of the training answers.
+
+    At position p the feature is of token p and token p + 1 is known; the answer's last token ends it.
+    """
+    features, left, ended = [], [], []
+    for i in np.flatnonzero(~data.held_out):
+        start, length = int(data.start[i]), int(data.length[i])
+        at = np.arange(start - 1 + int(rng.integers(STRIDE)), length - 2, STRIDE)
+        if len(at):
+            features.append(np.asarray(data.features[i, at]))
+            left.append(length - 2 - at)
+            ended.append(np.full(len(at), data.ended[i]))
+    return Examples(np.concatenate(features), np.concatenate(left).astype(np.float32), np.concatenate(ended))
+
+
+def errors(probe: LengthProbe, data: Corpus) -> list[tuple[float, float, float]]:
+    """(share of the answer, median relative error of the probe's length, of the training answers' median length), on
+    held-out answers that end."""
+    output = data.length - data.start
+    usual = float(np.median(output[~data.held_out & data.ended]))
+    held_out = [i for i in np.flatnonzero(data.held_out & data.ended) if output[i] > 8]
+    found = []
+    for share in SHARES if held_out else ():
+        at = np.asarray([data.start[i] - 1 + int(share * (output[i] - 2)) for i in held_out])
+        rows = np.stack([np.asarray(data.features[i, p]) for i, p in zip(held_out, at, strict=True)])
+        done = at + 2 - data.start[held_out]
+        total = done + np.asarray(median_left(probe(jnp.asarray(rows))))
+        true = output[held_out]
+        constant = np.maximum(usual, done + 1)
+        found.append(
+            (share, *(float(np.median(np.abs(predicted - true) / true)) for predicted in (total, constant)))
+        )  # fmt: skip
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
