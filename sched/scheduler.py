@@ -73,7 +73,7 @@ class Scheduler:
         self.runtime = Runtime(config.costs)
         #: How output lengths are distributed, learned from requests that have ended.
         self.lengths = LengthDistribution()
-        self._responses = ResponseTimes()
+        self._responses = ResponseTimes(config.max_num_seqs)
         context = SlotContext(
             config.policy, config.max_num_seqs, pool, config.host_pages, config.exact_swap, config.costs,
             config.times, self.runtime, self.lengths, self._responses,
@@ -165,6 +165,7 @@ class Scheduler:
             self._first_predicted(request, request.predicted_len)
         request.number = next(self._numbers)
         self._requests[request.id] = request
+        self._responses.arrived(len(self.waiting))
         self.waiting.push(request, now)
         self._requeue()
         for observer in self.observers:
@@ -312,7 +313,8 @@ class Scheduler:
             self.order.observe(request, result, seconds)
         if result.finish_reason is not None:
             self.lengths.ended(request, result.finish_reason == "stop")
-            self._responses.observe(now - request.arrival)
+            if request.first_scheduled is not None:
+                self._responses.ended(now - request.first_scheduled)
             self._end(request, RequestStatus.FINISHED)
             return
         if request.predicted_len is not None and request.output_len >= request.predicted_len:

@@ -226,19 +226,31 @@ def between(seconds: Mapping[int, float], tokens: int) -> float:
     return float(np.interp(tokens, sizes, [seconds[n] for n in sizes]))
 
 
-#: Requests that the mean response time is over.
+#: Requests that the means of response times are over.
 _RESPONSES = 256
 
 
 class ResponseTimes:
-    """Mean seconds from arrival to the end of the last requests; `start` until one has ended."""
+    """Mean seconds from arrival to end that the last arrivals would take first come, first served.
 
-    def __init__(self, start: float = 10.0) -> None:
-        self.mean, self._count = start, 0
+    Forecast when a request arrives, from the number that wait for one of the `slots` and from the mean time that
+    requests run. The times of requests that have ended would lag behind while a queue grows. `start`: before any.
+    """
 
-    def observe(self, seconds: float) -> None:
-        self._count += 1
-        self.mean += (max(seconds, 1e-6) - self.mean) / min(self._count, _RESPONSES)
+    def __init__(self, slots: int, start: float = 10.0) -> None:
+        self.mean = self._running = start
+        self._slots, self._arrived, self._ended = slots, 0, 0
+
+    def arrived(self, waiting: int) -> None:
+        """A request has arrived while so many others wait."""
+        self._arrived += 1
+        forecast = self._running * (1 + waiting / self._slots)
+        self.mean += (forecast - self.mean) / min(self._arrived, _RESPONSES)
+
+    def ended(self, seconds: float) -> None:
+        """A request has ended that long after it was scheduled first."""
+        self._ended += 1
+        self._running += (max(seconds, 1e-6) - self._running) / min(self._ended, _RESPONSES)
 
 
 #: Steps after which an observation's weight is 1/e, and the observations that the start values count for.

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, m
 
 from jaxspec.config import load_settings
 
-#: SSJF's Table 2 and §3.1; `jaxspec.predict.formulation` has one class for each.
-FormulationName = Literal["reg_l1", "reg_mse", "cls", "ord_mse", "ord_l1", "binary", "pairwise"]
+#: SSJF's Table 2 and §3.1, and survival analysis; `jaxspec.predict.formulation` has one class for each.
+FormulationName = Literal["reg_l1", "reg_mse", "cls", "ord_mse", "ord_l1", "binary", "pairwise", "survival"]
 
 
 class PredictorConfig(BaseModel):
@@ -39,6 +39,8 @@ class PredictorConfig(BaseModel):
     formulation: FormulationName = "reg_l1"
     #: Whether regressions fit log(length + 1) or the length.
     scale: Literal["log", "linear"] = "log"
+    #: Weight of the pairwise ranking loss that `survival` adds to its own.
+    ranking: float = Field(0.0, ge=0)
     #: Number of percentile classes, for classification and in the report.
     classes: int = Field(5, ge=2, le=100)
     #: Width of the head's hidden layer.

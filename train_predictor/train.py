@@ -91,7 +91,9 @@ class Trainer:
         train = data.rows(TRAIN)
         self.bounds = np.asarray(class_bounds(data.length[train], config.classes))
         try:
-            self.formulation = Formulation.fit(config.formulation, data.length[train], config.classes, config.scale)
+            self.formulation = Formulation.fit(
+                config.formulation, data.length[train], config.classes, config.scale, config.ranking
+            )
         except ValueError as error:
             raise ConfigError(f"data: {error}") from None
         head = LengthHead(loaded.config.hidden, config.width, self.formulation.outputs, nnx.Rngs(config.seed))

@@ -17,7 +17,6 @@ from jaxspec.draft import registry as drafters
 from jaxspec.draft.registry import allocate_distributions, build, runners
 from jaxspec.engine.default_sampling import with_defaults
 from jaxspec.engine.pool_size import kv_pool_pages
-from jaxspec.engine.reprediction import Repredictor
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.length_probe import LengthProbe
 from jaxspec.models.load import LoadedModel, load_model
@@ -29,6 +28,7 @@ from jaxspec.predict.predictor import LengthPredictor
 from jaxspec.predict.service import NoPredictions, PredictionService
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
+from jaxspec.sched.reprediction import Repredictor
 from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.step.device_memory import claim_memory
@@ -151,9 +151,9 @@ def start_up(
         raise ConfigError(str(error)) from None
     repredictor = None
     if probe is not None:
-        runner = ProbeRunner(probe, model_runner, config.max_num_seqs)
+        runner = ProbeRunner(probe, model_runner, config.max_num_seqs, config.page_size)
         model_runner.startup_done()
-        repredictor = Repredictor(runner, scheduler, config.page_size, config.length_probe_every)
+        repredictor = Repredictor(scheduler, config.length_probe_every, runner.left_of)
     return Parts(
         loaded, max_model_len, warm_up, model_runner, speculator, host, pool, scheduler, predictions, repredictor
     )  # fmt: skip

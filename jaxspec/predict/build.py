@@ -14,6 +14,7 @@ from jaxspec.extras import install_hint
 from jaxspec.models.load import LoadedModel
 from jaxspec.paths import cache_folder
 from jaxspec.predict import shipped
+from jaxspec.predict.blend import BlendedPredictor
 from jaxspec.predict.index import LengthIndex
 from jaxspec.predict.predictor import LengthPredictor, TextEncoder
 from jaxspec.predict.retrieval import RetrievalPredictor
@@ -103,9 +104,8 @@ def retrieval(config: EngineConfig, model: LoadedModel, loaded: LengthPredictor 
             f"predictor: retrieval needs FAISS, which is not installed ({error}): {install_hint('retrieval')}"
         ) from None
     encoder = load_encoder(settings.encoder)
-    return RetrievalPredictor(
-        proxy(config, model, loaded), encoder, index, model.name, path, user_text(model.tokenizer)
-    )
+    kind = BlendedPredictor if settings.blend else RetrievalPredictor
+    return kind(proxy(config, model, loaded), encoder, index, model.name, path, user_text(model.tokenizer))
 
 
 def _where(source: str) -> str:

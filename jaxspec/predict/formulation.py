@@ -1,4 +1,4 @@
-"""Formulations of length prediction: loss and interpretation of the head's outputs (SSJF, §3.1 and Table 2).
+"""Formulations of length prediction: loss and interpretation of the head's outputs (SSJF, §3.1 and Table 2; survival).
 
 A capped answer, cut at L tokens, has a true length of at least L. No formulation penalises predicting more.
 """
@@ -19,6 +19,8 @@ import numpy as np
 SCALES = ("log", "linear")
 #: Points of the curve that maps a pairwise score to a length.
 _KNOTS = 64
+#: Ranges of lengths that have a hazard of their own, at most.
+_RANGES = 32
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,13 @@ class Formulation(ABC):
         return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
 
     @staticmethod
-    def fit(name: str, lengths: Sequence[float] | np.ndarray, classes: int = 5, scale: str = "log") -> Formulation:
+    def fit(
+        name: str, lengths: Sequence[float] | np.ndarray, classes: int = 5, scale: str = "log", ranking: float = 0.0
+    ) -> Formulation:
         """The formulation `name`, fitted to training `lengths [N]`.
 
-        `scale`: regressions fit "log" (log(length + 1)) or "linear". Classes hold equal shares of the lengths, as far
-        as ties allow. Raises `ValueError` naming the argument.
+        `scale`: regressions fit "log" (log(length + 1)) or "linear". Classes hold equal shares of the lengths, except
+        for ties. `ranking`: weight of the pairwise loss that `survival` adds. Raises `ValueError` naming the argument.
         """
         values = np.asarray(lengths, np.float64)
         if name not in KINDS:
@@ -73,6 +77,9 @@ class Formulation(ABC):
             return _regression(name, values, scale)
         if kind is Pairwise:
             return _pairwise(name, values)
+        if kind is Survival:
+            ends = np.unique(np.quantile(values, np.arange(_RANGES + 1) / _RANGES, method="higher"))
+            return Survival(name, tuple(float(end) for end in ends), float(ranking))
         bounds = class_bounds(values, 2 if name == "binary" else classes)
         if not bounds:
             raise ValueError("all lengths are equal, so there are no classes")
@@ -189,12 +196,7 @@ class Pairwise(Formulation):
     quantiles: tuple[float, ...]
 
     def loss(self, raw: jax.Array, length: jax.Array, weights: jax.Array, capped: jax.Array | None = None) -> jax.Array:
-        score = raw[:, 0]
-        longer = length[:, None] > length[None, :]
-        if capped is not None:
-            longer &= ~capped[None, :]  # a capped answer might be the longer one
-        pairs = weights[:, None] * weights[None, :] * longer
-        return _mean(jax.nn.softplus(score[None, :] - score[:, None]), pairs)
+        return _ranking_loss(raw[:, 0], length, weights, capped)
 
     def lengths(self, raw: np.ndarray) -> np.ndarray:
         return np.interp(raw[:, 0].astype(np.float64), self.scores, self.quantiles)
@@ -212,8 +214,58 @@ class Pairwise(Formulation):
                 raise ValueError(f"formulation {self.name}: scores and quantiles must ascend")
 
 
+@dataclass(frozen=True)
+class Survival(Formulation):
+    """Survival analysis in ranges of lengths (Kvamme & Borgan 2021, discrete time): for each range a hazard, the chance
+    that an answer which reaches it ends within it.
+
+    Range i holds the lengths in `(ends[i - 1], ends[i]]`. The loss is the negative log-likelihood: of a capped answer
+    it is known that it survived the ranges before its cut. `ranking` adds that many times the pairwise loss of the mean
+    log-length. It predicts the median length.
+    """
+
+    ends: tuple[float, ...]
+    ranking: float
+
+    @property
+    def outputs(self) -> int:
+        return len(self.ends)
+
+    def loss(self, raw: jax.Array, length: jax.Array, weights: jax.Array, capped: jax.Array | None = None) -> jax.Array:
+        at = jnp.searchsorted(jnp.asarray(self.ends), length)  # beyond the last range: survived all
+        survived = jnp.arange(self.outputs) < at[:, None]
+        likelihood = jnp.sum(jnp.where(survived, jax.nn.log_sigmoid(-raw), 0.0), -1)
+        here = jnp.take_along_axis(raw, jnp.minimum(at, self.outputs - 1)[:, None], 1)[:, 0]
+        ended = at < self.outputs if capped is None else (at < self.outputs) & ~capped
+        loss = _mean(-likelihood - jnp.where(ended, jax.nn.log_sigmoid(here), 0.0), weights)
+        if not self.ranking:
+            return loss
+        return loss + self.ranking * _ranking_loss(self._mean_log(raw), length, weights, capped)
+
+    def _mean_log(self, raw: jax.Array) -> jax.Array:
+        """Mean logarithm of the length `[B]`, of one beyond all ranges their end's."""
+        survival = jnp.exp(jnp.cumsum(jax.nn.log_sigmoid(-raw), -1))
+        logs = jnp.log(jnp.asarray(self.ends))
+        return logs[0] + survival[:, :-1] @ jnp.diff(logs)
+
+    def quantile(self, raw: np.ndarray, share: float) -> np.ndarray:
+        """Length `[B]` float64 that the answer does not exceed with this probability, at most the last range's end."""
+        survival = np.exp(np.cumsum(-np.logaddexp(0.0, raw.astype(np.float64)), -1))
+        logs = np.log(np.asarray((1.0, *self.ends)))
+        ended = np.concatenate([np.zeros((len(raw), 1)), 1 - survival], -1)
+        return np.exp([np.interp(share, row, logs) for row in ended])
+
+    def lengths(self, raw: np.ndarray) -> np.ndarray:
+        return self.quantile(raw, 0.5)
+
+    def __post_init__(self) -> None:
+        _numbers(self.name, (*self.ends, self.ranking))
+        if not self.ends or self.ends[0] < 1 or any(b <= a for a, b in pairwise(self.ends)) or self.ranking < 0:
+            raise ValueError(f"formulation {self.name}: ends must ascend from 1, and ranking must not be negative")
+
+
 #: reg_l1, reg_mse: regression of the length. cls: percentile classes. ord_mse, ord_l1: regression of the class index.
-#: binary: below the median or not. pairwise: a score that is higher for longer answers.
+#: binary: below the median or not. pairwise: a score that is higher for longer answers. survival: hazards.
 KINDS: dict[str, type[Formulation]] = {
     "reg_l1": Regression,
     "reg_mse": Regression,
@@ -222,6 +274,7 @@ KINDS: dict[str, type[Formulation]] = {
     "ord_l1": Ordinal,
     "binary": Classes,
     "pairwise": Pairwise,
+    "survival": Survival,
 }
 NAMES = tuple(KINDS)
 
@@ -249,6 +302,15 @@ def _shares() -> list[float]:
 
 def _label(bounds: tuple[float, ...], length: jax.Array) -> jax.Array:
     return jnp.searchsorted(jnp.asarray(bounds), length, side="right")
+
+
+def _ranking_loss(score: jax.Array, length: jax.Array, weights: jax.Array, capped: jax.Array | None) -> jax.Array:
+    """Logistic loss of the differences of scores `[B]`, over the pairs whose longer answer is known."""
+    longer = length[:, None] > length[None, :]
+    if capped is not None:
+        longer &= ~capped[None, :]  # a capped answer might be the longer one
+    pairs = weights[:, None] * weights[None, :] * longer
+    return _mean(jax.nn.softplus(score[None, :] - score[:, None]), pairs)
 
 
 def _below(error: jax.Array, capped: jax.Array | None) -> jax.Array:

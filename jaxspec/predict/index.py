@@ -36,6 +36,22 @@ class Rows:
         return Rows(self.vectors[rows], self.lengths[rows], self.inserted[rows], self.used[rows])
 
 
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """The true lengths `[k]` of the answers to similar prompts, and the prompts' similarities `[k]`; `k` may be 0."""
+
+    lengths: np.ndarray
+    similarity: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def mean(self) -> float:
+        """Mean length weighted by similarity (ALISE, Algorithm 1); NaN if there are none."""
+        return float(np.average(self.lengths, weights=self.similarity)) if len(self) else np.nan
+
+
 class LengthIndex:
     """Estimates an answer's length from the `k` most similar prompts with a cosine similarity of at least `threshold`.
 
@@ -63,16 +79,20 @@ class LengthIndex:
     def estimate(self, vectors: np.ndarray) -> np.ndarray:
         """Estimated lengths `[n]` float64 for unit vectors `[n, H]`: the neighbours' lengths weighted by similarity, or
         NaN if no neighbour is similar enough. Raises `ValueError` if H is not the index's."""
-        vectors = _rows(vectors)
-        out = np.full(len(vectors), np.nan)
+        return np.asarray([near.mean for near in self.near(vectors)], np.float64)
+
+    def near(self, vectors: np.ndarray) -> list[Neighbours]:
+        """The neighbours of each of the unit vectors `[n, H]`. Raises `ValueError` if H is not the index's."""
+        out = []
         with self._lock:
-            for i, vector in enumerate(vectors):
+            for vector in _rows(vectors):
                 similarity, found = self._nearest(vector)
-                near = similarity >= self.threshold
-                if near.any():
-                    out[i] = np.average(self._lengths[found[near]], weights=similarity[near])
+                enough = similarity >= self.threshold
+                similarity, found = similarity[enough], found[enough]
+                out.append(Neighbours(self._lengths[found], similarity))
+                if len(found):
                     self._now += 1
-                    self._used[found[near]] = self._now
+                    self._used[found] = self._now
         return out
 
     def insert(self, vectors: np.ndarray, lengths: Sequence[float] | np.ndarray) -> None:

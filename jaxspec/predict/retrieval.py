@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxspec.predict import index_file
-from jaxspec.predict.index import LengthIndex
+from jaxspec.predict.index import LengthIndex, Neighbours
 from jaxspec.predict.predictor import LengthPredictor, TextEncoder
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class RetrievalPredictor:
         self._probe: np.ndarray | None = None
         self._unsaved = False
         self._warned = False
-        #: Number of predictions from neighbours, and from the proxy.
+        #: Number of predictions for prompts with similar ones, and for others.
         self.found = 0
         self.asked = 0
 
@@ -80,15 +80,21 @@ class RetrievalPredictor:
         if not texts:
             return np.zeros(0)
         known = self._embedded(texts)
-        out = self.index.estimate(np.stack([known[text].vector for text in texts]))
-        strangers = [text for text, length in zip(texts, out, strict=True) if np.isnan(length)]
-        if new := [text for text in dict.fromkeys(strangers) if known[text].proxied is None]:
+        near = self.index.near(np.stack([known[text].vector for text in texts]))
+        asked = [text for text, n in zip(texts, near, strict=True) if self._asks_proxy(n)]
+        if new := [text for text in dict.fromkeys(asked) if known[text].proxied is None]:
             for text, length in zip(new, self._proxy.predict(new).tolist(), strict=True):
                 known[text].proxied = length
-        out[np.isnan(out)] = [known[text].proxied for text in strangers]
-        self.found += len(texts) - len(strangers)
-        self.asked += len(strangers)
-        return out
+        self.found += sum(len(n) > 0 for n in near)
+        self.asked += sum(not len(n) for n in near)
+        return np.asarray([self._length(n, known[text].proxied) for text, n in zip(texts, near, strict=True)])
+
+    def _asks_proxy(self, near: Neighbours) -> bool:
+        return not len(near)
+
+    def _length(self, near: Neighbours, proxied: float | None) -> float:
+        """The prediction for a prompt with these neighbours, `proxied`: the proxy's, if it was asked."""
+        return near.mean if proxied is None or len(near) else proxied
 
     def _embedded(self, texts: Sequence[str]) -> dict[str, _Read]:
         """What is known of each text, its embedding included. Recent texts come from a cache."""

@@ -11,6 +11,7 @@ from flax import nnx
 
 from jaxspec.compilation import compile_ahead
 from jaxspec.models.length_probe import LengthProbe, median_left
+from jaxspec.sched.request import Request
 from jaxspec.step.runner import ModelRunner
 from jaxspec.step.step import split
 
@@ -18,8 +19,8 @@ from jaxspec.step.step import split
 class ProbeRunner:
     """Runs a length probe on the target's feature pool, for at most `rows` requests at once."""
 
-    def __init__(self, probe: LengthProbe, model_runner: ModelRunner, rows: int) -> None:
-        self._model_runner, self._rows = model_runner, rows
+    def __init__(self, probe: LengthProbe, model_runner: ModelRunner, rows: int, page_size: int) -> None:
+        self._model_runner, self._rows, self._page_size = model_runner, rows, page_size
         graph, treedef, self._leaves = split(probe)
 
         def run(leaves: tuple[jax.Array, ...], features: jax.Array, slots: jax.Array) -> jax.Array:
@@ -31,9 +32,13 @@ class ProbeRunner:
             run, self._leaves, model_runner.features, jax.ShapeDtypeStruct((rows,), jnp.int32)
         )  # fmt: skip
 
-    def left(self, slots: Sequence[int]) -> list[float]:
-        """Median of the tokens that are left, of requests by the slot (page * page size + offset) of their last
-        committed position."""
+    def left_of(self, requests: Sequence[Request]) -> list[float]:
+        """Median of the tokens that each request still has to generate. They must have committed positions."""
         padded = np.full(self._rows, np.iinfo(np.int32).max, np.int32)
-        padded[: len(slots)] = slots
-        return np.asarray(self._run(self._leaves, self._model_runner.features, padded))[: len(slots)].tolist()
+        padded[: len(requests)] = [self._slot(r) for r in requests]
+        return np.asarray(self._run(self._leaves, self._model_runner.features, padded))[: len(requests)].tolist()
+
+    def _slot(self, request: Request) -> int:
+        """The slot of its last committed position."""
+        page, offset = divmod(request.computed - 1, self._page_size)
+        return request.pages[page] * self._page_size + offset

@@ -30,6 +30,9 @@ class RetrievalSettings(Section):
     #: Minimum cosine similarity of their embeddings. If no prompt reaches it, the proxy predicts. At 0.8 similar
     #: prompts predicted worse than the proxy, at 0.9 about as well or a little better, on the few that had one.
     threshold: float = Field(default=0.9, gt=0, le=1)
+    #: Average their lengths with the proxy's prediction, each by its precision, instead of asking the proxy only about
+    #: prompts that are like no other. It then reads every prompt.
+    blend: bool = False
     #: The pre-trained encoder: all-minilm-l6-v2, or the Hugging Face folder of a BERT encoder.
     encoder: str = Field(default="all-minilm-l6-v2", min_length=1)
     #: Maximum number of lengths stored, about 1.5 KB each. A full index evicts the least recently stored or found.

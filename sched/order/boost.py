@@ -15,14 +15,14 @@ from jaxspec.sched.timing import ResponseTimes, Runtime
 
 #: The scale of boosts relative to the mean response time. In simulations with SSJF's predicted classes (`bench
 #: orders`), larger ones exceed 1.1 times FCFS's 99 % quantile.
-_SHARE = 0.8
+_SHARE = 0.9
 
 
 class BoostSettings(Section):
     """`order: boost`: arrival less a boost that falls with the predicted execution time."""
 
-    #: The time scale 1 / γ of boosts, in ms: about the time by which a short request overtakes long ones. None: 0.8 of
-    #: the mean response time of the last requests.
+    #: The time scale 1 / γ of boosts, in ms: about the time by which a short request overtakes long ones. None: 0.9 of
+    #: the mean response time that the last requests would have with FCFS.
     scale_ms: PositiveFloat | None = None
 
 

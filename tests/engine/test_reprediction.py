@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from jaxspec.models.drafter import feature_width, target_features
 from jaxspec.models.length_probe import LengthProbe, median_left
 from jaxspec.models.llama import Decoder, device_weights
 from jaxspec.models.load.probe_file import load_probe, save_probe
+from jaxspec.sched.request import Request
 
 SIZES: dict[str, Any] = dict(
     page_size=16, max_num_seqs=2, token_buckets=[1, 16], kv_cache_tokens=1024, max_num_batched_tokens=16,
@@ -52,24 +54,21 @@ def test_the_probe_reads_the_last_committed_position(probe: Path, monkeypatch: p
     decoder = Decoder(target.config, device_weights(target.config, target.weights, "float32"))
     weights = load_probe(probe, target.config)
     with tiny.llm(**SIZES, order="srpt", length_probe=str(probe), length_probe_every=4) as llm:
-        seen: list[tuple[list[int], float, float]] = []
+        seen: list[tuple[list[int], float]] = []
         repredictor = llm.engine.loop.repredictor
         assert repredictor is not None
-        read = repredictor._runner.left
+        read = repredictor._left_of
 
-        def left(slots: list[int]) -> list[float]:
-            found = read(slots)
-            due = [r for r in llm.engine.loop.scheduler.running if repredictor._slot(r) in slots]
-            for request in due:
-                value = found[slots.index(repredictor._slot(request))]
-                seen.append((list(request.tokens[: request.computed]), value, float(request.output_len)))
+        def left_of(requests: Sequence[Request]) -> Sequence[float]:
+            found = read(requests)
+            seen.extend((list(r.tokens[: r.computed]), left) for r, left in zip(requests, found, strict=True))
             return found
 
-        monkeypatch.setattr(repredictor._runner, "left", left)
+        monkeypatch.setattr(repredictor, "_left_of", left_of)
         llm.generate([[i, 7, 2 * i, 9] for i in range(5)], LONG)
     assert len(seen) > 5
     forward = jax.jit(lambda tokens: target_features(decoder, tokens))
-    for tokens, value, _ in seen[:8]:
+    for tokens, value in seen[:8]:
         padded = np.zeros(64, np.int32)
         padded[: len(tokens)] = tokens
         features = forward(jnp.asarray(padded))[len(tokens) - 1]

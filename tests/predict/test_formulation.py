@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxspec.predict.formulation import NAMES, Formulation, Pairwise, class_bounds
+from jaxspec.predict.formulation import NAMES, Formulation, Pairwise, Survival, class_bounds
 
 LENGTHS = np.asarray([2, 4, 8, 16, 32, 64, 128, 256, 512, 1024], np.float64)
 
@@ -56,6 +56,8 @@ def test_outputs_free_to_move_learn_the_lengths(name: str, scale: str) -> None:
     chex.assert_shape(found, LENGTHS.shape)
     if name.startswith("reg"):
         np.testing.assert_allclose(found, LENGTHS, rtol=0.2, atol=3)
+    elif name == "survival":  # the middle of the range that ends with the length
+        np.testing.assert_allclose(found, LENGTHS / 2**0.5, rtol=0.1)
     elif name == "pairwise":
         assert (np.diff(found) > 0).all() and np.corrcoef(np.log(found), np.log(LENGTHS))[0, 1] > 0.98
     else:
@@ -64,6 +66,7 @@ def test_outputs_free_to_move_learn_the_lengths(name: str, scale: str) -> None:
 
 def test_widths() -> None:
     widths = {name: Formulation.fit(name, LENGTHS, classes=4).outputs for name in NAMES}
+    assert widths.pop("survival") == len(LENGTHS)
     assert widths == {"reg_l1": 1, "reg_mse": 1, "cls": 4, "ord_mse": 1, "ord_l1": 1, "binary": 2, "pairwise": 1}
 
 
@@ -121,6 +124,34 @@ def test_pairs_with_a_shorter_answer_that_was_cut_are_unknown() -> None:
     f = Formulation.fit("pairwise", LENGTHS)
     assert loss(f, [1.0, 0.0], [9, 3], capped=[False, True]) == 0
     assert loss(f, [1.0, 0.0], [9, 3], capped=[True, False]) > 0
+
+
+def test_survival_by_hand() -> None:
+    """Hazards of 1/2 in each of ten ranges."""
+    f = Formulation.fit("survival", LENGTHS)
+    assert isinstance(f, Survival) and f.ends == tuple(LENGTHS)
+    half = np.zeros((1, 10))
+    assert loss(f, half, [2]) == pytest.approx(np.log(2)), "ended in the first range"
+    assert loss(f, half, [7]) == pytest.approx(3 * np.log(2)), "survived two and ended in the third"
+    assert loss(f, half, [7], capped=[True]) == pytest.approx(2 * np.log(2)), "how it went on is not known"
+    assert loss(f, half, [5000]) == pytest.approx(10 * np.log(2)), "survived all"
+    assert f.quantile(half, 0.5)[0] == pytest.approx(2) and f.quantile(half, 0.75)[0] == pytest.approx(4)
+    assert f.quantile(half, 0.625)[0] == pytest.approx(8**0.5)
+    assert f.lengths(np.full((1, 10), -50.0))[0] == pytest.approx(1024), "never ends"
+
+
+def test_survival_adds_a_ranking_loss() -> None:
+    """Of the mean log-length, for which the first hazard of one row is 1 and of the other 0."""
+    plain, ranked = (Formulation.fit("survival", LENGTHS, ranking=r) for r in (0.0, 2.0))
+    raw = np.stack([np.full(10, 50.0), np.full(10, -50.0)])
+    far = np.log(1024 / 2)
+    for lengths, expected in (([2, 1024], np.log1p(np.exp(-far))), ([1024, 2], np.log1p(np.exp(far)))):
+        added = loss(ranked, raw, lengths) - loss(plain, raw, lengths)
+        assert added == pytest.approx(2 * expected, rel=1e-3, abs=1e-5)
+    slope = jax.grad(lambda r: ranked.loss(r, jnp.asarray([2.0, 9.0]), ones(2), jnp.asarray([False, True])))(
+        jnp.asarray(raw, jnp.float32)
+    )
+    chex.assert_tree_all_finite(slope)
 
 
 def test_pairwise_scores_become_training_quantiles() -> None:

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from helpers.predictors import WIDTH, FakeEncoder, FakePredictor, vector
 from jaxspec.predict import index_file
+from jaxspec.predict.blend import BlendedPredictor
 from jaxspec.predict.index import SAME, LengthIndex
 from jaxspec.predict.predictor import Learner
 from jaxspec.predict.retrieval import RetrievalPredictor
@@ -291,6 +292,38 @@ def test_strangers_get_the_proxys_length() -> None:
     assert proxy.asked == [["a", "b"]]  # once each, for predicting and learning
     own.learn(["c"], [30])
     assert own.predict(["c"]).tolist() == pytest.approx([30])
+
+
+def test_a_blend_trusts_neighbours_that_agree() -> None:
+    """Of the proxy's 100 tokens and others' lengths, all in logarithms."""
+    proxy = FakePredictor(length=100)
+    own = BlendedPredictor(proxy, FakeEncoder(), index(k=8, threshold=0.5), "model")
+    own.warm_up()
+    assert own.predict(["a"]).tolist() == pytest.approx([100]), "no neighbour yet"
+    own.index.insert(vectors("a"), [400])
+    assert own.predict(["a"]).tolist() == pytest.approx([(100 * 400**2) ** (1 / 3)], rel=0.1), "one, half as uncertain"
+    agree, differ = ([400] * 7, [100, 1600, 100, 1600, 100, 1600, 400])
+    found = []
+    for lengths in (agree, differ):
+        own.index.restore(index().rows())
+        own.index.insert(vectors(*["a"] * 7), lengths)
+        found.append(own.predict(["a"])[0])
+    assert 350 < found[0] <= 400 and 150 < found[1] < 0.8 * found[0]
+    assert proxy.asked == [["a"]], "the proxy's predictions are remembered"
+
+
+def test_a_blend_learns_how_wrong_the_proxy_is() -> None:
+    found = []
+    for true in (100, 800):
+        own = BlendedPredictor(FakePredictor(length=100), FakeEncoder(), index(threshold=0.5), "model")
+        own.warm_up()
+        for i in range(100):
+            own.predict([f"prompt {i}"])
+            own.learn([f"prompt {i}"], [true])
+        own.index.restore(index().rows())
+        own.index.insert(vectors("a", "a"), [200, 400])
+        found.append(own.predict(["a"])[0])
+    assert 100 < found[0] < 200 < found[1] <= 283, "a proxy that is right counts more"
 
 
 def test_what_was_read_is_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ def test_every_policy_can_be_built_from_its_defaults() -> None:
             config = PolicyConfig.model_validate({slot.setting: name})
             context = SlotContext(
                 config, 4, PagePool(8, 4), times=StepTimes({1: 0.01}), runtime=Runtime(),
-                lengths=LengthDistribution(), responses=ResponseTimes(),
+                lengths=LengthDistribution(), responses=ResponseTimes(4),
             )  # fmt: skip
             if slot.setting != "draft_choice":  # they need drafters
                 slot.build(context)

@@ -83,7 +83,7 @@ def test_the_best_weights_are_the_result(finished: Trainer) -> None:
     assert finished.at.best == pytest.approx(min(e["validation"] for e in finished.evaluations), abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["reg_mse", "cls", "ord_mse", "ord_l1", "binary", "pairwise"])
+@pytest.mark.parametrize("name", ["reg_mse", "cls", "ord_mse", "ord_l1", "binary", "pairwise", "survival"])
 def test_every_formulation_trains(name: str, data: Corpus, tmp_path: Path) -> None:
     trainer = Trainer(settings(formulation=name, head_steps=80), texts.encoder(), data)
     found = trainer.run(tmp_path)

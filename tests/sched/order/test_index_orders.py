@@ -147,20 +147,20 @@ def test_shorter_ones_preempt(order: str) -> None:
 
 def test_the_boost_is_the_papers() -> None:
     runtime = Runtime()
-    order = Boost(5.0, runtime, ResponseTimes())
+    order = Boost(5.0, runtime, ResponseTimes(4))
     r = request(20.0, arrival=100.0)
     assert order.key(r) == pytest.approx(100 + 5 * log(1 - exp(-runtime.remaining(r) / 5)))
 
 
 def test_short_requests_overtake_long_ones_within_a_bounded_time() -> None:
-    order = Boost(10.0, Runtime(), ResponseTimes())
+    order = Boost(10.0, Runtime(), ResponseTimes(4))
     long, short, later = request(800.0), request(10.0, arrival=5.0), request(10.0, arrival=60.0)
     assert order.key(short) < order.key(long) < order.key(later)
 
 
 def test_a_waiting_request_keeps_its_boost_while_the_model_learns() -> None:
     runtime = Runtime()
-    order, r = Boost(10.0, runtime, ResponseTimes()), request(50.0)
+    order, r = Boost(10.0, runtime, ResponseTimes(4)), request(50.0)
     before = order.key(r)
     runtime.d *= 3
     assert order.key(r) == before
@@ -169,12 +169,28 @@ def test_a_waiting_request_keeps_its_boost_while_the_model_learns() -> None:
 
 
 def test_boosts_follow_the_response_times() -> None:
-    responses = ResponseTimes()
-    order, exact = Boost(None, Runtime(), responses), Boost(16.0, Runtime(), responses)
-    for _ in range(10):
-        responses.observe(20.0)
+    """Those that first come, first served would have: with four slots, half a queue of eight runs before the last."""
+    responses = ResponseTimes(4)
+    order, exact = Boost(None, Runtime(), responses), Boost(0.9 * 40, Runtime(), responses)
+    responses.ended(20.0)
+    responses.arrived(4)
+    assert responses.mean == pytest.approx(40)
     assert order.key(request(10.0)) == pytest.approx(exact.key(request(10.0)))
+    responses.arrived(8)
+    assert responses.mean == pytest.approx(50), "the mean of 40 and 60"
+    for _ in range(5000):
+        responses.ended(1.0)
+        responses.arrived(0)
+    assert responses.mean == pytest.approx(1.0, abs=0.1)
+
+
+def test_response_times_are_forecast_as_requests_arrive() -> None:
     run = Steps(order="boost", predictor="oracle")
     run.add("a", true_len=3)
     run.finish()
-    assert run.scheduler._responses.mean == pytest.approx(run.now - run.requests["a"].arrival, abs=1.0)
+    times = run.scheduler._responses
+    begun = run.requests["a"].first_scheduled
+    assert begun is not None
+    ran = run.now - begun
+    run.add("b", true_len=3)
+    assert times.mean == pytest.approx((10 + ran) / 2, abs=0.1), "what was known at each arrival"

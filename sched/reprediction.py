@@ -1,25 +1,28 @@
-"""Predicts the lengths of running requests again, from the target's hidden states (TRAIL)."""
+"""Predicts the lengths of running requests again, from what the target knows while it generates (TRAIL)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import sqrt
 
 from jaxspec.sched.per_request import PerRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import Scheduler
-from jaxspec.step.probe import ProbeRunner
 
 
 class Repredictor:
     """Every `every` output tokens of a request, while others wait, replaces its prediction.
 
-    What is left is the geometric mean of what the old prediction leaves and what the probe says: single probes are
-    noisy. Requests that are due are collected, so that the probe runs once in `every` / 2 steps at most.
+    `left_of` gives the tokens that each of these requests is expected still to generate: on the engine by the length
+    probe (`jaxspec.step.probe`). What is left becomes the geometric mean of that and of what the old prediction leaves:
+    single probes are noisy. Requests that are due are collected, so that the probe runs once in `every` / 2 steps at
+    most.
     """
 
-    def __init__(self, runner: ProbeRunner, scheduler: Scheduler, page_size: int, every: int) -> None:
-        self._runner, self._scheduler, self._page_size, self._every = runner, scheduler, page_size, every
+    def __init__(
+        self, scheduler: Scheduler, every: int, left_of: Callable[[Sequence[Request]], Sequence[float]]
+    ) -> None:
+        self._scheduler, self._every, self._left_of = scheduler, every, left_of
         self._next = PerRequest[int](lambda _: every)
         self._pause = 0  # steps until the next run
         #: Predictions made, for metrics and tests.
@@ -38,14 +41,9 @@ class Repredictor:
         if not due:
             return
         self._pause = self._every // 2
-        for request, left in zip(due, self._runner.left([self._slot(r) for r in due]), strict=True):
+        for request, left in zip(due, self._left_of(due), strict=True):
             self._next.set(request, request.output_len + self._every)
             if request.predicted_len is not None:
                 left = sqrt(left * max(request.predicted_len - request.output_len, 1.0))
             self._scheduler.predicted(request.id, request.output_len + left, now, again=True)
             self.made += 1
-
-    def _slot(self, request: Request) -> int:
-        """The slot of its last committed position."""
-        page, offset = divmod(request.computed - 1, self._page_size)
-        return request.pages[page] * self._page_size + offset
