@@ -242,7 +242,7 @@ class ResponseTimes:
         self._slots, self._arrived, self._ended = slots, 0, 0
 
     def arrived(self, waiting: int) -> None:
-        """A request has arrived while so many others wait."""
+        """A request has arrived while `waiting` others wait for a slot."""
         self._arrived += 1
         forecast = self._running * (1 + waiting / self._slots)
         self.mean += (forecast - self.mean) / min(self._arrived, _RESPONSES)

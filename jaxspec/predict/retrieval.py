@@ -93,7 +93,7 @@ class RetrievalPredictor:
         return not len(near)
 
     def _length(self, near: Neighbours, proxied: float | None) -> float:
-        """The prediction for a prompt with these neighbours, `proxied`: the proxy's, if it was asked."""
+        """The prediction for a prompt with these neighbours. `proxied`: the proxy's prediction, if it was asked."""
         return near.mean if proxied is None or len(near) else proxied
 
     def _embedded(self, texts: Sequence[str]) -> dict[str, _Read]:
