@@ -21,6 +21,8 @@ from jaxspec.bench.disturbance import resident_bytes, tree
 START_TIMEOUT = 900.0
 #: Seconds between SIGTERM and SIGKILL.
 END_TIMEOUT = 15.0
+#: Seconds that stopped processes may take to stand still: a starved machine delivers signals late.
+STOP_TIMEOUT = 10.0
 #: An exception as Python prints it, perhaps after the logger's prefix in brackets.
 EXCEPTION = re.compile(r"(?:^|\] |\) )([\w.]*(?:Error|Exception): .*)")
 
@@ -80,10 +82,15 @@ class Server:
         return resident_bytes(self.pid)
 
     def suspend(self) -> None:
-        """Stop all its processes, so that threads that wait actively do not disturb others."""
-        for process in tree(self.pid):
+        """Stop all its processes, so that threads that wait actively do not disturb others. Returns when they stand still,
+        for the system stops a process some time after it was told to."""
+        processes = list(tree(self.pid))
+        for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.suspend()
+        deadline = time.monotonic() + STOP_TIMEOUT
+        while any(map(_runs, processes)) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def resume(self) -> None:
         for process in tree(self.pid):
@@ -108,6 +115,13 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.end()
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _free_port() -> int:
