@@ -19,3 +19,10 @@ def install_hint(extra: str) -> str:
     """
     packages = " ".join(PACKAGES[extra])
     return f'run .venv/bin/pip install -e ".[{extra}]" in the jaxspec checkout (elsewhere: pip install {packages})'
+
+
+def lacking(error: ModuleNotFoundError) -> str | None:
+    """The message about a package that is missing because its extra is not installed; None if it is in no extra."""
+    module = (error.name or "").partition(".")[0]
+    extra = {"faiss": "retrieval", "matplotlib": "bench", "optax": "train", "orbax": "train"}.get(module)
+    return None if extra is None else f"{module} is missing, which this command needs: {install_hint(extra)}"

@@ -40,15 +40,3 @@ def median_left(logits: jax.Array) -> jax.Array:
     share = jnp.clip((above - 0.5) / jnp.maximum(above - here, 1e-6), 0.0, 1.0)
     starts = jnp.asarray(np.append(0.0, ENDS[:-1]), jnp.float32)
     return jnp.maximum(starts[at] + share * (jnp.asarray(ENDS) - starts)[at], 1.0)
-
-
-def censored_loss(logits: jax.Array, left: jax.Array, ended: jax.Array) -> jax.Array:
-    """Negative log-likelihood `[R]` of answers that ended after `left [R]` more tokens (`ended [R]` bool), or that were
-    cut there and would have gone on."""
-    range_of = jnp.searchsorted(jnp.asarray(ENDS), left.astype(jnp.float32))
-    ranges = jnp.arange(len(ENDS))
-    # Of a range that was cut short, nothing is known: only those before it count.
-    survived = ranges < range_of[:, None]
-    loss = -jnp.sum(jnp.where(survived, jax.nn.log_sigmoid(-logits), 0.0), -1)
-    here = jnp.take_along_axis(logits, jnp.minimum(range_of, len(ENDS) - 1)[:, None], 1)[:, 0]
-    return loss - jnp.where(ended & (range_of < len(ENDS)), jax.nn.log_sigmoid(here), 0.0)

@@ -10,13 +10,20 @@ from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import Scheduler
 
 
+def smoothed(output_len: int, left: float, predicted: float | None) -> float:
+    """The new prediction of the output length after `output_len` tokens: what is `left` becomes its geometric mean with
+    what the old prediction leaves, for single probes are noisy."""
+    if predicted is not None:
+        left = sqrt(left * max(predicted - output_len, 1.0))
+    return output_len + left
+
+
 class Repredictor:
     """Every `every` output tokens of a request, while others wait, replaces its prediction.
 
     `left_of` gives the tokens that each of these requests is expected still to generate: on the engine by the length
-    probe (`jaxspec.step.probe`). What is left becomes the geometric mean of that and of what the old prediction leaves:
-    single probes are noisy. Requests that are due are collected, so that the probe runs once in `every` / 2 steps at
-    most.
+    probe (`jaxspec.step.probe`), in the simulator from a recording; `smoothed` with the old prediction. Requests that
+    are due are collected, so that the probe runs once in `every` / 2 steps at most.
     """
 
     def __init__(
@@ -43,7 +50,6 @@ class Repredictor:
         self._pause = self._every // 2
         for request, left in zip(due, self._left_of(due), strict=True):
             self._next.set(request, request.output_len + self._every)
-            if request.predicted_len is not None:
-                left = sqrt(left * max(request.predicted_len - request.output_len, 1.0))
-            self._scheduler.predicted(request.id, request.output_len + left, now, again=True)
+            length = smoothed(request.output_len, left, request.predicted_len)
+            self._scheduler.predicted(request.id, length, now, again=True)
             self.made += 1

@@ -1,4 +1,4 @@
-"""Shared by the training commands: options, error lines, and the message when the extra `train` is missing."""
+"""Shared by the training commands: options, error lines, and the message when an extra is missing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from jaxspec.extras import install_hint
+from jaxspec import extras
 
 
 def parse(prog: str, about: str | None, presets: str, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -20,10 +20,10 @@ def parse(prog: str, about: str | None, presets: str, argv: Sequence[str] | None
 
 
 def lacking(error: ModuleNotFoundError) -> str:
-    """The message that the extra `train` is missing. Re-raises an `error` about any other module."""
-    if (error.name or "").partition(".")[0] not in ("optax", "orbax"):
+    """The message that an extra is missing. Re-raises an `error` about any other module."""
+    if (message := extras.lacking(error)) is None:
         raise error
-    return f"{error.name} is missing, which training needs: {install_hint('train')}"
+    return message
 
 
 def fail(prog: str, why: str) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,14 +21,17 @@ from flax import nnx
 
 from jaxspec.bench.options import count
 from jaxspec.config import ConfigError
-from jaxspec.models.length_probe import LengthProbe, censored_loss, median_left
+from jaxspec.models.hazards import negative_log_likelihood
+from jaxspec.models.length_probe import ENDS, LengthProbe, median_left
 from jaxspec.models.load import ModelLoadError, load_model
 from jaxspec.progress import progress
 from jaxspec.train_predictor import command as training
 from jaxspec.train_predictor.answers import check_readable
+from jaxspec.train_predictor.data import TEST, group_of, part_of
 
 if TYPE_CHECKING:
-    from jaxspec.draft.distill.data import Corpus
+    from jaxspec.draft.distill.data import Corpus, Row
+    from jaxspec.models.load import LoadedModel
 
 PROG = "jaxspec.train_predictor.probe"
 #: Distance of the positions of an answer that are trained on; the first is random.
@@ -35,6 +39,8 @@ STRIDE = 4
 BATCH, LEARNING_RATE, WEIGHT_DECAY = 1024, 1e-3, 0.05
 #: Shares of the answer at which the error is measured.
 SHARES = (0.0, 0.25, 0.5, 0.75)
+#: Share of the test part, and of the validation part, in the presets of `configs/predictor`.
+SHARE = 0.1
 
 
 class Examples(NamedTuple):
@@ -74,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         check_readable("--data", args.data)
         target = load_model(args.target)
-        data = corpus(args.data, target, args.longest, Path(args.work))
+        data = corpus(args.data, target, args.longest, Path(args.work), partial(held_out, target))
     except (ConfigError, ModelLoadError) as error:
         return training.fail(PROG, str(error))
     rng = np.random.default_rng(args.seed)
@@ -92,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     @nnx.jit
     def update(probe: LengthProbe, optimizer: nnx.Optimizer, batch: Examples) -> jax.Array:
         def loss(probe: LengthProbe) -> jax.Array:
-            return jnp.mean(censored_loss(probe(batch.features), batch.left, batch.ended))
+            return jnp.mean(negative_log_likelihood(probe(batch.features), batch.left, batch.ended, ENDS))
 
         value, grads = nnx.value_and_grad(loss)(probe)
         optimizer.update(probe, grads)
@@ -108,6 +114,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     save_probe(probe, target.name, Path(args.out))
     print(f"{args.out} written; use it with --set length_probe={args.out}")
     return 0
+
+
+def held_out(target: LoadedModel, row: Row) -> bool:
+    """Whether a row is in the test part of length predictors: what was learnt can then be measured together."""
+    group = row.group or group_of(target.tokenizer.decode(row.prompt))
+    return part_of(group, SHARE, SHARE) == TEST
 
 
 def positions(data: Corpus, rng: np.random.Generator) -> Examples:

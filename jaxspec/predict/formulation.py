@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.models.hazards import negative_log_likelihood
+
 SCALES = ("log", "linear")
 #: Points of the curve that maps a pairwise score to a length.
 _KNOTS = 64
@@ -232,12 +234,8 @@ class Survival(Formulation):
         return len(self.ends)
 
     def loss(self, raw: jax.Array, length: jax.Array, weights: jax.Array, capped: jax.Array | None = None) -> jax.Array:
-        at = jnp.searchsorted(jnp.asarray(self.ends), length)  # beyond the last range: survived all
-        survived = jnp.arange(self.outputs) < at[:, None]
-        likelihood = jnp.sum(jnp.where(survived, jax.nn.log_sigmoid(-raw), 0.0), -1)
-        here = jnp.take_along_axis(raw, jnp.minimum(at, self.outputs - 1)[:, None], 1)[:, 0]
-        ended = at < self.outputs if capped is None else (at < self.outputs) & ~capped
-        loss = _mean(-likelihood - jnp.where(ended, jax.nn.log_sigmoid(here), 0.0), weights)
+        ended = None if capped is None else ~capped
+        loss = _mean(negative_log_likelihood(raw, length, ended, np.asarray(self.ends, np.float32)), weights)
         if not self.ranking:
             return loss
         return loss + self.ranking * _ranking_loss(self._mean_log(raw), length, weights, capped)

@@ -76,11 +76,6 @@ class LengthIndex:
     def __len__(self) -> int:
         return len(self._lengths)
 
-    def estimate(self, vectors: np.ndarray) -> np.ndarray:
-        """Estimated lengths `[n]` float64 for unit vectors `[n, H]`: the neighbours' lengths weighted by similarity, or
-        NaN if no neighbour is similar enough. Raises `ValueError` if H is not the index's."""
-        return np.asarray([near.mean for near in self.near(vectors)], np.float64)
-
     def near(self, vectors: np.ndarray) -> list[Neighbours]:
         """The neighbours of each of the unit vectors `[n, H]`. Raises `ValueError` if H is not the index's."""
         out = []

@@ -9,6 +9,7 @@ from math import isnan, nan
 import numpy as np
 
 from jaxspec.sched.plan import Lookahead, Plan, RequestResult, ScheduledRequest
+from jaxspec.sched.reprediction import Repredictor
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.sim.acceptance import Acceptance
@@ -91,6 +92,9 @@ class Simulation:
     In every step each decoding request drafts a chain of `draft_length` tokens, of which `acceptance` determines the
     accepted ones; 0 disables drafting. `slo` applies to all requests if the workload has no SLOs of its own.
 
+    `probe`, every so many tokens (the pair's number) of a request, gives the tokens that it is expected still to
+    generate, for a `Repredictor`; it stands for the engine's length probe.
+
     A request ends at its output length, which only oracles know (`Request.true_len`). Its `max_tokens` is the
     workload's; without one, `MAX_TOKENS` or what the context and the KV pool leave, but at least its output length.
 
@@ -107,6 +111,7 @@ class Simulation:
         acceptance: Acceptance | None = None,
         draft_length: int = 0,
         slo: Slo = NONE,
+        probe: tuple[int, Callable[[Request], float]] | None = None,
     ) -> None:
         if draft_length and acceptance is None:
             raise ValueError("draft_length needs an acceptance model")
@@ -123,6 +128,10 @@ class Simulation:
         self._busy = self._stalled = 0.0
         costs = scheduler.config.costs
         self._link = Link(costs) if scheduler.config.host_pages and costs is not None else None
+        self._repredictor: Repredictor | None = None
+        if probe is not None:
+            every, left = probe
+            self._repredictor = Repredictor(scheduler, every, lambda requests: [left(r) for r in requests])
         self._paused: set[str] = set()
         self._results: dict[tuple[int, int, int, str | None], RequestResult] = {}
 
@@ -139,6 +148,8 @@ class Simulation:
             while coming < n and arrival[coming] <= now:
                 scheduler.add(self._request(coming, input_len[coming], arrival[coming], predicted[coming]), now)
                 coming += 1
+            if self._repredictor is not None:
+                self._repredictor.predict(self._repredictor.due(), now)
             plan = scheduler.plan(now, self._lookahead(now))
             if self._link is not None:
                 self._link.start(plan, now)

@@ -16,7 +16,8 @@ from safetensors.numpy import save_file
 from helpers import tiny
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.drafter import feature_width
-from jaxspec.models.length_probe import ENDS, LengthProbe, censored_loss, median_left
+from jaxspec.models.hazards import negative_log_likelihood
+from jaxspec.models.length_probe import ENDS, LengthProbe, median_left
 from jaxspec.models.load.probe_file import load_probe, save_probe
 
 
@@ -44,8 +45,8 @@ def test_the_loss_is_the_likelihood_of_what_was_seen() -> None:
     logits = jnp.repeat(logits_of(hazards), 4, 0)
     left, ended = jnp.asarray([2.0, 5.0, 5.0, 1.0]), jnp.asarray([True, True, False, False])
     wanted = [-np.log(0.1), -np.log(0.9 * 0.7 * 0.2), -np.log(0.9 * 0.7), 0.0]
-    np.testing.assert_allclose(censored_loss(logits, left, ended), wanted, rtol=1e-5)
-    beyond = censored_loss(logits[:1], jnp.asarray([5000.0]), jnp.asarray([True]))
+    np.testing.assert_allclose(negative_log_likelihood(logits, left, ended, ENDS), wanted, rtol=1e-5)
+    beyond = negative_log_likelihood(logits[:1], jnp.asarray([5000.0]), None, ENDS)
     assert float(beyond[0]) == pytest.approx(-np.log(1 - np.asarray(hazards + [0.5] * (len(ENDS) - 4))).sum(), rel=1e-5)
 
 

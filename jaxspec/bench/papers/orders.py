@@ -1,6 +1,7 @@
 """Compares orders of requests: arrivals × load × length predictor × order, on the same simulated requests.
 
-Lengths are those of SSJF's published answers with their predicted classes. Arrivals are a Poisson process, bursts
+Lengths are those of SSJF's published answers with their predicted classes; with --predictions, those of a model's own
+answers, with what real predictors said of them. Arrivals are a Poisson process, bursts
 (Gamma gaps with a coefficient of variation of 4) or a part of Azure's trace, scaled to the load: the share of the
 tokens per second that a full batch gives. The device is LAPS-SD's (LLaMA-7B on an L20). Each cell is relative to FCFS
 with the same requests, over the seeds.
@@ -19,8 +20,10 @@ import numpy as np
 
 from jaxspec.bench import BenchError, options
 from jaxspec.bench.papers import page
+from jaxspec.bench.papers import recorded as recordings
 from jaxspec.bench.papers.estimates import estimate, interval, ratio
 from jaxspec.bench.papers.page import File
+from jaxspec.bench.papers.recorded import Recorded
 from jaxspec.bench.papers.runs import Result, Runs
 from jaxspec.bench.papers.serving import simulate
 from jaxspec.bench.table import TIMES, Column, markdown, share
@@ -30,16 +33,19 @@ from jaxspec.sched.sim import arrivals
 from jaxspec.sched.sim.arrivals import Arrival
 from jaxspec.sched.sim.cost import LLAMA_7B_L20, StepLoad
 from jaxspec.sched.sim.simulator import Served
-from jaxspec.sched.sim.workload import Lengths, Workload, join, noisy, read_lengths
+from jaxspec.sched.sim.workload import Lengths, Workload, noisy, read_lengths
 
 FILES = {
     "lengths": File("lengths/ssjf_vicuna13b_predictions.csv", "CSV", "columns output_tokens, pred_class5"),
     "trace": File("traces/azure_llm_2023_conv.csv", "CSV", "column arrival_s: Azure's conversations"),
 }  # fmt: skip
 ARRIVALS = ("poisson", "bursty", "azure")
-#: Name -> what predicts: nothing, SSJF's proxy (its published classes), the true length with a log-normal error of
-#: 0.5, the true length.
+#: What predicts: nothing, SSJF's proxy (its published classes), the true length with a log-normal error of 0.5, the
+#: true length.
 PREDICTORS = ("none", "proxy", "noisy", "oracle")
+#: With recorded predictions: nothing, the proxy, similar prompts' lengths, both together, the proxy and while an answer
+#: is generated the length probe, the true length.
+RECORDED = ("none", "proxy", "retrieval", "blend", "probe", "oracle")
 ORDERS = ("fcfs", "las", "laps_sd", "sjf", "alise", "srpt", "gittins", "boost")
 #: Orders for which predictions make no difference.
 BLIND = ("fcfs", "las")
@@ -66,15 +72,19 @@ class Cell:
 class Data:
     lengths: Lengths
     trace: Sequence[Arrival]
+    recorded: Recorded | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="DIR", help="folder with the files of lengths and traces")
     page.add_files(parser, FILES)
-    for name, choices in (("arrivals", ARRIVALS), ("predictors", PREDICTORS), ("orders", ORDERS)):
-        parser.add_argument(
-            f"--{name}", nargs="+", choices=choices, default=list(choices), help="default: all of them"
-        )  # fmt: skip
+    for name, choices in (
+        ("arrivals", ARRIVALS), ("predictors", tuple(dict.fromkeys(PREDICTORS + RECORDED))), ("orders", ORDERS)
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", nargs="+", choices=choices, help="default: all of them")
+    parser.add_argument(
+        "--predictions", metavar="JSONL", help="answers and predictions of jaxspec.train_predictor.predictions"
+    )
     parser.add_argument("--loads", nargs="+", type=options.positive, default=list(LOADS), metavar="SHARE")
     parser.add_argument("--num-requests", type=options.count, default=600, metavar="N", help="default: 600")
     parser.add_argument("--seeds", type=options.count, default=5, metavar="N", help="default: 5")
@@ -92,22 +102,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate all cells, write the page, and print its summary. Raises `BenchError` if the data cannot be read."""
     page.find_files(args, FILES)
+    known = PREDICTORS if args.predictions is None else RECORDED
+    predictors = args.predictors or known
     try:
-        data = Data(read_lengths(args.lengths, "pred_class5"), arrivals.trace(args.trace))
+        recorded = None
+        if args.predictions is None:
+            lengths = read_lengths(args.lengths, "pred_class5")
+        else:
+            recorded = recordings.read(args.predictions)
+            lengths = recorded.lengths
+            if not any(recorded.left):
+                predictors = [name for name in predictors if name != "probe"]
+        data = Data(lengths, arrivals.trace(args.trace), recorded)
     except (OSError, ValueError) as error:
         raise BenchError(explained(error)) from None
+    if unknown := set(predictors) - set(known):
+        raise BenchError(
+            f"--predictors: {', '.join(sorted(unknown))}: not in these data, choose from {', '.join(known)}"
+        )
     cells = [
         Cell(kind, load, predictor, order, seed, args.num_requests)
-        for kind in args.arrivals for load in args.loads for predictor in args.predictors
-        for order in dict.fromkeys([FCFS, *args.orders]) for seed in range(args.seeds)
+        for kind in args.arrivals or ARRIVALS for load in args.loads for predictor in predictors
+        for order in dict.fromkeys([FCFS, *(args.orders or ORDERS)]) for seed in range(args.seeds)
         if predictor == "none" or order not in BLIND
     ]  # fmt: skip
     cells += [replace(c, predictor="none", order=FCFS) for c in cells]  # the baseline of each
     found = Runs(Path(args.keep) / "orders.jsonl", args.processes).results("simulations", serve, data, cells)
     numbers = {"requests": args.num_requests, "seeds": args.seeds, "cells": summary(found)}
-    kept = page.publish(args, "orders", "Orders of requests", "simulated", numbers, sections)
-    draw(Path(args.out) / "orders.png", kept["simulated"]["cells"])
-    print(sections(kept)["summary"])
+    kind, figure = ("simulated", "orders") if recorded is None else ("recorded", "orders_recorded")
+    kept = page.publish(args, "orders", "Orders of requests", kind, numbers, sections)
+    draw(Path(args.out) / f"{figure}.png", kept[kind]["cells"], known)
+    print(_summary(kept[kind]["cells"]))
     print(f"\nTables: {Path(args.out) / 'orders.md'}")
     return 0
 
@@ -118,7 +143,11 @@ def serve(data: Data, cell: Cell) -> Result:
     settings: dict[str, Any] = {"order": cell.order}
     if cell.predictor == "oracle":
         settings["predictor"] = "oracle"
-    served = simulate(PolicyConfig(**settings), SEATS, workload(data, cell), LLAMA_7B_L20)
+    work, rows = workload(data, cell)
+    probe = None
+    if cell.predictor == "probe" and data.recorded is not None:
+        probe = (data.recorded.every, data.recorded.probe(rows))
+    served = simulate(PolicyConfig(**settings), SEATS, work, LLAMA_7B_L20, probe=probe)
     output, slowdown = served.workload.output, served.jct / alone(served)
     short, long = (output <= np.quantile(output, SHORT)), (output >= np.quantile(output, LONG))
     ttft = served.first_token - served.workload.arrival
@@ -129,8 +158,8 @@ def serve(data: Data, cell: Cell) -> Result:
     }  # fmt: skip
 
 
-def workload(data: Data, cell: Cell) -> Workload:
-    """The cell's requests: the same for all orders and predictors."""
+def workload(data: Data, cell: Cell) -> tuple[Workload, np.ndarray]:
+    """The cell's requests, the same for all orders and predictors, and their rows in the table of lengths."""
     rng = np.random.default_rng([cell.seed, round(1000 * cell.load), ARRIVALS.index(cell.arrivals)])
     full = SEATS / LLAMA_7B_L20.seconds(StepLoad(SEATS, context=SEATS * (PROMPT + 100)))
     rate = cell.load * full / float(data.lengths.output.mean())
@@ -138,14 +167,17 @@ def workload(data: Data, cell: Cell) -> Workload:
         times = arrivals.part(data.trace, cell.count, rate, rng)
     else:
         times = arrivals.gamma(cell.count, rate, CV if cell.arrivals == "bursty" else 1.0, rng)
-    work = join(times, data.lengths, PROMPT, rng)
+    table, rows = data.lengths, rng.integers(len(data.lengths), size=cell.count)
+    inputs = np.where(table.input > 0, table.input, PROMPT)
+    work = Workload(np.array([a.time for a in times]), inputs[rows], table.output[rows], table.predicted[rows])
     match cell.predictor:
-        case "proxy":
-            return work
+        case "none" | "oracle":
+            work = work.predict(np.full(len(work), np.nan))
         case "noisy":
-            return work.predict(noisy(work.output, ERROR, rng))
-        case _:
-            return work.predict(np.full(len(work), np.nan))
+            work = work.predict(noisy(work.output, ERROR, rng))
+        case name if data.recorded is not None:
+            work = work.predict(data.recorded.predicted["proxy" if name == "probe" else name][rows])
+    return work, rows
 
 
 def alone(served: Served) -> np.ndarray:
@@ -176,8 +208,14 @@ def _gain(row: Mapping[str, Any]) -> float:
 
 def sections(kept: Mapping[str, Any]) -> dict[str, str]:
     """The tables of the page, by name."""
+    out = {}
+    if recorded := kept.get("recorded"):
+        out["recorded"] = _summary(recorded["cells"])
+        out["recorded losses"] = _losses(recorded["cells"])
+    if "simulated" not in kept:
+        return out
     rows = kept["simulated"]["cells"]
-    out = {"summary": _summary(rows)}
+    out["summary"] = _summary(rows)
     columns: list[Column] = [
         ("order", "{}", "order"), ("predictor", "{}", "predictor"),
         *((title, interval(TIMES), key) for title, key in (("mean JCT", "mean"), ("p99", "p99"), ("TTFT", "ttft"))),
@@ -219,13 +257,13 @@ def _lines(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return sorted(lines, key=lambda line: line["mean"])
 
 
-def draw(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def draw(path: Path, rows: Sequence[Mapping[str, Any]], predictors: Sequence[str]) -> None:
     """Plot mean against 99 % quantile of the JCT, relative to FCFS, of every order and predictor."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 5), layout="constrained")
     axes = figure.subplots()
-    for predictor, marker in zip(PREDICTORS, "xos^", strict=True):
+    for predictor, marker in zip(predictors, "xos^vD", strict=False):
         lines = [line for line in _lines(rows) if line["predictor"] == predictor and line["mean"] < 1.5]
         axes.scatter(
             [x["mean"] for x in lines], [x["p99"] for x in lines], marker=marker, label=f"predictor: {predictor}"

@@ -12,6 +12,7 @@ from jaxspec.outputs import RequestMetrics
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.sched.config import PolicyConfig, SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
+from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.sim import arrivals
 from jaxspec.sched.sim.acceptance import Acceptance
@@ -31,7 +32,7 @@ Serve = Callable[["LLM", Workload, Sequence[Sequence[int]]], list[RequestMetrics
 
 def simulate(
     policy: PolicyConfig, concurrency: int, workload: Workload, cost: Cost, acceptance: Acceptance | None = None,
-    draft_length: int = 0,
+    draft_length: int = 0, probe: tuple[int, Callable[[Request], float]] | None = None,
 ) -> Served:  # fmt: skip
     """Simulate `concurrency` requests at once, with enough KV pages for all requests."""
     limit = int((workload.input + workload.caps).max())
@@ -39,7 +40,7 @@ def simulate(
     pages = len(workload) * -(-limit // PAGE_SIZE)
     config = SchedulerConfig(concurrency, token_budget, limit, None, max(concurrency, 64), policy)
     scheduler = Scheduler(config, PagePool(pages, PAGE_SIZE, enable_prefix_caching=False))
-    return Simulation(scheduler, workload, cost, acceptance, draft_length).run()
+    return Simulation(scheduler, workload, cost, acceptance, draft_length, probe=probe).run()
 
 
 def once(llm: LLM, work: Workload, ids: Sequence[Sequence[int]]) -> list[RequestMetrics]:

@@ -82,8 +82,10 @@ class Server:
         return resident_bytes(self.pid)
 
     def suspend(self) -> None:
-        """Stop all its processes, so that threads that wait actively do not disturb others. Returns when they stand still,
-        for the system stops a process some time after it was told to."""
+        """Stop all its processes, so that threads that wait actively do not disturb others.
+
+        Returns when they stand still: the system stops a process some time after it was told to.
+        """
         processes = list(tree(self.pid))
         for process in processes:
             with suppress(psutil.NoSuchProcess):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -29,12 +29,14 @@ ROWS, MULTIPLE = 8, 64
 
 class Row(NamedTuple):
     """A prompt and an answer to it, as token ids. `key` is the same for all answers to a prompt, in any file, and for
-    all turns of a conversation. `ended`: the answer ends with its last token, else it was cut there."""
+    all turns of a conversation. `ended`: the answer ends with its last token, else it was cut there. `group`: the
+    file's name for the conversation."""
 
     key: str
     prompt: list[int]
     answer: list[int]
     ended: bool
+    group: str | None = None
 
 
 @dataclass
@@ -88,7 +90,8 @@ def read_rows(paths: Sequence[str], longest: int, target: Origin | None = None) 
             first = _bytes(prompt) if group is None else firsts.get(group, group.encode())
             ended = line.get("capped") is False or line.get("finished") is True
             kept = answer[: longest - len(prompt)]
-            rows.append(Row(hashlib.sha256(first).hexdigest(), prompt, kept, ended and len(kept) == len(answer)))
+            ended &= len(kept) == len(answer)
+            rows.append(Row(hashlib.sha256(first).hexdigest(), prompt, kept, ended, line.get("group")))
     if not rows:
         raise ConfigError(f"data: no answers to prompts under {longest - ROOM} tokens in {', '.join(paths)}")
     return rows
@@ -98,12 +101,36 @@ def _bytes(ids: Sequence[int]) -> bytes:
     return np.asarray(ids, np.int32).tobytes()
 
 
-def corpus(paths: Sequence[str], target: LoadedModel, longest: int, folder: Path) -> Corpus:
+def one_in_many(row: Row) -> bool:
+    """Whether a row is one of the drafters' held-out ones."""
+    return int(row.key[:8], 16) % HELD_OUT == 0
+
+
+def corpus(
+    paths: Sequence[str],
+    target: LoadedModel,
+    longest: int,
+    folder: Path,
+    held_out: Callable[[Row], bool] = one_in_many,
+) -> Corpus:
     """The rows of `paths` with the target's features, which are cached in `folder`.
 
     Raises `ConfigError` naming the field `data` if the files are unusable or hold answers of another model.
     """
     rows = read_rows(paths, longest, origin_of(target))
+    tokens, start, length = padded_tokens(rows, longest, target)
+    kept_apart = np.asarray([held_out(row) for row in rows])
+    if kept_apart.all() or not kept_apart.any():
+        raise ConfigError(
+            f"data: {len({row.key for row in rows})} prompts are too few: some are held out at random, and neither "
+            "part may be empty"
+        )
+    ended = np.asarray([row.ended for row in rows])
+    return Corpus(tokens, _features(tokens, length, target, folder), start, length, kept_apart, ended)
+
+
+def padded_tokens(rows: Sequence[Row], longest: int, target: LoadedModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`tokens`, `start` and `length` of a `Corpus`. Raises `ConfigError` for tokens that the target does not have."""
     tokens = np.zeros((len(rows), longest), np.int32)
     start, length = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.int32)
     for i, row in enumerate(rows):
@@ -111,14 +138,7 @@ def corpus(paths: Sequence[str], target: LoadedModel, longest: int, folder: Path
         tokens[i, : length[i]] = row.prompt + row.answer
     if tokens.max() >= target.config.vocab_size:
         raise ConfigError(f"data: holds tokens outside the vocabulary of {target.name}")
-    held_out = np.asarray([int(row.key[:8], 16) % HELD_OUT == 0 for row in rows])
-    if held_out.all() or not held_out.any():
-        raise ConfigError(
-            f"data: {len({row.key for row in rows})} prompts are too few: one in {HELD_OUT} is held out at random, and "
-            "neither part may be empty"
-        )
-    ended = np.asarray([row.ended for row in rows])
-    return Corpus(tokens, _features(tokens, length, target, folder), start, length, held_out, ended)
+    return tokens, start, length
 
 
 def _features(tokens: np.ndarray, length: np.ndarray, target: LoadedModel, folder: Path) -> np.ndarray:
@@ -132,24 +152,24 @@ def _features(tokens: np.ndarray, length: np.ndarray, target: LoadedModel, folde
         folder.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial.npy")  # an interrupted run must not leave a file that looks complete
         features = np.lib.format.open_memmap(partial, "w+", np.float16, (*tokens.shape, feature_width(target.config)))
-        _fill(features, tokens, length, target)
+        for row, found in each_features(tokens, length, target):  # padding stays zero
+            features[row, : len(found)] = found
         features.flush()
         partial.rename(path)
     return np.load(path, mmap_mode="r")
 
 
-def _fill(features: np.ndarray, tokens: np.ndarray, length: np.ndarray, target: LoadedModel) -> None:
-    """Compute the features, in batches of rows of similar length. Padding stays zero."""
+def each_features(tokens: np.ndarray, length: np.ndarray, target: LoadedModel) -> Iterator[tuple[int, np.ndarray]]:
+    """The features `[length of the row, TAPS * hidden]` of each row, with its index, in batches of similar length."""
     model = Decoder(target.config, device_weights(target.config, target.weights, "float32"))
     run: Callable[[jax.Array], jax.Array] = jax.jit(jax.vmap(lambda t: target_features(model, t)))
     order = np.argsort(length)
     with progress("target's features, rows", len(order)) as advance:
         for i in range(0, len(order), ROWS):
-            rows = np.resize(order[i : i + ROWS], ROWS)
-            out = np.asarray(run(jnp.asarray(tokens[rows, : padded(int(length[rows].max()))])))
-            for row, value in zip(rows, out, strict=True):
-                features[row, : length[row]] = value[: length[row]]
-            for _ in order[i : i + ROWS]:
+            batch = order[i : i + ROWS]
+            out = np.asarray(run(jnp.asarray(tokens[np.resize(batch, ROWS), : padded(int(length[batch].max()))])))
+            for row, found in zip(batch.tolist(), out, strict=False):
+                yield row, found[: length[row]]
                 advance()
 
 

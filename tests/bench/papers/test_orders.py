@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers.jsonl import write_lines
 from jaxspec.bench.__main__ import main
-from jaxspec.bench.papers import orders
+from jaxspec.bench.papers import orders, recorded
 from jaxspec.bench.papers.orders import ARRIVALS, PREDICTORS, Cell, Data, workload
+from jaxspec.sched.request import Request
 from jaxspec.sched.sim.arrivals import Arrival
 from jaxspec.sched.sim.workload import Lengths
 
@@ -54,12 +56,56 @@ def test_all_orders_and_predictors_get_the_same_requests(arrivals: str) -> None:
     rng = np.random.default_rng(1)
     lengths = Lengths(np.zeros(50, int), rng.integers(5, 300, 50), rng.uniform(5, 300, 50))
     data = Data(lengths, [Arrival(float(t)) for t in np.cumsum(rng.exponential(size=80))])
-    works = [workload(data, Cell(arrivals, 0.9, p, order, 3, 40)) for p in PREDICTORS for order in ("fcfs", "sjf")]
+    works = [workload(data, Cell(arrivals, 0.9, p, order, 3, 40))[0] for p in PREDICTORS for order in ("fcfs", "sjf")]
     for work in works:
         np.testing.assert_array_equal(work.arrival, works[0].arrival)
         np.testing.assert_array_equal(work.output, works[0].output)
-    other = workload(data, Cell(arrivals, 0.9, "none", "fcfs", 4, 40))
+    other, _ = workload(data, Cell(arrivals, 0.9, "none", "fcfs", 4, 40))
     assert not np.array_equal(other.output, works[0].output)
+
+
+@pytest.fixture
+def predictions(tmp_path: Path) -> Path:
+    """Answers whose proxy sees nothing, and whose probe sees everything."""
+    lines = []
+    for i in range(60):
+        output = 400 if i % 3 == 0 else 20
+        left = [float(output - n) for n in range(10, output, 10)]
+        lines.append({
+            "input_tokens": 30, "output_tokens": output, "proxy": 100, "retrieval": 100, "blend": output, "every": 10,
+            "left": left,
+        })  # fmt: skip
+    return write_lines(tmp_path / "predictions.jsonl", lines)
+
+
+def test_a_map_of_recorded_predictions(
+    files: Path, tmp_path: Path, predictions: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--data", str(files), "--out", str(tmp_path), "--keep", str(tmp_path), "--num-requests", "150"]
+    options += ["--arrivals", "poisson", "--loads", "1.2", "--seeds", "2", "--processes", "1", "--orders", "srpt"]
+    assert main(["orders", *options, "--predictions", str(predictions)]) == 0
+    cells = json.loads((tmp_path / "orders.json").read_text())["recorded"]["cells"]
+    mean = {row["predictor"]: row["mean"][0] for row in cells if row["order"] == "srpt"}
+    assert mean["none"] == 1 and mean["blend"] == pytest.approx(mean["oracle"], rel=0.05)
+    assert mean["oracle"] < mean["probe"] < mean["proxy"] == mean["retrieval"] < 1, "the probe sees early what is long"
+    assert "<!-- recorded -->" in (tmp_path / "orders.md").read_text() and (tmp_path / "orders_recorded.png").exists()
+    capsys.readouterr()
+    assert main(["orders", *options, "--predictions", str(predictions), "--predictors", "noisy"]) == 2
+    assert "--predictors: noisy" in capsys.readouterr().err
+    predictions.write_text('{"output_tokens": 3}\n')
+    assert main(["orders", *options, "--predictions", str(predictions)]) == 2
+    assert "line 1: has no input_tokens" in capsys.readouterr().err
+
+
+def test_a_recorded_probe_counts_down_between_its_values(predictions: Path) -> None:
+    table = recorded.read(predictions)
+    probe = table.probe(np.asarray([0, 1]))
+    request = Request("0", 1, [0], 500, 0.0)
+    left = []
+    for tokens in (5, 10, 17, 20, 399):
+        request.tokens = [0] * (1 + tokens)
+        left.append(probe(request))
+    assert left == [1, 390, 383, 380, 1]
 
 
 def test_losses_of_gittins_are_listed() -> None:

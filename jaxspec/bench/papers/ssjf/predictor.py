@@ -29,7 +29,7 @@ from jaxspec.bench.papers.ssjf import predictor_serving
 from jaxspec.bench.papers.ssjf import report as ssjf_page
 from jaxspec.bench.papers.ssjf.cases import RATE, Case, Data, serve
 from jaxspec.bench.papers.variants import Variants
-from jaxspec.extras import install_hint
+from jaxspec.extras import lacking
 from jaxspec.progress import progress
 from jaxspec.sched.sim.workload import Lengths
 
@@ -89,10 +89,9 @@ def run(args: argparse.Namespace) -> int:
     except (ConfigError, ModelLoadError) as error:
         raise BenchError(str(error)) from None
     except ModuleNotFoundError as error:
-        extra = {"optax": "train", "orbax": "train", "faiss": "retrieval"}.get((error.name or "").partition(".")[0])
-        if extra is None:
+        if (message := lacking(error)) is None:
             raise
-        raise BenchError(f"{error.name} is missing: {install_hint(extra)}") from None
+        raise BenchError(message) from None
     kept = page.publish(args, "predictor", "Length predictors", kind, numbers, predictor_page.sections)
     if kind == "ablation":
         predictor_page.draw(Path(args.out) / "predictor.png", kept["ablation"]["formulations"])
@@ -175,8 +174,9 @@ def baselines(data: Corpus, bounds: np.ndarray) -> dict[str, Any]:
 
 
 def retrieval(args: argparse.Namespace) -> dict[str, Any]:
-    """Compare the proxy predictor alone with retrieval in front of it. Raises as `ablation` does."""
+    """Compare the proxy alone with retrieval in front of it, and with both blended. Raises as `ablation` does."""
     from jaxspec.models.load import load_model
+    from jaxspec.predict.blend import BlendedPredictor
     from jaxspec.predict.build import load_encoder, load_proxy
     from jaxspec.predict.index import LengthIndex
     from jaxspec.predict.retrieval import RetrievalPredictor
@@ -197,18 +197,20 @@ def retrieval(args: argparse.Namespace) -> dict[str, Any]:
         ("new prompts", whole, test, 0),
         ("repeating prompts", train[:0], few, alise_predictors.SERVED),
     ):
-        index = LengthIndex(settings.k, settings.threshold, settings.capacity)
-        served = RetrievalPredictor(proxy, encoder, index, "", user_text=strip)
-        proxy.warm_up()
-        served.warm_up()
+        predictors: dict[str, Any] = {"proxy": proxy}
+        for name, kind in (("retrieval", RetrievalPredictor), ("blend", BlendedPredictor)):
+            index = LengthIndex(settings.k, settings.threshold, settings.capacity)
+            predictors[name] = kind(proxy, encoder, index, "", user_text=strip)
+        for one in predictors.values():
+            one.warm_up()
         with progress(f"{workload}: served before", len(before)) as advance:
             for row in before:
-                served.learn([data.texts[row]], [int(data.length[row])])
+                for name in ("retrieval", "blend"):
+                    predictors[name].learn([data.texts[row]], [int(data.length[row])])
                 advance()
         texts = [data.texts[row] for row in rows]
-        predictors = {"proxy": proxy, "retrieval": served}
         found[workload] = alise_predictors.compare(predictors, texts, data.length[rows], data.capped[rows], uncounted)
-        found[workload]["retrieval"]["share found"] = served.found / len(rows)
+        found[workload]["retrieval"]["share found"] = predictors["retrieval"].found / len(rows)
     return {"settings": settings.model_dump(), "data": str(data), **found}
 
 

@@ -1,0 +1,212 @@
+"""Predicts held-out answers' lengths as a server does: python -m jaxspec.train_predictor.predictions --config X.yaml
+
+The answers of the config's test part, at arrival by the proxy, by retrieval and by both (the answers of the training
+part that were not cut have been served before), and every --every tokens again by the length probe. Prints how good
+each prediction is. --out gets a line of JSON per answer, for `python -m jaxspec.bench orders --predictions`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxspec.bench.options import count
+from jaxspec.bench.table import markdown
+from jaxspec.config import ConfigError, parse_overrides
+from jaxspec.models.load import ModelLoadError, load_model
+from jaxspec.progress import progress
+from jaxspec.sched.length.distribution import RatioDistribution
+from jaxspec.sched.length.reader import RetrievalSettings
+from jaxspec.sched.reprediction import smoothed
+from jaxspec.train_predictor import command as training
+from jaxspec.train_predictor.config import PredictorConfig
+from jaxspec.train_predictor.data import TEST, TRAIN, VALIDATION, group_of, part_of
+from jaxspec.train_predictor.evaluate import evaluate
+
+if TYPE_CHECKING:
+    from jaxspec.draft.distill.data import Row
+    from jaxspec.models.length_probe import LengthProbe
+    from jaxspec.models.load import LoadedModel
+
+PROG = "jaxspec.train_predictor.predictions"
+#: Most tokens of prompt and answer.
+LONGEST = 4096
+#: The quantile whose coverage is measured, and shares of the answer at which the error is.
+QUANTILE, SHARES = 0.9, (0.0, 0.25, 0.5, 0.75)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"python -m {PROG}", description=__doc__)
+    parser.add_argument("--config", required=True, metavar="YAML", help="a preset such as configs/predictor/*.yaml")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting; repeatable"
+    )
+    parser.add_argument("--predictor", metavar="FILE", help="the proxy (default: the one shipped for the model)")
+    parser.add_argument("--probe", metavar="FILE", help="a length probe")
+    parser.add_argument("--every", type=count, default=32, metavar="N", help="tokens between probes (default: 32)")
+    parser.add_argument("--out", metavar="JSONL", help="file of the single predictions")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    try:  # the optional extras
+        from jaxspec.models.load.probe_file import load_probe
+
+        config = PredictorConfig.load(args.config, **parse_overrides(args.set))
+        target = load_model(config.target)
+        probe = None if args.probe is None else load_probe(Path(args.probe), target.config)
+        parts = read(config, target)
+        found = at_arrival(config, target, args.predictor, parts)
+        left = None if probe is None else while_generating(probe, target, parts[TEST], args.every)
+    except ModuleNotFoundError as error:
+        return training.fail(PROG, training.lacking(error))
+    except (ConfigError, ModelLoadError) as error:
+        return training.fail(PROG, str(error))
+    print(report(parts, found))
+    if left is not None:
+        print(f"\n{errors(parts[TEST], found[TEST]['proxy'], left, args.every)}")
+    if args.out is not None:
+        write(Path(args.out), parts[TEST], found[TEST], left, args.every)
+        print(f"\n{args.out} written; simulate with it: python -m jaxspec.bench orders --predictions {args.out}")
+    return 0
+
+
+def read(config: PredictorConfig, target: LoadedModel) -> list[list[Row]]:
+    """The answers of each part of the config's data. Raises `ConfigError`."""
+    from jaxspec.draft.distill.data import read_rows
+    from jaxspec.train_predictor.answers import check_readable, origin_of
+
+    check_readable("data", config.data)
+    parts: list[list[Row]] = [[], [], []]
+    for row in read_rows(config.data, LONGEST, origin_of(target)):
+        group = row.group or group_of(target.tokenizer.decode(row.prompt))
+        parts[part_of(group, config.validation, config.test)].append(row)
+    if not all(parts):
+        raise ConfigError("data: too few answers: training, validation and test part must not be empty")
+    return parts
+
+
+def at_arrival(
+    config: PredictorConfig, target: LoadedModel, predictor: str | None, parts: Sequence[Sequence[Row]]
+) -> dict[int, dict[str, np.ndarray]]:
+    """Predicted tokens `[rows]` of the validation and the test part, by each way to predict. Raises as loading does."""
+    from jaxspec.predict.blend import BlendedPredictor
+    from jaxspec.predict.build import load_encoder, load_proxy
+    from jaxspec.predict.index import LengthIndex
+    from jaxspec.predict.retrieval import RetrievalPredictor
+    from jaxspec.predict.user_text import user_text
+
+    settings = RetrievalSettings()
+    proxy, encoder = load_proxy(predictor, config.target), load_encoder(settings.encoder)
+    strip, index = user_text(target.tokenizer), LengthIndex(settings.k, settings.threshold, settings.capacity)
+    retrieval, blend = (
+        kind(proxy, encoder, index, "", user_text=strip) for kind in (RetrievalPredictor, BlendedPredictor)
+    )
+    texts = {part: [target.tokenizer.decode(row.prompt) for row in rows] for part, rows in enumerate(parts)}
+    known = [(text, len(row.answer)) for text, row in zip(texts[TRAIN], parts[TRAIN], strict=True) if row.ended]
+    found: dict[int, dict[str, np.ndarray]] = {VALIDATION: {}, TEST: {}}
+    with progress("answers served before", len(known)) as advance:
+        for text, length in known:
+            retrieval.learn([text], [length])
+            advance()
+    found[VALIDATION]["proxy"] = proxy.predict(texts[VALIDATION])
+    # The blend weighs the proxy by its error on answers that it has not been trained on.
+    blend.predict(texts[VALIDATION])
+    blend.learn(texts[VALIDATION], [len(row.answer) for row in parts[VALIDATION]])
+    for name, one in (("proxy", proxy), ("retrieval", retrieval), ("blend", blend)):
+        found[TEST][name] = np.asarray(one.predict(texts[TEST]), float)
+    return found
+
+
+def while_generating(probe: LengthProbe, target: LoadedModel, rows: Sequence[Row], every: int) -> list[np.ndarray]:
+    """For each answer, the tokens that the probe expects after `every`, 2 `every`, … tokens."""
+    import jax.numpy as jnp
+
+    from jaxspec.draft.distill.data import each_features, padded_tokens
+    from jaxspec.models.length_probe import median_left
+
+    tokens, start, length = padded_tokens(rows, max(len(r.prompt) + len(r.answer) for r in rows), target)
+    left = [np.zeros(0)] * len(rows)
+    for row, features in each_features(tokens, length, target):
+        # At position p the feature is of token p, and token p + 1 is known.
+        at = np.arange(start[row] + every - 2, length[row] - 2, every)
+        if len(at):
+            left[row] = np.asarray(median_left(probe(jnp.asarray(features[at]))))
+    return left
+
+
+def again(left: np.ndarray, every: int, predicted: float) -> list[float]:
+    """The predictions of an answer's length: at arrival, and after every `every` tokens."""
+    out = [predicted]
+    for i, value in enumerate(left.tolist(), 1):
+        out.append(smoothed(i * every, value, out[-1]))
+    return out
+
+
+def report(parts: Sequence[Sequence[Row]], found: Mapping[int, Mapping[str, np.ndarray]]) -> str:
+    """Table of the predictions at arrival, and the coverage of the proxy's 90 % quantile."""
+    from jaxspec.predict.formulation import class_bounds
+
+    length, capped = lengths(parts[TEST])
+    bounds = np.asarray(class_bounds(lengths(parts[TRAIN])[0], 5))
+    rows = []
+    for name, predicted in found[TEST].items():
+        m = evaluate(predicted, length, capped, bounds)
+        log_error = float(np.median(np.abs(np.log(predicted / length))[~capped]))
+        rows.append([name, m["rows"], m["accuracy"], m["tau"], m["mae"], log_error])
+    distribution = RatioDistribution()
+    for row, predicted in zip(parts[VALIDATION], found[VALIDATION]["proxy"], strict=True):
+        distribution.observe(len(row.answer) / predicted, row.ended)
+    quantile = distribution.quantile(QUANTILE)
+    assert quantile is not None
+    covered = length <= quantile * found[TEST]["proxy"]
+    table = markdown(
+        rows, "test part", "answers", ("five-class accuracy", "{:.3f}"), ("Kendall's τ", "{:.3f}"),
+        ("MAE, tokens", "{:.0f}"), ("median |log error|", "{:.2f}"),
+    )  # fmt: skip
+    return f"{table}\n\nThe proxy's {QUANTILE:.0%} quantile covers {covered.mean():.1%} of the test answers."
+
+
+def errors(rows: Sequence[Row], predicted: np.ndarray, left: Sequence[np.ndarray], every: int) -> str:
+    """Table of the relative errors of answers that ended, at arrival and while they are generated."""
+    length, capped = lengths(rows)
+    kept = [i for i in np.flatnonzero(~capped).tolist() if length[i] > every]
+    series = {i: again(left[i], every, float(predicted[i])) for i in kept}
+    table = []
+    for share in SHARES:
+        # Predictions are made at multiples of `every`.
+        last = {i: series[i][min(int(share * length[i]) // every, len(series[i]) - 1)] for i in kept}
+        both = [
+            float(np.median([abs(value - length[i]) / length[i] for i, value in values.items()]))
+            for values in (last, {i: max(float(predicted[i]), share * length[i] + 1) for i in kept})
+        ]
+        table.append([f"{share:.0%}", *both])
+    return markdown(table, "after", ("median relative error, with the probe", "{:.2f}"), ("at arrival only", "{:.2f}"))
+
+
+def lengths(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens of the answers, whether they were cut)."""
+    return np.asarray([len(row.answer) for row in rows]), np.asarray([not row.ended for row in rows])
+
+
+def write(
+    path: Path, rows: Sequence[Row], found: Mapping[str, np.ndarray], left: Sequence[np.ndarray] | None, every: int
+) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for i, row in enumerate(rows):
+            line: dict[str, Any] = {"input_tokens": len(row.prompt), "output_tokens": len(row.answer)}
+            line |= {name: round(float(values[i]), 1) for name, values in found.items()}
+            if left is not None:
+                line |= {"every": every, "left": [round(float(value), 1) for value in left[i]]}
+            file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
