@@ -2,7 +2,8 @@
 
 The answers of the config's test part, at arrival by the proxy, by retrieval and by both (the answers of the training
 part that were not cut have been served before), and every --every tokens again by the length probe. Prints how good
-each prediction is. --out gets a line of JSON per answer, for `python -m jaxspec.bench orders --predictions`.
+each prediction is, and from other answers to the same prompts (--again) how good one could be. --out gets a line of
+JSON per answer, for `python -m jaxspec.bench orders --predictions`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from jaxspec.sched.length.distribution import RatioDistribution
 from jaxspec.sched.length.reader import RetrievalSettings
 from jaxspec.sched.reprediction import smoothed
 from jaxspec.train_predictor import command as training
+from jaxspec.train_predictor.answers import check_readable, origin_of
+from jaxspec.train_predictor.ceiling import ceiling
 from jaxspec.train_predictor.config import PredictorConfig
 from jaxspec.train_predictor.data import TEST, TRAIN, VALIDATION, group_of, part_of
 from jaxspec.train_predictor.evaluate import evaluate
@@ -50,6 +53,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--predictor", metavar="FILE", help="the proxy (default: the one shipped for the model)")
     parser.add_argument("--probe", metavar="FILE", help="a length probe")
     parser.add_argument("--every", type=count, default=32, metavar="N", help="tokens between probes (default: 32)")
+    parser.add_argument(
+        "--again", nargs="+", default=[], metavar="JSONL",
+        help="other answers to prompts of the test part, collected with another --seed",
+    )  # fmt: skip
     parser.add_argument("--out", metavar="JSONL", help="file of the single predictions")
     return parser.parse_args(argv)
 
@@ -63,13 +70,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         target = load_model(config.target)
         probe = None if args.probe is None else load_probe(Path(args.probe), target.config)
         parts = read(config, target)
+        limit = limits(config, target, args.again, parts[TEST]) if args.again else ""
         found = at_arrival(config, target, args.predictor, parts)
         left = None if probe is None else while_generating(probe, target, parts[TEST], args.every)
     except ModuleNotFoundError as error:
         return training.fail(PROG, training.lacking(error))
     except (ConfigError, ModelLoadError) as error:
         return training.fail(PROG, str(error))
-    print(report(parts, found))
+    print(report(config, parts, found) + limit)
     if left is not None:
         print(f"\n{errors(parts[TEST], found[TEST]['proxy'], left, args.every)}")
     if args.out is not None:
@@ -80,17 +88,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def read(config: PredictorConfig, target: LoadedModel) -> list[list[Row]]:
     """The answers of each part of the config's data. Raises `ConfigError`."""
-    from jaxspec.draft.distill.data import read_rows
-    from jaxspec.train_predictor.answers import check_readable, origin_of
-
-    check_readable("data", config.data)
     parts: list[list[Row]] = [[], [], []]
-    for row in read_rows(config.data, LONGEST, origin_of(target)):
+    for row in _rows(config.data, target):
         group = row.group or group_of(target.tokenizer.decode(row.prompt))
         parts[part_of(group, config.validation, config.test)].append(row)
     if not all(parts):
         raise ConfigError("data: too few answers: training, validation and test part must not be empty")
     return parts
+
+
+def _rows(paths: Sequence[str], target: LoadedModel) -> list[Row]:
+    from jaxspec.draft.distill.data import read_rows
+
+    check_readable("data", paths)
+    return read_rows(paths, LONGEST, origin_of(target))
+
+
+def limits(config: PredictorConfig, target: LoadedModel, again: Sequence[str], rows: Sequence[Row]) -> str:
+    """What the best predictor could reach, from `rows` and other answers to the same prompts in the files `again`.
+
+    Raises `ConfigError` if no prompt has another answer.
+    """
+    others = {tuple(row.prompt): row for row in _rows(again, target)}
+    pairs = [(row, other) for row in rows if (other := others.get(tuple(row.prompt))) and other.answer != row.answer]
+    if len(pairs) < 3:
+        raise ConfigError(f"--again: {', '.join(again)} has other answers to {len(pairs)} prompts, too few")
+    length, other = (lengths(side)[0] for side in zip(*pairs, strict=True))
+    found = ceiling(length, other, config.classes, np.random.default_rng(config.seed))
+    said = [
+        f"{name} {best:.3f} ({low:.3f} … {high:.3f}), the other answer as a prediction {twin:.3f}"
+        for name, twin, best, low, high in zip(("τ", "accuracy"), *found, strict=True)
+    ]
+    return f"\n\nThe best that the prompt allows, from {len(pairs)} pairs of answers: {'; '.join(said)}."
 
 
 def at_arrival(
@@ -150,12 +179,14 @@ def again(left: np.ndarray, every: int, predicted: float) -> list[float]:
     return out
 
 
-def report(parts: Sequence[Sequence[Row]], found: Mapping[int, Mapping[str, np.ndarray]]) -> str:
+def report(
+    config: PredictorConfig, parts: Sequence[Sequence[Row]], found: Mapping[int, Mapping[str, np.ndarray]]
+) -> str:
     """Table of the predictions at arrival, and the coverage of the proxy's 90 % quantile."""
     from jaxspec.predict.formulation import class_bounds
 
     length, capped = lengths(parts[TEST])
-    bounds = np.asarray(class_bounds(lengths(parts[TRAIN])[0], 5))
+    bounds = np.asarray(class_bounds(lengths(parts[TRAIN])[0], config.classes))
     rows = []
     for name, predicted in found[TEST].items():
         m = evaluate(predicted, length, capped, bounds)
@@ -168,7 +199,7 @@ def report(parts: Sequence[Sequence[Row]], found: Mapping[int, Mapping[str, np.n
     assert quantile is not None
     covered = length <= quantile * found[TEST]["proxy"]
     table = markdown(
-        rows, "test part", "answers", ("five-class accuracy", "{:.3f}"), ("Kendall's τ", "{:.3f}"),
+        rows, "test part", "answers", ("class accuracy", "{:.3f}"), ("Kendall's τ", "{:.3f}"),
         ("MAE, tokens", "{:.0f}"), ("median |log error|", "{:.2f}"),
     )  # fmt: skip
     return f"{table}\n\nThe proxy's {QUANTILE:.0%} quantile covers {covered.mean():.1%} of the test answers."

@@ -45,10 +45,13 @@ def test_the_command(tmp_path: Path, config: Path, data: Path, capsys: pytest.Ca
     probe = LengthProbe(feature_width(TARGET.config), 8, nnx.Rngs(0))
     save_probe(probe, "tiny", weights := tmp_path / "probe.safetensors")
     out = tmp_path / "predictions.jsonl"
+    again = write_lines(tmp_path / "again.jsonl", [r | {"output_ids": [1] * 9} for r in answers(60)])
     options = ["--config", str(config), "--probe", str(weights), "--every", str(EVERY), "--out", str(out)]
+    options += ["--again", str(again)]
     assert command.main(options) == 0
     said = capsys.readouterr().out
     assert "| proxy |" in said and "| blend |" in said and "quantile covers" in said and "| 75% |" in said
+    assert "The best that the prompt allows, from" in said
     rows = command.read(PredictorConfig.load(config), TARGET)[TEST]
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["output_tokens"] for line in lines] == [len(row.answer) for row in rows] and len(rows) > 5
@@ -79,5 +82,8 @@ def test_predictions_follow_the_probe() -> None:
 def test_errors_are_one_line(tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--config", str(config), "--set", "data=[nowhere.jsonl]"]) == 2
     assert "data: cannot read nowhere.jsonl" in capsys.readouterr().err
+    other = write_lines(tmp_path / "other.jsonl", [{"prompt_ids": [1, 2], "output_ids": [3, 4]}])
+    assert command.main(["--config", str(config), "--again", str(other)]) == 2
+    assert "has other answers to 0 prompts" in capsys.readouterr().err
     assert command.main(["--config", str(config), "--probe", str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
