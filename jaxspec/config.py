@@ -84,6 +84,10 @@ class EngineConfig(PolicyConfig):
     #: `draft: suffix`: tokens of earlier answers that are remembered, in memory, for each API key. 0: none, only the
     #: request's own text is searched.
     suffix_tokens: int = Field(default=131_072, ge=0, le=2**24)
+    #: Whether drafts are made of answers to all API keys, not only to the request's own.
+    suffix_shared: bool = False
+    #: File that keeps these answers across restarts, written when the engine stops. None: they are in memory only.
+    suffix_path: str | None = None
     #: Probe that predicts lengths again while answers are generated, from the target's hidden states: a file made by
     #: `jaxspec.train_predictor.probe`. None: lengths are predicted once.
     length_probe: str | None = None

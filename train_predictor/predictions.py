@@ -133,7 +133,7 @@ def at_arrival(
     from jaxspec.predict.user_text import user_text
 
     settings = RetrievalSettings()
-    proxy, encoder = load_proxy(predictor, config.target), load_encoder(settings.encoder)
+    proxy, encoder = load_proxy(predictor, config.target), load_encoder(config.encoder)
     strip, index = user_text(target.tokenizer), LengthIndex(settings.k, settings.threshold, settings.capacity)
     retrieval, blend = (
         kind(proxy, encoder, index, "", user_text=strip) for kind in (RetrievalPredictor, BlendedPredictor)
@@ -209,6 +209,8 @@ def errors(rows: Sequence[Row], predicted: np.ndarray, left: Sequence[np.ndarray
     """Table of the relative errors of answers that ended, at arrival and while they are generated."""
     length, capped = lengths(rows)
     kept = [i for i in np.flatnonzero(~capped).tolist() if length[i] > every]
+    if not kept:
+        return f"No answer that ended has more than {every} tokens, so the probe was never asked."
     series = {i: again(left[i], every, float(predicted[i])) for i in kept}
     table = []
     for share in SHARES:

@@ -20,7 +20,8 @@ from jaxspec.draft.model_drafter import ModelDrafter
 from jaxspec.draft.runner import BEAMS, Device, DraftRunner, round_buckets
 from jaxspec.draft.speculator import build_speculator
 from jaxspec.draft.suffix import SuffixDrafter
-from jaxspec.errors import ModelLoadError
+from jaxspec.draft.suffix_memory import SuffixMemory, UnfitMemory
+from jaxspec.errors import ModelLoadError, explained
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.llama import head_of
 from jaxspec.models.load import LoadedModel, load_model
@@ -139,10 +140,12 @@ def build(
     warm_up: WarmUp,
     store: ProfileStore,
     clock: Callable[[], float],
+    model_name: str,
 ) -> Speculator:
-    """The speculator with these drafters for the target of `model_runner`. `store` keeps measured times.
+    """The speculator with these drafters for the target of `model_runner`, `model_name`. `store` keeps measured times.
 
-    Compiles the draft rounds through `warm_up`. Raises `ConfigError` for settings that do not fit the drafters.
+    Compiles the draft rounds through `warm_up`. Raises `ConfigError` for settings that do not fit the drafters, and for
+    a `suffix_path` that cannot be used.
     """
     drawing = _drawing(config, models)
     devices = own_devices(config, models)
@@ -151,7 +154,7 @@ def build(
     drafters: list[Drafter] = []
     for name, model in models.items():
         if model is None:
-            drafters.append(SuffixDrafter(name, config.suffix_tokens if name == SUFFIX else 0))
+            drafters.append(SuffixDrafter(name, _memory(config, model_name) if name == SUFFIX else None))
             continue
         shapes = round_buckets(*sizes, fine=name in devices)
         runner = DraftRunner(
@@ -172,6 +175,25 @@ def build(
     speculator = build_speculator(config, drafters, model_runner.times, sampled=drawing is not None)
     model_runner.startup_done()
     return speculator
+
+
+def _memory(config: EngineConfig, model_name: str) -> SuffixMemory | None:
+    if not config.suffix_tokens:
+        return None
+    path = None if config.suffix_path is None else Path(config.suffix_path).expanduser()
+    try:
+        return SuffixMemory(config.suffix_tokens, config.suffix_shared, path, model_name)
+    except OSError as error:
+        raise ConfigError(f"suffix_path: cannot read {explained(error)}") from None
+    except UnfitMemory as error:
+        raise ConfigError(f"suffix_path: cannot use {path}: {error}; remove it, or name another file") from None
+
+
+def flush(speculator: Speculator) -> None:
+    """Write the files of what drafters have learned."""
+    for drafter in speculator.drafters:
+        if isinstance(drafter, SuffixDrafter) and drafter.memory is not None:
+            drafter.memory.flush()
 
 
 def own_devices(config: EngineConfig, models: Models) -> dict[str, Device]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -12,6 +11,7 @@ from math import log
 import numpy as np
 
 from jaxspec.draft.suffix_index import MAX_MATCH, SuffixIndex
+from jaxspec.draft.suffix_memory import SuffixMemory
 from jaxspec.sched.per_request import PerRequest
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
@@ -24,12 +24,8 @@ _MATCHES, _DEPTH = 8, 3
 #: A token that continues a match of n tokens is stated to be right with probability n / (n + this): in the request's
 #: own text, and in earlier answers.
 _DOUBT, _DOUBT_OF_OTHERS = 1.6, 3.0
-#: Tenants whose answers are remembered, and tokens of a request's own text.
-_TENANTS, _OWN_TOKENS = 16, 1 << 16
-#: Of each hash table.
-_SLOTS, _OWN_SLOTS = 1 << 16, 1 << 10
-#: Shorter answers are not worth remembering.
-_SHORTEST = 8
+#: Tokens of a request's own text that are searched, and slots of each hash table.
+_OWN_TOKENS, _OWN_SLOTS = 1 << 16, 1 << 10
 
 
 @dataclass(slots=True)
@@ -44,17 +40,15 @@ class _Node:
 class SuffixDrafter(SharedDevice):
     """SuffixDecoding (Oliaro et al., arXiv 2411.04975): trees of the continuations of earlier occurrences.
 
-    Frequencies are probabilities, and a longer match makes them surer. Searches the request's own text, and the last
-    `remembered` tokens of answers to the same tenant (an API key). With 0, only its own text: that is prompt lookup
-    decoding (Saxena 2023). Nothing leaves the process.
+    Frequencies are probabilities, and a longer match makes them surer. Searches the request's own text, and the answers
+    of `memory` to the same tenant. Without one, only its own text: that is prompt lookup decoding (Saxena 2023).
     """
 
     free = True
 
-    def __init__(self, name: str, remembered: int) -> None:
-        self.name, self.widths, self._remembered = name, (1, 2) if remembered else (1,), remembered
+    def __init__(self, name: str, memory: SuffixMemory | None = None) -> None:
+        self.name, self.widths, self.memory = name, (1, 2) if memory else (1,), memory
         self._own = PerRequest(lambda request: SuffixIndex(_OWN_TOKENS, _OWN_SLOTS))
-        self._answers: OrderedDict[str, SuffixIndex] = OrderedDict()
 
     def uncached_tokens(self, request: Request) -> int:
         return 0
@@ -66,16 +60,8 @@ class SuffixDrafter(SharedDevice):
         return lambda: candidates
 
     def ended(self, request: Request) -> None:
-        answer = request.tokens[request.prompt_len :]
-        if not self._remembered or len(answer) < _SHORTEST:
-            return
-        if (index := self._answers.get(request.tenant)) is None:
-            index = self._answers[request.tenant] = SuffixIndex(self._remembered, _SLOTS)
-        self._answers.move_to_end(request.tenant)
-        index.extend(answer)
-        index.end_text()
-        if len(self._answers) > _TENANTS:
-            self._answers.popitem(last=False)
+        if self.memory is not None:
+            self.memory.learn(request.tenant, request.tokens[request.prompt_len :])
 
     def seconds(self, requests: int, uncached: int, levels: int, width: int) -> float:
         return 5e-5 * requests
@@ -86,7 +72,7 @@ class SuffixDrafter(SharedDevice):
         own.extend(request.tokens[len(own) :])
         end, root = request.tokens[-MAX_MATCH:], _Node()
         _grow(root, own, end, levels, _DOUBT, least)
-        if (answers := self._answers.get(request.tenant)) is not None:
+        if self.memory is not None and (answers := self.memory.of(request.tenant)) is not None:
             _grow(root, answers, end, levels, _DOUBT_OF_OTHERS, least)
         if not root.children:
             return None

@@ -6,6 +6,9 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 #: Lengths of the n-grams that find an earlier occurrence, longest first.
 NGRAMS = (8, 4, 2)
 #: Longest match that is told from longer ones. Bounds the work.
@@ -43,6 +46,11 @@ class SuffixIndex:
     def __len__(self) -> int:
         """Tokens ever added, with one more for each text that has ended."""
         return self._end
+
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """The tokens that are kept, oldest first, with -1 after each text that has ended."""
+        start = self._end % self._capacity if self._end > self._capacity else 0
+        return np.asarray(self._tokens[start:] + self._tokens[:start], np.int32)
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens to the current text."""

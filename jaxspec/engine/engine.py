@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxspec.config import EngineConfig
 from jaxspec.constraints.build import Constraints
-from jaxspec.draft.registry import runners
+from jaxspec.draft.registry import flush, runners
 from jaxspec.engine.loop import EngineLoop
 from jaxspec.engine.metrics import Counters, EngineStats, snapshot
 from jaxspec.engine.request_state import RequestState
@@ -149,6 +149,7 @@ class Engine:
         if self._thread is None:
             self._abort_all("abort", None)
             self._health, self.failure = "dead", "the engine has been shut down"
+            flush(self.speculator)
         elif self._thread is not threading.current_thread():
             self._thread.join(timeout + 10 * IDLE)
             if self._thread.is_alive():
@@ -292,6 +293,7 @@ class Engine:
                     self._health, self.failure = "dead", "the engine has been shut down"
             self.warm_up.stop()
             self.loop.predictions.close()
+            flush(self.speculator)
 
     def _collect(self) -> bool:
         """Pass new and cancelled requests to the loop; sleep while there is nothing to do. False: end the loop."""

@@ -122,7 +122,7 @@ def start_up(
         config, loaded.config, _reported(loaded.weights, progress), pages, warm_up, reads_features, drawn, store
     )  # fmt: skip
     if models:
-        speculator = build(config, model_runner, models, pages, warm_up, store, clock)
+        speculator = build(config, model_runner, models, pages, warm_up, store, clock, loaded.name)
     else:
         speculator = Speculator([], model_runner.times)
     # The KV of a drafter on a device of its own is not swapped: it is computed again.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ class RequestId:
 class BearerAuth:
     """Rejects requests without `Authorization: Bearer KEY`, for one of the keys, with 401.
 
-    The number of the key becomes `scope["tenant"]`, as text.
+    A digest of the key becomes `scope["tenant"]`: what is remembered of a tenant outlives restarts with other keys.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -51,21 +52,21 @@ class BearerAuth:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            if (number := self._key_of(Headers(scope=scope))) is None:
+            if (tenant := self._tenant_of(Headers(scope=scope))) is None:
                 headers = {"WWW-Authenticate": "Bearer"}
                 error = ApiError(401, "missing or wrong API key", code="invalid_api_key", headers=headers)
                 await render(error)(scope, receive, send)
                 return
-            scope["tenant"] = str(number)
+            scope["tenant"] = tenant
         await self._app(scope, receive, send)
 
-    def _key_of(self, headers: Headers) -> int | None:
-        """The number of the request's key; None if it is not one of them."""
+    def _tenant_of(self, headers: Headers) -> str | None:
+        """The digest of the request's key; None if it is not one of them."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
         # Header values are Latin-1. All are compared, in constant time, against timing attacks.
         given = key.strip().encode("latin-1", "replace")
         known = [hmac.compare_digest(given, own) for own in self._keys]
-        return known.index(True) if any(known) and scheme.lower() == "bearer" else None
+        return hashlib.sha256(given).hexdigest()[:16] if any(known) and scheme.lower() == "bearer" else None
 
 
 class BodyLimit:

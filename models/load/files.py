@@ -31,19 +31,19 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
     """Atomically replace `path`: yields a temporary file next to it, renamed to `path` if the block succeeds.
 
-    Concurrent readers see the complete old or new file. Its mode follows the umask. Raises `OSError`.
+    Concurrent readers see the complete old or new file. Its permissions are `mode` less the umask. Raises `OSError`.
     """
     new = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     # os.open applies the umask. Reading the umask requires setting it, which would affect other threads.
-    handle = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_CLOEXEC", 0), 0o666)
+    handle = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_CLOEXEC", 0), mode)
     try:
-        mode = os.fstat(handle).st_mode & 0o777
+        allowed = os.fstat(handle).st_mode & 0o777
         os.close(handle)
         yield new
-        os.chmod(new, mode)  # safetensors replaces it with a file of mode 0600
+        os.chmod(new, allowed)  # safetensors replaces it with a file of mode 0600
         os.replace(new, path)
     finally:
         new.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from helpers import tiny
 from helpers.generation import GREEDY, check_clean, tokens_of
 from jaxspec.draft.suffix import SuffixDrafter
 from jaxspec.draft.suffix_index import MAX_MATCH
+from jaxspec.draft.suffix_memory import SuffixMemory
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.spec.calibration import BIN_EDGES
@@ -44,7 +45,7 @@ def proposal(drafter: SuffixDrafter, wanted: Request, levels: int = 8, width: in
     width=st.sampled_from([1, 2]),
 )
 def test_it_proposes_a_tree(texts: list[list[int]], text: list[int], levels: int, width: int) -> None:
-    drafter = SuffixDrafter("suffix", 1000)
+    drafter = SuffixDrafter("suffix", SuffixMemory(1000))
     for other in texts:
         drafter.ended(request([9, *other], prompt=1))
     c = proposal(drafter, request(text), levels, width)
@@ -60,7 +61,7 @@ def test_it_proposes_a_tree(texts: list[list[int]], text: list[int], levels: int
 
 
 def test_frequent_continuations_come_first() -> None:
-    drafter = SuffixDrafter("suffix", 1000)
+    drafter = SuffixDrafter("suffix", SuffixMemory(1000))
     for end in (7, 8, 8):
         drafter.ended(request([0, 1, 2, 3, 4, 5, 6, end, 0, 0], prompt=1))
     c = proposal(drafter, request([9, 4, 5, 6]), levels=1)
@@ -69,7 +70,7 @@ def test_frequent_continuations_come_first() -> None:
 
 
 def test_tenants_do_not_share_answers() -> None:
-    drafter, answer = SuffixDrafter("suffix", 1000), [0, *range(1, 20)]
+    drafter, answer = SuffixDrafter("suffix", SuffixMemory(1000)), [0, *range(1, 20)]
     drafter.ended(request(answer, prompt=1, tenant="a"))
     assert proposal(drafter, request([5, 6, 7], tenant="a"), levels=3, width=1).token.tolist() == [8, 9, 10]
     for other in ("b", ""):
@@ -77,7 +78,7 @@ def test_tenants_do_not_share_answers() -> None:
 
 
 def test_prompts_short_answers_and_old_tenants_are_not_remembered() -> None:
-    drafter = SuffixDrafter("suffix", 1000)
+    drafter = SuffixDrafter("suffix", SuffixMemory(1000))
     drafter.ended(request(list(range(30)), prompt=25, tenant="a"))
     assert len(proposal(drafter, request([5, 6, 7], tenant="a"))) == 0
     assert len(proposal(drafter, request([26, 27], tenant="a"))) == 0
@@ -87,8 +88,14 @@ def test_prompts_short_answers_and_old_tenants_are_not_remembered() -> None:
     assert len(proposal(drafter, request([5, 6, 7], tenant="1"))) > 0
 
 
+def test_shared_answers_are_everyones() -> None:
+    drafter = SuffixDrafter("suffix", SuffixMemory(1000, shared=True))
+    drafter.ended(request([0, *range(1, 20)], prompt=1, tenant="a"))
+    assert proposal(drafter, request([5, 6, 7], tenant="b"), levels=3, width=1).token.tolist() == [8, 9, 10]
+
+
 def test_nothing_is_remembered_if_that_is_off() -> None:
-    drafter = SuffixDrafter("ngram", 0)
+    drafter = SuffixDrafter("ngram")
     drafter.ended(request(list(range(30)), prompt=1))
     assert len(proposal(drafter, request([5, 6, 7]))) == 0
     assert proposal(drafter, request([1, 2, 3, 1, 2]), levels=2, width=1).token.tolist() == [3, 1]
@@ -96,7 +103,7 @@ def test_nothing_is_remembered_if_that_is_off() -> None:
 
 def stated(text: list[int], levels: int = 8) -> np.ndarray:
     """The probability that n-gram lookup states of each token of its chain, given the one before it, `[levels]`."""
-    return np.exp(np.diff(proposal(SuffixDrafter("ngram", 0), request(text), levels, 1).logprob, prepend=0))
+    return np.exp(np.diff(proposal(SuffixDrafter("ngram"), request(text), levels, 1).logprob, prepend=0))
 
 
 def matching(length: int) -> list[int]:
@@ -120,7 +127,7 @@ def test_a_right_token_makes_the_match_of_the_next_one_longer() -> None:
 
 def test_what_is_less_likely_than_wanted_is_not_proposed() -> None:
     """Wanted are tokens with a probability of 0.7, which in the text itself takes a match of 4 tokens."""
-    drafter = SuffixDrafter("suffix", 1000)
+    drafter = SuffixDrafter("suffix", SuffixMemory(1000))
     for length in range(1, 8):
         wanted = request(matching(length))
         (found,) = drafter.propose([ScheduledRequest(wanted, 1, 1, 32, 4)], lambda _: None, 4, 1, 0.7)()

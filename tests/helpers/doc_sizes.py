@@ -150,6 +150,7 @@ RUNS = (
     Run("jaxspec.draft.distill", " --set target={model} --set steps=2 --set every=2 --set longest=64 --set batch=2"),
     Run("jaxspec.train_predictor.collect", _TINY + " --max-tokens 16"),
     Run("jaxspec.train_predictor.probe", " --target {model} --steps 4 --longest 64"),
+    Run("jaxspec.train_predictor.predictions", " --set target={model} --set encoder={encoder} --set test=0.3"),
     Run("jaxspec.train_predictor", _TRAIN),
 )  # fmt: skip
 

@@ -64,6 +64,8 @@ def test_the_command(tmp_path: Path, config: Path, data: Path, capsys: pytest.Ca
     assert line["left"][0] == pytest.approx(float(wanted), rel=0.02)
     assert len(line["left"]) == -(-(len(row.answer) - EVERY) // EVERY), "one for each EVERY tokens before the last"
     assert recorded.read(out).every == EVERY
+    assert command.main([*options[:4], "--every", "64"]) == 0
+    assert "so the probe was never asked" in capsys.readouterr().out
 
 
 def test_neighbours_are_answers_of_the_training_part(config: Path) -> None:
