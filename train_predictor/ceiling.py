@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import kendalltau, norm, rankdata
@@ -61,4 +61,5 @@ def _best(correlation: float, classes: int) -> tuple[float, float]:
 def _twins(length: np.ndarray, other: np.ndarray, classes: int) -> tuple[float, float]:
     bounds = np.quantile(np.concatenate([length, other]), np.arange(1, classes) / classes, method="higher")
     same = np.digitize(length, bounds) == np.digitize(other, bounds)
-    return float(kendalltau(length, other)[0]), float(same.mean())
+    tau: Any = kendalltau(length, other)[0]
+    return float(tau), float(same.mean())
