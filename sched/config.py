@@ -64,8 +64,9 @@ class PolicyFields(BaseModel):
 
     #: Which request goes first, and whether it preempts (`sched/order`).
     order: str = "fcfs"
-    #: Source of output lengths, for sjf, laps_sd, alise, `pace: deadline` and swapping (`sched/length`). Those that
-    #: read prompts run next to the engine, so a request may run before it is predicted.
+    #: Source of output lengths (`sched/length`), for sjf, laps_sd, alise, srpt, gittins, boost, `memory: defer`,
+    #: `pace: deadline` and swapping. Those that read prompts run next to the engine, so a request may run before it is
+    #: predicted.
     predictor: str = "none"
     #: σ of the log-normal error of noisy_oracle. With 0.5, two of three predictions are within a factor of 1.65.
     predictor_noise: float = Field(default=0.5, ge=0)

@@ -49,6 +49,8 @@ class Request:
     predicted_len: float | None = None
     #: The first prediction; it may exceed max_tokens. Later ones already know part of the output.
     first_prediction: float | None = None
+    #: Whether a later one replaced it.
+    predicted_again: bool = False
     #: Median and 90 % quantile of the output length, as known at the first prediction.
     predicted_quantiles: tuple[float, float] | None = None
     #: True output length and acceptance rate, for oracles in benchmarks and the simulator.

@@ -186,14 +186,17 @@ class Scheduler:
     def predicted(self, request_id: str, tokens: float, now: float, again: bool = False) -> bool:
         """Use a length prediction, in output tokens, that arrives after its request. False: unknown id.
 
-        `again`: it knows part of the output, so it is not the first prediction even if there was none. Raises
-        `ValueError` unless it is positive and finite.
+        `again`: it knows part of the output. So it is not the first prediction even if there was none, and one that
+        does not know the output no longer replaces it. Raises `ValueError` unless it is positive and finite.
         """
         length.check(tokens)
         if (request := self._requests.get(request_id)) is None:
             return False
         if request.first_prediction is None and not again:
             self._first_predicted(request, tokens)
+        if request.predicted_again and not again:
+            return True
+        request.predicted_again |= again
         request.predicted_len = length.corrected(tokens, request)
         self.waiting.move(request)
         return True
@@ -203,7 +206,9 @@ class Scheduler:
         request.predicted_quantiles = self.lengths.quantile(request, 0.5), self.lengths.quantile(request, 0.9)
 
     def plan(self, now: float, lookahead: Lookahead = NO_DRAFTS) -> Plan:
-        """What to run next. If there is nothing to do, `scheduled` is empty; else `update` precedes the next plan.
+        """What to run next. If there is nothing to do, `scheduled` is empty.
+
+        Before the next plan, `update` reports the results, or `advance` that they will come later.
 
         Drafts get what is left of the step, never a page that another request would have to lose.
         """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
@@ -138,6 +138,15 @@ def token_ids(line: Mapping[str, Any], where: str) -> tuple[list[int], list[int]
             f'data: {where}: "prompt_ids" and "output_ids" must be lists of token ids, "output_ids" not empty'
         )
     return prompt, answer
+
+
+def has_ended(line: Mapping[str, Any], answer: Sequence[int], ends: Container[int], cap: int | None = None) -> bool:
+    """Whether a line's answer ended by itself, not cut: as its "finished" or "capped" says; else if its last token is
+    one of `ends`, or if it has fewer than `cap` tokens."""
+    for name, wanted in (("finished", True), ("capped", False)):
+        if isinstance(said := line.get(name), bool):
+            return said is wanted
+    return answer[-1] in ends or (cap is not None and len(answer) < cap)
 
 
 def _are_ids(value: Any) -> TypeGuard[list[int]]:

@@ -15,7 +15,7 @@ from jaxspec.models.load import load_model
 from jaxspec.models.load.bert import LoadedEncoder, load_bert
 from jaxspec.predict.predictor import clip
 from jaxspec.progress import progress
-from jaxspec.train_predictor.answers import Origin, check_readable, origin_of, read_data, token_ids
+from jaxspec.train_predictor.answers import Origin, check_readable, has_ended, origin_of, read_data, token_ids
 from jaxspec.train_predictor.config import PredictorConfig
 
 #: Values of `Corpus.part`.
@@ -123,18 +123,11 @@ def _row_of_text(line: Mapping[str, Any], cap: int | None, where: str) -> Row:
 
 def _row_of_ids(line: Mapping[str, Any], tokenizer: Tokenizer, cap: int | None, where: str) -> Row:
     prompt_ids, output_ids = token_ids(line, where)
-    ended = output_ids[-1] in tokenizer.eos_token_ids
-    match line.get("finished"):
-        case bool(finished):
-            capped = not finished
-        case _ if ended:
-            capped = False
-        case _ if cap is None:
-            raise ConfigError(f"cap: this setting is needed, because {where} does not say whether its answer was cut")
-        case _:
-            capped = len(output_ids) >= cap
+    ended = has_ended(line, output_ids, tokenizer.eos_token_ids, cap)
+    if not ended and cap is None and not isinstance(line.get("finished", line.get("capped")), bool):
+        raise ConfigError(f"cap: this setting is needed, because {where} does not say whether its answer was cut")
     prompt = tokenizer.decode(prompt_ids)
-    return Row(prompt, len(output_ids), capped, group_of(prompt))
+    return Row(prompt, len(output_ids), not ended, group_of(prompt))
 
 
 def group_of(prompt: str) -> str:

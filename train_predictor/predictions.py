@@ -1,7 +1,7 @@
 """Predicts held-out answers' lengths as a server does: python -m jaxspec.train_predictor.predictions --config X.yaml
 
-The answers of the config's test part, at arrival by the proxy, by retrieval and by both (the answers of the training
-part that were not cut have been served before), and every --every tokens again by the length probe. Prints how good
+The answers of the config's test part, at arrival by the proxy, by retrieval and by both (the whole answers of the other
+parts have been served before), and every --every tokens again by the length probe. Prints how good
 each prediction is, and from other answers to the same prompts (--again) how good one could be. --out gets a line of
 JSON per answer, for `python -m jaxspec.bench orders --predictions`.
 """
@@ -101,7 +101,7 @@ def _rows(paths: Sequence[str], target: LoadedModel) -> list[Row]:
     from jaxspec.draft.distill.data import read_rows
 
     check_readable("data", paths)
-    return read_rows(paths, LONGEST, origin_of(target))
+    return read_rows(paths, LONGEST, origin_of(target), target.tokenizer.eos_token_ids)
 
 
 def limits(config: PredictorConfig, target: LoadedModel, again: Sequence[str], rows: Sequence[Row]) -> str:
@@ -109,10 +109,15 @@ def limits(config: PredictorConfig, target: LoadedModel, again: Sequence[str], r
 
     Raises `ConfigError` if no prompt has another answer.
     """
-    others = {tuple(row.prompt): row for row in _rows(again, target)}
-    pairs = [(row, other) for row in rows if (other := others.get(tuple(row.prompt))) and other.answer != row.answer]
-    if len(pairs) < 3:
-        raise ConfigError(f"--again: {', '.join(again)} has other answers to {len(pairs)} prompts, too few")
+
+    def by_prompt(rows: Sequence[Row]) -> dict[Any, Row]:
+        """One answer to each prompt at each temperature: then both answers of a pair are drawn alike."""
+        return {(*row.prompt, row.temperature): row for row in rows if row.temperature != 0}
+
+    first, second = by_prompt(rows), by_prompt(_rows(again, target))
+    pairs = [(row, second[key]) for key, row in first.items() if key in second]
+    if sum(row.answer != other.answer for row, other in pairs) < 3:
+        raise ConfigError(f"--again: {', '.join(again)} has too few other answers to prompts of the test part")
     length, other = (lengths(side)[0] for side in zip(*pairs, strict=True))
     found = ceiling(length, other, config.classes, np.random.default_rng(config.seed))
     said = [
@@ -134,21 +139,27 @@ def at_arrival(
 
     settings = RetrievalSettings()
     proxy, encoder = load_proxy(predictor, config.target), load_encoder(config.encoder)
-    strip, index = user_text(target.tokenizer), LengthIndex(settings.k, settings.threshold, settings.capacity)
-    retrieval, blend = (
-        kind(proxy, encoder, index, "", user_text=strip) for kind in (RetrievalPredictor, BlendedPredictor)
-    )
+    strip = user_text(target.tokenizer)
+
+    def made(kind: type[RetrievalPredictor]) -> RetrievalPredictor:
+        index = LengthIndex(settings.k, settings.threshold, settings.capacity)
+        return kind(proxy, encoder, index, "", user_text=strip)
+
+    retrieval, blend = made(RetrievalPredictor), made(BlendedPredictor)
     texts = {part: [target.tokenizer.decode(row.prompt) for row in rows] for part, rows in enumerate(parts)}
-    known = [(text, len(row.answer)) for text, row in zip(texts[TRAIN], parts[TRAIN], strict=True) if row.ended]
     found: dict[int, dict[str, np.ndarray]] = {VALIDATION: {}, TEST: {}}
+    known = [
+        (part, text, len(row.answer))
+        for part in (TRAIN, VALIDATION) for text, row in zip(texts[part], parts[part], strict=True) if row.ended
+    ]  # fmt: skip
     with progress("answers served before", len(known)) as advance:
-        for text, length in known:
-            retrieval.learn([text], [length])
+        for part, text, length in known:
+            if part == VALIDATION:  # the blend weighs the proxy by its error where that has not been trained
+                blend.predict([text])
+            for one in (retrieval, blend):
+                one.learn([text], [length])
             advance()
     found[VALIDATION]["proxy"] = proxy.predict(texts[VALIDATION])
-    # The blend weighs the proxy by its error on answers that it has not been trained on.
-    blend.predict(texts[VALIDATION])
-    blend.learn(texts[VALIDATION], [len(row.answer) for row in parts[VALIDATION]])
     for name, one in (("proxy", proxy), ("retrieval", retrieval), ("blend", blend)):
         found[TEST][name] = np.asarray(one.predict(texts[TEST]), float)
     return found
@@ -177,6 +188,13 @@ def again(left: np.ndarray, every: int, predicted: float) -> list[float]:
     for i, value in enumerate(left.tolist(), 1):
         out.append(smoothed(i * every, value, out[-1]))
     return out
+
+
+def corrected(predicted: float, tokens: float) -> float:
+    """The prediction, doubled until it exceeds the tokens so far, as the engine uses it."""
+    while predicted <= tokens:
+        predicted *= 2
+    return predicted
 
 
 def report(
@@ -216,10 +234,10 @@ def errors(rows: Sequence[Row], predicted: np.ndarray, left: Sequence[np.ndarray
     for share in SHARES:
         # Predictions are made at multiples of `every`.
         last = {i: series[i][min(int(share * length[i]) // every, len(series[i]) - 1)] for i in kept}
-        both = [
-            float(np.median([abs(value - length[i]) / length[i] for i, value in values.items()]))
-            for values in (last, {i: max(float(predicted[i]), share * length[i] + 1) for i in kept})
-        ]
+        both = []
+        for values in (last, {i: float(predicted[i]) for i in kept}):
+            used = {i: corrected(value, share * length[i]) for i, value in values.items()}
+            both.append(float(np.median([abs(value - length[i]) / length[i] for i, value in used.items()])))
         table.append([f"{share:.0%}", *both])
     return markdown(table, "after", ("median relative error, with the probe", "{:.2f}"), ("at arrival only", "{:.2f}"))
 

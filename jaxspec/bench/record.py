@@ -100,8 +100,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def took(recording: Recording) -> list[float]:
-    """Seconds of each step, including planning and processing of the results, without waiting for requests."""
-    return [step.ended - step.begun for step in recording.steps]
+    """Seconds of each step, including planning and processing of the results, without waiting for requests, nor for the
+    step before if they overlap."""
+    before = [float("-inf"), *(step.ended for step in recording.steps)]
+    return [step.ended - max(step.begun, end) for step, end in zip(recording.steps, before, strict=False)]
 
 
 def drive(

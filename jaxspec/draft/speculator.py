@@ -39,4 +39,6 @@ def build_speculator(
             choice = DRAFT_CHOICES.build(context)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    return Speculator(drafters, step, tree, config.draft_depth, config.verify_budget, choice)
+    speculator = Speculator(drafters, step, tree, config.draft_depth, config.verify_budget, choice)
+    speculator.host.overlapping = bool(config.async_scheduling)
+    return speculator

@@ -21,6 +21,7 @@ from jaxspec.sched.plan import RequestResult
 from jaxspec.sched.request import Request
 from jaxspec.sched.slots import Need
 from jaxspec.sched.spec.draft_room import DraftRoom
+from jaxspec.sched.spec.host_times import StepTook
 from jaxspec.sched.spec.micro_batches import split, turns_pay
 from jaxspec.sched.spec.trees.candidates import Candidates, Draft
 from jaxspec.step.packing import SamplingInputs
@@ -127,7 +128,7 @@ class EngineLoop:
 
         Text of earlier steps is decoded and delivered while the device computes.
         """
-        self.warm_up.adopt_ready(busy=True)
+        self.warm_up.adopt_ready(busy=True, settle=self._finish_all)
         launched = self._launch_next()
         self.deliver()
         ahead = self._async and self.speculator.assignment is None  # a draft choice learns from each step in turn
@@ -219,9 +220,10 @@ class EngineLoop:
                 self._count_tokens(self._states[s.request.id], len(result.tokens), timer.read)
         self._choose_turns(step)
         self.counters.add_times(timer, overlapped=bool(self._under_way))
-        if len(step.batches) == 1 and not step.overlaps and step.terms is not None:
+        if len(step.batches) == 1 and not self._in_turns and step.terms is not None:
             new = sum(len(result.tokens) for result in results)
-            self.speculator.step_took(plan, step.terms, new, timer.now() - timer.begun, seconds, step.drafted)
+            took = StepTook(timer.now() - timer.begun, seconds, step.drafted, step.overlaps)
+            self.speculator.step_took(plan, step.terms, new, took)
         self._finished_at = timer.read
         _tell(self.step_observers, self.counters.prompt_tokens + self.counters.generation_tokens - tokens)
 

@@ -150,6 +150,9 @@ class EngineStats:
     #: Changes of a request's drafter (with a `draft_choice`), and the seconds to compute its KV for the new drafter.
     drafter_switches: int = 0
     drafter_switch_seconds: float = 0.0
+    #: Since the start: steps without drafts because those had lost time, and lengths predicted again by the probe.
+    steps_drafts_off: int = 0
+    predicted_again: int = 0
     predictions: PredictionCounts = field(default_factory=PredictionCounts)
     #: Requests refused by strict admission since the start.
     slo_refused: int = 0
@@ -195,6 +198,8 @@ def snapshot(loop: EngineLoop, queued: int, refused: int) -> EngineStats:
         accepted_by_level=tuple(c.speculation.by_level),
         drafter_switches=speculator.switches[0],
         drafter_switch_seconds=speculator.switches[1],
+        steps_drafts_off=speculator.steps_off,
+        predicted_again=0 if loop.repredictor is None else loop.repredictor.made,
         predictions=replace(predictions.counts),
         slo_refused=refused,
     )

@@ -22,7 +22,7 @@ from jaxspec.sched.spec.trees.policy import DEPTH
 from jaxspec.step.batch import BatchShape
 from jaxspec.step.buckets import StepSizes, step_buckets
 from jaxspec.step.device_memory import TARGET, DeviceMemory, MemoryUse, pool_pages
-from jaxspec.step.kv_cache import page_bytes, pages_for, stored_as
+from jaxspec.step.kv_cache import feature_bytes, page_bytes, pages_for, stored_as
 from jaxspec.step.kv_int8 import most_written
 from jaxspec.step.penalties import PenaltyTable
 from jaxspec.step.runner import pick_layers
@@ -45,7 +45,7 @@ def kv_pool_pages(
     """
     devices = jax.devices()
     if devices[0].platform != "gpu":
-        return pages_for(config, model, dtype)
+        return pages_for(config, model, dtype, features)
     own_devices(config, drafters)  # checks `draft_devices`
     uses = memory_uses(config, model, dtype, drafters, features, devices)
     memory = {i: DeviceMemory.of(devices[i], config.gpu_memory_utilization) for i in {use.device for use in uses}}
@@ -55,7 +55,7 @@ def kv_pool_pages(
             "%s does not say how much memory it has: the KV pool is sized by the host's memory; set kv_cache_tokens",
             devices[0].device_kind,
         )
-        return pages_for(config, model, dtype)
+        return pages_for(config, model, dtype, features)
     return pool_pages(config, dtype, uses, known, _longest(config, model))
 
 
@@ -82,7 +82,7 @@ def memory_uses(
         TARGET,
         # A tied embedding is copied to the head.
         _elements(weight_shapes(replace(model, tie_embeddings=False))) * item,
-        page_bytes(model, size, stored_as(config, dtype)) + (size * feature_width(model) * item if features else 0),
+        page_bytes(model, size, stored_as(config, dtype)) + feature_bytes(model, size, dtype) * features,
         max(program.step_bytes(shape) for shape in shapes),
         tables,
     )

@@ -30,6 +30,7 @@ from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.reprediction import Repredictor
 from jaxspec.sched.scheduler import Scheduler
+from jaxspec.sched.slots import MEMORIES, ORDERS, PACES, Need
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.step.device_memory import claim_memory
 from jaxspec.step.kv_host import HostKVCache, host_kv_cache, swap_costs, swap_pages
@@ -160,9 +161,11 @@ def start_up(
 
 
 def _probe(config: EngineConfig, target: LoadedModel) -> LengthProbe | None:
-    """The length probe of the config. Raises `ConfigError` if it cannot be loaded."""
+    """The length probe of the config. Raises `ConfigError` if it cannot be loaded, or nothing would read it."""
     if config.length_probe is None:
         return None
+    if not any({Need.LENGTHS, Need.RUNTIME} & slot.selected(config).needs for slot in (ORDERS, MEMORIES, PACES)):
+        raise ConfigError(f"length_probe: neither order {config.policy.order} nor the other policies read lengths")
     try:
         return load_probe(Path(config.length_probe).expanduser(), target.config)
     except ModelLoadError as error:

@@ -117,10 +117,16 @@ def _counters(s: EngineStats) -> list[tuple[str, str, float]]:
             "Time spent in the length predictor, learning included, in seconds.",
             s.predictions.seconds,
         ),
+        (
+            "length_predictions_again",
+            "Lengths predicted again, by the length probe.",
+            s.predicted_again,
+        ),
         ("step_seconds", "Time in which a step was running, in seconds.", s.step_seconds),
         ("spec_decode_num_drafts", "Verifications: steps of a request that verified draft tokens.", s.verifications),
         ("spec_decode_num_draft_tokens", "Draft tokens verified.", s.draft_tokens),
         ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", s.accepted_tokens),
+        ("spec_decode_steps_off", "Steps without drafts because drafts had lost time.", s.steps_drafts_off),
         ("spec_decode_drafter_switches", "Changes of a request from one drafter to another.", s.drafter_switches),
         (
             "spec_decode_drafter_switch_seconds",

@@ -95,8 +95,14 @@ def page_bytes(config: DecoderConfig, page_size: int, dtype: str) -> int:
     return 2 * config.num_layers * config.kv_size * channel
 
 
-def pages_for(config: EngineConfig, model: DecoderConfig, dtype: str) -> int:
+def feature_bytes(config: DecoderConfig, page_size: int, dtype: str) -> int:
+    """Bytes of one page of the feature pool."""
+    return page_size * feature_width(config) * jnp.dtype(dtype).itemsize
+
+
+def pages_for(config: EngineConfig, model: DecoderConfig, dtype: str, features: bool = False) -> int:
     """Number of pages of the KV cache in host memory; `step.device_memory` has the rule for GPUs. `dtype`: of the KV.
+    `features`: with a feature pool.
 
     As configured (`kv_cache_tokens`), else enough for 64 requests of 512 tokens and for one of maximum length, limited
     to 40 % of the free memory.
@@ -106,7 +112,8 @@ def pages_for(config: EngineConfig, model: DecoderConfig, dtype: str) -> int:
         return max(1, -(-config.kv_cache_tokens // size))
     longest = min(config.max_model_len or model.max_position, model.max_position)
     wanted = min(64 * 512, config.max_num_seqs * longest) // size
-    affordable = int(0.4 * psutil.virtual_memory().available) // page_bytes(model, size, stored_as(config, dtype))
+    page = page_bytes(model, size, stored_as(config, dtype)) + feature_bytes(model, size, dtype) * features
+    affordable = int(0.4 * psutil.virtual_memory().available) // page
     return max(1, min(max(wanted, -(-longest // size)), affordable))
 
 

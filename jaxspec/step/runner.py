@@ -159,7 +159,7 @@ class ModelRunner:
 
     @property
     def features(self) -> jax.Array:
-        """Feature pool `[pages, page_size, hidden]`: final hidden states of committed positions, for drafters."""
+        """Feature pool `[pages, page_size, TAPS * hidden]` of committed positions (`jaxspec.models.drafter`)."""
         return self.kv_cache.features
 
     def overwritten(self, pages: Sequence[int]) -> None:

@@ -133,8 +133,9 @@ class WarmUp:
 
     # -- the engine's thread ---------------------------------------------------------------------------------------
 
-    def adopt_ready(self, busy: bool) -> float:
-        """Adopt compiled programs and run at most one program to measure it.
+    def adopt_ready(self, busy: bool, settle: Callable[[], None] = lambda: None) -> float:
+        """Adopt compiled programs and run at most one program to measure it; `settle` is called before that, and waits
+        for what runs on the device.
 
         If the engine has been idle for a while, any program is measured. If it is `busy`, only programs without any
         measurement are, and rarely. Returns the seconds until the next call is useful, infinity if none is.
@@ -153,6 +154,8 @@ class WarmUp:
         if busy:
             unknown = next((p for p in self._profiles if p.unknown), None)
             if unknown is not None and now >= self._not_before:
+                settle()
+                now = self._clock()
                 unknown.sample()
                 ended = self._clock()
                 self._not_before = ended + _BUSY_INTERVAL * (ended - now)

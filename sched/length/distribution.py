@@ -57,10 +57,6 @@ class RatioDistribution:
         #: one object, because admission reads it in another thread.
         self.curve: tuple[_Floats, _Floats] = ratios[ended], np.cumprod(1 - ended / at_risk)[ended]
 
-    def above(self, ratio: float) -> float:
-        """Share of requests with a larger ratio."""
-        return _above(self.curve, ratio)
-
     def quantile(self, share: float, above: float = 0.0) -> float | None:
         """Smallest ratio that `share` of the requests with ratios larger than `above` do not exceed; None if none have
         been so large."""

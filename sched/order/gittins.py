@@ -114,7 +114,7 @@ class Gittins(Order):
     """
 
     preemptive = True
-    needs = frozenset({Need.LENGTHS})
+    needs = frozenset({Need.LENGTHS, Need.RUNTIME})
 
     def __init__(self, settings: GittinsSettings, lengths: LengthDistribution, prompt_token: float) -> None:
         self._quantum, self._reluctance = settings.quantum, settings.reluctance

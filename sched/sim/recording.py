@@ -101,7 +101,10 @@ class Recorder:
         scheduler.observers.append(self)
 
     def stop(self) -> Recording:
+        """The recording, without steps that are still under way."""
         self._scheduler.observers.remove(self)
+        if self._under_way:
+            del self.recording.steps[-len(self._under_way) :]
         return self.recording
 
     def added(self, request: Request, now: float) -> None:

@@ -32,11 +32,14 @@ class Payoff:
     #: Steps without drafts that are left, and how many the next failure costs.
     off: int = 0
     penalty: int = _OFF
+    #: Steps without drafts so far, because of this.
+    skipped: int = 0
 
     def allows(self) -> bool:
         """Whether the step that begins may draft."""
         if self.off:
             self.off -= 1
+        self.skipped += bool(self.off)
         return not self.off
 
     def observe(self, tokens: int, requests: int, seconds: float, plain: float) -> None:

@@ -23,6 +23,7 @@ from jaxspec.sched.spec.depth import DepthController, DraftTimes, widths_up_to
 from jaxspec.sched.spec.draft_choice.choice import DraftChoice
 from jaxspec.sched.spec.draft_room import DraftRoom
 from jaxspec.sched.spec.drafter import Drafter, Proposed, SamplingOf
+from jaxspec.sched.spec.host_times import DRAFTED, PLAIN, UNUSED, HostTimes, StepTook
 from jaxspec.sched.spec.merging import Drafted, RequestTree, by_request
 from jaxspec.sched.spec.micro_batches import committed_positions
 from jaxspec.sched.spec.payoff import Payoff
@@ -34,11 +35,6 @@ from jaxspec.sched.spec.trees.policy import DEPTH, StepCandidates, TreePolicy
 from jaxspec.sched.spec.trees.preorder import preorders
 from jaxspec.sched.spec.trees.throughput import Throughput
 from jaxspec.sched.timing import StepTimes
-
-#: Weight of the newest observation of the host's time, and the longest that counts (seconds): others are pauses.
-_HOST_WEIGHT, _LONGEST = 0.05, 5e-3
-#: Kinds of steps: without drafting, with drafting of which nothing is verified, with drafts.
-_PLAIN, _UNUSED, _DRAFTED = range(3)
 
 
 class StepTerms(NamedTuple):
@@ -84,8 +80,7 @@ class Speculator:
         self._context = 0  # committed positions of the step's decoding requests
         self._budget: int | None = None  # profiled for this step
         self._rounds = 0.0  # seconds of the step's rounds
-        #: Usual seconds of the host in steps that do not draft, that draft but verify nothing, and with drafts.
-        self._host: list[float | None] = [None, None, None]
+        self.host = HostTimes()
         #: By the number of decoding requests, rounded up to a power of two.
         self._payoffs: dict[int, Payoff] = {}
         self._payoff: Payoff | None = None  # of the step, if it depends on it whether drafts are allowed
@@ -96,6 +91,11 @@ class Speculator:
         #: What the draft choice assigned; None without one.
         self.assignment = None if choice is None else Assignment(choice, self.drafters, self.step_times.of(1))
         self.proposals = Proposals(self.drafters, self.controllers, self.policy, self.assignment, self._record)
+
+    @property
+    def steps_off(self) -> int:
+        """Steps in which nobody drafted because drafts had lost time."""
+        return sum(payoff.skipped for payoff in self._payoffs.values())
 
     @property
     def choice(self) -> DraftChoice | None:
@@ -125,7 +125,7 @@ class Speculator:
         decoding = [r for r in running if r.decoding]
         self._context, self._budget, self._rounds = sum(r.computed for r in decoding), None, 0.0
         for controller in self.controllers:
-            controller.context, controller.overhead = self._context / max(len(decoding), 1), self._overhead(_PLAIN)
+            controller.context, controller.overhead = self._context / max(len(decoding), 1), self.host.overhead(PLAIN)
         prompts = None
         if self.policy.prompts_in_budget:
             prompts = self.policy.prompt_limit(decoding, self.verify_budget, self.step_times)
@@ -311,7 +311,9 @@ class Speculator:
         """
         limits = [min(t.scheduled.drafts, len(c)) for t, c in zip(trees, forest, strict=True)]
         tokens, read = sum(s.count for s in scheduled), committed_positions(scheduled)
-        step = StepCandidates(forest, limits, nodes, budget, [-inf] * len(trees), tokens, read, self._overhead(_UNUSED))
+        step = StepCandidates(
+            forest, limits, nodes, budget, [-inf] * len(trees), tokens, read, self.host.overhead(UNUSED)
+        )
         probing = [i for i, tree in enumerate(trees) if any(self.controllers[p.drafter].probing for p in tree.parts)]
         if Need.SLOS not in self.policy.needs:
             return select_nodes(self.policy, step, probing)
@@ -328,28 +330,14 @@ class Speculator:
         """What `step_took` needs to know of the step that has just been launched."""
         return StepTerms(self._payoff, self._rounds)
 
-    def step_took(
-        self, plan: Plan, terms: StepTerms, tokens: int, seconds: float, on_device: float, drafted: bool
-    ) -> None:
-        """Learn what drafts cost and save, from a step in one micro-batch that no other step overlapped with.
-
-        It gave `tokens` new tokens in `seconds`, of which it was on the target's device for `on_device`. `drafted`:
-        whether it verified any drafts.
-        """
-        host = min(max(seconds - on_device - terms.rounds, 0.0), _LONGEST)
-        kind = _DRAFTED if drafted else _UNUSED if any(s.levels for s in plan.scheduled) else _PLAIN
-        usual = self._host[kind]
-        self._host[kind] = host if usual is None else usual + _HOST_WEIGHT * (host - usual)
+    def step_took(self, plan: Plan, terms: StepTerms, tokens: int, took: StepTook) -> None:
+        """Learn what drafts cost and save, from a step that gave `tokens` new tokens."""
+        kind = DRAFTED if took.drafted else UNUSED if any(s.levels for s in plan.scheduled) else PLAIN
+        self.host.observe(kind, took, terms.rounds)
         requests = len(plan.scheduled)
         if terms.payoff is not None and all(s.decodes for s in plan.scheduled):
-            plain = self.step_times.of(requests, committed_positions(plan.scheduled))
-            known = [h for h in self._host if h is not None]
-            terms.payoff.observe(tokens, requests, seconds, plain + known[0])
-
-    def _overhead(self, without: int) -> float:
-        """Seconds of the host that verifying drafts adds to a step of the kind `without`, rounds not included."""
-        drafted, other = self._host[_DRAFTED], self._host[without]
-        return 0.0 if other is None or drafted is None else max(0.0, drafted - other)
+            plain = self.step_times.of(requests, committed_positions(plan.scheduled)) + self.host.without_drafts
+            terms.payoff.observe(tokens, requests, took.seconds, plain)
 
     def drafted_by(self, request: Request) -> int | None:
         """Index of the drafter whose nodes are verified for this request in this step; None: no tree. Of a merged tree

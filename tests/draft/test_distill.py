@@ -129,7 +129,7 @@ def test_features_are_the_targets_and_are_kept(work: Path, text: Corpus, monkeyp
     def never(*_: Any) -> None:
         raise AssertionError("computed again")
 
-    monkeypatch.setattr(data, "_fill", never)
+    monkeypatch.setattr(data, "each_features", never)
     again = corpus([str(work / "answers.jsonl")], TARGET, LONGEST, work)
     np.testing.assert_array_equal(again.features, text.features)
     other = [row | {"output_ids": row["output_ids"][::-1]} for row in answers(40)]

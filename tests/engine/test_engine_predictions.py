@@ -107,7 +107,7 @@ class Answers:
         assert self.wait(1 + len(others))[0] == "first"
 
     def wait(self, count: int) -> list[str]:
-        eventually(lambda: len(self.ended) >= count, 30)
+        eventually(lambda: len(self.ended) >= count)
         return list(self.ended)
 
 
@@ -145,9 +145,14 @@ def test_only_lengths_that_may_decide_are_predicted(compiled: str) -> None:
         answers.ask("alone")
         answers.wait(1)
         assert answers.ended["alone"].predicted_tokens is None and engine.stats().predictions.made == 0
-        engine.submit(PROMPT, replace(GREEDY, max_tokens=60), lambda delta: None, predict=True)
+
+        def until(made: int) -> Callable[[OutputDelta], None]:
+            """Holds a request until its length is predicted: one that has ended needs no prediction."""
+            return lambda delta: eventually(lambda: engine.stats().predictions.made >= made)
+
+        engine.submit(PROMPT, GREEDY, until(1), predict=True)
         eventually(lambda: engine.stats().predictions.made == 1)
-        engine.submit(PROMPT, replace(GREEDY, max_tokens=60), lambda delta: None, slo=Slo(tpot=1.0))
+        engine.submit(PROMPT, GREEDY, until(2), slo=Slo(tpot=1.0))
         eventually(lambda: engine.stats().predictions.made == 2)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec.sched import PagePool, PolicyConfig, Request, RequestResult, Scheduler, SchedulerConfig
-from jaxspec.sched.length.distribution import _MEMORY, LengthDistribution, RatioDistribution
+from jaxspec.sched.length.distribution import _MEMORY, LengthDistribution, RatioDistribution, _above
 
 
 def request(predicted: float | None = 100.0, output: int = 0, max_tokens: int = 1000) -> Request:
@@ -36,8 +36,8 @@ def test_it_is_the_kaplan_meier_estimate(seen: list[tuple[int, bool]]) -> None:
         if at_risk:
             survival *= 1 - ends / at_risk
         if ratio < last:
-            assert found.above(ratio) == pytest.approx(survival, abs=1e-9)
-    assert found.above(last) == 0
+            assert _above(found.curve, ratio) == pytest.approx(survival, abs=1e-9)
+    assert _above(found.curve, last) == 0
 
 
 def test_a_quantile_knows_what_has_been_generated() -> None:

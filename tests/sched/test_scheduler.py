@@ -320,3 +320,13 @@ def test_the_queue_is_bounded_and_ids_are_unique():
 def test_limits_that_could_starve_a_request_are_refused(limits: tuple[int, int, int, int, int]):
     with pytest.raises(ValueError, match="must"):
         SchedulerConfig(*limits)
+
+
+def test_a_late_prediction_does_not_replace_one_that_knows_the_output() -> None:
+    sched = scheduler()
+    request = add(sched, "a", 3, max_tokens=90)
+    sched.predicted("a", 60.0, 0.0, again=True)
+    sched.predicted("a", 10.0, 0.0)
+    assert (request.predicted_len, request.first_prediction) == (60.0, 10.0)
+    sched.predicted("a", 50.0, 0.0, again=True)
+    assert (request.predicted_len, request.first_prediction) == (50.0, 10.0)

@@ -20,7 +20,7 @@ from jaxspec.models.length_probe import LengthProbe, median_left
 from jaxspec.models.load.probe_file import save_probe
 from jaxspec.train_predictor import predictions as command
 from jaxspec.train_predictor.config import PredictorConfig
-from jaxspec.train_predictor.data import TEST, TRAIN
+from jaxspec.train_predictor.data import TEST, TRAIN, VALIDATION
 
 EVERY = 6
 
@@ -45,7 +45,8 @@ def test_the_command(tmp_path: Path, config: Path, data: Path, capsys: pytest.Ca
     probe = LengthProbe(feature_width(TARGET.config), 8, nnx.Rngs(0))
     save_probe(probe, "tiny", weights := tmp_path / "probe.safetensors")
     out = tmp_path / "predictions.jsonl"
-    again = write_lines(tmp_path / "again.jsonl", [r | {"output_ids": [1] * 9} for r in answers(60)])
+    others = [r | {"output_ids": [1] * (9 + i % 7)} for i, r in enumerate(answers(60))]
+    again = write_lines(tmp_path / "again.jsonl", others)
     options = ["--config", str(config), "--probe", str(weights), "--every", str(EVERY), "--out", str(out)]
     options += ["--again", str(again)]
     assert command.main(options) == 0
@@ -75,6 +76,10 @@ def test_neighbours_are_answers_of_the_training_part(config: Path) -> None:
     found = command.at_arrival(settings, TARGET, None, again)[TEST]
     new, known = found["retrieval"][: len(parts[TEST])], found["retrieval"][len(parts[TEST]) :]
     assert (new == 19).all() and (known != 19).mean() > 0.8
+    # Nor does anything that was cut, or the test part, teach the others.
+    cut = [[], [row._replace(ended=False) for row in parts[VALIDATION]], parts[VALIDATION]]
+    found = command.at_arrival(settings, TARGET, None, cut)[TEST]
+    assert (found["retrieval"] == 19).all() and (found["blend"] == pytest.approx(19))
 
 
 def test_predictions_follow_the_probe() -> None:
@@ -86,6 +91,6 @@ def test_errors_are_one_line(tmp_path: Path, config: Path, capsys: pytest.Captur
     assert "data: cannot read nowhere.jsonl" in capsys.readouterr().err
     other = write_lines(tmp_path / "other.jsonl", [{"prompt_ids": [1, 2], "output_ids": [3, 4]}])
     assert command.main(["--config", str(config), "--again", str(other)]) == 2
-    assert "has other answers to 0 prompts" in capsys.readouterr().err
+    assert "has too few other answers" in capsys.readouterr().err
     assert command.main(["--config", str(config), "--probe", str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err.count("\n") == 1

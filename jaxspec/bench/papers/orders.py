@@ -182,8 +182,10 @@ def workload(data: Data, cell: Cell) -> tuple[Workload, np.ndarray]:
 
 def alone(served: Served) -> np.ndarray:
     """Seconds that each request would take alone `[requests]`."""
-    first = LLAMA_7B_L20.seconds(StepLoad(PROMPT, starting=1))
-    return first + (served.workload.output - 1) * LLAMA_7B_L20.seconds(StepLoad(1, context=PROMPT))
+    return np.array([
+        LLAMA_7B_L20.seconds(StepLoad(n, starting=1)) + (m - 1) * LLAMA_7B_L20.seconds(StepLoad(1, context=n))
+        for n, m in zip(served.workload.input.tolist(), served.workload.output.tolist(), strict=True)
+    ])  # fmt: skip
 
 
 def summary(found: Mapping[Cell, Result]) -> list[dict[str, Any]]:

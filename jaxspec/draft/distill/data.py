@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from jaxspec.models.drafter import feature_width, tapped_layers, target_features
 from jaxspec.models.llama import Decoder, device_weights
 from jaxspec.models.load import LoadedModel
 from jaxspec.progress import progress
-from jaxspec.train_predictor.answers import Origin, origin_of, read_data, token_ids
+from jaxspec.train_predictor.answers import Origin, has_ended, origin_of, read_data, token_ids
 
 #: One in `HELD_OUT` prompts is held out, with all answers to it.
 HELD_OUT = 25
@@ -29,14 +29,15 @@ ROWS, MULTIPLE = 8, 64
 
 class Row(NamedTuple):
     """A prompt and an answer to it, as token ids. `key` is the same for all answers to a prompt, in any file, and for
-    all turns of a conversation. `ended`: the answer ends with its last token, else it was cut there. `group`: the
-    file's name for the conversation."""
+    all turns of a conversation. `ended`: the answer ends with its last token, else it was cut there. `group` and
+    `temperature`: of the file's line, if it has them."""
 
     key: str
     prompt: list[int]
     answer: list[int]
     ended: bool
     group: str | None = None
+    temperature: float | None = None
 
 
 @dataclass
@@ -73,9 +74,10 @@ class Corpus:
         return int((self.length - self.start).sum())
 
 
-def read_rows(paths: Sequence[str], longest: int, target: Origin | None = None) -> list[Row]:
+def read_rows(paths: Sequence[str], longest: int, target: Origin | None = None, ends: Container[int] = ()) -> list[Row]:
     """The rows of all files. Answers are cut so that prompt and answer fit `longest`; prompts that leave no room for
-    an answer, and answers of one token, are left out.
+    an answer, and answers of one token, are left out. Where a line does not say whether its answer ended, one that ends
+    with a token of `ends` did.
 
     Raises `ConfigError` naming the field `data`, also if an answer is another model's than `target`'s.
     """
@@ -88,10 +90,11 @@ def read_rows(paths: Sequence[str], longest: int, target: Origin | None = None) 
         if len(prompt) < longest - ROOM and len(answer) > 1:
             group = str(line["group"]) if line.get("turn") and "group" in line else None
             first = _bytes(prompt) if group is None else firsts.get(group, group.encode())
-            ended = line.get("capped") is False or line.get("finished") is True
+            ended = has_ended(line, answer, ends)
             kept = answer[: longest - len(prompt)]
             ended &= len(kept) == len(answer)
-            rows.append(Row(hashlib.sha256(first).hexdigest(), prompt, kept, ended, line.get("group")))
+            key = hashlib.sha256(first).hexdigest()
+            rows.append(Row(key, prompt, kept, ended, line.get("group"), line.get("temperature")))
     if not rows:
         raise ConfigError(f"data: no answers to prompts under {longest - ROOM} tokens in {', '.join(paths)}")
     return rows
@@ -117,7 +120,7 @@ def corpus(
 
     Raises `ConfigError` naming the field `data` if the files are unusable or hold answers of another model.
     """
-    rows = read_rows(paths, longest, origin_of(target))
+    rows = read_rows(paths, longest, origin_of(target), target.tokenizer.eos_token_ids)
     tokens, start, length = padded_tokens(rows, longest, target)
     kept_apart = np.asarray([held_out(row) for row in rows])
     if kept_apart.all() or not kept_apart.any():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,9 @@ def test_a_recording_of_steps_that_overlap() -> None:
     ends = [step.ended for step in ahead.steps[: len(loads)]]
     assert ends == sorted(ends) and ends[0] > 0 and all(step.service > 0 for step in ahead.steps[: len(loads)])
     assert ahead.requests[0].output == alone.requests[0].output
+    spans = [(step.ended - seconds, step.ended) for step, seconds in zip(ahead.steps, took(ahead), strict=True)]
+    assert all(begun >= before for (_, before), (begun, _) in pairwise(spans)), "no time counts for two steps"
+    assert all(step.ended > 0 and step.load.tokens for step in ahead.steps), "none is still under way"
 
 
 @pytest.mark.parametrize("preset", PRESETS)

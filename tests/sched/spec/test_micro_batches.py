@@ -14,7 +14,16 @@ from helpers.fake_drafter import Fake
 from jaxspec.sched.plan import Plan, ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.spec.draft_room import DraftRoom
-from jaxspec.sched.spec.micro_batches import MAX_MICRO_BATCHES, DrafterLoad, Timeline, best, seconds, shares, split
+from jaxspec.sched.spec.micro_batches import (
+    MAX_MICRO_BATCHES,
+    DrafterLoad,
+    Timeline,
+    best,
+    seconds,
+    shares,
+    split,
+    turns_pay,
+)
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.sched.spec.trees.global_greedy import GlobalGreedy
 from jaxspec.sched.spec.trees.policy import TreePolicy
@@ -121,6 +130,35 @@ def prepared(
     speculator = Speculator(drafters, times, policy, verify_budget=budget)
     ahead = speculator.lookahead(running, 0.0)
     return speculator, [ScheduledRequest(r, 3, 1, ahead.drafts, ahead.levels) for r in running]
+
+
+@pytest.mark.parametrize(
+    ("cost", "times", "pays"),
+    [
+        (
+            4e-3,
+            {n: n * 1e-3 for n in (1, 8, 12, 24)},
+            True,
+        ),  # half of the step takes as long as drafting
+        (4e-3, {1: 10e-3, 64: 10e-3}, False),  # two steps take twice as long as one
+        (1e-5, {1: 10e-3, 64: 10e-3}, False),  # and there is nothing to hide
+        (4e-3, {1: 1e-5, 64: 1e-5}, False),  # nothing to hide it behind
+    ],
+)
+def test_turns_pay_where_drafting_takes_as_long_as_a_step(cost: float, times: dict[int, float], pays: bool) -> None:
+    speculator, scheduled = prepared([Apart("far", 100, cost, list("01234567"))], 8, GlobalGreedy(), StepTimes(times))
+    for _ in range(20):  # the usual time of a round is known
+        speculator.controllers[0].count_round(True)
+    assert turns_pay(scheduled, speculator) == pays
+
+
+def test_turns_need_two_requests_and_a_drafter_elsewhere() -> None:
+    times = StepTimes({1: 10e-3, 64: 10e-3})
+    far, near = Apart("far", 100, 4e-3, ["0"]), Fake("near", 100, 4e-3, list("01234567"))
+    speculator, scheduled = prepared([far], 1, GlobalGreedy(), times)
+    assert not turns_pay(scheduled, speculator)
+    speculator, scheduled = prepared([near], 8, GlobalGreedy(), times)
+    assert not turns_pay(scheduled, speculator)
 
 
 @pytest.mark.parametrize("parts", [None, 3])

@@ -8,6 +8,7 @@ import pytest
 
 from helpers.fake_drafter import Fake, requests, round_of
 from jaxspec.sched.plan import Plan, ScheduledRequest
+from jaxspec.sched.spec.host_times import DRAFTED, PLAIN, UNUSED, HostTimes, StepTook
 from jaxspec.sched.spec.payoff import Payoff
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.sched.spec.trees.chain import Chain
@@ -74,6 +75,34 @@ def test_a_batch_size_at_which_drafts_lose_time_decodes_plainly(policy: Chain | 
         took = 30e-3 if count == 4 else 10e-3
         for _ in range(60):
             drafted = bool(round_of(speculator, running))
-            speculator.step_took(plan, speculator.terms, count, took, took, drafted)
+            speculator.step_took(plan, speculator.terms, count, StepTook(took, took, drafted))
     assert bool(round_of(speculator, requests(4))) == (policy is not None)
     assert round_of(speculator, requests(2)) and round_of(speculator, requests(1))
+
+
+@pytest.mark.parametrize(("overlapping", "on"), [(False, True), (True, False)])
+def test_steps_with_drafts_are_compared_with_plain_ones_that_overlap(overlapping: bool, on: bool) -> None:
+    """Half a token more in steps of 10 ms of the device and 8 ms of the host, which overlapping plain steps hide."""
+    speculator = Speculator([Free("free", 100, 0, list("0123"))], FLAT)
+    speculator.host.overlapping = overlapping
+    plan = Plan(tuple(ScheduledRequest(r, 3, 1) for r in requests(1)))
+    for i in range(100):
+        if round_of(speculator, requests(1)):
+            speculator.step_took(plan, speculator.terms, 1 + (i % 2), StepTook(18e-3, 10e-3, True))
+    assert bool(round_of(speculator, requests(1))) == on
+
+
+def test_the_hosts_time_in_plain_steps() -> None:
+    host = HostTimes()
+    assert host.overhead(PLAIN) == host.without_drafts == 0
+    host.observe(DRAFTED, StepTook(12e-3, 8e-3, True), rounds=1e-3)
+    assert host.without_drafts == pytest.approx(3e-3) and host.overhead(PLAIN) == 0
+    host.observe(PLAIN, StepTook(10e-3, 9e-3, False), rounds=0)
+    assert host.without_drafts == pytest.approx(1e-3) and host.overhead(PLAIN) == pytest.approx(2e-3)
+    host.overlapping = True
+    for _ in range(300):
+        host.observe(PLAIN, StepTook(11e-3, 9e-3, False), rounds=0)
+    assert host.of(PLAIN) == pytest.approx(1e-3), "plain steps would overlap without drafts"
+    for _ in range(300):
+        host.observe(PLAIN, StepTook(9e-3, 9e-3, False, overlaps=True), rounds=0)
+    assert host.of(PLAIN) == pytest.approx(0, abs=1e-6) and host.of(UNUSED) is None
