@@ -1,9 +1,14 @@
-"""File format of a trained predictor: one safetensors file with INT8 matrices, tokenizer, model config and a digest."""
+"""File format of a trained predictor: a safetensors file of quantised matrices, tokenizer, model config and a digest.
+
+Format 2 stores the token embedding, half of an encoder, in blocks of 4 bits, and the tokenizer compressed; format 1 had
+INT8 and plain text.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,6 +16,8 @@ from typing import Any
 
 import numpy as np
 from flax import nnx
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import quantize
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
@@ -24,8 +31,9 @@ from jaxspec.models.load.weights import Weights
 from jaxspec.predict.formulation import Formulation
 
 _KIND = "jaxspec-length"
-_VERSION = "1"
+_VERSION, _FORMER = "2", "1"
 _TOKENIZER = "tokenizer"
+_EMBEDDING, _BLOCKS, _BLOCK = "encoder.tokens.embedding", "Q4_0", 32
 
 
 @dataclass(frozen=True)
@@ -39,15 +47,20 @@ class PredictorFile:
     about: dict[str, str]
     #: Maximum tokens of a text that it was trained to read.
     longest: int
-    #: INT8 matrices of the encoder as they are stored, by dotted name in the encoder.
+    #: Quantised matrices of the encoder as they are stored, by dotted name in the encoder.
     matrices: Mapping[str, StoredMatrix] = field(default_factory=dict)
 
 
 def write(predictor: PredictorFile, path: Path) -> None:
-    """Write the file atomically. The encoder's matrices are rounded to INT8; the small head stays float32."""
-    tensors: Weights = {_TOKENIZER: np.frombuffer(predictor.tokenizer.to_str().encode(), np.uint8)}
+    """Write the file atomically. The encoder's matrices are rounded to INT8, its token embedding to Q4_0 where rows are
+    whole blocks; the small head stays float32."""
+    tensors: Weights = {
+        _TOKENIZER: np.frombuffer(lzma.compress(predictor.tokenizer.to_str().encode(), preset=9), np.uint8)
+    }
     for name, value in weights_of(predictor.model).items():
-        if value.ndim == 2 and name.startswith("encoder."):
+        if name == _EMBEDDING and value.shape[1] % _BLOCK == 0:
+            tensors[name] = quantize(np.asarray(value, np.float32), GGMLQuantizationType[_BLOCKS])
+        elif value.ndim == 2 and name.startswith("encoder."):
             tensors |= quantized(name, value, rows=name.endswith("embedding"))
         else:
             tensors[name] = value
@@ -77,13 +90,13 @@ def read(path: Path) -> PredictorFile:
     kind, _, version = metadata.get("format", "").rpartition("-")
     if kind != _KIND:
         raise ModelLoadError(f"{path} is not a length predictor trained by jaxspec.train_predictor")
-    if version != _VERSION:
+    if version not in (_VERSION, _FORMER):
         raise ModelLoadError(f"predictor {path} has format {version}, this version of jaxspec reads {_VERSION}")
     digest = metadata.pop("digest", "")
     if digest != _digest(stored, metadata):
         raise ModelLoadError(f"predictor {path} is damaged: its content does not match its digest")
     try:
-        return _predictor(stored, metadata, f"predictor {path}")
+        return _predictor(stored, metadata, f"predictor {path}", version == _VERSION)
     except ModelLoadError:
         raise
     except KeyError as error:
@@ -92,14 +105,18 @@ def read(path: Path) -> PredictorFile:
         raise ModelLoadError(f"predictor {path}: {error}") from None
 
 
-def _predictor(stored: dict[str, np.ndarray], metadata: dict[str, str], where: str) -> PredictorFile:
+def _predictor(stored: dict[str, np.ndarray], metadata: dict[str, str], where: str, compressed: bool) -> PredictorFile:
     config = BertConfig(**json.loads(metadata["encoder"]))
     formulation = Formulation.from_dict(json.loads(metadata["formulation"]))
     try:
-        tokenizer = Tokenizer.from_str(stored.pop(_TOKENIZER).tobytes().decode())
+        text = stored.pop(_TOKENIZER).tobytes()
+        tokenizer = Tokenizer.from_str((lzma.decompress(text) if compressed else text).decode())
     except Exception as error:  # what the Rust side raises is a bare Exception
         raise ModelLoadError(f"{where}: cannot read its tokenizer ({error})") from None
-    weights, matrices = restored(stored), _matrices(stored)
+    matrices = _matrices(stored)
+    weights = restored(stored)
+    if (embedding := matrices["tokens.embedding"]).kind == _BLOCKS:
+        weights[_EMBEDDING] = embedding.floats()
     width = weights["head.inner.bias"].size
 
     def make() -> LengthModel:
@@ -112,13 +129,17 @@ def _predictor(stored: dict[str, np.ndarray], metadata: dict[str, str], where: s
 
 
 def _matrices(stored: Weights) -> dict[str, StoredMatrix]:
-    """The encoder's INT8 matrices `[out, in]`; an embedding is `[vocab, hidden]`."""
+    """The encoder's quantised matrices `[out, in]`; an embedding is `[vocab, hidden]`."""
 
     def matrix(name: str, codes: np.ndarray) -> StoredMatrix:
         return StoredMatrix.int8(codes if name.endswith("embedding") else codes.T, stored[f"{name}.scale"])
 
     small = {name: value for name, value in stored.items() if value.dtype == np.int8}
-    return {name.removeprefix("encoder."): matrix(name, codes) for name, codes in small.items()}
+    found = {name.removeprefix("encoder."): matrix(name, codes) for name, codes in small.items()}
+    if (blocks := stored[_EMBEDDING]).dtype == np.uint8:
+        size = blocks.shape[1] // GGML_QUANT_SIZES[GGMLQuantizationType[_BLOCKS]][1] * _BLOCK
+        found["tokens.embedding"] = StoredMatrix(_BLOCKS, (blocks.shape[0], size), lambda: blocks)
+    return found
 
 
 def _digest(tensors: Weights, metadata: dict[str, Any]) -> str:

@@ -21,6 +21,8 @@ from jaxspec.kernels import cpu
 from jaxspec.models.length_head import LengthModel
 from jaxspec.models.load.files import quantized, restored
 from jaxspec.predict import predictor_file as file
+from jaxspec.predict import shipped
+from jaxspec.predict.build import DEFAULT
 from jaxspec.predict.formulation import NAMES
 from jaxspec.predict.packed_encoder import PackedEmbed, PackedLinear
 from jaxspec.predict.predictor import clip
@@ -104,10 +106,31 @@ def test_saved_and_loaded(name: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(ProxyPredictor.load(again).predict(LONG), lengths)
 
 
-def test_packed_matrices_predict_the_same(tmp_path: Path) -> None:
-    """The CPU kernels read the file's INT8 values; sizes are no multiples of a panel."""
+def test_an_embedding_of_whole_blocks_is_stored_in_four_bits(tmp_path: Path) -> None:
+    made = encoders.proxy(hidden=64)
+    made.save(path := tmp_path / "p.safetensors")
+    loaded = ProxyPredictor.load(path)
+    before, after = (np.asarray(p._model.encoder.tokens.embedding[...]) for p in (made, loaded))
+    step = np.abs(before.reshape(len(before), -1, 32)).max(-1) / 8
+    assert (np.abs(after - before).reshape(len(before), -1, 32) <= 1.01 * step[..., None]).all()
+    with safe_open(path, framework="numpy") as opened:
+        assert opened.get_tensor("encoder.tokens.embedding").shape == (len(before), 2 * 18)
+    loaded.save(again := tmp_path / "again.safetensors")
+    np.testing.assert_array_equal(ProxyPredictor.load(again).predict(LONG), loaded.predict(LONG))
+
+
+def test_the_former_format_is_read(saved: Path) -> None:
+    wanted = ProxyPredictor.load(saved)
+    text = wanted.tokenizer.to_str().encode()
+    rewritten(saved, {"format": "jaxspec-length-1"}, {"tokenizer": np.frombuffer(text, np.uint8)})
+    np.testing.assert_array_equal(ProxyPredictor.load(saved).predict(LONG), wanted.predict(LONG))
+
+
+@pytest.mark.parametrize(("hidden", "intermediate"), [(24, 40), (32, 40)])
+def test_packed_matrices_predict_the_same(tmp_path: Path, hidden: int, intermediate: int) -> None:
+    """The CPU kernels read the file's values, INT8 or Q4_0; sizes are no multiples of a panel."""
     cpu.load()
-    encoders.proxy(hidden=24, intermediate=40).save(path := tmp_path / "p.safetensors")
+    encoders.proxy(hidden=hidden, intermediate=intermediate).save(path := tmp_path / "p.safetensors")
     plain, packed = ProxyPredictor.load(path), ProxyPredictor.load(path, kernels=True)
     encoder = packed._model.encoder
     assert isinstance(encoder.tokens, PackedEmbed) and isinstance(encoder.layers[1].down, PackedLinear)
@@ -170,7 +193,7 @@ def rewritten(path: Path, changes: dict[str, str], tensors: dict[str, np.ndarray
 @pytest.mark.parametrize(
     ("changes", "tensors", "message"),
     [
-        ({"format": "jaxspec-length-9"}, {}, "has format 9, this version of jaxspec reads 1"),
+        ({"format": "jaxspec-length-9"}, {}, "has format 9, this version of jaxspec reads 2"),
         ({"formulation": '{"name": "cls"}'}, {}, "formulation cls must have the fields"),
         ({"formulation": "{"}, {}, "predictor .*:"),
         ({"encoder": '{"hidden": 3}'}, {}, "predictor .*: .*vocab_size"),
@@ -185,3 +208,14 @@ def test_files_that_do_not_fit_together(saved: Path, changes: Any, tensors: Any,
     rewritten(saved, changes, tensors)
     with pytest.raises(ModelLoadError, match=message):
         ProxyPredictor.load(saved)
+
+
+@pytest.mark.slow
+def test_the_shipped_predictors_are_small_and_know_short_from_long() -> None:
+    files = shipped()
+    assert set(DEFAULT.values()) == files.keys() and all(path.stat().st_size <= 18e6 for path in files.values())
+    proxy = ProxyPredictor.load(files["smollm2-length"])
+    turn = "system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face\nuser\n{}\nassistant\n"
+    asked = ("Is the sky blue? Answer yes or no.", "Write a long story about a fox who leaves the forest.")
+    short, long = proxy.predict([turn.format(text) for text in asked])
+    assert 1 <= short < 0.5 * long <= 1024
