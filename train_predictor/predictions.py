@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 PROG = "jaxspec.train_predictor.predictions"
 #: Most tokens of prompt and answer.
 LONGEST = 4096
-#: The quantile whose coverage is measured, and shares of the answer at which the error is.
-QUANTILE, SHARES = 0.9, (0.0, 0.25, 0.5, 0.75)
+#: Quantiles whose coverage is measured, and shares of the answer at which the error is.
+QUANTILES, SHARES = (0.5, 0.8, 0.9), (0.0, 0.25, 0.5, 0.75)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -200,7 +200,8 @@ def corrected(predicted: float, tokens: float) -> float:
 def report(
     config: PredictorConfig, parts: Sequence[Sequence[Row]], found: Mapping[int, Mapping[str, np.ndarray]]
 ) -> str:
-    """Table of the predictions at arrival, and the coverage of the proxy's 90 % quantile."""
+    """Table of the predictions at arrival, and what quantiles by the proxy cover. Where more answers are cut than lie
+    above a quantile, it is only known to be long, and covers more."""
     from jaxspec.predict.formulation import class_bounds
 
     length, capped = lengths(parts[TEST])
@@ -213,14 +214,17 @@ def report(
     distribution = RatioDistribution()
     for row, predicted in zip(parts[VALIDATION], found[VALIDATION]["proxy"], strict=True):
         distribution.observe(len(row.answer) / predicted, row.ended)
-    quantile = distribution.quantile(QUANTILE)
-    assert quantile is not None
-    covered = length <= quantile * found[TEST]["proxy"]
+    covered = []
+    for share in QUANTILES:
+        ratio = distribution.quantile(share)
+        assert ratio is not None
+        covered.append(f"{share:.0%} {(length <= ratio * found[TEST]['proxy']).mean():.1%}")
     table = markdown(
         rows, "test part", "answers", ("class accuracy", "{:.3f}"), ("Kendall's τ", "{:.3f}"),
         ("MAE, tokens", "{:.0f}"), ("median |log error|", "{:.2f}"),
     )  # fmt: skip
-    return f"{table}\n\nThe proxy's {QUANTILE:.0%} quantile covers {covered.mean():.1%} of the test answers."
+    cut = f"{capped.mean():.1%} of the test answers were cut"
+    return f"{table}\n\nThe proxy's quantiles cover: {', '.join(covered)}; {cut}."
 
 
 def errors(rows: Sequence[Row], predicted: np.ndarray, left: Sequence[np.ndarray], every: int) -> str:

@@ -51,7 +51,7 @@ def test_the_command(tmp_path: Path, config: Path, data: Path, capsys: pytest.Ca
     options += ["--again", str(again)]
     assert command.main(options) == 0
     said = capsys.readouterr().out
-    assert "| proxy |" in said and "| blend |" in said and "quantile covers" in said and "| 75% |" in said
+    assert "| proxy |" in said and "| blend |" in said and "quantiles cover: 50% " in said and "| 75% |" in said
     assert "The best that the prompt allows, from" in said
     rows = command.read(PredictorConfig.load(config), TARGET)[TEST]
     lines = [json.loads(line) for line in out.read_text().splitlines()]
