@@ -13,7 +13,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from jaxspec.draft.suffix_index import SuffixIndex
-from jaxspec.errors import explained
 from jaxspec.models.load.files import replacing
 
 log = logging.getLogger(__name__)
@@ -77,8 +76,8 @@ class SuffixMemory:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(self._path, mode=0o600) as new:
                 save_file(tensors, new, about)
-        except OSError as error:
-            log.warning("suffix_path: cannot write %s", explained(error))
+        except (OSError, SafetensorError) as error:
+            log.warning("suffix_path: cannot write %s: %s", self._path, error)
         else:
             self._unsaved = False
 

@@ -66,12 +66,15 @@ def write(folder: Path) -> None:
 
 
 def answered(folder: Path) -> None:
-    """Write the file that `jaxspec.train_predictor.collect` produces."""
+    """Write the files that `jaxspec.train_predictor.collect` and `.predictions` produce."""
     rows = [
         {"prompt": row["turns"][0], "length": 2 + 7 * i % 50, "capped": i % 9 == 0}
         for i, row in enumerate(conversations(120))
     ]
     jsonl(folder / "predictor" / "lengths.jsonl", rows)
+    predicted = dict.fromkeys(("proxy", "retrieval", "blend"), 9.0) | {"every": 8, "left": [4.0, 3.0]}
+    made = [{"input_tokens": 9, "output_tokens": row["length"], **predicted} for row in rows]
+    jsonl(folder / "predictor" / "predictions.jsonl", made)
 
 
 def conversations(count: int) -> list[dict]:
