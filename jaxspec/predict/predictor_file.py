@@ -114,7 +114,7 @@ def _predictor(stored: dict[str, np.ndarray], metadata: dict[str, str], where: s
     except Exception as error:  # what the Rust side raises is a bare Exception
         raise ModelLoadError(f"{where}: cannot read its tokenizer ({error})") from None
     matrices = _matrices(stored)
-    weights = restored(stored)
+    weights = dict(restored(stored))
     if (embedding := matrices["tokens.embedding"]).kind == _BLOCKS:
         weights[_EMBEDDING] = embedding.floats()
     width = weights["head.inner.bias"].size
