@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from helpers.checkpoints import config, gguf_tensors, hf_tensors, write_gguf, write_hf
+from helpers.serving import eventually
 from helpers.tiny_drafters import as_decoder
 from jaxspec.draft import registry
 from jaxspec.kernels import cpu
@@ -110,7 +111,7 @@ class Watched(Mapping[str, np.ndarray]):
         self._weights, self._read = weights, list[Any]()
 
     def __getitem__(self, name: str) -> np.ndarray:
-        assert sum(ref() is not None for ref in self._read) <= 1
+        eventually(lambda: sum(ref() is not None for ref in self._read) <= 1)
         weight = self._weights[name].copy()
         self._read.append(weakref.ref(weight))
         return weight
