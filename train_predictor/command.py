@@ -10,13 +10,16 @@ from jaxspec import extras
 
 
 def parse(prog: str, about: str | None, presets: str, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Arguments with `config` and `set`, a list of KEY=VALUE. `presets`: a glob of example configs, for the help."""
-    parser = argparse.ArgumentParser(prog=f"python -m {prog}", description=about)
-    parser.add_argument("--config", required=True, metavar="YAML", help=f"a preset such as {presets}")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting; repeatable"
-    )
-    return parser.parse_args(argv)
+    """The arguments of `parser`."""
+    return parser(prog, about, presets).parse_args(argv)
+
+
+def parser(prog: str, about: str | None, presets: str) -> argparse.ArgumentParser:
+    """Options `config` and `set`, a list of KEY=VALUE. `presets`: a glob of example configs, for the help."""
+    made = argparse.ArgumentParser(prog=f"python -m {prog}", description=about)
+    made.add_argument("--config", required=True, metavar="YAML", help=f"a preset such as {presets}")
+    made.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting; repeatable")
+    return made
 
 
 def lacking(error: ModuleNotFoundError) -> str:

@@ -141,6 +141,11 @@ def part_of(group: str, validation: float, test: float) -> int:
     return TEST if at < test else VALIDATION if at < test + validation else TRAIN
 
 
+def part_of_row(prompt: Sequence[int], group: str | None, tokenizer: Tokenizer, validation: float, test: float) -> int:
+    """The part of an answer to a prompt of token ids; `group`: its file's name for the conversation, if it has one."""
+    return part_of(group or group_of(tokenizer.decode(prompt)), validation, test)
+
+
 def corpus(rows: Sequence[Row], clip: Callable[[str], Sequence[int]], validation: float, test: float) -> Corpus:
     """Tokenise and split the rows; `clip` gives a text's token ids.
 

@@ -23,14 +23,16 @@ from jaxspec.config import ConfigError, parse_overrides
 from jaxspec.models.load import ModelLoadError, load_model
 from jaxspec.progress import progress
 from jaxspec.sched.length.distribution import RatioDistribution
+from jaxspec.sched.length.length import doubled
 from jaxspec.sched.length.reader import RetrievalSettings
 from jaxspec.sched.reprediction import smoothed
 from jaxspec.train_predictor import command as training
 from jaxspec.train_predictor.answers import check_readable, origin_of
 from jaxspec.train_predictor.ceiling import ceiling
 from jaxspec.train_predictor.config import PredictorConfig
-from jaxspec.train_predictor.data import TEST, TRAIN, VALIDATION, group_of, part_of
+from jaxspec.train_predictor.data import TEST, TRAIN, VALIDATION, part_of_row
 from jaxspec.train_predictor.evaluate import evaluate
+from jaxspec.train_predictor.probe import SHARES
 
 if TYPE_CHECKING:
     from jaxspec.draft.distill.data import Row
@@ -40,16 +42,12 @@ if TYPE_CHECKING:
 PROG = "jaxspec.train_predictor.predictions"
 #: Most tokens of prompt and answer.
 LONGEST = 4096
-#: Quantiles whose coverage is measured, and shares of the answer at which the error is.
-QUANTILES, SHARES = (0.5, 0.8, 0.9), (0.0, 0.25, 0.5, 0.75)
+#: Quantiles whose coverage is measured.
+QUANTILES = (0.5, 0.8, 0.9)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=f"python -m {PROG}", description=__doc__)
-    parser.add_argument("--config", required=True, metavar="YAML", help="a preset such as configs/predictor/*.yaml")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting; repeatable"
-    )
+    parser = training.parser(PROG, __doc__, "configs/predictor/*.yaml")
     parser.add_argument("--predictor", metavar="FILE", help="the proxy (default: the one shipped for the model)")
     parser.add_argument("--probe", metavar="FILE", help="a length probe")
     parser.add_argument("--every", type=count, default=32, metavar="N", help="tokens between probes (default: 32)")
@@ -90,8 +88,7 @@ def read(config: PredictorConfig, target: LoadedModel) -> list[list[Row]]:
     """The answers of each part of the config's data. Raises `ConfigError`."""
     parts: list[list[Row]] = [[], [], []]
     for row in _rows(config.data, target):
-        group = row.group or group_of(target.tokenizer.decode(row.prompt))
-        parts[part_of(group, config.validation, config.test)].append(row)
+        parts[part_of_row(row.prompt, row.group, target.tokenizer, config.validation, config.test)].append(row)
     if not all(parts):
         raise ConfigError("data: too few answers: training, validation and test part must not be empty")
     return parts
@@ -190,13 +187,6 @@ def again(left: np.ndarray, every: int, predicted: float) -> list[float]:
     return out
 
 
-def corrected(predicted: float, tokens: float) -> float:
-    """The prediction, doubled until it exceeds the tokens so far, as the engine uses it."""
-    while predicted <= tokens:
-        predicted *= 2
-    return predicted
-
-
 def report(
     config: PredictorConfig, parts: Sequence[Sequence[Row]], found: Mapping[int, Mapping[str, np.ndarray]]
 ) -> str:
@@ -240,7 +230,7 @@ def errors(rows: Sequence[Row], predicted: np.ndarray, left: Sequence[np.ndarray
         last = {i: series[i][min(int(share * length[i]) // every, len(series[i]) - 1)] for i in kept}
         both = []
         for values in (last, {i: float(predicted[i]) for i in kept}):
-            used = {i: corrected(value, share * length[i]) for i, value in values.items()}
+            used = {i: doubled(value, share * length[i]) for i, value in values.items()}  # as the engine uses them
             both.append(float(np.median([abs(value - length[i]) / length[i] for i, value in used.items()])))
         table.append([f"{share:.0%}", *both])
     return markdown(table, "after", ("median relative error, with the probe", "{:.2f}"), ("at arrival only", "{:.2f}"))

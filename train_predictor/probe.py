@@ -27,7 +27,7 @@ from jaxspec.models.load import ModelLoadError, load_model
 from jaxspec.progress import progress
 from jaxspec.train_predictor import command as training
 from jaxspec.train_predictor.answers import check_readable
-from jaxspec.train_predictor.data import TEST, group_of, part_of
+from jaxspec.train_predictor.data import TEST, part_of_row
 
 if TYPE_CHECKING:
     from jaxspec.draft.distill.data import Corpus, Row
@@ -118,8 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def held_out(target: LoadedModel, row: Row) -> bool:
     """Whether a row is in the test part of length predictors: what was learnt can then be measured together."""
-    group = row.group or group_of(target.tokenizer.decode(row.prompt))
-    return part_of(group, SHARE, SHARE) == TEST
+    return part_of_row(row.prompt, row.group, target.tokenizer, SHARE, SHARE) == TEST
 
 
 def positions(data: Corpus, rng: np.random.Generator) -> Examples:

@@ -31,7 +31,7 @@ class UnfitMemory(ValueError):
 
 
 class SuffixMemory:
-    """The last `capacity` tokens of answers to each tenant (an API key); with 0, none.
+    """The last `capacity` tokens of answers to each tenant (an API key).
 
     `shared`: all tenants have one memory. Of several, the 16 that were answered last are remembered. `path`: the file
     that keeps the answers, which are those of `model`.
@@ -50,7 +50,7 @@ class SuffixMemory:
         return self._answers.get(_ALL if self._shared else tenant)
 
     def learn(self, tenant: str, answer: Sequence[int]) -> None:
-        if not self._capacity or len(answer) < _SHORTEST:
+        if len(answer) < _SHORTEST:
             return
         self._unsaved = True
         tenant = _ALL if self._shared else tenant

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 from flax import nnx
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import quantize
+from gguf import GGMLQuantizationType
+from gguf.quants import quant_shape_from_byte_shape, quantize
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
@@ -137,8 +137,8 @@ def _matrices(stored: Weights) -> dict[str, StoredMatrix]:
     small = {name: value for name, value in stored.items() if value.dtype == np.int8}
     found = {name.removeprefix("encoder."): matrix(name, codes) for name, codes in small.items()}
     if (blocks := stored[_EMBEDDING]).dtype == np.uint8:
-        size = blocks.shape[1] // GGML_QUANT_SIZES[GGMLQuantizationType[_BLOCKS]][1] * _BLOCK
-        found["tokens.embedding"] = StoredMatrix(_BLOCKS, (blocks.shape[0], size), lambda: blocks)
+        vocab, hidden = quant_shape_from_byte_shape(blocks.shape, GGMLQuantizationType[_BLOCKS])
+        found["tokens.embedding"] = StoredMatrix(_BLOCKS, (vocab, hidden), lambda: blocks)
     return found
 
 

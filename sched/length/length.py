@@ -35,10 +35,15 @@ def check(predicted: float) -> None:
 
 
 def corrected(predicted: float, request: Request) -> float:
-    """The prediction, doubled until it exceeds the output so far (ALISE §3.1); at most the client's max_tokens."""
-    while predicted <= request.output_len:
+    """The prediction, `doubled` until it exceeds the output so far; at most the client's max_tokens."""
+    return min(doubled(predicted, request.output_len), request.max_tokens)
+
+
+def doubled(predicted: float, output_len: float) -> float:
+    """The prediction, doubled until it exceeds the output so far (ALISE §3.1)."""
+    while predicted <= output_len:
         predicted *= 2
-    return min(predicted, request.max_tokens)
+    return predicted
 
 
 def true_len(request: Request) -> int:

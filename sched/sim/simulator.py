@@ -92,8 +92,8 @@ class Simulation:
     In every step each decoding request drafts a chain of `draft_length` tokens, of which `acceptance` determines the
     accepted ones; 0 disables drafting. `slo` applies to all requests if the workload has no SLOs of its own.
 
-    `probe`, every so many tokens (the pair's number) of a request, gives the tokens that it is expected still to
-    generate, for a `Repredictor`; it stands for the engine's length probe.
+    `probe`, a number and a function, stands for the engine's length probe: after each such number of a request's output
+    tokens, a `Repredictor` asks the function how many it is expected still to generate.
 
     A request ends at its output length, which only oracles know (`Request.true_len`). Its `max_tokens` is the
     workload's; without one, `MAX_TOKENS` or what the context and the KV pool leave, but at least its output length.

@@ -94,7 +94,7 @@ class Speculator:
 
     @property
     def steps_off(self) -> int:
-        """Steps in which nobody drafted because drafts had lost time."""
+        """Steps without drafts because drafts had lost time."""
         return sum(payoff.skipped for payoff in self._payoffs.values())
 
     @property

@@ -1,10 +1,10 @@
 """Compares orders of requests: arrivals × load × length predictor × order, on the same simulated requests.
 
 Lengths are those of SSJF's published answers with their predicted classes; with --predictions, those of a model's own
-answers, with what real predictors said of them. Arrivals are a Poisson process, bursts
-(Gamma gaps with a coefficient of variation of 4) or a part of Azure's trace, scaled to the load: the share of the
-tokens per second that a full batch gives. The device is LAPS-SD's (LLaMA-7B on an L20). Each cell is relative to FCFS
-with the same requests, over the seeds.
+answers, with what real predictors said of them. Arrivals are a Poisson process, bursts (Gamma gaps with a coefficient
+of variation of 4) or a part of Azure's trace, scaled to the load: the share of the tokens per second that a full batch
+gives. The device is LAPS-SD's (LLaMA-7B on an L20). Each cell is relative to FCFS with the same requests, over the
+seeds.
 """
 
 from __future__ import annotations
