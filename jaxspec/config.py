@@ -89,7 +89,8 @@ class EngineConfig(PolicyConfig):
     #: File that keeps these answers across restarts, written when the engine stops. None: they are in memory only.
     suffix_path: str | None = None
     #: Probe that predicts lengths again while answers are generated, from the target's hidden states: a file made by
-    #: `jaxspec.train_predictor.probe`. None: lengths are predicted once.
+    #: `jaxspec.train_predictor.probe`, or one in the package by name. auto: the one in the package for the model, if a
+    #: policy reads lengths. None: lengths are predicted once.
     length_probe: str | None = None
     #: Output tokens of a request between two of its predictions.
     length_probe_every: int = Field(default=32, ge=1, le=4096)

@@ -50,6 +50,8 @@ class EngineLoop:
         self.predictions, self.host = parts.predictions, parts.host
         #: Predicts lengths again while answers are generated; None: once only.
         self.repredictor = parts.repredictor
+        #: Seconds that steps waited for it.
+        self.repredicting_seconds = 0.0
         #: Decides on drafts.
         self.speculator = parts.speculator
         #: Micro-batches of a step; None: as many as the profile says (SPIN §V-B).
@@ -149,7 +151,10 @@ class EngineLoop:
             self.scheduler.advance(before.plan, hold=self._in_turns)
         self.predictions.apply(self.scheduler.predicted, timer.begun)
         if self.repredictor is not None and due:
-            self.repredictor.predict(due, timer.begun)
+            begun = timer.now()
+            with timer.outside_step():
+                self.repredictor.predict(due, timer.begun)
+            self.repredicting_seconds += timer.now() - begun
         lookahead = self.speculator.lookahead(self.scheduler.ready, timer.begun)
         if before is not None and not self._in_turns and lookahead.levels:
             # Drafts start from the last token, so its step has to end first. The decision stays: some of it is a turn
@@ -164,7 +169,7 @@ class EngineLoop:
             self.predictions.predict_held()
         for request in (*plan.preempted, *plan.paused):
             self.penalties.release(request)
-        with timer.drafting_or_swapping():
+        with timer.outside_step():
             self.host.carry_out(plan)
         self.wake_at = None
         if not plan.scheduled:
@@ -187,7 +192,7 @@ class EngineLoop:
         penalty_rows = self.penalties.update(penalised)
         self.speculator.prefetch_features(scheduled)
         for part in split(scheduled, self.speculator, 1 if self._in_turns else self.micro_batches):
-            with step.timer.drafting_or_swapping():
+            with step.timer.outside_step():
                 drafts = self.speculator.draft(part, self._sampling_of, room, step.timer.begun, self._allowed)
             states = [self._states[s.request.id] for s in part]
             step.batches.append(MicroBatch.launch(part, states, drafts, penalty_rows, self.model_runner, before))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class StepTimer:
-    """Splits the wall time of one step: drafting and swapping, host work, waiting for the device. Seconds."""
+    """Splits the seconds of one step: drafting, swapping and length probe, host work, waiting for the device."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -27,15 +27,15 @@ class StepTimer:
         self._since = self.begun
 
     @contextmanager
-    def drafting_or_swapping(self) -> Iterator[None]:
-        """The block's time is not counted as part of the plain step."""
+    def outside_step(self) -> Iterator[None]:
+        """For drafting, swapping and the length probe: the block's time is not part of the plain step."""
         begun = self._clock()
         yield
         self._drafting += self._clock() - begun
 
     @property
     def plain_begun(self) -> float:
-        """When the step would have begun without drafting and swapping."""
+        """When the step would have begun without what was done outside it."""
         return self.begun + self._drafting
 
     def follows(self, finished: float) -> None:
@@ -150,9 +150,11 @@ class EngineStats:
     #: Changes of a request's drafter (with a `draft_choice`), and the seconds to compute its KV for the new drafter.
     drafter_switches: int = 0
     drafter_switch_seconds: float = 0.0
-    #: Since the start: steps without drafts because those had lost time, and lengths predicted again by the probe.
+    #: Since the start: steps without drafts because those had lost time; lengths predicted again by the probe, and the
+    #: seconds that requests waited for it.
     steps_drafts_off: int = 0
     predicted_again: int = 0
+    predicted_again_seconds: float = 0.0
     predictions: PredictionCounts = field(default_factory=PredictionCounts)
     #: Requests refused by strict admission since the start.
     slo_refused: int = 0
@@ -200,6 +202,7 @@ def snapshot(loop: EngineLoop, queued: int, refused: int) -> EngineStats:
         drafter_switch_seconds=speculator.switches[1],
         steps_drafts_off=speculator.steps_off,
         predicted_again=0 if loop.repredictor is None else loop.repredictor.made,
+        predicted_again_seconds=loop.repredicting_seconds,
         predictions=replace(predictions.counts),
         slo_refused=refused,
     )

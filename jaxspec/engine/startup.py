@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from pathlib import Path
 
 import jax
 
@@ -17,20 +16,17 @@ from jaxspec.draft import registry as drafters
 from jaxspec.draft.registry import allocate_distributions, build, runners
 from jaxspec.engine.default_sampling import with_defaults
 from jaxspec.engine.pool_size import kv_pool_pages
-from jaxspec.errors import ModelLoadError
-from jaxspec.models.length_probe import LengthProbe
 from jaxspec.models.load import LoadedModel, load_model
-from jaxspec.models.load.probe_file import load_probe
 from jaxspec.models.load.weights import LazyWeights, Weights, readers_of, stored_of
 from jaxspec.paths import cache_folder
 from jaxspec.predict.build import build as build_predictions
 from jaxspec.predict.predictor import LengthPredictor
+from jaxspec.predict.probe import build as build_probe
 from jaxspec.predict.service import NoPredictions, PredictionService
 from jaxspec.sched.config import SchedulerConfig
 from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.reprediction import Repredictor
 from jaxspec.sched.scheduler import Scheduler
-from jaxspec.sched.slots import MEMORIES, ORDERS, PACES, Need
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.step.device_memory import claim_memory
 from jaxspec.step.kv_host import HostKVCache, host_kv_cache, swap_costs, swap_pages
@@ -111,7 +107,7 @@ def start_up(
     log.info("weights and KV of %s are %s", loaded.name, config.dtype)
     predictions = build_predictions(config, loaded, clock, proxy)
     models = drafters.load_all(config.draft, loaded)
-    probe = _probe(config, loaded)
+    probe = build_probe(config, loaded)
     reads_features = probe is not None or any("mix" in weights for _, weights in filter(None, models.values()))
     pages = kv_pool_pages(config, loaded.config, config.dtype, models, reads_features)
     longest = loaded.config.max_position
@@ -158,15 +154,3 @@ def start_up(
     return Parts(
         loaded, max_model_len, warm_up, model_runner, speculator, host, pool, scheduler, predictions, repredictor
     )  # fmt: skip
-
-
-def _probe(config: EngineConfig, target: LoadedModel) -> LengthProbe | None:
-    """The length probe of the config. Raises `ConfigError` if it cannot be loaded, or nothing would read it."""
-    if config.length_probe is None:
-        return None
-    if not any({Need.LENGTHS, Need.RUNTIME} & slot.selected(config).needs for slot in (ORDERS, MEMORIES, PACES)):
-        raise ConfigError(f"length_probe: neither order {config.policy.order} nor the other policies read lengths")
-    try:
-        return load_probe(Path(config.length_probe).expanduser(), target.config)
-    except ModelLoadError as error:
-        raise ConfigError(f"length_probe: {error}") from None

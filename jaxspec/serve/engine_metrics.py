@@ -122,6 +122,11 @@ def _counters(s: EngineStats) -> list[tuple[str, str, float]]:
             "Lengths predicted again, by the length probe.",
             s.predicted_again,
         ),
+        (
+            "length_prediction_again_seconds",
+            "Time that steps waited for the length probe, in seconds.",
+            s.predicted_again_seconds,
+        ),
         ("step_seconds", "Time in which a step was running, in seconds.", s.step_seconds),
         ("spec_decode_num_drafts", "Verifications: steps of a request that verified draft tokens.", s.verifications),
         ("spec_decode_num_draft_tokens", "Draft tokens verified.", s.draft_tokens),

@@ -15,7 +15,8 @@ class SrptSettings(Section):
     """`order: srpt`: shortest remaining predicted work first."""
 
     #: Share of its predicted output after which a request is not preempted any more (TRAIL's c). 1: always preempted.
-    preemptible_share: float = Field(default=0.8, ge=0, le=1)
+    #: Up to 0.5, one that exceeds its prediction is not preempted only because that is then doubled.
+    preemptible_share: float = Field(default=0.5, ge=0, le=1)
 
 
 @ORDERS.register("srpt", SrptSettings)
@@ -23,8 +24,9 @@ class Srpt(Order):
     """The request with the fewest predicted output tokens left goes first and preempts others (TRAIL, arXiv
     2410.01035).
 
-    A request near its predicted end is not preempted: it would hold its pages for little. Without a prediction, the
-    output is taken to be max_tokens.
+    A request near its predicted end is not preempted: it would hold its pages for little. Nor by default is one that
+    has exceeded its prediction, which is then doubled without knowing more; a length probe does know more. Without a
+    prediction, the output is taken to be max_tokens.
     """
 
     preemptive = True

@@ -15,11 +15,12 @@ from flax import nnx
 
 from helpers import tiny
 from helpers.generation import GREEDY, check_clean, tokens_of
-from jaxspec.config import ConfigError
+from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.models.drafter import feature_width, target_features
-from jaxspec.models.length_probe import LengthProbe, median_left
+from jaxspec.models.length_probe import ENDS, LengthProbe, median_left
 from jaxspec.models.llama import Decoder, device_weights
 from jaxspec.models.load.probe_file import load_probe, save_probe
+from jaxspec.predict import probe as probes
 from jaxspec.sched.request import Request
 
 SIZES: dict[str, Any] = dict(
@@ -79,6 +80,33 @@ def test_nothing_is_predicted_while_nobody_waits(probe: Path) -> None:
     with tiny.llm(**SIZES, order="srpt", length_probe=str(probe), length_probe_every=4) as llm:
         llm.generate([[1, 2], [3, 4]], LONG)
         assert llm.engine.loop.repredictor is not None and llm.engine.loop.repredictor.made == 0
+
+
+def test_auto_takes_the_shipped_probe_where_lengths_are_read(
+    probe: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """None for models without one; a name of another model's is a warning."""
+    with tiny.llm(**SIZES, order="srpt", length_probe="auto") as llm:
+        assert llm.engine.loop.repredictor is None
+    monkeypatch.setattr(probes, "DEFAULT", {tiny.model().name: probe.stem, "other": "smollm2-probe"})
+    monkeypatch.setattr(probes, "SHIPPED", probe.parent)
+    for order, found in (("srpt", True), ("fcfs", False)):
+        with tiny.llm(**SIZES, order=order, memory="recompute", length_probe="auto") as llm:
+            assert (llm.engine.loop.repredictor is not None) is found
+    with tiny.llm(**SIZES, order="srpt", length_probe=probe.stem) as llm:
+        assert llm.engine.loop.repredictor is not None, "by name"
+    monkeypatch.undo()
+    config = EngineConfig(order="srpt", length_probe="auto")
+    other = replace(tiny.model(), name="smollm2-135m")
+    assert probes.build(config, other) is None and "lengths are predicted once: length probe" in caplog.text
+
+
+def test_the_shipped_probe_fits_its_model_and_is_small() -> None:
+    path = probes.shipped()[probes.DEFAULT["smollm2-135m"]]
+    assert path.stat().st_size < 0.5e6
+    target = replace(tiny.config(), num_layers=30, hidden_size=576)
+    logits = load_probe(path, target)(jnp.zeros((2, feature_width(target))))
+    assert logits.shape == (2, len(ENDS)) and bool(jnp.isfinite(logits).all())
 
 
 def test_a_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:

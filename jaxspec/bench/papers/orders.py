@@ -5,6 +5,8 @@ answers, with what real predictors said of them. Arrivals are a Poisson process,
 of variation of 4) or a part of Azure's trace, scaled to the load: the share of the tokens per second that a full batch
 gives. The device is LAPS-SD's (LLaMA-7B on an L20). Each cell is relative to FCFS with the same requests, over the
 seeds.
+
+With --engine, the main cells on the engine: prompts of the test part of a file of answers, which are answered again.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench import BenchError, options
-from jaxspec.bench.papers import page
+from jaxspec.bench.papers import orders_engine, page
 from jaxspec.bench.papers import recorded as recordings
 from jaxspec.bench.papers.estimates import estimate, interval, ratio
 from jaxspec.bench.papers.page import File
+from jaxspec.bench.papers.presets import overrides
 from jaxspec.bench.papers.recorded import Recorded
 from jaxspec.bench.papers.runs import Result, Runs
 from jaxspec.bench.papers.serving import simulate
@@ -97,10 +100,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", default="build/orders", metavar="DIR", help="output folder (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write a copy of all numbers to this file")
+    engine = parser.add_argument_group("on the engine")
+    engine.add_argument("--engine", metavar="JSONL", help="answers of jaxspec.train_predictor.collect")
+    engine.add_argument("--model", help="the model that answers (default: smollm2-135m)")
+    engine.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="engine setting; repeatable")
+    options.add_numbers(
+        engine,
+        ("--engine-jobs N", 32, "requests per turn"),
+        ("--engine-turns N", 5, "turns of each order"),
+        ("--engine-load SHARE", 1.0, "requests/s as a share of what the engine serves"),
+        ("--engine-tokens N", 1024, "output cap in tokens"),
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Simulate all cells, write the page, and print its summary. Raises `BenchError` if the data cannot be read."""
+    if args.engine is not None:
+        return _on_engine(args)
     page.find_files(args, FILES)
     known = PREDICTORS if args.predictions is None else RECORDED
     predictors = args.predictors or known
@@ -134,6 +150,16 @@ def run(args: argparse.Namespace) -> int:
     draw(Path(args.out) / f"{figure}.png", kept[kind]["cells"], known)
     print(_summary(kept[kind]["cells"]))
     print(f"\nTables: {Path(args.out) / 'orders.md'}")
+    return 0
+
+
+def _on_engine(args: argparse.Namespace) -> int:
+    work = orders_engine.Work(
+        args.engine, args.engine_jobs, args.engine_load, args.engine_tokens, args.engine_turns, seed=0
+    )
+    numbers = orders_engine.measure(work, args.model, overrides(args))
+    page.publish(args, "orders", "Orders of requests", "engine", numbers, sections)
+    print(orders_engine.table(numbers["cells"]))
     return 0
 
 
@@ -211,6 +237,8 @@ def _gain(row: Mapping[str, Any]) -> float:
 def sections(kept: Mapping[str, Any]) -> dict[str, str]:
     """The tables of the page, by name."""
     out = {}
+    if engine := kept.get("engine"):
+        out["engine"] = orders_engine.table(engine["cells"])
     if recorded := kept.get("recorded"):
         out["recorded"] = _summary(recorded["cells"])
         out["recorded losses"] = _losses(recorded["cells"])

@@ -1,0 +1,54 @@
+"""The length probe that the config names."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.errors import ModelLoadError
+from jaxspec.models.length_probe import LengthProbe
+from jaxspec.models.load import LoadedModel
+from jaxspec.models.load.probe_file import load_probe
+from jaxspec.sched.slots import MEMORIES, ORDERS, PACES, Need
+
+log = logging.getLogger(__name__)
+
+AUTO = "auto"
+#: Model's name -> the shipped probe for it.
+DEFAULT = {"smollm2-135m": "smollm2-probe"}
+#: Folder of the probes that ship with the package.
+SHIPPED = Path(__file__).parent / "probes"
+
+
+def shipped() -> dict[str, Path]:
+    """Files of the shipped probes, by name."""
+    return {path.stem: path for path in sorted(SHIPPED.glob("*.safetensors"))}
+
+
+def build(config: EngineConfig, target: LoadedModel) -> LengthProbe | None:
+    """The probe for the target: none, a shipped one by name, a file, or with `auto` the shipped one for this model.
+
+    `auto` is none where no policy reads lengths or no probe ships; that the shipped one does not fit (the name may be
+    another model's) is a warning. Raises `ConfigError` if a probe that is named cannot be loaded, or nothing reads it.
+    """
+    name = config.length_probe
+    if name is None:
+        return None
+    read = any({Need.LENGTHS, Need.RUNTIME} & slot.selected(config).needs for slot in (ORDERS, MEMORIES, PACES))
+    files = shipped()
+    if name == AUTO:
+        path = files.get(DEFAULT.get(target.name, ""))
+        if path is None or not read:
+            return None
+        try:
+            return load_probe(path, target.config)
+        except ModelLoadError as error:
+            log.warning("lengths are predicted once: %s", error)
+            return None
+    if not read:
+        raise ConfigError(f"length_probe: neither order {config.policy.order} nor the other policies read lengths")
+    try:
+        return load_probe(files.get(name) or Path(name).expanduser(), target.config)
+    except ModelLoadError as error:
+        raise ConfigError(f"length_probe: {error} (probes by name: {', '.join([AUTO, *files])})") from None
