@@ -49,8 +49,8 @@ class Request:
     predicted_len: float | None = None
     #: The first prediction; it may exceed max_tokens. Later ones already know part of the output.
     first_prediction: float | None = None
-    #: Whether a later one replaced it.
-    predicted_again: bool = False
+    #: Later predictions: output tokens at the time, and how many were expected still to come.
+    repredicted: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
     #: Median and 90 % quantile of the output length, as known at the first prediction.
     predicted_quantiles: tuple[float, float] | None = None
     #: True output length and acceptance rate, for oracles in benchmarks and the simulator.

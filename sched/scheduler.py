@@ -194,9 +194,10 @@ class Scheduler:
             return False
         if request.first_prediction is None and not again:
             self._first_predicted(request, tokens)
-        if request.predicted_again and not again:
+        if again:
+            request.repredicted.append((request.output_len, max(tokens - request.output_len, 1.0)))
+        elif request.repredicted:
             return True
-        request.predicted_again |= again
         request.predicted_len = length.corrected(tokens, request)
         self.waiting.move(request)
         return True

@@ -74,29 +74,38 @@ def _above(curve: tuple[_Floats, _Floats], ratio: float) -> float:
 
 
 class LengthDistribution:
-    """Distributions of output lengths: of requests with a prediction as a multiple of it, of others in tokens."""
+    """Distributions of output lengths: of requests with a prediction as a multiple of it, of those that were predicted
+    again what was left then as a multiple of that prediction, of others in tokens."""
 
     def __init__(self) -> None:
-        self._predicted = RatioDistribution()
+        self._predicted, self._repredicted = RatioDistribution(), RatioDistribution()
         self._unpredicted = RatioDistribution(_MEDIAN, _SPREAD)
 
-    def of(self, request: Request) -> tuple[RatioDistribution, float]:
-        """The distribution of the request's length and the tokens that a ratio of 1 stands for."""
+    def of(self, request: Request) -> tuple[RatioDistribution, float, int]:
+        """(distribution, unit, start): the request's length is start + unit × a ratio of the distribution, in tokens."""
+        if request.repredicted:
+            start, left = request.repredicted[-1]
+            return self._repredicted, left, start
         if request.first_prediction is None:
-            return self._unpredicted, 1.0
-        return self._predicted, request.first_prediction
+            return self._unpredicted, 1.0, 0
+        return self._predicted, request.first_prediction, 0
 
     def ended(self, request: Request, ended: bool) -> None:
         """Learn from a request that has ended, by itself or else cut."""
-        if request.output_len:
-            distribution, unit = self.of(request)
-            distribution.observe(request.output_len / unit, ended)
+        if not request.output_len:
+            return
+        if request.first_prediction is None:
+            self._unpredicted.observe(request.output_len, ended)
+        else:
+            self._predicted.observe(request.output_len / request.first_prediction, ended)
+        for start, left in request.repredicted:
+            self._repredicted.observe((request.output_len - start) / left, ended)
 
     def quantile(self, request: Request, share: float) -> float:
         """The output tokens that its answer does not exceed with this probability, given those so far; at most
         max_tokens, at least one more than so far."""
-        distribution, unit = self.of(request)
-        ratio = distribution.quantile(share, request.output_len / unit)
+        distribution, unit, start = self.of(request)
+        ratio = distribution.quantile(share, (request.output_len - start) / unit)
         # Longer than any before: as for predictions, it is thought to be half done (ALISE §3.1).
-        tokens = 2 * request.output_len if ratio is None else ratio * unit
+        tokens = 2 * request.output_len if ratio is None else start + ratio * unit
         return min(max(tokens, request.output_len + 1), request.max_tokens)

@@ -106,8 +106,9 @@ class Gittins(Order):
 
     The work is in decode steps: what is left of the prompt (after a preemption, of all tokens), and the remaining
     output divided by the tokens that the request gets per step (its accepted drafts, drawn to the mean of all
-    requests while they are few). The output length is distributed as in ended requests, relative to the prediction
-    (Aalto, Ayesta and Righter 2009; Scully and Harchol-Balter 2018).
+    requests while they are few). The output length is distributed as in ended requests, relative to the prediction;
+    once a length probe has predicted again, what is left is distributed as after such predictions (Aalto, Ayesta and
+    Righter 2009; Scully and Harchol-Balter 2018).
 
     With exact predictions this is SRPT; without any, where the hazard rate falls, least attained service, and where it
     grows, first come, first served.
@@ -137,12 +138,12 @@ class Gittins(Order):
         return cls(settings, context.lengths, prompt_token)
 
     def key(self, request: Request) -> Any:
-        distribution, unit = self._lengths.of(request)
+        distribution, unit, start = self._lengths.of(request)
         table, running = self._table(distribution), request.status is RequestStatus.RUNNING
         if not running:
             self._waiting.add(request)
-        output = request.output_len // self._quantum * self._quantum
-        state = table.version, unit, output, request.remaining_known
+        output = max(request.output_len // self._quantum * self._quantum - start, 0)
+        state = table.version, start, unit, output, request.remaining_known
         known, rank = self._ranks.of(request)
         if known != state:
             setup = self._prompt_token * (request.remaining_known - 1)

@@ -38,7 +38,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("more", [{}, {"draft": ["ngram"], "tree": "chain"}, {"async_scheduling": True}])
-@pytest.mark.parametrize("order", ["srpt", "alise"])
+@pytest.mark.parametrize("order", ["srpt", "alise", "gittins"])
 def test_predictions_change_and_tokens_do_not(probe: Path, order: str, more: dict[str, Any]) -> None:
     texts = [[i, 7, 2 * i, 9] for i in range(6)]
     with tiny.llm(**SIZES | more, order=order, length_probe=str(probe), length_probe_every=4) as llm:

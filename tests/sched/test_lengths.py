@@ -61,6 +61,23 @@ def test_the_quantiles_of_a_request() -> None:
     assert lengths.quantile(request(None, 3), 0.9) > lengths.quantile(request(None, 3), 0.5) > 3
 
 
+def test_predictions_while_generating_have_a_distribution_of_their_own() -> None:
+    """Of what was left relative to what each of them said; that at arrival is not touched by them."""
+    lengths = LengthDistribution()
+    at_arrival = lengths.quantile(request(), 0.5)
+    for _ in range(_MEMORY):
+        ended = request(output=100)
+        ended.repredicted += [(20, 40.0), (60, 20.0)]  # each said half of what was left
+        lengths.ended(ended, True)
+    again = request(output=30)
+    again.repredicted.append((30, 50.0))
+    assert lengths.quantile(again, 0.5) == lengths.quantile(again, 0.9) == 130
+    assert lengths.quantile(request(), 0.5) == 100 != at_arrival, "all of these were as long as predicted"
+    unknown = request(None, 30)
+    unknown.repredicted.append((10, 50.0))
+    assert lengths.quantile(unknown, 0.5) == 110
+
+
 @pytest.mark.parametrize("bias", [0.5, 1.0, 2.0])
 def test_nine_outputs_of_ten_do_not_exceed_their_quantile(bias: float) -> None:
     """With a predictor that errs at random and in one direction, and with answers that are cut."""

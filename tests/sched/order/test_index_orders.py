@@ -45,6 +45,19 @@ def test_with_exact_predictions_it_is_srpt(several: list[tuple[int, float]]) -> 
         assert order.key(r) == pytest.approx(predicted - r.output_len)
 
 
+def test_a_prediction_while_generating_counts_from_where_it_was_made() -> None:
+    order = gittins([1.0], True, quantum=4)
+    for _ in range(_MEMORY):
+        order._lengths._repredicted.observe(2.0, True)
+    r = request(100.0, 30)
+    assert order.key(r) == pytest.approx(72)  # in whole quanta
+    r.repredicted.append((30, 50.0))
+    assert order.key(r) == pytest.approx(100), "twice what it said"
+    r.tokens += [0] * 10
+    r.computed += 10
+    assert order.key(r) == pytest.approx(90)
+
+
 def test_without_predictions_and_with_a_falling_hazard_rate_it_is_las() -> None:
     """Pareto lengths: the longer an answer is already, the longer it goes on."""
     order = gittins([10 * (1 - (i + 0.5) / _MEMORY) ** (-1 / 1.5) for i in range(_MEMORY)], False)
