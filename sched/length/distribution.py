@@ -82,7 +82,7 @@ class LengthDistribution:
         self._unpredicted = RatioDistribution(_MEDIAN, _SPREAD)
 
     def of(self, request: Request) -> tuple[RatioDistribution, float, int]:
-        """(distribution, unit, start): the request's length is start + unit × a ratio of the distribution, in tokens."""
+        """(distribution, unit, start): a length is start + unit × a ratio of the distribution, in tokens."""
         if request.repredicted:
             start, left = request.repredicted[-1]
             return self._repredicted, left, start
