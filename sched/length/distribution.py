@@ -16,6 +16,8 @@ _Floats = npt.NDArray[np.floating[Any]]
 
 #: Ended requests that count, and how many change the distribution before it is computed again.
 _MEMORY, _REFRESH = 1024, 32
+#: Predictions of an answer while it is generated, by which these grow: they all are observed when it ends.
+_AGAIN = 8
 #: Before any request has ended: this number of made-up ones, log-normal around the prediction with this deviation.
 _PRIOR, _DEVIATION = 32, 0.7
 #: The same without predictions: median and deviation of the output length in tokens.
@@ -28,12 +30,13 @@ class RatioDistribution:
     An answer that was cut, at `max_tokens` or by its client, is censored: it would have been at least as long.
     """
 
-    def __init__(self, median: float = 1.0, deviation: float = _DEVIATION) -> None:
+    def __init__(self, median: float = 1.0, deviation: float = _DEVIATION, times: int = 1) -> None:
+        """`times`: observations of one request, about."""
         normal = NormalDist(0.0, deviation)
         prior = (median * exp(normal.inv_cdf((i + 0.5) / _PRIOR)) for i in range(_PRIOR))
         # (ratio, whether the request ended by itself)
-        self._seen: deque[tuple[float, bool]] = deque(((ratio, True) for ratio in prior), _MEMORY)
-        self._new = 0
+        self._seen: deque[tuple[float, bool]] = deque(((ratio, True) for ratio in prior), times * _MEMORY)
+        self._new, self._refresh = 0, times * _REFRESH
         #: Counts how often the distribution has changed.
         self.version = 0
         self._compute()
@@ -42,7 +45,7 @@ class RatioDistribution:
         """A request has ended with this ratio: by itself, or else it was cut (`ended` false)."""
         self._seen.append((ratio, ended))
         self._new += 1
-        if self._new >= _REFRESH:
+        if self._new >= self._refresh:
             self._new = 0
             self.version += 1
             self._compute()
@@ -78,7 +81,7 @@ class LengthDistribution:
     again what was left then as a multiple of that prediction, of others in tokens."""
 
     def __init__(self) -> None:
-        self._predicted, self._repredicted = RatioDistribution(), RatioDistribution()
+        self._predicted, self._repredicted = RatioDistribution(), RatioDistribution(times=_AGAIN)
         self._unpredicted = RatioDistribution(_MEDIAN, _SPREAD)
 
     def of(self, request: Request) -> tuple[RatioDistribution, float, int]:

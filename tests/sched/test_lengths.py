@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec.sched import PagePool, PolicyConfig, Request, RequestResult, Scheduler, SchedulerConfig
-from jaxspec.sched.length.distribution import _MEMORY, LengthDistribution, RatioDistribution, _above
+from jaxspec.sched.length.distribution import _AGAIN, _MEMORY, LengthDistribution, RatioDistribution, _above
 
 
 def request(predicted: float | None = 100.0, output: int = 0, max_tokens: int = 1000) -> Request:
@@ -65,7 +65,7 @@ def test_predictions_while_generating_have_a_distribution_of_their_own() -> None
     """Of what was left relative to what each of them said; that at arrival is not touched by them."""
     lengths = LengthDistribution()
     at_arrival = lengths.quantile(request(), 0.5)
-    for _ in range(_MEMORY):
+    for _ in range(_AGAIN * _MEMORY):
         ended = request(output=100)
         ended.repredicted += [(20, 40.0), (60, 20.0)]  # each said half of what was left
         lengths.ended(ended, True)

@@ -57,6 +57,8 @@ LOADS = (0.7, 0.9, 1.1)
 SEATS, PROMPT, CV, ERROR = 16, 128, 4.0, 0.5
 #: Requests are short up to this quantile of the output lengths, and long from that one on.
 SHORT, LONG = 0.25, 0.75
+#: Where no order gains more than this over FCFS, shares of the gain are chance.
+WORTH = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,14 +265,16 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> str:
     columns: list[Column] = [
         ("order", "{}", "order"), ("predictor", "{}", "predictor"), ("mean JCT", TIMES, "mean"),
         ("worst", TIMES, "worst mean"), ("p99 JCT", TIMES, "p99"), ("worst", TIMES, "worst p99"),
-        ("share of the largest gain", share, "gain"),
+        ("share of the largest gain", share, "gain"), ("TTFT", TIMES, "ttft"),
+        *((title, "{:.1f}", key) for title, key in (("slowdown, short", "short"), ("long", "long"))),
+        ("preemptions per request", "{:.2f}", "preemptions"),
     ]  # fmt: skip
     return markdown(_lines(rows), *columns)
 
 
 def _lines(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Per order and predictor, over all arrivals and loads: mean and worst ratios, and the share of the largest gain of
-    any order and predictor there; by mean JCT."""
+    any order and predictor there, where that is `WORTH` it; by mean JCT."""
     best: dict[tuple[str, float], float] = {}
     for row in rows:
         place = row["arrivals"], row["load"]
@@ -278,11 +282,12 @@ def _lines(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     lines = []
     for order, predictor in dict.fromkeys((row["order"], row["predictor"]) for row in rows if row["order"] != FCFS):
         own = [row for row in rows if (row["order"], row["predictor"]) == (order, predictor)]
-        gains = [_gain(r) / most for r in own if (most := best[r["arrivals"], r["load"]]) > 0]
+        gains = [_gain(r) / most for r in own if (most := best[r["arrivals"], r["load"]]) > WORTH]
         means, tails = ([r[key][0] for r in own] for key in ("mean", "p99"))
         lines.append({
             "order": order, "predictor": predictor, "mean": np.mean(means), "worst mean": max(means),
             "p99": np.mean(tails), "worst p99": max(tails), "gain": float(np.mean(gains)) if gains else None,
+            **{key: np.mean([r[key][0] for r in own]) for key in ("ttft", "short", "long", "preemptions")},
         })  # fmt: skip
     return sorted(lines, key=lambda line: line["mean"])
 

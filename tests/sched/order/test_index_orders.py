@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from helpers.steps import Steps
 from jaxspec.sched import Request, RequestResult, RequestStatus
-from jaxspec.sched.length.distribution import _MEMORY, LengthDistribution
+from jaxspec.sched.length.distribution import _AGAIN, _MEMORY, LengthDistribution
 from jaxspec.sched.order.boost import Boost
 from jaxspec.sched.order.gittins import Gittins, GittinsSettings, _Table
 from jaxspec.sched.order.srpt import Srpt
@@ -47,7 +47,7 @@ def test_with_exact_predictions_it_is_srpt(several: list[tuple[int, float]]) -> 
 
 def test_a_prediction_while_generating_counts_from_where_it_was_made() -> None:
     order = gittins([1.0], True, quantum=4)
-    for _ in range(_MEMORY):
+    for _ in range(_AGAIN * _MEMORY):
         order._lengths._repredicted.observe(2.0, True)
     r = request(100.0, 30)
     assert order.key(r) == pytest.approx(72)  # in whole quanta
