@@ -56,6 +56,22 @@ def test_a_pass_equals_a_draft(layers: int, reads_features: bool) -> None:
             np.testing.assert_allclose(outputs[j, p], forward(tokens, conditions)[p], rtol=1e-4, atol=1e-4)
 
 
+def test_a_parallel_draft_reads_no_token_after_the_first() -> None:
+    """The output of pass j at p depends on the tokens up to p - j, and on their features up to p - j - 1."""
+    _, weights = conditioned(TARGET)
+    model = as_decoder(replace(TARGET.config, num_layers=1), {**TARGET.weights, **weights})
+    tokens, features = jnp.asarray(rows(LENGTH).tokens[0]), rows(LENGTH).features[0]
+    run = jax.jit(lambda t, f: unroll(model, t, f, 4, parallel=True))
+    outputs = run(tokens, features)
+    np.testing.assert_allclose(outputs[0], unroll(model, tokens, features, 1)[0], rtol=1e-5, atol=1e-5)
+    for last in (3, 7):  # the last token that is known
+        other = run(tokens.at[last + 1 :].add(5), features.at[last:].add(1.0))
+        for j in range(4):
+            np.testing.assert_array_equal(other[j, last + j], outputs[j, last + j])
+            assert j == 0 or not np.array_equal(other[j, last + j + 1], outputs[j, last + j + 1])
+        assert not np.array_equal(run(tokens.at[last].add(5), features)[3, last + 3], outputs[3, last + 3])
+
+
 def test_features_hold_what_the_head_reads() -> None:
     """The last part, times the final norm's weight, is the target's final hidden state."""
     target = Decoder(TARGET.config, device_weights(TARGET.config, TARGET.weights, "float32"))

@@ -33,7 +33,7 @@ CONTENDERS: Mapping[str, Preset] = {
     "sjf, proxy": Preset("ssjf").but(**_PREDICTED),
     "srpt, proxy": Preset("srpt").but(**_PREDICTED),
     "srpt, probe": Preset("srpt").but(**_PREDICTED | {"length_probe": "auto"}),
-    "gittins, proxy": Preset("gittins").but(**_PREDICTED),
+    "gittins, probe": Preset("gittins").but(**_PREDICTED | {"length_probe": "auto"}),
     "boost, proxy": Preset("boost").but(**_PREDICTED),
     "sjf, oracle": Preset("ssjf").but(**_KNOWN),
     "srpt, oracle": Preset("srpt").but(**_KNOWN),

@@ -27,6 +27,9 @@ class DistillConfig(BaseModel):
     layers: PositiveInt = 1
     #: Whether the drafter reads the target's features (as EAGLE-3 does), or tokens only.
     conditioned: bool = True
+    #: Whether all depths are drafted at once (as P-EAGLE does), instead of one after the other. To be compared: the
+    #: engine does not draft so, and no file of such a drafter is written.
+    parallel: bool = False
     #: Initial layers: the target's first or last ones, or those of a trained drafter. Layers that the latter lacks are
     #: added with zero output, so they change nothing at first.
     begin: str = Field("last", pattern=r"^(first|last|.+\.safetensors)$")

@@ -77,13 +77,14 @@ def trained(path: tuple[Any, ...], _: Any) -> bool:
 
 
 def loss_and_hits(
-    model: DraftDecoder, batch: Batch, final_norm: jax.Array, passes: int, discount: float
+    model: DraftDecoder, batch: Batch, final_norm: jax.Array, passes: int, discount: float, parallel: bool = False
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """The mean loss of all passes, each weighted `discount` times the one before; and per pass `[passes]`, the share of
     positions where the likeliest token of drafter and target agree, and the loss.
 
     Both are over the draft vocabulary and positions in use. `final_norm [hidden]`: the weight of the target's final
-    norm. A plain drafter reads no features, so it makes one pass.
+    norm. A plain drafter reads no features, so unless it is
+    `parallel` it makes one pass.
     """
     losses, hits = [], []
     head = jax.lax.stop_gradient(model.head[...])
@@ -91,8 +92,8 @@ def loss_and_hits(
     target_probs = jax.nn.softmax(target_logits)
     best = jnp.argmax(target_logits, -1)
     count = jnp.maximum(jnp.sum(batch.use), 1)
-    passes = passes if model.conditioned else 1
-    outputs = jax.vmap(lambda t, f: unroll(model, t, f, passes), out_axes=1)(batch.tokens, batch.features)
+    passes = passes if model.conditioned or parallel else 1
+    outputs = jax.vmap(lambda t, f: unroll(model, t, f, passes, parallel), out_axes=1)(batch.tokens, batch.features)
     for output in outputs:
         logits = output @ head
         cross_entropy = -jnp.sum(target_probs * jax.nn.log_softmax(logits), -1)
@@ -138,8 +139,8 @@ class Trainer:
             """Returns the state after the step; hits and losses before it, `[passes]` each."""
 
             def loss(learn: Any) -> Any:
-                model = nnx.merge(self.graph, learn, rest)
-                return loss_and_hits(model, batch, self._final_norm, self.config.passes, self.config.discount)
+                model, c = nnx.merge(self.graph, learn, rest), self.config
+                return loss_and_hits(model, batch, self._final_norm, c.passes, c.discount, c.parallel)
 
             (_, (hits, losses)), grads = jax.value_and_grad(loss, has_aux=True)(state["learn"])
             updates, optimizer = self.optimizer.update(grads, state["optimizer"], state["learn"])
@@ -157,7 +158,7 @@ class Trainer:
 
             def row(row: Batch) -> jax.Array:
                 best = jnp.argmax(final_states(row.features, self._final_norm) @ head, -1)
-                outputs = unroll(model, row.tokens, row.features, DEPTH)
+                outputs = unroll(model, row.tokens, row.features, DEPTH, self.config.parallel)
                 return vocab[jnp.argmax(outputs @ model.head[...], -1)] == best
 
             # Row by row: logits of all rows over the whole vocabulary would be by far the largest array.
@@ -262,5 +263,6 @@ class Trainer:
         return jnp.asarray(head_of(self.target.config, self.target.weights), jnp.float32)
 
     def export(self, path: Path) -> None:
-        """Write the drafter as a file for `jaxspec.models.load.drafter_file`."""
-        save_drafter(self.model, self.target.name, path)
+        """Write the drafter as a file for `jaxspec.models.load.drafter_file`; a parallel one is not written."""
+        if not self.config.parallel:
+            save_drafter(self.model, self.target.name, path)

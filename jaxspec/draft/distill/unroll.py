@@ -3,6 +3,10 @@
 This is EAGLE-3's training-time test (Li et al. 2025, §3.2). Pass j at position p reads the drafter's output of pass
 j - 1 at p - 1, as a draft at depth j + 1 does. It attends to what such a draft would find: the keys of pass 0 for
 positions that the target has computed, and those of pass i for the i-th draft token after them.
+
+A parallel drafter (P-EAGLE, arXiv 2602.01469) drafts all depths at once, so from depth 2 on a position reads neither
+its token nor an output: its input is the same everywhere, and only its place and the keys before it differ. That input
+is the fixed embedding of one token, through `fuse`; P-EAGLE learns one.
 """
 
 from __future__ import annotations
@@ -16,17 +20,25 @@ from jaxspec.models.drafter import DraftDecoder, previous
 
 #: Keys and values of one layer in one pass, `[L, kv_heads, head_dim]` each.
 _KV = tuple[jax.Array, jax.Array]
+#: The token whose embedding stands for those that a parallel drafter does not know.
+_MASK = 0
 
 
-def unroll(model: DraftDecoder, tokens: jax.Array, features: jax.Array, passes: int) -> jax.Array:
+def unroll(
+    model: DraftDecoder, tokens: jax.Array, features: jax.Array, passes: int, parallel: bool = False
+) -> jax.Array:
     """The drafter's outputs `[passes, L, hidden]` of one row `tokens [L]`, `features [L, TAPS * hidden]` the target's.
 
-    A plain drafter's passes differ in nothing.
+    A plain drafter's passes differ in nothing, unless it is `parallel`.
     """
     rope = model.rope(jnp.arange(tokens.shape[0]))
     kept: list[list[_KV]] = [[] for _ in model.layers]  # per layer, of the passes so far
     condition, outputs = model.condition(features), []
-    for _ in range(passes):
+    for depth in range(passes):
+        if parallel and depth == 1:
+            tokens = jnp.full_like(tokens, _MASK)
+        if parallel and depth:
+            condition = jnp.zeros_like(condition)
         x = model.embed(tokens, previous(condition))
         for layer, earlier in zip(model.layers, kept, strict=True):
             x = layer(x, rope, partial(_attend, earlier))

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers import doc_data
 from helpers.jsonl import write_lines
 from jaxspec.bench.__main__ import main
-from jaxspec.bench.papers import orders, recorded
+from jaxspec.bench.papers import orders, orders_engine, recorded
 from jaxspec.bench.papers.orders import ARRIVALS, PREDICTORS, Cell, Data, workload
 from jaxspec.sched.request import Request
 from jaxspec.sched.sim.arrivals import Arrival
@@ -124,3 +125,28 @@ def test_missing_data_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "ssjf_vicuna13b_predictions.csv" in capsys.readouterr().err
     assert main(["orders"]) == 2
     assert "--data DIR" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_main_cells_on_the_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    doc_data.answered(tmp_path)
+    model = doc_data.model(tmp_path / "model")
+    small = (
+        "max_model_len=128", "max_num_batched_tokens=16", "token_buckets=[16]", "compilation_cache_dir=",
+        "predictor_model=smollm2-length", "max_num_seqs=2",
+    )  # fmt: skip
+    options = ["--model", str(model), *(f"--set={pair}" for pair in small), "--out", str(tmp_path)]
+    options += ["--engine-jobs", "4", "--engine-turns", "2", "--engine-tokens", "12", "--engine-load", "50"]
+    assert main(["orders", "--engine", str(tmp_path / "predictor" / "sampled.jsonl"), *options]) == 0
+    found = json.loads((tmp_path / "orders.json").read_text())["engine"]
+    rows = {(row["order"], row["predictor"]): row for row in found["cells"]}
+    assert len(rows) == len(orders_engine.CONTENDERS) and found["mean output"] <= 12
+    assert rows["fcfs", "none"]["mean"] == [1, 1, 1] and rows["fcfs", "none"]["predicting"][0] == 0
+    assert rows["sjf", "proxy"]["preemptions"][0] == 0 < rows["sjf", "proxy"]["mean"][0]
+    assert rows["srpt", "probe"]["probing"][0] == 0, "no probe ships for this model"
+    assert "| srpt | oracle |" in (tmp_path / "orders.md").read_text()
+    capsys.readouterr()
+    for wrong, said in (("lengths", "lacks token ids"), ("none", "cannot read")):
+        assert main(["orders", "--engine", str(tmp_path / "predictor" / f"{wrong}.jsonl"), *options]) == 2
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert "--engine: " in line and said in line
