@@ -26,7 +26,7 @@ class SloRefused(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class LoadStats:
     """Means over an engine's steps so far: tokens per verification (`gain`), draft tokens per verification, and seconds
-    per step for drafting and swapping (`overhead`)."""
+    per step for drafting, swapping and the length probe (`overhead`)."""
 
     gain: float = 1.0
     drafts: float = 0.0

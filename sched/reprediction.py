@@ -40,11 +40,12 @@ class Repredictor:
         self._pause -= 1
         if self._pause > 0 or not self._scheduler.waiting:
             return []
-        return [r for r in self._scheduler.running if r.output_len >= self._next.of(r) and r.computed and r.pages]
+        return [r for r in self._scheduler.running if r.output_len >= self._next.of(r) and r.decoding]
 
     def predict(self, due: Sequence[Request], now: float) -> None:
-        """Predict these requests again, between steps. Those that have ended since or lost their pages are left out."""
-        due = [r for r in due if r.pages and not r.ended]
+        """Predict these requests again, between steps. Those that have ended since, or whose tokens are computed again
+        after a preemption, are left out."""
+        due = [r for r in due if r.decoding and r.pages and not r.ended]
         if not due:
             return
         self._pause = self._every // 2

@@ -204,7 +204,8 @@ class Scheduler:
 
     def _first_predicted(self, request: Request, tokens: float) -> None:
         request.first_prediction = tokens
-        request.predicted_quantiles = self.lengths.quantile(request, 0.5), self.lengths.quantile(request, 0.9)
+        low, high = (self.lengths.quantile(request, share, at_arrival=True) for share in (0.5, 0.9))
+        request.predicted_quantiles = low, high
 
     def plan(self, now: float, lookahead: Lookahead = NO_DRAFTS) -> Plan:
         """What to run next. If there is nothing to do, `scheduled` is empty.

@@ -1,8 +1,8 @@
 """How well lengths can be known while answers are generated: python -m jaxspec.train_predictor.continuations
 
 Each of some held-out answers is continued several times, from given shares of it on, with other seeds. The median of
-the continuations' lengths is what the best predictor would say there, one that knows everything that has been generated
-and the model itself; its error is the limit of what a length probe could learn.
+the continuations' lengths stands for the best prediction there, which knows the model and everything that has been
+generated. Its error estimates what a length probe could reach; with few continuations it is somewhat too large.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxspec.bench.options import count
+from jaxspec.bench.record import drive
 from jaxspec.bench.table import UNKNOWN, markdown
 from jaxspec.config import ConfigError, parse_overrides
 from jaxspec.draft.distill.data import Row, read_rows
@@ -26,14 +27,13 @@ from jaxspec.progress import progress
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.train_predictor import command as training
 from jaxspec.train_predictor.answers import check_readable, origin_of
+from jaxspec.train_predictor.ceiling import INTERVAL, REPEATS
 from jaxspec.train_predictor.conversations import stable_hash
 from jaxspec.train_predictor.probe import held_out
 
 PROG = "jaxspec.train_predictor.continuations"
-#: Shorter answers are left out: their relative errors say little.
-SHORTEST = 32
-#: Repetitions of the bootstrap over answers, and the interval that is quoted.
-REPEATS, INTERVAL = 1000, (0.025, 0.975)
+#: Answers of at most so many tokens are left out: their relative errors say little.
+SHORT = 32
 LONGEST = 2**20
 
 
@@ -47,7 +47,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--each", type=count, default=8, metavar="N", help="continuations of an answer (default: 8)")
     parser.add_argument("--limit", type=count, default=100, metavar="N", help="answers (default: 100)")
-    parser.add_argument("--temperature", type=float, default=0.8, metavar="T", help="as the answers (default: 0.8)")
     parser.add_argument("--max-tokens", type=count, default=2048, help="cap of an answer, as theirs (default: 2048)")
     parser.add_argument("--seed", type=int, default=1, help="another one than the answers' (default: 1)")
     parser.add_argument("--out", metavar="JSONL", help="file of the lengths")
@@ -69,11 +68,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = read_rows(args.data, LONGEST, origin_of(target), target.tokenizer.eos_token_ids)
         kept = [
             row for row in rows
-            if row.ended and len(row.answer) > SHORTEST and row.temperature != 0 and held_out(target, row)
+            if row.ended and SHORT < len(row.answer) < args.max_tokens and row.temperature and held_out(target, row)
         ][: args.limit]  # fmt: skip
         if not kept:
-            raise ConfigError(f"--data: no sampled answers of the test part that end after {SHORTEST} tokens")
-        with LLM(target, **{"draft": (), "max_num_seqs": 64, **parse_overrides(args.set)}) as llm:
+            raise ConfigError(f"--data: no sampled answers of the test part that end after {SHORT} tokens")
+        if args.out is not None:
+            Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+            Path(args.out).open("w").close()
+        room = {"draft": (), "max_num_seqs": 64, "max_queued_requests": len(kept) * args.each}
+        with LLM(target, **{**room, **parse_overrides(args.set)}) as llm:
             found = {share: continued(llm, kept, share, args) for share in args.shares}
     except (ConfigError, ModelLoadError, OSError, ValueError, RuntimeError) as error:
         return training.fail(PROG, explained(error))
@@ -88,25 +91,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def continued(llm: LLM, rows: Sequence[Row], share: float, args: argparse.Namespace) -> np.ndarray:
-    """Lengths `[rows, each]` of the answers that begin with this share of each row's answer; at most the cap."""
-    begun = [int(share * len(row.answer)) for row in rows]
-    jobs = [(i, j) for j in range(args.each) for i in range(len(rows))]
-    lengths = np.zeros((len(rows), args.each), int)
+    """Lengths `[rows, each]` of answers that begin with this share of each row's answer; at most the cap."""
+    begun = np.asarray([int(share * len(row.answer)) for row in rows])
+    jobs = [(i, j) for i in range(len(rows)) for j in range(args.each)]
+    prompts = [[*rows[i].prompt, *rows[i].answer[: begun[i]]] for i, _ in jobs]
+    params = [
+        SamplingParams(
+            temperature=rows[i].temperature or 0.0, max_tokens=int(args.max_tokens - begun[i]),
+            seed=stable_hash(args.seed, i, share, j),
+        )
+        for i, j in jobs
+    ]  # fmt: skip
     with progress(f"continued after {share:.0%}", len(jobs)) as advance:
-        for at in range(0, len(jobs), len(rows)):
-            part = jobs[at : at + len(rows)]
-            prompts = [[*rows[i].prompt, *rows[i].answer[: begun[i]]] for i, _ in part]
-            params = [
-                SamplingParams(
-                    temperature=args.temperature, max_tokens=max(1, args.max_tokens - begun[i]),
-                    seed=stable_hash(args.seed, i, share, j),
-                )
-                for i, j in part
-            ]  # fmt: skip
-            for (i, j), output in zip(part, llm.generate(prompts, params), strict=True):
-                lengths[i, j] = begun[i] + len(output.outputs[0].token_ids)
-                advance()
-    return lengths
+        found = drive(llm.engine, [0.0] * len(jobs), prompts, params, advance)
+    return begun[:, None] + np.asarray([m.output_tokens for m in found]).reshape(len(rows), args.each)
 
 
 def report(length: np.ndarray, found: dict[float, np.ndarray], seed: int) -> str:
@@ -118,11 +116,12 @@ def report(length: np.ndarray, found: dict[float, np.ndarray], seed: int) -> str
     rows = []
     for share, error in errors.items():
         medians, base = (np.median(e[draws], 1) for e in (error, errors[first]))
-        ratio = None if share == first else (np.median(error) / np.median(errors[first]), medians / base)
+        known = share != first and np.median(errors[first]) > 0 and base.min() > 0
+        ratio = (np.median(error) / np.median(errors[first]), medians / base) if known else None
         rows.append([
             f"{share:.0%}", _quoted(float(np.median(error)), medians), UNKNOWN if ratio is None else _quoted(*ratio)
         ])  # fmt: skip
-    return markdown(rows, "after", "median relative error of the best prediction", f"relative to {first:.0%}")
+    return markdown(rows, "after", "median relative error of the continuations' median", f"relative to {first:.0%}")
 
 
 def _quoted(value: float, repeated: np.ndarray) -> str:

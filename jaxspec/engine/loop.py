@@ -50,7 +50,7 @@ class EngineLoop:
         self.predictions, self.host = parts.predictions, parts.host
         #: Predicts lengths again while answers are generated; None: once only.
         self.repredictor = parts.repredictor
-        #: Seconds that steps waited for it.
+        #: Seconds that it took between steps. That a step does not overlap with the one before is not counted.
         self.repredicting_seconds = 0.0
         #: Decides on drafts.
         self.speculator = parts.speculator
@@ -144,7 +144,7 @@ class EngineLoop:
         """Plan a step and start it. None: there is nothing to run before something happens."""
         due = self.repredictor.due() if self.repredictor is not None else []
         if self._under_way and (due or not (self._in_turns or self._under_way[-1].predictable)):
-            self._finish_all()
+            self._finish_all()  # also with `due`: the device would still write what the probe reads
         timer = StepTimer(self._clock)
         before = self._under_way[-1] if self._under_way else None
         if before is not None:

@@ -23,7 +23,7 @@ class StepTimer:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.begun = self.launched = self.read = clock()
-        self._drafting = 0.0
+        self._outside = 0.0
         self._since = self.begun
 
     @contextmanager
@@ -31,17 +31,17 @@ class StepTimer:
         """For drafting, swapping and the length probe: the block's time is not part of the plain step."""
         begun = self._clock()
         yield
-        self._drafting += self._clock() - begun
+        self._outside += self._clock() - begun
 
     @property
     def plain_begun(self) -> float:
         """When the step would have begun without what was done outside it."""
-        return self.begun + self._drafting
+        return self.begun + self._outside
 
     def follows(self, finished: float) -> None:
         """The device was busy with the step before until `finished`: only the time after it counts."""
         if finished > self.begun:
-            self._drafting, self.begun = 0.0, finished
+            self._outside, self.begun = 0.0, finished
             self.launched, self._since = max(self.launched, finished), max(self._since, finished)
 
     def mark_launched(self, micro_batches: int) -> None:
@@ -74,15 +74,15 @@ class Counters:
     real_tokens: int = 0
     host_seconds: float = 0.0
     step_seconds: float = 0.0
-    #: `step_seconds` without drafting and swapping.
+    #: `step_seconds` without drafting, swapping and the length probe.
     plain_seconds: float = 0.0
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
     @property
     def load_stats(self) -> LoadStats:
         """What admission control knows from the steps so far."""
-        drafting = (self.step_seconds - self.plain_seconds) / self.steps if self.steps else 0.0
-        return LoadStats(self.speculation.mean_accepted_length, self.speculation.mean_proposed, max(0.0, drafting))
+        outside = (self.step_seconds - self.plain_seconds) / self.steps if self.steps else 0.0
+        return LoadStats(self.speculation.mean_accepted_length, self.speculation.mean_proposed, max(0.0, outside))
 
     def count(self, scheduled: Sequence[ScheduledRequest], packed: Packed, read: int) -> None:
         """Count a step of these requests that reads `read` positions of committed KV."""
@@ -151,7 +151,7 @@ class EngineStats:
     drafter_switches: int = 0
     drafter_switch_seconds: float = 0.0
     #: Since the start: steps without drafts because those had lost time; lengths predicted again by the probe, and the
-    #: seconds that requests waited for it.
+    #: seconds that it took between steps.
     steps_drafts_off: int = 0
     predicted_again: int = 0
     predicted_again_seconds: float = 0.0

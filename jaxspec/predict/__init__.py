@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-#: Folder of the length predictors that ship with the package, one per file.
-SHIPPED = Path(__file__).parent / "trained"
+#: Folders of the length predictors and length probes that ship with the package, one per file.
+SHIPPED, PROBES = (Path(__file__).parent / folder for folder in ("trained", "probes"))
 
 
-def shipped() -> dict[str, Path]:
-    """Files of the shipped predictors, by name."""
-    return {path.stem: path for path in sorted(SHIPPED.glob("*.safetensors"))}
+def shipped(folder: Path | None = None) -> dict[str, Path]:
+    """Files of the shipped predictors, or of another such folder, by name."""
+    return {path.stem: path for path in sorted((folder or SHIPPED).glob("*.safetensors"))}

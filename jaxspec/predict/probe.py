@@ -10,6 +10,7 @@ from jaxspec.errors import ModelLoadError
 from jaxspec.models.length_probe import LengthProbe
 from jaxspec.models.load import LoadedModel
 from jaxspec.models.load.probe_file import load_probe
+from jaxspec.predict import PROBES, shipped
 from jaxspec.sched.slots import MEMORIES, ORDERS, PACES, Need
 
 log = logging.getLogger(__name__)
@@ -17,34 +18,28 @@ log = logging.getLogger(__name__)
 AUTO = "auto"
 #: Model's name -> the shipped probe for it.
 DEFAULT = {"smollm2-135m": "smollm2-probe"}
-#: Folder of the probes that ship with the package.
-SHIPPED = Path(__file__).parent / "probes"
-
-
-def shipped() -> dict[str, Path]:
-    """Files of the shipped probes, by name."""
-    return {path.stem: path for path in sorted(SHIPPED.glob("*.safetensors"))}
 
 
 def build(config: EngineConfig, target: LoadedModel) -> LengthProbe | None:
     """The probe for the target: none, a shipped one by name, a file, or with `auto` the shipped one for this model.
 
-    `auto` is none where no policy reads lengths or no probe ships; that the shipped one does not fit (the name may be
-    another model's) is a warning. Raises `ConfigError` if a probe that is named cannot be loaded, or nothing reads it.
+    `auto` is none where no policy reads lengths, lengths are known (an oracle predicts), or no probe ships. That the
+    shipped one does not fit (the name may be another model's) is a warning. Raises `ConfigError` if a probe that is
+    named cannot be loaded, or nothing reads it.
     """
     name = config.length_probe
     if name is None:
         return None
     read = any({Need.LENGTHS, Need.RUNTIME} & slot.selected(config).needs for slot in (ORDERS, MEMORIES, PACES))
-    files = shipped()
+    files = shipped(PROBES)
     if name == AUTO:
         path = files.get(DEFAULT.get(target.name, ""))
-        if path is None or not read:
+        if path is None or not read or config.policy.predictor in ("oracle", "noisy_oracle"):
             return None
         try:
             return load_probe(path, target.config)
         except ModelLoadError as error:
-            log.warning("lengths are predicted once: %s", error)
+            log.warning("lengths are not predicted again: %s", error)
             return None
     if not read:
         raise ConfigError(f"length_probe: neither order {config.policy.order} nor the other policies read lengths")

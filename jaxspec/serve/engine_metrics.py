@@ -124,7 +124,7 @@ def _counters(s: EngineStats) -> list[tuple[str, str, float]]:
         ),
         (
             "length_prediction_again_seconds",
-            "Time that steps waited for the length probe, in seconds.",
+            "Time of the length probe between steps, in seconds.",
             s.predicted_again_seconds,
         ),
         ("step_seconds", "Time in which a step was running, in seconds.", s.step_seconds),

@@ -87,7 +87,8 @@ class Defer(KVCacheManager):
 
     def _expected(self, request: Request) -> int:
         expected = request.expected_len
-        if self._quantile is not None and self._lengths is not None and request.first_prediction is not None:
+        predicted = request.first_prediction is not None or request.repredicted
+        if self._quantile is not None and self._lengths is not None and predicted:
             expected = self._lengths.quantile(request, self._quantile)
         output = max(ceil(expected), request.output_len + 1)
         return self.pool.pages_for(request.prompt_len + min(output, request.max_tokens))

@@ -16,7 +16,8 @@ _Floats = npt.NDArray[np.floating[Any]]
 
 #: Ended requests that count, and how many change the distribution before it is computed again.
 _MEMORY, _REFRESH = 1024, 32
-#: Predictions of an answer while it is generated, by which these grow: they all are observed when it ends.
+#: Of an answer's later predictions at most this many are observed, when it ends. Memory and refresh are as many times
+#: larger, so that they are of as many requests.
 _AGAIN = 8
 #: Before any request has ended: this number of made-up ones, log-normal around the prediction with this deviation.
 _PRIOR, _DEVIATION = 32, 0.7
@@ -31,7 +32,7 @@ class RatioDistribution:
     """
 
     def __init__(self, median: float = 1.0, deviation: float = _DEVIATION, times: int = 1) -> None:
-        """`times`: observations of one request, about."""
+        """`times`: factor on the numbers of observations that count and that change the distribution."""
         normal = NormalDist(0.0, deviation)
         prior = (median * exp(normal.inv_cdf((i + 0.5) / _PRIOR)) for i in range(_PRIOR))
         # (ratio, whether the request ended by itself)
@@ -77,16 +78,19 @@ def _above(curve: tuple[_Floats, _Floats], ratio: float) -> float:
 
 
 class LengthDistribution:
-    """Distributions of output lengths: of requests with a prediction as a multiple of it, of those that were predicted
-    again what was left then as a multiple of that prediction, of others in tokens."""
+    """Distributions of output lengths.
+
+    Of requests with a prediction: relative to it. Of requests that were predicted again: what was left then, relative
+    to what that prediction said. Of the others: in tokens.
+    """
 
     def __init__(self) -> None:
         self._predicted, self._repredicted = RatioDistribution(), RatioDistribution(times=_AGAIN)
         self._unpredicted = RatioDistribution(_MEDIAN, _SPREAD)
 
-    def of(self, request: Request) -> tuple[RatioDistribution, float, int]:
+    def of(self, request: Request, at_arrival: bool = False) -> tuple[RatioDistribution, float, int]:
         """(distribution, unit, start): a length is start + unit × a ratio of the distribution, in tokens."""
-        if request.repredicted:
+        if request.repredicted and not at_arrival:
             start, left = request.repredicted[-1]
             return self._repredicted, left, start
         if request.first_prediction is None:
@@ -101,14 +105,15 @@ class LengthDistribution:
             self._unpredicted.observe(request.output_len, ended)
         else:
             self._predicted.observe(request.output_len / request.first_prediction, ended)
-        for start, left in request.repredicted:
+        step = -(-len(request.repredicted) // _AGAIN) or 1
+        for start, left in request.repredicted[::step]:
             self._repredicted.observe((request.output_len - start) / left, ended)
 
-    def quantile(self, request: Request, share: float) -> float:
+    def quantile(self, request: Request, share: float, at_arrival: bool = False) -> float:
         """The output tokens that its answer does not exceed with this probability, given those so far; at most
-        max_tokens, at least one more than so far."""
-        distribution, unit, start = self.of(request)
+        max_tokens, at least one more than so far. `at_arrival`: later predictions do not count."""
+        distribution, unit, start = self.of(request, at_arrival)
         ratio = distribution.quantile(share, (request.output_len - start) / unit)
-        # Longer than any before: as for predictions, it is thought to be half done (ALISE §3.1).
-        tokens = 2 * request.output_len if ratio is None else start + ratio * unit
+        # Longer than any before: as for predictions, it is thought to be half done (ALISE §3.1) since it was predicted.
+        tokens = 2 * request.output_len - start if ratio is None else start + ratio * unit
         return min(max(tokens, request.output_len + 1), request.max_tokens)

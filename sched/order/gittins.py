@@ -32,7 +32,8 @@ _ATOM = 0.1
 class GittinsSettings(Section):
     """`order: gittins`: smallest expected work per chance to end (Gittins index)."""
 
-    #: Output tokens for which a request keeps its rank, so that requests do not alternate at every step.
+    #: Output tokens for which a request keeps its rank, so that requests do not alternate at every step; a later
+    #: prediction changes it at once.
     quantum: PositiveInt = 16
     #: A running request counts as this share better than it is: preempting costs time, and ranks are estimates.
     reluctance: float = Field(default=0.8, ge=0, lt=1)
@@ -74,7 +75,8 @@ class _Table:
     def rank(self, age: float, unit: float, setup: float) -> float:
         """Smallest (setup + expected work) / chance to end, over all times at which to stop, in decode steps.
 
-        `age`: output so far / `unit`, the tokens that a ratio of 1 stands for. Beyond all ratios: as much again.
+        `age`: output since the prediction / `unit`, the tokens that a ratio of 1 stands for. Beyond all ratios: as much
+        again.
         """
         i = int(np.searchsorted(self.ages, age, "right")) - 1
         if i == len(self.ages) - 1:
@@ -143,7 +145,7 @@ class Gittins(Order):
         if not running:
             self._waiting.add(request)
         output = max(request.output_len // self._quantum * self._quantum - start, 0)
-        state = table.version, start, unit, output, request.remaining_known
+        state = distribution, table.version, start, unit, output, request.remaining_known
         known, rank = self._ranks.of(request)
         if known != state:
             setup = self._prompt_token * (request.remaining_known - 1)

@@ -14,8 +14,8 @@ from jaxspec.sched.slots import ORDERS, Need, Section, SlotContext
 class SrptSettings(Section):
     """`order: srpt`: shortest remaining predicted work first."""
 
-    #: Share of its predicted output after which a request is not preempted any more (TRAIL's c). 1: always preempted.
-    #: Up to 0.5, one that exceeds its prediction is not preempted only because that is then doubled.
+    #: Share of its predicted output from which on a request is not preempted any more (TRAIL's c). 1: always preempted.
+    #: At 0.5 or less, the doubling of an exceeded prediction does not make a request preemptible.
     preemptible_share: float = Field(default=0.5, ge=0, le=1)
 
 
@@ -43,4 +43,4 @@ class Srpt(Order):
         return request.expected_len - request.output_len
 
     def preemptible(self, request: Request) -> bool:
-        return request.output_len <= self._share * request.expected_len
+        return request.output_len < self._share * request.expected_len

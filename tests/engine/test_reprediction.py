@@ -46,6 +46,7 @@ def test_predictions_change_and_tokens_do_not(probe: Path, order: str, more: dic
         assert llm.engine.stats().compilations_after_warmup == 0
         assert got == [tiny.greedy(t, 40) for t in texts]
         assert llm.engine.loop.repredictor is not None and llm.engine.loop.repredictor.made > 0
+        assert llm.engine.stats().predicted_again_seconds > 0
         check_clean(llm)
 
 
@@ -86,23 +87,25 @@ def test_auto_takes_the_shipped_probe_where_lengths_are_read(
     probe: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """None for models without one; a name of another model's is a warning."""
-    with tiny.llm(**SIZES, order="srpt", length_probe="auto") as llm:
+    sizes = SIZES | {"predictor": "none"}
+    with tiny.llm(**sizes, order="srpt", length_probe="auto") as llm:
         assert llm.engine.loop.repredictor is None
     monkeypatch.setattr(probes, "DEFAULT", {tiny.model().name: probe.stem, "other": "smollm2-probe"})
-    monkeypatch.setattr(probes, "SHIPPED", probe.parent)
-    for order, found in (("srpt", True), ("fcfs", False)):
-        with tiny.llm(**SIZES, order=order, memory="recompute", length_probe="auto") as llm:
+    monkeypatch.setattr(probes, "PROBES", probe.parent)
+    for order, predictor, found in (("srpt", "none", True), ("fcfs", "none", False), ("srpt", "oracle", False)):
+        more = {"order": order, "predictor": predictor, "memory": "recompute", "length_probe": "auto"}
+        with tiny.llm(**SIZES | more) as llm:
             assert (llm.engine.loop.repredictor is not None) is found
     with tiny.llm(**SIZES, order="srpt", length_probe=probe.stem) as llm:
         assert llm.engine.loop.repredictor is not None, "by name"
     monkeypatch.undo()
     config = EngineConfig(order="srpt", length_probe="auto")
     other = replace(tiny.model(), name="smollm2-135m")
-    assert probes.build(config, other) is None and "lengths are predicted once: length probe" in caplog.text
+    assert probes.build(config, other) is None and "lengths are not predicted again: length probe" in caplog.text
 
 
 def test_the_shipped_probe_fits_its_model_and_is_small() -> None:
-    path = probes.shipped()[probes.DEFAULT["smollm2-135m"]]
+    path = probes.shipped(probes.PROBES)[probes.DEFAULT["smollm2-135m"]]
     assert path.stat().st_size < 0.5e6
     target = replace(tiny.config(), num_layers=30, hidden_size=576)
     logits = load_probe(path, target)(jnp.zeros((2, feature_width(target))))

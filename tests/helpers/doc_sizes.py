@@ -155,7 +155,7 @@ RUNS = (
     Run("jaxspec.train_predictor.probe", " --target {model} --steps 4 --longest 64"),
     Run("jaxspec.train_predictor.continuations",
         " --target {model} --each 2 --limit 2 --max-tokens 40 --set max_num_seqs=4" + _ENGINE,
-        constants={"jaxspec.train_predictor.continuations.SHORTEST": 1}),
+        constants={"jaxspec.train_predictor.continuations.SHORT": 1}),
     Run("jaxspec.train_predictor.predictions", " --set target={model} --set encoder={encoder} --set test=0.3"),
     Run("jaxspec.train_predictor", _TRAIN),
 )  # fmt: skip

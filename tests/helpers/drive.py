@@ -102,9 +102,14 @@ class Drive:
                     prompt_logprobs=job.prompt_logprobs,
                 )  # fmt: skip
                 self.scheduler.add(request, float(now))
-            if job.arrival + 3 == now and self.random.random() < 0.3 and self.guesses:
-                there = not self.requests[str(i)].ended
-                assert self.scheduler.predicted(str(i), self.random.randint(1, 20), float(now)) == there
+            if job.arrival + 3 <= now < job.arrival + 20 and self.random.random() < 0.3 and self.guesses:
+                self._predict(str(i), now, again=now > job.arrival + 3)
+
+    def _predict(self, name: str, now: int, again: bool) -> None:
+        """A late prediction, or another one while it is generated."""
+        request = self.requests[name]
+        length = self.random.randint(1, 20) + (request.output_len if again else 0)
+        assert self.scheduler.predicted(name, length, float(now), again=again) == (not request.ended)
 
     def cancel(self, now: int, during_step: bool) -> None:
         for i, job in enumerate(self.jobs):

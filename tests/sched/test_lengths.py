@@ -73,9 +73,20 @@ def test_predictions_while_generating_have_a_distribution_of_their_own() -> None
     again.repredicted.append((30, 50.0))
     assert lengths.quantile(again, 0.5) == lengths.quantile(again, 0.9) == 130
     assert lengths.quantile(request(), 0.5) == 100 != at_arrival, "all of these were as long as predicted"
+    assert lengths.quantile(again, 0.5, at_arrival=True) == 100
+    again.tokens += [0] * 200
+    assert lengths.quantile(again, 0.5) == 230 + 200, "longer than all since it was predicted"
     unknown = request(None, 30)
     unknown.repredicted.append((10, 50.0))
     assert lengths.quantile(unknown, 0.5) == 110
+
+
+def test_of_many_later_predictions_a_few_count() -> None:
+    lengths, ended = LengthDistribution(), request(output=400)
+    ended.repredicted += [(n, 100.0) for n in range(0, 400, 4)]
+    lengths.ended(ended, True)
+    seen = [ratio for ratio, _ in lengths._repredicted._seen][-_AGAIN:]
+    assert lengths._repredicted._new <= _AGAIN and seen[-1] < 1 < seen[-_AGAIN + 1]
 
 
 @pytest.mark.parametrize("bias", [0.5, 1.0, 2.0])

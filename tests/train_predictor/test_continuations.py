@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from helpers import tiny
 from helpers.jsonl import write_lines
-from jaxspec.llm import LLM
+from jaxspec.bench.record import drive
 from jaxspec.train_predictor import continuations
 
 
@@ -31,20 +32,19 @@ def test_the_error_is_that_of_what_chance_decides() -> None:
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Continues answers of the test part, each with the tokens that it begins with."""
     target = tiny.model()
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"prompt_ids": [i, 7, 2 * i], "output_ids": list(range(40 + i)), "finished": True, "temperature": 0.8}
         for i in range(40)
     ]
     data, out = write_lines(tmp_path / "answers.jsonl", rows), tmp_path / "continued.jsonl"
     monkeypatch.setattr(continuations, "load_model", lambda name: target)
     seen: list[list[int]] = []
-    generate = LLM.generate
 
-    def recorded(self: LLM, prompts: list[list[int]], *args: object) -> object:
+    def recorded(engine: Any, times: Any, prompts: list[list[int]], *more: Any) -> Any:
         seen.extend(prompts)
-        return generate(self, prompts, *args)  # type: ignore[arg-type]
+        return drive(engine, times, prompts, *more)
 
-    monkeypatch.setattr(LLM, "generate", recorded)
+    monkeypatch.setattr(continuations, "drive", recorded)
     small = "token_buckets=[16]", "max_num_batched_tokens=16", "max_num_seqs=4", "kv_cache_tokens=1024", "page_size=16"
     settings = [f"--set={pair}" for pair in (*small, "compilation_cache_dir=", "max_model_len=128")]
     options = ["--data", str(data), "--shares", "0", "0.5", "--each", "2", "--limit", "3", "--max-tokens", "60"]

@@ -155,7 +155,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+#: Options of the simulation, which mean nothing with --engine.
+_SIMULATED = ("data", "arrivals", "predictors", "orders", "predictions")
+
+
 def _on_engine(args: argparse.Namespace) -> int:
+    if given := [name for name in _SIMULATED if getattr(args, name) is not None]:
+        raise BenchError(f"--engine compares fixed orders on the engine: --{', --'.join(given)} cannot be combined")
     work = orders_engine.Work(
         args.engine, args.engine_jobs, args.engine_load, args.engine_tokens, args.engine_turns, seed=0
     )

@@ -11,8 +11,9 @@ import numpy as np
 from jaxspec.bench import BenchError
 from jaxspec.bench.papers.estimates import estimate, interval, ratio
 from jaxspec.bench.papers.presets import Preset, engines
+from jaxspec.bench.papers.serving import mean_jct
 from jaxspec.bench.record import drive
-from jaxspec.bench.table import TIMES, Column, markdown, share
+from jaxspec.bench.table import TIMES, Column, markdown
 from jaxspec.config import ConfigError
 from jaxspec.progress import progress
 from jaxspec.sampling_params import SamplingParams
@@ -20,10 +21,8 @@ from jaxspec.sched.sim import arrivals
 
 if TYPE_CHECKING:
     from jaxspec.engine.engine import Engine
-    from jaxspec.llm import LLM
-    from jaxspec.outputs import RequestMetrics
 
-SLOTS, TEMPERATURE = 8, 0.8
+SLOTS, TEMPERATURE = 4, 0.8
 FCFS = "fcfs, none"
 _PREDICTED = {"draft": [], "predictor": "proxy", "length_probe": None, "aging_ms": None}
 _KNOWN = _PREDICTED | {"predictor": "oracle"}
@@ -31,18 +30,18 @@ _KNOWN = _PREDICTED | {"predictor": "oracle"}
 CONTENDERS: Mapping[str, Preset] = {
     FCFS: Preset("fcfs"),
     "sjf, proxy": Preset("ssjf").but(**_PREDICTED),
-    "srpt, proxy": Preset("srpt").but(**_PREDICTED),
     "srpt, probe": Preset("srpt").but(**_PREDICTED | {"length_probe": "auto"}),
     "gittins, probe": Preset("gittins").but(**_PREDICTED | {"length_probe": "auto"}),
     "boost, proxy": Preset("boost").but(**_PREDICTED),
     "sjf, oracle": Preset("ssjf").but(**_KNOWN),
-    "srpt, oracle": Preset("srpt").but(**_KNOWN),
+    "gittins, oracle": Preset("gittins").but(**_KNOWN),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`jobs` requests per turn, at `load` times the rate at which the engine serves all of them at once."""
+    """`jobs` requests per turn to prompts of the file `answers`, of at most `cap` output tokens, at `load` times the
+    rate at which the engine serves all of them at once."""
 
     answers: str
     jobs: int
@@ -53,49 +52,62 @@ class Work:
 
 
 def measure(work: Work, model: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Serve the same requests in every order, turn by turn. Raises `BenchError`."""
-    limits = {"max_num_seqs": SLOTS, "kv_cache_tokens": 16_384, "enable_prefix_caching": False} | dict(settings)
-    presets = {name: preset.but(**limits) for name, preset in CONTENDERS.items()}
+    """Serve the same requests in every order, turn by turn, after a turn for warm-up in which orders learn how
+    predictions turn out. `settings`: of all engines, where contenders do not differ in them. Raises `BenchError`."""
+    limits = {
+        "max_num_seqs": SLOTS, "kv_cache_tokens": 16_384, "enable_prefix_caching": False,
+        "max_queued_requests": 4096, **settings,
+    }  # fmt: skip
+    presets = {name: Preset(one.name, {**limits, **one.changes}) for name, one in CONTENDERS.items()}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in presets}
-    rates = []
-    with engines(presets, model) as loaded, progress("turns", len(presets) * work.turns + 1) as advance:
+    rng, other = np.random.default_rng(work.seed), 0
+    prompts = held_out(work, model, limits.get("max_model_len"))
+    order = rng.permutation(len(prompts))[: work.jobs * (work.turns + 1)]
+    prompts = [prompts[i] for i in order]
+    with engines(presets, model) as loaded, progress("turns", len(presets) * (work.turns + 1) + 1) as advance:
         first = next(iter(loaded.values()))
-        prompts = held_out(work.answers, first)
-        if len(prompts) < work.jobs:
-            raise BenchError(f"--engine: {len(prompts)} prompts of the test part are too few for {work.jobs} requests")
         lengths, seconds = _answered(first.engine, prompts, work)
+        rate = work.load * len(prompts) / seconds
         advance()
-        for turn in range(work.turns):
-            rng = np.random.default_rng([work.seed, turn])
-            rows = rng.choice(len(prompts), work.jobs, replace=False).tolist()
-            rates.append(work.load * len(prompts) / seconds)
-            at = [a.time for a in arrivals.poisson(work.jobs, rates[-1], rng)]
-            for name, llm in loaded.items():
-                found[name].append(_serve(llm.engine, at, prompts, rows, lengths, work))
+        names = list(loaded)
+        for turn in range(work.turns + 1):
+            rows = [i % len(prompts) for i in range(turn * work.jobs, (turn + 1) * work.jobs)]
+            at = [a.time for a in arrivals.poisson(work.jobs, rate, rng)]
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                measured, changed = _serve(loaded[name].engine, at, prompts, rows, lengths, work)
+                other += changed
+                if turn:
+                    found[name].append(measured)
                 advance()
+        slots = first.engine.config.max_num_seqs
     return {
-        "jobs": work.jobs, "turns": work.turns, "cap": work.cap, "load": work.load, "slots": SLOTS,
-        "rate": float(np.mean(rates)), "mean output": float(np.mean(lengths)), "cells": summary(found),
+        "jobs": work.jobs, "turns": work.turns, "cap": work.cap, "load": work.load, "slots": slots, "rate": rate,
+        "mean output": float(np.mean(lengths)), "answers of another length": other, "cells": summary(found),
     }  # fmt: skip
 
 
-def held_out(path: str, llm: LLM) -> list[list[int]]:
+def held_out(work: Work, model: str | None, max_model_len: int | None) -> list[list[int]]:
     """Token ids of the prompts in a file of `jaxspec.train_predictor.collect` that predictors hold out as their test
-    part, each once. Raises `BenchError`."""
-    from jaxspec.train_predictor.answers import read_data
-    from jaxspec.train_predictor.data import TEST, part_of_row
-    from jaxspec.train_predictor.probe import SHARE
+    part, each once, if their answers fit. Raises `BenchError`."""
+    from jaxspec.draft.distill.data import read_rows
+    from jaxspec.models.load import ModelLoadError, load_model
+    from jaxspec.models.load.registry import DEFAULT_MODEL
+    from jaxspec.train_predictor import probe
+    from jaxspec.train_predictor.answers import origin_of
 
     try:
-        lines = [line for line, _ in read_data(path, None, None)]
-        rows = [(tuple(line["prompt_ids"]), line.get("group")) for line in lines]
-    except (OSError, ConfigError) as error:
-        raise BenchError(f"--engine: {error}") from None
-    except KeyError:
-        raise BenchError(f"--engine: {path} lacks token ids: give a file of jaxspec.train_predictor.collect") from None
-    kept = [ids for ids, group in rows if part_of_row(ids, group, llm.tokenizer, SHARE, SHARE) == TEST]
-    longest = llm.engine.max_model_len // 2
-    return [list(ids) for ids in dict.fromkeys(kept) if len(ids) <= longest]
+        target = load_model(model or DEFAULT_MODEL)
+        rows = read_rows([work.answers], 2**20, origin_of(target), target.tokenizer.eos_token_ids)
+    except (OSError, ModelLoadError, ConfigError) as error:
+        raise BenchError(f"--engine: {str(error).removeprefix('data: ')}") from None
+    kept = dict.fromkeys(tuple(row.prompt) for row in rows if probe.held_out(target, row))
+    longest = min(max_model_len or target.config.max_position, target.config.max_position) - work.cap
+    prompts = [list(ids) for ids in kept if len(ids) <= longest]
+    if len(prompts) < work.jobs:
+        raise BenchError(
+            f"--engine: {len(prompts)} prompts of the test part with room for an answer are too few for {work.jobs}"
+        )
+    return prompts
 
 
 def _params(rows: Sequence[int], work: Work) -> list[SamplingParams]:
@@ -113,23 +125,23 @@ def _answered(engine: Engine, prompts: Sequence[Sequence[int]], work: Work) -> t
 def _serve(
     engine: Engine, at: Sequence[float], prompts: Sequence[Sequence[int]], rows: Sequence[int],
     lengths: Sequence[int], work: Work,
-) -> dict[str, float]:  # fmt: skip
+) -> tuple[dict[str, float], int]:  # fmt: skip
+    """Serve the prompts `rows` at these seconds. -> JCT and TTFT in seconds, preemptions per request, and the seconds
+    of predictor and probe relative to those of all steps; and the number of answers that are not as long as expected.
+    """
     engine.reset_stats()
     before = engine.stats()
-    metrics = drive(engine, at, [prompts[i] for i in rows], _params(rows, work), expected=[lengths[i] for i in rows])
+    expected = [lengths[i] for i in rows]
+    metrics = drive(engine, at, [prompts[i] for i in rows], _params(rows, work), expected=expected)
     after = engine.stats()
+    jct = [m.e2e for m in metrics if m.e2e is not None]
+    stopped = after.preemptions - before.preemptions + after.pauses - before.pauses
     return {
-        **_times(metrics),
-        "preemptions": (after.preemptions - before.preemptions + after.pauses - before.pauses) / len(rows),
+        "mean": mean_jct(metrics), "p95": float(np.quantile(jct, 0.95)),
+        "ttft": float(np.mean([m.ttft for m in metrics if m.ttft is not None])), "preemptions": stopped / len(rows),
         "predicting": (after.predictions.seconds - before.predictions.seconds) / after.step_seconds,
         "probing": (after.predicted_again_seconds - before.predicted_again_seconds) / after.step_seconds,
-    }  # fmt: skip
-
-
-def _times(metrics: Sequence[RequestMetrics]) -> dict[str, float]:
-    jct = [m.e2e for m in metrics if m.e2e is not None]
-    ttft = [m.ttft for m in metrics if m.ttft is not None]
-    return {"mean": float(np.mean(jct)), "p95": float(np.quantile(jct, 0.95)), "ttft": float(np.mean(ttft))}
+    }, sum(m.output_tokens != n for m, n in zip(metrics, expected, strict=True))  # fmt: skip
 
 
 def summary(found: Mapping[str, Sequence[Mapping[str, float]]]) -> list[dict[str, Any]]:
@@ -149,7 +161,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         ("order", "{}", "order"), ("predictor", "{}", "predictor"), ("mean JCT", interval(TIMES), "mean"),
         ("95 % quantile", interval(TIMES), "p95"), ("TTFT", interval(TIMES), "ttft"),
         ("preemptions per request", interval("{:.2f}", 0), "preemptions"),
-        ("time of predictor / steps", interval(share), "predicting"),
-        ("of probe / steps", interval("{:.2f} %", 0), lambda row: row["probing"] and [100 * x for x in row["probing"]]),
+        ("seconds of the predictor per second of steps", interval("{:.3f}", 0), "predicting"),
+        ("of the probe", interval("{:.4f}", 0), "probing"),
     ]  # fmt: skip
     return markdown(list(rows), *columns)

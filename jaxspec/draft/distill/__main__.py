@@ -34,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         trainer = Trainer(config, target, data)
         trainer.run(work / name)
         trainer.export(Path(config.out))
+        if config.parallel:
+            print(f"{config.out} is not written: the engine does not draft in parallel")
     except (ConfigError, ModelLoadError) as error:
         return training.fail(PROG, str(error))
     return 0

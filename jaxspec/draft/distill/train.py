@@ -83,8 +83,7 @@ def loss_and_hits(
     positions where the likeliest token of drafter and target agree, and the loss.
 
     Both are over the draft vocabulary and positions in use. `final_norm [hidden]`: the weight of the target's final
-    norm. A plain drafter reads no features, so unless it is
-    `parallel` it makes one pass.
+    norm. A plain drafter reads no features, so it makes one pass, unless it is `parallel`.
     """
     losses, hits = [], []
     head = jax.lax.stop_gradient(model.head[...])
@@ -192,7 +191,8 @@ class Trainer:
         return Batch(jnp.asarray(d.tokens[filled, :width]), jnp.asarray(features), jnp.asarray(use))
 
     def run(self, folder: Path) -> None:
-        """Train to the configured number of steps. Writes checkpoints, the drafter and the learning curve to `folder`.
+        """Train to the configured number of steps. Writes checkpoints, the drafter (see `export`) and the learning
+        curve to `folder`.
 
         Raises `ConfigError` if the checkpoints there belong to another run or are damaged.
         """
@@ -218,6 +218,8 @@ class Trainer:
         """Settings and data that must equal those of the checkpoints to resume from. The number of steps is among them,
         because the learning rate schedule depends on it."""
         settings = self.config.model_dump(exclude={"data", "target", "work", "out", "every"})
+        if not self.config.parallel:
+            del settings["parallel"]  # checkpoints of before this setting can still be resumed
         if self.config.begin.endswith(".safetensors"):  # the file of this name may have changed
             with Path(self.config.begin).open("rb") as file:
                 settings["begin"] += f" ({hashlib.file_digest(file, 'sha256').hexdigest()[:16]})"

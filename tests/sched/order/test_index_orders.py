@@ -138,7 +138,18 @@ def test_a_waiting_request_keeps_its_rank_until_the_distribution_changes() -> No
 def test_srpt_spares_requests_that_are_nearly_done() -> None:
     order = Srpt(0.5)
     assert order.key(request(30.0, 12)) == 18
-    assert order.preemptible(request(30.0, 15)) and not order.preemptible(request(30.0, 16))
+    assert order.preemptible(request(30.0, 14)) and not order.preemptible(request(30.0, 15))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8])
+def test_srpt_preempts_because_of_a_doubled_prediction_only_beyond_half(share: float) -> None:
+    run = Steps(order="srpt", srpt={"preemptible_share": share})
+    run.add("long", predicted_len=10, true_len=30)
+    while run.scheduler.num_waiting or run.requests["long"].output_len < 9:
+        run.step()
+    run.add("short", predicted_len=5, true_len=5)
+    first = run.finish()[0]
+    assert (first == "short") is (share > 0.5), "at 10 tokens what is left becomes 10, and 5 are fewer"
 
 
 @pytest.mark.parametrize("order", ["srpt", "gittins"])
