@@ -33,7 +33,7 @@ COMMANDS = {
     "paper": ("jaxspec.bench.papers", "reproduce a paper's experiments, simulated and on the engine"),
     "orders": (
         "jaxspec.bench.papers.orders",
-        "compare orders of requests over arrivals, loads and predictors, simulated",
+        "compare orders of requests over arrivals, loads and predictors, simulated and on the engine",
     ),
     "simulate-gpu": ("jaxspec.bench.papers.gpu", "expected gain of drafts on a GPU, simulated"),
     "predictor": ("jaxspec.bench.papers.ssjf.predictor", "compare length predictors (SSJF's ablation)"),
