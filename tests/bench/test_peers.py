@@ -70,6 +70,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> list[Disturbance]:
     return found
 
 
+@pytest.mark.slow
 def test_servers_take_turns_and_idle_ones_are_stopped(prompts: Prompts, quiet: list[Disturbance]) -> None:
     a, b, greedy = engine("a"), engine("b"), engine("greedy", samples=False)
     known = scenarios.scenarios(2, 4, [32])

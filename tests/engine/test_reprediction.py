@@ -83,6 +83,7 @@ def test_nothing_is_predicted_while_nobody_waits(probe: Path) -> None:
         assert llm.engine.loop.repredictor is not None and llm.engine.loop.repredictor.made == 0
 
 
+@pytest.mark.slow
 def test_auto_takes_the_shipped_probe_where_lengths_are_read(
     probe: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -182,6 +182,7 @@ def test_a_damaged_library_is_built_again(compilers: Compilers, size: int) -> No
         build.build()
 
 
+@pytest.mark.slow
 def test_built_once(tmp_path: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path))
     library = build.build()
@@ -197,6 +198,7 @@ INSTALLED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INSTALLED)
 def test_every_compiler_there_is_builds_them_without_a_warning(tmp_path: Any, monkeypatch: Any, name: str) -> None:
     monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path))

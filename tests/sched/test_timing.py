@@ -79,6 +79,7 @@ def test_the_verify_budget_keeps_to_its_factor_at_every_context(context: int, mo
     assert slope.of(budget, context) <= factor * slope.of(1, context) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.floats(0.6, 1.6), st.floats(0.4, 2.5), st.integers(0, 2**32))
 def test_steps_correct_both_the_sizes_and_the_positions(size: float, position: float, seed: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import chex
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from jaxspec.step.packing import SamplingInputs, Tree, pack
 from jaxspec.step.sampler import MASK
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32), vocab=st.integers(1, 100), rows=st.integers(1, 5))
 def test_masked_logits_are_gone_and_others_stay(seed: int, vocab: int, rows: int) -> None:
     rng = np.random.default_rng(seed)

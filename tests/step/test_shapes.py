@@ -87,6 +87,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", prelude + _HOOK + code], capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_a_whole_step_is_traced_with_its_shapes_checked() -> None:
     done = run(_STEP)
     assert done.stdout == "ok\n", done.stderr[-4000:]

@@ -67,6 +67,7 @@ def test_int8_kv_is_read_at_half_the_cost():
     assert small["normalised"] < full["normalised"]
 
 
+@pytest.mark.slow
 def test_a_search_stops_runs_that_are_beyond_the_limit():
     case = Case(VLLM, "t", 8.0, 1.0, 0)
     whole = cases.normalised(cases.simulate(DATA, case))

@@ -31,6 +31,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_small_map(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--data", str(files), "--out", str(tmp_path), "--keep", str(tmp_path), "--num-requests", "120"]
     options += ["--arrivals", "poisson", "--loads", "1.3", "--seeds", "2", "--processes", "1"]
@@ -79,6 +80,7 @@ def predictions(tmp_path: Path) -> Path:
     return write_lines(tmp_path / "predictions.jsonl", lines)
 
 
+@pytest.mark.slow
 def test_a_map_of_recorded_predictions(
     files: Path, tmp_path: Path, predictions: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

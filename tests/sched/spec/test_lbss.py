@@ -202,6 +202,7 @@ def logarithmic(lost: np.ndarray) -> bool:
     return bool(growth[-3:].mean() < 2 * growth[:3].mean() and misfits[0] < misfits[1])
 
 
+@pytest.mark.slow
 def test_what_is_lost_grows_like_the_logarithm_of_time():
     at = 2 ** np.arange(6, 14) - 1
     learning = dict(exploration=12, chunk=4)
