@@ -19,22 +19,21 @@ from jaxspec.bench.options import count
 from jaxspec.bench.record import drive
 from jaxspec.bench.table import UNKNOWN, markdown
 from jaxspec.config import ConfigError, parse_overrides
-from jaxspec.draft.distill.data import Row, read_rows
+from jaxspec.draft.distill.data import Row
 from jaxspec.errors import explained
 from jaxspec.llm import LLM
 from jaxspec.models.load import ModelLoadError, load_model
 from jaxspec.progress import progress
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.train_predictor import command as training
-from jaxspec.train_predictor.answers import check_readable, origin_of
+from jaxspec.train_predictor.answers import check_readable
 from jaxspec.train_predictor.ceiling import INTERVAL, REPEATS
 from jaxspec.train_predictor.conversations import stable_hash
-from jaxspec.train_predictor.probe import held_out
+from jaxspec.train_predictor.probe import held_out_rows
 
 PROG = "jaxspec.train_predictor.continuations"
-#: Answers of at most so many tokens are left out: their relative errors say little.
+#: Answers of at most this many tokens are left out: their relative errors say little.
 SHORT = 32
-LONGEST = 2**20
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -65,10 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         check_readable("--data", args.data)
         target = load_model(args.target)
-        rows = read_rows(args.data, LONGEST, origin_of(target), target.tokenizer.eos_token_ids)
         kept = [
-            row for row in rows
-            if row.ended and SHORT < len(row.answer) < args.max_tokens and row.temperature and held_out(target, row)
+            row for row in held_out_rows(args.data, target)
+            if row.ended and SHORT < len(row.answer) < args.max_tokens and row.temperature
         ][: args.limit]  # fmt: skip
         if not kept:
             raise ConfigError(f"--data: no sampled answers of the test part that end after {SHORT} tokens")

@@ -26,7 +26,7 @@ from jaxspec.models.length_probe import ENDS, LengthProbe, median_left
 from jaxspec.models.load import ModelLoadError, load_model
 from jaxspec.progress import progress
 from jaxspec.train_predictor import command as training
-from jaxspec.train_predictor.answers import check_readable
+from jaxspec.train_predictor.answers import check_readable, origin_of
 from jaxspec.train_predictor.data import TEST, part_of_row
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ BATCH, LEARNING_RATE, WEIGHT_DECAY = 1024, 1e-3, 0.05
 SHARES = (0.0, 0.25, 0.5, 0.75)
 #: Share of the test part, and of the validation part, in the presets of `configs/predictor`.
 SHARE = 0.1
+#: More tokens than prompt and answer have: nothing is cut.
+WHOLE = 2**20
 
 
 class Examples(NamedTuple):
@@ -114,6 +116,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     save_probe(probe, target.name, Path(args.out))
     print(f"{args.out} written; use it with --set length_probe={args.out}")
     return 0
+
+
+def held_out_rows(paths: Sequence[str], target: LoadedModel) -> list[Row]:
+    """The answers of all files, uncut, that are in the test part of length predictors. Raises `ConfigError` naming the
+    field `data`."""
+    from jaxspec.draft.distill.data import read_rows
+
+    rows = read_rows(paths, WHOLE, origin_of(target), target.tokenizer.eos_token_ids)
+    return [row for row in rows if held_out(target, row)]
 
 
 def held_out(target: LoadedModel, row: Row) -> bool:

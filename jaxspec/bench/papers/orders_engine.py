@@ -89,18 +89,16 @@ def measure(work: Work, model: str | None, settings: Mapping[str, Any]) -> dict[
 def held_out(work: Work, model: str | None, max_model_len: int | None) -> list[list[int]]:
     """Token ids of the prompts in a file of `jaxspec.train_predictor.collect` that predictors hold out as their test
     part, each once, if their answers fit. Raises `BenchError`."""
-    from jaxspec.draft.distill.data import read_rows
     from jaxspec.models.load import ModelLoadError, load_model
     from jaxspec.models.load.registry import DEFAULT_MODEL
-    from jaxspec.train_predictor import probe
-    from jaxspec.train_predictor.answers import origin_of
+    from jaxspec.train_predictor.probe import held_out_rows
 
     try:
         target = load_model(model or DEFAULT_MODEL)
-        rows = read_rows([work.answers], 2**20, origin_of(target), target.tokenizer.eos_token_ids)
+        rows = held_out_rows([work.answers], target)
     except (OSError, ModelLoadError, ConfigError) as error:
         raise BenchError(f"--engine: {str(error).removeprefix('data: ')}") from None
-    kept = dict.fromkeys(tuple(row.prompt) for row in rows if probe.held_out(target, row))
+    kept = dict.fromkeys(tuple(row.prompt) for row in rows)
     longest = min(max_model_len or target.config.max_position, target.config.max_position) - work.cap
     prompts = [list(ids) for ids in kept if len(ids) <= longest]
     if len(prompts) < work.jobs:
