@@ -33,9 +33,10 @@ class EngineConfig(PolicyConfig):
     #: Model names in the API; requests may use any of them, metrics have the first. Empty: the model's own.
     served_model_name: list[str] = Field(default_factory=list[str])
     #: Drafters: "suffix" (suffix drafting: in the request's text and in earlier answers), "ngram" (n-gram lookup: in
-    #: its text only), "truncated:K" (the target's first K layers), a trained drafter's name or file, or another model
-    #: (with another tokenizer, it drafts the tokens that both have). "auto": suffix and, if the package has one for the
-    #: model, a trained drafter. "none" or an empty list: no speculation.
+    #: its text only), "grammar" (what a structured output leaves no choice about), "truncated:K" (the target's first K
+    #: layers), a trained drafter's name or file, or another model (with another tokenizer, it drafts the tokens that
+    #: both have). "auto": grammar, suffix and, if the package has one for the model, a trained drafter. "none" or an
+    #: empty list: no speculation.
     draft: list[str] = Field(default_factory=lambda: ["auto"])
     #: Draft models on a device of their own: index into JAX's devices, by drafter name. The target is on device 0.
     draft_devices: dict[str, NonNegativeInt] = Field(default_factory=dict[str, NonNegativeInt])

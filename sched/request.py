@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from jaxspec.sched.slo import NONE, Slo
+
+#: (most tokens, guess) -> a draft that its grammar forces or `guess` continues: (token, stated chance) of each.
+Forced = Callable[[int, Callable[[Sequence[int]], tuple[int, float] | None]], Sequence[tuple[int, float]]]
 
 
 class RequestStatus(Enum):
@@ -41,6 +45,8 @@ class Request:
     slo: Slo = NONE
     #: Whose it is, such as a hash of the API key. Drafts for one tenant are never made of another's answers.
     tenant: str = ""
+    #: `Constraint.forced` of its structured output; None: it has none.
+    forced: Forced | None = field(default=None, repr=False)
     #: False if the logits of every prompt token are needed, which a cached prefix would skip.
     reuse_prefix: bool = True
     #: Whether logits of all prompt positions are read (echo with logprobs).

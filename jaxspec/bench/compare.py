@@ -2,7 +2,8 @@
 
 The speed of a machine varies more from minute to minute than presets differ. Therefore all engines stay loaded and take
 turns, and the result is the ratio of their median speeds to the first preset's. A warm-up turn fills the prefix caches,
-so measured turns include little prefill unless --set enable_prefix_caching=false.
+so measured turns include little prefill unless --set enable_prefix_caching=false. Suffix drafting remembers answers, so
+from the second turn on it knows them, unless each turn has new prompts (--new-prompts).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -21,28 +22,52 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 
 from jaxspec.bench import BenchError, options, prompts
+from jaxspec.bench.extraction import EXTRACTIONS
 from jaxspec.bench.offline import tokenise
 from jaxspec.bench.report import machine, write_json
 from jaxspec.bench.table import Column, terminal
+from jaxspec.draft.suffix import SuffixDrafter
 from jaxspec.errors import explained
 from jaxspec.extras import install_hint
 from jaxspec.progress import progress
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
     from jaxspec.llm import LLM
 
 #: Fields of `EngineStats` about speculation; counted as 0 where an engine's stats lack them.
 COUNTERS = ("draft_tokens", "accepted_tokens", "verifications")
+#: Prompts of `learn` between which the progress bar moves.
+_KNOWN_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One of the compared presets: its engine, and the prompts as token ids of its tokenizer."""
+    """One of the compared presets: its engine, and the prompts of all turns as token ids of its tokenizer."""
 
     name: str
     llm: LLM
     prompts: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the turns of a concurrency ask: `size` prompts, `level` at a time; with `new`, other ones in each turn.
+
+    params: of each prompt of all turns. turns_before: turns of other concurrencies before the first one of this.
+    """
+
+    params: Sequence[SamplingParams]
+    size: int
+    level: int
+    new: bool = False
+    turns_before: int = 0
+
+    def prompts_of(self, turn: int) -> range:
+        """Indices of the prompts of a turn (0: the first of this level)."""
+        first = (self.turns_before + turn) * self.size if self.new else 0
+        return range(first, first + self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +110,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompts", nargs="+", metavar="JSONL",
         help=f"{options.PROMPTS_HELP}; several files contribute equally many prompts (default: built-in prompts)",
     )  # fmt: skip
+    work.add_argument(
+        "--structured", action="store_true", help="built-in prompts that ask for JSON, with the schemas of the answers"
+    )
+    work.add_argument("--new-prompts", action="store_true", help="other prompts in each turn: N times as many are read")
+    work.add_argument(
+        "--known", metavar="JSONL", help="prompts that each preset answers before the turns, for suffix drafting"
+    )
+    options.add_numbers(work, ("--num-known N", 1000, "number of these"))
     work.add_argument("--input-tokens", type=options.span, metavar="N|LOW:HIGH", help=options.INPUT_TOKENS_HELP)
     work.add_argument("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature (default: 0)")
     work.add_argument("--ignore-eos", action="store_true", help="always generate --max-tokens tokens")
@@ -102,7 +135,8 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         overrides = parse_overrides(args.set)
-        texts = prompts.mixed([prompts.load(path) for path in args.prompts]) if args.prompts else list(prompts.PROMPTS)
+        texts = asked(args)
+        known = prompts.load(args.known)[: args.num_known] if args.known else []
         params = SamplingParams(
             temperature=args.temperature, max_tokens=args.max_tokens, ignore_eos=args.ignore_eos, seed=args.seed
         )
@@ -110,17 +144,26 @@ def run(args: argparse.Namespace) -> int:
         raise BenchError(explained(error)) from None
     presets = [args.baseline, *args.others]
     levels = list(dict.fromkeys(args.concurrency or [args.num_prompts]))
+    turns = len(levels) * (args.repeats + 1)
+    count = args.num_prompts * (turns if args.new_prompts else 1)
+    if args.new_prompts and not args.input_tokens and count > len(texts):
+        raise BenchError(f"--new-prompts: {turns} turns need {count} prompts, there are {len(texts)}")
+    of_all_turns = argparse.Namespace(**{**vars(args), "num_prompts": count})
+    each = with_schemas(params, prompts.choose(texts, count, random(args))) if args.structured else [params] * count
     results: list[dict[str, Any]] = []
     with ExitStack() as stack:
         contenders = [
-            Contender(name, llm, tokenise(llm.tokenizer, texts, args, np.random.default_rng(args.seed)))
+            Contender(name, llm, tokenise(llm.tokenizer, texts, of_all_turns, random(args)))
             for name, llm in zip(names(presets), load(presets, overrides, stack), strict=True)
         ]
         settings = {c.name: c.llm.engine.config.model_dump() for c in contenders}
-        with progress("turns", len(levels) * len(presets) * (args.repeats + 1)) as advance:
-            for level in levels:
-                results += judge(contenders, alternate(contenders, params, level, args.repeats, advance), level)
-    show(results, args.num_prompts)
+        if known:
+            learn(contenders, known, params)
+        with progress("turns", len(presets) * turns) as advance:
+            for i, level in enumerate(levels):
+                work = Work(each, args.num_prompts, level, args.new_prompts, i * (args.repeats + 1))
+                results += judge(contenders, alternate(contenders, work, args.repeats, advance), work)
+    show(results, args.num_prompts * (args.repeats if args.new_prompts else 1))
     if args.json:
         about = {"kind": "compare", "machine": machine(), "options": options.plain(args), "settings": settings}
         write_json(args.json, about | {"results": results})
@@ -132,6 +175,48 @@ def run(args: argparse.Namespace) -> int:
             panels[f"{r['concurrency']} at a time"][r["preset"]] = r["tokens_per_s"]
         plot.turns(args.plot, panels, "output tokens/s")
     return 0
+
+
+def asked(args: argparse.Namespace) -> list[str]:
+    """The prompts to choose from. Raises OSError or ValueError, also for options that exclude each other."""
+    if args.structured:
+        if given := [n for n in ("prompts", "input_tokens", "ignore_eos") if getattr(args, n)]:
+            raise ValueError(
+                f"--structured has its own prompts and answers: it excludes --{given[0].replace('_', '-')}"
+            )
+        return [extraction.prompt for extraction in EXTRACTIONS]
+    return prompts.mixed([prompts.load(path) for path in args.prompts]) if args.prompts else list(prompts.PROMPTS)
+
+
+def random(args: argparse.Namespace) -> np.random.Generator:
+    """What chooses prompts: the same ones each time that it is asked for."""
+    return np.random.default_rng(args.seed)
+
+
+def with_schemas(params: SamplingParams, texts: Sequence[str]) -> list[SamplingParams]:
+    """The parameters of each of these prompts of `EXTRACTIONS`, whose answer has a JSON schema."""
+    schemas = {extraction.prompt: extraction.schema for extraction in EXTRACTIONS}
+    return [replace(params, structured_outputs=StructuredOutputs(json=schemas[text])) for text in texts]
+
+
+def learn(contenders: Sequence[Contender], texts: Sequence[str], params: SamplingParams) -> None:
+    """Let the contenders that remember answers for suffix drafting answer these prompts, unmeasured."""
+    from jaxspec.models.load.tokenizer import chat_ids
+
+    learning = [c for c in contenders if remembers(c.llm)]
+    parts = [texts[i : i + _KNOWN_AT_ONCE] for i in range(0, len(texts), _KNOWN_AT_ONCE)]
+    with progress("answers before the turns", len(learning) * len(parts)) as advance:
+        for contender in learning:
+            for part in parts:
+                with naming_preset(contender.name):
+                    contender.llm.generate([chat_ids(contender.llm.tokenizer, text) for text in part], params)
+                advance()
+
+
+def remembers(llm: LLM) -> bool:
+    """Whether one of the engine's drafters learns from answers."""
+    drafters = llm.engine.speculator.drafters
+    return any(isinstance(d, SuffixDrafter) and d.memory is not None for d in drafters)
 
 
 def names(presets: Sequence[str]) -> list[str]:
@@ -171,26 +256,28 @@ def naming_preset(preset: str) -> Iterator[None]:
 
 
 def alternate(
-    contenders: Sequence[Contender], params: SamplingParams, level: int, repeats: int, advance: Callable[[], None]
+    contenders: Sequence[Contender], work: Work, repeats: int, advance: Callable[[], None]
 ) -> list[list[Turn]]:
     """`repeats` turns of each contender after one warm-up turn each. In every round the contenders run in order."""
     turns: list[list[Turn]] = [[] for _ in contenders]
     for repeat in range(repeats + 1):
         for contender, measured in zip(contenders, turns, strict=True):
             with naming_preset(contender.name):
-                turn = take_turn(contender, params, level)
+                turn = take_turn(contender, work, repeat)
             advance()
             if repeat:
                 measured.append(turn)
     return turns
 
 
-def take_turn(contender: Contender, params: SamplingParams, level: int) -> Turn:
-    """Generate for all prompts, `level` at a time."""
-    llm, given = contender.llm, contender.prompts
+def take_turn(contender: Contender, work: Work, turn: int) -> Turn:
+    """Generate for all prompts of a turn."""
+    llm, chosen = contender.llm, work.prompts_of(turn)
+    given = [(contender.prompts[i], work.params[i]) for i in chosen]
+    parts = [list(zip(*given[i : i + work.level], strict=True)) for i in range(0, len(given), work.level)]
     before = llm.engine.stats()
     begin = time.perf_counter()
-    outputs = [o for i in range(0, len(given), level) for o in llm.generate(given[i : i + level], params)]
+    outputs = [o for ids, params in parts for o in llm.generate(list(ids), list(params))]
     seconds = time.perf_counter() - begin
     after = llm.engine.stats()
     counts = {name: getattr(after, name, 0) - getattr(before, name, 0) for name in COUNTERS}
@@ -198,25 +285,32 @@ def take_turn(contender: Contender, params: SamplingParams, level: int) -> Turn:
     return Turn(seconds, [output.outputs[0].token_ids for output in outputs], counts, fmean(e2e) if e2e else 0.0)
 
 
-def judge(contenders: Sequence[Contender], turns: Sequence[Sequence[Turn]], level: int) -> list[dict[str, Any]]:
+def judge(contenders: Sequence[Contender], turns: Sequence[Sequence[Turn]], work: Work) -> list[dict[str, Any]]:
     """Results of each contender over its turns; the first contender is the baseline. Speeds in tokens per second.
 
-    `mean_accepted_length`: tokens per verification, bonus token included. `agreeing_requests`: number of requests with
-    exactly the tokens of the baseline's first turn in every turn; None if the prompts' token ids differ.
+    `turn_ratios`: of speeds in the same round. `ratio`: of median speeds; with new prompts in each turn the median of
+    `turn_ratios`. `mean_accepted_length`: tokens per verification, bonus token included. `agreeing_requests`: number of
+    requests with exactly the tokens of the baseline's first turn in every turn; with new prompts, of the baseline's
+    same turn, over all turns; None if the prompts' token ids differ.
     """
-    reference = turns[0][0].answers
     results: list[dict[str, Any]] = []
     for contender, measured in zip(contenders, turns, strict=True):
         speeds = [turn.speed for turn in measured]
         drafted, accepted, verified = (sum(turn.counts[name] for turn in measured) for name in COUNTERS)
-        same = [all(turn.answers[i] == answer for turn in measured) for i, answer in enumerate(reference)]
+        pairs = list(zip(turns[0], measured, strict=True))
+        ratios = [turn.speed / base.speed for base, turn in pairs]
+        if work.new:
+            same = [a == b for base, turn in pairs for a, b in zip(base.answers, turn.answers, strict=True)]
+        else:
+            same = [all(turn.answers[i] == a for turn in measured) for i, a in enumerate(turns[0][0].answers)]
+        ratio = median(speeds) / median(turn.speed for turn in turns[0])
         results.append(
             {
-                "preset": contender.name, "concurrency": level,
+                "preset": contender.name, "concurrency": work.level,
                 "tokens_per_s": speeds, "seconds": [turn.seconds for turn in measured],
                 "output_tokens": [sum(map(len, turn.answers)) for turn in measured],
                 "median": median(speeds), "lowest": min(speeds), "highest": max(speeds),
-                "ratio": median(speeds) / (results[0]["median"] if results else median(speeds)),
+                "ratio": median(ratios) if work.new else ratio, "turn_ratios": ratios,
                 "mean_e2e_s": [turn.e2e for turn in measured],
                 "e2e_ratio": median(turn.e2e for turn in measured) / median(turn.e2e for turn in turns[0]),
                 "draft_tokens": drafted, "accepted_tokens": accepted, "verifications": verified,

@@ -20,7 +20,7 @@ from jaxspec.sched.sim.workload import Workload
 from jaxspec.sched.slo import Slo
 from jaxspec.sched.slots import MEMORIES, ORDERS, PACES, PREDICTORS, TREES, Need
 
-LOOKUPS, AUTO, TRAINED = ("suffix", "ngram"), "auto", "trained"
+LOOKUPS, GRAMMAR, AUTO, TRAINED = ("suffix", "ngram"), "grammar", "auto", "trained"
 #: Maximum output tokens of all requests with simulated drafters, which need about 50 bytes per token.
 MAX_DRAFTED = 20_000_000
 
@@ -102,6 +102,7 @@ def drafters_of(
 
 
 def _names(draft: Sequence[str]) -> list[str]:
-    """Names of the drafters, with `auto` replaced by suffix drafting and the model's trained drafter."""
-    names = [n for name in draft for n in ((LOOKUPS[0], TRAINED) if name == AUTO else (name,))]
+    """Names of the drafters, with `auto` replaced by suffix drafting and the model's trained drafter. Without grammar
+    drafting: simulated requests have no structured output."""
+    names = [n for name in draft for n in ((LOOKUPS[0], TRAINED) if name == AUTO else (name,)) if n != GRAMMAR]
     return list(dict.fromkeys(names))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -10,6 +10,9 @@ import numpy as np
 
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.step.masks import mask_of, mask_of_ids
+
+#: What probably follows a draft of these tokens, and its chance; None: unknown.
+Guess = Callable[[Sequence[int]], tuple[int, float] | None]
 
 
 class Matcher(Protocol):
@@ -25,6 +28,11 @@ class Matcher(Protocol):
 
     def fill(self, mask: np.ndarray) -> None:
         """Write the mask `[words]` uint32 of the tokens that may follow, see `step.masks`."""
+        ...
+
+    def forced(self) -> list[int]:
+        """Tokens of the only text that may follow, up to where there is a choice, and perhaps a likely one after them;
+        empty if there is a choice at once. Other tokens may write the same text."""
         ...
 
     @property
@@ -78,6 +86,25 @@ class Constraint:
                 self.failure = f"the grammar does not allow the token {token}"
         except RuntimeError as error:
             self.failure = str(error)
+
+    def forced(self, most: int, guess: Guess = lambda path: None) -> list[tuple[int, float]]:
+        """A draft of at most `most` tokens that the grammar allows, each with the chance stated for it: 1 for those that
+        the grammar leaves no choice about. Where it does, `guess` says how the draft goes on."""
+        matcher, path, chances = self._matcher, list[int](), list[float]()
+        if matcher is None or self.failure is not None:
+            return []
+        going = True
+        while going and len(path) < most and not matcher.finished:
+            found = [(token, 1.0) for token in matcher.forced()] or [g for g in (guess(path),) if g is not None]
+            going = bool(found)
+            for token, chance in found[: most - len(path)]:
+                if matcher.finished or not matcher.consume(token):
+                    going = False
+                    break
+                path.append(token)
+                chances.append(chance)
+        matcher.rollback(len(path))
+        return list(zip(path, chances, strict=True))
 
     def masks(self, token: Sequence[int] = (0,), depth: Sequence[int] = (0,)) -> np.ndarray:
         """Masks `[nodes, words]` uint32 of what may follow each node of a tree in preorder.

@@ -32,12 +32,11 @@ _KEPT = 128
 class GrammarMatcher:
     """A `constraint.Matcher` of llguidance."""
 
-    def __init__(self, matcher: LLMatcher, end_mask: np.ndarray):
-        """`end_mask`: allows the end tokens, for a grammar that has ended."""
-        self._matcher, self._end = matcher, end_mask
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary):
+        self._matcher, self._vocabulary = matcher, vocabulary
 
     def copy(self) -> GrammarMatcher:
-        return GrammarMatcher(self._matcher.deep_copy(), self._end)
+        return GrammarMatcher(self._matcher.deep_copy(), self._vocabulary)
 
     def consume(self, token: int) -> bool:
         with _no_panic():
@@ -48,12 +47,20 @@ class GrammarMatcher:
 
     def fill(self, mask: np.ndarray) -> None:
         if self.finished:
-            mask[:] = self._end
+            mask[:] = self._vocabulary.end_mask
             return
         with _no_panic():
             _filler()(self._matcher, mask.view(np.int32)[None], 0)
         if self._matcher.is_error():
             raise RuntimeError(f"the structured output cannot go on: {_plain(self._matcher.get_error())}")
+
+    def forced(self) -> list[int]:
+        """llguidance leaves out a last token that might be another one with more text after it: most often the quote
+        after a JSON key, where whitespace may come before the colon. It hardly ever does."""
+        with _no_panic():
+            tokens, text = self._matcher.compute_ff_tokens(), self._matcher.compute_ff_bytes()
+        rest = text[sum(len(self._vocabulary.tokens[token]) for token in tokens) :]
+        return [*tokens, *self._vocabulary.key_end] if rest == b'"' else tokens
 
     @property
     def finished(self) -> bool:
@@ -97,7 +104,7 @@ class Grammars:
                         matcher = LLMatcher(self._ll_tokenizer, grammar, log_level=0, limits=limits())
                 except RuntimeError as panic:
                     raise outputs.invalid(f"is not possible: {panic}") from None
-                found = GrammarMatcher(matcher, self._end_mask)
+                found = GrammarMatcher(matcher, self._of_model)
                 if matcher.is_error():
                     raise outputs.invalid(f"is not possible: {_plain(matcher.get_error())}")
                 self._compiled[grammar] = found
@@ -111,27 +118,32 @@ class Grammars:
         self._trial.close()
 
     @cached_property
-    def _end_mask(self) -> np.ndarray:
-        return mask_of_ids(self._tokenizer.eos_token_ids, self._vocab)
+    def _of_model(self) -> Vocabulary:
+        return Vocabulary(self._tokenizer, self._vocab)
 
     @cached_property
     def _ll_tokenizer(self) -> LLTokenizer:
         from llguidance import LLTokenizer, TokenizerWrapper
 
-        ends = list(self._tokenizer.eos_token_ids)
-        return LLTokenizer(TokenizerWrapper(_Vocabulary(self._tokenizer, self._vocab)), eos_token=ends)
+        return LLTokenizer(TokenizerWrapper(self._of_model), eos_token=list(self._tokenizer.eos_token_ids))
 
 
-class _Vocabulary:
-    """What llguidance's `TokenizerWrapper` reads: the exact bytes of each token."""
+class Vocabulary:
+    """The exact bytes of each token and what else llguidance's `TokenizerWrapper` reads.
+
+    end_mask: allows the end tokens, for a grammar that has ended. key_end: the token of the end of a JSON key and the
+    colon; empty if there is none.
+    """
 
     def __init__(self, tokenizer: Tokenizer, vocab: int):
         self._encode = tokenizer.encode
+        self.end_mask = mask_of_ids(tokenizer.eos_token_ids, vocab)
         special = tokenizer.special_ids
         self.tokens = [tokenizer.token_bytes(id) or b"\xff<unused>" for id in range(vocab)]
         self.special_token_ids = sorted(special)
         self.eos_token_id = tokenizer.eos_token_ids[0]
         self.bos_token_id = tokenizer.bos_token_id
+        self.key_end = [id for id in self._encode('":', False) if self.tokens[id] == b'":']
 
     def __call__(self, text: Any) -> Sequence[int]:
         return self._encode(text.decode() if isinstance(text, bytes) else text, False)

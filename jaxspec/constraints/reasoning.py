@@ -107,6 +107,12 @@ class ReasoningMatcher:
                     for known in self._known(state.tail):
                         mask &= self._tokens.beyond(known)
 
+    def forced(self) -> list[int]:
+        state = self._states[-1]
+        if state.phase == "reasoning" and self._budget is not None and state.tokens >= self._budget:
+            return self._tokens.end[state.closing :]
+        return self._inner.forced() if state.phase == "content" and self._inner is not None else []
+
     @property
     def finished(self) -> bool:
         return self._states[-1].phase == "content" and self._inner is not None and self._inner.finished

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.draft.cross_vocabulary import cross_vocabulary
+from jaxspec.draft.grammar import GrammarDrafter
 from jaxspec.draft.growth import Draws, Expansion, Growth
 from jaxspec.draft.model_drafter import ModelDrafter
 from jaxspec.draft.runner import BEAMS, Device, DraftRunner, round_buckets
@@ -38,7 +39,9 @@ from jaxspec.step.warmup import WarmUp
 
 log = logging.getLogger(__name__)
 
-NGRAM, SUFFIX, AUTO = "ngram", "suffix", "auto"
+NGRAM, SUFFIX, GRAMMAR, AUTO = "ngram", "suffix", "grammar", "auto"
+#: Drafters without a model that `auto` stands for.
+_FREE = (GRAMMAR, SUFFIX)
 _TRUNCATED = re.compile(r"truncated:(\d+)\Z")
 #: Folder of the drafters that ship with the package.
 SHIPPED = Path(__file__).parent / "trained"
@@ -51,21 +54,22 @@ DEFAULT = {"smollm2-135m": "smollm2-eagle"}
 def load_all(names: Sequence[str], target: LoadedModel) -> dict[str, tuple[DecoderConfig, Weights] | None]:
     """Each drafter's `load` result by name, None for those without a model.
 
-    `auto` is suffix drafting and the shipped drafter for the target, if there is one. If that does not fit (the name
+    `auto` is grammar and suffix drafting, and the shipped drafter for the target, if there is one. If that does not fit (the name
     may be another model's), a warning says so. Raises `ConfigError` if a named drafter does not fit.
     """
     out: dict[str, tuple[DecoderConfig, Weights] | None] = {}
     for name in names:
-        if name not in (AUTO, NGRAM, SUFFIX):
+        if name not in (AUTO, NGRAM, SUFFIX, GRAMMAR):
             out[name] = load(name, target)
             continue
-        out.setdefault(SUFFIX if name == AUTO else name, None)
+        out |= {free: None for free in (_FREE if name == AUTO else (name,)) if free not in out}
         if name == AUTO and (default := DEFAULT.get(target.name)) is not None:
             try:
                 out[default] = load(default, target)
             except ConfigError as error:
                 log.warning("drafting without %s: %s", default, error)
-    return out
+    # Of the drafters without a model the first one that has a proposal drafts, and the grammar's is nearly certain.
+    return dict(sorted(out.items(), key=lambda item: item[0] != GRAMMAR))
 
 
 def shipped() -> list[str]:
@@ -88,7 +92,7 @@ def load(name: str, target: LoadedModel) -> tuple[DecoderConfig, Weights]:
             return load_drafter(path, target.config, target.weights)
         other = load_model(name)
     except ModelLoadError as error:
-        known = ", ".join([NGRAM, SUFFIX, "truncated:K", *shipped()])
+        known = ", ".join([NGRAM, SUFFIX, GRAMMAR, "truncated:K", *shipped()])
         raise ConfigError(f"draft: {error} (drafters by name: {known})") from None
     if other.config.vocab_size != target.config.vocab_size or not same_tokenizer(other, target):
         return cross_vocabulary(other, whole(other), target)
@@ -151,10 +155,15 @@ def build(
     devices = own_devices(config, models)
     largest = model_runner.shapes[-1]
     sizes = largest.tokens, largest.trees, largest.pages
+    suffixes = {name: SuffixDrafter(name, _memory(config, model_name) if name == SUFFIX else None)
+                for name in (SUFFIX, NGRAM) if name in models}  # fmt: skip
     drafters: list[Drafter] = []
     for name, model in models.items():
+        if name in suffixes:
+            drafters.append(suffixes[name])
+            continue
         if model is None:
-            drafters.append(SuffixDrafter(name, _memory(config, model_name) if name == SUFFIX else None))
+            drafters.append(GrammarDrafter(name, next(iter(suffixes.values()), None)))
             continue
         shapes = round_buckets(*sizes, fine=name in devices)
         runner = DraftRunner(

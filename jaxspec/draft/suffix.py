@@ -66,17 +66,31 @@ class SuffixDrafter(SharedDevice):
     def seconds(self, requests: int, uncached: int, levels: int, width: int) -> float:
         return 5e-5 * requests
 
+    def after(self, request: Request, path: Sequence[int], least: float) -> tuple[int, float] | None:
+        """The likeliest token after the request's tokens and `path`, and its stated chance; None if nothing is known of
+        at least the chance `least`."""
+        root = self._tree(request, [*request.tokens[-MAX_MATCH:], *path][-MAX_MATCH:], 1, least)
+        if not root.children:
+            return None
+        total = sum(child.weight for child in root.children.values())
+        token, child = max(root.children.items(), key=lambda item: item[1].weight)
+        return token, root.chance * child.weight / total
+
     def _candidates(self, request: Request, levels: int, width: int, least: float) -> Candidates | None:
         """With width 1 a chain, else a tree of at most `levels * width` nodes, the likeliest ones."""
-        own = self._own.of(request)
-        own.extend(request.tokens[len(own) :])
-        end, root = request.tokens[-MAX_MATCH:], _Node()
-        _grow(root, own, end, levels, _DOUBT, least)
-        if self.memory is not None and (answers := self.memory.of(request.tenant)) is not None:
-            _grow(root, answers, end, levels, _DOUBT_OF_OTHERS, least)
+        root = self._tree(request, request.tokens[-MAX_MATCH:], levels, least)
         if not root.children:
             return None
         return _chain(root) if width == 1 else _likeliest(root, levels * width)
+
+    def _tree(self, request: Request, end: Sequence[int], levels: int, least: float) -> _Node:
+        """What followed `end` in the request's text and in earlier answers."""
+        own, root = self._own.of(request), _Node()
+        own.extend(request.tokens[len(own) :])
+        _grow(root, own, end, levels, _DOUBT, least)
+        if self.memory is not None and (answers := self.memory.of(request.tenant)) is not None:
+            _grow(root, answers, end, levels, _DOUBT_OF_OTHERS, least)
+        return root
 
 
 def _grow(root: _Node, index: SuffixIndex, end: Sequence[int], levels: int, doubt: float, least: float) -> None:

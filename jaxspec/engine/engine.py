@@ -198,6 +198,7 @@ class Engine:
         )  # fmt: skip
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.loop.eos)
         constraint = self.constraints.of(params, stop_ids)
+        request.forced = None if constraint is None else constraint.forced
         with self._lock:
             if self._health == "dead":
                 raise EngineDead(self.failure or "the engine has stopped")

@@ -12,7 +12,7 @@ import pytest
 from helpers import tiny
 from jaxspec import LLM, SamplingParams
 from jaxspec.bench.__main__ import main
-from jaxspec.bench.compare import Contender, Turn, alternate, judge, names, take_turn
+from jaxspec.bench.compare import Contender, Turn, Work, alternate, judge, names, take_turn
 
 #: Everything small; a preset adds what it is about.
 COMMON = (
@@ -136,11 +136,12 @@ def test_acceptance_is_counted_in_measured_turns():
     second: Any = Drafter()
     contenders = [Contender("plain", first, [[1, 2], [3]]), Contender("draft", second, [[1, 2], [4]])]
     advanced: list[int] = []
-    turns = alternate(contenders, SamplingParams(), 1, 3, lambda: advanced.append(1))
+    work = Work([SamplingParams()] * 2, 2, 1)
+    turns = alternate(contenders, work, 3, lambda: advanced.append(1))
     assert len(advanced) == 8 and [len(own) for own in turns] == [3, 3]
     assert turns[0][0].counts == {"draft_tokens": 10, "accepted_tokens": 4, "verifications": 2}
     assert turns[0][0].e2e == 2.0
-    plain, draft = judge(contenders, turns, 1)
+    plain, draft = judge(contenders, turns, work)
     assert (draft["draft_tokens"], draft["accepted_tokens"], draft["verifications"]) == (30, 12, 6)
     assert (draft["acceptance_rate"], draft["mean_accepted_length"]) == (0.4, 3.0)
     assert plain["agreeing_requests"] == 2 and draft["agreeing_requests"] is None  # other ids: another tokenizer
@@ -150,7 +151,11 @@ def test_answers_agree_token_for_token_in_every_turn():
     llm: Any = SimpleNamespace(engine=SimpleNamespace(stats=lambda: SimpleNamespace()), generate=lambda *_: [])
     prompts = [[1], [2], [3]]
     contenders = [Contender("a", llm, prompts), Contender("b", llm, prompts)]
-    assert take_turn(contenders[0], SamplingParams(), 2).counts == dict.fromkeys(
+    work = Work([SamplingParams()] * 3, 3, 2)
+    llm.generate = lambda ids, _: [
+        SimpleNamespace(outputs=[SimpleNamespace(token_ids=i)], metrics=SimpleNamespace(e2e=1.0)) for i in ids
+    ]
+    assert take_turn(contenders[0], work, 0).counts == dict.fromkeys(
         ("draft_tokens", "accepted_tokens", "verifications"), 0
     )
 
@@ -159,12 +164,58 @@ def test_answers_agree_token_for_token_in_every_turn():
 
     baseline = [turn(1.0, [1, 2], [3], [4]), turn(2.0, [1, 2], [3], [4])]
     other = [turn(0.5, [1, 2], [3], [4]), turn(1.0, [1, 2], [3, 3], [5])]
-    a, b = judge(contenders, (baseline, other), 3)
+    a, b = judge(contenders, (baseline, other), work)
     assert (a["tokens_per_s"], b["tokens_per_s"]) == ([4, 2], [8, 5])
     assert (a["agreeing_requests"], b["agreeing_requests"]) == (3, 1)
     assert (a["ratio"], b["ratio"]) == (1.0, pytest.approx(6.5 / 3))
     assert (a["e2e_ratio"], b["e2e_ratio"], b["mean_e2e_s"]) == (1.0, 0.5, [1.0, 2.0])
     assert b["acceptance_rate"] is None and b["mean_accepted_length"] is None
+
+
+def test_each_turn_has_prompts_of_its_own(engines, tmp_path, monkeypatch):
+    asked: tuple[list[list[int]], list[list[int]]] = ([], [])
+    generate = LLM.generate
+
+    def recorded(llm: LLM, prompts: Any, params: Any) -> Any:
+        asked[engines.index(llm)].extend(list(p) for p in prompts)
+        return generate(llm, prompts, params)
+
+    monkeypatch.setattr(LLM, "generate", recorded)
+    known, new = tmp_path / "known.jsonl", tmp_path / "new.jsonl"
+    known.write_text("".join(json.dumps({"turns": [f"known {i}"]}) + "\n" for i in range(5)))
+    new.write_text("".join(json.dumps({"turns": [f"new {i}"]}) + "\n" for i in range(18)))
+    files = [preset(tmp_path, name, f"max_num_seqs: 4\ndraft: [{name}]\n") for name in ("none", "suffix")]
+    out = tmp_path / "results.json"
+    options = ["--num-prompts", "3", "--repeats", "2", "--concurrency", "1", "3", "--max-tokens", "4"]
+    options += ["--prompts", str(new)]
+    more = ["--new-prompts", "--known", str(known), "--num-known", "4", "--json", str(out)]
+    assert main(["compare", *files, *options, *more]) == 0
+    assert (len(asked[0]), len(asked[1])) == (2 * 3 * 3, 4 + 2 * 3 * 3) and len(
+        {*map(tuple, asked[1])}
+    ) == 4 + 2 * 3 * 3
+    for r in json.loads(out.read_text())["results"]:
+        assert r["agreeing_requests"] == 6 and len(r["turn_ratios"]) == 2
+        assert min(r["turn_ratios"]) <= r["ratio"] <= max(r["turn_ratios"])
+    assert main(["compare", *files, *options, "--new-prompts", "--num-prompts", "4"]) == 2
+
+
+def test_structured_answers_match_their_schemas(engines, tmp_path, monkeypatch, capsys):
+    answers: list[tuple[Any, str]] = []
+    generate = LLM.generate
+
+    def recorded(llm: LLM, prompts: Any, params: Any) -> Any:
+        outputs = generate(llm, prompts, params)
+        answers.extend((p.structured_outputs, o.outputs[0].text) for p, o in zip(params, outputs, strict=True))
+        return outputs
+
+    monkeypatch.setattr(LLM, "generate", recorded)
+    files = [preset(tmp_path, name, f"max_num_seqs: 4\ndraft: [{name}]\n") for name in ("none", "grammar")]
+    options = ["--structured", "--num-prompts", "2", "--repeats", "1", "--max-tokens", "40"]
+    assert main(["compare", *files, *options, "--set", "max_model_len=512"]) == 0
+    assert len(answers) == 8 and all(text.lstrip().startswith("{") for _, text in answers)
+    assert len({str(structure.json) for structure, _ in answers}) == 2
+    assert main(["compare", *files, "--structured", "--ignore-eos"]) == 2
+    assert "--ignore-eos" in capsys.readouterr().err
 
 
 def test_turns_are_drawn(tmp_path):

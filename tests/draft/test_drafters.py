@@ -217,13 +217,13 @@ def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) ->
             assert got.logprob[node] == pytest.approx(expected, abs=1e-3)
 
 
-def test_auto_is_suffix_drafting_and_what_is_shipped_for_the_model(caplog: pytest.LogCaptureFixture) -> None:
-    target = tiny.model()
-    assert drafters.load_all(["auto"], target) == drafters.load_all(["suffix", "auto"], target) == {"suffix": None}
-    assert list(drafters.load_all(["truncated:1", "auto"], target)) == ["truncated:1", "suffix"]
+def test_auto_is_free_drafting_and_what_is_shipped_for_the_model(caplog: pytest.LogCaptureFixture) -> None:
+    target, both = tiny.model(), {"grammar": None, "suffix": None}
+    assert drafters.load_all(["auto"], target) == drafters.load_all(["suffix", "auto"], target) == both
+    assert list(drafters.load_all(["truncated:1", "auto"], target)) == ["grammar", "truncated:1", "suffix"]
     assert set(drafters.DEFAULT.values()) <= set(drafters.shipped())
     # A model of other sizes by the name of one that has a drafter: it is served, without.
-    assert drafters.load_all(["auto"], replace(target, name="smollm2-135m")) == {"suffix": None}
+    assert drafters.load_all(["auto"], replace(target, name="smollm2-135m")) == both
     assert "drafting without smollm2-eagle" in caplog.text
 
 
