@@ -88,8 +88,8 @@ class Constraint:
             self.failure = str(error)
 
     def forced(self, most: int, guess: Guess = lambda path: None) -> list[tuple[int, float]]:
-        """A draft of at most `most` tokens that the grammar allows, each with the chance stated for it: 1 for those that
-        the grammar leaves no choice about. Where it does, `guess` says how the draft goes on."""
+        """A draft of at most `most` tokens that the grammar allows, each with the chance stated for it: 1 for those
+        that the grammar leaves no choice about. Where it does, `guess` says how the draft goes on."""
         matcher, path, chances = self._matcher, list[int](), list[float]()
         if matcher is None or self.failure is not None:
             return []

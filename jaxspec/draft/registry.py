@@ -54,8 +54,8 @@ DEFAULT = {"smollm2-135m": "smollm2-eagle"}
 def load_all(names: Sequence[str], target: LoadedModel) -> dict[str, tuple[DecoderConfig, Weights] | None]:
     """Each drafter's `load` result by name, None for those without a model.
 
-    `auto` is grammar and suffix drafting, and the shipped drafter for the target, if there is one. If that does not fit (the name
-    may be another model's), a warning says so. Raises `ConfigError` if a named drafter does not fit.
+    `auto` is grammar and suffix drafting, and the shipped drafter for the target, if there is one. If that does not fit
+    (the name may be another model's), a warning says so. Raises `ConfigError` if a named drafter does not fit.
     """
     out: dict[str, tuple[DecoderConfig, Weights] | None] = {}
     for name in names:
