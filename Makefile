@@ -35,12 +35,13 @@ comma := ,
 space := $(subst ,, )
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-fast test-gpu-compile lint format gpu-check gpu-run bench-peers clean FORCE
+.PHONY: help install serve test test-fast test-families test-gpu-compile lint format gpu-check gpu-run bench-peers clean FORCE
 
 help:
 	@echo "make serve        start the server on http://127.0.0.1:8000 (ARGS=\"--port 9000\")"
 	@echo "make test         run all tests, on the CPU (ARGS=\"-k bench\")"
 	@echo "make test-fast    run the tests that need neither the real model nor much time"
+	@echo "make test-families serve tiny models of every family, with drafts and swapping"
 	@echo "make test-gpu-compile  compile the steps for NVIDIA GPUs without one, and check what XLA made of them"
 	@echo "make install      install what serving needs into .venv (EXTRAS=train,bench adds more)"
 	@echo "make lint         check style, import rules and types"
@@ -51,7 +52,7 @@ help:
 	@echo "With an NVIDIA GPU, JAX for it is installed too; CUDA=none skips that, CUDA=cuda12 or cuda13 overrides."
 
 # Which extras $(VENV) needs. The machine is inspected only for goals that install something.
-ifneq ($(filter install serve test test-fast test-gpu-compile bench-peers,$(MAKECMDGOALS)),)
+ifneq ($(filter install serve test test-fast test-families test-gpu-compile bench-peers,$(MAKECMDGOALS)),)
 ifeq ($(filter auto none cuda12 cuda13,$(CUDA)),)
 $(error CUDA is auto, none, cuda12 or cuda13, not "$(CUDA)")
 endif
@@ -66,7 +67,7 @@ endif
 # The CPU kernels need a C compiler. make sets CC by default, so only a CC set by the user counts.
 OWN_CC := $(if $(filter environment command,$(firstword $(origin CC))),$(firstword $(CC)))
 ZIG    := $(if $(shell for c in $(OWN_CC) cc clang gcc; do command -v $$c && break; done; true),,zig)
-TESTS  := $(if $(filter test test-fast test-gpu-compile,$(MAKECMDGOALS)),test)
+TESTS  := $(if $(filter test test-fast test-families test-gpu-compile,$(MAKECMDGOALS)),test)
 WANTED := base $(NAMED) $(GPU) $(ZIG) $(TESTS)
 # JAX loads one CUDA plugin, so another one is removed. If nvidia-smi shows no GPU at the moment, nothing is removed.
 ifneq ($(GPU)$(filter none,$(CUDA)),)
@@ -85,10 +86,14 @@ serve: $(STAMP)
 	@$(PY) -m jaxspec.serve --config configs/default.yaml $(ARGS)
 
 test: $(STAMP)
-	$(ON_CPU) $(PY) -m pytest -n 2 $(ARGS)
+	$(ON_CPU) $(PY) -m pytest -n 2 -m "not families" $(ARGS)
 
 test-fast: $(STAMP)
 	$(ON_CPU) $(QUICKLY) $(PY) -m pytest -n 2 -m "not slow" $(ARGS)
+
+# Two of the families are served by `make test` too, and the logits of all.
+test-families: $(STAMP)
+	$(ON_CPU) $(QUICKLY) $(PY) -m pytest -n 2 -m families $(ARGS) tests/models
 
 test-gpu-compile: $(STAMP) $(GPU_COMPILE_VENV)/.installed
 	JAX_PLATFORMS=cpu $(GPU_COMPILE_VENV)/bin/python -m pytest -o python_files="check_*.py" $(ARGS) tests/gpu_compile

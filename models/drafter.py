@@ -9,20 +9,15 @@ own output.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jaxspec.models.config import DecoderConfig
-from jaxspec.models.layers import (
-    XLA,
-    Operations,
-    dense_attention,
-    inverse_frequencies,
-    rope_tables,
-)
-from jaxspec.models.llama import Decoder, Rope, blocks, run_layers
+from jaxspec.models.decoder import Body, Decoder, run_layers
+from jaxspec.models.layers import XLA, Operations, dense_attention
 
 #: Layers of the target that features consist of.
 TAPS = 3
@@ -44,7 +39,7 @@ def features_of(outputs: jax.Array, ops: Operations, eps: float) -> jax.Array:
 
     Each output is divided by its root mean square, so all layers have the same weight.
     """
-    normed = ops.norm(outputs, jnp.ones(outputs.shape[-1], outputs.dtype), eps)
+    normed = ops.norm(outputs, jnp.ones(outputs.shape[-1], outputs.dtype), eps, None)
     return normed.swapaxes(0, 1).reshape(outputs.shape[1], -1)
 
 
@@ -55,7 +50,7 @@ def target_features(target: Decoder, tokens: jax.Array) -> jax.Array:
     return features_of(outputs, target.ops, target.config.norm_eps)
 
 
-class DraftDecoder(nnx.Module):
+class DraftDecoder(Body):
     """A draft model. `config` is the target's with fewer layers. Weights as in `jaxspec.models.load`, and
 
     mix [TAPS * hidden, hidden] (conditioned drafters only): makes a condition from the target's features;
@@ -63,19 +58,10 @@ class DraftDecoder(nnx.Module):
     vocab [V'] int32: target token of each column of `head [hidden, V']`.
     """
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        weights: Mapping[str, jax.Array],
-        ops: Operations = XLA,
-    ):
-        self.config, self.ops = config, ops
-        self.embedding = nnx.Param(weights["embed"])
+    def __init__(self, config: DecoderConfig, weights: Mapping[str, jax.Array], ops: Operations = XLA):
+        super().__init__(config, weights, ops)
         self.mix = nnx.Param(weights["mix"]) if "mix" in weights else None
         self.fuse = nnx.Param(weights["fuse"]) if "fuse" in weights else None
-        self.layers = blocks(config, weights, ops)
-        self.norm = nnx.Param(weights["norm"])
-        self.head = nnx.Param(weights["head"])
         self.vocab = nnx.Param(weights["vocab"])
 
     @property
@@ -92,29 +78,20 @@ class DraftDecoder(nnx.Module):
         dtype = self.norm[...].dtype
         return self.ops.product(features.astype(dtype), self.mix[...], hidden, None).astype(dtype)
 
-    def embed(self, tokens: jax.Array, conditions: jax.Array) -> jax.Array:
-        """`tokens [T]` int32, `conditions [T, hidden]` of the previous positions -> `[T, hidden]`.
+    def embed(self, tokens: jax.Array, positions: jax.Array, conditions: jax.Array) -> jax.Array:
+        """`tokens [T]`, `positions [T]` int32, `conditions [T, hidden]` of the previous positions -> `[T, hidden]`.
 
         Plain drafters ignore the conditions.
         """
-        x = self.ops.lookup(self.embedding[...], tokens, self.config.vocab_size, self.config.hidden_size)
+        x = self.embed_tokens(tokens, positions)
         if self.fuse is None:
             return x
         both = jnp.concatenate([x, conditions.astype(x.dtype)], -1)
         return self.ops.product(both, self.fuse[...], self.config.hidden_size, None).astype(x.dtype)
 
-    def rope(self, positions: jax.Array) -> Rope:
-        """Rotary tables of `positions [T]`, see `rope_tables`."""
-        return rope_tables(positions, inverse_frequencies(self.config))
-
-    def finish(self, x: jax.Array) -> jax.Array:
-        """Final norm: `x [T, hidden]` of the last layer -> the drafter's output `[T, hidden]`: the head's input, and
-        the condition of positions that the target has not computed."""
-        return self.ops.norm(x, self.norm[...], self.config.norm_eps)
-
     def logits(self, output: jax.Array) -> jax.Array:
         """`output [T, hidden]` -> logits `[T, V']` float32; column i is token `vocab[i]`."""
-        return self.ops.product(output, self.head[...], self.vocab.shape[0], None)
+        return self.head_logits(output, self.vocab.shape[0])
 
 
 def draft_forward(model: DraftDecoder, tokens: jax.Array, conditions: jax.Array) -> jax.Array:
@@ -122,10 +99,10 @@ def draft_forward(model: DraftDecoder, tokens: jax.Array, conditions: jax.Array)
 
     `conditions [T, hidden]`: of positions 0 … T - 1. Position p reads the one at p - 1, position 0 zeros.
     """
-    rope = model.rope(jnp.arange(tokens.shape[0]))
-    x = model.embed(tokens, previous(conditions))
-    for layer in model.layers:
-        x = layer(x, rope, dense_attention)
+    c, positions = model.config, jnp.arange(tokens.shape[0])
+    rope, x = model.rope(positions), model.embed(tokens, positions, previous(conditions))
+    for i, layer in enumerate(model.layers):
+        x = layer(x, rope, partial(dense_attention, c, i), c.rope_of(i))
     return model.finish(x)
 
 

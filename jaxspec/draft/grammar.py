@@ -29,6 +29,9 @@ class GrammarDrafter(SharedDevice):
     def __init__(self, name: str, suffix: SuffixDrafter | None = None) -> None:
         self.name, self._suffix = name, suffix
 
+    def serves(self, request: Request) -> bool:
+        return request.forced is not None
+
     def uncached_tokens(self, request: Request) -> int:
         return 0
 

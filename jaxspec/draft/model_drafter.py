@@ -60,6 +60,9 @@ class ModelDrafter:
     def ended(self, request: Request) -> None:
         pass
 
+    def serves(self, request: Request) -> bool:
+        return True
+
     def uncached_tokens(self, request: Request) -> int:
         return len(request.tokens) - self._watermark(request)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from jaxspec.draft.suffix import SuffixDrafter
 from jaxspec.draft.suffix_memory import SuffixMemory, UnfitMemory
 from jaxspec.errors import ModelLoadError, explained
 from jaxspec.models.config import DecoderConfig
-from jaxspec.models.llama import head_of
+from jaxspec.models.decoder import head_of
 from jaxspec.models.load import LoadedModel, load_model
 from jaxspec.models.load.drafter_file import load_drafter
 from jaxspec.models.load.weights import LazyWeights, Weights, readers_of, stored_of
@@ -110,10 +109,7 @@ def truncated(target: LoadedModel, layers: int) -> tuple[DecoderConfig, Weights]
     dropped = tuple(f"layers.{i}." for i in range(layers, c.num_layers))
     kept = {name: reader for name, reader in readers_of(whole(target)).items() if not name.startswith(dropped)}
     weights = LazyWeights(kept, stored_of(whole(target)), of_target=["embed", "head"])
-    windowed = tuple(i for i in c.windowed_layers if i < layers)
-    if c.windowed_layers and not windowed:
-        c = replace(c, sliding_window=None)
-    return replace(c, num_layers=layers, windowed_layers=windowed), weights
+    return c.first(layers), weights
 
 
 def whole(model: LoadedModel) -> Weights:
@@ -161,6 +157,9 @@ def build(
     for name, model in models.items():
         if name in suffixes:
             drafters.append(suffixes[name])
+            continue
+        if model is None and DRAFT_CHOICES.selected(config).assigns:
+            log.warning("draft: %s is left out: draft_choice %s assigns drafters", name, config.draft_choice)
             continue
         if model is None:
             drafters.append(GrammarDrafter(name, next(iter(suffixes.values()), None)))

@@ -74,7 +74,8 @@ def make_round(
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
         batch = Batch.unpack(buffer, shape)
         page_size = kv_cache.keys.shape[-1]
-        x = model.embed(batch.token, model.condition(_features_before(model, features, batch, page_size)))
+        conditions = model.condition(_features_before(model, features, batch, page_size))
+        x = model.embed(batch.token, batch.position, conditions)
         x, new, _ = layers.run(model, x, kv_cache, batch, ancestors(batch.subtree))
         kv_cache = layers.commit(kv_cache, new, batch, batch.known > 0, x)
         output = model.finish(x).at[batch.logit_node].get(mode="clip")  # [R, hidden]
@@ -146,7 +147,7 @@ def _grow(
         """Run the nodes of level j - 1 and grow level j."""
         kv_cache, drawn, tree = state
         at = nodes._replace(position=jnp.repeat(last + j, width))
-        x = model.embed(tree.token.reshape(-1), tree.condition.reshape(r * width, -1))
+        x = model.embed(tree.token.reshape(-1), at.position, tree.condition.reshape(r * width, -1))
         x, (k, v), _ = layers.run(model, x, kv_cache, at, only_self, Earlier(tree.keys, tree.values, tree.seen))
         output = model.finish(x).reshape(r, width, -1)
         start = (j - 1) * width

@@ -17,7 +17,8 @@ from jaxspec.draft.registry import Models, allocate_distributions, growths, own_
 from jaxspec.draft.runner import round_buckets
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.drafter import feature_width
-from jaxspec.models.load.weights import of_target, weight_shapes
+from jaxspec.models.load.parts import weight_shapes
+from jaxspec.models.load.weights import of_target
 from jaxspec.sched.spec.trees.policy import DEPTH
 from jaxspec.step.batch import BatchShape
 from jaxspec.step.buckets import StepSizes, step_buckets

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
@@ -112,6 +112,8 @@ def start_up(
     pages = kv_pool_pages(config, loaded.config, config.dtype, models, reads_features)
     longest = loaded.config.max_position
     max_model_len = min(config.max_model_len or longest, longest, pages * config.page_size)
+    loaded = replace(loaded, config=loaded.config.for_length(max_model_len))
+    models = {name: m and (m[0].for_length(max_model_len), m[1]) for name, m in models.items()}
     warm_up = WarmUp(config.compile_in_background, progress, clock)
     store = ProfileStore(cache_folder("profiles") if config.compilation_cache_dir != "" else None, renew_profiles)
     drawn = allocate_distributions(config, models)

@@ -22,6 +22,7 @@ typedef struct {
   float *out, *lse;
   const int32_t *position, *subtree, *first, *nodes, *committed, *table;
   int64_t heads, kv_heads, dim, page, table_width, trees, pages, window;
+  float cap; /* softcap of the scores; 0: none */
   /* One of the three kinds of cache: `keys` and `values`, these in bfloat16, or codes with scales and zero points. */
   const uint16_t *narrow_keys, *narrow_values;
   const uint8_t *key_codes, *value_codes;
@@ -110,6 +111,7 @@ static void score_nodes(const Attention *a, Scratch *x, float *s, int rows, int6
       for (int64_t d = 0; d < a->dim; d++)
         x->keys[d * CHUNK + p] = p < width ? a->k[((at + p) * a->kv_heads + h) * a->dim + d] : 0;
     score(x, s, rows, x->keys, x->keys, width, a->dim, CHUNK);
+    if (a->cap > 0) soft_cap(s, rows, width, a->cap);
   }
 }
 
@@ -169,6 +171,7 @@ static void attend(const Attention *a, const Item *w, Scratch *x) {
       find_page(a, x, r, h, start / page);
       values = x->page_values;
       score(x, x->s, rows, x->page_keys, values, old, dim, page);
+      if (a->cap > 0) soft_cap(x->s, rows, old, a->cap);
     }
     int64_t begin = first + start + old - committed, count = own ? min(width - old, high - begin) : 0; /* of a chain */
     if (own && chain) score_nodes(a, x, x->s + old, rows, begin, begin + count, h);
@@ -267,21 +270,21 @@ XLA_FFI_Error *jaxspec_attention(XLA_FFI_CallFrame *frame) {
                  .nodes = input(frame, 10), .committed = input(frame, 11), .table = input(frame, 12),
                  .heads = dim(frame, 0, 1), .kv_heads = dim(frame, 1, 1), .dim = dim(frame, 0, 2),
                  .page = dim(frame, 3, 4), .table_width = dim(frame, 12, 1), .trees = dim(frame, 9, 0),
-                 .window = *(int32_t *)input(frame, 6)};
+                 .window = *(int32_t *)input(frame, 6), .cap = *(float *)input(frame, 13)};
   int64_t rows = *(int32_t *)input(frame, 5) * dim(frame, 3, 1) * a.kv_heads, offset = rows * a.dim * a.page;
   if (argument(frame, 3)->dtype == XLA_FFI_DataType_BF16) {
     a.narrow_keys = (const uint16_t *)input(frame, 3) + offset;
     a.narrow_values = (const uint16_t *)input(frame, 4) + offset;
-  } else if (frame->args.size == 13) {
+  } else if (frame->args.size == 14) {
     a.keys = (const float *)input(frame, 3) + offset;
     a.values = (const float *)input(frame, 4) + offset;
   } else {
     a.key_codes = (const uint8_t *)input(frame, 3) + offset;
     a.value_codes = (const uint8_t *)input(frame, 4) + offset;
-    a.key_scale = (const uint16_t *)input(frame, 13) + rows * a.dim;
-    a.key_zero = (const int16_t *)input(frame, 14) + rows * a.dim;
-    a.value_scale = (const uint16_t *)input(frame, 15) + rows * a.dim;
-    a.value_zero = (const int16_t *)input(frame, 16) + rows * a.dim;
+    a.key_scale = (const uint16_t *)input(frame, 14) + rows * a.dim;
+    a.key_zero = (const int16_t *)input(frame, 15) + rows * a.dim;
+    a.value_scale = (const uint16_t *)input(frame, 16) + rows * a.dim;
+    a.value_zero = (const int16_t *)input(frame, 17) + rows * a.dim;
   }
   int64_t items = 0, nodes = 0, tokens = dim(frame, 0, 0), size = nodes_per_item(&a);
   for (int64_t r = 0; r < a.trees; r++) {

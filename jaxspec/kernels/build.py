@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 #: XLA FFI handlers that the library exports.
 SYMBOLS = (
-    "jaxspec_linear", "jaxspec_columns", "jaxspec_attention", "jaxspec_commit", "jaxspec_commit_quantized",
-    "jaxspec_zeros", "jaxspec_norm", "jaxspec_probe",
+    "jaxspec_linear", "jaxspec_grouped", "jaxspec_columns", "jaxspec_attention", "jaxspec_commit",
+    "jaxspec_commit_quantized", "jaxspec_zeros", "jaxspec_norm", "jaxspec_probe",
 )  # fmt: skip
 
 _FOLDER = Path(__file__).parent

@@ -88,15 +88,32 @@ def lookup(weight: jax.Array, tokens: jax.Array, vocab: int, hidden: int) -> jax
     return _call("jaxspec_columns", result)(tokens.astype(jnp.int32), weight, np.int32(vocab))[:, :hidden]
 
 
-def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """Root-mean-square norm of `x [..., size]` over the last axis, times `weight [size]`.
+def grouped(x: jax.Array, weight: jax.Array, width: int, layer: jax.Array | None, counts: jax.Array) -> jax.Array:
+    """Rows `x [N, in]` float32, the first `counts[0]` of them of expert 0 and so on (`[experts]` int32), times their
+    experts' matrices in layer `layer` (default 0) of `weight` (from `packed.pack`, all experts of a layer in a row) ->
+    `[N, width]`.
+
+    Matrices of experts without rows are not read. Raises `ValueError` if dtypes do not fit.
+    """
+    _check_packed(weight)
+    _check(x)
+    first = (jnp.int32(0) if layer is None else layer.astype(jnp.int32)) * counts.shape[0]
+    result = jax.ShapeDtypeStruct((x.shape[0], width), jnp.float32)
+    x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % GROUP)))
+    return _call("jaxspec_grouped", result)(x, weight, first, counts.astype(jnp.int32))
+
+
+def norm(x: jax.Array, weight: jax.Array, eps: float, bias: jax.Array | None = None) -> jax.Array:
+    """Norm of `x [..., size]` over the last axis, times `weight [size]`: by root mean square, or with a `bias [size]`
+    by mean and variance.
 
     The bits of a row do not depend on other rows. Raises `ValueError` if a dtype is not float32.
     """
-    _check(x, weight)
+    _check(x, weight, *(() if bias is None else (bias,)))
     rows = x.reshape(-1, x.shape[-1])
     result = jax.ShapeDtypeStruct(rows.shape, jnp.float32)
-    return _call("jaxspec_norm", result)(rows, weight, np.float32(eps)).reshape(x.shape)
+    more = () if bias is None else (bias,)
+    return _call("jaxspec_norm", result)(rows, weight, np.float32(eps), *more).reshape(x.shape)
 
 
 def probe(data: jax.Array, rounds: int, shares: int = 64) -> jax.Array:
@@ -111,7 +128,7 @@ def probe(data: jax.Array, rounds: int, shares: int = 64) -> jax.Array:
 def attention(
     q: jax.Array, k: jax.Array, v: jax.Array, keys: jax.Array, values: jax.Array, layer: jax.Array, window: jax.Array,
     position: jax.Array, subtree: jax.Array, first: jax.Array, nodes: jax.Array, committed: jax.Array,
-    table: jax.Array, channels: Sequence[jax.Array] = (),
+    table: jax.Array, channels: Sequence[jax.Array] = (), cap: float | None = None,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Tree attention: every node attends to its request's committed pages and to its ancestors in the batch.
 
@@ -119,8 +136,8 @@ def attention(
 
     q `[T, heads, dim]`, k and v `[T, kv_heads, dim]`; keys, values: of a `kv_cache.KVCache`; layer, window (0: none)
     `[]` int32; the others are fields of `jaxspec.step.batch.Batch`. first, nodes, committed and table are not
-    checked and must be in bounds. `channels`: for an INT8 cache, scale and zero point of keys, then of values. Raises
-    `ValueError` for unsupported sizes or dtypes.
+    checked and must be in bounds. `channels`: for an INT8 cache, scale and zero point of keys, then of values. `cap`:
+    softcap of the scores. Raises `ValueError` for unsupported sizes or dtypes.
     """
     if not supports(q.shape[1], k.shape[1], q.shape[2], keys.shape[4]):
         raise ValueError(f"attention: heads of {q.shape}, {k.shape} or pages of {keys.shape} are not supported")
@@ -129,7 +146,7 @@ def attention(
     integers = (layer, window, position, subtree, first, nodes, committed, table)
     results = (jax.ShapeDtypeStruct(q.shape, jnp.float32), jax.ShapeDtypeStruct(q.shape[:2], jnp.float32))
     out, lse = _call("jaxspec_attention", results)(
-        q, k, v, keys, values, *(x.astype(jnp.int32) for x in integers), *channels
+        q, k, v, keys, values, *(x.astype(jnp.int32) for x in integers), np.float32(cap or 0), *channels
     )
     return out, lse
 

@@ -229,6 +229,61 @@ XLA_FFI_Error *jaxspec_linear(XLA_FFI_CallFrame *frame) {
   return NULL;
 }
 
+/* Products with the matrices of several experts: `each` has the rows and the matrix of one, `starts` the first unit of
+   work of each, and `units` their number. */
+typedef struct {
+  Linear *each;
+  const int64_t *starts;
+  int64_t experts;
+} Grouped;
+
+static void share_of_experts(const void *work, int64_t unit) {
+  const Grouped *g = work;
+  int64_t e = 0;
+  while (e + 1 < g->experts && g->starts[e + 1] <= unit) e++;
+  share_of_panels(&g->each[e], unit - g->starts[e]);
+}
+
+#define MAX_EXPERTS 1024
+
+/* x [rows, depth] with rows by expert, w [bytes], first [] int32: matrix of the first expert, counts [experts] int32 ->
+   y [rows, width]. Matrices of experts without rows are not read. */
+XLA_FFI_Error *jaxspec_grouped(XLA_FFI_CallFrame *frame) {
+  if (is_query(frame)) return NULL;
+  int64_t depth = dim(frame, 0, 1), width = ((XLA_FFI_Buffer *)frame->rets.rets[0])->dims[1], experts = dim(frame, 3, 0);
+  const uint8_t *w = input(frame, 1);
+  const int32_t *counts = input(frame, 3);
+  int64_t first = *(int32_t *)input(frame, 2), panels = (width + PANEL - 1) / PANEL, used = 0, units = 0, row = 0;
+  XLA_FFI_Error *unfit = check(frame, w, first, depth, width);
+  if (!unfit) unfit = check(frame, w, first + experts - 1, depth, width);
+  if (unfit) return unfit;
+  if (experts > MAX_EXPERTS) return failure(frame, XLA_FFI_Error_Code_INVALID_ARGUMENT, "too many experts");
+  Linear each[MAX_EXPERTS];
+  int64_t starts[MAX_EXPERTS];
+  const Entry *entries = (const Entry *)(w + HEADER_BYTES) + first * panels;
+  int brief = dim(frame, 0, 0) <= BRIEF_ROWS;
+  for (int64_t e = 0; e < experts && row < dim(frame, 0, 0); row += counts[e], e++) {
+    if (!counts[e]) continue;
+    Linear l = {.x = (const float *)input(frame, 0) + row * depth, .w = w, .entries = entries + e * panels,
+                .y = (float *)output(frame, 0) + row * width, .rows = counts[e], .depth = depth, .width = width,
+                .panels = panels, .share = 4};
+    if (has_tiles() && any_tiled(&l)) {
+      if (!new_split(l.rows, depth, &l.split)) {
+        while (used) free(each[--used].split.parts);
+        return failure(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "no memory for the split activations");
+      }
+      for (int64_t block = 0; block < (l.rows + 15) / 16; block++) split_share(&l, block);
+    }
+    each[used] = l;
+    starts[used++] = units;
+    units += (panels + l.share - 1) / l.share;
+  }
+  Grouped work = {each, starts, used};
+  if (units) parallel_for(frame, units, share_of_experts, &work, sizeof work, brief);
+  for (int64_t i = 0; i < used; i++) free(each[i].split.parts);
+  return NULL;
+}
+
 typedef struct {
   const int32_t *columns;
   const uint8_t *w;

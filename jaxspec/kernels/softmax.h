@@ -98,6 +98,17 @@ static void score(const Scratch *x, float *s, int rows, const float *keys, const
   }
 }
 
+/* Scores of `width` positions (rounded up to vectors) become cap * tanh(score / cap). */
+static void soft_cap(float *s, int rows, int width, float cap) {
+  for (int r = 0; r < rows; r++)
+    for (int p = 0; p < width; p += WIDTH) {
+      vec at = *(vec *)(s + r * ROW + p) / cap, zero = {0};
+      vec shrunk = exponential(pick(at > zero, zero - at, at) * 2.0f); /* e^(-2 |at|) */
+      vec size = (1.0f - shrunk) / (1.0f + shrunk) * cap;
+      *(vec *)(s + r * ROW + p) = pick(at > zero, size, zero - size);
+    }
+}
+
 /* Weights of the block from its scores, in the rows' running softmax. Scores up to a multiple of LANES are read. */
 static void soften(Scratch *x, int rows, int width) {
   for (int r = 0; r < rows; r++) {

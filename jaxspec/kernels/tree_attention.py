@@ -70,13 +70,14 @@ def attend(
     rows: int,
     window: int | None = None,
     earlier: Earlier | None = None,
+    cap: float | None = None,
     interpret: bool = False,
 ) -> Float[Array, "T H D"]:
     """Attention of every node to its request's committed positions and to its ancestors, as `step.attention.attend`.
 
     qkv: queries, keys and values of the nodes, along the axis of heads; items: `work_items.plan` for tiles of `rows`
-    rows; window: sliding window in positions; earlier: ancestors outside batch and pool; interpret: run on the CPU, for
-    tests. Sums are in float32. Outputs of padding nodes are undefined.
+    rows; window: sliding window in positions; earlier: ancestors outside batch and pool; cap: softcap of the
+    scores; interpret: run on the CPU, for tests. Sums are in float32. Outputs of padding nodes are undefined.
     """
     tokens, all_heads, dim = qkv.shape
     heads = all_heads - 2 * kv_heads
@@ -86,7 +87,7 @@ def attend(
     if earlier is not None:
         earlier = earlier._replace(seen=earlier.seen.astype(jnp.int32))
     parts = work_items.most_rows(tokens, group, batch.table.shape[1], kv_cache.keys.shape[-1])
-    kernel = partial(_one_item, rows=rows, group=group, window=window, scale=dim**-0.5 * _LOG2E)
+    kernel = partial(_one_item, rows=rows, group=group, window=window, scale=dim**-0.5, cap=cap)
     out, lse = pl.pallas_call(
         kernel, grid=(count, kv_heads), interpret=interpret, name="tree_attention",
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=3),
@@ -105,6 +106,7 @@ def attend(
 def _one_item(
     qkv_ref: Any, pool: _Pool, layer_ref: Any, batch: _Nodes, items: WorkItems,
     earlier: Earlier | None, out_ref: Any, lse_ref: Any, *, rows: int, group: int, window: int | None, scale: float,
+    cap: float | None,
 ) -> None:  # fmt: skip
     """The normalised output and the log-sum-exp of one item and key-value head."""
     item, head, kv_heads = pl.program_id(0), pl.program_id(1), pl.num_programs(1)
@@ -126,7 +128,9 @@ def _one_item(
         def add(sums: _Sums, keys: Array, values: Array, seen: Array | None) -> _Sums:
             """The sums with keys `[D, S]` and values `[S, D]`, where `seen [rows, S]`; None: all are."""
             out, peak, total = sums
-            scores = _product(q, keys) * scale
+            scores = _product(q, keys) * (scale * (_LOG2E if cap is None else 1 / cap))
+            if cap is not None:
+                scores = jnp.tanh(scores) * (cap * _LOG2E)
             if seen is not None:
                 scores = jnp.where(seen, scores, NEVER)
             top = jnp.maximum(peak, jnp.max(scores, 1))

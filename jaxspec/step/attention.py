@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32
 
+from jaxspec.models.layers import softcap
 from jaxspec.step.batch import Batch
 from jaxspec.step.kv_int8 import AnyKVCache
 
@@ -36,11 +37,13 @@ class Earlier(NamedTuple):
     seen: Bool[Array, "R W S"]  # whether the slot holds an ancestor of the node
 
 
-def over_earlier(q: Float[Array, "K T G D"], earlier: Earlier, layer: Int32[Array, ""]) -> Partial:
-    """Attention of nodes to their ancestors of earlier levels. q is scaled; T = R * W."""
+def over_earlier(
+    q: Float[Array, "K T G D"], earlier: Earlier, layer: Int32[Array, ""], cap: float | None = None
+) -> Partial:
+    """Attention of nodes to their ancestors of earlier levels. q is scaled; T = R * W; cap: softcap of the scores."""
     kv, t, g, d = q.shape
     r, w, _ = earlier.seen.shape
-    scores = jnp.einsum("krwgd,rskd->krwgs", q.reshape(kv, r, w, g, d), earlier.keys[layer])
+    scores = softcap(jnp.einsum("krwgd,rskd->krwgs", q.reshape(kv, r, w, g, d), earlier.keys[layer]), cap)
     mask = earlier.seen[None, :, :, None, :]
     scores = jnp.where(mask, scores, NEVER)
     peak = jnp.max(scores, -1)
@@ -79,10 +82,11 @@ def _partial(scores: Float[Array, "K T G S"], values: Float[Array, "S K D"], mas
 
 
 def within_batch(
-    q: Float[Array, "K T G D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"], mask: Bool[Array, "T T"]
-) -> Partial:
+    q: Float[Array, "K T G D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"], mask: Bool[Array, "T T"],
+    cap: float | None = None,
+) -> Partial:  # fmt: skip
     """Attention among the nodes of the step. q is scaled."""
-    return _partial(jnp.einsum("ktgd,skd->ktgs", q, k), v, mask)
+    return _partial(softcap(jnp.einsum("ktgd,skd->ktgs", q, k), cap), v, mask)
 
 
 def attend(
@@ -95,19 +99,21 @@ def attend(
     mask: Bool[Array, "T T"],
     window: int | Int32[Array, ""] | None = None,
     earlier: Earlier | None = None,
+    cap: float | None = None,
 ) -> Float[Array, "T H D"]:
     """Attention of every node to its request's committed positions and to its ancestors.
 
-    mask: from `tree.ancestors`; window: sliding window in positions; earlier: ancestors outside batch and pool.
+    mask: from `tree.ancestors`; window: sliding window in positions; earlier: ancestors outside batch and pool; cap:
+    softcap of the scores.
     """
     (_, kv, d), heads = k.shape, q.shape[1]
     if window is not None:
         mask = mask & (batch.position[:, None] - batch.position[None, :] < window)
     # Scores, weights and sums are float32, also for inputs of lower precision.
     q = q.astype(jnp.float32).reshape(-1, kv, heads // kv, d).transpose(1, 0, 2, 3) * d**-0.5
-    part = merge(committed(q, kv_cache, layer, batch, window), within_batch(q, k, v, mask))
+    part = merge(committed(q, kv_cache, layer, batch, window, cap), within_batch(q, k, v, mask, cap))
     if earlier is not None:
-        part = merge(part, over_earlier(q, earlier, layer))
+        part = merge(part, over_earlier(q, earlier, layer, cap))
     out = part.out / part.total[..., None]
     return out.transpose(1, 0, 2, 3).reshape(-1, heads, d).astype(v.dtype)
 
@@ -118,6 +124,7 @@ def committed(
     layer: Int32[Array, ""],
     batch: Batch,
     window: int | Int32[Array, ""] | None,
+    cap: float | None = None,
 ) -> Partial:
     """Attention to committed positions in the pool. q is scaled; keys `window` or more positions back are masked."""
     page = kv_cache.keys.shape[-1]
@@ -136,7 +143,7 @@ def committed(
         mask = live & (batch.tree[:, None] == jnp.repeat(tree, page))
         if window is not None:
             mask &= batch.position[:, None] - position < window
-        scores = jnp.einsum("ktgd,bkdp->ktgbp", q, keys).reshape(*q.shape[:3], -1)
+        scores = softcap(jnp.einsum("ktgd,bkdp->ktgbp", q, keys).reshape(*q.shape[:3], -1), cap)
         # Unwritten positions may hold NaN, which a zero weight does not remove.
         values = jnp.where(
             live[:, None, None], values.transpose(0, 2, 1, 3).reshape(size * page, *values.shape[1::2]), 0

@@ -43,7 +43,8 @@ class GpuLayers(XlaLayers):
             # for the commit, from partial sums of the projection that it keeps for all layers until then.
             qkv = lax.optimization_barrier(jnp.concatenate([q, k, v], 1))
             out = tree_attention.attend(
-                qkv, kv_heads, kv_cache, layer, batch, items, rows, window, earlier, self._interpret
+                qkv, kv_heads, kv_cache, layer, batch, items, rows, window, earlier, config.attention_softcap,
+                self._interpret,
             )  # fmt: skip
             return out, (qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :])
 

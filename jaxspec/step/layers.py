@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from jaxspec.models.config import DecoderConfig
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.drafter import DraftDecoder
-from jaxspec.models.llama import Decoder
 from jaxspec.step.attention import Earlier
 from jaxspec.step.batch import Batch
 from jaxspec.step.buckets import StepSizes

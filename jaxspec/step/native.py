@@ -18,9 +18,9 @@ from jax import lax
 from jaxspec.kernels import cpu
 from jaxspec.kernels.packed import pack
 from jaxspec.models.config import DecoderConfig
+from jaxspec.models.decoder import Decoder, stacked_weights
 from jaxspec.models.drafter import TAPS, DraftDecoder
 from jaxspec.models.layers import Operations
-from jaxspec.models.llama import Decoder, stacked_weights, window_of
 from jaxspec.models.load.weights import stored_parts
 from jaxspec.step.attention import Earlier, Partial, merge, over_earlier
 from jaxspec.step.batch import Batch
@@ -28,7 +28,7 @@ from jaxspec.step.buckets import CPU
 from jaxspec.step.kv_int8 import AnyKVCache, Int8KVCache, P
 from jaxspec.step.layers import NewKV
 
-OPERATIONS = Operations(cpu.linear, cpu.lookup, cpu.rms_norm)
+OPERATIONS = Operations(cpu.linear, cpu.lookup, cpu.norm, cpu.grouped)
 
 
 class NativeLayers:
@@ -69,7 +69,8 @@ class NativeLayers:
     ) -> tuple[jax.Array, NewKV, jax.Array]:
         c, (block,) = model.config, model.layers
         rope = model.rope(batch.position)
-        windows = jnp.asarray([window_of(c, i) or 0 for i in range(c.num_layers)], jnp.int32)
+        windows = jnp.asarray([c.window_of(i) or 0 for i in range(c.num_layers)], jnp.int32)
+        kinds = jnp.asarray([c.rope_of(i) for i in range(c.num_layers)], jnp.int32)
 
         # Where each layer's output goes; the last row is overwritten by all layers that are not tapped.
         rows = sorted(set(taps))
@@ -84,11 +85,11 @@ class NativeLayers:
                 new.append((k, v))
                 out, lse = cpu.attention(
                     q, k, v, kv_cache.keys, kv_cache.values, i, windows[i], batch.position, batch.subtree, batch.first,
-                    batch.nodes, batch.committed, batch.table, kv_cache.channels,
+                    batch.nodes, batch.committed, batch.table, kv_cache.channels, c.attention_softcap,
                 )  # fmt: skip
-                return out if earlier is None else _with_earlier(q, out, lse, earlier, i)
+                return out if earlier is None else _with_earlier(q, out, lse, earlier, i, c.attention_softcap)
 
-            x = block(x, rope, attend, i)
+            x = block(x, rope, attend, kinds[i], i)
             if taps:
                 tapped = lax.dynamic_update_index_in_dim(tapped, x, place[i], 0)
             return (x, tapped), new[0]
@@ -113,7 +114,9 @@ class NativeLayers:
         return int((-(-committed // cpu.LANES) * cpu.LANES).sum())
 
 
-def _with_earlier(q: jax.Array, out: jax.Array, lse: jax.Array, earlier: Earlier, layer: jax.Array) -> jax.Array:
+def _with_earlier(
+    q: jax.Array, out: jax.Array, lse: jax.Array, earlier: Earlier, layer: jax.Array, cap: float | None
+) -> jax.Array:
     """Merge the kernel's output `[T, heads, dim]` with attention to ancestors of earlier levels."""
     t, heads, dim = q.shape
     kv = earlier.keys.shape[3]
@@ -122,5 +125,5 @@ def _with_earlier(q: jax.Array, out: jax.Array, lse: jax.Array, earlier: Earlier
         return x.reshape(t, kv, heads // kv, *x.shape[2:]).swapaxes(0, 1)
 
     kernel = Partial(by_kv(out), by_kv(lse), jnp.ones((kv, t, heads // kv)))
-    both = merge(kernel, over_earlier(by_kv(q) * dim**-0.5, earlier, layer))
+    both = merge(kernel, over_earlier(by_kv(q) * dim**-0.5, earlier, layer, cap))
     return (both.out / both.total[..., None]).swapaxes(0, 1).reshape(q.shape)

@@ -89,7 +89,7 @@ class ModelRunner:
         """`num_pages`: pages of the KV cache; `features`: keep a feature pool; `drawn`: storage for draft distributions
         (`acceptance: rejection`); `store`: where measured times are kept; `layers`: instead of those that
         `pick_layers` selects; `one_graph`: see `compile_ahead`."""
-        self.page_size = config.page_size
+        self.page_size, self._model = config.page_size, model
         warm_up = warm_up or WarmUp()
         use_cache(config.compilation_cache_dir)
         self._counter = compile_counter()
@@ -226,13 +226,20 @@ class ModelRunner:
         return [Tree.chain([0], committed, np.append(pages, pages[:1]), sampling) for pages in tables]
 
     def _run_empty(self, shape: BatchShape) -> None:
-        self.execute(pack([], [shape], self._buffers, self.page_size)).wait()
+        self.execute(self._varied(pack([], [shape], self._buffers, self.page_size))).wait()
 
     def _run_reading(self, shape: BatchShape, trees: Sequence[Tree]) -> None:
         packed = pack(trees, [shape], self._buffers, self.page_size)
         offset, (tokens,), _ = shape.layout["slot"]
         packed.buffer[offset : offset + tokens] = -1  # the step stores no KV: the pages may hold that of requests
-        self.execute(packed).wait()
+        self.execute(self._varied(packed)).wait()
+
+    def _varied(self, packed: Packed) -> Packed:
+        """The step with different tokens where that matters for its time: each wakes experts of its own."""
+        if self._model.experts is not None:
+            offset, (tokens,), _ = packed.shape.layout["token"]
+            packed.buffer[offset : offset + tokens] = np.arange(tokens) * 7919 % self._model.vocab_size
+        return packed
 
     def pack(self, trees: Sequence[Tree]) -> Packed:
         """Pack trees into a compiled shape, see `packing.pack`."""

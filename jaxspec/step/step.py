@@ -11,8 +11,8 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Int32, UInt32
 
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.drafter import features_of, tapped_layers
-from jaxspec.models.llama import Decoder
 from jaxspec.step.batch import Batch, BatchShape
 from jaxspec.step.kv_int8 import AnyKVCache
 from jaxspec.step.layers import Layers
@@ -68,7 +68,7 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, lay
             batch = batch._replace(token=jnp.where(batch.token < 0, known, batch.token))
         mask = ancestors(batch.subtree)
         taps = tapped_layers(model.config) if kv_cache.features.shape[0] else ()
-        x, new, tapped = layers.run(model, model.embed(batch.token), kv_cache, batch, mask, taps=taps)
+        x, new, tapped = layers.run(model, model.embed(batch.token, batch.position), kv_cache, batch, mask, taps=taps)
         logits = model.logits(model.finish(x).at[batch.logit_node].get(mode="clip"))
         sampled, logprobs = sample(logits, batch, penalty_table, drawn, mask, masks)
         accepted = accept(batch.token, batch.known, batch.parent_row, sampled, mask)

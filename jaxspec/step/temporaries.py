@@ -99,6 +99,9 @@ class Program:
         c, t = self.model, shape.tokens
         mlp = t * (3 * c.intermediate_size + 4 * c.hidden_size) * self.itemsize
         mlp += self._parts(t, c.hidden_size, c.intermediate_size)
+        if (e := c.experts) is not None:  # rows by expert, and for each expert a masked copy of them
+            rows = t * e.chosen
+            mlp = rows * (3 * e.width + 4 * c.hidden_size) * 4 + e.count * rows * max(c.hidden_size, e.width) * 4
         return max(self._attention(shape), mlp)
 
     def _attention(self, shape: BatchShape) -> float:

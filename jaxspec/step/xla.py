@@ -12,8 +12,9 @@ import numpy as np
 from flax import nnx
 
 from jaxspec.models.config import DecoderConfig
+from jaxspec.models.decoder import Decoder, device_weights
 from jaxspec.models.drafter import DraftDecoder
-from jaxspec.models.llama import Decoder, Rope, device_weights, window_of
+from jaxspec.models.rotary import Rope
 from jaxspec.step.attention import Earlier, block_pages
 from jaxspec.step.attention import attend as attend_parts
 from jaxspec.step.batch import Batch
@@ -60,7 +61,7 @@ class XlaLayers:
         rope = model.rope(batch.position)
         attention = self.attention(c, kv_cache, batch, mask, earlier)
 
-        def layer_of(window: int | None) -> Callable:
+        def layer_of(window: int | None, kind: int) -> Callable:
             def one(state: nnx.State, i: jax.Array, x: jax.Array, rope: Rope, graph: nnx.GraphDef) -> tuple:
                 new: list[tuple[jax.Array, jax.Array]] = []
 
@@ -69,16 +70,17 @@ class XlaLayers:
                     new.append(kv)
                     return out
 
-                return nnx.merge(graph, state)(x, rope, attend), new[0]
+                return nnx.merge(graph, state)(x, rope, attend, kind), new[0]
 
             # jit: equal layers are traced and lowered once instead of thirty times. XLA inlines the calls.
             return jax.jit(one, static_argnames="graph")
 
-        runs = {window: layer_of(window) for window in {window_of(c, i) for i in range(c.num_layers)}}
+        kinds = [(c.window_of(i), c.rope_of(i)) for i in range(c.num_layers)]
+        runs = {kind: layer_of(*kind) for kind in {*kinds}}
         new, outputs = [], []
         for i, block in enumerate(model.layers):
             graph, state = nnx.split(block)
-            x, kv = runs[window_of(c, i)](state, jnp.int32(i), x, rope, graph=graph)
+            x, kv = runs[kinds[i]](state, jnp.int32(i), x, rope, graph=graph)
             new.append(kv)
             outputs.append(x)
         keys, values = zip(*new, strict=True)
@@ -93,7 +95,8 @@ class XlaLayers:
         def attend(
             q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, window: int | None
         ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-            return attend_parts(q, k, v, kv_cache, layer, batch, mask, window, earlier), (k, v)
+            out = attend_parts(q, k, v, kv_cache, layer, batch, mask, window, earlier, config.attention_softcap)
+            return out, (k, v)
 
         return attend
 

@@ -6,10 +6,17 @@ when a model is loaded, before a weight is read. Matrices are `[in, out]`, in an
 layer:
 
     embed [vocab, hidden]          norm [hidden]            head [hidden, vocab] (absent when tied to embed)
-    layers.L.attn_norm [hidden]    layers.L.mlp_norm [hidden]
-    layers.L.qkv [hidden, q_size + 2 * kv_size]             layers.L.qkv_bias [same] (when config.qkv_bias)
-    layers.L.q_norm, layers.L.k_norm [head_dim] (when config.qk_norm)
-    layers.L.o [q_size, hidden]    layers.L.gate_up [hidden, 2 * intermediate]    layers.L.down [intermediate, hidden]
+    positions [max_position, hidden] (learned positions)
+    layers.L.attn_norm, mlp_norm [hidden] (norms before blocks)     post_attn_norm, post_mlp_norm [hidden] (after them)
+    layers.L.qkv [hidden, q_size + 2 * kv_size]             layers.L.o [q_size, hidden]
+    layers.L.q_norm, layers.L.k_norm [head_dim], or of all heads
+    layers.L.gate_up [hidden, 2 * intermediate], or [hidden, intermediate] without a gate
+    layers.L.down [intermediate, hidden]
+    layers.L.router [hidden, experts]                       layers.L.experts_gate_up [experts, hidden, 2 * width]
+    layers.L.experts_down [experts, width, hidden]
+    NAME_bias, of matrices and norms that have one
+
+`load/parts.py` says which of them a configuration has.
 
 Nothing is unpickled and no code from a checkpoint is run.
 """

@@ -7,7 +7,6 @@ enough for drafting.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,11 +16,12 @@ from safetensors.numpy import save_file
 
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.config import DecoderConfig
+from jaxspec.models.decoder import head_of
 from jaxspec.models.drafter import DraftDecoder, feature_width
-from jaxspec.models.llama import head_of
 from jaxspec.models.load.files import quantized, replacing
+from jaxspec.models.load.parts import layer_shapes
 from jaxspec.models.load.stored import StoredMatrix
-from jaxspec.models.load.weights import LazyWeights, Reader, Stored, Weights, layer_shapes, readers_of, stored_of
+from jaxspec.models.load.weights import LazyWeights, Reader, Stored, Weights, readers_of, stored_of
 
 _FORMAT = "jaxspec-draft-3"
 
@@ -29,12 +29,12 @@ _FORMAT = "jaxspec-draft-3"
 def save_drafter(model: DraftDecoder, target: str, path: Path) -> None:
     """Write the trained weights, with the target's name and sizes, which `load_drafter` checks."""
     w: dict[str, np.ndarray] = {"norm": np.asarray(model.norm[...]), "vocab": np.asarray(model.vocab[...])}
+    if model.norm_bias is not None:
+        w["norm_bias"] = np.asarray(model.norm_bias[...])
     if model.mix is not None and model.fuse is not None:
         w |= {"mix": np.asarray(model.mix[...]), "fuse": np.asarray(model.fuse[...])}
     for i, block in enumerate(model.layers):
-        for name in ("attn_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "o", "mlp_norm", "gate_up", "down"):
-            if (p := getattr(block, name)) is not None:
-                w[f"layers.{i}.{name}"] = np.asarray(p[...])
+        w |= {f"layers.{i}.{name}": np.asarray(getattr(block, name)[...]) for name in layer_shapes(model.config)}
     small: dict[str, np.ndarray] = {}
     for name, value in w.items():
         small |= quantized(name, value) if value.ndim == 2 else {name: value}
@@ -75,6 +75,8 @@ def load_drafter(path: Path, target: DecoderConfig, weights: Weights) -> tuple[D
             f"the target has width {target.hidden_size} and vocabulary {target.vocab_size}"
         )
     shapes = {f"layers.{i}.{part}": s for i in range(sizes["layers"]) for part, s in layer_shapes(target).items()}
+    if target.norm == "layer":
+        shapes["norm_bias"] = (target.hidden_size,)
     if "mix" in stored or "fuse" in stored:
         h = target.hidden_size
         shapes |= {"mix": (feature_width(target), h), "fuse": (2 * h, h)}
@@ -92,11 +94,11 @@ def load_drafter(path: Path, target: DecoderConfig, weights: Weights) -> tuple[D
         return np.asarray(head_of(target, weights)[:, vocab], np.float32)
 
     readers: dict[str, Reader] = readers_of(stored) | {name: partial(dequantized, name) for name in scales}
-    readers |= {"embed": partial(weights.__getitem__, "embed"), "head": head}
+    readers |= {name: partial(weights.__getitem__, name) for name in ("embed", "positions") if name in weights}
+    readers["head"] = head
     matrices: dict[str, Stored] = {name: [StoredMatrix.int8(stored[name].T, scale)] for name, scale in scales.items()}
     theirs = stored_of(weights)
     if "embed" in theirs:
         (part,) = theirs["embed" if target.tie_embeddings else "head"]
         matrices |= {"embed": theirs["embed"], "head": [part.rows(vocab)]}
-    drafter = replace(target, num_layers=sizes["layers"], windowed_layers=())
-    return drafter, LazyWeights(readers, matrices, of_target=["embed"])
+    return target.alike(sizes["layers"]), LazyWeights(readers, matrices, of_target=["embed"])

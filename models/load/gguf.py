@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,17 @@ import gguf
 import numpy as np
 
 from jaxspec.errors import ModelLoadError
-from jaxspec.models.config import DecoderConfig, RopeScaling
-from jaxspec.models.layers import inverse_frequencies
+from jaxspec.models.config import DecoderConfig, Experts, RopeScaling, longrope_attention
+from jaxspec.models.load.gguf_families import ARCHITECTURES
+from jaxspec.models.load.gguf_layouts import INTERLEAVED
 from jaxspec.models.load.gguf_tensors import GGUFTensors, TensorInfo
 from jaxspec.models.load.gguf_tokenizer import gguf_tokenizer
 from jaxspec.models.load.tokenizer import Tokenizer
-from jaxspec.models.load.weights import GGUF_NAMES, LazyWeights, check_tensors, lazy_weights
+from jaxspec.models.load.weights import LazyWeights, check_tensors, lazy_weights
+from jaxspec.models.rotary import inverse_frequencies
 
-#: `general.architecture` -> whether q and k rows are in llama.cpp's rotary order. Mistral models are "llama".
-ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
-#: Divisors of the rotary frequencies: not a weight, converted to `RopeScaling`.
-_ROPE_FREQS = "rope_freqs.weight"
+#: Divisors of the rotary frequencies: not weights, converted to `RopeScaling`.
+_ROPE_FREQS, _SHORT, _LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 
 
 class _Reader(gguf.GGUFReader):
@@ -63,8 +64,9 @@ class GGUFFile:
 
 def gguf_weights(config: DecoderConfig, tensors: GGUFTensors, where: str) -> LazyWeights:
     """The weights of a file with this configuration. Raises `ModelLoadError` unless all tensors fit it."""
-    check_tensors(config, tensors, GGUF_NAMES, ignored=(_ROPE_FREQS,), where=where)
-    return lazy_weights(config, tensors, GGUF_NAMES, interleaved=ARCHITECTURES[config.family])
+    layout = ARCHITECTURES[config.family].layout
+    check_tensors(config, tensors, layout, ignored=(_ROPE_FREQS, _SHORT, _LONG), where=where)
+    return lazy_weights(config, tensors, layout)
 
 
 def _config(file: GGUFFile) -> DecoderConfig:
@@ -89,22 +91,26 @@ def _config(file: GGUFFile) -> DecoderConfig:
             raise ModelLoadError(f"{where}: {arch}.{key} is missing from the header")
         return value
 
-    if get("expert_count", 0):
-        raise ModelLoadError(f"{where}: mixtures of experts are not supported")
     if "token_embd.weight" not in file.tensors.shapes:
         raise ModelLoadError(f"{where}: tensor token_embd.weight missing; is the download complete?")
+    shapes, family = file.tensors.shapes, ARCHITECTURES[arch]
     heads, hidden = need("attention.head_count"), need("embedding_length")
     head_dim = get("attention.key_length") or hidden // heads
     rotated = get("rope.dimension_count", head_dim)
-    if rotated != head_dim or get("attention.value_length", head_dim) != head_dim:
-        raise ModelLoadError(
-            f"{where}: heads that are rotated in part, or whose values have another size, are not supported"
-        )
-    theta = _shortest(get("rope.freq_base", 10000.0))
+    unsupported = [key for key in family.without if get(key)]
+    if rotated != head_dim and family.layout is INTERLEAVED:
+        unsupported.append(f"rope.dimension_count {rotated} of {head_dim}")
+    if get("attention.value_length", head_dim) != head_dim:
+        unsupported.append("attention.value_length other than that of keys")
+    if unsupported:
+        raise ModelLoadError(f"{where}: {arch}.{unsupported[0]} is not supported")
+    eps = get("attention.layer_norm_rms_epsilon", get("attention.layer_norm_epsilon"))
+    if eps is None:
+        raise ModelLoadError(f"{where}: {arch}.attention.layer_norm_rms_epsilon and layer_norm_epsilon are missing")
     tokens = fields.get("tokenizer.ggml.eos_token_id"), fields.get("tokenizer.ggml.bos_token_id")
-    config = DecoderConfig(
+    given: dict[str, Any] = dict(
         family=arch,
-        vocab_size=file.tensors.shapes["token_embd.weight"][0],
+        vocab_size=shapes["token_embd.weight"][0],
         hidden_size=hidden,
         intermediate_size=need("feed_forward_length"),
         num_layers=need("block_count"),
@@ -112,27 +118,65 @@ def _config(file: GGUFFile) -> DecoderConfig:
         num_kv_heads=get("attention.head_count_kv") or heads,
         head_dim=head_dim,
         max_position=need("context_length"),
-        rope_theta=theta,
-        norm_eps=_shortest(need("attention.layer_norm_rms_epsilon")),
-        tie_embeddings="output.weight" not in file.tensors.shapes,
-        qkv_bias="blk.0.attn_q.bias" in file.tensors.shapes,
-        qk_norm="blk.0.attn_q_norm.weight" in file.tensors.shapes,
+        rope_theta=_shortest(get("rope.freq_base", 10000.0)),
+        rotary_dim=None if rotated == head_dim else rotated,
+        norm_eps=_shortest(eps),
+        tie_embeddings="output.weight" not in shapes,
+        qkv_bias="blk.0.attn_q.bias" in shapes,
+        o_bias="blk.0.attn_output.bias" in shapes,
+        mlp_bias="blk.0.ffn_down.bias" in shapes,
+        qk_norm="head" if "blk.0.attn_q_norm.weight" in shapes else None,
         sliding_window=get("attention.sliding_window") or None,
         eos_token_ids=() if tokens[0] is None else (tokens[0],),
         bos_token_id=tokens[1],
     )
+    given["experts"] = _experts(f"{where}: {arch}", get, need)
+    fixed = {key: value(get) if callable(value) else value for key, value in family.parts.items()}
+    given |= {key: _shortest(value) if isinstance(value, float) else value for key, value in fixed.items()}
+    if given.get("positions") == "learned":
+        given |= {"rotary_dim": None}
+    config = DecoderConfig(**given)
     return replace(config, rope_scaling=_rope_scaling(file, config, get))
 
 
+def _experts(where: str, get: Callable[..., Any], need: Callable[[str], Any]) -> Experts | None:
+    if not (count := get("expert_count", 0)):
+        return None
+    if not 0 < need("expert_used_count") <= count:
+        raise ModelLoadError(f"{where}.expert_used_count must be between 1 and expert_count ({count})")
+    return Experts(count, need("expert_used_count"), get("expert_feed_forward_length") or need("feed_forward_length"))
+
+
 def _rope_scaling(file: GGUFFile, config: DecoderConfig, get: Callable[..., Any]) -> RopeScaling | None:
-    """Linear scaling from the header, Llama 3 scaling from the tensor of frequency divisors."""
+    """Linear scaling and YaRN from the header, those of Llama 3 and LongRoPE from tensors of frequency divisors."""
     kind = get("rope.scaling.type", "none")
     factor = _shortest(get("rope.scaling.factor", get("rope.scale_linear", 1.0)))
+    original = get("rope.scaling.original_context_length", config.max_position)
+    if _LONG in file.tensors.shapes and _SHORT in file.tensors.shapes:
+        return _longrope(file, config, original, get("rope.scaling.attn_factor"))
+    if kind == "yarn":
+        # llama.cpp scales by this and by a factor given.
+        attention = (0.1 * log(factor) + 1.0 if factor > 1 else 1.0) * get("rope.scaling.attn_factor", 1.0)
+        fast, slow = get("rope.scaling.yarn_beta_fast", 32.0), get("rope.scaling.yarn_beta_slow", 1.0)
+        return RopeScaling(
+            "yarn", factor, original_max_position=original, beta_fast=fast, beta_slow=slow, attention_factor=attention
+        )
     if kind not in ("none", "linear"):
-        raise ModelLoadError(f"{file.path}: rope scaling {kind!r} is not supported; linear and llama3 are")
+        raise ModelLoadError(f"{file.path}: rope scaling {kind!r} is not supported; linear, llama3, yarn, longrope are")
     if _ROPE_FREQS not in file.tensors.shapes:
         return RopeScaling("linear", factor) if factor != 1.0 and kind == "linear" else None
     return _llama3_scaling(config, file.tensors.read(_ROPE_FREQS), str(file.path))
+
+
+def _longrope(file: GGUFFile, config: DecoderConfig, original: int, attention: float | None) -> RopeScaling:
+    if attention is None:
+        attention = longrope_attention(config.max_position / original, original)
+    short, long = (tuple(map(_shortest, file.tensors.read(name).tolist())) for name in (_SHORT, _LONG))
+    if not len(short) == len(long) == config.rotated // 2:
+        raise ModelLoadError(f"{file.path}: {_SHORT} and {_LONG} must have {config.rotated // 2} numbers each")
+    return RopeScaling(
+        "longrope", original_max_position=original, attention_factor=float(attention), short=short, long=long
+    )
 
 
 def _llama3_scaling(config: DecoderConfig, divisors: np.ndarray, where: str) -> RopeScaling | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,8 +57,9 @@ class GGUFTensors:
         return values.copy() if tensor.kind == "F32" else values
 
     def matrix(self, name: str) -> StoredMatrix:
-        rows, columns = (tensor := self.tensors[name]).shape
-        return StoredMatrix(tensor.kind, (rows, columns), lambda: self._data(tensor))
+        tensor = self.tensors[name]
+        rows, columns = prod(tensor.shape[:-1]), tensor.shape[-1]
+        return StoredMatrix(tensor.kind, (rows, columns), lambda: self._data(tensor).reshape(rows, -1))
 
     def _data(self, tensor: TensorInfo) -> np.ndarray:
         """Numbers, or quantised blocks `[…, bytes]`, as a view of the file."""

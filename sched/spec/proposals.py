@@ -57,6 +57,7 @@ class Proposals:
                 for s in scheduled
                 if controller.drafts_for(s.request.id)
                 and s.request.id not in found
+                and self._drafters[i].serves(s.request)
                 and not any(c.probing and c.drafts_for(s.request.id) for c in others)
             ]
             if not batch:

@@ -149,13 +149,19 @@ class Speculator:
                 for i, controller in enumerate(self.controllers)
             )
         ids = [r.id for r in decoding]
-        free = [self.controllers[i].decide_free(ids) for i in self.proposals.free]
+        free = [self._decide_free(i, decoding, ids) for i in self.proposals.free]
         others = Lookahead.deepest(self._decide(i, decoding) for i in self.proposals.others)
         if Need.SLOS in self.policy.needs:
             others = self._deepen(decoding, now) if others.levels else self._draft_for_late(decoding, now)
         drafts = sum(lookahead.drafts for lookahead in (*free, others))
         most = self.policy.largest(DEPTH).drafts
         return replace(Lookahead.deepest([*free, others]), drafts=min(most, drafts))
+
+    def _decide_free(self, drafter: int, decoding: Sequence[Request], ids: Sequence[str]) -> Lookahead:
+        controller = self.controllers[drafter]
+        if not any(map(self.drafters[drafter].serves, decoding)):
+            return controller.off()
+        return controller.decide_free(ids)
 
     def _payoff_of(self, decoding: Sequence[Request]) -> Payoff | None:
         """What decides whether a step of these requests may draft; None unless only speed decides."""

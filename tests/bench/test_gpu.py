@@ -23,8 +23,8 @@ from jaxspec.bench.gpu.measures import MEASURES
 from jaxspec.bench.gpu.models import MODELS, random_weights
 from jaxspec.bench.gpu.plan import MODEL_NAMES, REAL, TINY, Cell, cells
 from jaxspec.bench.gpu.serving import NumberTokenizer
-from jaxspec.models.llama import Decoder, device_weights, forward
-from jaxspec.models.load.weights import weight_shapes
+from jaxspec.models.decoder import Decoder, device_weights, forward
+from jaxspec.models.load.parts import weight_shapes
 
 LLAMA, SMOL = MODELS["llama-3.1-8b"], MODELS["smollm2-135m"]
 

@@ -31,6 +31,9 @@ class Listed:
         self.read = (*self.read, token)
         return True
 
+    def forced(self) -> list[int]:
+        return [*self.next()] if len(self.next()) == 1 else []
+
     def rollback(self, tokens: int) -> None:
         self.read = self.read[: len(self.read) - tokens]
 

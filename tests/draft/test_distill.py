@@ -30,8 +30,8 @@ from jaxspec.draft.distill.begin import begin, vocabulary
 from jaxspec.draft.distill.data import Corpus, corpus, read_rows
 from jaxspec.draft.distill.train import DEPTH, Batch, Trainer, loss_and_hits, plot
 from jaxspec.errors import ModelLoadError
+from jaxspec.models.decoder import Decoder, device_weights, forward_features
 from jaxspec.models.drafter import DraftDecoder, draft_forward, feature_width, target_features
-from jaxspec.models.llama import Decoder, device_weights, forward_features
 from jaxspec.models.load.drafter_file import load_drafter, save_drafter
 from jaxspec.train_predictor import curve
 

@@ -16,8 +16,8 @@ from jaxspec.draft.distill.begin import begin
 from jaxspec.draft.distill.train import Batch, loss_and_hits
 from jaxspec.draft.distill.unroll import unroll
 from jaxspec.draft.registry import truncated
+from jaxspec.models.decoder import Decoder, device_weights, forward_features
 from jaxspec.models.drafter import DraftDecoder, draft_forward, feature_width, target_features
-from jaxspec.models.llama import Decoder, device_weights, forward_features
 
 LENGTH = 12
 NORM = jnp.asarray(TARGET.weights["norm"])

@@ -24,8 +24,8 @@ from jaxspec.draft import registry as drafters
 from jaxspec.draft.growth import Beam
 from jaxspec.draft.runner import DraftRunner
 from jaxspec.kernels import cpu
+from jaxspec.models.decoder import Decoder, device_weights
 from jaxspec.models.drafter import draft_forward, feature_width, target_features
-from jaxspec.models.llama import Decoder, device_weights
 from jaxspec.models.load.weights import of_target
 from jaxspec.step.batch import BatchShape
 from jaxspec.step.gpu import GpuLayers

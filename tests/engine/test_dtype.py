@@ -15,7 +15,7 @@ from helpers import tiny
 from jaxspec import LLM, SamplingParams
 from jaxspec.config import EngineConfig
 from jaxspec.engine.startup import for_device
-from jaxspec.models.llama import Decoder, device_weights, forward
+from jaxspec.models.decoder import Decoder, device_weights, forward
 
 SIZES: dict[str, Any] = dict(
     page_size=16, max_num_seqs=4, max_num_batched_tokens=32, token_buckets=[32], kv_cache_tokens=512, max_model_len=64,

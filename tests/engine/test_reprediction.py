@@ -16,9 +16,9 @@ from flax import nnx
 from helpers import tiny
 from helpers.generation import GREEDY, check_clean, tokens_of
 from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.models.decoder import Decoder, device_weights
 from jaxspec.models.drafter import feature_width, target_features
 from jaxspec.models.length_probe import ENDS, LengthProbe, median_left
-from jaxspec.models.llama import Decoder, device_weights
 from jaxspec.models.load.probe_file import load_probe, save_probe
 from jaxspec.predict import probe as probes
 from jaxspec.sched.request import Request

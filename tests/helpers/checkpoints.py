@@ -15,7 +15,9 @@ from safetensors.numpy import save_file
 
 from helpers.paths import GOLDEN
 from jaxspec.models.config import DecoderConfig
-from jaxspec.models.load.weights import GGUF_NAMES, HF_NAMES, expected_shapes
+from jaxspec.models.load.gguf_layouts import PLAIN
+from jaxspec.models.load.hf_layouts import LLAMA
+from jaxspec.models.load.parts import part_shapes
 
 Tensors = dict[str, np.ndarray]
 
@@ -34,13 +36,13 @@ def tensors(c: DecoderConfig, names: Mapping[str, str]) -> Tensors:
     rng = np.random.default_rng(0)
     return {
         names[part].format(layer): rng.normal(size=shape).astype(np.float32)
-        for part, shape in expected_shapes(c).items()
+        for part, shape in part_shapes(c).items()
         for layer in (range(c.num_layers) if "{}" in names[part] else (0,))
     }
 
 
 def hf_tensors(c: DecoderConfig) -> Tensors:
-    return tensors(c, HF_NAMES)
+    return tensors(c, LLAMA.names)
 
 
 def write_hf(folder: Path, c: DecoderConfig, shards: list[Tensors], **extra: Any) -> Path:
@@ -88,7 +90,7 @@ def write_gguf(
     vocabulary: Mapping[str, Any] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a GGUF file with `stored`, named as by `tensors(c, GGUF_NAMES)`. Matrices are quantised as `kind`."""
+    """Write a GGUF file with `stored`, named as by `tensors(c, PLAIN.names)`. Matrices are quantised as `kind`."""
     writer = gguf.GGUFWriter(path, c.family)
     header = {
         "context_length": c.max_position,
@@ -130,7 +132,7 @@ def write_gguf(
 
 
 def gguf_tensors(c: DecoderConfig) -> Tensors:
-    return tensors(c, GGUF_NAMES)
+    return tensors(c, PLAIN.names)
 
 
 def byte_vocabulary(pre: str = "smollm") -> dict[str, Any]:

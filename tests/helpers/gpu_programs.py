@@ -14,7 +14,7 @@ from jaxspec.draft.growth import Beam
 from jaxspec.draft.round import make_round
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.drafter import DraftDecoder, feature_width
-from jaxspec.models.load.weights import weight_shapes
+from jaxspec.models.load.parts import weight_shapes
 from jaxspec.step.batch import BatchShape
 from jaxspec.step.gpu import GpuLayers
 from jaxspec.step.kv_cache import KVCache

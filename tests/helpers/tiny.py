@@ -12,7 +12,7 @@ import numpy as np
 from helpers.fakes import ByteTokenizer, as_tokenizer
 from jaxspec.llm import LLM
 from jaxspec.models.config import DecoderConfig
-from jaxspec.models.llama import Decoder, device_weights, forward
+from jaxspec.models.decoder import Decoder, device_weights, forward
 from jaxspec.models.load import LoadedModel
 
 #: Sequences are padded to a multiple of this length, so that the forward pass compiles once.

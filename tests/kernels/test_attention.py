@@ -41,7 +41,7 @@ class Trees:
                 values[:, page, :, :used] = rng.normal(size=(LAYERS, KV_HEADS, used, DIM))
         self.keys, self.values = jnp.asarray(keys, dtype), jnp.asarray(values, dtype)
 
-    def kernel(self, window: int = 0) -> np.ndarray:
+    def kernel(self, window: int = 0, cap: float | None = None) -> np.ndarray:
         nodes, committed = np.asarray(self.nodes), np.asarray(self.committed)
         first = np.cumsum(nodes) - nodes
         depth = np.concatenate([np.arange(n) for n in nodes])
@@ -53,12 +53,12 @@ class Trees:
         )
         out, lse = cpu.attention(
             q, k, v, self.keys, self.values, jnp.int32(1), jnp.int32(window), position, subtree, first, nodes,
-            committed, table,
+            committed, table, cap=cap,
         )  # fmt: skip
         assert np.isfinite(lse).all()
         return np.asarray(out)
 
-    def exact(self, window: int = 0) -> np.ndarray:
+    def exact(self, window: int = 0, cap: float | None = None) -> np.ndarray:
         """In float64, node by node."""
         out, t = np.zeros(self.q.shape), 0
         for r, (count, committed) in enumerate(zip(self.nodes, self.committed, strict=True)):
@@ -71,6 +71,8 @@ class Trees:
                 v = np.concatenate([values[:committed], self.v[begin : t + 1]])[-window:]
                 for h in range(HEADS):
                     scores = k[:, h // 3] @ self.q[t, h].astype(np.float64) / np.sqrt(DIM)
+                    if cap is not None:
+                        scores = cap * np.tanh(scores / cap)
                     weights = np.exp(scores - scores.max())
                     out[t, h] = weights @ v[:, h // 3] / weights.sum()
                 t += 1
@@ -87,9 +89,10 @@ def test_as_in_float64(dtype: str, data: Any) -> None:
     committed = data.draw(st.lists(st.sampled_from((0, 5, 255, 256, 257, 700, 1300)), min_size=count, max_size=count))
     window = data.draw(st.sampled_from((0, 0, 30, 300)))
     trees = Trees(nodes, committed, dtype, data.draw(st.integers(0, 2**32)))
-    out = trees.kernel(window)
+    cap = data.draw(st.sampled_from((None, None, 1.5, 50.0)))
+    out = trees.kernel(window, cap)
     chex.assert_shape(out, (sum(nodes), HEADS, DIM))
-    np.testing.assert_allclose(out, trees.exact(window), atol=3e-6)
+    np.testing.assert_allclose(out, trees.exact(window, cap), atol=3e-6)
 
 
 def test_a_tree_does_not_depend_on_the_others() -> None:

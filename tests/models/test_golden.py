@@ -13,7 +13,7 @@ import pytest
 
 from helpers.paths import GOLDEN
 from jaxspec import LLM, SamplingParams
-from jaxspec.models.llama import Decoder, device_weights, forward
+from jaxspec.models.decoder import Decoder, device_weights, forward
 from jaxspec.models.load import load_model
 
 FAMILIES = ["llama", "llama3_rope", "linear_rope", "mistral", "qwen2", "qwen3"]

@@ -24,12 +24,14 @@ from jaxspec.draft import registry
 from jaxspec.kernels import cpu
 from jaxspec.kernels.packed import pack
 from jaxspec.models.config import DecoderConfig
-from jaxspec.models.llama import device_weights, stacked_weights
+from jaxspec.models.decoder import device_weights, stacked_weights
 from jaxspec.models.load import LoadedModel, load_model
 from jaxspec.models.load.drafter_file import load_drafter, save_drafter
 from jaxspec.models.load.gguf import GGUFTensors
 from jaxspec.models.load.hf import SafetensorsFolder
-from jaxspec.models.load.weights import HF_NAMES, LazyWeights, expected_shapes, layer_shapes, of_target
+from jaxspec.models.load.hf_layouts import LLAMA
+from jaxspec.models.load.parts import layer_shapes, part_shapes
+from jaxspec.models.load.weights import LazyWeights, of_target
 
 BFLOAT16 = ml_dtypes.bfloat16
 
@@ -84,7 +86,7 @@ def test_reading_a_weight_reads_its_tensors_and_keeps_nothing(
     [(np.float32, np.float32), (np.float16, np.float16), (BFLOAT16, BFLOAT16), (np.float64, np.float32)],
 )
 def test_weights_have_the_stored_dtype(tmp_path: Path, stored: Any, read: Any) -> None:
-    c = config(qkv_bias=True)
+    c = config(qkv_bias=True, o_bias=True)
     weights = folder(tmp_path, c, stored).weights
     chex.assert_type(list(weights.values()), read)
     tensor = hf_tensors(c)["model.layers.1.mlp.down_proj.weight"]
@@ -221,7 +223,7 @@ def test_peak_memory_is_little_more_than_the_checkpoint(tmp_path: Path) -> None:
     """Device arrays included, which on a CPU are in the same memory."""
     c = config(hidden_size=1024, intermediate_size=4096, num_layers=8, num_heads=16, num_kv_heads=4, head_dim=64)
     rng = np.random.default_rng(0)
-    made = {HF_NAMES[p]: rng.standard_normal(s, np.float32).astype(BFLOAT16) for p, s in expected_shapes(c).items()}
+    made = {LLAMA.names[p]: rng.standard_normal(s, np.float32).astype(BFLOAT16) for p, s in part_shapes(c).items()}
     tensors = {name.format(i): tensor for name, tensor in made.items() for i in range(c.num_layers)}
     size = sum(t.nbytes for t in tensors.values())
     assert 200e6 < size < 300e6

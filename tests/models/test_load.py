@@ -16,18 +16,18 @@ import pytest
 from helpers.checkpoints import GOLDEN, config, gguf_tensors, hf_tensors, write_gguf, write_hf
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.config import DecoderConfig, RopeScaling
-from jaxspec.models.layers import inverse_frequencies
 from jaxspec.models.load import LoadedModel, load_model
 from jaxspec.models.load.gguf_tensors import TensorInfo
 from jaxspec.models.load.hf_config import decoder_config
 from jaxspec.models.load.loaded import Header, load_header, save_header
 from jaxspec.models.load.weights import Weights
+from jaxspec.models.rotary import inverse_frequencies
 
 VARIANTS = [
     config(),
-    config(tie_embeddings=True, qkv_bias=True),
+    config(tie_embeddings=True, qkv_bias=True, o_bias=True),
     config(family="qwen2", qkv_bias=True),
-    config(family="qwen3", qk_norm=True, head_dim=32),
+    config(family="qwen3", qk_norm="head", head_dim=32),
 ]
 Kind = gguf.GGMLQuantizationType
 
@@ -44,6 +44,8 @@ def expected(c: DecoderConfig) -> dict[str, np.ndarray]:
         out[our + "qkv"] = np.hstack([q, k, v])
         if c.qkv_bias:
             out[our + "qkv_bias"] = np.hstack([t[f"{at}self_attn.{p}_proj.bias"] for p in "qkv"])
+        if c.o_bias:
+            out[our + "o_bias"] = t[f"{at}self_attn.o_proj.bias"]
         if c.qk_norm:
             out |= {our + f"{p}_norm": t[f"{at}self_attn.{p}_norm.weight"] for p in "qk"}
         out[our + "o"] = t[at + "self_attn.o_proj.weight"].T
@@ -131,13 +133,15 @@ def test_gguf_rope_scalings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"llama.rope.scaling.type": "yarn"}, "rope scaling 'yarn'"),
-        ({"llama.expert_count": 8}, "mixtures of experts"),
+        ({"llama.rope.scaling.type": "longrope"}, "rope scaling 'longrope'"),
+        ({"llama.expert_count": 8}, "llama.expert_used_count is missing"),
         ({"tokenizer.ggml.model": "t5"}, "vocabulary kind 't5'"),
         ({"tokenizer.ggml.pre": "martian"}, "pre-tokenizer 'martian'.*smollm"),
         ({"tokenizer.ggml.merges": ["no token"]}, "vocabulary is not consistent"),
         ({"split.count": 2}, "split model"),
-        ({"llama.rope.dimension_count": 8}, "rotated in part"),
+        ({"llama.attention.value_length": 8}, "attention.value_length other than that of keys is not supported"),
+        ({"llama.rope.dimension_count": 8}, "rope.dimension_count 8 of 16 is not supported"),
+        ({"llama.expert_count": 2, "llama.expert_used_count": 3}, "expert_used_count must be between 1"),
     ],
 )
 def test_gguf_refused(tmp_path: Path, extra: dict[str, Any], message: str) -> None:
@@ -160,8 +164,8 @@ def test_gguf_broken(tmp_path: Path) -> None:
     whole_numbers = {"output_norm.weight": stored["output_norm.weight"].astype(np.int8)}
     with pytest.raises(ModelLoadError, match=r"tensor output_norm.weight is quantised as I8, which can't be read"):
         load_model(str(write_gguf(tmp_path / "i8.gguf", c, stored | whole_numbers)))
-    with pytest.raises(ModelLoadError, match=r"'gemma3' is not supported; llama, qwen2, qwen3"):
-        load_model(str(write_gguf(tmp_path / "g.gguf", replace(c, family="gemma3"), {})))
+    with pytest.raises(ModelLoadError, match=r"'rwkv7' is not supported; llama, qwen2, qwen3"):
+        load_model(str(write_gguf(tmp_path / "g.gguf", replace(c, family="rwkv7"), {})))
 
 
 def test_tensors_that_are_wrong_are_named(tmp_path: Path) -> None:
@@ -180,9 +184,7 @@ def test_tensors_that_are_wrong_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=f"{name} is of type I32"):
         load(good | {name: good[name].astype(np.int32)})
     bias = "model.layers.0.self_attn.o_proj.bias"
-    load(
-        good | {bias: np.zeros(64, np.float32), "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32)}
-    )
+    load(good | {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32)})
     with pytest.raises(ModelLoadError, match=f"unexpected tensor {bias}"):
         load(good | {bias: np.ones(64, np.float32)})
 
@@ -271,18 +273,27 @@ def test_config_windows() -> None:
     ("change", "message"),
     [
         (
-            {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
-            "'GPT2LMHeadModel' is not supported; llama, mistral",
+            {"model_type": "mamba", "architectures": ["MambaForCausalLM"]},
+            "'MambaForCausalLM' is not supported; llama, mistral",
         ),
         ({"model_type": None}, r"^config.json names no model_type: .* is not supported; llama, mistral"),
         ({"model_type": None, "architectures": ["Odd"]}, "'Odd' is not supported"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "'yarn' is not supported; linear and llama3"),
+        ({"rope_scaling": {"rope_type": "ntk", "factor": 4}}, "'ntk' is not supported; linear, llama3, yarn"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "'yarn' needs a positive factor"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope' needs original_max_position_embeddings"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 8, "short_factor": [1.0]}},
+            "'longrope' needs 8 positive numbers in short_factor",
+        ),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4}}, "needs a positive low_freq_factor"),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 1}}}, "differ between layers"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"mlp_bias": True}, "mlp_bias"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised by gptq"),
+        ({"rope_parameters": {"chunked_attention": {"rope_theta": 1}}}, "rotary parameters of chunked_attention"),
+        ({"hidden_act": "tanh"}, "hidden_act 'tanh'"),
+        ({"model_type": "opt", "ffn_dim": 96, "do_layer_norm_before": False}, "do_layer_norm_before False"),
+        ({"model_type": "opt", "ffn_dim": 96, "word_embed_proj_dim": 32}, "word_embed_proj_dim 32"),
+        ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [1]}, r"mlp_only_layers \[1\]"),
+        ({"model_type": "qwen3_moe", "num_experts": "8"}, "count of experts"),
+        ({"model_type": "qwen3_moe", "num_experts": 4}, "8 of 4 experts"),
         ({"hidden_size": "many"}, "hidden_size must be a positive whole number"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
     ],

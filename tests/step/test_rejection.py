@@ -18,7 +18,7 @@ from helpers.fakes import ByteTokenizer, as_tokenizer
 from jaxspec import LLM, SamplingParams
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.draft.growth import Draws
-from jaxspec.models.llama import Decoder, device_weights, forward
+from jaxspec.models.decoder import Decoder, device_weights, forward
 from jaxspec.models.load import LoadedModel
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.sampled import SampledTree

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.models.config import DecoderConfig, RopeScaling
-from jaxspec.models.load.weights import weight_shapes
+from jaxspec.models.load.parts import weight_shapes
 
 #: Sizes by name. The heads have weights of their own: tied to random embeddings, they would answer every token with
 #: itself.
@@ -35,7 +35,10 @@ MODELS = {
 }  # fmt: skip
 #: Standard deviation of a tensor's values times the square root of its input size. Larger queries and keys make
 #: attention look at few positions, as that of trained models does; the logits' standard deviation is that of the head.
-_GAIN = {"qkv": 1.5, "o": 1.0, "gate_up": 1.5, "down": 1.0, "head": 4.0}
+_GAIN = {
+    "qkv": 1.5, "o": 1.0, "gate_up": 1.5, "down": 1.0, "head": 4.0, "router": 1.0, "experts_gate_up": 1.5,
+    "experts_down": 1.0,
+}  # fmt: skip
 
 
 def random_weights(config: DecoderConfig, seed: int = 0, dtype: str = "bfloat16") -> dict[str, jax.Array]:
@@ -50,8 +53,8 @@ def random_weights(config: DecoderConfig, seed: int = 0, dtype: str = "bfloat16"
 
 def _tensor(key: jax.Array, part: str, shape: tuple[int, ...], dtype: str) -> jax.Array:
     if len(shape) == 1:
-        return jnp.zeros(shape, dtype) if part == "qkv_bias" else jnp.ones(shape, dtype)
-    deviation = _GAIN[part] / shape[0] ** 0.5 if part in _GAIN else 1.0
+        return jnp.zeros(shape, dtype) if part.endswith("bias") else jnp.ones(shape, dtype)
+    deviation = _GAIN[part] / shape[-2] ** 0.5 if part in _GAIN else 1.0
     return _normal(key, deviation, shape=shape, dtype=dtype)
 
 

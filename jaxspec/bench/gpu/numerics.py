@@ -60,7 +60,7 @@ def error(card: Card, case: str, dtype: str) -> dict[str, Any]:
         items = work_items.plan(batch, group, rows, given["page"])
         qkv = jnp.concatenate([q, k, v], 1)
         return tree_attention.attend(
-            qkv, k.shape[1], cache, layer, batch, items, rows, window, earlier, card.interpret
+            qkv, k.shape[1], cache, layer, batch, items, rows, window, earlier, interpret=card.interpret
         )  # fmt: skip
 
     def plain(q: Any, k: Any, v: Any, cache: AnyKVCache, earlier: Earlier | None, batch: Batch) -> jax.Array:

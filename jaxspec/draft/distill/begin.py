@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -12,8 +11,8 @@ from jaxspec.config import ConfigError
 from jaxspec.draft.distill.config import DistillConfig
 from jaxspec.draft.distill.data import Corpus
 from jaxspec.errors import ModelLoadError
+from jaxspec.models.decoder import head_of
 from jaxspec.models.drafter import DraftDecoder, feature_width
-from jaxspec.models.llama import head_of
 from jaxspec.models.load import LoadedModel
 from jaxspec.models.load.drafter_file import load_drafter
 from jaxspec.models.load.weights import Weights
@@ -39,9 +38,12 @@ def begin(config: DistillConfig, target: LoadedModel, vocab: np.ndarray) -> Draf
     A conditioned drafter's condition starts as the target's final hidden state, and its fuse matrix as embedding plus
     0.1 * condition, plus noise. Raises `ConfigError` if `begin` is not a drafter file or has another architecture.
     """
-    c, k = target.config, min(config.layers, target.config.num_layers)
+    c, k = target.config.for_length(config.longest), min(config.layers, target.config.num_layers)
+    if c.norm == "layer":
+        raise ConfigError("target: drafters are trained for models with norms by root mean square only")
     first = 0 if config.begin == "first" else c.num_layers - k
-    w: dict[str, np.ndarray] = {"embed": target.weights["embed"], "norm": target.weights["norm"], "vocab": vocab}
+    shared = [name for name in ("embed", "positions", "norm", "norm_bias") if name in target.weights]
+    w: dict[str, np.ndarray] = {"vocab": vocab, **{name: target.weights[name] for name in shared}}
     w["head"] = head_of(c, target.weights)[:, vocab]
     for i in range(k):
         prefix = f"layers.{first + i}."
@@ -54,9 +56,8 @@ def begin(config: DistillConfig, target: LoadedModel, vocab: np.ndarray) -> Draf
         w["mix"][-c.hidden_size :] = np.diag(w["norm"])  # the last layer's output, as the target's own norm scales it
     if config.begin.endswith(".safetensors"):
         w |= _trained_weights(Path(config.begin), config, target, k)
-    config_k = replace(c, num_layers=k, windowed_layers=())
     # Training is in float32, whatever the target is stored in.
-    return DraftDecoder(config_k, {n: jnp.asarray(v, None if n == "vocab" else jnp.float32) for n, v in w.items()})
+    return DraftDecoder(c.alike(k), {n: jnp.asarray(v, None if n == "vocab" else jnp.float32) for n, v in w.items()})
 
 
 def _trained_weights(path: Path, config: DistillConfig, target: LoadedModel, layers: int) -> Weights:
@@ -72,8 +73,9 @@ def _trained_weights(path: Path, config: DistillConfig, target: LoadedModel, lay
             f"begin: {path} is a {kind} drafter of {drafter.num_layers} layers, which cannot start a {wanted} one of "
             f"{layers}"
         )
-    w = {name: weights[name] for name in weights if name not in ("embed", "head", "vocab")}
+    w = {name: weights[name] for name in weights if name not in ("embed", "positions", "head", "vocab")}
     for i in range(drafter.num_layers, layers):
-        for part in ("o", "down"):
-            w[f"layers.{i}.{part}"] = np.zeros_like(weights[f"layers.0.{part}"])
+        for part in ("o", "o_bias", "down", "down_bias", "experts_down"):
+            if (name := f"layers.0.{part}") in weights:
+                w[f"layers.{i}.{part}"] = np.zeros_like(weights[name])
     return w

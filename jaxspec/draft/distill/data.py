@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import ConfigError
+from jaxspec.models.decoder import Decoder, device_weights
 from jaxspec.models.drafter import feature_width, tapped_layers, target_features
-from jaxspec.models.llama import Decoder, device_weights
 from jaxspec.models.load import LoadedModel
 from jaxspec.progress import progress
 from jaxspec.train_predictor.answers import Origin, has_ended, origin_of, read_data, token_ids
@@ -164,7 +164,8 @@ def _features(tokens: np.ndarray, length: np.ndarray, target: LoadedModel, folde
 
 def each_features(tokens: np.ndarray, length: np.ndarray, target: LoadedModel) -> Iterator[tuple[int, np.ndarray]]:
     """The features `[length of the row, TAPS * hidden]` of each row, with its index, in batches of similar length."""
-    model = Decoder(target.config, device_weights(target.config, target.weights, "float32"))
+    config = target.config.for_length(tokens.shape[1])
+    model = Decoder(config, device_weights(config, target.weights, "float32"))
     run: Callable[[jax.Array], jax.Array] = jax.jit(jax.vmap(lambda t: target_features(model, t)))
     order = np.argsort(length)
     with progress("target's features, rows", len(order)) as advance:

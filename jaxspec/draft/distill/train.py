@@ -25,8 +25,8 @@ from jaxspec.draft.distill.begin import begin, vocabulary
 from jaxspec.draft.distill.config import DistillConfig
 from jaxspec.draft.distill.data import Corpus, padded
 from jaxspec.draft.distill.unroll import unroll
+from jaxspec.models.decoder import head_of, scaled_logits
 from jaxspec.models.drafter import DraftDecoder
-from jaxspec.models.llama import head_of
 from jaxspec.models.load import LoadedModel
 from jaxspec.models.load.drafter_file import save_drafter
 from jaxspec.progress import progress
@@ -87,14 +87,14 @@ def loss_and_hits(
     """
     losses, hits = [], []
     head = jax.lax.stop_gradient(model.head[...])
-    target_logits = final_states(batch.features, final_norm) @ head
+    target_logits = scaled_logits(model.config, final_states(batch.features, final_norm) @ head)
     target_probs = jax.nn.softmax(target_logits)
     best = jnp.argmax(target_logits, -1)
     count = jnp.maximum(jnp.sum(batch.use), 1)
     passes = passes if model.conditioned or parallel else 1
     outputs = jax.vmap(lambda t, f: unroll(model, t, f, passes, parallel), out_axes=1)(batch.tokens, batch.features)
     for output in outputs:
-        logits = output @ head
+        logits = scaled_logits(model.config, output @ head)
         cross_entropy = -jnp.sum(target_probs * jax.nn.log_softmax(logits), -1)
         losses.append(jnp.sum(cross_entropy * batch.use) / count)
         hits.append(jnp.sum((jnp.argmax(logits, -1) == best) * batch.use) / count)

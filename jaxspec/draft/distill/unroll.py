@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.models.drafter import DraftDecoder, previous
+from jaxspec.models.layers import softcap
 
 #: Keys and values of one layer in one pass, `[L, kv_heads, head_dim]` each.
 _KV = tuple[jax.Array, jax.Array]
@@ -31,7 +32,8 @@ def unroll(
 
     A plain drafter's passes differ in nothing, unless it is `parallel`.
     """
-    rope = model.rope(jnp.arange(tokens.shape[0]))
+    c, positions = model.config, jnp.arange(tokens.shape[0])
+    rope = model.rope(positions)
     kept: list[list[_KV]] = [[] for _ in model.layers]  # per layer, of the passes so far
     condition, outputs = model.condition(features), []
     for depth in range(passes):
@@ -39,29 +41,30 @@ def unroll(
             tokens = jnp.full_like(tokens, _MASK)
         if parallel and depth:
             condition = jnp.zeros_like(condition)
-        x = model.embed(tokens, previous(condition))
-        for layer, earlier in zip(model.layers, kept, strict=True):
-            x = layer(x, rope, partial(_attend, earlier))
+        x = model.embed(tokens, positions, previous(condition))
+        for i, (layer, earlier) in enumerate(zip(model.layers, kept, strict=True)):
+            x = layer(x, rope, partial(_attend, c.attention_softcap, earlier), c.rope_of(i))
         condition = model.finish(x)
         outputs.append(condition)
     return jnp.stack(outputs)
 
 
-def _attend(earlier: list[_KV], q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Attention of the next pass, `q [L, heads, head_dim]` -> the same shape. Appends `k` and `v` to `earlier`."""
+def _attend(cap: float | None, earlier: list[_KV], q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Attention of the next pass, `q [L, heads, head_dim]` -> the same shape. Appends `k` and `v` to `earlier`. `cap`:
+    softcap of the scores."""
     earlier.append((k, v))
     length, heads, dim = q.shape
     depth = len(earlier) - 1
     q = q.reshape(length, k.shape[1], -1, dim) * dim**-0.5
     first_k, first_v = earlier[0]
     at = jnp.arange(length)
-    committed = jnp.einsum("tkgd,skd->tkgs", q, first_k)
+    committed = softcap(jnp.einsum("tkgd,skd->tkgs", q, first_k), cap)
     seen = (at <= at[:, None] - depth)[:, None, None]
     scores = [jnp.where(seen, committed, -jnp.inf)]
     drafted = [(_moved(k, depth - i), _moved(v, depth - i)) for i, (k, v) in enumerate(earlier)][1:]
     for i, (key, _) in enumerate(drafted, 1):
         real = (at >= depth - i)[:, None, None]
-        scores.append(jnp.where(real, jnp.einsum("tkgd,tkd->tkg", q, key), -jnp.inf)[..., None])
+        scores.append(jnp.where(real, softcap(jnp.einsum("tkgd,tkd->tkg", q, key), cap), -jnp.inf)[..., None])
     shares = jax.nn.softmax(jnp.concatenate(scores, -1), -1)
     out = jnp.einsum("tkgs,skd->tkgd", shares[..., :length], first_v)
     for i, (_, value) in enumerate(drafted):

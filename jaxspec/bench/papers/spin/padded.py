@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.drafter import DraftDecoder
-from jaxspec.models.llama import Decoder
 from jaxspec.step.attention import Earlier
 from jaxspec.step.batch import Batch
 from jaxspec.step.kv_int8 import AnyKVCache
