@@ -19,10 +19,14 @@ from jaxspec.models.load import LoadedModel, load_model
 from jaxspec.models.load.hf_families import FAMILIES
 
 RECORDED = families.recorded()
-#: Served in every run; the others in `make test-families`.
-ALWAYS = ("gemma3", "mixtral")
+#: Served in every run with the native kernels; the others in `make test-families`.
+ALWAYS = [("gemma3", "native"), ("mixtral", "native")]
 _OTHERS = [pytest.mark.slow, pytest.mark.families]
-MODELS = [name if name in ALWAYS else pytest.param(name, marks=_OTHERS) for name in RECORDED]
+SERVED = [
+    (name, kernels) if (name, kernels) in ALWAYS else pytest.param(name, kernels, marks=_OTHERS)
+    for name in RECORDED
+    for kernels in ("native", "xla")
+]
 #: Those that exist as GGUF files, in which the weights of the experts always sum to 1.
 GGUF = [
     name
@@ -30,14 +34,15 @@ GGUF = [
     if entry["config"]["model_type"] in family_gguf.FAMILIES and name != "qwen3_moe_unnormalised"
 ]
 SIZES: dict[str, Any] = dict(
-    page_size=16, kv_cache_tokens=512, max_num_seqs=4, max_model_len=64, token_buckets=[8, 16],
+    page_size=16, kv_cache_tokens=512, max_num_seqs=4, max_model_len=64, token_buckets=[16],
     max_num_batched_tokens=16, compilation_cache_dir="", compile_in_background=False,
 )  # fmt: skip
 #: Settings under which the tokens are the same as in plain decoding.
 WAYS: dict[str, dict[str, Any]] = {
     "trees": dict(draft=["truncated:1", "ngram"], tree="fixed"),
-    "chains": dict(draft=["truncated:2"], tree="chain", draft_depth=3),
-    "swapping": dict(order="las", memory="swap", kv_cache_tokens=128, draft=[]),
+    "chains and swapping": dict(
+        draft=["truncated:2"], tree="chain", draft_depth=3, order="las", memory="swap", kv_cache_tokens=128
+    ),
 }
 
 
@@ -87,8 +92,7 @@ def test_logits_of_a_gguf_file(name: str, folder: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(logits_of(load(path)), golden()[name], atol=1e-4)
 
 
-@pytest.mark.parametrize("kernels", ["native", "xla"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "kernels"), SERVED)
 def test_the_step(name: str, kernels: str, folder: Any) -> None:
     """Prompts in chunks of 8 have the recorded log-probabilities; drafts and swapping change no token."""
     settings: dict[str, Any] = SIZES | dict(kernels=kernels)
