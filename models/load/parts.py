@@ -42,8 +42,6 @@ def part_shapes(config: DecoderConfig) -> Shapes:
     shapes: Shapes = {"embed": (c.vocab_size, hidden)}
     if c.positions == "learned":
         shapes["positions"] = (c.max_position, hidden)
-    if not c.tie_embeddings:
-        shapes["head"] = (c.vocab_size, hidden)
     norms = ["norm"]
     norms += ["attn_norm", "mlp_norm"] if c.norm_place != "after" else []
     norms += ["post_attn_norm", "post_mlp_norm"] if c.norm_place != "before" else []
@@ -59,7 +57,10 @@ def part_shapes(config: DecoderConfig) -> Shapes:
     if c.qk_norm is not None:
         whole = c.qk_norm == "all"
         shapes |= {"q_norm": (c.q_size if whole else c.head_dim,), "k_norm": (c.kv_size if whole else c.head_dim,)}
-    return shapes | _mlp_shapes(c)
+    shapes |= _mlp_shapes(c)
+    if not c.tie_embeddings:
+        shapes["head"] = (c.vocab_size, hidden)
+    return shapes
 
 
 def _mlp_shapes(c: DecoderConfig) -> Shapes:

@@ -215,7 +215,7 @@ def test_a_drafter_continues_from_another(finished: Trainer, text: Corpus, layer
     going_on = Trainer(config, TARGET, text)
     going_on.run(tmp_path)
     assert run(going_on.model, batch) < run(model, batch)
-    assert all(np.abs(np.asarray(layer.down[...])).max() > 0 for layer in going_on.model.layers)
+    assert all(np.abs(np.asarray(vars(layer)["down"][...])).max() > 0 for layer in going_on.model.layers)
     going_on.export(path)  # under the same name: not what that run began with
     with pytest.raises(ConfigError, match=r"work: .*begin: .*d\.safetensors \(\w+\) there, .* here"):
         Trainer(config, TARGET, text).run(tmp_path)

@@ -170,6 +170,7 @@ CHECKED = {
     "make serve": "it installs, perhaps another Python or CUDA; what it starts then is run with the other commands",
     "make test": "it is what runs these tests",
     "make test-fast": "the same",
+    "make test-families": "it takes ten minutes; .ci/run does it",
     "make test-gpu-compile": "it downloads JAX's CUDA plugin; .ci/run does it",
     "make lint": "it installs the linters and checks the whole checkout; .ci/run does it",
     "make install": "it changes what the tests run in",
@@ -195,4 +196,5 @@ NO_COMMANDS = {
     ("README.md", "jaxspec/            the engine and everything that uses it"),
     ("docs/architecture.md", "jaxspec.serve, jaxspec.bench, jaxspec.llm  →  jaxspec.engine  →  jaxspec.draft  →  "
      "jaxspec.step  →  jaxspec.models"),
+    ("docs/models.md", '"olmo2": Family('),
 }  # fmt: skip
