@@ -13,6 +13,7 @@ PRESETS = {
     "none.yaml": "draft: none\n",
     "cold.yaml": "draft: [suffix, truncated:1]\nsuffix_tokens: 0\n",
     "again.yaml": "draft: [suffix, truncated:1]\n",
+    "warm.yaml": "draft: [suffix, truncated:1]\n",
     "auto.yaml": "draft: [ngram, truncated:1]\n",
     "ngram.yaml": "draft: [ngram]\n",
     "eagle.yaml": "draft: [truncated:1]\n",
@@ -46,7 +47,7 @@ def write(folder: Path) -> None:
         for row in rows
     ]  # fmt: skip
     jsonl(folder / "DATA" / "prompts" / "alpaca_eval.jsonl", answers)
-    for name in ("prompts.jsonl", "FILE"):
+    for name in ("prompts.jsonl", "FILE", "KNOWN.jsonl"):
         jsonl(folder / name, rows)
     (folder / "TEXT").write_text("Owls fly by night, and nobody hears them. " * 40)
     steps = range(200)
