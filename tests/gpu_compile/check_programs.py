@@ -13,14 +13,20 @@ import jax
 import pytest
 
 from helpers.cards import LLAMA_8B, SMOLLM2
+from helpers.families import recorded
 from helpers.gpu_compiler import CARDS, Compiled
 from helpers.gpu_programs import compile_round, compile_step
+from jaxspec.models.config import Experts
+from jaxspec.models.load.hf_config import decoder_config
 from jaxspec.step.kv_int8 import AnyKVCache
 
 #: Most kernels of a layer, and of all that surrounds the layers: input, head, argmax, acceptance, commit.
 LAYER, REST = 13, 75
 #: A Mistral-like model of four layers: groups of four, and a sliding window in every layer.
 WINDOWED = replace(LLAMA_8B, num_layers=4, sliding_window=4096)
+
+#: Tiny models of every family.
+RECORDED = recorded()
 
 #: (name, card, program, its batch shape) -> None: adds a row to the table at the end.
 Report = Callable[..., None]
@@ -79,6 +85,24 @@ def test_float32_uses_no_lower_precision(report: Report) -> None:
     report("SmolLM2-135M, 2 layers, float32, 16 tokens", "h200", program, shape)
     check(program, 2, cache, bound)
     assert not re.search(r"mma\S*\.(tf32|bf16|f16)", program.ptx)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_every_family(name: str, report: Report) -> None:
+    """Softcaps, windows, learned positions and experts do not break the graph into pieces."""
+    c = decoder_config(RECORDED[name]["config"], name)
+    program, shape, _, _ = compile_step("h200", c, 16)
+    report(f"tiny {name}, 16 tokens", "h200", program, shape)
+    assert program.outside == ["kCommandBuffer"]
+    assert program.named("tree_attention") == program.named("merge_attention") == c.num_layers
+
+
+@pytest.mark.parametrize("tokens", [16, 256])
+def test_experts_take_no_more_memory_than_is_left_free(tokens: int, report: Report) -> None:
+    c = replace(LLAMA_8B, num_layers=2, hidden_size=2048, num_heads=16, experts=Experts(16, 4, 1024))
+    program, shape, _, bound = compile_step("h200", c, tokens)
+    report(f"16 experts, 2 layers, {tokens} tokens", "h200", program, shape)
+    assert program.temporary_bytes <= bound
 
 
 def test_a_draft_round(report: Report) -> None:
