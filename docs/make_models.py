@@ -27,6 +27,7 @@ MODELS = {
     "smollm3": ("SmolLM3", "smollm3"),
     "granite": ("Granite 3", "granite"),
     "mixtral": ("Mixtral", "llama"),
+    "qwen2_moe": ("Qwen1.5-MoE, Qwen2-MoE", "qwen2moe"),
     "qwen3_moe": ("Qwen3-MoE", "qwen3moe"),
     "gpt_neox": ("GPT-NeoX, Pythia", "gptneox"),
     "gpt2": ("GPT-2", "gpt2"),
@@ -58,7 +59,7 @@ def parts(c: DecoderConfig) -> tuple[str, str, str]:
     ]
     mlp = f"{c.activation}{', gated' if c.gated else ''}"
     if c.experts is not None:
-        mlp = f"{c.experts.chosen} of {c.experts.count} experts"
+        mlp = f"{c.experts.chosen} of {c.experts.count} experts" + (", one shared" if c.experts.shared_width else "")
     mlp += ", next to attention" if c.parallel_residual else ""
     return f"{c.norm}{norm}; {place}", ", ".join(a for a in attention if a) or "plain", mlp
 

@@ -40,12 +40,14 @@ class Experts:
 
     count: experts of a layer. chosen: experts of a token, those with the highest router logits. width: intermediate
     size of one. normalised: whether the weights of the chosen ones sum to 1, else they are those of a softmax over all.
+    shared_width: intermediate size of an expert that all tokens use, each with a weight of its own; 0: there is none.
     """
 
     count: int
     chosen: int
     width: int
     normalised: bool = True
+    shared_width: int = 0
 
     def __post_init__(self) -> None:
         for name in ("count", "chosen", "width"):

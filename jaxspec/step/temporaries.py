@@ -102,6 +102,7 @@ class Program:
         if (e := c.experts) is not None:  # rows by expert, and for each expert a masked copy of them
             rows = t * e.chosen
             mlp = rows * (3 * e.width + 4 * c.hidden_size) * 4 + e.count * rows * max(c.hidden_size, e.width) * 4
+            mlp += t * 3 * e.shared_width * 4
         return max(self._attention(shape), mlp)
 
     def _attention(self, shape: BatchShape) -> float:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxspec.models.config import Experts
 from jaxspec.models.load import gguf_layouts as layouts
 from jaxspec.models.load.layout import Layout
 
@@ -65,6 +66,15 @@ _PLAIN_MLP: dict[str, Any] = {
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(layouts.INTERLEAVED),
     "qwen2": Architecture(),
+    "qwen2moe": Architecture(
+        layouts.SHARED,
+        {
+            "experts": lambda get: Experts(
+                get("expert_count"), get("expert_used_count"), get("expert_feed_forward_length"), False,
+                get("expert_shared_feed_forward_length"),
+            ),
+        },
+    ),
     "qwen3": Architecture(parts={"qk_norm": "head"}),
     "qwen3moe": Architecture(parts={"qk_norm": "head"}),
     "gemma2": Architecture(

@@ -12,7 +12,8 @@ _PARTS = {
     "post_mlp_norm": "post_ffw_norm", "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output",
     "q_norm": "attn_q_norm", "k_norm": "attn_k_norm", "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down",
     "router": "ffn_gate_inp", "expert_gate": "ffn_gate_exps", "expert_up": "ffn_up_exps",
-    "expert_down": "ffn_down_exps",
+    "expert_down": "ffn_down_exps", "shared_gate": "ffn_gate_shexp", "shared_up": "ffn_up_shexp",
+    "shared_down": "ffn_down_shexp", "shared_router": "ffn_gate_inp_shexp",
 }  # fmt: skip
 
 
@@ -29,6 +30,7 @@ for _part, _name in _PARTS.items():
 
 #: Rows as in Hugging Face checkpoints.
 PLAIN = Layout(_NAMES)
+SHARED = replace(PLAIN, flat=frozenset(("shared_router",)))
 #: With queries and keys in llama.cpp's rotary order.
 _Q, _K = halves(lambda c: c.num_heads), halves(lambda c: c.num_kv_heads)
 INTERLEAVED = replace(PLAIN, rows={"q": _Q, "k": _K, "q_bias": _Q, "k_bias": _K})

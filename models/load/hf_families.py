@@ -134,6 +134,23 @@ FAMILIES: dict[str, Family] = {
         },
         windowed=_all,
     ),
+    "qwen2_moe": Family(
+        layouts.QWEN_SHARED,
+        _QWEN | {
+            "num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632, "norm_topk_prob": False, "decoder_sparse_step": 1,
+            "mlp_only_layers": None,
+        },
+        renamed={"num_local_experts": "num_experts"},
+        parts={
+            "qkv_bias": lambda c: bool(c.get("qkv_bias", True)), "o_bias": False,
+            "experts": lambda c: Experts(
+                c["num_experts"], c["num_experts_per_tok"], c["moe_intermediate_size"], bool(c["norm_topk_prob"]),
+                c["shared_expert_intermediate_size"],
+            ),
+        },
+        windowed=_last, only=_ALL_EXPERTS,
+    ),
     "qwen3_moe": Family(
         layouts.QWEN_MOE,
         _QWEN | {

@@ -67,6 +67,14 @@ QWEN_MOE = Layout(
     )
 )
 
+QWEN_SHARED = Layout(
+    {
+        **QWEN_MOE.names,
+        **{f"shared_{name}": f"{_LAYER}mlp.shared_expert.{name}_proj.weight" for name in ("gate", "up", "down")},
+        "shared_router": _LAYER + "mlp.shared_expert_gate.weight",
+    }
+)
+
 
 def _both(**names: str) -> dict[str, str]:
     """Weight and bias of each."""

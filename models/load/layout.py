@@ -30,6 +30,7 @@ class Layout:
     rows: of parts that are some rows of a tensor, or have them in another order.
     transposed: parts that are stored `[in, out]`.
     plus_one: parts that are stored minus one.
+    flat: matrices of one row that are stored as vectors.
     prefix: with which some checkpoints begin all names and others none.
     ignored: ends of the names of tensors that are no weights.
     """
@@ -38,6 +39,7 @@ class Layout:
     rows: Mapping[str, RowsOf] = field(default_factory=dict[str, RowsOf])
     transposed: frozenset[str] = frozenset()
     plus_one: frozenset[str] = frozenset()
+    flat: frozenset[str] = frozenset()
     prefix: str = ""
     ignored: tuple[str, ...] = ()
 

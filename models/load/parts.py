@@ -9,7 +9,7 @@ Shapes = dict[str, tuple[int, ...]]
 #: Parts that a model has once; the others are a layer's.
 ONCE = ("embed", "positions", "norm", "norm_bias", "head")
 #: The parts of a layer that are matrices; the others are vectors. Those of `EXPERTS` are a matrix for each expert.
-MATRICES = ("qkv", "o", "gate_up", "down", "router")
+MATRICES = ("qkv", "o", "gate_up", "down", "router", "shared_gate_up", "shared_down", "shared_router")
 EXPERTS = ("experts_gate_up", "experts_down")
 #: Weight of a layer -> the parts that are fused into it, those that the configuration has.
 _FUSED = {
@@ -31,6 +31,9 @@ _FUSED = {
     "router": ("router",),
     "experts_gate_up": ("expert_gate", "expert_up"),
     "experts_down": ("expert_down",),
+    "shared_gate_up": ("shared_gate", "shared_up"),
+    "shared_down": ("shared_down",),
+    "shared_router": ("shared_router",),
     "post_mlp_norm": ("post_mlp_norm",),
 }
 
@@ -67,7 +70,11 @@ def _mlp_shapes(c: DecoderConfig) -> Shapes:
     hidden, width = c.hidden_size, c.intermediate_size
     if (e := c.experts) is not None:
         each: Shapes = {"expert_gate": (e.width, hidden), "expert_up": (e.width, hidden)}
-        return {"router": (e.count, hidden), **each, "expert_down": (hidden, e.width)}
+        each |= {"router": (e.count, hidden), "expert_down": (hidden, e.width)}
+        if e.shared_width:
+            each |= {name: (e.shared_width, hidden) for name in ("shared_gate", "shared_up")}
+            each |= {"shared_down": (hidden, e.shared_width), "shared_router": (1, hidden)}
+        return each
     shapes: Shapes = {"gate": (width, hidden)} if c.gated else {}
     shapes |= {"up": (width, hidden), "down": (hidden, width)}
     if c.mlp_bias:

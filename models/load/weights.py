@@ -158,7 +158,7 @@ def _tensors(config: DecoderConfig, layout: Layout) -> Iterator[tuple[str, tuple
     for part, shape in part_shapes(config).items():
         rows = layout.rows_of(part, config)
         stored = shape if rows is None else (rows.total, *shape[1:])
-        stored = stored[::-1] if part in layout.transposed else stored
+        stored = stored[::-1] if part in layout.transposed else stored[1:] if part in layout.flat else stored
         places = layout.names[part].count("{}")
         each = part.startswith("expert_")
         if each and places < 2:  # the experts of a layer in one tensor
@@ -217,7 +217,7 @@ class _PartReader:
     def matrix(self, part: str, layer: int, expert: int = 0) -> StoredMatrix:
         """A part in its stored form. One that is stored `[in, out]` cannot stay as small as it is."""
         layout, name = self._layout, self._layout.name(part, layer, expert)
-        if part in layout.transposed:
+        if part in layout.transposed or part in layout.flat:
             out, depth = part_shapes(self._config)[part]
             return StoredMatrix.read_by(partial(self._tensor, part, layer, expert), (out, depth))
         found = self._source.matrix(name)
@@ -233,6 +233,8 @@ class _PartReader:
         stored = self._source.read(layout.name(part, layer, expert))
         if part in layout.transposed:
             stored = stored.T
+        if part in layout.flat:
+            stored = stored[None]
         if (rows := layout.rows_of(part, self._config)) is not None:
             stored = stored[rows.places]
         return stored.astype(np.float32) + 1 if part in layout.plus_one else stored

@@ -72,6 +72,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "logits_scaling": 2.0,
     },
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16},
+    "qwen2_moe": {
+        "model_type": "qwen2_moe", "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40, "norm_topk_prob": False,
+    },
     "qwen3_moe": {
         "model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
         "norm_topk_prob": True,

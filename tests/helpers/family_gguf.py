@@ -17,7 +17,8 @@ from jaxspec.models.load.parts import fused_parts, part_shapes
 #: `model_type` of Hugging Face -> `general.architecture`, and what the header says of the parts.
 FAMILIES: dict[str, str] = {
     "llama": "llama", "mixtral": "llama", "gemma2": "gemma2", "gemma3_text": "gemma3", "phi3": "phi3", "olmo2": "olmo2",
-    "smollm3": "smollm3", "granite": "granite", "gpt2": "gpt2", "gpt_neox": "gptneox", "qwen3_moe": "qwen3moe",
+    "smollm3": "smollm3", "granite": "granite", "gpt2": "gpt2", "gpt_neox": "gptneox", "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
 }  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def header(c: DecoderConfig, arch: str) -> dict[str, Any]:
     if c.experts is not None:
         fields |= {
             "expert_count": c.experts.count, "expert_used_count": c.experts.chosen,
-            "expert_feed_forward_length": c.experts.width,
+            "expert_feed_forward_length": c.experts.width, "expert_shared_feed_forward_length": c.experts.shared_width,
         }  # fmt: skip
     if c.attention_softcap is not None:
         fields["attn_logit_softcapping"] = c.attention_softcap
@@ -81,7 +82,7 @@ def write(path: Path, model: LoadedModel, **more: Any) -> Path:
         part, layer = key.split()
         name, rows = layout.name(part, int(layer)), layout.rows_of(part, c)
         if rows is None:
-            tensors[name] = value
+            tensors[name] = value[0] if part in layout.flat else value
             continue
         whole = tensors.setdefault(name, np.zeros((rows.total, *value.shape[1:]), np.float32))
         whole[rows.places] = value
