@@ -74,18 +74,18 @@ class Block(nnx.Module):
         if c.experts is not None:
             logits = self._product(x, "router", c.experts.count, layer)
             total = mixture(c.experts, act, x, logits, partial(self._grouped, layer=layer))
-            return total + self._shared_expert(x, layer) if c.experts.shared_width else total
+            return total + self._shared_expert(x, shared, layer) if (shared := c.experts.shared_width) else total
         h = self._product(x, "gate_up", (1 + c.gated) * c.intermediate_size, layer)
         if c.gated:
             gate, up = jnp.split(h, 2, axis=-1)
             return self._product(act(gate) * up, "down", c.hidden_size, layer)
         return self._product(act(h), "down", c.hidden_size, layer)
 
-    def _shared_expert(self, x: jax.Array, layer: jax.Array | None) -> jax.Array:
+    def _shared_expert(self, x: jax.Array, width: int, layer: jax.Array | None) -> jax.Array:
         """The output of the expert that all tokens use, each with a weight of its own (Qwen2-MoE)."""
-        c, width = self.config, self.config.experts.shared_width if self.config.experts else 0
+        act = ACTIVATIONS[self.config.activation]
         gate, up = jnp.split(self._product(x, "shared_gate_up", 2 * width, layer), 2, axis=-1)
-        out = self._product(ACTIVATIONS[c.activation](gate) * up, "shared_down", c.hidden_size, layer)
+        out = self._product(act(gate) * up, "shared_down", self.config.hidden_size, layer)
         return jax.nn.sigmoid(self._product(x, "shared_router", 1, layer)) * out
 
     def _vector(self, name: str, layer: jax.Array | None) -> jax.Array | None:
