@@ -164,7 +164,7 @@ def test_gguf_broken(tmp_path: Path) -> None:
     whole_numbers = {"output_norm.weight": stored["output_norm.weight"].astype(np.int8)}
     with pytest.raises(ModelLoadError, match=r"tensor output_norm.weight is quantised as I8, which can't be read"):
         load_model(str(write_gguf(tmp_path / "i8.gguf", c, stored | whole_numbers)))
-    with pytest.raises(ModelLoadError, match=r"'rwkv7' is not supported; llama, qwen2, qwen3"):
+    with pytest.raises(ModelLoadError, match=r"'rwkv7' is not supported; llama, qwen2, "):
         load_model(str(write_gguf(tmp_path / "g.gguf", replace(c, family="rwkv7"), {})))
 
 
