@@ -135,7 +135,7 @@ class DecoderConfig:
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
     def for_length(self, positions: int) -> DecoderConfig:
-        """The configuration for requests of at most so many positions: decides between LongRoPE's divisors, as
+        """The configuration for requests of at most `positions` tokens: decides between LongRoPE's divisors, as
         llama.cpp does. Then a token's keys do not depend on how long its request becomes."""
         scaling = self.rope_scaling
         if scaling is None or scaling.kind != "longrope" or positions > scaling.original_max_position:
@@ -152,7 +152,7 @@ class DecoderConfig:
         )
 
     def alike(self, layers: int) -> DecoderConfig:
-        """The configuration of a drafter of so many layers, all alike: no sliding window, all of them rotated."""
+        """The configuration of a drafter of `layers` layers, all alike: no sliding window, all of them rotated."""
         return replace(
             self, num_layers=layers, windowed_layers=(), sliding_window=None, unrotated_layers=(), local_rope_theta=None
         )

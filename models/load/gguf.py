@@ -130,7 +130,7 @@ def _config(file: GGUFFile) -> DecoderConfig:
         eos_token_ids=() if tokens[0] is None else (tokens[0],),
         bos_token_id=tokens[1],
     )
-    given["experts"] = _experts(f"{where}: {arch}", get, need)
+    given["experts"] = _experts(f"{where}: {arch}", family.experts_normalised, get, need)
     fixed = {key: value(get) if callable(value) else value for key, value in family.parts.items()}
     given |= {key: _shortest(value) if isinstance(value, float) else value for key, value in fixed.items()}
     if given.get("positions") == "learned":
@@ -139,12 +139,13 @@ def _config(file: GGUFFile) -> DecoderConfig:
     return replace(config, rope_scaling=_rope_scaling(file, config, get))
 
 
-def _experts(where: str, get: Callable[..., Any], need: Callable[[str], Any]) -> Experts | None:
+def _experts(where: str, normalised: bool, get: Callable[..., Any], need: Callable[[str], Any]) -> Experts | None:
     if not (count := get("expert_count", 0)):
         return None
     if not 0 < need("expert_used_count") <= count:
         raise ModelLoadError(f"{where}.expert_used_count must be between 1 and expert_count ({count})")
-    return Experts(count, need("expert_used_count"), get("expert_feed_forward_length") or need("feed_forward_length"))
+    width = get("expert_feed_forward_length") or need("feed_forward_length")
+    return Experts(count, need("expert_used_count"), width, normalised, get("expert_shared_feed_forward_length", 0))
 
 
 def _rope_scaling(file: GGUFFile, config: DecoderConfig, get: Callable[..., Any]) -> RopeScaling | None:

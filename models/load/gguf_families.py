@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxspec.models.config import Experts
 from jaxspec.models.load import gguf_layouts as layouts
 from jaxspec.models.load.layout import Layout
 
@@ -23,11 +22,13 @@ class Architecture:
 
     parts: fields of `DecoderConfig` that it fixes; functions read them from the header.
     without: settings of other models with the same name, which are not supported.
+    experts_normalised: `Experts.normalised`.
     """
 
     layout: Layout = layouts.PLAIN
     parts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     without: tuple[str, ...] = ()
+    experts_normalised: bool = True
 
 
 def _windowed(every: int) -> Callable[[Get], tuple[int, ...]]:
@@ -66,15 +67,7 @@ _PLAIN_MLP: dict[str, Any] = {
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(layouts.INTERLEAVED),
     "qwen2": Architecture(),
-    "qwen2moe": Architecture(
-        layouts.SHARED,
-        {
-            "experts": lambda get: Experts(
-                get("expert_count"), get("expert_used_count"), get("expert_feed_forward_length"), False,
-                get("expert_shared_feed_forward_length"),
-            ),
-        },
-    ),
+    "qwen2moe": Architecture(layouts.SHARED, experts_normalised=False),
     "qwen3": Architecture(parts={"qk_norm": "head"}),
     "qwen3moe": Architecture(parts={"qk_norm": "head"}),
     "gemma2": Architecture(

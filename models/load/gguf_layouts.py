@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxspec.models.load.layout import Layout, halves, in_turn
+from jaxspec.models.load.layout import GATE_UP, QKV, Layout, halves
 
 _LAYER = "blk.{}."
 _PARTS = {
@@ -35,14 +35,12 @@ SHARED = replace(PLAIN, flat=frozenset(("shared_router",)))
 _Q, _K = halves(lambda c: c.num_heads), halves(lambda c: c.num_kv_heads)
 INTERLEAVED = replace(PLAIN, rows={"q": _Q, "k": _K, "q_bias": _Q, "k_bias": _K})
 #: q|k|v in one tensor.
-_QKV = in_turn(lambda c: c.q_size, lambda c: c.kv_size, lambda c: c.kv_size)
-_ROWS = {f"{part}{end}": rows for part, rows in zip("qkv", _QKV, strict=True) for end in ("", "_bias")}
+_ROWS = {f"{part}{end}": rows for part, rows in zip("qkv", QKV, strict=True) for end in ("", "_bias")}
 _JOINT = {part: f"{_LAYER}attn_qkv.weight" for part in "qkv"} | {f"{p}_bias": f"{_LAYER}attn_qkv.bias" for p in "qkv"}
 FUSED_QKV = replace(PLAIN, names={**PLAIN.names, **_JOINT}, rows=_ROWS)
 #: And gate|up.
-_GATE_UP = in_turn(lambda c: c.intermediate_size, lambda c: c.intermediate_size)
 FUSED = replace(
     FUSED_QKV,
     names={**FUSED_QKV.names, "gate": PLAIN.names["up"]},
-    rows={**_ROWS, "gate": _GATE_UP[0], "up": _GATE_UP[1]},
+    rows={**_ROWS, "gate": GATE_UP[0], "up": GATE_UP[1]},
 )

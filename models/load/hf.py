@@ -19,7 +19,7 @@ from jaxspec.models.load.files import read_json
 from jaxspec.models.load.generation_config import read_generation_config, sampling_of
 from jaxspec.models.load.hf_config import decoder_config
 from jaxspec.models.load.hf_families import FAMILIES
-from jaxspec.models.load.hf_quantized import Dequantized, quantization
+from jaxspec.models.load.hf_quantized import NARROW, Dequantized, quantization
 from jaxspec.models.load.hf_tokenizer import load_tokenizer
 from jaxspec.models.load.layout import Layout
 from jaxspec.models.load.loaded import LoadedModel
@@ -28,8 +28,6 @@ from jaxspec.models.load.weights import TensorSource, check_tensors, lazy_weight
 
 _INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
-#: Numbers of 8 bits: those of quantised weights.
-_NARROW = {"I8": np.int8, "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
 #: Type in a safetensors file -> dtype in which its tensors are read.
 _READ_AS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F64": np.float32}
 
@@ -87,13 +85,13 @@ class SafetensorsFolder:
 
     def raw(self, name: str) -> np.ndarray:
         """Read a tensor in its stored dtype, also numbers of 8 bits. Raises `ModelLoadError` for other types."""
-        if (kind := self._types[name]) not in _NARROW:
+        if (kind := self._types[name]) not in NARROW:
             return self.read(name)
         # The library does not read float8 into numpy.
         path = self._path_of[name]
         begin, end = _places(path)[name]
         data = np.memmap(path, np.uint8, "r", begin, end - begin)
-        return data.view(_NARROW[kind]).reshape(self._shapes[name])
+        return data.view(NARROW[kind]).reshape(self._shapes[name])
 
     def matrix(self, name: str) -> StoredMatrix:
         rows, columns = self._shapes[name]  # experts have a tensor each

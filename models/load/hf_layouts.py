@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxspec.models.load.layout import Layout, Rows, by_head, in_turn
+from jaxspec.models.load.layout import GATE_UP, QKV, Layout, Rows, by_head
 
 _LAYER = "model.layers.{}."
 
@@ -40,15 +40,13 @@ GEMMA = Layout(
     ),
     plus_one=frozenset(("norm", "attn_norm", "post_attn_norm", "mlp_norm", "post_mlp_norm", "q_norm", "k_norm")),
 )
-_QKV = in_turn(lambda c: c.q_size, lambda c: c.kv_size, lambda c: c.kv_size)
-_GATE_UP = in_turn(lambda c: c.intermediate_size, lambda c: c.intermediate_size)
 #: q|k|v and gate|up in one tensor each.
 FUSED = Layout(
     _with(
         q="self_attn.qkv_proj.weight", k="self_attn.qkv_proj.weight", v="self_attn.qkv_proj.weight",
         gate="mlp.gate_up_proj.weight", up="mlp.gate_up_proj.weight",
     ),
-    rows=dict(zip(("q", "k", "v", "gate", "up"), (*_QKV, *_GATE_UP), strict=True)),
+    rows=dict(zip(("q", "k", "v", "gate", "up"), (*QKV, *GATE_UP), strict=True)),
 )  # fmt: skip
 MIXTRAL = Layout(
     _with(
@@ -109,7 +107,7 @@ GPT2 = Layout(
             up=_GPT2 + "mlp.c_fc", down=_GPT2 + "mlp.c_proj",
         ),
     },
-    rows={f"{part}{end}": rows for part, rows in zip("qkv", _QKV, strict=True) for end in ("", "_bias")},
+    rows={f"{part}{end}": rows for part, rows in zip("qkv", QKV, strict=True) for end in ("", "_bias")},
     transposed=frozenset("qkvo") | {"up", "down"},
     prefix="transformer.",
     ignored=("attn.bias", "attn.masked_bias"),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import ml_dtypes
 import numpy as np
 
 from jaxspec.errors import ModelLoadError
@@ -22,7 +23,7 @@ _REFUSED = {
     "auto-round": "a Q4_K_M .gguf", "hqq": "a Q4_K_M .gguf",
 }  # fmt: skip
 #: Types of weights with scales, as safetensors names them.
-_NARROW = ("I8", "F8_E4M3", "F8_E5M2")
+NARROW = {"I8": np.int8, "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
 #: Ends of the names of tensors that belong to a weight.
 _SCALES = ("_scale_inv", "_scale")
 _OTHERS = (".input_scale", ".output_scale", ".weight_shape", ".k_scale", ".v_scale")
@@ -101,8 +102,8 @@ class Dequantized:
         if name not in self._scales:
             self._tensors.check(name)
             return
-        if (kind := self._tensors.kind(name)) not in _NARROW:
-            known = ", ".join(_NARROW)
+        if (kind := self._tensors.kind(name)) not in NARROW:
+            known = ", ".join(NARROW)
             raise ModelLoadError(f"{self._where}: {name} has a scale, but is of type {kind}; {known} can be read")
         shape, scale = self._shapes[name], self._tensors.shapes[self._scales[name]]
         wanted: list[tuple[int, ...]] = [(), (1,), (1, 1), (shape[0],), (shape[0], 1)]

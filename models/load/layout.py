@@ -88,3 +88,8 @@ def halves(heads: Callable[[DecoderConfig], int]) -> RowsOf:
         return Rows(places.swapaxes(1, 2).reshape(-1), heads(c) * c.head_dim)
 
     return rows
+
+
+#: Rows of q, k and v, and of gate and up, where they are fused in one tensor.
+QKV = in_turn(lambda c: c.q_size, lambda c: c.kv_size, lambda c: c.kv_size)
+GATE_UP = in_turn(lambda c: c.intermediate_size, lambda c: c.intermediate_size)

@@ -105,7 +105,21 @@ def write_gguf(
     }
     fields = {f"{c.family}.{key}": value for key, value in header.items()}
     fields |= byte_vocabulary() if vocabulary is None else vocabulary
-    for key, value in (fields | dict(extra or {})).items():
+    add_fields(writer, fields | dict(extra or {}))
+    for name, tensor in stored.items():
+        if c.family == "llama" and (".attn_q." in name or ".attn_k." in name):
+            tensor = interleave(tensor, c.head_dim)
+        if tensor.ndim == 1:
+            writer.add_tensor(name, tensor)
+        else:
+            writer.add_tensor(name, quantize(tensor, kind), raw_dtype=kind)
+    finish(writer)
+    return path
+
+
+def add_fields(writer: gguf.GGUFWriter, fields: Mapping[str, Any]) -> None:
+    """Add fields of a header, each with the type of its value."""
+    for key, value in fields.items():
         match value:
             case bool():
                 writer.add_bool(key, value)
@@ -117,18 +131,14 @@ def write_gguf(
                 writer.add_string(key, value)
             case _:
                 writer.add_array(key, value)
-    for name, tensor in stored.items():
-        if c.family == "llama" and (".attn_q." in name or ".attn_k." in name):
-            tensor = interleave(tensor, c.head_dim)
-        if tensor.ndim == 1:
-            writer.add_tensor(name, tensor)
-        else:
-            writer.add_tensor(name, quantize(tensor, kind), raw_dtype=kind)
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def gguf_tensors(c: DecoderConfig) -> Tensors:

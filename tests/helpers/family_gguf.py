@@ -8,7 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from helpers.checkpoints import byte_vocabulary
+from helpers.checkpoints import add_fields, byte_vocabulary, finish
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.load import LoadedModel
 from jaxspec.models.load.gguf_families import ARCHITECTURES
@@ -91,26 +91,8 @@ def write(path: Path, model: LoadedModel, **more: Any) -> Path:
             f"rope_factors_{kind}.weight": np.asarray(getattr(s, kind), np.float32) for kind in ("short", "long")
         }
     writer = gguf.GGUFWriter(path, arch)
-    for name, value in {**header(c, arch), **byte_vocabulary(), **more}.items():
-        _add(writer, name, value)
+    add_fields(writer, {**header(c, arch), **byte_vocabulary(), **more})
     for name, tensor in tensors.items():
         writer.add_tensor(name, np.ascontiguousarray(tensor))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
-
-
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    match value:
-        case bool():
-            writer.add_bool(key, value)
-        case int():
-            writer.add_uint32(key, value)
-        case float():
-            writer.add_float32(key, value)
-        case str():
-            writer.add_string(key, value)
-        case _:
-            writer.add_array(key, value)
