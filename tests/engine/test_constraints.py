@@ -64,18 +64,20 @@ def plain() -> list[Any]:
     "settings",
     [
         dict(draft=["truncated:1", "ngram"], tree="fixed"),
-        dict(draft=["grammar"]),
+        dict(draft=["grammar"], tree="chain"),
         pytest.param(dict(draft=["truncated:1"], tree="global_greedy"), marks=pytest.mark.slow),
         pytest.param(dict(draft=["ngram"], kernels="xla"), marks=pytest.mark.slow),
         pytest.param(
-            dict(draft=["truncated:1"], order="las", memory="swap", kv_cache_tokens=160), marks=pytest.mark.slow
+            dict(draft=["truncated:1"], tree="chain", order="las", memory="swap", kv_cache_tokens=160),
+            marks=pytest.mark.slow,
         ),
     ],
 )
 def test_drafts_change_nothing(settings: dict[str, Any], plain: list[Any]) -> None:
     with tiny.llm(**SIZES | settings) as llm:
         assert texts(llm) == plain
-        assert llm.engine.stats().draft_tokens > 0 or settings["draft"] == ["ngram"]  # guesses nothing in random text
+        if settings.get("tree") in ("chain", "fixed"):  # the others draft only where measured times say that it pays
+            assert llm.engine.stats().draft_tokens > 0
         assert llm.engine.stats().compilations_after_warmup == 0
 
 
