@@ -66,6 +66,8 @@ class RequestMetrics:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    #: Those of `output_tokens` that the request had on arrival, see `Engine.submit`.
+    resumed_tokens: int = 0
     #: Limit on its output tokens.
     max_tokens: int = 0
     preemptions: int = 0
@@ -80,6 +82,11 @@ class RequestMetrics:
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
     @property
+    def new_tokens(self) -> int:
+        """Output tokens that this engine has generated."""
+        return self.output_tokens - self.resumed_tokens
+
+    @property
     def ttft(self) -> float | None:
         """Time to first token."""
         return None if self.first_token is None else self.first_token - self.arrival
@@ -92,9 +99,9 @@ class RequestMetrics:
     @property
     def tpot(self) -> float | None:
         """Mean time per output token after the first. None for an answer of one token."""
-        if self.first_token is None or self.finished is None or self.output_tokens < 2:
+        if self.first_token is None or self.finished is None or self.new_tokens < 2:
             return None
-        return (self.finished - self.first_token) / (self.output_tokens - 1)
+        return (self.finished - self.first_token) / (self.new_tokens - 1)
 
     @property
     def tpot_slack(self) -> float | None:
@@ -109,7 +116,7 @@ class RequestMetrics:
     @property
     def tpot_attained(self) -> bool | None:
         """Whether the TPOT SLO was met. None like `tpot_slack`, except that an answer of one token meets any."""
-        if self.slo.tpot is not None and self.finished is not None and self.output_tokens == 1:
+        if self.slo.tpot is not None and self.finished is not None and self.new_tokens == 1:
             return True
         return None if self.tpot_slack is None else self.tpot_slack >= 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from numbers import Integral
@@ -128,6 +128,12 @@ class SamplingParams:
         return bool(self.min_tokens or self.allowed_token_ids or self.bad_words or self.structured_outputs or budgeted)
 
 
+def check_tokens(name: str, ids: Iterable[int], vocab: int) -> None:
+    """Raises `InvalidRequest` naming the field if not all are token ids of a vocabulary of `vocab` tokens."""
+    if not all(isinstance(t, Integral) and 0 <= t < vocab for t in ids):
+        raise InvalidRequest(name, f"{name} token ids must be between 0 and {vocab - 1}")
+
+
 def check_request(prompt_ids: Sequence[int], params: SamplingParams, vocab: int, max_model_len: int) -> int:
     """The most tokens that the request may generate: `max_tokens`, or else what the context leaves.
 
@@ -153,6 +159,5 @@ def check_request(prompt_ids: Sequence[int], params: SamplingParams, vocab: int,
             f"prompt ({n} tokens) and max_tokens ({params.max_tokens}) exceed the context length of {max_model_len}",
         )
     for name, ids in of_vocabulary:
-        if not all(0 <= t < vocab for t in ids):
-            raise InvalidRequest(name, f"{name} token ids must be between 0 and {vocab - 1}")
+        check_tokens(name, ids, vocab)
     return params.max_tokens or max_model_len - n

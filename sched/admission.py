@@ -81,9 +81,14 @@ class SloAdmission:
         return len(self._tpot)
 
     def admit(
-        self, request: Request, prompt_tokens: int, others: Iterable[Request], seen: LoadStats = LoadStats()
+        self,
+        request: Request,
+        prompt_tokens: int,
+        others: Iterable[Request],
+        seen: LoadStats = LoadStats(),
+        admitted: bool = False,
     ) -> None:
-        """Admit a request; its SLO counts until `release`. Raises `SloRefused`.
+        """Admit a request; its SLO counts until `release`. Raises `SloRefused`, unless it was `admitted` elsewhere.
 
         `prompt_tokens`: uncached tokens of its prompt; `others`: all waiting and running requests.
         """
@@ -92,7 +97,7 @@ class SloAdmission:
         slo, others = request.slo, list(others)
         each = (len(request.tokens) + sum(len(r.tokens) for r in others)) / (1 + len(others))
         reason = self._too_slow(slo.tpot, each, seen) or self._too_late(slo.ttft, prompt_tokens, others, seen)
-        if reason:
+        if reason and not admitted:
             self.refused += 1
             raise SloRefused(reason)
         if slo.tpot is not None:

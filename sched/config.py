@@ -213,8 +213,8 @@ class SchedulerConfig:
     def check(self, request: Request, pool: PagePool) -> None:
         """Raise `ValueError` if a new request could never finish within the limits."""
         total = request.prompt_len + request.max_tokens
-        if request.prompt_len < 1 or request.prompt_len != len(request.tokens) or request.max_tokens < 1:
-            raise ValueError("a new request needs a prompt of at least one token, no output, and max_tokens >= 1")
+        if request.prompt_len < 1 or request.new_len or not 0 <= request.resumed < request.max_tokens:
+            raise ValueError("a new request needs a prompt of at least one token, and output only below max_tokens")
         if total > self.max_model_len:
             raise ValueError(f"prompt and max_tokens are {total} tokens, the limit is {self.max_model_len}")
         if pool.pages_for(total) > pool.num_pages:

@@ -193,7 +193,7 @@ class PlanBuilder:
         s = self._s
         if request.first_scheduled is None:
             request.first_scheduled = self._now
-            request.cached_tokens = request.computed
+            request.cached_tokens = min(request.computed, request.prompt_len)
             if request.reuse_prefix and self._pool.enable_prefix_caching:
                 s.prefix_queries += len(request.tokens)
                 s.prefix_hits += request.computed

@@ -41,6 +41,8 @@ class Request:
     max_tokens: int
     arrival: float
     priority: int = 0
+    #: Output tokens at the end of `tokens` that it had on arrival: another engine has generated them.
+    resumed: int = 0
     #: Its latency SLOs.
     slo: Slo = NONE
     #: Whose it is, such as a hash of the API key. Drafts for one tenant are never made of another's answers.
@@ -108,6 +110,11 @@ class Request:
     def output_len(self) -> int:
         """Output tokens so far."""
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def new_len(self) -> int:
+        """Output tokens so far that it did not have on arrival."""
+        return self.output_len - self.resumed
 
     @property
     def expected_len(self) -> float:

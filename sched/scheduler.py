@@ -163,6 +163,8 @@ class Scheduler:
             length.check(request.predicted_len)
         if request.predicted_len is not None:
             self._first_predicted(request, request.predicted_len)
+            if request.resumed:
+                request.predicted_len = length.corrected(request.predicted_len, request)
         request.number = next(self._numbers)
         self._requests[request.id] = request
         self._responses.arrived(len(self.waiting))

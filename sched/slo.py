@@ -39,15 +39,15 @@ def need(request: Request, now: float, seconds: float) -> float:
     """Tokens a decoding request needs from a step of `seconds` that begins now to meet its TPOT.
 
     A(r) of AdaServe's Eq. 5: `(l + t_spec) / tpot - o`, with l the time since its first token and o the tokens after
-    it. Minus infinity without a TPOT.
+    it. Of a resumed request, only the tokens of this engine count. Minus infinity without a TPOT.
     """
     if request.slo.tpot is None or request.first_token is None:
         return -inf
-    return (now - request.first_token + seconds) / request.slo.tpot - (request.output_len - 1)
+    return (now - request.first_token + seconds) / request.slo.tpot - (request.new_len - 1)
 
 
 def slack(request: Request, now: float) -> float:
     """Seconds until a decoding request needs its next token to meet its TPOT; infinity without one."""
     if request.slo.tpot is None or request.first_token is None:
         return inf
-    return request.slo.tpot * request.output_len - (now - request.first_token)
+    return request.slo.tpot * request.new_len - (now - request.first_token)

@@ -23,7 +23,7 @@ from jaxspec.errors import EngineDead, EngineDraining, InvalidRequest
 from jaxspec.models.load import LoadedModel
 from jaxspec.outputs import OutputDelta
 from jaxspec.predict.predictor import LengthPredictor
-from jaxspec.sampling_params import SamplingParams, check_request
+from jaxspec.sampling_params import SamplingParams, check_request, check_tokens
 from jaxspec.sched.admission import SloAdmission, tightest_slo
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import QueueFull
@@ -169,6 +169,7 @@ class Engine:
         slo: Slo | None = None,
         predict: bool = False,
         tenant: str = "",
+        resumed: Sequence[int] | None = None,
     ) -> str:
         """Queue a request. -> its id. `on_output` gets its deltas; the last one has a finish reason.
 
@@ -181,19 +182,27 @@ class Engine:
             slo: SLO in seconds; None: the configuration's.
             predict: predict its length even if it never waits.
             tenant: whose it is; suffix drafting learns from a tenant's own answers only.
+            resumed: not None: another engine has admitted it and has generated these output tokens, which may be none.
+                So neither a full queue nor its SLO refuses it. The tokens count as output but are in no delta. Greedy,
+                or with the seed of `params` set, it goes on with the tokens that the other engine would have sampled
+                (not with `acceptance: rejection` or INT8 KV).
 
         Raises `InvalidRequest`, `QueueFull`, `SloRefused` (strict admission), `EngineDead`, `EngineDraining`.
         """
         slo = self.config.slo.slo if slo is None else slo
         max_tokens = self._check(prompt_ids, params, slo)
+        before = [int(t) for t in resumed or ()]
+        check_tokens("resumed", before, self.model_config.vocab_size)
         if expected_tokens is not None and expected_tokens < 1:
             raise InvalidRequest("expected_tokens", f"expected_tokens must be at least 1, not {expected_tokens}")
         if end_as_expected and expected_tokens is None:
             raise InvalidRequest("end_as_expected", "end_as_expected needs expected_tokens")
+        # The prompt's log-probabilities come with the first output token.
+        scores_prompt = params.prompt_logprobs is not None and not before
         request = Request(
-            request_id or uuid4().hex, len(prompt_ids), [int(t) for t in prompt_ids], max_tokens,
-            self._clock(), priority,
-            reuse_prefix=params.prompt_logprobs is None, prompt_logprobs=params.prompt_logprobs is not None,
+            request_id or uuid4().hex, len(prompt_ids), [*map(int, prompt_ids), *before], max_tokens,
+            self._clock(), priority, resumed=len(before),
+            reuse_prefix=not scores_prompt, prompt_logprobs=scores_prompt,
             true_len=expected_tokens, slo=slo, tenant=tenant,
         )  # fmt: skip
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.loop.eos)
@@ -204,7 +213,8 @@ class Engine:
                 raise EngineDead(self.failure or "the engine has stopped")
             if self._health == "draining":
                 raise EngineDraining("the engine is shutting down")
-            if self.loop.scheduler.num_waiting + self._queued >= self.config.max_queued_requests:
+            full = self.loop.scheduler.num_waiting + self._queued >= self.config.max_queued_requests
+            if full and resumed is None:
                 raise QueueFull(f"{self.config.max_queued_requests} requests are waiting already; try again later")
             if request.id in self._states:
                 raise InvalidRequest("request_id", f"request {request.id!r} is already running")
@@ -213,7 +223,8 @@ class Engine:
             state = RequestState(
                 request, params, seed, self.tokenizer, stop_ids, on_output, end_at, predict, constraint
             )
-            self._admit(request)
+            state.resume(before)
+            self._admit(request, resumed is not None)
             self._states[request.id] = state
             self._inbox.append((state, False))
             self._queued += 1
@@ -245,13 +256,13 @@ class Engine:
             check_possible(slo, tightest_slo(self._times, depth, len(prompt_ids) - cached), self.config.slo.slo)
         return max_tokens
 
-    def _admit(self, request: Request) -> None:
-        """Raises `SloRefused` if strict admission refuses the request."""
+    def _admit(self, request: Request, admitted: bool) -> None:
+        """Raises `SloRefused` if strict admission refuses the request, unless another engine has admitted it."""
         cached = 0
         if request.reuse_prefix:
-            cached = self._pool.cached(request.tokens, request.prompt_len - 1, request.page_keys)
+            cached = self._pool.cached(request.tokens, len(request.tokens) - 1, request.page_keys)
         others = (state.request for state in self._states.values())
-        self._admission.admit(request, request.prompt_len - cached, others, self.loop.counters.load_stats)
+        self._admission.admit(request, len(request.tokens) - cached, others, self.loop.counters.load_stats, admitted)
 
     def stats(self) -> EngineStats:
         """A snapshot of all counters."""

@@ -102,7 +102,8 @@ class EngineLoop:
         request = state.request
         self.scheduler.add(request, now)
         # With an SLO its length also decides whether others are throttled for it.
-        self.predictions.add(request.id, request.tokens, at_once=state.predict or bool(request.slo))
+        prompt = request.tokens[: request.prompt_len]
+        self.predictions.add(request.id, prompt, at_once=state.predict or bool(request.slo))
 
     def abort(self, state: RequestState, now: float) -> None:
         """End a request that has not finished, with reason "abort"."""

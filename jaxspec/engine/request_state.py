@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxspec.constraints.constraint import Constraint
 from jaxspec.engine.detokenizer import Detokenizer
+from jaxspec.errors import InvalidRequest
 from jaxspec.models.load.tokenizer import Tokenizer
 from jaxspec.outputs import OutputDelta, RequestMetrics, TokenLogprob
 from jaxspec.sampling_params import SamplingParams
@@ -67,6 +68,19 @@ class RequestState:
         self._logprobs: list[TokenLogprob] = []
         self._prompt_logprobs: list[TokenLogprob | None] = [None]
 
+    def resume(self, tokens: Sequence[int]) -> None:
+        """Take over output tokens that the request has from elsewhere; no delta has them.
+
+        Raises `InvalidRequest` if they end the request, or if its grammar does not allow them.
+        """
+        self._take(tokens, 0)
+        if self.finish_reason is not None:
+            raise InvalidRequest("resumed", self.error or "resumed: with these output tokens the request has ended")
+        if self._undecoded:
+            self._detokenizer.push(tokens)
+        self._text, self._tokens, self._undecoded = "", [], 0
+        self.metrics.output_tokens = self.metrics.resumed_tokens = len(tokens)
+
     # -- before a step ---------------------------------------------------------------------------------------------
 
     def tree(self, scheduled: ScheduledRequest, penalty_row: int | None, unknown: int | None = None) -> Tree:
@@ -120,8 +134,15 @@ class RequestState:
             self._append_prompt_logprobs(scheduled, logprobs, first_row)
         if not tokens:
             return RequestResult()
+        new = self._take(tokens, scheduled.end - self.request.prompt_len)
+        if logprobs is not None and self.params.logprobs is not None:
+            for row, token in zip(path or [scheduled.last_row], new, strict=False):
+                self._logprobs.append(_logprob(logprobs, first_row + row, token, self.params.logprobs))
+        return RequestResult(tuple(new), self.finish_reason)
+
+    def _take(self, tokens: Sequence[int], before: int) -> list[int]:
+        """Append output tokens, `before` of which came earlier. -> those up to the one that ends the request."""
         new: list[int] = []
-        before = scheduled.end - self.request.prompt_len  # output tokens before these
         end_at = inf if self._end_at is None else self._end_at
         for token in tokens:
             new.append(token)
@@ -144,10 +165,7 @@ class RequestState:
         else:
             self._undecoded += len(new)
         self._tokens += new
-        if logprobs is not None and self.params.logprobs is not None:
-            for row, token in zip(path or [scheduled.last_row], new, strict=False):
-                self._logprobs.append(_logprob(logprobs, first_row + row, token, self.params.logprobs))
-        return RequestResult(tuple(new), self.finish_reason)
+        return new
 
     def natural_finish_reason(self, eos: frozenset[int]) -> str:
         """ "stop" or "length" if the model ended the answer itself: at a token of `eos`, or cut at max_tokens.
