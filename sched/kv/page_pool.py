@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from heapq import heappop, heappush
+from itertools import chain, islice
 
 #: Bytes of a key. 256 bits rule out collisions, also deliberate ones.
 KEY_BYTES = 32
@@ -39,6 +40,14 @@ class PrefixIndex:
     def find(self, key: bytes) -> int | None:
         """The page with this content, if there is one."""
         return self._page_of.get(key)
+
+    def key(self, page: int) -> bytes:
+        """The key of a page that is in the map."""
+        return self._key_of[page]
+
+    def keys(self) -> list[bytes]:
+        """All keys."""
+        return [*self._page_of]
 
     def insert(self, key: bytes, page: int) -> None:
         """Map `key` to `page`, unless another page already has this content."""
@@ -146,6 +155,13 @@ class PagePool:
             if page is None:
                 return
             yield page
+
+    def recent_keys(self, most: int) -> list[bytes]:
+        """Keys of at most `most` cached pages: of those that requests hold, then of the most recently used ones."""
+        if len(self._prefixes) <= most:
+            return self._prefixes.keys()
+        held = (page for page, count in enumerate(self._references) if count and page in self._prefixes)
+        return [self._prefixes.key(page) for page in islice(chain(held, reversed(self._idle)), most)]
 
     def register(
         self, tokens: Sequence[int], pages: Sequence[int], span: range, keys: list[bytes] | None = None

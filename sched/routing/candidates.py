@@ -1,0 +1,55 @@
+"""Candidates: the few of many replicas that a decision looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from jaxspec.sched.routing.power_of_two import two
+from jaxspec.sched.routing.recent_prefixes import RecentPrefixes
+from jaxspec.sched.routing.replica import Replica
+from jaxspec.sched.routing.request import RoutedRequest
+
+#: Least loaded replicas that are kept, and seconds after which they are looked up again.
+_SHORTEST, _REFRESH = 16, 0.1
+#: Least loaded replicas are looked up again after this share of the replicas was chosen.
+_SHARE = 8
+
+
+class Candidates:
+    """Of up to `all_up_to` replicas all, of more two random ones, those that were sent the request's prefix lately, and
+    the least loaded ones. So a decision takes about the same time for 20 replicas and for 1,000.
+
+    The least loaded ones are looked up 10 times a second and after each eighth of the replicas was chosen, in O(n).
+    """
+
+    def __init__(self, random: Random, all_up_to: int = 16) -> None:
+        self._random, self._all_up_to = random, all_up_to
+        self._prefixes = RecentPrefixes()
+        self._shortest: list[Replica] = []
+        self._members: frozenset[int] = frozenset()
+        self._of: Sequence[Replica] = ()
+        self._looked = float("-inf")
+        self._chosen = 0
+
+    def among(self, request: RoutedRequest, replicas: Sequence[Replica], now: float) -> Sequence[Replica]:
+        """The candidates, without repetition."""
+        if len(replicas) <= self._all_up_to:
+            return replicas
+        # A tuple cannot have changed since the last decision.
+        if self._of is not replicas or not isinstance(replicas, tuple):
+            self._of, self._members = replicas, frozenset(map(id, replicas))
+            self._looked = float("-inf")
+        if now - self._looked >= _REFRESH or _SHARE * self._chosen >= len(replicas):
+            self._shortest = sorted(replicas, key=lambda replica: replica.requests)[:_SHORTEST]
+            self._looked, self._chosen = now, 0
+        found = {id(replica): replica for replica in (*two(replicas, self._random), *self._shortest)}
+        for replica in self._prefixes.find(request.page_keys):
+            if id(replica) in self._members:
+                found[id(replica)] = replica
+        return [*found.values()]
+
+    def chose(self, request: RoutedRequest, replica: Replica) -> None:
+        """The request goes to this replica."""
+        self._chosen += 1
+        self._prefixes.add(request.page_keys, replica)

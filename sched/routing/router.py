@@ -1,0 +1,84 @@
+"""The router: keeps the replicas and their health, and routes requests by a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jaxspec.sched.routing.health import Health, HealthState
+from jaxspec.sched.routing.replica import Replica
+from jaxspec.sched.routing.report import ReplicaReport
+from jaxspec.sched.routing.request import RoutedRequest
+from jaxspec.sched.routing.routing import Routing
+
+#: Seconds between two checks of the replicas' health.
+_CHECK = 0.5
+
+
+class Router:
+    """Sends each request to a replica. Not thread-safe.
+
+    Events in: `add` and `remove` replicas, `update` with their reports, `route` a request, its `first_token` and
+    `ended`. Times are seconds on one clock, and must not go backwards.
+    """
+
+    def __init__(self, routing: Routing, health: Health | None = None) -> None:
+        self.routing = routing
+        self.health = Health() if health is None else health
+        self._replicas: dict[str, Replica] = {}
+        #: Where each request that has not ended is.
+        self._where: dict[str, Replica] = {}
+        self._available: tuple[Replica, ...] = ()
+        self._checked: float | None = None
+
+    @property
+    def replicas(self) -> Mapping[str, Replica]:
+        """All replicas by name, also those that get no requests."""
+        return self._replicas
+
+    def add(self, name: str) -> Replica:
+        """A new replica. Raises `ValueError` if there is one with this name."""
+        if name in self._replicas:
+            raise ValueError(f"replica {name!r} is here already")
+        self._checked = None
+        return self._replicas.setdefault(name, Replica(name))
+
+    def remove(self, name: str) -> list[str]:
+        """A replica is gone. Returns the ids of its requests that have not ended; they are forgotten, and can be routed
+        again. Raises `KeyError` for an unknown name."""
+        replica = self._replicas.pop(name)
+        self.health.forget(name)
+        self._checked = None
+        lost = [request_id for request_id, where in self._where.items() if where is replica]
+        for request_id in lost:
+            del self._where[request_id]
+        return lost
+
+    def update(self, name: str, report: ReplicaReport) -> None:
+        """A replica has reported. Raises `KeyError` for an unknown name."""
+        self._replicas[name].update(report)
+
+    def route(self, request: RoutedRequest, now: float) -> Replica:
+        """Choose a replica and count the request as sent there. Raises `NoReplica` if none may get it, and `ValueError`
+        if a request with its id has not ended."""
+        if request.id in self._where:
+            raise ValueError(f"request {request.id!r} was routed already")
+        if self._checked is None or now - self._checked >= _CHECK:
+            self.health.check([*self._replicas.values()], now)
+            self._checked = now
+            self._available = tuple(self.health.available(self._replicas.values()))
+        replica = self.routing.choose(request, self._available, now)
+        if self.health.state(replica) is HealthState.PROBATION:  # until the next check at least
+            self._available = tuple(other for other in self._available if other is not replica)
+        replica.sent(request, now)
+        self._where[request.id] = replica
+        return replica
+
+    def first_token(self, request_id: str, now: float) -> None:
+        """The first token of a request came back. Unknown ids are ignored."""
+        if (replica := self._where.get(request_id)) is not None:
+            replica.first_token(request_id, now)
+
+    def ended(self, request_id: str, now: float) -> None:
+        """A request has ended, by itself or not. Unknown ids are ignored."""
+        if (replica := self._where.pop(request_id, None)) is not None:
+            replica.ended(request_id, now)
