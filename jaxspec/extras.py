@@ -5,6 +5,7 @@ from __future__ import annotations
 #: Extra in pyproject.toml -> its packages; a test keeps the two equal.
 PACKAGES = {
     "bench": ("matplotlib",),
+    "ray": ("ray[serve]",),
     "retrieval": ("faiss-cpu",),
     "sentencepiece": ("sentencepiece", "protobuf"),
     "train": ("optax", "orbax-checkpoint"),
@@ -24,5 +25,5 @@ def install_hint(extra: str) -> str:
 def lacking(error: ModuleNotFoundError) -> str | None:
     """The message about a package that is missing because its extra is not installed; None if it is in no extra."""
     module = (error.name or "").partition(".")[0]
-    extra = {"faiss": "retrieval", "matplotlib": "bench", "optax": "train", "orbax": "train"}.get(module)
+    extra = {"faiss": "retrieval", "matplotlib": "bench", "optax": "train", "orbax": "train", "ray": "ray"}.get(module)
     return None if extra is None else f"{module} is missing, which this command needs: {install_hint(extra)}"

@@ -132,7 +132,8 @@ class OutputDelta:
 
     `text` may lag behind `token_ids`: incomplete UTF-8 characters and possible starts of stop strings are held back.
     `logprobs` has one entry per token of `token_ids`, or none if they were not requested. `stop_reason` is the stop
-    string or token id that ended the output. `error` is the message if `finish_reason` is "error".
+    string or token id that ended the output. `error` is the message if `finish_reason` is "error", and `refused` then
+    what `submit` would have raised, of an engine elsewhere that answers later.
     """
 
     request_id: str
@@ -144,6 +145,7 @@ class OutputDelta:
     stop_reason: str | int | None = None
     metrics: RequestMetrics | None = None
     error: str | None = None
+    refused: Exception | None = None
 
 
 @dataclass(slots=True)

@@ -8,6 +8,8 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -15,6 +17,7 @@ import numpy as np
 from jaxspec.config import EngineConfig
 from jaxspec.constraints.build import Constraints
 from jaxspec.draft.registry import flush, runners
+from jaxspec.engine.calls import Calls
 from jaxspec.engine.loop import EngineLoop
 from jaxspec.engine.metrics import Counters, EngineStats, snapshot
 from jaxspec.engine.request_state import RequestState
@@ -36,6 +39,7 @@ from jaxspec.slo import check_possible
 from jaxspec.step.profiles import Profile
 from jaxspec.step.warmup import Progress, silent
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 #: Longest sleep of an idle engine, in seconds. A new request wakes it at once.
@@ -99,6 +103,7 @@ class Engine:
         self._lock = threading.Condition()
         self._inbox: deque[tuple[RequestState, bool]] = deque()  # (request, False: it is new; True: cancel it)
         self._queued = 0  # new requests in the inbox
+        self._calls = Calls()
         self._health = "ok"
         self._stop_at: float | None = None  # when a drain ends at the latest
         self.failure: str | None = None
@@ -149,6 +154,7 @@ class Engine:
         if self._thread is None:
             self._abort_all("abort", None)
             self._health, self.failure = "dead", "the engine has been shut down"
+            self._calls.fail(EngineDead(self.failure))
             flush(self.speculator)
         elif self._thread is not threading.current_thread():
             self._thread.join(timeout + 10 * IDLE)
@@ -264,6 +270,18 @@ class Engine:
         others = (state.request for state in self._states.values())
         self._admission.admit(request, len(request.tokens) - cached, others, self.loop.counters.load_stats, admitted)
 
+    def between_steps(self, call: Callable[[EngineLoop], T]) -> Future[T]:
+        """Have the engine's thread call this with its loop before its next step. -> the result.
+
+        The future fails with what `call` raises, or with `EngineDead` if the engine stops before.
+        """
+        with self._lock:
+            future = self._calls.add(call)
+            if self._health == "dead":
+                self._calls.fail(EngineDead(self.failure or "the engine has stopped"))
+            self._lock.notify()
+        return future
+
     def stats(self) -> EngineStats:
         """A snapshot of all counters."""
         return snapshot(self.loop, self._queued, self._admission.refused)
@@ -303,6 +321,7 @@ class Engine:
             with self._lock:
                 if self._health != "dead":
                     self._health, self.failure = "dead", "the engine has been shut down"
+            self._calls.fail(EngineDead(self.failure))
             self.warm_up.stop()
             self.loop.predictions.close()
             flush(self.speculator)
@@ -310,14 +329,14 @@ class Engine:
     def _collect(self) -> bool:
         """Pass new and cancelled requests to the loop; sleep while there is nothing to do. False: end the loop."""
         with self._lock:
-            while not (self._inbox or self.loop.has_output) and (seconds := self._idle_seconds()) > 0:
+            while not (self._inbox or self._calls or self.loop.has_output) and (seconds := self._idle_seconds()) > 0:
                 self._lock.release()  # adopt and measure compiled programs while no request waits
                 try:
                     seconds = min(seconds, self.warm_up.adopt_ready(busy=self.loop.has_work))
                 finally:
                     self._lock.acquire()
                 seconds = min(seconds, self._idle_seconds())  # a shutdown may have begun meanwhile
-                if not self._inbox and seconds > 0:
+                if not (self._inbox or self._calls) and seconds > 0:
                     self._lock.wait(seconds)
             arrived, self._queued = list(self._inbox), 0
             self._inbox.clear()
@@ -328,6 +347,7 @@ class Engine:
                 self.loop.add(state, now)
             elif state.finish_reason is None:
                 self.loop.abort(state, now)
+        self._calls.make(self.loop)
         if stop_at is not None and (now >= stop_at or not self.loop.has_work):
             self.loop.deliver()
             return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ import orjson
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -58,10 +59,10 @@ class ServerOptions:
     log_requests: bool = False
 
 
-def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
-    """The ASGI application that serves a started engine."""
+def create_app(engine: Engine, options: ServerOptions | None = None, collectors: Sequence[Collector] = ()) -> FastAPI:
+    """The ASGI application that serves a started engine. `collectors`: of further metrics."""
     options = options or ServerOptions()
-    metrics = ServerMetrics(engine, engine.model_name)
+    metrics = ServerMetrics(engine, engine.model_name, collectors)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

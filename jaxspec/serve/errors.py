@@ -54,7 +54,12 @@ def bad_request() -> Iterator[None]:
     try:
         yield
     except InvalidRequest as e:
-        raise ApiError(400, str(e), param=e.field, code="invalid_value") from e
+        raise invalid(e) from e
+
+
+def invalid(e: InvalidRequest) -> ApiError:
+    """The response (400) to a request that cannot be served."""
+    return ApiError(400, str(e), param=e.field, code="invalid_value")
 
 
 def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:

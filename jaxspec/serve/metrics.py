@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, PlatformCollector, ProcessCollector, generate_latest
@@ -34,8 +34,11 @@ IN_VLLM = {
 class ServerMetrics:
     """The server's metrics registry. Engine counters are read on each scrape; latencies are observed as they occur."""
 
-    def __init__(self, engine: Engine, model_name: str) -> None:
+    def __init__(self, engine: Engine, model_name: str, more: Sequence[Collector] = ()) -> None:
+        """`more`: collectors besides the engine's."""
         self._registry = CollectorRegistry()
+        for collector in more:
+            self._registry.register(collector)
         self._registry.register(EngineCollector(engine, model_name))
         self._histograms = Histograms(self._registry, model_name, engine.max_model_len)
         self._finished = Counter(

@@ -7,17 +7,17 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.types import Receive
 
-from jaxspec.errors import EngineDead, EngineDraining
+from jaxspec.errors import EngineDead, EngineDraining, InvalidRequest
 from jaxspec.outputs import OutputDelta
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.sched.admission import SloRefused
 from jaxspec.sched.scheduler import QueueFull
 from jaxspec.serve import log
-from jaxspec.serve.errors import ApiError, bad_request
+from jaxspec.serve.errors import ApiError, invalid
 from jaxspec.slo import RequestSlo, resolve
 
 if TYPE_CHECKING:
@@ -54,10 +54,10 @@ class OutputHub:
     def __init__(self, loop: asyncio.AbstractEventLoop, options: HubOptions | None = None) -> None:
         self._loop = loop
         self.options = options or HubOptions()
-        self._outbox: deque[tuple[Generation, int, OutputDelta]] = deque()
+        self._outbox: deque[tuple[Receiver, int, OutputDelta]] = deque()
         self._awake = False
 
-    def put(self, to: Generation, index: int, delta: OutputDelta) -> None:
+    def put(self, to: Receiver, index: int, delta: OutputDelta) -> None:
         """Called in the engine's thread; never blocks."""
         self._outbox.append((to, index, delta))
         # `_flush` clears the flag before it empties the outbox, so outputs appended while the flag is set are flushed.
@@ -71,6 +71,12 @@ class OutputHub:
         while self._outbox:
             to, index, delta = self._outbox.popleft()
             to.deliver(index, delta)
+
+
+class Receiver(Protocol):
+    """Takes outputs, in the event loop's thread."""
+
+    def deliver(self, index: int, delta: OutputDelta) -> None: ...
 
 
 class Generation:
@@ -134,17 +140,10 @@ class Generation:
 
         request_id = f"{self.id}-{index}"
         try:
-            with bad_request():
-                targets = resolve(slo, self._engine.config.slo)
-                self._engine.submit(prompt, params, on_output, request_id=request_id, slo=targets, **more)
-        except QueueFull as e:
-            raise ApiError(429, f"the server is busy: {e}", code="queue_full", headers=_RETRY) from e
-        except SloRefused as e:
-            raise ApiError(429, str(e), param="slo", code="slo_unattainable", headers=_RETRY) from e
-        except EngineDraining as e:
-            raise ApiError(503, "the server is shutting down", code="draining") from e
-        except EngineDead as e:
-            raise ApiError(503, f"the engine has failed: {e}", code="engine_dead") from e
+            targets = resolve(slo, self._engine.config.slo)
+            self._engine.submit(prompt, params, on_output, request_id=request_id, slo=targets, **more)
+        except (InvalidRequest, QueueFull, SloRefused, EngineDraining, EngineDead) as e:
+            raise _refusal(e) from e
         self._unfinished[index] = request_id
         if logged:
             log.request_begins(request_id, len(prompt), params.max_tokens)
@@ -193,6 +192,8 @@ class Generation:
         return batch
 
     def _failure(self, delta: OutputDelta) -> ApiError:
+        if delta.refused is not None:
+            return _refusal(delta.refused)
         if delta.finish_reason == "abort":
             return ApiError(503, "the server aborted this request", code="aborted")
         if self._engine.health == "dead":
@@ -224,3 +225,18 @@ class Generation:
         for request_id in self._unfinished.values():
             self._engine.cancel(request_id)
         self._unfinished.clear()
+
+
+def _refusal(e: Exception) -> ApiError:
+    """The response to a request that the engine does not take."""
+    match e:
+        case InvalidRequest():
+            return invalid(e)
+        case QueueFull():
+            return ApiError(429, f"the server is busy: {e}", code="queue_full", headers=_RETRY)
+        case SloRefused():
+            return ApiError(429, str(e), param="slo", code="slo_unattainable", headers=_RETRY)
+        case EngineDraining():
+            return ApiError(503, "the server is shutting down", code="draining")
+        case _:
+            return ApiError(503, f"the engine has failed: {e}", code="engine_dead")
