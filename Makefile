@@ -25,6 +25,8 @@ TORCH        ?= torch==2.13.0
 TRANSFORMERS ?= transformers[serving]>=5.16
 # JAX's CUDA plugin, without NVIDIA's libraries, on top of $(VENV): it compiles for cards, and runs nothing.
 GPU_COMPILE_VENV ?= .venv-gpu-compile
+# Ray, on top of $(VENV).
+RAY_VENV ?= .venv-ray
 
 PY      := $(VENV)/bin/python
 LINT_PY := $(LINT_VENV)/bin/python
@@ -35,13 +37,14 @@ comma := ,
 space := $(subst ,, )
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-fast test-families test-gpu-compile lint format gpu-check gpu-run bench-peers clean FORCE
+.PHONY: help install serve test test-fast test-families test-ray test-gpu-compile lint format gpu-check gpu-run bench-peers clean FORCE
 
 help:
 	@echo "make serve        start the server on http://127.0.0.1:8000 (ARGS=\"--port 9000\")"
 	@echo "make test         run all tests, on the CPU (ARGS=\"-k bench\")"
 	@echo "make test-fast    run the tests that need neither the real model nor much time"
 	@echo "make test-families serve tiny models of every family, with drafts and swapping"
+	@echo "make test-ray     deploy a tiny model on a local Ray cluster, and kill a replica in the middle of 200 streams"
 	@echo "make test-gpu-compile  compile the steps for NVIDIA GPUs without one, and check what XLA made of them"
 	@echo "make install      install what serving needs into .venv (EXTRAS=train,bench adds more)"
 	@echo "make lint         check style, import rules and types"
@@ -52,7 +55,7 @@ help:
 	@echo "With an NVIDIA GPU, JAX for it is installed too; CUDA=none skips that, CUDA=cuda12 or cuda13 overrides."
 
 # Which extras $(VENV) needs. The machine is inspected only for goals that install something.
-ifneq ($(filter install serve test test-fast test-families test-gpu-compile bench-peers,$(MAKECMDGOALS)),)
+ifneq ($(filter install serve test test-fast test-families test-ray test-gpu-compile bench-peers,$(MAKECMDGOALS)),)
 ifeq ($(filter auto none cuda12 cuda13,$(CUDA)),)
 $(error CUDA is auto, none, cuda12 or cuda13, not "$(CUDA)")
 endif
@@ -67,7 +70,7 @@ endif
 # The CPU kernels need a C compiler. make sets CC by default, so only a CC set by the user counts.
 OWN_CC := $(if $(filter environment command,$(firstword $(origin CC))),$(firstword $(CC)))
 ZIG    := $(if $(shell for c in $(OWN_CC) cc clang gcc; do command -v $$c && break; done; true),,zig)
-TESTS  := $(if $(filter test test-fast test-families test-gpu-compile,$(MAKECMDGOALS)),test)
+TESTS  := $(if $(filter test test-fast test-families test-ray test-gpu-compile,$(MAKECMDGOALS)),test)
 WANTED := base $(NAMED) $(GPU) $(ZIG) $(TESTS)
 # JAX loads one CUDA plugin, so another one is removed. If nvidia-smi shows no GPU at the moment, nothing is removed.
 ifneq ($(GPU)$(filter none,$(CUDA)),)
@@ -94,6 +97,11 @@ test-fast: $(STAMP)
 # Two of the families are served by `make test` too, and the logits of all.
 test-families: $(STAMP)
 	$(ON_CPU) $(QUICKLY) $(PY) -m pytest -n 2 -m families $(ARGS) tests/models
+
+# Warnings are not errors here: Ray has its own.
+test-ray: $(STAMP) $(RAY_VENV)/.installed
+	JAX_PLATFORMS=cpu $(RAY_VENV)/bin/python -m pytest -s -W ignore -o python_files="check_*.py" \
+	    -o python_functions="check_*" $(ARGS) tests/ray_serve
 
 test-gpu-compile: $(STAMP) $(GPU_COMPILE_VENV)/.installed
 	JAX_PLATFORMS=cpu $(GPU_COMPILE_VENV)/bin/python -m pytest -o python_files="check_*.py" $(ARGS) tests/gpu_compile
@@ -136,7 +144,7 @@ bench-peers: $(STAMP)
 	@$(PY) -m jaxspec.bench peers --peers-folder $(PEERS_FOLDER) --peers $(PEERS) $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(LINT_VENV) $(PEERS_FOLDER) $(GPU_COMPILE_VENV) build dist build.log *.egg-info
+	rm -rf $(VENV) $(LINT_VENV) $(PEERS_FOLDER) $(GPU_COMPILE_VENV) $(RAY_VENV) build dist build.log *.egg-info
 
 %/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "jaxspec needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try make PYTHON=python3.12")'
@@ -155,6 +163,11 @@ $(LINT_VENV)/.installed: pyproject.toml | $(LINT_PY)
 $(GPU_COMPILE_VENV)/.installed: $(STAMP)
 	$(PY) -m venv $(GPU_COMPILE_VENV)
 	$(PY) .ci/gpu_compile_venv.py $(GPU_COMPILE_VENV)/bin/python
+	@touch $@
+
+$(RAY_VENV)/.installed: $(STAMP)
+	$(PY) -m venv $(RAY_VENV)
+	$(PY) .ci/ray_venv.py $(RAY_VENV)/bin/python
 	@touch $@
 
 # One static program for this processor, without the web page, which the build would download.

@@ -59,7 +59,7 @@ class RayReplica:
     async def generate(self, address: Address, submission: Submission) -> AsyncGenerator[Message, None]:
         """See `Replica.generate`."""
         if not self._is_meant(address):
-            yield Refused("lost", f"{address.replica} is not there any more")
+            yield Refused("absent")
             return
         async for message in self._replica.generate(submission):
             yield message
@@ -132,7 +132,7 @@ def build(arguments: dict[str, Any]) -> serve.Application:
         "request_router_config": RequestRouterConfig(request_router_class=AddressedRouter),
     }
     ingress = {"max_ongoing_requests": _CALLS, "graceful_shutdown_timeout_s": settings.drain_s}
-    replicas = serve.deployment(RayReplica, name="Replica", **{**replica, **settings.replica})
-    return serve.deployment(Ingress, name="Ingress", **{**ingress, **settings.ingress}).bind(
-        settings, replicas.bind(settings)
-    )
+    # Options are no arguments of the actors: to change the number of replicas must not replace them.
+    own = settings.model_copy(update={"replica": {}, "ingress": {}})
+    replicas = serve.deployment(RayReplica, name="Replica", **{**replica, **settings.replica}).bind(own)
+    return serve.deployment(Ingress, name="Ingress", **{**ingress, **settings.ingress}).bind(own, replicas)

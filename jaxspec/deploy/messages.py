@@ -63,10 +63,11 @@ class Refused:
     """The replica does not serve the request, or not to its end.
 
     invalid: no replica can. queue_full, slo: not now, another one may. lost: the replica stops or has failed, and
-    another one can go on with the request. `field`: of an invalid request.
+    another one can go on with the request. absent: it never came to the replica, which is not there any more. `field`:
+    of an invalid request.
     """
 
-    reason: Literal["invalid", "queue_full", "slo", "lost"]
+    reason: Literal["invalid", "queue_full", "slo", "lost", "absent"]
     message: str = ""
     field: str = ""
 
@@ -95,7 +96,7 @@ class Refused:
                 return QueueFull(self.message)
             case "slo":
                 return SloRefused(self.message)
-            case "lost":
+            case "lost" | "absent":
                 return EngineDead(self.message)
 
 

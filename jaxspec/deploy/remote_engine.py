@@ -215,6 +215,8 @@ class RemoteEngine:
         """What an attempt that has not ended the request means for the next one."""
         if refused.reason == "invalid":
             self._refuse(request, refused.error)
+        elif refused.reason == "absent":
+            self.replicas.remove(name)
         elif refused.reason == "lost":
             log.warning("request %s was lost with %s: %s", request.id, name, refused.message)
             self.counts.lost += 1

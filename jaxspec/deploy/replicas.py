@@ -64,10 +64,10 @@ class Replicas:
             await asyncio.wait([*self._asking.values()], timeout=limit)
 
     def remove(self, name: str) -> None:
-        """A replica has died."""
+        """A replica has died, or has stopped."""
         self._gone.add(name)
         if name in self.router.replicas:
-            log.warning("replica %s has died", name)
+            log.warning("replica %s is not there any more", name)
             self._drop(name)
 
     def _drop(self, name: str) -> None:

@@ -246,6 +246,14 @@ def test_a_replica_that_is_no_longer_listed_ends_its_requests() -> None:
     assert len(first.submissions) == 1 and not first.closed and len(fleet.replicas["b"].submissions) == 1
 
 
+def test_a_replica_that_is_absent_is_no_loss() -> None:
+    async def scenario(engine: RemoteEngine) -> None:
+        await Client(engine).all_came()
+        assert engine.counts.lost == 0 and engine.replicas.router.replicas.keys() == {"b"}
+
+    run(FakeFleet(a=FakeReplica(refusal=Refused("absent")), b=FakeReplica()), scenario, max_attempts=1)
+
+
 def test_a_dead_replica_is_not_asked_again() -> None:
     fleet = FakeFleet(a=FakeReplica(dead=True), b=FakeReplica())
 

@@ -74,6 +74,18 @@ assert not wrong, wrong
     subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE)
 
 
+def test_only_what_is_deployed_imports_ray():
+    """Which files they are, each says first."""
+    wrong = [
+        name
+        for name, path in modules("jaxspec")
+        for target in imported(path)
+        if target.partition(".")[0] == "ray"
+        and not (name.startswith("jaxspec.deploy.") and path.read_text().startswith('"""Needs Ray.'))
+    ]
+    assert not wrong
+
+
 def test_the_package_itself_is_light():
     script = "import sys, jaxspec; assert 'jax' not in sys.modules and 'jaxspec.engine.engine' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE)

@@ -184,6 +184,13 @@ def test_compiling_for_gpus_has_a_venv_of_its_own(usual: Machine, tmp_path: Path
     assert "cuda12]" not in done.stdout and "cuda13]" not in done.stdout
 
 
+def test_ray_has_a_venv_of_its_own(usual: Machine, tmp_path: Path) -> None:
+    done = usual.make("test-ray", f"RAY_VENV={tmp_path / 'ray'}")
+    assert done.returncode == 0, done.stderr
+    assert usual.installed("test-ray") == ".[test]"
+    assert f"{usual.venv}/bin/python .ci/ray_venv.py {tmp_path / 'ray'}/bin/python" in done.stdout
+
+
 def test_lint_has_a_venv_of_its_own(usual: Machine, tmp_path: Path) -> None:
     done = usual.make("lint", f"LINT_VENV={tmp_path / 'lint'}")
     assert done.returncode == 0, done.stderr
@@ -192,6 +199,7 @@ def test_lint_has_a_venv_of_its_own(usual: Machine, tmp_path: Path) -> None:
     assert [line for line in script.splitlines() if line.startswith("make")] == [
         "make test",
         "make test-families",
+        "make test-ray",
         "make test-gpu-compile",
         "make lint",
     ]
