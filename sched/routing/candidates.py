@@ -11,7 +11,7 @@ from jaxspec.sched.routing.replica import Replica
 from jaxspec.sched.routing.request import RoutedRequest
 
 #: Least loaded replicas that are kept, and seconds after which they are looked up again.
-_SHORTEST, _REFRESH = 16, 0.1
+_SHORTEST, _REFRESH = 8, 0.1
 #: Least loaded replicas are looked up again after this share of the replicas was chosen.
 _SHARE = 8
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from jaxspec.sched.routing.replica import Replica
+from jaxspec.sched.routing.report import ReplicaReport
 
 
 class HealthState(Enum):
@@ -22,18 +23,14 @@ class HealthState(Enum):
 class HealthSettings:
     """Seconds unless said otherwise. Raises `ValueError` naming what is out of range."""
 
-    #: A replica whose report is older is silent: it is taken out, and comes back with its next report.
+    #: A replica whose report is older is silent and taken out. Once it reports again it is treated like a slow one.
     silent_after: float = 3.0
-    #: A replica is slow if its step times, its prompt times or its mean TTFT are more than this many times the median
-    #: of the others.
+    #: A replica is slow if its seconds per step or per prompt token, or its TTFTs relative to what was expected, are
+    #: more than this many times the median of the others. TTFTs alone would blame a replica for its load.
     slow_factor: float = 3.0
-    #: TTFTs below this are never slow: their ratios are chance.
-    least_ttft: float = 0.1
-    #: Requests over which a mean TTFT counts.
+    #: Requests from which on its TTFTs count.
     least_answers: int = 5
-    #: A request without a first token for this long counts like one that took so long.
-    overdue_after: float = 10.0
-    #: How long a slow replica stays out before its probation.
+    #: How long a replica stays out before its probation.
     out_for: float = 10.0
     #: Requests of a probation that must go well.
     probation_requests: int = 3
@@ -42,9 +39,7 @@ class HealthSettings:
     most_out: float = 0.34
 
     def __post_init__(self) -> None:
-        for name in (
-            "silent_after", "slow_factor", "out_for", "least_answers", "overdue_after", "probation_requests"
-        ):  # fmt: skip
+        for name in ("silent_after", "slow_factor", "out_for", "least_answers", "probation_requests"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if not self.slow_factor > 1 or not 0 <= self.most_out < 1:
@@ -124,19 +119,20 @@ class Health:
         """Names of the replicas that are slow."""
         settings = self.settings
 
-        def ttft(replica: Replica) -> float | None:
+        def lateness(replica: Replica) -> float | None:
             probation = self.state(replica) is HealthState.PROBATION
             least = settings.probation_requests if probation else settings.least_answers
-            known = replica.ttft if replica.answered >= least else None
-            # A request without an answer for that long counts as one that took so long.
-            if (wait := now - replica.oldest_unanswered) > settings.overdue_after:
-                known = max(wait, known or 0.0)
-            return None if known is None else max(known, settings.least_ttft)
+            late, count = replica.lateness_by(now)
+            return late if count >= least else None
+
+        def reported(replica: Replica) -> ReplicaReport | None:
+            # Step times are learned from steps: those of a replica that was out are old, until its requests are done.
+            return None if self.state(replica) is HealthState.PROBATION else replica.report
 
         measures: tuple[Callable[[Replica], float | None], ...] = (
-            lambda r: r.report.seconds_per_step if r.report else None,
-            lambda r: r.report.seconds_per_prompt_token if r.report else None,
-            ttft,
+            lambda r: report.seconds_per_step if (report := reported(r)) else None,
+            lambda r: report.seconds_per_prompt_token if (report := reported(r)) else None,
+            lateness,
         )
         slow: set[str] = set()
         for measure in measures:

@@ -10,8 +10,10 @@ from jaxspec.sched.routing.request import RoutedRequest
 
 #: Output tokens of a request without a prediction, unless its max_tokens are fewer.
 USUAL_TOKENS = 200.0
-#: Weight of the newest TTFT in a replica's mean.
-_TTFT_WEIGHT = 0.1
+#: Weight of the newest request in a replica's mean TTFT and lateness.
+_NEWEST = 0.1
+#: Seconds that are added to TTFTs before they are compared: ratios of very short ones are chance.
+_TTFT_FLOOR = 0.1
 
 
 @dataclass(slots=True)
@@ -22,9 +24,17 @@ class _Sent:
     time: float
     prompt_tokens: int
     output_tokens: float
+    #: Expected TTFT; None: not known.
+    ttft: float | None
     #: Whether the report was made after it was sent, so that it counts there.
     reported: bool = False
     answered: bool = False
+
+    def lateness(self, now: float) -> float | None:
+        """Seconds since it was sent, relative to its expected TTFT; None: that is not known."""
+        if self.ttft is None:
+            return None
+        return (now - self.time + _TTFT_FLOOR) / (self.ttft + _TTFT_FLOOR)
 
 
 @dataclass(slots=True, eq=False)
@@ -40,8 +50,10 @@ class Replica:
     name: str
     #: None: it has not reported yet.
     report: ReplicaReport | None = None
-    #: Running mean of the seconds to the first token of requests sent here, and their number.
+    #: Running means of the seconds to the first token of requests sent here, and of those relative to what was
+    #: expected, and the number of requests that they are over.
     ttft: float = 0.0
+    lateness: float = 1.0
     answered: int = 0
     _sent: dict[str, _Sent] = field(default_factory=dict[str, _Sent])
     #: Requests that the last report counts and that have ended since.
@@ -55,14 +67,15 @@ class Replica:
 
     # -- events ----------------------------------------------------------------------------------------------------
 
-    def sent(self, request: RoutedRequest, now: float) -> None:
-        """A request was sent here. Raises `ValueError` if one with its id is here already."""
+    def sent(self, request: RoutedRequest, now: float, ttft: float | None = None) -> None:
+        """A request was sent here, and its first token is expected after `ttft` seconds (None: not known). Raises
+        `ValueError` if one with its id is here already."""
         if request.id in self._sent:
             raise ValueError(f"request {request.id!r} was sent to {self.name} already")
         prompt = request.prompt_len - self.cached_tokens(request)
-        self._sent[request.id] = _Sent(request, now, prompt, expected(request))
+        self._sent[request.id] = sent = _Sent(request, now, prompt, expected(request), ttft)
         self._keys.update(request.page_keys)
-        self._count_new()
+        self._count(sent, 1)
 
     def first_token(self, request_id: str, now: float) -> None:
         """The first token of a request came back. Unknown ids are ignored."""
@@ -71,37 +84,45 @@ class Replica:
             return
         sent.answered = True
         self.answered += 1
-        self.ttft += (now - sent.time - self.ttft) * max(_TTFT_WEIGHT, 1 / self.answered)
+        weight = max(_NEWEST, 1 / self.answered)
+        self.ttft += weight * (now - sent.time - self.ttft)
+        if (late := sent.lateness(now)) is not None:
+            self.lateness += weight * (late - self.lateness)
 
     def ended(self, request_id: str, now: float) -> None:
         """A request has ended here, by itself or not. Unknown ids are ignored."""
         sent = self._sent.pop(request_id, None)
         if sent is None:
             return
-        self._ended += sent.reported
+        if sent.reported:
+            self._ended += 1
+        else:
+            self._count(sent, -1)
         self._keys.subtract(sent.request.page_keys)
         for key in sent.request.page_keys:
             if self._keys[key] <= 0:
                 del self._keys[key]
-        self._count_new()
 
     def update(self, report: ReplicaReport) -> None:
         """Take a report; an older one than the last is ignored."""
         if self.report is not None and report.time < self.report.time:
             return
         self.report, self._ended = report, 0
-        for sent in self._sent.values():
-            sent.reported = sent.reported or sent.time <= report.time
-        self._count_new()
+        for sent in reversed(self._sent.values()):  # the last sent first
+            if sent.reported:
+                break
+            if sent.time <= report.time:
+                sent.reported = True
+                self._count(sent, -1)
 
-    def _count_new(self) -> None:
-        new = [sent for sent in self._sent.values() if not sent.reported]
-        self._new, self._new_prompt = len(new), sum(sent.prompt_tokens for sent in new)
-        self._new_output = sum(sent.output_tokens for sent in new)
+    def _count(self, sent: _Sent, sign: int) -> None:
+        self._new += sign
+        self._new_prompt += sign * sent.prompt_tokens
+        self._new_output = self._new_output + sign * sent.output_tokens if self._new else 0.0
 
     def forget_ttft(self) -> None:
         """Start its mean TTFT anew: it may have become faster."""
-        self.ttft, self.answered = 0.0, 0
+        self.ttft, self.lateness, self.answered = 0.0, 1.0, 0
 
     # -- what the policies ask ---------------------------------------------------------------------------------------
 
@@ -114,10 +135,15 @@ class Replica:
         """Requests sent here by this router that have not ended."""
         return len(self._sent)
 
-    @property
-    def oldest_unanswered(self) -> float:
-        """When the oldest of them that has no first token was sent; infinite without one."""
-        return next((sent.time for sent in self._sent.values() if not sent.answered), float("inf"))
+    def lateness_by(self, now: float) -> tuple[float, int]:
+        """(mean lateness, number of requests that it is over), where a request whose first token is later than that by
+        now counts as if it came now: a replica that hangs answers none."""
+        mean, count = self.lateness, self.answered
+        for sent in self._sent.values():
+            if not sent.answered and (late := sent.lateness(now)) is not None and late > self.lateness:
+                count += 1
+                mean += max(_NEWEST, 1 / count) * (late - mean)
+        return mean, count
 
     @property
     def requests(self) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxspec.sched.request import Request
 from jaxspec.sched.routing.prefixes import short_keys
 from jaxspec.sched.scheduler import Scheduler
 
@@ -23,7 +25,7 @@ class ReplicaReport:
     slots: int
     #: Prompt tokens of all its requests that are still to be computed, without those found in its cache.
     prompt_tokens: int
-    #: Output tokens that all its requests are predicted to generate from now on.
+    #: Output tokens that all its requests are predicted to generate from now on; without a prediction the median.
     output_tokens: float
     #: Seconds of a prompt token in a full step.
     seconds_per_prompt_token: float
@@ -49,17 +51,22 @@ class ReplicaReport:
         return (self.seconds_per_step + others * self.seconds_per_request) / self.tokens_per_step
 
 
-def report_of(scheduler: Scheduler, now: float, tokens_per_step: float = 1.0) -> ReplicaReport:
+def report_of(
+    scheduler: Scheduler, now: float, tokens_per_step: float = 1.0, queued: Sequence[Request] = ()
+) -> ReplicaReport:
     """The report of a replica with this scheduler. `now`: seconds on the router's clock; `tokens_per_step`: as in the
-    report, `LoadStats.gain` of the engine. To be called where the scheduler is: between its plans and updates.
+    report, `LoadStats.gain` of the engine; `queued`: requests that have arrived and that the scheduler does not have
+    yet. To be called in the scheduler's thread, not during its methods.
 
     Time in proportion to the requests and to the cached pages.
     """
-    waiting = [request for _, request in scheduler.waiting.longest()]
+    waiting = [*(request for _, request in scheduler.waiting.longest()), *queued]
     prompt, output, context, tightest = 0, 0.0, 0, None
     for request in (*scheduler.running, *waiting):
         prompt += max(0, request.prompt_len - request.computed)
-        output += max(1.0, request.expected_len - request.output_len)
+        if (length := request.predicted_len) is None:
+            length = scheduler.lengths.quantile(request, 0.5)
+        output += max(1.0, length - request.output_len)
         context += len(request.tokens)
         tpot = request.slo.tpot
         if tpot is not None and (tightest is None or tpot < tightest):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from jaxspec.sched.routing.forecast import forecast
 from jaxspec.sched.routing.health import Health, HealthState
 from jaxspec.sched.routing.replica import Replica
 from jaxspec.sched.routing.report import ReplicaReport
@@ -69,7 +70,8 @@ class Router:
         replica = self.routing.choose(request, self._available, now)
         if self.health.state(replica) is HealthState.PROBATION:  # until the next check at least
             self._available = tuple(other for other in self._available if other is not replica)
-        replica.sent(request, now)
+        ttft = None if replica.report is None else forecast(request, replica, now).first
+        replica.sent(request, now, ttft)
         self._where[request.id] = replica
         return replica
 

@@ -60,6 +60,17 @@ class Linear:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """Another cost model's seconds times a factor: a device that is slower than it should be."""
+
+    cost: Cost
+    factor: float
+
+    def seconds(self, load: StepLoad) -> float:
+        return self.factor * self.cost.seconds(load)
+
+
 #: SSJF §4, Table 1: milliseconds per query of 512 tokens on one V100 (16 GB).
 V100_QUERY_MS: Mapping[str, float] = {
     "opt-1.3b": 1243, "opt-2.7b": 2351, "gpt2-large": 832, "gpt2-xl": 1602, "codegen-350m": 357, "codegen-2b": 2507,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import isnan, nan
+from math import isnan
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.sim.acceptance import Acceptance
 from jaxspec.sched.sim.cost import Cost, StepLoad
+from jaxspec.sched.sim.ledger import Ledger
 from jaxspec.sched.sim.link import Link
 from jaxspec.sched.sim.workload import Workload
 from jaxspec.sched.slo import NONE, Slo
@@ -40,7 +41,7 @@ class Served:
     steps: int
     #: Pauses of all requests together.
     pauses: int
-    #: Seconds in which a step ran.
+    #: Seconds in which a step ran, over all replicas.
     busy: float
     #: Over all requests: swaps to the host, pages moved in both directions, seconds that steps waited for transfers.
     swaps: int = 0
@@ -48,6 +49,8 @@ class Served:
     stalled: float = 0.0
     #: Tokens recomputed after preemptions.
     recomputed: int = 0
+    #: Prompt tokens of each request found in the prefix cache when it was first admitted.
+    cached: np.ndarray | None = None
 
     @property
     def jct(self) -> np.ndarray:
@@ -89,6 +92,9 @@ class Served:
 class Simulation:
     """Serves `workload` with `scheduler`, which must be empty. Raises `ValueError` if drafts have no acceptance model.
 
+    `run` serves all of it. A `Cluster` has one for each replica, which share a `ledger`, and drives them step by step:
+    `add`, `begin`, `finish`.
+
     In every step each decoding request drafts a chain of `draft_length` tokens, of which `acceptance` determines the
     accepted ones; 0 disables drafting. `slo` applies to all requests if the workload has no SLOs of its own.
 
@@ -112,100 +118,92 @@ class Simulation:
         draft_length: int = 0,
         slo: Slo = NONE,
         probe: tuple[int, Callable[[Request], float]] | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         if draft_length and acceptance is None:
             raise ValueError("draft_length needs an acceptance model")
         self.scheduler, self.workload, self.cost = scheduler, workload, cost
         self._acceptance, self._draft_length = acceptance, draft_length
-        n = len(workload)
-        # Lists, because indexing an array element by element would box each number.
-        self._left: list[int] = workload.output.tolist()
-        self._slos, self._slo = workload.slos, slo
-        self._max_tokens = self._caps()
-        self._first_scheduled, self._first_token, self._finished = ([nan] * n for _ in range(3))
-        self._preemptions, self._drafted, self._accepted, self._rounds = ([0] * n for _ in range(4))
-        self._steps = self._pauses = 0
-        self._busy = self._stalled = 0.0
+        room = min(scheduler.config.max_model_len, scheduler.pool.num_pages * scheduler.pool.page_size)
+        self.ledger = Ledger(workload, room, slo) if ledger is None else ledger
+        #: Steps, pauses of all requests, seconds in which a step ran, and in which one waited for transfers.
+        self.steps = self.pauses = 0
+        self.busy = self.stalled = 0.0
         costs = scheduler.config.costs
-        self._link = Link(costs) if scheduler.config.host_pages and costs is not None else None
+        self.link = Link(costs) if scheduler.config.host_pages and costs is not None else None
         self._repredictor: Repredictor | None = None
         if probe is not None:
             every, left = probe
             self._repredictor = Repredictor(scheduler, every, lambda requests: [left(r) for r in requests])
         self._paused: set[str] = set()
         self._results: dict[tuple[int, int, int, str | None], RequestResult] = {}
+        self._under_way: tuple[Plan, float, float] | None = None
+        #: Requests that got their first token in the last step, and requests that finished in it.
+        self.answered: list[int] = []
+        self.ended: list[int] = []
 
     def run(self, advance: Callable[[], None] = lambda: None) -> Served:
         """Run until all requests are done; calls `advance` once per percent of requests done.
 
         Raises `Stuck`, and whatever `Scheduler.add` raises for a request that can never be served.
         """
-        workload, scheduler = self.workload, self.scheduler
-        arrival, input_len = workload.arrival.tolist(), workload.input.tolist()
-        predicted = workload.predicted.tolist()
-        n, now, coming, done = len(workload), 0.0, 0, 0
-        while coming < n or scheduler.has_work:
+        arrival = self.ledger.arrival
+        n, now, coming, done = len(arrival), 0.0, 0, 0
+        while coming < n or self.scheduler.has_work:
             while coming < n and arrival[coming] <= now:
-                scheduler.add(self._request(coming, input_len[coming], arrival[coming], predicted[coming]), now)
+                self.add(self.ledger.request(coming), now)
                 coming += 1
-            if self._repredictor is not None:
-                self._repredictor.predict(self._repredictor.due(), now)
-            plan = scheduler.plan(now, self._lookahead(now))
-            if self._link is not None:
-                self._link.start(plan, now)
-            if not plan.scheduled:
-                if plan.preempted or plan.paused or plan.upload:
-                    continue  # this plan only freed or moved pages, the next one schedules requests
+            end = self.begin(now)
+            if end is None:
                 now = self._next_event(now, arrival[coming] if coming < n else None)
                 continue
-            self._pauses += len(plan.paused)
-            seconds, service = self._time(plan, now)
-            if self._link is not None:
-                begin = self._link.ready(plan, now)
-                self._stalled += begin - now
-                now = begin
-            now += seconds
-            self._steps += 1
-            self._busy += seconds
-            finished = self._update(plan, now, service)
-            for _ in range(100 * done // n, 100 * (done + finished) // n):
+            now = end
+            self.finish()
+            for _ in range(100 * done // n, 100 * (done + len(self.ended)) // n):
                 advance()
-            done += finished
-        return Served(
-            workload,
-            first_scheduled=np.array(self._first_scheduled, float),
-            first_token=np.array(self._first_token, float),
-            finished=np.array(self._finished, float),
-            preemptions=np.array(self._preemptions, int),
-            drafted=np.array(self._drafted, int),
-            accepted=np.array(self._accepted, int),
-            rounds=np.array(self._rounds, int),
-            steps=self._steps,
-            pauses=self._pauses,
-            busy=self._busy,
-            swaps=scheduler.num_swaps,
-            moved=self._link.moved if self._link else 0,
-            stalled=self._stalled,
-            recomputed=scheduler.recomputed_tokens,
-        )
+            done += len(self.ended)
+        return served(self.ledger, [self])
 
-    def _request(self, i: int, input_len: int, arrival: float, predicted: float) -> Request:
-        request = Request(str(i), input_len, [0] * input_len, self._max_tokens[i], arrival)
-        request.true_len = self._left[i]
+    def add(self, request: Request, now: float) -> None:
+        """A request of the ledger has arrived. Not while a step runs: the scheduler gets it before the next one.
+
+        Raises whatever `Scheduler.add` raises for a request that can never be served.
+        """
         if self._acceptance is not None:
-            request.true_acceptance = self._acceptance.share(i, self._draft_length)
-        request.slo = self._slo if self._slos is None else self._slos[i]
-        if not isnan(predicted):  # otherwise the scheduler's length oracle predicts
-            request.predicted_len = predicted
-        return request
+            request.true_acceptance = self._acceptance.share(int(request.id), self._draft_length)
+        self.scheduler.add(request, now)
 
-    def _caps(self) -> list[int]:
-        """`max_tokens` of each request."""
-        workload, pool = self.workload, self.scheduler.pool
-        if workload.max_tokens is not None:
-            return workload.max_tokens.tolist()
-        room = min(self.scheduler.config.max_model_len, pool.num_pages * pool.page_size) - workload.input
-        return np.maximum(workload.output, np.minimum(workload.caps, room)).tolist()
+    def begin(self, now: float) -> float | None:
+        """Start the next step, and return when it ends; `finish` comes then. None: there is nothing to run."""
+        scheduler = self.scheduler
+        if self._repredictor is not None:
+            self._repredictor.predict(self._repredictor.due(), now)
+        while True:
+            plan = scheduler.plan(now, self._lookahead(now))
+            if self.link is not None:
+                self.link.start(plan, now)
+            if plan.scheduled:
+                break
+            if not (plan.preempted or plan.paused or plan.upload):
+                return None
+            # This plan only freed or moved pages, the next one schedules requests.
+        self.pauses += len(plan.paused)
+        seconds, service = self._time(plan, now)
+        if self.link is not None:
+            begin = self.link.ready(plan, now)
+            self.stalled += begin - now
+            now = begin
+        self.steps += 1
+        self.busy += seconds
+        self._under_way = plan, now + seconds, service
+        return now + seconds
+
+    def finish(self) -> None:
+        """The step has ended: pass its results to the scheduler. Afterwards `answered` and `ended` are its requests."""
+        assert self._under_way is not None
+        plan, now, service = self._under_way
+        self._under_way, self.answered, self.ended = None, [], []
+        self._update(plan, now, service)
 
     def _next_event(self, now: float, arrival: float | None) -> float:
         """Time of the next arrival or of the scheduler's next wake-up. Raises `Stuck` if there is neither."""
@@ -254,11 +252,12 @@ class Simulation:
                     swapped += scheduled.start
         return swapped
 
-    def _update(self, plan: Plan, now: float, service: float) -> int:
-        """Pass the step's results to the scheduler. Returns the number of requests that finished."""
+    def _update(self, plan: Plan, now: float, service: float) -> None:
+        """Pass the step's results to the scheduler, and note them in the ledger."""
         results: list[RequestResult] = []
         finished: list[Request] = []
-        left = self._left
+        ledger = self.ledger
+        left, first_token = ledger.left, ledger.first_token
         for scheduled in plan.scheduled:
             request = scheduled.request
             if scheduled.start + scheduled.count < len(request.tokens):
@@ -267,16 +266,17 @@ class Simulation:
             i = int(request.id)
             drafted, accepted = self._round(scheduled)
             if drafted:
-                self._drafted[i] += drafted
-                self._accepted[i] += accepted
-                self._rounds[i] += 1
+                ledger.drafted[i] += drafted
+                ledger.accepted[i] += accepted
+                ledger.rounds[i] += 1
             new = min(accepted + 1, left[i])
             left[i] -= new
-            if isnan(self._first_token[i]):
-                self._first_token[i] = now
+            if isnan(first_token[i]):
+                first_token[i] = now
+                self.answered.append(i)
             if not left[i]:
                 finished.append(request)
-                self._finished[i] = now
+                ledger.finished[i] = now
             reason = None
             if not left[i]:
                 reason = "stop" if request.output_len + new < request.max_tokens else "length"
@@ -285,9 +285,10 @@ class Simulation:
         for request in finished:
             i = int(request.id)
             assert request.first_scheduled is not None
-            self._first_scheduled[i], self._preemptions[i] = request.first_scheduled, request.preemptions
+            ledger.first_scheduled[i], ledger.preemptions[i] = request.first_scheduled, request.preemptions
+            ledger.cached[i] = request.cached_tokens
+            self.ended.append(i)
             self._ended(request)
-        return len(finished)
 
     def _round(self, scheduled: ScheduledRequest) -> tuple[int, int]:
         """Draft tokens of this scheduled request: (verified, accepted)."""
@@ -307,3 +308,25 @@ class Simulation:
         if (cached := self._results.get(key)) is None:
             cached = self._results[key] = RequestResult((0,) * tokens, reason, proposed=drafted, accepted=accepted)
         return cached
+
+
+def served(ledger: Ledger, simulations: Sequence[Simulation]) -> Served:
+    """The results of simulations that have served the ledger's requests together."""
+    return Served(
+        ledger.workload,
+        first_scheduled=np.array(ledger.first_scheduled, float),
+        first_token=np.array(ledger.first_token, float),
+        finished=np.array(ledger.finished, float),
+        preemptions=np.array(ledger.preemptions, int),
+        drafted=np.array(ledger.drafted, int),
+        accepted=np.array(ledger.accepted, int),
+        rounds=np.array(ledger.rounds, int),
+        steps=sum(s.steps for s in simulations),
+        pauses=sum(s.pauses for s in simulations),
+        busy=sum(s.busy for s in simulations),
+        swaps=sum(s.scheduler.num_swaps for s in simulations),
+        moved=sum(s.link.moved for s in simulations if s.link is not None),
+        stalled=sum(s.stalled for s in simulations),
+        recomputed=sum(s.scheduler.recomputed_tokens for s in simulations),
+        cached=np.array(ledger.cached, int),
+    )

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxspec.sched.sim import json_lines
 from jaxspec.sched.sim.arrivals import Arrival
+from jaxspec.sched.sim.prompts import Prompts
 from jaxspec.sched.slo import NONE, Slo
 
 #: Approximate characters per token of English text and code with a LLaMA-like vocabulary.
@@ -37,8 +38,8 @@ class Workload:
     """The requests to serve; arrays are `[requests]`.
 
     arrival: seconds, ascending; input, output: tokens; predicted: output tokens, NaN without a prediction; tpot: the
-    TPOT SLO in seconds, NaN without one; max_tokens: its limit, at least `output`; None: `MAX_TOKENS` for all.
-    Raises `ValueError` naming the invalid array.
+    TPOT SLO in seconds, NaN without one; max_tokens: its limit, at least `output`; None: `MAX_TOKENS` for all; prompts:
+    what they share; None: nothing is known of it. Raises `ValueError` naming the invalid array.
     """
 
     arrival: np.ndarray
@@ -47,6 +48,7 @@ class Workload:
     predicted: np.ndarray
     tpot: np.ndarray | None = None
     max_tokens: np.ndarray | None = None
+    prompts: Prompts | None = None
 
     def __post_init__(self) -> None:
         for name in ("input", "output", "predicted", "tpot", "max_tokens"):
@@ -60,6 +62,8 @@ class Workload:
                 raise ValueError(f"{name} must be at least one token for every request")
         if self.max_tokens is not None and (self.max_tokens < self.output).any():
             raise ValueError("max_tokens must be at least output for every request")
+        if self.prompts is not None and len(self.prompts) != len(self):
+            raise ValueError(f"prompts has {len(self.prompts)} rows for {len(self)} arrivals")
 
     def __len__(self) -> int:
         return len(self.arrival)

@@ -123,14 +123,14 @@ def test_every_request_ends(seed, kind, prefill):
     arrival = np.sort(rng.uniform(0, 2, n))
     scheduled = Workload(arrival, rng.integers(1, 90, n), rng.integers(1, 60, n), np.full(n, np.nan))
     simulation = Simulation(scheduler, scheduled, Linear(step=10e-3, token=2e-3))
-    made, limits = simulation._request, (None, 0.012, 0.03, 0.2)
+    made, limits = simulation.ledger.request, (None, 0.012, 0.03, 0.2)
 
-    def with_slo(i, *args):
-        request = made(i, *args)
+    def with_slo(i):
+        request = made(i)
         request.slo = Slo(*(limits[int(n)] for n in rng.integers(len(limits), size=2)))
         return request
 
-    with patch.object(simulation, "_request", with_slo):
+    with patch.object(simulation.ledger, "request", with_slo):
         served = simulation.run()
     assert np.isfinite(served.finished).all() and pool.num_free == 24
     assert (served.jct < 60).all()

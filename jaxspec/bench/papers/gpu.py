@@ -102,16 +102,15 @@ class Decoding(TreeSimulation):
                 drafter.precompute_kv(plan.scheduled, lambda _: None)
         return super()._time(plan, now)
 
-    def _update(self, plan: Plan, now: float, service: float) -> int:
-        decoding, before = all(s.request.decoding for s in plan.scheduled), sum(self._left)
-        finished = super()._update(plan, now, service)
+    def _update(self, plan: Plan, now: float, service: float) -> None:
+        decoding, before = all(s.request.decoding for s in plan.scheduled), sum(self.ledger.left)
+        super()._update(plan, now, service)
         if decoding:
-            self.tokens += before - sum(self._left)
+            self.tokens += before - sum(self.ledger.left)
             self.seconds += service
             self.steps += 1
             if self.tokens >= self._enough:
                 raise _Done
-        return finished
 
     def measure(self, tokens: int) -> None:
         """Run until this many tokens were decoded."""
@@ -150,8 +149,8 @@ def serve(data: None, case: Case) -> dict[str, float]:
     run.measure(requests * case.tokens)
     per_step = requests * run.steps
     return {
-        "speed": run.tokens / run.seconds, "tokens": run.tokens / per_step, "drafts": sum(run._drafted) / per_step,
-        "drafting": run.drafting / run.seconds,
+        "speed": run.tokens / run.seconds, "tokens": run.tokens / per_step,
+        "drafts": sum(run.ledger.drafted) / per_step, "drafting": run.drafting / run.seconds,
     }  # fmt: skip
 
 

@@ -142,7 +142,7 @@ class Limited(Simulation):
     def _ended(self, request: Request) -> None:
         super()._ended(request)
         i = int(request.id)
-        self._total += (self._finished[i] - request.arrival) / request.output_len
+        self._total += (self.ledger.finished[i] - request.arrival) / request.output_len
         if self._total > self.limit * len(self.workload):
             raise Exceeded
 
