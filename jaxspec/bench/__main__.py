@@ -28,6 +28,7 @@ COMMANDS = {
     "compare": ("jaxspec.bench.compare", "compare presets: their engines alternate in one process"),
     "constrained": ("jaxspec.bench.constrained", "cost of token masks, and accepted drafts under a schema"),
     "scheduler": ("jaxspec.bench.scheduler", "CPU time of scheduling decisions with many waiting requests"),
+    "router": ("jaxspec.bench.router", "what routing and dispatching a request to a replica takes, without an engine"),
     "simulate": ("jaxspec.bench.simulate", "run the scheduler on a virtual clock, with a cost model for step times"),
     "record": ("jaxspec.bench.record", "record the engine and fit the simulator's cost and acceptance models"),
     "paper": ("jaxspec.bench.papers", "reproduce a paper's experiments, simulated and on the engine"),

@@ -18,6 +18,7 @@ from ray.serve.schema import LoggingConfig  # pyright: ignore[reportMissingImpor
 from jaxspec.config import EngineConfig
 from jaxspec.deploy.address import Address
 from jaxspec.deploy.addressed_router import AddressedRouter
+from jaxspec.deploy.echo import Echo
 from jaxspec.deploy.lengths import ExpectedLengths
 from jaxspec.deploy.load import Load
 from jaxspec.deploy.messages import Facts, Message, Refused, Submission
@@ -39,12 +40,16 @@ _OTHER_CALLS, _CALLS = 64, 4096
 
 
 class RayReplica:
-    """An engine as an actor. Every call begins with the address that it is meant for."""
+    """A replica as an actor. Every call begins with the address that it is meant for."""
 
     def __init__(self, settings: DeploySettings) -> None:
-        self._replica = Replica(Engine(settings.engine_config()))
-        self._replica.engine.start()
+        self._replica = self._make(settings.engine_config())
         self._name = serve.get_replica_context().replica_id.unique_id
+
+    def _make(self, config: EngineConfig) -> Replica | Echo:
+        engine = Engine(config)
+        engine.start()
+        return Replica(engine)
 
     def _is_meant(self, address: Address) -> bool:
         return address.replica is None or address.replica == self._name
@@ -73,7 +78,14 @@ class RayReplica:
 
     def __del__(self) -> None:
         if (replica := getattr(self, "_replica", None)) is not None:
-            replica.engine.shutdown()
+            replica.shutdown()
+
+
+class RayEcho(RayReplica):
+    """An echo as an actor, for `jaxspec.bench router`."""
+
+    def _make(self, config: EngineConfig) -> Echo:
+        return Echo(config)
 
 
 @serve.ingress()
@@ -84,7 +96,7 @@ class Ingress:
         fleet = RayFleet(replicas)
         facts = await asyncio.wait_for(fleet.facts(), _FIRST_REPLICA)
         model = await asyncio.to_thread(load_model, facts.config.model, facts.config.revision)
-        lengths = await _lengths(settings, facts.config, model)
+        lengths = _lengths(settings, facts.config, model)
         routing = make_routing(settings.routing.policy, Random(), settings.routing.options)
         self._engine = RemoteEngine(fleet, facts, model.tokenizer, routing, settings.routing, lengths)
         await self._engine.replicas.poll()
@@ -107,13 +119,11 @@ class Ingress:
             await engine.close()
 
 
-async def _lengths(settings: DeploySettings, config: EngineConfig, model: LoadedModel) -> ExpectedLengths:
+def _lengths(settings: DeploySettings, config: EngineConfig, model: LoadedModel) -> ExpectedLengths:
     """Predicts lengths as the replicas' engine would."""
     reader, within = PREDICTORS.selected(config).reader, settings.routing.predict_within_s
     predictor = resolve_name(reader)(config, model, None) if reader and within else None
-    lengths = ExpectedLengths(predictor, lambda ids: model.tokenizer.decode(ids, skip_special_tokens=True), within)
-    await lengths.warm_up()
-    return lengths
+    return ExpectedLengths(predictor, lambda ids: model.tokenizer.decode(ids, skip_special_tokens=True), within)
 
 
 def build(arguments: dict[str, Any]) -> serve.Application:
@@ -122,7 +132,11 @@ def build(arguments: dict[str, Any]) -> serve.Application:
     `arguments`: those of `DeploySettings`. A config of Ray Serve can also set the options of the deployments `Replica`
     and `Ingress` in its own way. Raises `ConfigError`.
     """
-    settings = DeploySettings.load(arguments)
+    return application(DeploySettings.load(arguments))
+
+
+def application(settings: DeploySettings, actor: type[RayReplica] = RayReplica) -> serve.Application:
+    """The application with these settings. Raises `ConfigError`."""
     config = settings.engine_config()
     quiet = LoggingConfig(enable_access_log=False)  # each replica is asked for its load several times a second
     replica = {
@@ -134,5 +148,5 @@ def build(arguments: dict[str, Any]) -> serve.Application:
     ingress = {"max_ongoing_requests": _CALLS, "graceful_shutdown_timeout_s": settings.drain_s}
     # Options are no arguments of the actors: to change the number of replicas must not replace them.
     own = settings.model_copy(update={"replica": {}, "ingress": {}})
-    replicas = serve.deployment(RayReplica, name="Replica", **{**replica, **settings.replica}).bind(own)
+    replicas = serve.deployment(actor, name="Replica", **{**replica, **settings.replica}).bind(own)
     return serve.deployment(Ingress, name="Ingress", **{**ingress, **settings.ingress}).bind(own, replicas)

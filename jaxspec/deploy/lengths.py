@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from jaxspec.predict.predictor import LengthPredictor
 
@@ -33,6 +33,7 @@ class ExpectedLengths:
         self._predictor, self._decode, self._wait = predictor, decode, wait
         # A predictor is called from one thread at a time.
         self._thread = ThreadPoolExecutor(1, "jaxspec-lengths") if predictor is not None else None
+        self._warm: Future[None] | None = None
         self._mean, self._ended = 0.0, 0
 
     def close(self) -> None:
@@ -40,10 +41,15 @@ class ExpectedLengths:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def warm_up(self) -> None:
-        """Compile the predictor's programs; without that, the first predictions are too late."""
+    @property
+    def warm(self) -> bool:
+        """Whether the predictor is asked."""
+        return self._warm is not None and self._warm.done()
+
+    def start(self) -> None:
+        """Compile the predictor's programs in its thread. Until that is done, it is not asked."""
         if self._predictor is not None and self._thread is not None:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._predictor.warm_up)
+            self._warm = self._thread.submit(self._predictor.warm_up)
 
     async def of(self, prompt: Sequence[int], max_tokens: int) -> float | None:
         """Expected output tokens, at most `max_tokens`; None: not known."""
@@ -58,7 +64,7 @@ class ExpectedLengths:
         self._mean += (tokens - self._mean) * max(_WEIGHT, 1 / self._ended)
 
     async def _predicted(self, prompt: Sequence[int]) -> float | None:
-        if self._predictor is None or self._thread is None:
+        if self._thread is None or not self.warm:
             return None
         future = asyncio.get_running_loop().run_in_executor(self._thread, self._predict, prompt[-_TOKENS_READ:])
         try:

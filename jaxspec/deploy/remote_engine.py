@@ -67,7 +67,7 @@ class RemoteEngine:
     ) -> None:
         self._fleet, self._facts, self._clock = fleet, facts, clock
         self._settings = settings or RoutingSettings()
-        self._lengths = lengths or ExpectedLengths()
+        self.lengths = lengths or ExpectedLengths()
         self.tokenizer, self.config = tokenizer, facts.config
         self.model_names, self.model_name = facts.model_names, facts.model_names[0]
         self.max_model_len, self.default_sampling = facts.max_model_len, facts.default_sampling
@@ -98,7 +98,8 @@ class RemoteEngine:
         return None if self.replicas.any else "no replica is running"
 
     def start(self) -> None:
-        """Begin to watch the replicas. To be called in the event loop."""
+        """Begin to watch the replicas and to predict lengths. To be called in the event loop."""
+        self.lengths.start()
         self._watch = asyncio.get_running_loop().create_task(self._keep_watch(), context=contextvars.Context())
 
     async def close(self, timeout: float = 0.0) -> None:
@@ -108,7 +109,7 @@ class RemoteEngine:
             await asyncio.wait([*self._tasks.values()], timeout=timeout)
         for task in (*self._tasks.values(), *([self._watch] if self._watch else [])):
             task.cancel()
-        self._lengths.close()
+        self.lengths.close()
         self.constraints.close()
 
     def submit(
@@ -176,12 +177,12 @@ class RemoteEngine:
     def _ended(self, request: RemoteRequest, reason: str) -> None:
         """Its last delta is about to be delivered."""
         if reason == "stop":
-            self._lengths.ended(len(request.tokens))
+            self.lengths.ended(len(request.tokens))
         self._tell(self.observers, request.metrics, reason)
 
     async def _serve(self, request: RemoteRequest) -> None:
         """Send it to one replica after the other until it has ended."""
-        request.expected = await self._lengths.of(request.prompt, request.max_tokens)
+        request.expected = await self.lengths.of(request.prompt, request.max_tokens)
         none_since: float | None = None
         while not request.ended:
             if (name := self._place(request)) is not None:

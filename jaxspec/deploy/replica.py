@@ -35,6 +35,10 @@ class Replica:
         e = self.engine
         return Facts(e.model_names, e.max_model_len, e.model_config.vocab_size, e.config, e.default_sampling)
 
+    def shutdown(self) -> None:
+        """Stop the engine. Unfinished requests are handed over."""
+        self.engine.shutdown()
+
     def check_health(self) -> None:
         """Raises `EngineDead` if the engine has failed: then it must be replaced."""
         if self.engine.health == "dead":

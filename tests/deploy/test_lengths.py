@@ -43,9 +43,12 @@ def test_the_mean_of_what_has_ended() -> None:
 def test_a_predictor_is_asked_for_as_long_as_it_may_take() -> None:
     async def main(predictor: Fixed, wait: float, text: str = "x") -> float | None:
         lengths = ExpectedLengths(predictor, lambda ids: text, wait)
-        await lengths.warm_up()
-        assert predictor.warm
+        assert await lengths.of([1, 2], 100) is None, "it is not warm"
+        lengths.start()
         try:
+            while not lengths.warm:
+                await asyncio.sleep(0.001)
+            assert predictor.warm
             return await lengths.of([1, 2], 100)
         finally:
             lengths.close()
