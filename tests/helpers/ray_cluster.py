@@ -40,26 +40,30 @@ class Cluster:
             self._port = free.getsockname()[1]
         serve.start(http_options={"host": "127.0.0.1", "port": self._port})
         self.url = f"http://127.0.0.1:{self._port}"
+        self._deployed: Json | None = None
 
-    def deploy(self, replicas: int | None = 2, engine: Json | None = None, **options: Any) -> None:
-        """Deploy the application, or change it, and wait until it has this many replicas."""
+    def deploy(self, replicas: int | None = 2, engine: Json | None = None, again: bool = False, **options: Any) -> None:
+        """Deploy the application, unless it runs like that already, and wait until it has this many replicas.
+
+        `again`: replace what runs. `options`: of the deployment of replicas.
+        """
         from ray import serve  # pyright: ignore[reportMissingImports]
 
         from jaxspec.deploy.app import build
 
         number = {} if replicas is None else {"num_replicas": replicas}
-        # Slow is whatever the machine is busy with: no replica is taken out for that.
-        routing = {"health": {"slow_factor": 1e6}}
+        # Slow is whatever the machine is busy with: no replica is taken out for that, but for silence.
+        routing = {"health": {"slow_factor": 1e6, "out_for": 1.0}, "give_up_after_s": 6.0}
         arguments = {
             "engine": self.ENGINE | (engine or {}), "routing": routing,
-            "replica": {
-                "ray_actor_options": {"num_cpus": 1}, "health_check_period_s": 1, **number, **options,
-            },
+            "replica": {"ray_actor_options": {"num_cpus": 1}, "health_check_period_s": 1, **number, **options},
             "ingress": {"ray_actor_options": {"num_cpus": 1}},
         }  # fmt: skip
-        serve.run(build(arguments), name="jaxspec", route_prefix="/")
+        if again or arguments != self._deployed:
+            serve.run(build(arguments), name="jaxspec", route_prefix="/")
+            self._deployed = arguments
         if replicas is not None:
-            self.until(lambda: self.known() == replicas)
+            self.until(lambda: self.healthy() == replicas)
 
     def until(self, holds: Callable[[], bool], limit: float = LIMIT) -> None:
         """Wait until it holds."""
@@ -68,11 +72,11 @@ class Cluster:
             assert time.monotonic() < end, f"it did not happen within {limit:g} s"
             time.sleep(0.1)
 
-    def metrics(self) -> dict[str, float]:
-        """Values of /metrics by name, labels left out and summed up."""
+    def metrics(self, labels: str = "") -> dict[str, float]:
+        """Values of /metrics by name, summed up over all with these labels."""
         values: dict[str, float] = {}
         for line in httpx.get(f"{self.url}/metrics", timeout=LIMIT).text.splitlines():
-            if line.startswith("jaxspec:"):
+            if line.startswith("jaxspec:") and labels in line:
                 name, value = line.removeprefix("jaxspec:").rsplit(" ", 1)
                 name = name.partition("{")[0]
                 values[name] = values.get(name, 0.0) + float(value)
@@ -81,6 +85,10 @@ class Cluster:
     def known(self) -> int:
         """Replicas that the ingress knows."""
         return int(self.metrics().get("router_replicas", 0))
+
+    def healthy(self) -> int:
+        """Those of them that get requests."""
+        return int(self.metrics(labels='state="healthy"').get("router_replicas", 0))
 
     def processes(self) -> list[psutil.Process]:
         """Those of the replicas."""

@@ -1,4 +1,4 @@
-"""A replica is killed in the middle of 200 streams: each goes on elsewhere with the very tokens it would have had."""
+"""Replicas that are killed or stand still in the middle of streams: they go on elsewhere, with the same tokens."""
 
 from __future__ import annotations
 
@@ -32,6 +32,37 @@ def check_200_streams_survive_a_killed_replica(cluster: Cluster, reference: LLM)
     print(f"\n200 streams, {seen[0]} events, {resumed:g} of them went on elsewhere")
     assert resumed > 0
     cluster.until(lambda: cluster.known() == 2)  # Ray Serve has replaced it
+
+
+def check_a_replica_that_stands_still_is_taken_out_and_comes_back(cluster: Cluster, reference: LLM) -> None:
+    requests = mixed(70, seed=4, tokens=(100, 140))  # longer: an engine is far ahead of its clients
+    with serving(reference.engine) as url:
+        expected = asyncio.run(streams(url, requests))
+    cluster.deploy(2)
+    before, events = cluster.metrics(), sum(answer.pieces for answer in expected)
+    still, seen = cluster.processes()[0], [0]
+
+    def told() -> None:
+        seen[0] += 1
+        if seen[0] == events // 5:
+            still.suspend()
+
+    try:
+        found = asyncio.run(streams(cluster.url, requests, told))
+        assert [a.outcome for a in found] == [a.outcome for a in expected]
+        assert cluster.metrics()["router_resumed_total"] > before["router_resumed_total"]
+        cluster.until(lambda: cluster.healthy() == 1)
+        again = asyncio.run(streams(cluster.url, requests[:7]))
+        assert [a.outcome for a in again] == [a.outcome for a in expected[:7]]
+    finally:
+        still.resume()
+
+    def served_by_both() -> bool:
+        """It is on probation at first, and gets a request at a time."""
+        asyncio.run(streams(cluster.url, requests[:7]))
+        return cluster.healthy() == 2
+
+    cluster.until(served_by_both)
 
 
 def _difference(expected: Answer, found: Answer) -> str:

@@ -51,7 +51,7 @@ def check_scaling_under_load_loses_nothing(cluster: Cluster, reference: LLM) -> 
         return found
 
     lost = cluster.metrics()["router_lost_total"]
-    for at_once, replicas in ((40, 2), (6, 1)):
+    for at_once, replicas in ((28, 2), (6, 1)):
         found = asyncio.run(load(at_once, replicas))
         print(f"\n{len(found)} streams, {at_once} at once, until there were {replicas} replicas")
         wrong = [(expected[i].outcome, answer.outcome) for i, answer in found if answer.outcome != expected[i].outcome]
@@ -74,7 +74,7 @@ def check_a_new_version_loses_nothing(cluster: Cluster, reference: LLM) -> None:
         begun = asyncio.Event()
         asked = asyncio.create_task(streams(cluster.url, requests, begun.set))
         await begun.wait()
-        await asyncio.to_thread(cluster.deploy, 2)
+        await asyncio.to_thread(cluster.deploy, 2, again=True)
         return await asked
 
     found = asyncio.run(main())

@@ -32,7 +32,7 @@ def check_the_configs_can_be_built() -> None:
 
 
 def check_errors_and_answers_are_those_of_the_single_server(cluster: Cluster, reference: LLM) -> None:
-    cluster.deploy(1)
+    cluster.deploy(2)
     requests: list[tuple[str, dict[str, Any]]] = [
         ("/v1/completions", {"prompt": "owl", "model": "other"}),
         ("/v1/completions", {"prompt": "owl", "max_tokens": 100_000}),
@@ -68,7 +68,7 @@ def check_errors_and_answers_are_those_of_the_single_server(cluster: Cluster, re
 
 
 def check_a_client_that_leaves_ends_its_request(cluster: Cluster) -> None:
-    cluster.deploy(1)
+    cluster.deploy(2)
     before = cluster.metrics()["generation_tokens_total"]
     count, length = 32, 220
 
