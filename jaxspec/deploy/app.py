@@ -147,6 +147,6 @@ def application(settings: DeploySettings, actor: type[RayReplica] = RayReplica) 
     }
     ingress = {"max_ongoing_requests": _CALLS, "graceful_shutdown_timeout_s": settings.drain_s}
     # Options are no arguments of the actors: to change the number of replicas must not replace them.
-    own = settings.model_copy(update={"replica": {}, "ingress": {}})
+    own = settings.model_copy(update={"replica": {}, "ingress": {}, "config": None, "engine": config.model_dump()})
     replicas = serve.deployment(actor, name="Replica", **{**replica, **settings.replica}).bind(own)
     return serve.deployment(Ingress, name="Ingress", **{**ingress, **settings.ingress}).bind(own, replicas)

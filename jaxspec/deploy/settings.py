@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from jaxspec.config import EngineConfig, load_settings, merged
 from jaxspec.sched.routing import HealthSettings
+
+#: The folder of `jaxspec/`, which has `configs/` in a checkout.
+_CHECKOUT = Path(__file__).parents[2]
 
 
 class _Settings(BaseModel):
@@ -63,4 +67,7 @@ class DeploySettings(_Settings):
 
     def engine_config(self) -> EngineConfig:
         """Settings of the engine. Raises `ConfigError`."""
-        return EngineConfig.load(self.config, **self.engine)
+        path = None if self.config is None else Path(self.config)
+        if path is not None and not path.exists() and (_CHECKOUT / path).exists():
+            path = _CHECKOUT / path  # Ray starts processes in a folder of its own
+        return EngineConfig.load(path, **self.engine)

@@ -22,13 +22,15 @@ PAGES = [
 ]  # fmt: skip
 
 #: First words of commands, after any NAME=VALUE.
-PROGRAMS = frozenset({"python", "python3", "jaxspec", "make", "curl", "pip", "pre-commit", "git", "source", ".ci/run"})
+PROGRAMS = frozenset(
+    {"python", "python3", "jaxspec", "make", "curl", "pip", "pre-commit", "git", "source", "serve", "ray", ".ci/run"}
+)
 #: Languages of fenced blocks: shell, and those that hold neither commands nor Python.
 SHELL = frozenset({"sh", "bash", "shell", "console"})
 OTHER = frozenset({"mermaid", "json", "yaml", "text", "c"})
 
 #: Code spans that name a program and are no command.
-_NAMES = frozenset({"jaxspec", ".venv/bin/jaxspec", "python3"})
+_NAMES = frozenset({"jaxspec", ".venv/bin/jaxspec", "python3", "serve", "ray"})
 _VENV = re.compile(r"^\.venv(-lint)?/bin/")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _FENCE = re.compile(r"```(\w*)\s*$")
