@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pkgutil import resolve_name
 from random import Random
 from typing import Any, cast
@@ -66,8 +67,9 @@ class RayReplica:
         if not self._is_meant(address):
             yield Refused("absent")
             return
-        async for message in self._replica.generate(submission):
-            yield message
+        async with aclosing(self._replica.generate(submission)) as messages:  # a cancelled call closes it at once
+            async for message in messages:
+                yield message
 
     async def check_health(self) -> None:
         """Ray Serve replaces the replica if this raises."""

@@ -277,10 +277,15 @@ class RemoteEngine:
     # -- the replicas --------------------------------------------------------------------------------------------------
 
     async def _keep_watch(self) -> None:
+        last = self._clock()
         while True:
             try:
                 await self.replicas.poll()
-                self.give_up()
+                now, before = self._clock(), last
+                last = now
+                # After a longer round the ingress itself stood still: what it did not hear tells nothing.
+                if now - before < self._settings.give_up_after_s / 2:
+                    self.give_up()
             except Exception:  # the next round may succeed
                 log.exception("asking the replicas for their load failed")
             await asyncio.sleep(self._settings.report_every_s)

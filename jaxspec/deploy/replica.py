@@ -79,11 +79,12 @@ class Replica:
         except Exception as error:
             yield Refused.by(error)
             return
-        offset = len(resumed or ())
+        offset, ended = len(resumed or ()), False
         try:
             yield Admitted()
-            while not stream.ended:
+            while not ended:
                 deltas = await stream.next()
+                ended = deltas[-1].finish_reason is not None
                 stopped = self._stopped(deltas[-1])
                 if stopped is not None:  # what it flushed at the end is not what comes next
                     deltas = deltas[:-1]
@@ -93,7 +94,7 @@ class Replica:
                 if stopped is not None:
                     yield stopped
         finally:
-            if not stream.ended:
+            if not ended:
                 engine.cancel(submission.id)
 
     def _stopped(self, last: OutputDelta) -> Refused | None:
@@ -116,12 +117,10 @@ class _Stream:
     def __init__(self) -> None:
         self._deltas: deque[OutputDelta] = deque()
         self._come = asyncio.Event()
-        self.ended = False
 
     def deliver(self, index: int, delta: OutputDelta) -> None:
         """Called by the hub."""
         self._deltas.append(delta)
-        self.ended = self.ended or delta.finish_reason is not None
         self._come.set()
 
     async def next(self) -> list[OutputDelta]:

@@ -177,3 +177,20 @@ def test_a_stopping_replica_hands_its_requests_over() -> None:
             assert [getattr(m, "reason", None) for m in after] == ["lost"]
 
     asyncio.run(main())
+
+
+def test_a_slow_reader_gets_everything(engines: list[LLM]) -> None:
+    """The engine has ended the request long before its outputs are read."""
+
+    async def main() -> None:
+        replica, tokens, last = Replica(engines[0].engine), list[int](), None
+        submission = Submission("slow", (1, 2), replace(GREEDY, max_tokens=40), 0, Slo(), False, "")
+        async for message in replica.generate(submission):
+            await asyncio.sleep(0.02)
+            for delta in getattr(message, "deltas", ()):
+                tokens += delta.token_ids
+                last = delta
+        assert tokens == tiny.greedy([1, 2], 40) and last is not None and last.finish_reason == "length"
+
+    asyncio.run(main())
+    check_clean(engines[0])

@@ -31,7 +31,7 @@ def ray_here() -> Iterator[None]:
     os.environ.update(ENVIRONMENT)
     import ray  # pyright: ignore[reportMissingImports]
 
-    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # its sockets need a short path
+    folder = tempfile.mkdtemp(prefix="ray")  # short: it is part of the names of sockets
     ray.init(
         num_cpus=16, object_store_memory=100 * 2**20, include_dashboard=False, log_to_driver=False,
         logging_level="warning", _temp_dir=folder,
