@@ -43,6 +43,8 @@ class Request:
     priority: int = 0
     #: Output tokens at the end of `tokens` that it had on arrival: another engine has generated them.
     resumed: int = 0
+    #: Seconds that it has waited elsewhere; they count for aging.
+    waited: float = 0.0
     #: Its latency SLOs.
     slo: Slo = NONE
     #: Whose it is, such as a hash of the API key. Drafts for one tenant are never made of another's answers.

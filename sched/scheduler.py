@@ -168,7 +168,7 @@ class Scheduler:
         request.number = next(self._numbers)
         self._requests[request.id] = request
         self._responses.arrived(len(self.waiting))
-        self.waiting.push(request, now)
+        self.waiting.push(request, now - request.waited)
         self._requeue()
         for observer in self.observers:
             observer.added(request, now)

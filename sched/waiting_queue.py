@@ -84,7 +84,8 @@ class Reversed:
 
 
 class WaitTimes:
-    """Waiting requests by the time their wait began. Times must not go backwards."""
+    """Waiting requests by the time their wait began. One that began before that of others is put in its place in O(n);
+    that happens only to those that have waited elsewhere."""
 
     def __init__(self) -> None:
         self._young: OrderedDict[str, tuple[float, Request]] = OrderedDict()
@@ -103,8 +104,11 @@ class WaitTimes:
         for line in (self._old, self._young):
             yield from line.values()
 
-    def begin(self, request: Request, now: float) -> None:
-        self._young[request.id] = (now, request)
+    def begin(self, request: Request, since: float) -> None:
+        late = self._young and next(reversed(self._young.values()))[0] > since
+        self._young[request.id] = (since, request)
+        if late:
+            self._young = OrderedDict(sorted(self._young.items(), key=lambda item: item[1][0]))
 
     def end(self, request: Request) -> None:
         if self._young.pop(request.id, None) is None:
@@ -179,9 +183,10 @@ class WaitingQueue:
         """Paused requests, the last in order first. Don't modify the queue meanwhile."""
         return self._last_paused.ahead()
 
-    def push(self, request: Request, now: float) -> None:
+    def push(self, request: Request, since: float) -> None:
+        """Add a request. `since`: when its wait began."""
         self._all.push(request)
-        self._wait_times.begin(request, now)
+        self._wait_times.begin(request, since)
         self._index(request)
 
     def remove(self, request: Request) -> None:

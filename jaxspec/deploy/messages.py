@@ -43,6 +43,8 @@ class Submission:
     tenant: str
     #: Output tokens so far; None: no replica has admitted it yet.
     resumed: tuple[int, ...] | None = None
+    #: Seconds since its last output, or since its arrival: they count for the replica's aging.
+    waited: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,7 +247,7 @@ class RemoteEngine:
 
     async def _read(self, request: RemoteRequest, name: str) -> Refused | None:
         try:
-            async with aclosing(self._fleet.generate(name, request.submission())) as messages:
+            async with aclosing(self._fleet.generate(name, request.submission(self._clock()))) as messages:
                 async for message in messages:
                     request.heard = now = self._clock()
                     match message:

@@ -79,11 +79,12 @@ class RemoteRequest:
             self._first.tenant,
         )  # fmt: skip
 
-    def submission(self) -> Submission:
+    def submission(self, now: float) -> Submission:
         """What a replica is asked for, under an id of its own: a replica may get the request a second time."""
         self.sent += 1
         resumed = tuple(self.tokens) if self.admitted else None
-        return replace(self._first, id=f"{self.id}/{self.sent}", resumed=resumed)
+        waited = now - (self.metrics.arrival if self._latest is None else self._latest)
+        return replace(self._first, id=f"{self.id}/{self.sent}", resumed=resumed, waited=waited)
 
     def take(self, outputs: Outputs, now: float) -> list[tuple[int, float | None]]:
         """Pass on deltas of a replica. -> of each with tokens: their number, and the seconds since those before.

@@ -74,7 +74,7 @@ class Replica:
             engine.submit(
                 submission.prompt, submission.params, partial(self._hub.put, stream, 0), request_id=submission.id,
                 priority=submission.priority, slo=submission.slo, predict=submission.predict, tenant=submission.tenant,
-                resumed=resumed,
+                resumed=resumed, waited=submission.waited,
             )  # fmt: skip
         except Exception as error:
             yield Refused.by(error)

@@ -176,6 +176,7 @@ class Engine:
         predict: bool = False,
         tenant: str = "",
         resumed: Sequence[int] | None = None,
+        waited: float = 0.0,
     ) -> str:
         """Queue a request. -> its id. `on_output` gets its deltas; the last one has a finish reason.
 
@@ -192,6 +193,7 @@ class Engine:
                 So neither a full queue nor its SLO refuses it. The tokens count as output but are in no delta. Greedy,
                 or with the seed of `params` set, it goes on with the tokens that the other engine would have sampled
                 (not with `acceptance: rejection` or INT8 KV).
+            waited: seconds that it has waited elsewhere; they count for aging.
 
         Raises `InvalidRequest`, `QueueFull`, `SloRefused` (strict admission), `EngineDead`, `EngineDraining`.
         """
@@ -207,7 +209,7 @@ class Engine:
         scores_prompt = params.prompt_logprobs is not None and not before
         request = Request(
             request_id or uuid4().hex, len(prompt_ids), [*map(int, prompt_ids), *before], max_tokens,
-            self._clock(), priority, resumed=len(before),
+            self._clock(), priority, resumed=len(before), waited=waited,
             reuse_prefix=not scores_prompt, prompt_logprobs=scores_prompt,
             true_len=expected_tokens, slo=slo, tenant=tenant,
         )  # fmt: skip

@@ -81,6 +81,7 @@ def test_a_lost_replicas_request_goes_on_elsewhere(at: int, way: str) -> None:
     run(FakeFleet(a=first, b=second), served)
     (begun,), (resumed,) = first.submissions, second.submissions
     assert resumed.params == begun.params and resumed.id != begun.id
+    assert 0 <= begun.waited <= resumed.waited if not resumed.resumed else resumed.waited >= 0
     expected = None if at == 0 else tuple(recited(PROMPT, 3, at - 1))
     assert resumed.resumed == expected, "what was admitted is not refused again"
 
