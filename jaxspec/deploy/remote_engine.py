@@ -16,7 +16,6 @@ from uuid import uuid4
 import numpy as np
 
 from jaxspec.constraints.build import Constraints
-from jaxspec.deploy.excluding import Excluding
 from jaxspec.deploy.fleet import Fleet
 from jaxspec.deploy.lengths import ExpectedLengths
 from jaxspec.deploy.messages import Admitted, Facts, Outputs, Refused, ReplicaLost
@@ -79,7 +78,7 @@ class RemoteEngine:
         self.step_observers: list[Callable[[int], None]] = []
         self._requests: dict[str, RemoteRequest] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self.replicas = Replicas(fleet, Excluding(routing, self._excluded), self._settings, clock)
+        self.replicas = Replicas(fleet, routing, self._excluded, self._settings, clock)
         self.counts = RoutingCounts()
         self._random = np.random.default_rng(facts.config.seed)
         self._draining = False

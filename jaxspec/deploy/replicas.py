@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from jaxspec.deploy.choice import Choice
 from jaxspec.deploy.fleet import Fleet
 from jaxspec.deploy.load import Load
 from jaxspec.deploy.messages import ReplicaLost
@@ -21,9 +22,18 @@ log = logging.getLogger(__name__)
 class Replicas:
     """Keeps the `router` up to date. Used in one event loop."""
 
-    def __init__(self, fleet: Fleet, routing: Routing, settings: RoutingSettings, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        routing: Routing,
+        excluded: Callable[[str], Collection[str]],
+        settings: RoutingSettings,
+        clock: Callable[[], float],
+    ) -> None:
+        """`excluded`: names of the replicas that the request with this id must not go to."""
         self._fleet, self._settings, self._clock = fleet, settings, clock
-        self.router = Router(routing, Health(settings.health))
+        health = Health(settings.health)
+        self.router = Router(Choice(routing, health, excluded), health)
         self._loads: dict[str, Load] = {}
         self._heard: dict[str, float] = {}
         #: Those that will never answer again, as long as they are still listed.

@@ -19,7 +19,7 @@ import psutil
 from helpers.paths import GOLDEN
 
 #: Seconds for what should happen within a few.
-LIMIT = 120.0
+LIMIT = 300.0
 Json = dict[str, Any]
 
 
