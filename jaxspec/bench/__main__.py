@@ -36,6 +36,7 @@ COMMANDS = {
         "jaxspec.bench.papers.orders",
         "compare orders of requests over arrivals, loads and predictors, simulated and on the engine",
     ),
+    "routing": ("jaxspec.bench.papers.routing", "compare routing policies from 1 to 1,000 replicas, simulated"),
     "simulate-gpu": ("jaxspec.bench.papers.gpu", "expected gain of drafts on a GPU, simulated"),
     "predictor": ("jaxspec.bench.papers.ssjf.predictor", "compare length predictors (SSJF's ablation)"),
     "profile": (

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxspec.bench.report import Slo
 from jaxspec.extras import install_hint
+from jaxspec.sched.slo import Slo as SchedulerSlo
 
 #: Settings of a measured engine: no compilation in the background.
 COMPILE_ALL_FIRST: dict[str, Any] = {"compile_in_background": False}
@@ -121,6 +122,12 @@ def slo(args: argparse.Namespace) -> Slo | None:
     """The SLO given by the options; None if they set no target."""
     targets = Slo(args.slo_ttft_ms, args.slo_tpot_ms)
     return targets if targets else None
+
+
+def seconds(slo: Slo | None) -> SchedulerSlo:
+    """The same targets as the scheduler has them, in seconds."""
+    targets = slo or Slo()
+    return SchedulerSlo(*(None if ms is None else ms / 1000 for ms in (targets.tpot_ms, targets.ttft_ms)))
 
 
 def plain(args: argparse.Namespace) -> dict[str, Any]:

@@ -57,9 +57,10 @@ def lines(path: str | Path, series: Mapping[str, Curve], x_label: str, y_label: 
 
 def curves(
     path: str | Path, panels: Mapping[str, Mapping[str, Curve]], x_label: str, y_label: str,
-    value: Callable[[Any], Any] = lambda y: y, top: float | None = None,
+    value: Callable[[Any], Any] = lambda y: y, top: float | None = None, log_x: bool = False,
 ) -> None:  # fmt: skip
     """One panel per title with one line per name; `value` gives the y of a point, and the y axes range from 0 to `top`.
+    `log_x`: the x axes are logarithmic.
 
     A y of three numbers is a mean and the ends of its interval, drawn as a band. A name has the same colour in all
     panels, and one legend is for all. Raises `BenchError`.
@@ -79,7 +80,7 @@ def curves(
                 axes.fill_between(
                     x, [y[1] for _, y in known], [y[2] for _, y in known], alpha=0.2, color=colour, linewidth=0
                 )
-        axes.set(title=title, xlabel=x_label, ylim=(0, top))
+        axes.set(title=title, xlabel=x_label, ylim=(0, top), xscale="log" if log_x else "linear")
         axes.grid(alpha=0.3)
     _legend(figure)
     figure.supylabel(y_label)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from jaxspec.bench import BenchError, options
+from jaxspec.bench import BenchError, options, replicas
 from jaxspec.bench.report import Distribution, Report, Sample, Slo
 from jaxspec.bench.standins import drafters_of, stand_in
 from jaxspec.config import ConfigError, EngineConfig, parse_overrides
@@ -26,6 +27,7 @@ from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.sim import arrivals
 from jaxspec.sched.sim.acceptance import Sampled, load_process
 from jaxspec.sched.sim.cost import PAPER_SCALE, Cost, StepLoad, load_cost, step_times
+from jaxspec.sched.sim.prompts import shared
 from jaxspec.sched.sim.simulator import Served, Simulation, Stuck
 from jaxspec.sched.sim.tree_simulator import TreeSimulation
 from jaxspec.sched.sim.workload import MAX_TOKENS, Synthetic, Workload, join, read_lengths
@@ -71,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     options.add_numbers(system, ("--swap-page-ms MS", 1.0, "time to move one KV page, in each direction"))
     when = parser.add_argument_group("arrivals", "One of --trace, --request-rate and --burst is required.")
-    when.add_argument("--trace", metavar="CSV", help=options.TRACE_HELP)
+    when.add_argument("--trace", metavar="CSV", help=f"{options.TRACE_HELP}, or a .jsonl file in Mooncake's format")
     when.add_argument(
         "--request-rate", type=options.positive, metavar="R",
         help="mean requests per second; with --trace, rescales its arrival times",
@@ -103,6 +105,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{MAX_TOKENS}, or what the context and the KV pool leave, and nothing is cut)",
     )  # fmt: skip
     options.add_numbers(work, ("--input-tokens N", 64, "prompt tokens of requests without a given input length"))
+    work.add_argument(
+        "--shared-prefixes", type=_groups, metavar="GROUPS:TOKENS",
+        help="every prompt begins with one of GROUPS prefixes of TOKENS tokens, the k-th in proportion to 1/k, before "
+        "its own tokens; enables the prefix cache",
+    )  # fmt: skip
     work.add_argument("--seed", type=int, default=0, help="seed of arrivals, lengths and acceptance (default: 0)")
     slo_options = parser.add_argument_group(
         "SLO", "Latency targets used to compute SLO attainment and goodput (default: the preset's slo settings)."
@@ -114,24 +121,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--slo-tpot-ms", type=options.positive, metavar="MS",
         help="target mean time per output token after the first (TPOT)",
     )  # fmt: skip
+    replicas.add_arguments(parser)
     options.add_outputs(parser)
 
 
-def run(args: argparse.Namespace) -> Report:
-    """Print the notes on replacements, simulate, and return the report. Raises `BenchError` for bad input."""
+def run(args: argparse.Namespace) -> Report | int:
+    """Print the notes on replacements, simulate, and return the report; with --replicas print it, and return the exit
+    code. Raises `BenchError` for bad input."""
     # Separate random streams, so that another trace or acceptance does not change the lengths.
-    for_arrivals, for_lengths, for_drafts = np.random.default_rng(args.seed).spawn(3)
+    for_arrivals, for_lengths, for_drafts, for_prefixes = np.random.default_rng(args.seed).spawn(4)
     try:
         config = _settings(args)
         cost, process = load_cost(args.cost), load_process(args.acceptance)
         workload, notes = _workload(args, for_arrivals, for_lengths)
         if args.max_tokens is not None:
             workload = workload.cut(args.max_tokens)
+        if args.shared_prefixes:
+            workload = _with_prefixes(workload, args.shared_prefixes, for_prefixes)
         drafting = bool(config.draft) if args.draft_length is None else args.draft_length > 0
         simulated = stand_in(config, workload, args.host_pages, drafting)
-        notes += simulated.notes
+        notes += simulated.notes + replicas.checked(args, simulated.config)
         costs = swap_costs(cost, args.swap_page_ms / 1000)
-        scheduler = build_scheduler(simulated.config, workload, cost, args.host_pages, costs)
+
+        def scheduler_of() -> Scheduler:
+            return build_scheduler(simulated.config, workload, cost, args.host_pages, costs)
+
+        targets = options.slo(args) or Slo(config.slo.ttft_ms, config.slo.tpot_ms) or None
+        if args.replicas is not None:
+            for note in notes:
+                print(note, flush=True)
+            length, given = args.draft_length or 0, options.plain(args)
+            acceptance = Sampled(process, len(workload), for_drafts) if length else None
+            fleet = replicas.Fleet(workload, cost, options.seconds(targets), acceptance, length)
+            found = replicas.compare(args, fleet, scheduler_of, lambda served: summarise(served, given, targets))
+            return replicas.finish(args, found, notes)
+        scheduler = scheduler_of()
         if args.draft_length is None and config.draft:
             times = scheduler.config.times
             assert times is not None
@@ -152,8 +176,7 @@ def run(args: argparse.Namespace) -> Report:
             served = simulation.run(advance)
     except (OSError, ValueError, Stuck) as error:
         raise BenchError(explained(error)) from None
-    slo = options.slo(args) or Slo(config.slo.ttft_ms, config.slo.tpot_ms) or None
-    report = summarise(served, options.plain(args), slo)
+    report = summarise(served, options.plain(args), targets)
     report.extra["simulated_in_s"] = time.perf_counter() - begin
     report.extra["notes"] = notes
     return report
@@ -188,6 +211,23 @@ def _workload(
     return join(requests, lengths, args.input_tokens, for_lengths), []
 
 
+def _with_prefixes(workload: Workload, groups: tuple[int, int], rng: np.random.Generator) -> Workload:
+    """The workload with shared prefixes before its prompts. Raises ValueError if they share something already."""
+    if workload.prompts is not None:
+        raise ValueError("--shared-prefixes: the trace says already what its prompts share")
+    inputs, prompts = shared(workload.input.tolist(), *groups, rng)
+    return replace(workload, input=inputs, prompts=prompts)
+
+
+def _groups(text: str) -> tuple[int, int]:
+    """`GROUPS:TOKENS`."""
+    groups, _, tokens = text.partition(":")
+    try:
+        return options.count(groups), options.count(tokens)
+    except (ValueError, argparse.ArgumentTypeError):
+        raise argparse.ArgumentTypeError(f"must be GROUPS:TOKENS, both at least 1, got {text}") from None
+
+
 def _synthetic(text: str) -> Synthetic:
     """`MEDIAN` or `MEDIAN:SIGMA`."""
     median, _, sigma = text.partition(":")
@@ -203,15 +243,19 @@ def _synthetic(text: str) -> Synthetic:
 
 
 def when(args: argparse.Namespace, rng: np.random.Generator) -> list[arrivals.Arrival]:
-    """The arrivals given by the options. Raises OSError or ValueError."""
-    count = args.num_requests or 1000
+    """The arrivals given by the options, with several replicas as many times more and as many times faster. Raises
+    OSError or ValueError."""
+    times = args.replicas or 1
+    rate = args.request_rate and times * args.request_rate
     if args.trace:
-        return arrivals.trace(args.trace, args.num_requests, args.request_rate)
+        found = arrivals.trace(args.trace, args.num_requests and times * args.num_requests, rate)
+        return found if rate else [replace(a, time=a.time / times) for a in found]
+    count = times * (args.num_requests or 1000)
     if args.burst:
         return arrivals.burst(count)
-    if not args.request_rate:
+    if not rate:
         raise ValueError("arrivals are missing: give --trace, --request-rate or --burst")
-    return arrivals.gamma(count, args.request_rate, args.burstiness, rng)
+    return arrivals.gamma(count, rate, args.burstiness, rng)
 
 
 def swap_costs(cost: Cost, page: float) -> SwapCosts:
@@ -223,7 +267,7 @@ def swap_costs(cost: Cost, page: float) -> SwapCosts:
 def build_scheduler(
     config: EngineConfig, workload: Workload, cost: Cost, host_pages: int = 0, costs: SwapCosts | None = None
 ) -> Scheduler:
-    """The scheduler of a config, with an unlimited queue and without prefix caching.
+    """The scheduler of a config, with an unlimited queue, and with prefix caching if it is known what prompts share.
 
     The context is `max_model_len`; if unset, it fits every request's `max_tokens`. The pool has `kv_cache_tokens`; if
     unset, it fits `max_num_seqs` requests that fill the context. Raises ValueError or `ConfigError`.
@@ -238,7 +282,7 @@ def build_scheduler(
         max(config.max_num_seqs, MIN_LOGIT_ROWS), config.policy, host_pages, costs=costs,
         times=step_times(cost, config.token_budget),
     )  # fmt: skip
-    return Scheduler(limits, PagePool(pages, config.page_size, enable_prefix_caching=False))
+    return Scheduler(limits, PagePool(pages, config.page_size, workload.prompts is not None))
 
 
 def summarise(served: Served, given: dict[str, Any], slo: Any) -> Report:
@@ -280,6 +324,8 @@ def summarise(served: Served, given: dict[str, Any], slo: Any) -> Report:
         "mean_queue_s": float((served.first_scheduled - work.arrival).mean()),
         "mean_normalised_latency_s": float((jct / work.output).mean()),
     }  # fmt: skip
+    if work.prompts is not None and served.cached is not None:
+        report.extra["prefix_hit_share"] = float(served.cached.sum() / work.input.sum())
     return report
 
 

@@ -6,17 +6,25 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+from jaxspec.sched.sim import json_lines
+
+#: Tokens of a block in traces with block ids (Mooncake's `hash_ids`).
+BLOCK_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Arrival time in seconds after the start, and lengths in tokens if the trace gives them."""
+    """Arrival time in seconds after the start, and what else the trace gives: lengths in tokens, ids of the prompt's
+    blocks of `BLOCK_TOKENS` tokens."""
 
     time: float
     input_tokens: int | None = None
     output_tokens: int | None = None
+    blocks: tuple[int, ...] | None = None
 
 
 def burst(count: int) -> list[Arrival]:
@@ -46,11 +54,25 @@ def poisson(count: int, rate: float, rng: np.random.Generator) -> list[Arrival]:
 
 
 def trace(path: str | Path, count: int | None = None, rate: float | None = None) -> list[Arrival]:
-    """The first `count` rows of a CSV with the column arrival_s and optional columns input_tokens and output_tokens.
+    """The first `count` rows of a CSV with the column arrival_s and optional columns input_tokens and output_tokens, or
+    of a .jsonl file in Mooncake's format (`timestamp` in ms, `input_length`, `output_length`, `hash_ids`).
 
     Times are shifted to start at 0. With `rate` they are scaled to that mean rate (requests per second).
     Raises OSError, or ValueError naming the bad line.
     """
+    if Path(path).suffix == ".jsonl":
+        arrivals = json_lines.read(path, _with_blocks, "timestamp, input_length, output_length and hash_ids")[:count]
+    else:
+        arrivals = _rows(path, count)
+    if not arrivals:
+        raise ValueError(f"{path}: no rows")
+    arrivals.sort(key=lambda a: a.time)
+    start, span = arrivals[0].time, arrivals[-1].time - arrivals[0].time
+    stretch = (len(arrivals) - 1) / (rate * span) if rate and span > 0 else 1.0
+    return [replace(a, time=(a.time - start) * stretch) for a in arrivals]
+
+
+def _rows(path: str | Path, count: int | None) -> list[Arrival]:
     arrivals: list[Arrival] = []
     with open(path, newline="", encoding="utf-8") as file:
         rows = csv.DictReader(file)
@@ -60,16 +82,18 @@ def trace(path: str | Path, count: int | None = None, rate: float | None = None)
             if count is not None and len(arrivals) == count:
                 break
             try:
-                sizes = [int(float(row[c])) if row.get(c) else None for c in ("input_tokens", "output_tokens")]
-                arrivals.append(Arrival(float(row["arrival_s"]), *sizes))
+                inputs, outputs = (
+                    int(float(row[c])) if row.get(c) else None for c in ("input_tokens", "output_tokens")
+                )
+                arrivals.append(Arrival(float(row["arrival_s"]), inputs, outputs))
             except ValueError as error:
                 raise ValueError(f"{path}, line {rows.line_num}: {error}") from None
-    if not arrivals:
-        raise ValueError(f"{path}: no rows")
-    arrivals.sort(key=lambda a: a.time)
-    start, span = arrivals[0].time, arrivals[-1].time - arrivals[0].time
-    stretch = (len(arrivals) - 1) / (rate * span) if rate and span > 0 else 1.0
-    return [Arrival((a.time - start) * stretch, a.input_tokens, a.output_tokens) for a in arrivals]
+    return arrivals
+
+
+def _with_blocks(row: Any) -> Arrival:
+    blocks = tuple(int(block) for block in row["hash_ids"])
+    return Arrival(float(row["timestamp"]) / 1000, int(row["input_length"]), int(row["output_length"]), blocks)
 
 
 def part(arrivals: Sequence[Arrival], count: int, rate: float, rng: np.random.Generator) -> list[Arrival]:

@@ -38,10 +38,6 @@ class Prompts:
         del tokens[count:]
         return tokens
 
-    def take(self, rows: Sequence[int]) -> Prompts:
-        """The prompts of these requests."""
-        return Prompts([self.blocks[i] for i in rows], self.block_tokens)
-
 
 def shared(inputs: Sequence[int], groups: int, tokens: int, rng: np.random.Generator) -> tuple[np.ndarray, Prompts]:
     """Prompts that begin with one of `groups` shared prefixes of `tokens` tokens, such as system prompts or documents,

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxspec.sched.sim import json_lines
-from jaxspec.sched.sim.arrivals import Arrival
+from jaxspec.sched.sim.arrivals import BLOCK_TOKENS, Arrival
 from jaxspec.sched.sim.prompts import Prompts
 from jaxspec.sched.slo import NONE, Slo
 
@@ -112,8 +112,9 @@ class Synthetic:
 def join(arrivals: Sequence[Arrival], lengths: Lengths | None, input_tokens: int, rng: np.random.Generator) -> Workload:
     """A workload with one request per arrival.
 
-    Lengths are drawn from `lengths`, whole rows with replacement. Without a table they are the arrivals' own.
-    `input_tokens` replaces missing input lengths (0 in the table). Raises ValueError if an output length is missing.
+    Lengths are drawn from `lengths`, whole rows with replacement. Without a table they are the arrivals' own, and so
+    are the blocks of their prompts. `input_tokens` replaces missing input lengths (0 in the table). Raises ValueError
+    if an output length is missing.
     """
     times = np.array([a.time for a in arrivals], float)
     if lengths is not None:
@@ -127,7 +128,9 @@ def join(arrivals: Sequence[Arrival], lengths: Lengths | None, input_tokens: int
     # Traces contain requests with an empty answer; here every request generates at least one token.
     inputs = np.array([a.input_tokens or input_tokens for a in arrivals])
     outputs = np.array([max(1, a.output_tokens or 1) for a in arrivals])
-    return Workload(times, inputs, outputs, np.full(len(arrivals), np.nan))
+    blocks = [a.blocks for a in arrivals if a.blocks is not None]
+    prompts = Prompts(blocks, BLOCK_TOKENS) if blocks and len(blocks) == len(arrivals) else None
+    return Workload(times, inputs, outputs, np.full(len(arrivals), np.nan), prompts=prompts)
 
 
 def read_lengths(path: str | Path, prediction: str | None = None) -> Lengths:

@@ -94,7 +94,7 @@ class _Done(Exception):
 class Decoding(TreeSimulation):
     """Measures the steps in which all requests decode: prompts are computed before, by the target and the drafter."""
 
-    tokens, seconds, steps, _enough = 0, 0.0, 0, 0
+    tokens, seconds, decoding_steps, _enough = 0, 0.0, 0, 0
 
     def _time(self, plan: Plan, now: float) -> tuple[float, float]:
         if not all(s.request.decoding for s in plan.scheduled):
@@ -108,7 +108,7 @@ class Decoding(TreeSimulation):
         if decoding:
             self.tokens += before - sum(self.ledger.left)
             self.seconds += service
-            self.steps += 1
+            self.decoding_steps += 1
             if self.tokens >= self._enough:
                 raise _Done
 
@@ -147,7 +147,7 @@ def serve(data: None, case: Case) -> dict[str, float]:
     speculator = build_speculator(config, drafters, times) if drafters else None
     run = Decoding(scheduler, work, LLAMA_3_8B_H200.cost, speculator, drafters)
     run.measure(requests * case.tokens)
-    per_step = requests * run.steps
+    per_step = requests * run.decoding_steps
     return {
         "speed": run.tokens / run.seconds, "tokens": run.tokens / per_step,
         "drafts": sum(run.ledger.drafted) / per_step, "drafting": run.drafting / run.seconds,

@@ -141,12 +141,11 @@ def test_stale_reports_fall_back_to_power_of_two_choices() -> None:
 
 
 def test_old_reports_count_less() -> None:
+    """By its reports a is better, by the number of requests b: while the reports are fresh a is chosen, later b."""
     routing = make_routing("predicted", Random(0), {"stale_after": 10.0, "ttft_weight": 1.0})
-    # The old report promises a little more than the fresh one, so the fresh one decides.
-    old, fresh = replica("old", time=0.0, step=0.0198), replica("fresh", time=9.5, step=0.02)
-    busy = replica("busy", time=9.5, step=0.03)
-    assert routing.choose(request(), [old, fresh, busy], 9.5) is fresh
-    assert routing.choose(request(), [replica("new", time=9.5, step=0.0198), fresh, busy], 9.5).name == "new"
+    replicas = [replica("a", step=0.01, running=5), replica("b", step=0.02, running=1)]
+    chosen = [routing.choose(request(), replicas, age).name for age in (0.0, 1.0, 8.0, 9.9)]
+    assert chosen == ["a", "a", "b", "b"]
 
 
 def test_prefix_aware_follows_the_prefix_while_the_load_is_even() -> None:
