@@ -116,7 +116,7 @@ def start_up(
     max_model_len = min(config.max_model_len or longest, longest, pages * config.page_size)
     loaded = replace(loaded, config=loaded.config.for_length(max_model_len))
     models = {name: m and (m[0].for_length(max_model_len), m[1]) for name, m in models.items()}
-    warm_up = WarmUp(config.compile_in_background, progress, clock)
+    warm_up = WarmUp(config.compile_in_background, progress, clock, config.compilation_cache_dir != "")
     store = ProfileStore(cache_folder("profiles") if config.compilation_cache_dir != "" else None, renew_profiles)
     drawn = allocate_distributions(config, models)
     model_runner = ModelRunner(

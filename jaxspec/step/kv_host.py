@@ -132,7 +132,7 @@ class HostKVCache:
             CompileJob(f"{key[0]} of {key[1]}", partial(self._compile, *key), partial(self._programs.__setitem__, key))
             for key in product(("offload", "upload"), GROUPS)
         ]
-        warm_up.compile_now("compiling the host pool", jobs)
+        warm_up.compile_now("compiling swap programs", jobs)
         self._warm_up()
         self._measure(store)
 

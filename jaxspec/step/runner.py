@@ -176,7 +176,7 @@ class ModelRunner:
     def _compile(self, warm_up: WarmUp) -> None:
         first = needed_first(self.shapes) if warm_up.background else self.shapes
         jobs = {shape: self._steps.job(f"step of {self._title(shape)}", shape) for shape in self.shapes}
-        warm_up.compile_now("compiling steps", [self.penalties.job(), *(jobs.pop(shape) for shape in first)])
+        warm_up.compile_now("compiling step programs", [self.penalties.job(), *(jobs.pop(shape) for shape in first)])
         self.profile.guess()
         ready = {shape.tokens: self.step_seconds[shape.tokens] for shape in self.ready}
         self.times = times = StepTimes(ready, self.position_seconds)
@@ -184,7 +184,7 @@ class ModelRunner:
         # All shapes are ready then.
         self.profile.on_measured.append(lambda: times.learn(self.step_seconds, self.position_seconds))
         for shape, job in jobs.items():
-            warm_up.compile_later("compiling steps", [job], rank=0 if shape.tokens <= _SMALL else 3)
+            warm_up.compile_later("compiling step programs", [job], rank=0 if shape.tokens <= _SMALL else 3)
         warm_up.measure(self.profile)
 
     def _compile_step(self, shape: BatchShape) -> jax.stages.Compiled:
