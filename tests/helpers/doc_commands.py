@@ -22,7 +22,9 @@ PAGES = [
 ]  # fmt: skip
 
 #: First words of commands, after any NAME=VALUE.
-PROGRAMS = frozenset({"python", "python3", "jaxspec", "make", "curl", "pip", "pre-commit", "git", "source", ".ci/run"})
+PROGRAMS = frozenset(
+    {"python", "python3", "jaxspec", "make", "curl", "pip", "pre-commit", "git", "source", ".ci/run", "docker"}
+)
 #: Languages of fenced blocks: shell, and those that hold neither commands nor Python.
 SHELL = frozenset({"sh", "bash", "shell", "console"})
 OTHER = frozenset({"mermaid", "json", "yaml", "text", "c"})
