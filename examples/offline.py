@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> None:
     # Settings (docs/configuration.md) are keywords. Two slots for four prompts, so that two of them have to wait; and
     # everything is compiled before the first request. A server compiles most of it in the background.
     settings = {"max_num_seqs": 2, "compile_in_background": False, **parse_overrides(args.set)}
-    with LLM(model=args.model, show_progress=True, **settings) as llm:
+    with LLM(model=args.model, **settings) as llm:
         begin = time.perf_counter()
         outputs = llm.generate(PROMPTS, params)
         seconds = time.perf_counter() - begin

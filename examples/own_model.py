@@ -37,7 +37,7 @@ SETTINGS = {"order": "fcfs", "predictor": "none", "compile_in_background": False
 
 def measure(model: str, draft: list[str], settings: dict[str, Any]) -> tuple[float, list[str]]:
     """Print the speed with these drafters; -> tokens per second, and the answers."""
-    with LLM(model=model, draft=draft, show_progress=True, **settings) as llm:
+    with LLM(model=model, draft=draft, **settings) as llm:
         begin = time.perf_counter()
         outputs = llm.chat(CONVERSATIONS, SamplingParams(temperature=0, max_tokens=64))
         seconds = time.perf_counter() - begin

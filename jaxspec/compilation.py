@@ -19,7 +19,9 @@ _here = threading.local()
 #: On GPUs a program is one CUDA graph: XLA's default leaves conditionals and loops out, and each of them waits for the
 #: host. Needs a driver for CUDA 12.3.
 _ONE_GRAPH: dict[str, str | bool] = {
-    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE,DYNAMIC_SLICE_FUSION"
+    "xla_gpu_enable_command_buffer": (
+        "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,COLLECTIVES,CONDITIONAL,WHILE,DYNAMIC_SLICE_FUSION"
+    )
 }
 
 

@@ -40,6 +40,9 @@ class EngineConfig(PolicyConfig):
     draft: list[str] = Field(default_factory=lambda: ["auto"])
     #: Draft models on a device of their own: index into JAX's devices, by drafter name. The target is on device 0.
     draft_devices: dict[str, NonNegativeInt] = Field(default_factory=dict[str, NonNegativeInt])
+    #: Devices that weights, KV heads and drafters are split over (tensor parallelism): JAX's first ones. All steps run
+    #: on all of them.
+    tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     #: Micro-batches of a step: one is drafted on `draft_devices` while another is verified. None: the fastest number by
     #: profiled times (SPIN §V-B).
     micro_batches: PositiveInt | None = Field(default=None, le=8)
@@ -137,6 +140,13 @@ class EngineConfig(PolicyConfig):
             raise ValueError("none cannot be combined with other drafters")
         return value
 
+    @field_validator("tensor_parallel_size")
+    @classmethod
+    def _check_parallel(cls, value: int, info: ValidationInfo) -> int:
+        if value > 1 and info.data.get("draft_devices"):
+            raise ValueError("drafters are split over the same devices; remove draft_devices")
+        return value
+
     @field_validator("served_model_name", mode="before")
     @classmethod
     def _one_name(cls, value: Any) -> Any:
@@ -190,6 +200,8 @@ _OTHER_NAMES = {
     "speculative_model": "draft",
     "speculative_num_steps": "draft_depth",
     "swap_space_gb": "swap_space",
+    "tp": "tensor_parallel_size",
+    "tp_size": "tensor_parallel_size",
 }
 
 S = TypeVar("S", bound=BaseModel)

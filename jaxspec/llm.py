@@ -29,7 +29,8 @@ class LLM:
     """A model and its engine. Use it as a context manager, or call `close`.
 
     `model` and `draft` are those of the server's `--model` and `--draft` (`draft=()` turns a preset's drafters off);
-    `config` is a YAML preset; `overrides` are settings of `EngineConfig`.
+    `config` is a YAML preset; `overrides` are settings of `EngineConfig`. `show_progress`: bars of loading and
+    compiling on standard error; without a terminal they are log lines.
 
     Raises `ConfigError` if a setting is invalid, `ModelLoadError` if a model cannot be loaded.
     """
@@ -40,7 +41,7 @@ class LLM:
         draft: Sequence[str] | str | None = None,
         config: str | None = None,
         *,
-        show_progress: bool = False,
+        show_progress: bool = True,
         **overrides: Any,
     ):
         loaded = model if isinstance(model, LoadedModel) else None

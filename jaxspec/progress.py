@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+log = logging.getLogger(__name__)
 
 #: Where standard error is no terminal: seconds until the first line of progress, and between two.
 _FIRST, _PAUSE = 3.0, 30.0
@@ -16,22 +19,47 @@ Report = Callable[[str, int, int], None]
 
 
 @contextmanager
-def bar(show: bool = True) -> Iterator[Report]:
-    """Gives a callback that reports progress of loading and compiling, with one bar per stage."""
+def bar(show: bool = True, clock: Callable[[], float] = time.monotonic) -> Iterator[Report]:
+    """Gives a callback that reports progress of loading and compiling, with one bar per stage.
+
+    Where standard error is no terminal, the same are log lines: of stages that take seconds, from time to time and at
+    their end. `clock`: monotonic seconds.
+    """
+    console = Console(stderr=True)
     if not show:
         yield lambda stage, done, total: None
         return
-    columns = TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True)) as display:
+    if not console.is_terminal:
+        yield _StageLog(clock).report
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console) as display:
         task: TaskID | None = None
 
         def report(stage: str, done: int, total: int) -> None:
             nonlocal task
             if done == 0 or task is None:
                 task = display.add_task(stage, total=total)
-            display.update(task, completed=done, description=stage if done < total else None)
+            display.update(task, completed=done)
 
         yield report
+
+
+class _StageLog:
+    """Logs the stages of a start."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._begun, self._due = clock, 0.0, 0.0
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        now = self._clock()
+        if not done:
+            self._begun, self._due = now, now + _FIRST
+        elif done == total and now - self._begun >= _FIRST:
+            log.info("%s: %d of %d in %.0f s", stage, done, total, now - self._begun)
+        elif now >= self._due:
+            self._due = now + _PAUSE
+            log.info("%s: %d of %d", stage, done, total)
 
 
 @contextmanager

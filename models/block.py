@@ -66,7 +66,7 @@ class Block(nnx.Module):
             q, k = rotate(q, tables), rotate(k, tables)
         if c.attention_scale is not None:
             q = _scaled(q, c.attention_scale * c.head_dim**0.5)
-        return self._product(attend(q, k, v).reshape(-1, c.q_size), "o", c.hidden_size, layer)
+        return self._summed(attend(q, k, v).reshape(-1, c.q_size), "o", layer)
 
     def _mlp(self, x: jax.Array, layer: jax.Array | None) -> jax.Array:
         c, act = self.config, ACTIVATIONS[self.config.activation]
@@ -74,12 +74,14 @@ class Block(nnx.Module):
         if c.experts is not None:
             logits = self._product(x, "router", c.experts.count, layer)
             total = mixture(c.experts, act, x, logits, partial(self._grouped, layer=layer))
-            return total + self._shared_expert(x, shared, layer) if (shared := c.experts.shared_width) else total
+            if shared := c.experts.shared_width:
+                total = total + self._shared_expert(x, shared, layer)
+            return self.ops.total(total)
         h = self._product(x, "gate_up", (1 + c.gated) * c.intermediate_size, layer)
         if c.gated:
             gate, up = jnp.split(h, 2, axis=-1)
-            return self._product(act(gate) * up, "down", c.hidden_size, layer)
-        return self._product(act(h), "down", c.hidden_size, layer)
+            return self._summed(act(gate) * up, "down", layer)
+        return self._summed(act(h), "down", layer)
 
     def _shared_expert(self, x: jax.Array, width: int, layer: jax.Array | None) -> jax.Array:
         """The output of the expert that all tokens use, each with a weight of its own (Qwen2-MoE)."""
@@ -102,7 +104,14 @@ class Block(nnx.Module):
 
     def _product(self, x: jax.Array, name: str, width: int, layer: jax.Array | None) -> jax.Array:
         """`x [T, in]` times a matrix, plus its bias -> `[T, width]`."""
-        y = self.ops.product(x, getattr(self, name)[...], width, layer).astype(x.dtype)
+        return self._biased(self.ops.product(x, getattr(self, name)[...], width, layer).astype(x.dtype), name, layer)
+
+    def _summed(self, x: jax.Array, name: str, layer: jax.Array | None) -> jax.Array:
+        """The same for a matrix `[in, hidden]` of which each device has some rows."""
+        y = self.ops.product(x, getattr(self, name)[...], self.config.hidden_size, layer).astype(x.dtype)
+        return self._biased(self.ops.total(y), name, layer)
+
+    def _biased(self, y: jax.Array, name: str, layer: jax.Array | None) -> jax.Array:
         bias = self._vector(f"{name}_bias", layer)
         return y if bias is None else y + bias
 

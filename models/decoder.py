@@ -38,6 +38,7 @@ class Body(nnx.Module):
         """`tokens [T]`, `positions [T]` int32 -> `[T, hidden]`."""
         c = self.config
         x = self.ops.lookup(self.embedding[...], tokens, c.vocab_size, c.hidden_size)
+        x = self.ops.gather(x, c.hidden_size)
         if c.embedding_scale != 1.0:
             x = x * jnp.asarray(c.embedding_scale, x.dtype)
         return x if self.positions is None else x + self.positions[...].at[positions].get(mode="clip")
@@ -55,7 +56,8 @@ class Body(nnx.Module):
 
     def head_logits(self, final: jax.Array, width: int) -> jax.Array:
         """Final hidden states `[C, hidden]` -> logits `[C, width]` float32."""
-        return scaled_logits(self.config, self.ops.product(final, self.head[...], width, None))
+        products = self.ops.gather(self.ops.product(final, self.head[...], width, None), width)
+        return scaled_logits(self.config, products)
 
 
 def scaled_logits(config: DecoderConfig, products: jax.Array) -> jax.Array:
@@ -76,19 +78,27 @@ class Decoder(Body):
         return self.head_logits(final, self.config.vocab_size)
 
 
+#: (name, weight) -> the weight on its device or devices.
+Put = Callable[[str, np.ndarray | jax.Array], jax.Array]
+
+
 def device_weights(
     config: DecoderConfig, weights: Mapping[str, np.ndarray] | Mapping[str, jax.Array], dtype: str,
-    shared: Mapping[str, jax.Array] = MappingProxyType({}),
+    shared: Mapping[str, jax.Array] = MappingProxyType({}), put: Put | None = None,
 ) -> dict[str, jax.Array]:  # fmt: skip
     """Put weights on the device as `dtype`, matrices `[in, out]`; a tied embedding is copied to the head.
 
     One weight at a time is read (`LazyWeights`), put on the device in its stored dtype and cast there, so the host
     holds one weight. Arrays that are already on the device stay there. `shared` are used as they are, instead of those
-    in `weights`.
+    in `weights`. `put` splits weights over several devices; None: one device.
     """
-    out = {name: shared[name] if name in shared else _put(weights[name], dtype) for name in weights}
+
+    def placed(name: str, weight: np.ndarray | jax.Array) -> jax.Array:
+        return _put(weight, dtype) if put is None else jax.block_until_ready(put(name, weight).astype(dtype))
+
+    out = {name: shared[name] if name in shared else placed(name, weights[name]) for name in weights}
     if config.tie_embeddings:
-        out["head"] = out["embed"].T.copy()
+        out["head"] = out["embed"].T.copy() if put is None else placed("head", np.asarray(weights["embed"]).T)
     return out
 
 

@@ -50,13 +50,21 @@ def grouped(x: jax.Array, weight: jax.Array, width: int, layer: jax.Array | None
     return jax.lax.ragged_dot(x, weight, counts, preferred_element_type=jnp.float32)
 
 
+def _whole(x: jax.Array, width: int | None = None) -> jax.Array:
+    return x
+
+
 class Operations(NamedTuple):
-    """The operations of a decoder that CPU kernels can replace."""
+    """The operations of a decoder that CPU kernels replace, and those that several devices do together."""
 
     product: Product = linear
     lookup: Lookup = lookup
     norm: Norm = norm
     grouped: Grouped = grouped
+    #: Sums `x [T, out]` over devices, each of which has multiplied a part of the rows.
+    total: Callable[[jax.Array], jax.Array] = _whole
+    #: (x [T, local], width) -> `[T, width]`: the columns of all devices.
+    gather: Callable[[jax.Array, int], jax.Array] = _whole
 
 
 XLA = Operations()

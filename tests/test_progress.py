@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+
+import pytest
+
 from jaxspec import progress
 
 
@@ -14,6 +18,20 @@ def test_lines_instead_of_a_bar_without_a_terminal(capsys, monkeypatch):
             advance()
     assert capsys.readouterr().err.splitlines() == [
         "simulations: 13 of 100", "simulations: 43 of 100", "simulations: 73 of 100",
+    ]  # fmt: skip
+
+
+def test_stages_of_a_start_are_log_lines(caplog: pytest.LogCaptureFixture) -> None:
+    """Those that take seconds: from time to time and at their end."""
+    caplog.set_level(logging.INFO, "jaxspec.progress")
+    seconds = [0.0]
+    with progress.bar(clock=lambda: seconds[0]) as report:
+        for stage, step in (("compiling", 2.0), ("loading", 0.1)):
+            for done in range(25):
+                report(stage, done, 24)
+                seconds[0] += step
+    assert [record.message for record in caplog.records] == [
+        "compiling: 2 of 24", "compiling: 17 of 24", "compiling: 24 of 24 in 48 s",
     ]  # fmt: skip
 
 

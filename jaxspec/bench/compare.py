@@ -237,11 +237,7 @@ def load(presets: Sequence[str], overrides: dict[str, Any], stack: ExitStack) ->
     engines = []
     for preset in presets:
         with naming_preset(preset):
-            engines.append(
-                stack.enter_context(
-                    LLM(config=preset, show_progress=True, **{**options.COMPILE_ALL_FIRST, **overrides})
-                )
-            )
+            engines.append(stack.enter_context(LLM(config=preset, **{**options.COMPILE_ALL_FIRST, **overrides})))
     return engines
 
 

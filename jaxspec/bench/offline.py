@@ -80,7 +80,7 @@ def load_llm(args: argparse.Namespace) -> LLM:
     try:
         overrides = options.overrides(args)
         EngineConfig.load(args.config, **overrides)  # rejects names that are parameters of `LLM` but not settings
-        return LLM(config=args.config, show_progress=True, **{**options.COMPILE_ALL_FIRST, **overrides})
+        return LLM(config=args.config, **{**options.COMPILE_ALL_FIRST, **overrides})
     except (OSError, ValueError) as error:
         raise BenchError(explained(error)) from None
 

@@ -7,7 +7,6 @@ first start was on a busy machine.
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -34,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         config = EngineConfig.load(args.config, **{**options.COMPILE_ALL_FIRST, **options.overrides(args)})
-        with bar(sys.stderr.isatty()) as progress:
+        with bar() as progress:
             engine = Engine(config, progress=progress, renew_profiles=args.renew)
     except (OSError, ValueError) as error:
         raise BenchError(str(error)) from None

@@ -173,11 +173,11 @@ def build(
         # Compile and measure now for a draft choice, which compares the drafters' times, and for drafters on their own
         # devices, whose rounds are not measured in the engine's idle time.
         if DRAFT_CHOICES.selected(config).assigns or devices:
-            warm_up.compile_now("compiling the drafter", [*needed, *more])
+            warm_up.compile_now("compiling draft programs", [*needed, *more])
             runner.profile.measure()
         else:
-            warm_up.compile_later("compiling the drafter", needed, rank=1)
-            warm_up.compile_later("compiling the drafter", more, rank=4)
+            warm_up.compile_later("compiling draft programs", needed, rank=1)
+            warm_up.compile_later("compiling draft programs", more, rank=4)
             warm_up.measure(runner.profile)
         drafters.append(ModelDrafter(runner, clock))
     speculator = build_speculator(config, drafters, model_runner.times, sampled=drawing is not None)

@@ -27,6 +27,7 @@ from jaxspec.step.profiles import NOT_KEPT, ProfileStore
 from jaxspec.step.programs import Programs
 from jaxspec.step.rejection import DraftDistributions
 from jaxspec.step.step import split
+from jaxspec.step.tensor_parallel import bytes_on_devices, over_devices
 from jaxspec.step.warmup import CompileJob
 
 #: A `jax.Device`, which type checkers take for a variable.
@@ -91,7 +92,7 @@ class DraftRunner:
             model = layers.drafter(config, weights, dtype, {name: target.ends[name] for name in shared})
             self.conditioned = model.conditioned
             self._graph, self._treedef, leaves = split(model)
-            kv_cache = KVCache.zeros(config, num_pages, page_size, dtype, zeros=layers.zeros)
+            kv_cache = KVCache.zeros(layers.pooled(config), num_pages, page_size, dtype, zeros=layers.zeros)
             features = target.features
             rows = jnp.zeros((self.most_tokens if self.own_device else 0, features.shape[-1]), features.dtype)
             state = leaves, kv_cache, DraftDistributions.empty(), rows
@@ -107,6 +108,11 @@ class DraftRunner:
         self._rounds = Programs(f"rounds of {name}", key, runs, self._compile_rounds, store, larger)
         #: Measured seconds of rounds.
         self.profile = self._rounds.profile
+
+    def held(self) -> dict[str, int]:
+        """Bytes of its own weights and KV pool on each device, by the device's name."""
+        own = [leaf for leaf in self._leaves if not any(leaf is end for end in self._target.ends.values())]
+        return bytes_on_devices((own, self.kv_cache))
 
     def overwritten(self, pages: Sequence[int]) -> None:
         """Does nothing: the runner keeps no state per page (see `jaxspec.step.kv_host.Owner`)."""
@@ -140,12 +146,12 @@ class DraftRunner:
         """The compiled rounds of one shape, by tree width."""
         buffer, levels = jax.ShapeDtypeStruct((shape.size,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
         arguments = self._leaves, self.kv_cache, self._shared.drawn, self._features(shape, ()), buffer, levels
-        return {
-            width: compile_ahead(
-                make_round(self._graph, self._treedef, shape, self._layers, growth, DEPTH), *arguments, donate=(1, 2)
-            )
-            for width, growth in self._growths.items()
-        }
+        programs: dict[int, jax.stages.Compiled] = {}
+        for width, growth in self._growths.items():
+            one = make_round(self._graph, self._treedef, shape, self._layers, growth, DEPTH)
+            one = over_devices(self._layers.parallel, one, arguments, 3)
+            programs[width] = compile_ahead(one, *arguments, donate=(1, 2))
+        return programs
 
     def _compile_fetch(self) -> None:
         def fetch(features: jax.Array, slots: jax.Array) -> jax.Array:

@@ -22,6 +22,7 @@ from jaxspec.engine.loop import EngineLoop
 from jaxspec.engine.metrics import Counters, EngineStats, snapshot
 from jaxspec.engine.request_state import RequestState
 from jaxspec.engine.startup import for_device, start_up
+from jaxspec.engine.summary import summary
 from jaxspec.errors import EngineDead, EngineDraining, InvalidRequest
 from jaxspec.models.load import LoadedModel
 from jaxspec.outputs import OutputDelta
@@ -287,6 +288,10 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot of all counters."""
         return snapshot(self.loop, self._queued, self._admission.refused)
+
+    def summary(self, preset: str | None = None) -> list[tuple[str, str]]:
+        """What the engine runs with, as (subject, value). `preset`: the file that the settings come from."""
+        return summary(self, preset)
 
     def reset_stats(self) -> None:
         """Reset the counters of steps, tokens, padding and time. Benchmarks do so after their warm-up."""

@@ -19,6 +19,7 @@ from jaxspec.models.config import DecoderConfig
 from jaxspec.models.drafter import feature_width
 from jaxspec.models.load.parts import weight_shapes
 from jaxspec.models.load.weights import of_target
+from jaxspec.models.shards import Shards
 from jaxspec.sched.spec.trees.policy import DEPTH
 from jaxspec.step.batch import BatchShape
 from jaxspec.step.buckets import StepSizes, step_buckets
@@ -68,10 +69,13 @@ def memory_uses(
     features: bool,
     devices: Sequence[Any],
 ) -> list[MemoryUse]:
-    """What the target and each draft model take of their devices. See `kv_pool_pages`."""
+    """What the target and each draft model take of their devices, of all that share them. See `kv_pool_pages`."""
     size, item = config.page_size, jnp.dtype(dtype).itemsize
     layers = pick_layers(config, model)
-    kernel = layers.name == "gpu"
+    kernel, parallel = layers.name == "gpu", layers.parallel
+    # Each device has the same part of everything.
+    shards = Shards(model, 1) if parallel is None else parallel.shards(model)
+    model = shards.local
     drawn = jax.eval_shape(partial(allocate_distributions, config, drafters))
     penalties = jax.eval_shape(partial(PenaltyTable.empty, config.max_num_seqs, model.vocab_size))
     tables = _nbytes(penalties) + _nbytes(drawn)
@@ -82,7 +86,7 @@ def memory_uses(
     target = MemoryUse(
         TARGET,
         # A tied embedding is copied to the head.
-        _elements(weight_shapes(replace(model, tie_embeddings=False))) * item,
+        _elements(shards.local_shapes(weight_shapes(replace(shards.config, tie_embeddings=False)))) * item,
         page_bytes(model, size, stored_as(config, dtype)) + feature_bytes(model, size, dtype) * features,
         max(program.step_bytes(shape) for shape in shapes),
         tables,
@@ -93,17 +97,22 @@ def memory_uses(
     for name, drafter in drafters.items():
         if drafter is None:
             continue
-        c, own = drafter
+        whole, own = drafter
+        shards = Shards(whole, 1) if parallel is None else parallel.shards(whole)
+        c = shards.local
         at = config.draft_devices.get(name, 0)
         program = Program(c, dtype, size, kernel, _cores(devices[at]))
         vocab = len(own["vocab"])
-        shapes_of = weight_shapes(replace(c, tie_embeddings=False)) | {"head": (c.hidden_size, vocab)}
+        shapes_of = weight_shapes(replace(whole, tie_embeddings=False)) | {"head": (c.hidden_size, vocab)}
         if "mix" in own:
             shapes_of |= {"mix": (feature_width(c), c.hidden_size), "fuse": (2 * c.hidden_size, c.hidden_size)}
         if at == 0:
             shapes_of = {n: shape for n, shape in shapes_of.items() if n not in of_target(own)}
+        shapes_of = shards.local_shapes(shapes_of)
         temporaries = max(program.round_bytes(shape, vocab, width, DEPTH) for shape in chains)
         uses.append(MemoryUse(name, _elements(shapes_of) * item, page_bytes(c, size, dtype), temporaries, device=at))
+    if parallel is not None:
+        uses = [replace(use, device=i) for i in range(parallel.size) for use in uses]
     return uses
 
 

@@ -28,11 +28,12 @@ from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.reprediction import Repredictor
 from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.spec.speculator import Speculator
-from jaxspec.step.device_memory import claim_memory
+from jaxspec.step.device_memory import claim_memory, gib
 from jaxspec.step.kv_host import HostKVCache, host_kv_cache, swap_costs, swap_pages
 from jaxspec.step.probe import ProbeRunner
 from jaxspec.step.profiles import ProfileStore
 from jaxspec.step.runner import ModelRunner
+from jaxspec.step.tensor_parallel import parallel_over
 from jaxspec.step.warmup import CompileJob, Progress, WarmUp
 
 log = logging.getLogger(__name__)
@@ -63,10 +64,11 @@ def for_device(config: EngineConfig) -> EngineConfig:
     `async_scheduling`.
 
     Initialises JAX's devices, and first decides how much of their memory JAX takes. Raises `ConfigError` for a KV data
-    type that the device does not support.
+    type that the device does not support, and for more devices than there are.
     """
     claim_memory(config.gpu_memory_utilization)
     without_symbols()
+    parallel_over(config.tensor_parallel_size)  # checks the number of devices before anything is loaded
     gpu = jax.default_backend() == "gpu"
     dtype = ("bfloat16" if gpu else "float32") if config.dtype == "auto" else config.dtype
     if gpu and config.kv_cache_dtype == "bfloat16" != dtype:
@@ -114,7 +116,7 @@ def start_up(
     max_model_len = min(config.max_model_len or longest, longest, pages * config.page_size)
     loaded = replace(loaded, config=loaded.config.for_length(max_model_len))
     models = {name: m and (m[0].for_length(max_model_len), m[1]) for name, m in models.items()}
-    warm_up = WarmUp(config.compile_in_background, progress, clock)
+    warm_up = WarmUp(config.compile_in_background, progress, clock, config.compilation_cache_dir != "")
     store = ProfileStore(cache_folder("profiles") if config.compilation_cache_dir != "" else None, renew_profiles)
     drawn = allocate_distributions(config, models)
     model_runner = ModelRunner(
@@ -124,6 +126,11 @@ def start_up(
         speculator = build(config, model_runner, models, pages, warm_up, store, clock, loaded.name)
     else:
         speculator = Speculator([], model_runner.times)
+    if model_runner.layers.parallel is not None:
+        held = [model_runner.held(), *(runner.held() for runner in runners(speculator))]
+        for device in held[0]:
+            size = gib(sum(each[device] for each in held))
+            log.info("%s holds %s: its part of weights, KV pool and drafters", device, size)
     # The KV of a drafter on a device of its own is not swapped: it is computed again.
     swapped = [runner for runner in runners(speculator) if not runner.own_device]
     host = host_kv_cache(config, model_runner, swapped, warm_up, store)

@@ -55,6 +55,9 @@ class _Ticket:
 class NoPredictions:
     """Stands in for a `PredictionService` where no predictor reads prompts."""
 
+    #: Name of the predictor.
+    name = ""
+
     def __init__(self) -> None:
         self.counts = PredictionCounts()
 
@@ -94,7 +97,7 @@ class PredictionService:
         most_waiting: int = MOST_WAITING,
         flush_every: float = FLUSH_EVERY,
     ) -> None:
-        self.counts = PredictionCounts()
+        self.counts, self.name = PredictionCounts(), predictor.name
         self._predictor, self._decode, self._clock = predictor, decode, clock
         self._learner = predictor if isinstance(predictor, Learner) else None
         self._most_waiting, self._flush_every = most_waiting, flush_every

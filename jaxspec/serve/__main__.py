@@ -93,7 +93,7 @@ def _run(args: argparse.Namespace, config: EngineConfig) -> int:
 
     with sock:
         try:
-            with bar(sys.stderr.isatty()) as progress:
+            with bar() as progress:
                 engine = Engine(config, progress=progress)
         except (ModelLoadError, OSError) as e:
             _fail(f"cannot load {config.model}: {e}")
@@ -109,7 +109,7 @@ def _run(args: argparse.Namespace, config: EngineConfig) -> int:
         gc.freeze()  # what is left stays: later collections need not look at it
         engine.start()
         try:
-            return serve(engine, sock, options, args.drain_timeout, args.log_level)
+            return serve(engine, sock, options, args.drain_timeout, args.log_level, args.config)
         except OSError as e:
             _fail(f"cannot serve on {args.host} port {args.port}: {e.strerror or e}")
         finally:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from jaxspec.outputs import OutputDelta
+from jaxspec.outputs import OutputDelta, RequestMetrics
 
 if TYPE_CHECKING:
     from jaxspec.engine.engine import Engine
@@ -26,19 +27,32 @@ class ThroughputLog:
         self._engine = engine
         self._interval = interval
         self._last, self._at = engine.stats(), time.monotonic()
+        #: Whether each finished request met its SLOs, of those that had one, since the last line.
+        self._attained: list[bool] = []
+        engine.observers.append(self._on_finished)
+
+    def _on_finished(self, metrics: RequestMetrics, finish_reason: str) -> None:
+        """Called in the engine's thread."""
+        known = [a for a in (metrics.ttft_attained, metrics.tpot_attained) if a is not None]
+        if known and finish_reason in ("stop", "length"):
+            self._attained.append(all(known))
 
     async def run(self) -> None:
         """Log until the task is cancelled."""
         while True:
             await asyncio.sleep(self._interval)
             now, stats = time.monotonic(), self._engine.stats()
-            if line := throughput(self._last, stats, now - self._at):
+            attained, self._attained = self._attained, []
+            if line := throughput(self._last, stats, now - self._at, attained):
                 log.info(line)
             self._last, self._at = stats, now
 
 
-def throughput(before: EngineStats, now: EngineStats, seconds: float) -> str | None:
-    """The line for the `seconds` between two snapshots. None if nothing ran in them and nothing runs now."""
+def throughput(before: EngineStats, now: EngineStats, seconds: float, attained: Sequence[bool] = ()) -> str | None:
+    """The line for the `seconds` between two snapshots. None if nothing ran in them and nothing runs now.
+
+    `attained`: whether each of the requests that finished met its SLOs, of those with one.
+    """
 
     def grown(name: str) -> int:
         return max(0, getattr(now, name) - getattr(before, name))  # `reset_stats` sets counters back
@@ -59,6 +73,8 @@ def throughput(before: EngineStats, now: EngineStats, seconds: float) -> str | N
         accepted, verifications = grown("accepted_tokens"), grown("verifications")
         parts.append(f"acceptance rate: {accepted / drafted:.1%}")
         parts.append(f"mean accepted length: {1 + accepted / max(1, verifications):.2f}")
+    if attained:
+        parts.append(f"SLO attainment: {sum(attained) / len(attained):.1%} of {len(attained)}")
     return ", ".join(parts)
 
 

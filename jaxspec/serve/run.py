@@ -117,9 +117,12 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    engine: Engine, sock: socket.socket, options: ServerOptions, drain_timeout: float = 30.0, log_level: str = "info"
-) -> int:
+    engine: Engine, sock: socket.socket, options: ServerOptions, drain_timeout: float = 30.0, log_level: str = "info",
+    preset: str | None = None,
+) -> int:  # fmt: skip
     """Serve a started engine on the bound socket until a signal stops the server. `drain_timeout` in seconds.
+
+    `preset`: the file that its settings come from, to be shown.
 
     Returns the exit code: 0, or 128 plus the number of the second signal. Raises `OSError` if the port is in use by
     now.
@@ -133,18 +136,19 @@ def serve(
         ssl_certfile=options.tls_certificate,
     )
     url = url_of(sock, tls=options.tls_certificate is not None)
-    server = Server(config, engine, drain_timeout, _greeting(engine, url, options.api_keys))
+    server = Server(config, engine, drain_timeout, _greeting(engine, url, options.api_keys, preset))
     with contextlib.closing(sock):
         server.run(sockets=[sock])
     return server.exit_code
 
 
-def _greeting(engine: Engine, url: str, keys: Sequence[str]) -> str:
+def _greeting(engine: Engine, url: str, keys: Sequence[str], preset: str | None) -> str:
     # The variable, so that the key itself is not shown, where it holds one.
     shown = "$JAXSPEC_API_KEY" if [os.environ.get("JAXSPEC_API_KEY")] == list(keys) else "KEY"
     key = f' -H "Authorization: Bearer {shown}"' if keys else ""
     body = f'{{"model": "{engine.model_name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    about = "".join(f"  {subject + ':':<18}{value}\n" for subject, value in engine.summary(preset))
     return (
-        f"jaxspec serves {engine.model_name} at {url} (Ctrl-C to stop). Try:\n"
+        f"jaxspec serves {engine.model_name} at {url} (Ctrl-C to stop)\n{about}Try:\n"
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
     )

@@ -16,6 +16,7 @@ from jaxspec.step.attention import Earlier
 from jaxspec.step.batch import Batch
 from jaxspec.step.buckets import GPU
 from jaxspec.step.kv_int8 import AnyKVCache
+from jaxspec.step.tensor_parallel import TensorParallel
 from jaxspec.step.xla import LayerAttention, XlaLayers
 
 
@@ -23,10 +24,11 @@ class GpuLayers(XlaLayers):
     """`jaxspec.step.layers.Layers` on GPUs. Every layer has weight arrays of its own: XLA would copy slices of stacked
     weights in every step. `interpret`: run the kernel on the CPU, for tests."""
 
-    name = version = "gpu"
+    name = "gpu"
     sizes = GPU
 
-    def __init__(self, interpret: bool = False) -> None:
+    def __init__(self, interpret: bool = False, parallel: TensorParallel | None = None) -> None:
+        super().__init__(parallel)
         self._interpret = interpret
 
     def attention(

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 from jax import lax
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Sharding, SingleDeviceSharding
 
 from jaxspec.compilation import compile_ahead
 from jaxspec.config import EngineConfig
@@ -30,6 +30,7 @@ from jaxspec.step.kv_int8 import AnyKVCache
 from jaxspec.step.profiles import NOT_KEPT, ProfileStore
 from jaxspec.step.quantization import Quantized, dequantize, quantize
 from jaxspec.step.runner import ModelRunner
+from jaxspec.step.tensor_parallel import TensorParallel
 from jaxspec.step.warmup import CompileJob, WarmUp
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,9 @@ def host_kv_cache(
 ) -> HostKVCache:
     """Build the host KV cache for `config`; it has no pages if the memory policy never swaps."""
     space = config.swap_space * 2**30 if MEMORIES.selected(config).can_swap else 0.0
-    kv_cache = HostKVCache([model_runner, *drafters], space, warm_up, config.swap_dtype == "int8", store)
+    kv_cache = HostKVCache(
+        [model_runner, *drafters], space, warm_up, config.swap_dtype == "int8", store, model_runner.layers.parallel
+    )
     if Need.HOST_MEMORY in MEMORIES.selected(config).needs and not kv_cache.num_pages:
         log.warning("no page fits in host memory: preempted requests are recomputed")
     return kv_cache
@@ -93,7 +96,7 @@ class HostKVCache:
 
     def __init__(
         self, owners: Sequence[Owner], space: float, warm_up: WarmUp, quantized: bool = False,
-        store: ProfileStore = NOT_KEPT,
+        store: ProfileStore = NOT_KEPT, parallel: TensorParallel | None = None,
     ):  # fmt: skip
         self._owners, self.quantized = list(owners), quantized
         device = next(iter(owners[0].kv_cache.keys.devices()))
@@ -101,10 +104,15 @@ class HostKVCache:
         #: Whether transfers overlap with steps. On CPU they slow down the step that runs at the same time.
         self.overlaps = device.platform != "cpu"
         pinned = device.platform != "cpu" and "pinned_host" in kinds
-        self._near = SingleDeviceSharding(device)
-        self._far = SingleDeviceSharding(device, memory_kind="pinned_host") if pinned else self._near
         page = jax.eval_shape(partial(_take, quantized), self._kv_caches, jax.ShapeDtypeStruct((1,), jnp.int32))[0]
-        self._page: tuple[jax.ShapeDtypeStruct, ...] = page
+        #: Where each array of a page is on the device, or devices, and in host memory.
+        self._near = self._far = tuple(_sharding(x, device, parallel) for x in page)
+        if pinned:
+            self._far = tuple(_sharding(x, device, parallel, "pinned_host") for x in page)
+        self._page = tuple(
+            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=near if parallel else None)
+            for x, near in zip(page, self._near, strict=True)
+        )
         #: Bytes per page on the host.
         self.page_bytes = sum(x.size * x.dtype.itemsize for x in page)
         # The pools' memory may be allocated, but not touched yet.
@@ -124,7 +132,7 @@ class HostKVCache:
             CompileJob(f"{key[0]} of {key[1]}", partial(self._compile, *key), partial(self._programs.__setitem__, key))
             for key in product(("offload", "upload"), GROUPS)
         ]
-        warm_up.compile_now("compiling the host pool", jobs)
+        warm_up.compile_now("compiling swap programs", jobs)
         self._warm_up()
         self._measure(store)
 
@@ -155,10 +163,14 @@ class HostKVCache:
         return np.arange(size, dtype=np.int32) % self._owners[0].kv_cache.keys.shape[1]
 
     def _fetch(self, ids: np.ndarray) -> tuple[Rows, ...]:
-        return jax.device_put(self._programs["offload", len(ids)](self._kv_caches, ids), self._far)
+        return self._move(self._programs["offload", len(ids)](self._kv_caches, ids), self._far)
 
     def _store(self, ids: np.ndarray, rows: tuple[Rows, ...]) -> None:
-        self._kv_caches = self._programs["upload", len(ids)](self._kv_caches, ids, jax.device_put(rows, self._near))
+        self._kv_caches = self._programs["upload", len(ids)](self._kv_caches, ids, self._move(rows, self._near))
+
+    @staticmethod
+    def _move(rows: tuple[Rows, ...], to: tuple[Sharding, ...]) -> tuple[Rows, ...]:
+        return jax.device_put(rows, (to,) * len(rows))
 
     def _measure(self, store: ProfileStore) -> None:
         """Measure the seconds per page."""
@@ -207,7 +219,7 @@ class HostKVCache:
         """
         for group, kept in zip(_groups(pages), _groups(host), strict=True):
             rows = tuple(self._take_rows(page) for page in kept)
-            self._uploading.append((group, jax.device_put(rows, self._near)))
+            self._uploading.append((group, self._move(rows, self._near)))
         for owner in self._owners:
             owner.overwritten(pages)
         if at_once:
@@ -224,6 +236,14 @@ class HostKVCache:
         for group, rows in self._uploading:
             self._kv_caches = self._programs["upload", len(group)](self._kv_caches, np.asarray(group, np.int32), rows)
         self._uploading.clear()
+
+
+def _sharding(
+    row: jax.ShapeDtypeStruct, device: Any, parallel: TensorParallel | None, memory: str | None = None
+) -> Sharding:
+    if parallel is not None:
+        return parallel.rows_sharding(len(row.shape), memory)
+    return SingleDeviceSharding(device, memory_kind=memory)
 
 
 def _groups(pages: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -15,6 +15,7 @@ from jaxspec.step.attention import Earlier
 from jaxspec.step.batch import Batch
 from jaxspec.step.buckets import StepSizes
 from jaxspec.step.kv_int8 import AnyKVCache, P
+from jaxspec.step.tensor_parallel import TensorParallel
 
 #: Keys and values of the step's tokens, each `[layers, T, kv_heads, head_dim]`.
 NewKV = tuple[jax.Array, jax.Array]
@@ -26,6 +27,8 @@ class Layers(Protocol):
     name: str
     #: Sizes of the steps to compile.
     sizes: StepSizes
+    #: The devices that models are split over; None: one device.
+    parallel: TensorParallel | None
 
     @property
     def version(self) -> str:
@@ -33,7 +36,11 @@ class Layers(Protocol):
         ...
 
     def zeros(self, shape: Sequence[int], dtype: Any) -> jax.Array:
-        """Allocate an array of zeros for a KV cache."""
+        """Allocate an array of zeros for a KV cache or a table."""
+        ...
+
+    def pooled(self, config: DecoderConfig) -> DecoderConfig:
+        """The model's configuration with the KV heads that its page pool has."""
         ...
 
     def decoder(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> Decoder:

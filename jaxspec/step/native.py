@@ -27,6 +27,7 @@ from jaxspec.step.batch import Batch
 from jaxspec.step.buckets import CPU
 from jaxspec.step.kv_int8 import AnyKVCache, Int8KVCache, P
 from jaxspec.step.layers import NewKV
+from jaxspec.step.tensor_parallel import TensorParallel
 
 OPERATIONS = Operations(cpu.linear, cpu.lookup, cpu.norm, cpu.grouped)
 
@@ -36,6 +37,7 @@ class NativeLayers:
 
     name = "native"
     sizes = CPU
+    parallel: TensorParallel | None = None
 
     @property
     def version(self) -> str:
@@ -43,6 +45,9 @@ class NativeLayers:
 
     def zeros(self, shape: Sequence[int], dtype: Any) -> jax.Array:
         return cpu.zeros(shape, dtype)
+
+    def pooled(self, config: DecoderConfig) -> DecoderConfig:
+        return config
 
     def decoder(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> Decoder:
         return Decoder(config, stacked_weights(config, weights, pack), OPERATIONS)

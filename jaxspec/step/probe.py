@@ -14,6 +14,7 @@ from jaxspec.models.length_probe import LengthProbe, median_left
 from jaxspec.sched.request import Request
 from jaxspec.step.runner import ModelRunner
 from jaxspec.step.step import split
+from jaxspec.step.tensor_parallel import copied
 
 
 class ProbeRunner:
@@ -21,7 +22,8 @@ class ProbeRunner:
 
     def __init__(self, probe: LengthProbe, model_runner: ModelRunner, rows: int, page_size: int) -> None:
         self._model_runner, self._rows, self._page_size = model_runner, rows, page_size
-        graph, treedef, self._leaves = split(probe)
+        graph, treedef, leaves = split(probe)
+        self._leaves = copied(model_runner.layers.parallel, leaves)
 
         def run(leaves: tuple[jax.Array, ...], features: jax.Array, slots: jax.Array) -> jax.Array:
             probe = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))

@@ -33,6 +33,7 @@ from jaxspec.step.programs import Programs
 from jaxspec.step.rejection import DraftDistributions
 from jaxspec.step.sampler import Logprobs
 from jaxspec.step.step import StepResult, make_step, split
+from jaxspec.step.tensor_parallel import bytes_on_devices, copied, over_devices, parallel_over
 from jaxspec.step.warmup import WarmUp
 from jaxspec.step.xla import XlaLayers
 
@@ -98,7 +99,7 @@ class ModelRunner:
         self._open_pages = OpenPages(config.max_num_seqs) if config.kv_cache_dtype == "int8" else None
         self.layers = layers or pick_layers(config, model)
         #: Distributions that the next step's drafts were drawn from (`acceptance: rejection`); drafters write them.
-        self.drawn = drawn or DraftDistributions.empty()
+        self.drawn = copied(self.layers.parallel, drawn or DraftDistributions.empty())
         self.shapes = step_buckets(
             config.token_budget, config.max_num_seqs, pages, config.token_buckets, self.drawn.logits.shape[2],
             partial(most_written, page_size=config.page_size) if self._open_pages else None, self.layers.sizes,
@@ -109,12 +110,13 @@ class ModelRunner:
         under_way = micro_batches + 1  # with the step before
         self._buffers = BatchBuffers(self.shapes, under_way + 1)
         self._masks = MaskBuffers(model.vocab_size, under_way + 1)
-        self._nothing_before = jnp.zeros(max(shape.rows for shape in self.shapes), jnp.int32)
+        self._nothing_before = self.layers.zeros([max(shape.rows for shape in self.shapes)], jnp.int32)
         decoder = self.layers.decoder(model, weights, config.dtype)
         #: Embedding and head on the device.
         self.ends: Mapping[str, jax.Array] = {"embed": decoder.embedding.get_value(), "head": decoder.head.get_value()}
         self._graph, self._treedef, self._leaves = split(decoder)
-        sizes, kind = (model, num_pages, config.page_size), stored_as(config, config.dtype)
+        sizes = self.layers.pooled(model), num_pages, config.page_size
+        kind = stored_as(config, config.dtype)
         if self._open_pages:
             open_pages = config.dtype, features, config.max_num_seqs
             self.kv_cache: AnyKVCache = Int8KVCache.zeros(*sizes, *open_pages, self.layers.zeros)
@@ -162,6 +164,10 @@ class ModelRunner:
         """Feature pool `[pages, page_size, TAPS * hidden]` of committed positions (`jaxspec.models.drafter`)."""
         return self.kv_cache.features
 
+    def held(self) -> dict[str, int]:
+        """Bytes of weights, KV pool and tables on each device, by the device's name."""
+        return bytes_on_devices((self._leaves, self.kv_cache, self.penalties.table, self.drawn))
+
     def overwritten(self, pages: Sequence[int]) -> None:
         """Report pages of the KV cache that something other than a step has written."""
         if self._open_pages:
@@ -170,7 +176,7 @@ class ModelRunner:
     def _compile(self, warm_up: WarmUp) -> None:
         first = needed_first(self.shapes) if warm_up.background else self.shapes
         jobs = {shape: self._steps.job(f"step of {self._title(shape)}", shape) for shape in self.shapes}
-        warm_up.compile_now("compiling steps", [self.penalties.job(), *(jobs.pop(shape) for shape in first)])
+        warm_up.compile_now("compiling step programs", [self.penalties.job(), *(jobs.pop(shape) for shape in first)])
         self.profile.guess()
         ready = {shape.tokens: self.step_seconds[shape.tokens] for shape in self.ready}
         self.times = times = StepTimes(ready, self.position_seconds)
@@ -178,7 +184,7 @@ class ModelRunner:
         # All shapes are ready then.
         self.profile.on_measured.append(lambda: times.learn(self.step_seconds, self.position_seconds))
         for shape, job in jobs.items():
-            warm_up.compile_later("compiling steps", [job], rank=0 if shape.tokens <= _SMALL else 3)
+            warm_up.compile_later("compiling step programs", [job], rank=0 if shape.tokens <= _SMALL else 3)
         warm_up.measure(self.profile)
 
     def _compile_step(self, shape: BatchShape) -> jax.stages.Compiled:
@@ -186,6 +192,7 @@ class ModelRunner:
         buffer = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
         masks = self._masks.shape(shape.rows)
         arguments = self._leaves, self.kv_cache, self.penalties.table, self.drawn, buffer, masks, self._nothing_before
+        step = over_devices(self.layers.parallel, step, arguments, 2)
         return compile_ahead(step, *arguments, donate=1, one_graph=self._one_graph)
 
     def _title(self, shape: BatchShape) -> str:
@@ -267,15 +274,20 @@ def pick_layers(config: EngineConfig, model: DecoderConfig) -> Layers:
 
     Raises `ConfigError` if `kernels: native` is configured and the CPU kernels do not support it.
     """
+    parallel = parallel_over(config.tensor_parallel_size)
     if config.kernels == "xla":
-        return XlaLayers()
+        return XlaLayers(parallel)
     if config.kernels == "auto" and jax.default_backend() == "gpu":
         from jaxspec.step.gpu import GpuLayers, supports  # Pallas takes long to import
 
         if supports(model):
-            return GpuLayers()
+            return GpuLayers(parallel=parallel)
+    if config.kernels == "auto" and parallel is not None:
+        return XlaLayers(parallel)
     reason = None
-    if jax.default_backend() != "cpu":
+    if parallel is not None:
+        reason = f"they run on one device, and tensor_parallel_size is {parallel.size}"
+    elif jax.default_backend() != "cpu":
         reason = f"they run on CPU, not on {jax.default_backend()}"
     elif config.dtype != "float32":
         reason = f"they compute in float32, not {config.dtype}"

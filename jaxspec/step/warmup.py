@@ -57,9 +57,11 @@ class WarmUp:
     """
 
     def __init__(
-        self, background: bool = False, progress: Progress = silent, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.background, self._progress, self._clock = background, progress, clock
+        self, background: bool = False, progress: Progress = silent, clock: Callable[[], float] = time.monotonic,
+        cached: bool = False,
+    ) -> None:  # fmt: skip
+        """`cached`: compiled programs are kept for later starts, and the progress says so."""
+        self.background, self._progress, self._clock, self._cached = background, progress, clock, cached
         #: Programs adopted so far, and programs in total.
         self.ready = self.total = 0
         self._waiting: list[tuple[int, int, CompileJob]] = []  # heap of (rank, number, job)
@@ -77,12 +79,13 @@ class WarmUp:
     def compile_now(self, stage: str, jobs: Sequence[CompileJob]) -> None:
         """Compile and adopt `jobs`, in several threads: XLA compiles without the GIL."""
         self.total += len(jobs)
+        stage += ", cached for later starts" if self._cached else ""
         self._progress(stage, 0, len(jobs))
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             futures = {pool.submit(_compile, job): job for job in jobs}
             for done, future in enumerate(as_completed(futures), 1):
                 future.result()
-                self._progress(futures[future].name, done, len(jobs))
+                self._progress(stage, done, len(jobs))
         for future, job in futures.items():
             job.adopt(future.result())
             self.ready += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from jaxspec.step.batch import Batch
 from jaxspec.step.buckets import CPU, StepSizes
 from jaxspec.step.kv_int8 import AnyKVCache, Int8KVCache, P
 from jaxspec.step.layers import NewKV
+from jaxspec.step.tensor_parallel import SHARDED, TensorParallel
 
 #: (query, key, value of the step's nodes, layer index, sliding window) -> (output `[T, heads, head_dim]`, the keys and
 #: values to commit)
@@ -32,20 +34,40 @@ LayerAttention = Callable[
 class XlaLayers:
     """`jaxspec.step.layers.Layers` with XLA operations."""
 
-    name = version = "xla"
+    name = "xla"
     sizes: StepSizes = CPU
 
+    def __init__(self, parallel: TensorParallel | None = None) -> None:
+        """`parallel`: the devices that the layers are split over; None: one device."""
+        self.parallel = parallel
+
+    @property
+    def version(self) -> str:
+        return self.name if self.parallel is None else f"{self.name} over {self.parallel.size} devices"
+
     def zeros(self, shape: Sequence[int], dtype: Any) -> jax.Array:
-        return jnp.zeros(shape, dtype)
+        return jnp.zeros(shape, dtype) if self.parallel is None else self.parallel.zeros(shape, dtype)
+
+    def pooled(self, config: DecoderConfig) -> DecoderConfig:
+        return config if self.parallel is None else self.parallel.shards(config).pooled
 
     def decoder(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> Decoder:
-        return Decoder(config, device_weights(config, weights, dtype))
+        if self.parallel is None:
+            return Decoder(config, device_weights(config, weights, dtype))
+        shards = self.parallel.shards(config)
+        w = device_weights(config, weights, dtype, put=partial(self.parallel.put, shards))
+        return Decoder(shards.local, w, SHARDED)
 
     def drafter(
         self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str, target: Mapping[str, jax.Array]
     ) -> DraftDecoder:
-        w = device_weights(replace(config, tie_embeddings=False), weights, dtype, target)
-        return DraftDecoder(config, {**w, "vocab": jnp.asarray(weights["vocab"])})
+        untied, vocab = replace(config, tie_embeddings=False), jnp.asarray(weights["vocab"])
+        if self.parallel is None:
+            w = device_weights(untied, weights, dtype, target)
+            return DraftDecoder(config, {**w, "vocab": vocab})
+        shards = self.parallel.shards(config)
+        w = device_weights(untied, weights, dtype, target, partial(self.parallel.put, shards))
+        return DraftDecoder(shards.local, {**w, "vocab": self.parallel.copied(vocab)}, SHARDED)
 
     def run(
         self,

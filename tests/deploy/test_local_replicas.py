@@ -124,14 +124,16 @@ def test_cut_requests_are_as_if_they_were_not(engines: list[LLM], data: Any) -> 
 
 
 @pytest.mark.parametrize("policy", routing_names())
-def test_every_policy_uses_both(engines: list[LLM], policy: str) -> None:
+def test_every_policy_routes(engines: list[LLM], policy: str) -> None:
     before = [llm.engine.stats().generation_tokens for llm in engines]
     requests = [([i, 2, 3], replace(GREEDY, max_tokens=20)) for i in range(12)]
     found = serve(engines, requests, [], policy)
     for (prompt, _), deltas in zip(requests, found, strict=True):
         assert [token for delta in deltas for token in delta.token_ids] == tiny.greedy(prompt, 20)
     grown = [llm.engine.stats().generation_tokens - b for llm, b in zip(engines, before, strict=True)]
-    assert sum(grown) == 240 and min(grown) > 0
+    assert sum(grown) == 240
+    if policy not in ("predicted", "prefix_aware"):  # those may find that one is faster
+        assert min(grown) > 0
 
 
 def test_a_replica_tells_of_its_load(engines: list[LLM]) -> None:

@@ -50,6 +50,10 @@ def check(program: Compiled, layers: int, cache: AnyKVCache, bound: int) -> None
     assert program.temporary_bytes <= bound <= 2 * program.temporary_bytes
 
 
+def count(program: Compiled, kind: str) -> int:
+    return sum(thunk.kind == kind for thunk in program.thunks)
+
+
 @pytest.mark.parametrize("card", CARDS)
 def test_a_decoding_step_of_an_8b_model(card: str, report: Report) -> None:
     layers = 32 if card == "h200" else 4
@@ -112,4 +116,25 @@ def test_a_draft_round(report: Report) -> None:
     assert program.outside == ["kCommandBuffer"]
     assert sum(thunk.kind == "kWhile" for thunk in program.thunks) == 1
     assert program.named("tree_attention") == 2  # catching up, and a level
+    assert program.temporary_bytes <= bound <= 2 * program.temporary_bytes
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_step_over_two_cards(int8: bool, report: Report) -> None:
+    """Its exchanges are part of the one graph: two sums per layer, and the columns of embedding and logits."""
+    model = replace(LLAMA_8B, num_layers=4)
+    program, shape, cache, bound = compile_step("h200", model, 64, int8=int8, cards=2)
+    report(f"Llama-3.1-8B, 4 layers{', INT8 KV' * int8}, one of two cards, 64 tokens", "h200", program, shape)
+    assert program.outside == ["kCommandBuffer"]
+    assert program.named("tree_attention") == program.named("merge_attention") == 4
+    assert count(program, "kAllReduce") == 8 and count(program, "kAllGather") == 2
+    assert program.aliased_bytes >= pool_bytes(cache) // 2
+    assert program.temporary_bytes <= bound <= 2 * program.temporary_bytes
+
+
+def test_a_draft_round_over_two_cards(report: Report) -> None:
+    program, shape, bound = compile_round("h200", LLAMA_8B, requests=16, cards=2)
+    report("draft round of an EAGLE drafter, one of two cards, 16 requests", "h200", program, shape)
+    assert program.outside == ["kCommandBuffer"]
+    assert count(program, "kAllReduce") == count(program, "kAllGather") == 4
     assert program.temporary_bytes <= bound <= 2 * program.temporary_bytes

@@ -23,7 +23,21 @@ PAGES = [
 
 #: First words of commands, after any NAME=VALUE.
 PROGRAMS = frozenset(
-    {"python", "python3", "jaxspec", "make", "curl", "pip", "pre-commit", "git", "source", "serve", "ray", ".ci/run"}
+    {
+        "python",
+        "python3",
+        "jaxspec",
+        "make",
+        "curl",
+        "pip",
+        "pre-commit",
+        "git",
+        "source",
+        "serve",
+        "ray",
+        "docker",
+        ".ci/run",
+    }
 )
 #: Languages of fenced blocks: shell, and those that hold neither commands nor Python.
 SHELL = frozenset({"sh", "bash", "shell", "console"})

@@ -180,6 +180,7 @@ CHECKED = {
     "make install": "it changes what the tests run in",
     "make format": "it rewrites the checkout",
     "make gpu-check": "it needs an NVIDIA GPU",
+    "docker": "it needs Docker",
     "make bench-peers": "it downloads and compiles other engines",
     "jaxspec.bench peers --peers llama.cpp vllm --json peers.json": "it needs other engines",
     "jaxspec.bench peers --peers vllm --scenarios decode-1 decode-16 prefill-1024 --json bf16.json": "it needs vLLM",

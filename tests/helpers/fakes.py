@@ -234,6 +234,9 @@ class FakeEngine:
                 self.cancelled.append(request_id)
                 self._end(self._requests[request_id], "abort")
 
+    def summary(self, preset: str | None = None) -> list[tuple[str, str]]:
+        return [("model", "fake"), ("preset", str(preset))]
+
     def stats(self) -> EngineStats:
         running = min(len(self._requests), self.config.max_num_seqs)
         return EngineStats(

@@ -21,7 +21,7 @@ os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 
 import jax
 from jax.experimental import topologies
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from jaxspec.compilation import graph_options, lower_ahead, without_symbols
 
@@ -136,11 +136,11 @@ class Compiled:
 
 
 @cache
-def device(card: str) -> Any:
-    """A device to compile for."""
+def devices(card: str, count: int) -> Any:
+    """Devices of one machine to compile for."""
     return topologies.get_topology_desc(
-        platform="cuda", target_config=_TARGET.format(**CARDS[card]), topology="1x1x1"
-    ).devices[0]  # fmt: skip
+        platform="cuda", target_config=_TARGET.format(**CARDS[card]), topology=f"1x1x{count}"
+    ).devices
 
 
 def _described(card: str) -> AbstractContextManager[Any]:
@@ -152,9 +152,14 @@ def _described(card: str) -> AbstractContextManager[Any]:
 
 
 def abstract(tree: Any, card: str) -> Any:
-    """The shapes and dtypes of a pytree's arrays, on the card."""
-    sharding = SingleDeviceSharding(device(card))
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+    """The shapes and dtypes of a pytree's arrays, on the card, unless they are split over several."""
+    sharding = SingleDeviceSharding(devices(card, 1)[0])
+
+    def of(x: Any) -> jax.ShapeDtypeStruct:
+        given = getattr(x, "sharding", None)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=given if isinstance(given, NamedSharding) else sharding)
+
+    return jax.tree.map(of, tree)
 
 
 def compile_for(card: str, fn: Callable[..., Any], *arguments: Any, donate: int | tuple[int, ...] = ()) -> Compiled:

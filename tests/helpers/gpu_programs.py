@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from helpers.gpu_compiler import CARDS, Compiled, compile_for
+from helpers.gpu_compiler import CARDS, Compiled, compile_for, devices
 from jaxspec.draft.growth import Beam
 from jaxspec.draft.round import make_round
 from jaxspec.models.config import DecoderConfig
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.drafter import DraftDecoder, feature_width
 from jaxspec.models.load.parts import weight_shapes
+from jaxspec.models.shards import split_axis
 from jaxspec.step.batch import BatchShape
 from jaxspec.step.gpu import GpuLayers
 from jaxspec.step.kv_cache import KVCache
@@ -24,6 +26,7 @@ from jaxspec.step.penalties import PenaltyTable
 from jaxspec.step.rejection import DraftDistributions
 from jaxspec.step.step import make_step, split
 from jaxspec.step.temporaries import Program
+from jaxspec.step.tensor_parallel import SHARDED, TensorParallel, over_devices
 
 PAGE, PAGES, SEQS = 32, 4096, 64
 #: Tokens that the drafter `smollm2-eagle` can propose.
@@ -43,22 +46,81 @@ def kv_cache_of(c: DecoderConfig, dtype: str, int8: bool = False, features: bool
 
 def compile_step(
     card: str, c: DecoderConfig, tokens: int, dtype: str = "bfloat16", pages: int = 64, int8: bool = False,
-    features: bool = False,
+    features: bool = False, cards: int = 1,
 ) -> tuple[Compiled, BatchShape, AnyKVCache, int]:  # fmt: skip
-    """The target's step of `tokens` tokens and up to 64 requests, with the bound of its temporaries in bytes."""
-    layers = GpuLayers()
-    model = nnx.eval_shape(lambda: layers.decoder(c, _zeros(weight_shapes(c), dtype), dtype))
-    graph, treedef, leaves = split(model)
-    cache = kv_cache_of(c, dtype, int8, features)
+    """The target's step of `tokens` tokens and up to 64 requests, split over `cards` cards, with the KV cache of all
+    cards and the bound of the temporaries of one, in bytes."""
+    split_over = _Cards(card, cards)
+    layers = split_over.layers
+    graph, treedef, leaves = split(split_over.decoder(c, dtype))
+    cache = split_over.pool(c, dtype, int8, features)
     trees = min(tokens, SEQS)
     written = most_written(tokens, trees, PAGE) if int8 else 0
     shape = BatchShape(tokens, min(tokens, 512), trees, pages, written=written)
-    program = compile_for(
-        card, make_step(graph, treedef, shape, layers), leaves, cache,
-        jax.eval_shape(lambda: PenaltyTable.empty(SEQS, c.vocab_size)), jax.eval_shape(DraftDistributions.empty),
-        jax.ShapeDtypeStruct((shape.size,), jnp.int32), MaskBuffers(c.vocab_size).shape(shape.rows), donate=1,
+    others = split_over.copied(
+        (
+            jax.eval_shape(lambda: PenaltyTable.empty(SEQS, c.vocab_size)), jax.eval_shape(DraftDistributions.empty),
+            jax.ShapeDtypeStruct((shape.size,), jnp.int32), MaskBuffers(c.vocab_size).shape(shape.rows),
+        )
     )  # fmt: skip
-    return program, shape, cache, _sizes(c, dtype, card).step_bytes(shape)
+    step = over_devices(layers.parallel, make_step(graph, treedef, shape, layers), (leaves, cache, *others), 2)
+    program = compile_for(card, step, leaves, cache, *others, donate=1)
+    return program, shape, cache, _sizes(split_over.local(c), dtype, card).step_bytes(shape)
+
+
+class _Cards:
+    """Models split over several cards of one machine, as shapes."""
+
+    def __init__(self, card: str, count: int) -> None:
+        self._parallel = None if count == 1 else TensorParallel(devices(card, count))
+        self.layers = GpuLayers(parallel=self._parallel)
+
+    def local(self, c: DecoderConfig) -> DecoderConfig:
+        return c if self._parallel is None else self._parallel.shards(c).local
+
+    def decoder(self, c: DecoderConfig, dtype: str) -> Decoder:
+        if self._parallel is None:
+            return nnx.eval_shape(lambda: self.layers.decoder(c, _zeros(weight_shapes(c), dtype), dtype))
+        weights = self._weights(c, weight_shapes(replace(c, tie_embeddings=False)), dtype)
+        return Decoder(self.local(c), weights, SHARDED)
+
+    def drafter(self, c: DecoderConfig) -> DraftDecoder:
+        shapes = weight_shapes(c) | {"head": (c.hidden_size, DRAFT_VOCAB)}
+        shapes |= {"mix": (feature_width(c), c.hidden_size), "fuse": (2 * c.hidden_size, c.hidden_size)}
+        vocab = jax.ShapeDtypeStruct((DRAFT_VOCAB,), jnp.int32)
+        if self._parallel is not None:
+            weights = self._weights(c, shapes, "bfloat16")
+            return DraftDecoder(self.local(c), weights | {"vocab": self.copied(vocab)}, SHARDED)
+
+        def build() -> DraftDecoder:
+            weights = _zeros(shapes, "bfloat16")
+            return self.layers.drafter(c, weights | {"vocab": jnp.zeros(DRAFT_VOCAB, jnp.int32)}, "bfloat16", {})
+
+        return nnx.eval_shape(build)
+
+    def _weights(self, c: DecoderConfig, shapes: dict[str, tuple[int, ...]], dtype: str) -> dict[str, Any]:
+        parallel = self._parallel
+        assert parallel is not None
+        weights: dict[str, Any] = {}
+        for name, shape in shapes.items():
+            local, axis = list(parallel.shards(c).local_shape(name, shape)), split_axis(name)
+            if axis is not None:
+                local[axis] *= parallel.size
+            weights[name] = jax.ShapeDtypeStruct(local, jnp.dtype(dtype), sharding=parallel.weight_sharding(name))
+        return weights
+
+    def pool(self, c: DecoderConfig, dtype: str, int8: bool = False, features: bool = False) -> Any:
+        cache = kv_cache_of(self.layers.pooled(c), dtype, int8, features)
+        if (parallel := self._parallel) is None:
+            return cache
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=parallel.pool_sharding(x.ndim)), cache
+        )
+
+    def copied(self, tree: Any) -> Any:
+        if (parallel := self._parallel) is None:
+            return tree
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=parallel.everywhere), tree)
 
 
 def _sizes(c: DecoderConfig, dtype: str, card: str) -> Program:
@@ -66,25 +128,22 @@ def _sizes(c: DecoderConfig, dtype: str, card: str) -> Program:
 
 
 def compile_round(
-    card: str, target: DecoderConfig, requests: int, width: int = 4, depth: int = 8
+    card: str, target: DecoderConfig, requests: int, width: int = 4, depth: int = 8, cards: int = 1
 ) -> tuple[Compiled, BatchShape, int]:
-    """A draft round of a one-layer drafter that reads the target's features (EAGLE), in bfloat16, with the bound of its
-    temporaries in bytes."""
-    layers, c = GpuLayers(), replace(target, num_layers=1, tie_embeddings=False)
-    shapes = weight_shapes(c) | {"head": (c.hidden_size, DRAFT_VOCAB)}
-    shapes |= {"mix": (feature_width(c), c.hidden_size), "fuse": (2 * c.hidden_size, c.hidden_size)}
-
-    def build() -> DraftDecoder:
-        weights = _zeros(shapes, "bfloat16")
-        weights["vocab"] = jnp.zeros(DRAFT_VOCAB, jnp.int32)
-        return layers.drafter(c, weights, "bfloat16", {})
-
-    graph, treedef, leaves = split(nnx.eval_shape(build))
-    shape = BatchShape(4 * requests, requests, requests, 64)
-    features = kv_cache_of(target, "bfloat16", features=True).features
-    program = compile_for(
-        card, make_round(graph, treedef, shape, layers, Beam(width), depth), leaves, kv_cache_of(c, "bfloat16"),
-        jax.eval_shape(DraftDistributions.empty), features, jax.ShapeDtypeStruct((shape.size,), jnp.int32),
-        jax.ShapeDtypeStruct((), jnp.int32), donate=(1, 2),
+    """A draft round of a one-layer drafter that reads the target's features (EAGLE), in bfloat16, split over `cards`
+    cards, with the bound of one card's temporaries in bytes."""
+    split_over, c = _Cards(card, cards), replace(target, num_layers=1, tie_embeddings=False)
+    layers = split_over.layers
+    graph, treedef, leaves = split(split_over.drafter(c))
+    cache, shape = split_over.pool(c, "bfloat16"), BatchShape(4 * requests, requests, requests, 64)
+    others = split_over.copied(
+        (
+            jax.eval_shape(DraftDistributions.empty), kv_cache_of(target, "bfloat16", features=True).features,
+            jax.ShapeDtypeStruct((shape.size,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32),
+        )
     )  # fmt: skip
-    return program, shape, _sizes(c, "bfloat16", card).round_bytes(shape, DRAFT_VOCAB, width, depth)
+    one = make_round(graph, treedef, shape, layers, Beam(width), depth)
+    one = over_devices(layers.parallel, one, (leaves, cache, *others), 3)
+    program = compile_for(card, one, leaves, cache, *others, donate=(1, 2))
+    local = split_over.local(c)
+    return program, shape, _sizes(local, "bfloat16", card).round_bytes(shape, DRAFT_VOCAB, width, depth)

@@ -58,7 +58,7 @@ def model(window: int | None = None) -> LoadedModel:
 
 def llm(**settings: Any) -> LLM:
     """An `LLM` with `model()` that compiles all programs before it serves."""
-    given: dict[str, Any] = {"compile_in_background": False} | settings
+    given: dict[str, Any] = {"compile_in_background": False, "show_progress": False} | settings
     return LLM(model(), **given)
 
 

@@ -154,7 +154,7 @@ def test_a_new_command_is_noticed(page: Path) -> None:
         (found,) = commands_of(Block("page.md", 1, text)) or []
         assert size_of(found) is None and reason(found) is None
     assert not is_python(Block("page.md", 1, "--engine --repeats 3"))
-    assert commands_of(Block("page.md", 1, "docker run owls")) is None
+    assert commands_of(Block("page.md", 1, "podman run owls")) is None
     page.write_text("`jaxspec owls`")
     assert [span.text for span in spans(page)] == ["jaxspec owls"]
 

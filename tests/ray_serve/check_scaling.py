@@ -17,7 +17,7 @@ SCALING: Json = {
         "min_replicas": 1, "max_replicas": 2, "look_back_period_s": 2, "metrics_interval_s": 0.5,
         "upscale_delay_s": 0.5, "downscale_delay_s": 3,
         "policy": {
-            "policy_function": "jaxspec.deploy.autoscaling:Scaling", "policy_kwargs": {"target_waiting_tokens": 300},
+            "policy_function": "jaxspec.deploy.autoscaling:Scaling", "policy_kwargs": {"target_waiting_tokens": 40},
         },
     }
 }  # fmt: skip

@@ -31,6 +31,11 @@ def test_throughput() -> None:
     )
 
 
+def test_attainment_of_the_requests_since_the_last_line() -> None:
+    line = throughput(EngineStats(), EngineStats(generation_tokens=5), 10.0, [True, True, False])
+    assert line is not None and line.endswith("SLO attainment: 66.7% of 3")
+
+
 @pytest.mark.parametrize("now", [EngineStats(generation_tokens=50), EngineStats(generation_tokens=3)])
 def test_an_idle_engine_has_no_throughput(now: EngineStats) -> None:
     """Also if its counters were reset."""
@@ -57,7 +62,7 @@ def test_lines_come_while_requests_run(caplog: pytest.LogCaptureFixture) -> None
                 done.set()
             return taken or snapshots[-1]
 
-        engine: Any = SimpleNamespace(stats=stats)
+        engine: Any = SimpleNamespace(stats=stats, observers=[])
         task = asyncio.create_task(ThroughputLog(engine, interval=0.001).run())
         await done.wait()
         task.cancel()

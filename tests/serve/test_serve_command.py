@@ -119,12 +119,15 @@ def started(request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[s
         [sys.executable, "-c", PROGRAM % (step, drain)], cwd=TESTS, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
-        assert process.stdout is not None
-        greeting = process.stdout.readline()
-        assert "fake at http://127.0.0.1:" in greeting
-        assert "curl" in process.stdout.readline()
-        yield process, greeting.split(" at ")[1].split()[0]
-        process.kill()
+        try:
+            assert process.stdout is not None
+            greeting = process.stdout.readline()
+            assert "fake at http://127.0.0.1:" in greeting
+            shown = [process.stdout.readline() for _ in range(4)]  # the engine's summary, and a request to try
+            assert shown[0] == "  model:            fake\n" and "curl" in shown[-1]
+            yield process, greeting.split(" at ")[1].split()[0]
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("started", [20], indirect=True)

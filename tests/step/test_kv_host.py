@@ -66,7 +66,8 @@ def host_kv_cache(quantized: bool = False, pinned: bool = False) -> tuple[list[O
     kv_cache = HostKVCache(owners, 1e9, WarmUp(), quantized)
     kv_cache = HostKVCache(owners, HOST * kv_cache.page_bytes, WarmUp(), quantized)
     if pinned:  # as on a GPU: another kind of memory, to which arrays must be copied and from which they must come back
-        kv_cache._far = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+        far = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+        kv_cache._far = (far,) * len(kv_cache._far)
     return owners, kv_cache
 
 

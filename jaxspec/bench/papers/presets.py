@@ -63,7 +63,7 @@ def engines(presets: Mapping[str, Preset], model: str | None) -> Iterator[dict[s
         for name, preset in presets.items():
             settings = {**options.COMPILE_ALL_FIRST, **({"model": model} if model else {}), **preset.changes}
             try:
-                llm = LLM(config=str(preset.path), show_progress=True, **settings)
+                llm = LLM(config=str(preset.path), **settings)
                 loaded[name] = stack.enter_context(llm)
             except (OSError, ValueError, RuntimeError) as error:
                 raise BenchError(f"{name}: {error}") from None
