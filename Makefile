@@ -26,6 +26,10 @@ TRANSFORMERS ?= transformers[serving]>=5.16
 # JAX's CUDA plugin, without NVIDIA's libraries, on top of $(VENV): it compiles for cards, and runs nothing.
 GPU_COMPILE_VENV ?= .venv-gpu-compile
 
+# The page is tested in Debian's Chromium, driven by Playwright, which brings no browser of its own here.
+UI_VENV  ?= .venv-ui
+CHROMIUM ?= $(firstword $(foreach name,chromium chromium-browser google-chrome,$(shell command -v $(name))))
+
 PY      := $(VENV)/bin/python
 LINT_PY := $(LINT_VENV)/bin/python
 PIP     := -m pip --disable-pip-version-check
@@ -35,7 +39,7 @@ comma := ,
 space := $(subst ,, )
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-fast test-families test-gpu-compile lint format gpu-check gpu-run bench-peers clean FORCE
+.PHONY: help install serve test test-fast test-families test-gpu-compile test-ui screenshot lint format gpu-check gpu-run bench-peers clean FORCE
 
 help:
 	@echo "make serve        start the server on http://127.0.0.1:8000 (ARGS=\"--port 9000\")"
@@ -43,6 +47,8 @@ help:
 	@echo "make test-fast    run the tests that need neither the real model nor much time"
 	@echo "make test-families serve tiny models of every family, with drafts and swapping"
 	@echo "make test-gpu-compile  compile the steps for NVIDIA GPUs without one, and check what XLA made of them"
+	@echo "make test-ui      try the page in a browser (apt-get install chromium)"
+	@echo "make screenshot   make docs/page.png again, with the real model"
 	@echo "make install      install what serving needs into .venv (EXTRAS=train,bench adds more)"
 	@echo "make lint         check style, import rules and types"
 	@echo "make format       reformat the code with ruff"
@@ -52,7 +58,7 @@ help:
 	@echo "With an NVIDIA GPU, JAX for it is installed too; CUDA=none skips that, CUDA=cuda12 or cuda13 overrides."
 
 # Which extras $(VENV) needs. The machine is inspected only for goals that install something.
-ifneq ($(filter install serve test test-fast test-families test-gpu-compile bench-peers,$(MAKECMDGOALS)),)
+ifneq ($(filter install serve test test-fast test-families test-gpu-compile test-ui screenshot bench-peers,$(MAKECMDGOALS)),)
 ifeq ($(filter auto none cuda12 cuda13,$(CUDA)),)
 $(error CUDA is auto, none, cuda12 or cuda13, not "$(CUDA)")
 endif
@@ -67,7 +73,7 @@ endif
 # The CPU kernels need a C compiler. make sets CC by default, so only a CC set by the user counts.
 OWN_CC := $(if $(filter environment command,$(firstword $(origin CC))),$(firstword $(CC)))
 ZIG    := $(if $(shell for c in $(OWN_CC) cc clang gcc; do command -v $$c && break; done; true),,zig)
-TESTS  := $(if $(filter test test-fast test-families test-gpu-compile,$(MAKECMDGOALS)),test)
+TESTS  := $(if $(filter test test-fast test-families test-gpu-compile test-ui screenshot,$(MAKECMDGOALS)),test)
 WANTED := base $(NAMED) $(GPU) $(ZIG) $(TESTS)
 # JAX loads one CUDA plugin, so another one is removed. If nvidia-smi shows no GPU at the moment, nothing is removed.
 ifneq ($(GPU)$(filter none,$(CUDA)),)
@@ -97,6 +103,12 @@ test-families: $(STAMP)
 
 test-gpu-compile: $(STAMP) $(GPU_COMPILE_VENV)/.installed
 	JAX_PLATFORMS=cpu $(GPU_COMPILE_VENV)/bin/python -m pytest -o python_files="check_*.py" $(ARGS) tests/gpu_compile
+
+test-ui: $(STAMP) $(UI_VENV)/.installed
+	$(ON_CPU) CHROMIUM="$(CHROMIUM)" $(UI_VENV)/bin/python -m pytest -o python_files="check_*.py" $(ARGS) tests/ui
+
+screenshot: $(STAMP) $(UI_VENV)/.installed
+	CHROMIUM="$(CHROMIUM)" PYTHONPATH=tests $(UI_VENV)/bin/python -m ui.screenshot docs/page.png
 
 lint: $(LINT_VENV)/.installed
 	$(LINT_PY) -m ruff check .
@@ -136,7 +148,7 @@ bench-peers: $(STAMP)
 	@$(PY) -m jaxspec.bench peers --peers-folder $(PEERS_FOLDER) --peers $(PEERS) $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(LINT_VENV) $(PEERS_FOLDER) $(GPU_COMPILE_VENV) build dist build.log *.egg-info
+	rm -rf $(VENV) $(LINT_VENV) $(PEERS_FOLDER) $(GPU_COMPILE_VENV) $(UI_VENV) build dist build.log *.egg-info
 
 %/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "jaxspec needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try make PYTHON=python3.12")'
@@ -155,6 +167,11 @@ $(LINT_VENV)/.installed: pyproject.toml | $(LINT_PY)
 $(GPU_COMPILE_VENV)/.installed: $(STAMP)
 	$(PY) -m venv $(GPU_COMPILE_VENV)
 	$(PY) .ci/gpu_compile_venv.py $(GPU_COMPILE_VENV)/bin/python
+	@touch $@
+
+$(UI_VENV)/.installed: $(STAMP)
+	$(PY) -m venv $(UI_VENV)
+	$(PY) .ci/venv_on_top.py $(UI_VENV)/bin/python "playwright>=1.49"
 	@touch $@
 
 # One static program for this processor, without the web page, which the build would download.

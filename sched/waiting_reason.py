@@ -83,7 +83,7 @@ def _obstacle(queue: QueueState) -> str:
     if queue.wanted_pages > queue.free_pages:
         return f"No free KV pages: the next request needs {queue.wanted_pages}, {queue.free_pages} are free."
     if not queue.fits:
-        return "The free KV pages are kept for running requests: the next one's expected answer would not fit."
+        return "The free KV pages are kept for running requests: the next answer would not fit."
     if queue.paced:
         return "The pace lets few prompts run while requests have a TPOT SLO."
     return "The step has no room for more prompts."

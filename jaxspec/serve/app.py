@@ -48,8 +48,8 @@ class ServerOptions:
     """api_keys: any of them is accepted; none disables authentication. max_body: limit on request bodies, in bytes.
     allowed_origins: web pages that browsers let use the server, "*" for all. root_path: of the server behind a proxy.
     tls_key, tls_certificate: PEM files; without them the server speaks plain HTTP. keep_alive: seconds after which a
-    silent stream sends a comment, 0: never. log_requests: log the begin and the end of every request. ui: serve the page
-    and `/live`. preset: name of the preset, for the page.
+    silent stream sends a comment, 0: never. log_requests: log the begin and the end of every request. ui: serve the
+    page and `/live`. preset: name of the preset, for the page.
     """
 
     api_keys: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ export const WINDOW = 60;
 export const STATES = {
   waiting: "has no slot yet",
   prefill: "reads its prompt",
-  decoding: "writes",
+  decoding: "writes its answer",
   resting: "skips steps",
   paused: "lost its slot",
   swapped: "its KV is in host memory",
@@ -61,7 +61,9 @@ export class Lane {
   end(now) {
     if (this.ended === null) {
       this.ended = now;
+      const { output_tokens: output, age_ms: age } = this.request;
       say(this.parts.badge, "ended");
+      say(this.parts.numbers, `${output} tokens written · took ${duration(age)}`);
       say(this.parts.why, "");
       say(this.parts.slack, "");
     }
@@ -93,10 +95,10 @@ function numbers(request) {
   const { prompt_tokens: prompt, prompt_done: done, output_tokens: output, predicted_tokens: predicted } = request;
   if (!output) parts.push(done ? `prompt ${done} of ${prompt} tokens` : `prompt of ${prompt} tokens`);
   else parts.push(`${output} tokens written`);
-  parts.push(predicted === null ? `at most ${request.max_tokens}` : `about ${predicted} predicted`);
+  parts.push(predicted === null ? `at most ${request.max_tokens} to write` : `about ${predicted} predicted`);
   if (request.acceptance_rate !== null) parts.push(`${percent(request.acceptance_rate)} of drafts accepted`);
   if (request.preemptions) parts.push(`preempted ${request.preemptions} times`);
-  parts.push(`${duration(request.age_ms)} old`);
+  parts.push(`came ${duration(request.age_ms)} ago`);
   return parts.join(" · ");
 }
 

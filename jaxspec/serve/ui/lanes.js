@@ -78,5 +78,6 @@ function summary(waiting, snapshot, hidden) {
   if (!waiting.length) return `No request waits.${more}`;
   const names = waiting.slice(0, 5).map((lane) => lane.title);
   const others = waiting.length - names.length;
-  return `${waiting.length === 1 ? "Waits" : "Wait"}: ${names.join(", ")}${others ? ` and ${others} more` : ""}.${more}`;
+  const count = waiting.length === 1 ? "1 request waits" : `${waiting.length} requests wait`;
+  return `${count}: ${names.join(", ")}${others ? ` and ${others} more` : ""}.${more}`;
 }

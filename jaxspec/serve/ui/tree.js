@@ -20,7 +20,7 @@ export function showTree(tree, drafters) {
   const whose = tree.own ? "" : " It is another key's request, so its text is not shown.";
   const ago = tree.age_ms < 1500 ? "just now" : `${duration(tree.age_ms)} ago`;
   const what = `${tree.accepted} of ${tree.proposed} draft tokens accepted`;
-  byId("tree-note").textContent = `${what}, ${ago}. The last token is the model's own.${whose}`;
+  byId("tree-note").textContent = `${what}, ${ago}.${whose}`;
   const key = JSON.stringify(tree.nodes);
   if (key === last) return;
   last = key;
