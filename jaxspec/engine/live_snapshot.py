@@ -99,7 +99,7 @@ class LiveSnapshot:
     mean_accepted_length: float | None
     #: At most `MAX_REQUESTS`: the waiting ones in the order of the queue, then the running ones.
     requests: tuple[LiveRequest, ...] = ()
-    trees: Mapping[str, LiveTree] = field(default_factory=dict)
+    trees: dict[str, LiveTree] = field(default_factory=dict[str, LiveTree])
 
 
 def live_requests(scheduler: Scheduler, scheduled: Collection[str], now: float) -> Iterator[LiveRequest]:

@@ -31,7 +31,7 @@ def request(**changes: Any) -> Request:
         ({"running": 4}, "All 4 slots are taken."),
         ({"running": 1, "slots": 1}, "The only slot is taken."),
         ({"wanted_pages": 10}, "No free KV pages: the next request needs 10, 9 are free."),
-        ({"fits": False}, "The free KV pages are kept for running requests: the next one's expected answer would not fit."),
+        ({"fits": False}, "The free KV pages are kept for running requests: the next answer would not fit."),
         ({"paced": True}, "The pace lets few prompts run while requests have a TPOT SLO."),
         ({}, "The step has no room for more prompts."),
         ({"batches": True}, "The running batch has to end first."),
@@ -73,10 +73,8 @@ def test_a_schedulers_queue() -> None:
     queue = QueueState.of(steps.scheduler)
     first, second = steps.scheduler.waiting
     assert why_waiting(first, 0, queue) == "All 2 slots are taken. It is next."
-    assert why_waiting(second, 1, queue) == (
-        "All 2 slots are taken. 1 request is ahead of it: shorter predicted answers go first, or those that have waited "
-        "too long."
-    )
+    rule = "shorter predicted answers go first, or those that have waited too long"
+    assert why_waiting(second, 1, queue) == f"All 2 slots are taken. 1 request is ahead of it: {rule}."
 
 
 def test_pages_run_out() -> None:

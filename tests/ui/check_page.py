@@ -77,7 +77,7 @@ def test_lanes_move_and_say_who_waits_and_why(url: str, open_page: OpenPage) -> 
     page = open_page(url)
     expect(page.locator("#connection")).to_have_text(LIVE)
     page.click("#settings summary")
-    page.fill("#max-tokens", "40")
+    page.fill("#max-tokens", "100")
     page.fill("#tpot", "1000")
     send_samples(page, 5)
     waiting = page.locator(".lane.state-waiting")
@@ -85,9 +85,10 @@ def test_lanes_move_and_say_who_waits_and_why(url: str, open_page: OpenPage) -> 
     expect(waiting.last.locator(".why")).to_contain_text("ahead of it: shorter predicted answers go first.")
     expect(page.locator("#summary")).to_contain_text("requests wait: #")
     expect(page.locator("#tile-running")).to_contain_text("2 of 2 slots")
-    lane = page.locator(f'.lane[data-id="{waiting.first.get_attribute("data-id")}"]')
+    selector = f'.lane[data-id="{waiting.first.get_attribute("data-id")}"]'
+    lane = page.locator(selector)
     before = lane.locator("svg").get_attribute("viewBox")
-    expect(lane).to_have_class(re.compile("state-decoding"))
+    page.wait_for_selector(f"{selector}.state-decoding")  # at once, unlike `expect`, which looks now and then
     assert lane.locator("svg").get_attribute("viewBox") != before
     assert lane.locator("rect.state-waiting").count() and lane.locator("rect.state-decoding").count()
     expect(lane.locator(".slack")).to_contain_text("TPOT 1.0 s: slack")
