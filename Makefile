@@ -108,7 +108,7 @@ test-ui: $(STAMP) $(UI_VENV)/.installed
 	$(ON_CPU) CHROMIUM="$(CHROMIUM)" $(UI_VENV)/bin/python -m pytest -o python_files="check_*.py" $(ARGS) tests/ui
 
 screenshot: $(STAMP) $(UI_VENV)/.installed
-	CHROMIUM="$(CHROMIUM)" PYTHONPATH=tests $(UI_VENV)/bin/python -m ui.screenshot docs/page.png
+	CHROMIUM="$(CHROMIUM)" $(UI_VENV)/bin/python docs/make_screenshot.py $(ARGS)
 
 lint: $(LINT_VENV)/.installed
 	$(LINT_PY) -m ruff check .

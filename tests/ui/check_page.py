@@ -96,7 +96,7 @@ def test_lanes_move_and_say_who_waits_and_why(url: str, open_page: OpenPage) -> 
     expect(lane.locator(".history")).to_contain_text("All 2 slots are taken")
     expect(lane).to_have_class(re.compile("ended"))
     expect(page.locator("#summary")).to_contain_text("No requests")
-    expect(page.locator("#tile-slo-attainment")).to_contain_text("%")
+    expect(page.locator("#tile-slo-met-by")).to_contain_text("%")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -48,7 +48,7 @@ export class Chat {
     const history = this.history;
     history.push({ role: "user", content: prompt });
     byId("prompt").value = "";
-    show("user", "You").textContent = prompt;
+    show("user", "You").append(prompt);
     const answer = new Answer(show("assistant", "Model"));
     this.abort = new AbortController();
     this.busy(true);
@@ -89,10 +89,17 @@ export class Chat {
 /** A new message of the conversation. -> where its text goes. */
 function show(role, who) {
   const said = element("div", { class: "said" });
-  const list = byId("messages");
-  list.append(element("div", { class: `message ${role}` }, element("div", { class: "who" }, who), said));
-  list.scrollTop = list.scrollHeight;
+  const message = element("div", { class: `message ${role}` }, element("div", { class: "who" }, who), said);
+  following(() => byId("messages").append(message), true);
   return said;
+}
+
+/** Change the conversation, and scroll to its end if that was in sight, or if `always`. */
+function following(change, always = false) {
+  const list = byId("messages");
+  const atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 40;
+  change();
+  if (atEnd || always) list.scrollTop = list.scrollHeight;
 }
 
 /** One answer as it streams in. */
@@ -122,10 +129,7 @@ class Answer {
     const text = content || thought;
     if (!text) return;
     const kind = `token${draft ? " draft" : ""}${thought ? " thought" : ""}`;
-    const list = byId("messages");
-    const atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 40;
-    this.said.append(element("span", { class: kind }, text));
-    if (atEnd) list.scrollTop = list.scrollHeight;
+    following(() => this.said.append(element("span", { class: kind }, text)));
   }
 
   finish() {
@@ -141,12 +145,12 @@ class Answer {
     }
     if (this.tokens) parts.push(`${percent(this.drafts / this.tokens)} of the answer drafted`);
     if (metrics.slo) parts.push(...sloWords(metrics.slo));
-    this.summary.textContent = parts.join(" · ");
+    following(() => (this.summary.textContent = parts.join(" · ")));
   }
 
   fail(message) {
     this.summary.textContent = this.tokens ? `${this.tokens} tokens` : "";
-    this.summary.after(element("p", { class: "failure" }, message));
+    following(() => this.summary.after(element("p", { class: "failure" }, message)));
   }
 }
 

@@ -63,7 +63,7 @@ export class Lane {
       this.ended = now;
       const { output_tokens: output, age_ms: age } = this.request;
       say(this.parts.badge, "ended");
-      say(this.parts.numbers, `${output} tokens written · took ${duration(age)}`);
+      say(this.parts.numbers, `about ${output} tokens written · took ${duration(age)}`);
       say(this.parts.why, "");
       say(this.parts.slack, "");
     }
@@ -83,7 +83,7 @@ export class Lane {
   showSlack({ slack_of: of, slack_ms: slack, tpot_ms: tpot, ttft_ms: ttft }) {
     const { slack: node } = this.parts;
     node.className = `slack ${slack === null ? "" : slack < 0 ? "late" : "met"}`;
-    if (of === null) return say(node, tpot || ttft ? "SLO set" : "");
+    if (of === null) return say(node, tpot ? `TPOT target ${duration(tpot)}` : "");
     const target = `${of.toUpperCase()} ${duration(of === "tpot" ? tpot : ttft)}`;
     say(node, `${target}: ${slack < 0 ? `late by ${duration(-slack)}` : `slack ${duration(slack)}`}`);
   }

@@ -20,8 +20,8 @@ export function showNumbers(snapshot) {
   tile("Waiting", String(waiting), lost(snapshot));
   tile("KV cache", percent(snapshot.kv_usage), `of ${snapshot.kv_pages} pages`);
   tile("Accepted length", fixed(snapshot.mean_accepted_length, 2), "per verification");
-  tile("Drafts accepted", percent(snapshot.acceptance_rate), "");
-  tile("SLO attainment", met + missed ? percent(met / (met + missed)) : "–", `of ${met + missed} requests`);
+  tile("Drafts", percent(snapshot.acceptance_rate), "accepted");
+  tile("SLO met by", met + missed ? percent(met / (met + missed)) : "–", `of ${met + missed} requests`);
   showPolicy(snapshot);
 }
 
