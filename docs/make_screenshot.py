@@ -19,9 +19,9 @@ from playwright.sync_api import Page, TimeoutError, sync_playwright
 
 FILE = Path(__file__).parent / "page.png"
 WIDTH = 1400
-HEIGHT = 1300
+HEIGHT = 1380
 #: Nodes of the tree that is shown, and the milliseconds to wait for one.
-NODES, TREE_MS = 6, 5000
+NODES, TREE_MS = 4, 3000
 #: The second answer repeats much of the first, so that drafts are accepted.
 QUESTIONS = "Write a Python function that adds the numbers of a list.", "Write it again, with a docstring."
 PATIENCE_MS = 120_000

@@ -172,6 +172,8 @@ CHECKED = {
     "make test-fast": "the same",
     "make test-families": "it takes ten minutes; .ci/run does it",
     "make test-gpu-compile": "it downloads JAX's CUDA plugin; .ci/run does it",
+    "make test-ui": "it needs Chromium; .ci/run does it",
+    "make screenshot": "it needs Chromium and starts the real model",
     "make lint": "it installs the linters and checks the whole checkout; .ci/run does it",
     "make install": "it changes what the tests run in",
     "make format": "it rewrites the checkout",

@@ -19,8 +19,8 @@ export function showNumbers(snapshot) {
   tile("Running", String(snapshot.running), `of ${snapshot.slots} slots`);
   tile("Waiting", String(waiting), lost(snapshot));
   tile("KV cache", percent(snapshot.kv_usage), `of ${snapshot.kv_pages} pages`);
-  tile("Accepted length", fixed(snapshot.mean_accepted_length, 2), "per verification");
   tile("Drafts", percent(snapshot.acceptance_rate), "accepted");
+  tile("Mean length", fixed(snapshot.mean_accepted_length, 2), "accepted", "Tokens per verification, bonus included");
   tile("SLO met by", met + missed ? percent(met / (met + missed)) : "–", `of ${met + missed} requests`);
   showPolicy(snapshot);
 }
@@ -29,12 +29,12 @@ function lost({ paused, swapped }) {
   return [paused && `${paused} paused`, swapped && `${swapped} swapped out`].filter(Boolean).join(", ");
 }
 
-function tile(name, value, unit) {
+function tile(name, value, unit, meaning = "") {
   const id = `tile-${name.replaceAll(" ", "-").toLowerCase()}`;
   let shown = byId(id);
   if (!shown) {
     shown = element("dd", { id }, element("span"), " ", element("small"));
-    byId("tiles").append(element("div", {}, element("dt", {}, name), shown));
+    byId("tiles").append(element("div", { title: meaning }, element("dt", {}, name), shown));
   }
   say(shown.children[0], value);
   say(shown.children[1], unit);
