@@ -1,4 +1,4 @@
-"""Writes docs/page.png, the page with SmolLM2 in three slots: `make screenshot`, or `make_screenshot.py [FILE [WIDTH]]`.
+"""Writes docs/page.png, the page with SmolLM2 in three slots: `make screenshot`, `make_screenshot.py [FILE [WIDTH]]`.
 
 `$CHROMIUM` is the browser. Needs Playwright and Pillow.
 """
