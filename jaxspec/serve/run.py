@@ -144,8 +144,8 @@ def _greeting(engine: Engine, url: str, options: ServerOptions) -> str:
     shown = "$JAXSPEC_API_KEY" if [os.environ.get("JAXSPEC_API_KEY")] == list(keys) else "KEY"
     key = f' -H "Authorization: Bearer {shown}"' if keys else ""
     body = f'{{"model": "{engine.model_name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
-    page = f"Chat and watch in a browser: {url}/\n" if options.ui else ""
+    hint = "Open it in a browser, or try" if options.ui else "Try"
     return (
-        f"jaxspec serves {engine.model_name} at {url} (Ctrl-C to stop). {page}Try:\n"
+        f"jaxspec serves {engine.model_name} at {url} (Ctrl-C to stop). {hint}:\n"
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
     )
