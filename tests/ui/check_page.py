@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from helpers.serving import eventually
-from ui.conftest import PATIENCE_MS, OpenPage
+from ui.browser import PATIENCE_MS, OpenPage
 
 expect.set_options(timeout=PATIENCE_MS)
 LIVE = re.compile("^live$")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -14,11 +14,10 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from helpers import tiny
 from helpers.serving import serving
 from jaxspec.serve.app import ServerOptions
+from ui.browser import OpenPage, opened
 
 #: Seconds that each step takes longer, so that one can watch it.
 PAUSE = 0.03
-#: Milliseconds until the page must have changed.
-PATIENCE_MS = 60_000
 SETTINGS: dict[str, Any] = dict(
     draft=["suffix"], tree="chain", order="sjf", page_size=16, max_num_seqs=2, token_buckets=[1, 16, 64],
     max_num_batched_tokens=64, max_model_len=400, kv_cache_tokens=2048, compilation_cache_dir="",
@@ -66,9 +65,6 @@ def bare_url(engine: Any) -> Iterator[str]:
         yield url
 
 
-OpenPage = Callable[..., Page]
-
-
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[OpenPage]:
     """Opens a page. At the end of the test, its console must be clean, and all that it asked for from its server."""
@@ -76,24 +72,6 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
 
         def open_it(url: str, width: int = 1400, height: int = 1000, failing: int = 0, **options: Any) -> Page:
             """`failing`: how many requests the server refuses, which the browser reports on the console."""
-            return stack.enter_context(_opened(browser, url, width, height, failing, **options))
+            return stack.enter_context(opened(browser, url, width, height, failing, **options))
 
         yield open_it
-
-
-@contextmanager
-def _opened(browser: Browser, url: str, width: int, height: int, failing: int, **options: Any) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": width, "height": height}, **options)
-    page = context.new_page()
-    page.set_default_timeout(PATIENCE_MS)
-    problems: list[str] = []
-    foreign: list[str] = []
-    page.on("console", lambda m: problems.append(m.text) if m.type in ("error", "warning") else None)
-    page.on("pageerror", lambda e: problems.append(str(e)))
-    page.on("request", lambda r: None if r.url.startswith(url) else foreign.append(r.url))
-    page.goto(f"{url}/")
-    yield page
-    context.close()
-    refused = [problem for problem in problems if "Failed to load resource" in problem]
-    assert len(refused) == failing and len(problems) == failing, problems
-    assert not foreign

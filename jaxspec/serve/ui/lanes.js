@@ -18,7 +18,8 @@ export class Lanes {
       return { heading, list, title };
     };
     this.groups = { waiting: group("Waiting"), running: group("Running"), ended: group("Ended") };
-    byId("lanes").append(element("div", { class: "axis" }, element("span", {}, "1 min ago"), element("span", {}, "now")));
+    const ends = ["1 min ago", "now"].map((text) => element("span", {}, text));
+    byId("lanes").append(element("div", { class: "axis" }, ...ends));
     const legend = Object.entries(STATES).map(([name, meaning]) =>
       element("span", { class: `state state-${name}` }, `${name}: ${meaning}`),
     );

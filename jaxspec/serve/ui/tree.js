@@ -45,7 +45,8 @@ function picture(nodes) {
   const height = (Math.max(...rows) + 1) * (HEIGHT + GAP_Y) + 2;
   const svg = drawn("svg", { width, height, role: "img", "aria-label": "Token tree, drawn" });
   const order = [...nodes.keys()].sort((a, b) => nodes[a].accepted - nodes[b].accepted);
-  for (const i of order.filter((each) => nodes[each].parent >= 0)) svg.append(edge(at(nodes[i].parent), at(i), nodes[i]));
+  const below = order.filter((i) => nodes[i].parent >= 0);
+  svg.append(...below.map((i) => edge(at(nodes[i].parent), at(i), nodes[i])));
   nodes.forEach((node, i) => svg.append(box(node, at(i))));
   return svg;
 }
@@ -76,7 +77,8 @@ function box(node, { x, y }) {
   const text = node.text === null ? "▢" : visible(node.text);
   const short = text.length > LONGEST ? `${text.slice(0, LONGEST - 1)}…` : text;
   const own = node.drafters.length ? "" : " target";
-  const source = node.drafters.length ? `drafted by ${node.drafters.join(", ")}` : node.depth ? "the model's own" : "known";
+  const itself = node.depth ? "the model's own" : "known";
+  const source = node.drafters.length ? `drafted by ${node.drafters.join(", ")}` : itself;
   const verdict = node.accepted ? "accepted" : "rejected";
   return drawn(
     "g",
