@@ -85,9 +85,10 @@ class LiveView:
             self._verified.pop(request.tenant, None)
             self._verified[request.tenant] = _Verified(now, request.id, root, drafted, one.path, one.tokens[-1])
 
-    def stepped(self, plan: Plan, now: float) -> None:
-        """A step has ended."""
-        self._scheduled |= {s.request.id for s in plan.scheduled}
+    def planned(self, plan: Plan | None, now: float) -> None:
+        """A step was launched, or there was none to run."""
+        if plan is not None:
+            self._scheduled |= {s.request.id for s in plan.scheduled}
         self.look(now)
 
     def look(self, now: float) -> None:

@@ -136,6 +136,8 @@ class EngineLoop:
         """
         self.warm_up.adopt_ready(busy=True, settle=self._finish_all)
         launched = self._launch_next()
+        if self.live.watched:  # what still waits after the plan does so for a reason
+            self.live.planned(launched and launched.plan, self._clock())
         self.deliver()
         ahead = self._async and self.speculator.assignment is None  # a draft choice learns from each step in turn
         keep = 0 if launched is None else int(self._in_turns or (ahead and launched.predictable))
@@ -237,8 +239,6 @@ class EngineLoop:
             self.speculator.step_took(plan, step.terms, new, took)
         self._finished_at = timer.read
         _tell(self.step_observers, self.counters.prompt_tokens + self.counters.generation_tokens - tokens)
-        if self.live.watched:
-            self.live.stepped(plan, timer.read)
 
     def under_way_ids(self) -> frozenset[str]:
         """Ids of the requests in steps under way."""

@@ -69,7 +69,7 @@ def test_nobody_looks(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> None:
         raise AssertionError("called although nobody watches")
 
-    for name in ("verified", "stepped", "look", "_snapshot"):
+    for name in ("verified", "planned", "look", "_snapshot"):
         monkeypatch.setattr(LiveView, name, never)
     out = llm.generate([[1, 2, 3]] * 3, LONG)
     assert all(len(o.outputs[0].token_ids) == 60 for o in out)
