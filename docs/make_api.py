@@ -25,7 +25,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "jaxspec.outputs:RequestMetrics": (),
     },
     "Engine": {
-        "jaxspec.engine.engine:Engine": ("start", "submit", "cancel", "check", "stats", "shutdown"),
+        "jaxspec.engine.engine:Engine": ("start", "submit", "cancel", "check", "stats", "watch", "shutdown"),
         "jaxspec.outputs:OutputDelta": (),
         "jaxspec.config:EngineConfig": ("load",),
     },

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 from jaxspec.sched.slo import NONE, Slo
 
@@ -134,6 +135,7 @@ class OutputDelta:
     `logprobs` has one entry per token of `token_ids`, or none if they were not requested. `stop_reason` is the stop
     string or token id that ended the output. `error` is the message if `finish_reason` is "error", and `refused` then
     what `submit` would have raised, of an engine elsewhere that answers later.
+    `texts` is `text` by the token that released it, and `drafted` whether each token is an accepted draft.
     """
 
     request_id: str
@@ -145,7 +147,22 @@ class OutputDelta:
     stop_reason: str | int | None = None
     metrics: RequestMetrics | None = None
     error: str | None = None
+    texts: tuple[str, ...] = ()
+    drafted: tuple[bool, ...] = ()
     refused: Exception | None = None
+
+    def by_token(self) -> Iterator[OutputDelta]:
+        """The same as one delta for each token; itself if it has none."""
+        last = len(self.token_ids) - 1
+        if last < 0:
+            yield self
+        for i, token in enumerate(self.token_ids):
+            part = replace(
+                self, text=self.texts[i], token_ids=(token,), texts=self.texts[i : i + 1],
+                drafted=self.drafted[i : i + 1], logprobs=self.logprobs[i : i + 1],
+                prompt_logprobs=None if i else self.prompt_logprobs,
+            )  # fmt: skip
+            yield part if i == last else replace(part, finish_reason=None, stop_reason=None)
 
 
 @dataclass(slots=True)

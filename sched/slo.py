@@ -51,3 +51,14 @@ def slack(request: Request, now: float) -> float:
     if request.slo.tpot is None or request.first_token is None:
         return inf
     return request.slo.tpot * request.new_len - (now - request.first_token)
+
+
+def current_slack(request: Request, now: float) -> tuple[str, float] | None:
+    """The target that counts now, "ttft" until the first token and then "tpot", and the seconds until it is missed.
+
+    None without such a target.
+    """
+    if request.first_token is None:
+        ttft = request.slo.ttft
+        return None if ttft is None else ("ttft", ttft - (now - request.arrival))
+    return None if request.slo.tpot is None else ("tpot", slack(request, now))

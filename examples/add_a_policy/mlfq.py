@@ -32,6 +32,7 @@ class Mlfq(Order):
     """
 
     preemptive = True
+    rule = "requests that have been served little go first"
 
     def __init__(self, bounds: list[float]) -> None:
         """`bounds`: attained service in seconds at which a request leaves each queue but the last."""

@@ -110,7 +110,7 @@ class Ingress:
         keys = tuple(os.environ.get("JAXSPEC_API_KEY", "").split())
         options = ServerOptions(
             keys, int(http.max_body_mb * MEGABYTE), tuple(http.allowed_origins), http.root_path,
-            keep_alive=http.sse_keep_alive, log_requests=http.enable_log_requests,
+            keep_alive=http.sse_keep_alive, log_requests=http.enable_log_requests, ui=False,
         )  # fmt: skip
         engine = self._engine
         more = [RouterCollector(engine.replicas.router, engine.counts, engine.model_name)]

@@ -18,6 +18,7 @@ from jaxspec.config import EngineConfig
 from jaxspec.constraints.build import Constraints
 from jaxspec.draft.registry import flush, runners
 from jaxspec.engine.calls import Calls
+from jaxspec.engine.live_view import INTERVAL, OnSnapshot
 from jaxspec.engine.loop import EngineLoop
 from jaxspec.engine.metrics import Counters, EngineStats, snapshot
 from jaxspec.engine.request_state import RequestState
@@ -293,6 +294,22 @@ class Engine:
         """What the engine runs with, as (subject, value). `preset`: the file that the settings come from."""
         return summary(self, preset)
 
+    def watch(self, on_snapshot: OnSnapshot) -> Callable[[], None]:
+        """Call `on_snapshot` with a `LiveSnapshot` a few times per second, in the engine's thread. -> ends that.
+
+        It must return quickly. While nobody watches, this costs the engine nothing.
+        """
+        live = self.loop.live
+        with self._lock:
+            live.watchers = (*live.watchers, on_snapshot)
+            self._lock.notify()
+
+        def stop() -> None:
+            with self._lock:
+                live.watchers = tuple(other for other in live.watchers if other is not on_snapshot)
+
+        return stop
+
     def reset_stats(self) -> None:
         """Reset the counters of steps, tokens, padding and time. Benchmarks do so after their warm-up."""
         self.loop.counters = Counters()
@@ -340,6 +357,9 @@ class Engine:
                 self._lock.release()  # adopt and measure compiled programs while no request waits
                 try:
                     seconds = min(seconds, self.warm_up.adopt_ready(busy=self.loop.has_work))
+                    if self.loop.live.watched:
+                        self.loop.live.look(self._clock())
+                        seconds = min(seconds, INTERVAL)
                 finally:
                     self._lock.acquire()
                 seconds = min(seconds, self._idle_seconds())  # a shutdown may have begun meanwhile

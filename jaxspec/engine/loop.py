@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.config import EngineConfig
+from jaxspec.engine.live_view import LiveView
 from jaxspec.engine.metrics import Counters, StepTimer
 from jaxspec.engine.micro_batch import MicroBatch
 from jaxspec.engine.request_state import RequestState
@@ -78,6 +79,9 @@ class EngineLoop:
         #: Whether groups of requests take turns on drafters' devices; None: where the profile says that it pays.
         self.draft_turns = config.draft_turns
         self._in_turns = False
+        self.token_text = parts.model.tokenizer.token_text
+        #: Snapshots for those who watch.
+        self.live = LiveView(self, config)
 
     @property
     def has_work(self) -> bool:
@@ -133,6 +137,8 @@ class EngineLoop:
         """
         self.warm_up.adopt_ready(busy=True, settle=self._finish_all)
         launched = self._launch_next()
+        if self.live.watched:  # what still waits after the plan does so for a reason
+            self.live.planned(launched and launched.plan, self._clock())
         self.deliver()
         ahead = self._async and self.speculator.assignment is None  # a draft choice learns from each step in turn
         keep = 0 if launched is None else int(self._in_turns or (ahead and launched.predictable))
@@ -218,6 +224,8 @@ class EngineLoop:
             seconds = timer.mark_read()
             if batch is step.batches[-1]:
                 self.model_runner.times.observe(packed.shape.tokens, seconds, int(packed.committed.sum()))
+            if self.live.watched:
+                self.live.verified(batch, decision, timer.read)
             by_id |= self._process(batch, decision)
         results = [by_id[s.request.id] for s in plan.scheduled]
         self.scheduler.update(plan, results, timer.read, timer.read - timer.begun)
@@ -232,6 +240,10 @@ class EngineLoop:
             self.speculator.step_took(plan, step.terms, new, took)
         self._finished_at = timer.read
         _tell(self.step_observers, self.counters.prompt_tokens + self.counters.generation_tokens - tokens)
+
+    def under_way_ids(self) -> frozenset[str]:
+        """Ids of the requests in steps under way."""
+        return frozenset(s.request.id for step in self._under_way for s in step.plan.scheduled)
 
     def _choose_turns(self, step: StepUnderWay) -> None:
         """Decide whether two groups of requests take turns from the next step on."""

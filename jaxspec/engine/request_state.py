@@ -62,9 +62,9 @@ class RequestState:
         self.error: str | None = None
         self._stop_reason: str | int | None = None
         self._closed = False
-        self._text = ""
         self._tokens: list[int] = []
-        self._undecoded = 0  # the last tokens of _tokens, whose text is not in _text yet
+        self._texts: list[str] = []  # of the first tokens of _tokens; the others are not decoded yet
+        self._drafted: list[bool] = []  # whether each token of _tokens is an accepted draft
         self._logprobs: list[TokenLogprob] = []
         self._prompt_logprobs: list[TokenLogprob | None] = [None]
 
@@ -76,9 +76,8 @@ class RequestState:
         self._take(tokens, 0)
         if self.finish_reason is not None:
             raise InvalidRequest("resumed", self.error or "resumed: with these output tokens the request has ended")
-        if self._undecoded:
-            self._detokenizer.push(tokens)
-        self._text, self._tokens, self._undecoded = "", [], 0
+        self._decode(self._tokens[len(self._texts) :])
+        self._texts, self._tokens = [], []
         self.metrics.output_tokens = self.metrics.resumed_tokens = len(tokens)
 
     # -- before a step ---------------------------------------------------------------------------------------------
@@ -135,6 +134,8 @@ class RequestState:
         if not tokens:
             return RequestResult()
         new = self._take(tokens, scheduled.end - self.request.prompt_len)
+        accepted = len(path) - 1 if path else 0  # the token after them is the target's own
+        self._drafted += [i < accepted for i in range(len(new))]
         if logprobs is not None and self.params.logprobs is not None:
             for row, token in zip(path or [scheduled.last_row], new, strict=False):
                 self._logprobs.append(_logprob(logprobs, first_row + row, token, self.params.logprobs))
@@ -162,8 +163,6 @@ class RequestState:
                 break
         if self.params.stop:
             new = self._decode_until_stop(new)
-        else:
-            self._undecoded += len(new)
         self._tokens += new
         return new
 
@@ -178,13 +177,22 @@ class RequestState:
 
     def _decode_until_stop(self, tokens: list[int]) -> list[int]:
         """Decode now, because a stop string may end the request. -> the tokens up to it."""
+        before = len(self._texts)
+        if (stop := self._decode(tokens)) is not None:
+            self.finish_reason, self._stop_reason = "stop", stop
+        return tokens[: len(self._texts) - before]
+
+    def _decode(self, tokens: list[int]) -> str | None:
+        """Add the text of each token, up to the one that completes a stop string. -> that string."""
         # The text of a stop token is left out unless requested, but a stop string may precede it.
-        text, stop, consumed = self._detokenizer.push(self._visible(tokens))
-        self._text += text
-        if stop is None:
-            return tokens
-        self.finish_reason, self._stop_reason = "stop", stop
-        return tokens[:consumed]
+        visible = self._visible(tokens)
+        for token in visible:
+            text, stop, _ = self._detokenizer.push((token,))
+            self._texts.append(text)
+            if stop is not None:
+                return stop
+        self._texts += [""] * (len(tokens) - len(visible))
+        return None
 
     def _visible(self, tokens: list[int]) -> list[int]:
         """The tokens without a stop token at the end, unless its text is requested."""
@@ -215,22 +223,21 @@ class RequestState:
         if self._closed or not (self._tokens or self.finish_reason):
             return None
         self._closed = self.finish_reason is not None
-        if self._undecoded:
-            undecoded = self._tokens[-self._undecoded :]
-            self._text += self._detokenizer.push(self._visible(undecoded))[0]
-            self._undecoded = 0
-        if self.finish_reason and not isinstance(self._stop_reason, str):
-            self._text += self._detokenizer.finish()
+        self._decode(self._tokens[len(self._texts) :])
+        held = self._detokenizer.finish() if self.finish_reason and not isinstance(self._stop_reason, str) else ""
+        if held and self._texts:
+            self._texts[-1] += held
+            held = ""
         self.metrics.output_tokens += len(self._tokens)
         self.update_metrics()
         prompt = None
         if self.request.prompt_logprobs and self._tokens and self.metrics.output_tokens == len(self._tokens):
             prompt = tuple(self._prompt_logprobs)  # with the first tokens: the whole prompt has been computed
         out = OutputDelta(
-            self.request.id, self._text, tuple(self._tokens), tuple(self._logprobs), prompt, self.finish_reason,
-            self._stop_reason, self.metrics, self.error,
+            self.request.id, "".join(self._texts) + held, tuple(self._tokens), tuple(self._logprobs), prompt,
+            self.finish_reason, self._stop_reason, self.metrics, self.error, tuple(self._texts), tuple(self._drafted),
         )  # fmt: skip
-        self._text, self._tokens, self._logprobs = "", [], []
+        self._texts, self._tokens, self._drafted, self._logprobs = [], [], [], []
         return out
 
 

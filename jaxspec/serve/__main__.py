@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxspec.config import ConfigError, EngineConfig, merged, parse_overrides, settings_like
@@ -99,7 +100,8 @@ def _run(args: argparse.Namespace, config: EngineConfig) -> int:
             _fail(f"cannot load {config.model}: {e}")
         options = ServerOptions(
             tuple(args.api_key or ()), int(args.max_body_mb * MEGABYTE), tuple(args.allowed_origins), args.root_path,
-            args.ssl_keyfile, args.ssl_certfile, args.sse_keep_alive, args.enable_log_requests,
+            args.ssl_keyfile, args.ssl_certfile, args.sse_keep_alive, args.enable_log_requests, args.ui,
+            args.config and Path(args.config).stem,
         )  # fmt: skip
         if defaults := engine.default_sampling:
             shown = ", ".join(f"{name}={value}" for name, value in defaults.items())
@@ -230,6 +232,12 @@ def _parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         default=False,
         help="log the begin and the end of every request: its lengths and times, not its text (default: no)",
+    )
+    add(
+        "--ui",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="serve the page at / for chatting and watching, and its route /live (default: yes)",
     )
     return parser
 

@@ -54,7 +54,8 @@ class AnswerForm:
     n: consecutive choices that share a prompt. usage_chunk: a stream ends with a chunk that has the usage.
     running_usage: every chunk has it. drafting: `metrics` include speculation counts. predictions: they include the
     predicted number of output tokens. token_ids: of prompt and outputs. tokens_as_ids: log-probabilities name tokens by
-    id. prompt_logprobs: of every prompt token.
+    id. prompt_logprobs: of every prompt token. drafted: a stream has a chunk for each token, which says whether it was
+    an accepted draft.
     """
 
     n: int = 1
@@ -65,6 +66,7 @@ class AnswerForm:
     token_ids: bool = False
     tokens_as_ids: bool = False
     prompt_logprobs: bool = False
+    drafted: bool = False
 
 
 PLAIN = AnswerForm()
@@ -149,6 +151,10 @@ class Answer(ABC):
     def chunks(self, index: int, delta: OutputDelta) -> list[Json]:
         """The stream chunks for a delta; empty if it has no visible output yet."""
         choice = self.choices[index]
+        parts = delta.by_token() if self._form.drafted else (delta,)
+        return [chunk for part in parts for chunk in self._chunks_of(choice, part)]
+
+    def _chunks_of(self, choice: Choice, delta: OutputDelta) -> list[Json]:
         self._count(choice, delta)
         first = not choice.opened
         out = self._opening(choice, delta) if first else []
@@ -156,6 +162,8 @@ class Answer(ABC):
         extras: Json = {"logprobs": self._logprobs(choice, delta.logprobs)} if delta.logprobs else {}
         if self._form.token_ids and delta.token_ids:
             extras["token_ids"] = list(delta.token_ids)
+        if self._form.drafted and delta.token_ids:
+            extras["draft"] = delta.drafted[0]
         pieces = self._pieces(choice, delta)
         if extras:
             pieces = pieces or [self._piece(choice, "", None)]

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -25,8 +26,10 @@ from jaxspec.serve.chat import plan_chat
 from jaxspec.serve.chat_answer import ChatAnswer
 from jaxspec.serve.errors import ApiError, bad_request, install_handlers
 from jaxspec.serve.guard import BearerAuth, BodyLimit, RequestId
+from jaxspec.serve.live import LiveFeed, LiveReply
 from jaxspec.serve.log import ThroughputLog
 from jaxspec.serve.metrics import ServerMetrics
+from jaxspec.serve.page import page_routes
 from jaxspec.serve.prompts import encode, encode_chat, encode_prompts, resolve_max_tokens, truncate
 from jaxspec.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, GenerationRequest, TokenizeRequest
 from jaxspec.serve.reply import Reply
@@ -46,7 +49,8 @@ class ServerOptions:
     """api_keys: any of them is accepted; none disables authentication. max_body: limit on request bodies, in bytes.
     allowed_origins: web pages that browsers let use the server, "*" for all. root_path: of the server behind a proxy.
     tls_key, tls_certificate: PEM files; without them the server speaks plain HTTP. keep_alive: seconds after which a
-    silent stream sends a comment, 0: never. log_requests: log the begin and the end of every request.
+    silent stream sends a comment, 0: never. log_requests: log the begin and the end of every request. ui: serve the
+    page and `/live`. preset: name of the preset, for the page.
     """
 
     api_keys: tuple[str, ...] = ()
@@ -57,6 +61,8 @@ class ServerOptions:
     tls_certificate: str | None = None
     keep_alive: float = 15.0
     log_requests: bool = False
+    ui: bool = True
+    preset: str | None = None
 
 
 def create_app(engine: Engine, options: ServerOptions | None = None, collectors: Sequence[Collector] = ()) -> FastAPI:
@@ -67,7 +73,8 @@ def create_app(engine: Engine, options: ServerOptions | None = None, collectors:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         hub = OutputHub(asyncio.get_running_loop(), HubOptions(metrics, options.log_requests, options.keep_alive))
-        app.state.serving = Serving(engine, metrics, hub)
+        app.state.serving = serving = Serving(engine, metrics, hub)
+        app.state.live = LiveFeed(engine, asyncio.get_running_loop(), partial(serving.facts, options.preset))
         throughput = asyncio.create_task(ThroughputLog(engine).run())
         try:
             yield
@@ -78,6 +85,9 @@ def create_app(engine: Engine, options: ServerOptions | None = None, collectors:
         title="jaxspec", version=__version__, lifespan=lifespan, redirect_slashes=False, root_path=options.root_path
     )
     app.include_router(_routes)
+    if options.ui:
+        app.include_router(_live_routes)
+        app.router.routes += page_routes()
     install_handlers(app)
     app.add_middleware(BodyLimit, limit=options.max_body)
     if options.api_keys:
@@ -111,6 +121,12 @@ class Serving:
             "dtype": self.engine.config.dtype,
         }
 
+    def facts(self, preset: str | None) -> dict[str, Any]:
+        """What the live view shows of the server. preset: name of the configuration's preset."""
+        attainment = self.metrics.attainment
+        slo = {"met": attainment.met, "missed": attainment.missed}
+        return {"model": self.engine.model_name, "preset": preset, "slo": slo}
+
     def check_model(self, name: str | None) -> str:
         """The name that the answer has. Raises `ApiError` (404) if the request names another model."""
         if name is not None and name not in self.engine.model_names:
@@ -124,13 +140,18 @@ class Serving:
         return AnswerForm(
             body.n or 1, body.include_usage, body.running_usage, self.drafting, bool(body.return_predicted_tokens),
             bool(body.return_token_ids), bool(body.return_tokens_as_token_ids), body.prompt_logprobs is not None,
+            bool(body.return_accepted_drafts),
         )  # fmt: skip
 
     def check_health(self) -> None:
         """Raises `ApiError` (503) if the engine takes no requests."""
         if self.engine.health == "draining":
             raise ApiError(503, "the server is shutting down", code="draining")
-        if self.engine.health != "ok":
+        self.check_alive()
+
+    def check_alive(self) -> None:
+        """Raises `ApiError` (503) if the engine has ended; it may be draining."""
+        if self.engine.health == "dead":
             raise ApiError(503, f"the engine has failed: {self.engine.failure}", code="engine_dead")
 
     def params_of(
@@ -186,6 +207,7 @@ class _JsonRoute(APIRoute):
 
 
 _routes = APIRouter(route_class=_JsonRoute)
+_live_routes = APIRouter()
 
 
 def _serving(request: Request) -> Serving:
@@ -312,6 +334,13 @@ async def health(request: Request) -> Response:
     stats = serving.engine.stats()
     programs = {"ready": stats.programs_ready, "total": stats.programs_total, "measured": stats.programs_measured}
     return JSONResponse({"status": "ok", "programs": programs})
+
+
+@_live_routes.get("/live")
+async def live(request: Request) -> Response:
+    serving = _serving(request)
+    serving.check_alive()
+    return LiveReply(request.app.state.live, _tenant(request), serving.hub.options.keep_alive)
 
 
 @_routes.get("/metrics")

@@ -76,6 +76,8 @@ class AttainmentMetrics:
             ["model_name"],
             registry=registry,
         )
+        #: Requests with any target that met all of theirs, and that missed one.
+        self.met = self.missed = 0
         self._model_name = model_name
         self._slack = {name: slack.labels(model_name, name) for name in _LATENCIES}
         self._goodput = goodput.labels(model_name)
@@ -85,6 +87,9 @@ class AttainmentMetrics:
 
     def observe(self, metrics: RequestMetrics) -> None:
         """Count a finished request."""
+        judged = [a for name in _LATENCIES if (a := getattr(metrics, f"{name}_attained")) is not None]
+        self.met += bool(judged) and all(judged)
+        self.missed += not all(judged)
         for name in _LATENCIES:
             if (attained := getattr(metrics, f"{name}_attained")) is not None:
                 self._requests.labels(self._model_name, name, str(attained).lower()).inc()

@@ -15,6 +15,8 @@ from jaxspec.serve.errors import ApiError, render
 
 #: Paths that need no key, as in vLLM: probes and scrapers usually have none.
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
+#: The page and its files: it asks for the key.
+_PAGE = re.compile(r"/|/ui/[^/]*")
 #: Ids of clients that are taken over.
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
@@ -51,7 +53,7 @@ class BearerAuth:
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and not _is_open(scope["path"]):
             if (tenant := self._tenant_of(Headers(scope=scope))) is None:
                 headers = {"WWW-Authenticate": "Bearer"}
                 error = ApiError(401, "missing or wrong API key", code="invalid_api_key", headers=headers)
@@ -67,6 +69,10 @@ class BearerAuth:
         given = key.strip().encode("latin-1", "replace")
         known = [hmac.compare_digest(given, own) for own in self._keys]
         return hashlib.sha256(given).hexdigest()[:16] if any(known) and scheme.lower() == "bearer" else None
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or _PAGE.fullmatch(path) is not None
 
 
 class BodyLimit:

@@ -47,7 +47,7 @@ class ServerMetrics:
             ["model_name", "finished_reason"],
             registry=self._registry,
         )
-        self._attainment = AttainmentMetrics(self._registry, model_name)
+        self.attainment = AttainmentMetrics(self._registry, model_name)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         self._model_name = model_name
@@ -74,7 +74,7 @@ class ServerMetrics:
             self._histograms.observe("request_queue_time_seconds", metrics.first_scheduled - metrics.arrival)
         if metrics.e2e is not None and finish_reason in ("stop", "length"):
             self._histograms.observe_finished(metrics)
-            self._attainment.observe(metrics)
+            self.attainment.observe(metrics)
 
     def _on_first_token(self, metrics: RequestMetrics) -> None:
         self._histograms.observe("time_to_first_token_seconds", metrics.ttft)

@@ -61,11 +61,16 @@ class GenerationRequest(StructureFields):
     slo: RequestSlo | None = None
     #: Whether the response's `metrics` include `predicted_tokens`.
     return_predicted_tokens: bool | None = None
+    #: Whether a stream has a chunk for each token, whose choice says with `draft` whether it was an accepted draft.
+    return_accepted_drafts: bool | None = None
 
     @model_validator(mode="after")
     def _options_need_stream(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options is only allowed with stream: true", param="stream_options")
+        if self.return_accepted_drafts and not self.stream:
+            message = "return_accepted_drafts is only allowed with stream: true"
+            raise ApiError(400, message, param="return_accepted_drafts")
         return self
 
     @property

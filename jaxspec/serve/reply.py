@@ -14,8 +14,8 @@ from jaxspec.serve.errors import ApiError
 from jaxspec.serve.stream import ClientGone, Generation
 
 #: A comment: clients skip it, and proxies see that the connection is in use.
-_KEEP_ALIVE = b": keep-alive\n\n"
-_SSE_HEADERS = [
+KEEP_ALIVE = b": keep-alive\n\n"
+SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -56,7 +56,7 @@ class Reply(Response):
         clock, pause = asyncio.get_running_loop().time, self._generation.keep_alive
         due = clock() + pause
         batch = await self._generation.next(pause or None)
-        await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
+        await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
         try:
             while True:
                 chunks = [chunk for index, delta in batch for chunk in self._answer.chunks(index, delta)]
@@ -65,7 +65,7 @@ class Reply(Response):
                 body = _sse(chunks)
                 # Outputs without a chunk, such as held back text, are silence too.
                 if not body and pause and clock() >= due:
-                    body = _KEEP_ALIVE
+                    body = KEEP_ALIVE
                 if body:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                     due = clock() + pause

@@ -119,7 +119,7 @@ class ResponsesRequest(GenerationRequest, ChatTemplateFields, ReasoningFields):
             raise ApiError(400, f"{given[1]} and {given[0]} cannot both be given", param=given[1], code="invalid_value")
         if (self.n or 1) != 1:
             raise ApiError(400, "n must be 1", param="n", code="invalid_value")
-        for name in ("prompt_logprobs", "return_token_ids", "response_format"):
+        for name in ("prompt_logprobs", "return_token_ids", "return_accepted_drafts", "response_format"):
             if getattr(self, name):
                 hint = "use text.format" if name == "response_format" else "use /v1/chat/completions"
                 raise ApiError(400, f"{name} is not supported here: {hint}", param=name, code="unsupported_parameter")

@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -136,19 +135,21 @@ def serve(
         ssl_certfile=options.tls_certificate,
     )
     url = url_of(sock, tls=options.tls_certificate is not None)
-    server = Server(config, engine, drain_timeout, _greeting(engine, url, options.api_keys, preset))
+    server = Server(config, engine, drain_timeout, _greeting(engine, url, options, preset))
     with contextlib.closing(sock):
         server.run(sockets=[sock])
     return server.exit_code
 
 
-def _greeting(engine: Engine, url: str, keys: Sequence[str], preset: str | None) -> str:
+def _greeting(engine: Engine, url: str, options: ServerOptions, preset: str | None) -> str:
+    keys = options.api_keys
     # The variable, so that the key itself is not shown, where it holds one.
     shown = "$JAXSPEC_API_KEY" if [os.environ.get("JAXSPEC_API_KEY")] == list(keys) else "KEY"
     key = f' -H "Authorization: Bearer {shown}"' if keys else ""
     body = f'{{"model": "{engine.model_name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     about = "".join(f"  {subject + ':':<18}{value}\n" for subject, value in engine.summary(preset))
+    hint = "Open it in a browser, or try" if options.ui else "Try"
     return (
-        f"jaxspec serves {engine.model_name} at {url} (Ctrl-C to stop)\n{about}Try:\n"
+        f"jaxspec serves {engine.model_name} at {url} (Ctrl-C to stop)\n{about}{hint}:\n"
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
     )

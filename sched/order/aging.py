@@ -20,6 +20,7 @@ class Aging(Order):
 
     def __init__(self, order: Order) -> None:
         self._order, self.preemptive = order, order.preemptive
+        self.rule = f"{order.rule}, or those that have waited too long"
         self._promoted = PerRequest(lambda _: False)
 
     def promote(self, request: Request) -> None:

@@ -51,6 +51,7 @@ class Alise(Order):
     """
 
     preemptive = True
+    rule = "requests with less estimated time left go first"
     needs = frozenset({Need.LENGTHS, Need.RUNTIME})
 
     def __init__(self, settings: AliseSettings, runtime: Runtime) -> None:

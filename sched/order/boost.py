@@ -36,6 +36,7 @@ class Boost(Order):
     """
 
     needs = frozenset({Need.LENGTHS, Need.RUNTIME})
+    rule = "earlier requests go first, and short ones sooner"
 
     def __init__(self, scale: float | None, runtime: Runtime, responses: ResponseTimes) -> None:
         self._scale, self._runtime, self._responses = scale, runtime, responses

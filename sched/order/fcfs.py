@@ -13,5 +13,7 @@ from jaxspec.sched.slots import ORDERS
 class Fcfs(Order):
     """Strictly in order of arrival: a request that does not fit blocks all later ones."""
 
+    rule = "earlier requests go first"
+
     def key(self, request: Request) -> Any:
         return ()

@@ -117,6 +117,7 @@ class Gittins(Order):
     """
 
     preemptive = True
+    rule = "requests that are likely to end soon go first"
     needs = frozenset({Need.LENGTHS, Need.RUNTIME})
 
     def __init__(self, settings: GittinsSettings, lengths: LengthDistribution, prompt_token: float) -> None:

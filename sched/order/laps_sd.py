@@ -97,6 +97,7 @@ class LapsSd(Order):
     """
 
     preemptive = True
+    rule = "requests with less service, had or expected, go first"
     needs = frozenset({Need.LENGTHS})
 
     def __init__(self, settings: LapsSdSettings) -> None:

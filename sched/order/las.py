@@ -28,6 +28,7 @@ class Las(Order):
     """
 
     preemptive = True
+    rule = "requests that have been served least go first"
 
     def __init__(self, quantum: float) -> None:
         self._quantum = quantum

@@ -15,6 +15,8 @@ class Order(Policy):
 
     #: Whether waiting requests may take the slots of running requests that come after them.
     preemptive: bool = False
+    #: What goes first, for people who watch, as in "shorter answers go first".
+    rule: str = "the order puts them first"
 
     @classmethod
     def preempts(cls, settings: Any) -> bool:

@@ -28,6 +28,8 @@ class PairwiseSettings(Section):
 class Pairwise(Order):
     """SSJF's alternative (§3.1): lengths are unknown, only which of two requests is shorter."""
 
+    rule = "answers that are judged shorter go first"
+
     def __init__(self, shorter: Comparator) -> None:
         self._shorter = shorter
 

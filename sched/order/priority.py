@@ -21,6 +21,7 @@ class Priority(Order):
     """Smaller numbers go first, as in vLLM. Equal ones go in order of arrival and never preempt each other."""
 
     needs = frozenset({Need.PRIORITIES})
+    rule = "smaller priority numbers go first"
 
     def __init__(self, preemptive: bool) -> None:
         self.preemptive = preemptive

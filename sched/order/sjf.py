@@ -18,6 +18,7 @@ class Sjf(Order):
     """
 
     needs = frozenset({Need.LENGTHS})
+    rule = "shorter predicted answers go first"
 
     def key(self, request: Request) -> Any:
         return request.expected_len

@@ -30,6 +30,7 @@ class Srpt(Order):
     """
 
     preemptive = True
+    rule = "requests with fewer predicted tokens left go first"
     needs = frozenset({Need.LENGTHS})
 
     def __init__(self, preemptible_share: float) -> None:

@@ -54,6 +54,13 @@ class Drafted:
     chosen: npt.NDArray[np.bool_]
     draft: Draft
 
+    def proposers(self) -> list[list[int]]:
+        """The drafters (indices) that proposed each node of `draft`."""
+        return [
+            [p.drafter for p in self.parts if (np.isfinite(p.candidates.logprob) & (p.node == node)).any()]
+            for node in self.draft.source.tolist()
+        ]
+
 
 def by_request(proposed: Sequence[Proposed], forest: Forest) -> tuple[list[RequestTree], Forest]:
     """One tree for each request. `forest`: the proposals' trees, whose probabilities count; those of a request follow

@@ -345,6 +345,10 @@ class Speculator:
             plain = self.step_times.of(requests, committed_positions(plan.scheduled)) + self.host.without_drafts
             terms.payoff.observe(tokens, requests, took.seconds, plain)
 
+    def drafted_for(self, request: Request) -> Drafted | None:
+        """The request's draft in this step; None: no tree."""
+        return self._drafted.get(request.id)
+
     def drafted_by(self, request: Request) -> int | None:
         """Index of the drafter whose nodes are verified for this request in this step; None: no tree. Of a merged tree
         the first one's."""

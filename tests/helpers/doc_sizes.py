@@ -176,6 +176,8 @@ CHECKED = {
     "serve run": "it needs Ray; make test-ray builds the applications of all configs",
     "ray start": "it needs Ray",
     "make test-gpu-compile": "it downloads JAX's CUDA plugin; .ci/run does it",
+    "make test-ui": "it needs Chromium; .ci/run does it",
+    "make screenshot": "it needs Chromium and starts the real model",
     "make lint": "it installs the linters and checks the whole checkout; .ci/run does it",
     "make install": "it changes what the tests run in",
     "make format": "it rewrites the checkout",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jaxspec.constraints.build import Constraints
 from jaxspec.engine.detokenizer import Detokenizer
+from jaxspec.engine.live_snapshot import LiveSnapshot
 from jaxspec.engine.metrics import EngineStats
 from jaxspec.errors import EngineDead, EngineDraining, InvalidRequest
 from jaxspec.outputs import OutputDelta, RequestMetrics, SpeculationCounts, TokenLogprob
@@ -95,7 +96,7 @@ class FakeEngine:
 
     `step` is the time between tokens in seconds. At most `max_num_seqs` requests run and `max_queued_requests` wait.
     With `draft` it reports one verification of three draft tokens for every token but the first, of which 1, 2, 0, 1,
-    2, 0, … are accepted.
+    2, 0, … are accepted, and says of every second token that it was an accepted draft.
     """
 
     def __init__(
@@ -143,6 +144,8 @@ class FakeEngine:
         self.token_observers: list[Callable[[float, int], None]] = []
         self.first_token_observers: list[Callable[[RequestMetrics], None]] = []
         self.step_observers: list[Callable[[int], None]] = []
+        #: Of `watch`; tests call them.
+        self.watchers: list[Callable[[LiveSnapshot], None]] = []
         #: Parameters, SLOs and tenants of all submitted requests, and the ids of those cancelled while they ran.
         self.submitted: list[SamplingParams] = []
         self.slos: list[Slo] = []
@@ -237,6 +240,10 @@ class FakeEngine:
     def summary(self, preset: str | None = None) -> list[tuple[str, str]]:
         return [("model", "fake"), ("preset", str(preset))]
 
+    def watch(self, on_snapshot: Callable[[LiveSnapshot], None]) -> Callable[[], None]:
+        self.watchers.append(on_snapshot)
+        return lambda: self.watchers.remove(on_snapshot)
+
     def stats(self) -> EngineStats:
         running = min(len(self._requests), self.config.max_num_seqs)
         return EngineStats(
@@ -303,18 +310,20 @@ class FakeEngine:
         logprobs = () if r.params.logprobs is None else (self._logprob(token, r.params.logprobs),)
         ended = stop or (r.position >= len(self.text) and not self._repeats)
         reason = "stop" if ended else "length" if r.metrics.output_tokens == r.max_tokens else None
-        extra = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+        drafted = (bool(self.config.draft) and r.metrics.output_tokens % 2 == 0,)
+        extra = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs, "drafted": drafted}
         if reason:
             self._end(r, reason, text + r.stream.finish(), (token,), stop_reason=stop, **extra)
         else:
-            r.on_output(OutputDelta(r.id, text, (token,), **extra))
+            r.on_output(OutputDelta(r.id, text, (token,), texts=(text,), **extra))
 
     def _end(self, r: _Recital, reason: str, text: str = "", tokens: tuple[int, ...] = (), **extra: Any) -> None:
         del self._requests[r.id]
         r.metrics.finished = time.monotonic()
         for observe in self.observers:
             observe(r.metrics, reason)
-        r.on_output(OutputDelta(r.id, text, tokens, finish_reason=reason, metrics=r.metrics, **extra))
+        texts = (text,) if tokens else ()
+        r.on_output(OutputDelta(r.id, text, tokens, finish_reason=reason, metrics=r.metrics, texts=texts, **extra))
 
     def _logprob(self, id: int, top: int) -> TokenLogprob:
         likeliest = [(id, -0.5), (ord("x"), -1.5), (ord("y"), float("-inf"))]

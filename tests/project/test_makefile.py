@@ -191,16 +191,26 @@ def test_ray_has_a_venv_of_its_own(usual: Machine, tmp_path: Path) -> None:
     assert f"{usual.venv}/bin/python .ci/ray_venv.py {tmp_path / 'ray'}/bin/python" in done.stdout
 
 
+def test_the_page_is_tested_in_a_venv_of_its_own(usual: Machine, tmp_path: Path) -> None:
+    done = usual.make("test-ui", f"UI_VENV={tmp_path / 'ui'}")
+    assert done.returncode == 0, done.stderr
+    assert usual.installed("test-ui") == ".[test]"
+    assert f"{usual.venv}/bin/python .ci/venv_on_top.py {tmp_path / 'ui'}/bin/python" in done.stdout
+    browser = usual.program("chromium", "exit 0")
+    assert f'CHROMIUM="{browser}"' in usual.make("test-ui", f"UI_VENV={tmp_path / 'ui'}").stdout
+
+
 def test_lint_has_a_venv_of_its_own(usual: Machine, tmp_path: Path) -> None:
     done = usual.make("lint", f"LINT_VENV={tmp_path / 'lint'}")
     assert done.returncode == 0, done.stderr
     assert str(usual.venv) not in done.stdout and ".[lint" in done.stdout
     script = (ROOT / ".ci" / "run").read_text()
-    assert [line for line in script.splitlines() if line.startswith("make")] == [
+    assert [line for line in map(str.strip, script.splitlines()) if line.startswith("make")] == [
         "make test",
         "make test-families",
         "make test-ray",
         "make test-gpu-compile",
+        "make test-ui",
         "make lint",
     ]
 

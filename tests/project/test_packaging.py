@@ -40,7 +40,7 @@ def test_every_data_file_is_named() -> None:
     for package in SETTINGS["packages"]:
         patterns = SETTINGS["package-data"].get(package, [])
         folder = folder_of(package)
-        places = "*", "trained/*", "probes/*"
+        places = "*", "trained/*", "probes/*", "ui/*"
         data = [path.relative_to(folder) for place in places for path in folder.glob(place) if path.is_file()]
         left_out = [str(path) for path in data if not any(fnmatch(str(path), p) for p in ("*.py", *patterns))]
         assert not left_out, package

@@ -155,7 +155,7 @@ def test_the_missing_content_type_is_named(http: httpx.Client) -> None:
 
 def test_unknown_things(http: httpx.Client, client: openai.OpenAI) -> None:
     for method, path, status in (
-        ("GET", "/v2/x", 404), ("POST", "/", 404), ("GET", "/v1/completions", 405), ("DELETE", "/health", 405),
+        ("GET", "/v2/x", 404), ("POST", "/", 405), ("GET", "/v1/completions", 405), ("DELETE", "/health", 405),
     ):  # fmt: skip
         response = http.request(method, path)
         assert response.status_code == status

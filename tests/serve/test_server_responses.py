@@ -130,6 +130,7 @@ def test_fields_reach_the_engine(client: openai.OpenAI, served: tuple[Any, str])
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"return_token_ids": True}, "return_token_ids"),
+        ({"return_accepted_drafts": True, "stream": True}, "return_accepted_drafts"),
         ({"input": [{"role": "assistant", "content": "x"}]}, "input"),  # the fake template refuses it
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 10**6}, "max_output_tokens"),
