@@ -46,9 +46,9 @@ FILES = {
 ROUTINGS = ("round_robin", "power_of_two", "least_loaded", "prefix_aware", "predicted")
 REPLICAS = (1, 2, 4, 16, 64, 256, 1000)
 #: Requests per replica, and replicas over which a seed's numbers are at least: fewer are simulated several times.
-EACH, TOGETHER = 20, 64
+EACH, TOGETHER = 16, 16
 #: Replicas of the further parts, and requests per replica there; the same where the part needs a longer time.
-SOME, MORE, FEW, LONG = 16, 60, 4, 150
+SOME, MORE, FEW, LONG = 16, 40, 4, 100
 LOAD, QUARTER = 0.9, 4
 #: Share of the requests before those that are measured: until the replicas are as full as they stay.
 WARM = 0.5
@@ -157,7 +157,11 @@ def simulated(args: argparse.Namespace, runs: Runs, data: Data) -> dict[str, Any
     """All numbers of the page."""
 
     parts: dict[str, list[Case]] = {
-        "scaling": [Case("quarter", routing, n, args.each, 0) for n in args.replicas for routing in ROUTINGS],
+        # One replica is the same with every policy.
+        "scaling": [
+            Case("quarter", routing, n, args.each, 0)
+            for n in args.replicas for routing in (ROUTINGS if n > 1 else ROUTINGS[:1])
+        ],
         "whole": [Case("whole", routing, SOME, args.more, 0) for routing in ROUTINGS],
         "prefixes": [Case("prefixes", routing, FEW, args.long, 0) for routing in ROUTINGS],
         "reports": [
@@ -172,7 +176,10 @@ def simulated(args: argparse.Namespace, runs: Runs, data: Data) -> dict[str, Any
     seeds = range(args.seeds)
     found = runs.results(
         "simulations", serve, data,
-        [replace(case, seed=seed) for cases in parts.values() for case in cases for seed in seeds],
+        sorted(
+            (replace(case, seed=seed) for cases in parts.values() for case in cases for seed in seeds),
+            key=lambda case: case.replicas,
+        ),
     )  # fmt: skip
     minutes = sum(one["seconds"] for one in found.values()) / 60
     out: dict[str, Any] = {"seeds": args.seeds, "load": LOAD, "minutes": round(minutes, 1)}
@@ -187,12 +194,12 @@ def simulated(args: argparse.Namespace, runs: Runs, data: Data) -> dict[str, Any
 
 
 def _relative(rows: list[dict[str, Any]], found: Mapping[Case, Result], cases: Sequence[Case], seeds: range) -> None:
-    """Add throughput and goodput relative to linear: to those of the smallest number of replicas, the mean over the
-    seeds with this policy. Both are relative to what was asked for already, so the number of replicas cancels."""
-    smallest = min(case.replicas for case in cases)
-    for row, case in zip(rows, cases, strict=True):
-        for key in ("throughput", "goodput"):
-            alone = float(np.mean([found[replace(case, replicas=smallest, seed=seed)][key] for seed in seeds]))
+    """Add throughput and goodput relative to linear: to those of the smallest number of replicas with the first policy,
+    the mean over the seeds. Both are relative to what was asked for already, so the number of replicas cancels."""
+    first = min(cases, key=lambda case: case.replicas)
+    for key in ("throughput", "goodput"):
+        alone = float(np.mean([found[replace(first, seed=seed)][key] for seed in seeds]))
+        for row, case in zip(rows, cases, strict=True):
             row[f"linear {key}"] = estimate([found[replace(case, seed=seed)][key] / alone for seed in seeds])
 
 
