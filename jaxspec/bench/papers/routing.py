@@ -50,6 +50,7 @@ EACH, TOGETHER = 16, 16
 #: Replicas of the further parts, and requests per replica there; the same where the part needs a longer time.
 SOME, MORE, FEW, LONG = 16, 40, 4, 100
 LOAD, QUARTER = 0.9, 4
+LARGE = 256
 #: Share of the requests before those that are measured: until the replicas are as full as they stay.
 WARM = 0.5
 INTERVALS = (0.1, 0.5, 2.0)
@@ -126,6 +127,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", type=options.count, default=5, metavar="N", help="default: 5")
     parser.add_argument(
+        "--large-seeds", type=options.count, metavar="N", help=f"with more than {LARGE} replicas (default: --seeds)"
+    )
+    parser.add_argument(
         "--processes", type=options.count, default=os.cpu_count() or 1, metavar="N",
         help="simulations at the same time (default: one per core); the router's times are best with 1",
     )  # fmt: skip
@@ -173,12 +177,15 @@ def simulated(args: argparse.Namespace, runs: Runs, data: Data) -> dict[str, Any
             for routing in ROUTINGS for health in (False, True)
         ],
     }  # fmt: skip
-    seeds = range(args.seeds)
+
+    def seeds(case: Case) -> list[Case]:
+        count = args.seeds if case.replicas <= LARGE else args.large_seeds or args.seeds
+        return [replace(case, seed=seed) for seed in range(count)]
+
     found = runs.results(
         "simulations", serve, data,
         sorted(
-            (replace(case, seed=seed) for cases in parts.values() for case in cases for seed in seeds),
-            key=lambda case: case.replicas,
+            (one for cases in parts.values() for case in cases for one in seeds(case)), key=lambda case: case.replicas
         ),
     )  # fmt: skip
     minutes = sum(one["seconds"] for one in found.values()) / 60
@@ -186,21 +193,22 @@ def simulated(args: argparse.Namespace, runs: Runs, data: Data) -> dict[str, Any
     for name, cases in parts.items():
         out[name] = [
             {"routing": c.routing, "replicas": c.replicas, "requests": c.repeats * c.replicas * c.each,
-             "interval": c.interval, "health": c.health, **means([found[replace(c, seed=seed)] for seed in seeds])}
+             "interval": c.interval, "health": c.health, **means([found[one] for one in seeds(c)])}
             for c in cases
         ]  # fmt: skip
-    _relative(out["scaling"], found, parts["scaling"], seeds)
+    _relative(out["scaling"], [[found[one] for one in seeds(case)] for case in parts["scaling"]])
     return out
 
 
-def _relative(rows: list[dict[str, Any]], found: Mapping[Case, Result], cases: Sequence[Case], seeds: range) -> None:
+def _relative(rows: Sequence[dict[str, Any]], results: Sequence[Sequence[Result]]) -> None:
     """Add throughput and goodput relative to linear: to those of the smallest number of replicas with the first policy,
-    the mean over the seeds. Both are relative to what was asked for already, so the number of replicas cancels."""
-    first = min(cases, key=lambda case: case.replicas)
+    the mean over the seeds. Both are relative to what was asked for already, so the number of replicas cancels.
+    `results`: of each row, by seed."""
+    first = min(range(len(rows)), key=lambda i: rows[i]["replicas"])
     for key in ("throughput", "goodput"):
-        alone = float(np.mean([found[replace(first, seed=seed)][key] for seed in seeds]))
-        for row, case in zip(rows, cases, strict=True):
-            row[f"linear {key}"] = estimate([found[replace(case, seed=seed)][key] / alone for seed in seeds])
+        alone = float(np.mean([one[key] for one in results[first]]))
+        for row, own in zip(rows, results, strict=True):
+            row[f"linear {key}"] = estimate([one[key] / alone for one in own])
 
 
 def trace_of(data: Data, part: str) -> list[Arrival]:
