@@ -47,6 +47,15 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "jaxspec.sched.plan:RequestResult": (),
         "jaxspec.sched.order.order:Order": ("build", "key", "preempts", "preemptible", "observe"),
         "jaxspec.sched.sim.simulator:Simulation": ("run",),
+        "jaxspec.sched.sim.cluster:Cluster": ("run",),
+    },
+    "Routing": {
+        "jaxspec.sched.routing.router:Router": ("add", "remove", "update", "route", "first_token", "ended"),
+        "jaxspec.sched.routing.routing:Routing": ("choose",),
+        "jaxspec.sched.routing.request:RoutedRequest": (),
+        "jaxspec.sched.routing.report:ReplicaReport": (),
+        "jaxspec.sched.routing.health:HealthSettings": (),
+        "jaxspec.sched.routing.routing:NoReplica": (),
     },
 }
 

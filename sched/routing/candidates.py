@@ -10,9 +10,9 @@ from jaxspec.sched.routing.recent_prefixes import RecentPrefixes
 from jaxspec.sched.routing.replica import Replica
 from jaxspec.sched.routing.request import RoutedRequest
 
-#: Least loaded replicas that are kept, and seconds after which they are looked up again.
+#: Least loaded replicas that a decision looks at, and seconds after which they are looked up again.
 _SHORTEST, _REFRESH = 8, 0.1
-#: Least loaded replicas are looked up again after this share of the replicas was chosen.
+#: Share of the replicas that are kept as the least loaded.
 _SHARE = 8
 
 
@@ -20,7 +20,9 @@ class Candidates:
     """Of up to `all_up_to` replicas all, of more two random ones, those that were sent the request's prefix lately, and
     the least loaded ones. So a decision takes about the same time for 20 replicas and for 1,000.
 
-    The least loaded ones are looked up 10 times a second and after each eighth of the replicas was chosen, in O(n).
+    An eighth of the replicas is kept as the least loaded, looked up in O(n log n) ten times a second and when most of
+    them were chosen. A decision sees the first of them, and one that was chosen leaves: were they the same ones until
+    the next look, they would get all requests until then.
     """
 
     def __init__(self, random: Random, all_up_to: int = 16) -> None:
@@ -30,7 +32,6 @@ class Candidates:
         self._members: frozenset[int] = frozenset()
         self._of: Sequence[Replica] = ()
         self._looked = float("-inf")
-        self._chosen = 0
 
     def among(self, request: RoutedRequest, replicas: Sequence[Replica], now: float) -> Sequence[Replica]:
         """The candidates, without repetition."""
@@ -40,10 +41,11 @@ class Candidates:
         if self._of is not replicas or not isinstance(replicas, tuple):
             self._of, self._members = replicas, frozenset(map(id, replicas))
             self._looked = float("-inf")
-        if now - self._looked >= _REFRESH or _SHARE * self._chosen >= len(replicas):
-            self._shortest = sorted(replicas, key=lambda replica: replica.requests)[:_SHORTEST]
-            self._looked, self._chosen = now, 0
-        found = {id(replica): replica for replica in (*two(replicas, self._random), *self._shortest)}
+        if now - self._looked >= _REFRESH or len(self._shortest) < _SHORTEST:
+            kept = max(2 * _SHORTEST, len(replicas) // _SHARE)
+            self._shortest = sorted(replicas, key=lambda replica: replica.requests)[:kept]
+            self._looked = now
+        found = {id(replica): replica for replica in (*two(replicas, self._random), *self._shortest[:_SHORTEST])}
         for replica in self._prefixes.find(request.page_keys):
             if id(replica) in self._members:
                 found[id(replica)] = replica
@@ -51,5 +53,6 @@ class Candidates:
 
     def chose(self, request: RoutedRequest, replica: Replica) -> None:
         """The request goes to this replica."""
-        self._chosen += 1
+        if replica in self._shortest:
+            self._shortest.remove(replica)
         self._prefixes.add(request.page_keys, replica)

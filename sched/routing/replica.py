@@ -152,11 +152,6 @@ class Replica:
             return len(self._sent)
         return max(0, self.report.requests - self._ended) + self._new
 
-    @property
-    def free_slots(self) -> int:
-        """Slots that its requests leave; 0 without a report."""
-        return max(0, self.report.slots - self.requests) if self.report is not None else 0
-
     def work(self, now: float) -> tuple[float, float]:
         """(prompt tokens to compute, output tokens to generate) of its requests, as predicted; without a report, of
         those sent here.

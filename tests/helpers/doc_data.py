@@ -56,6 +56,10 @@ def write(folder: Path) -> None:
     traced = ["arrival_s,input_tokens,output_tokens", *trace]
     lines(folder / "DATA" / "traces" / "azure_llm_2023_conv.csv", traced)
     lines(folder / "DATA" / "traces" / "azure_functions_2021_sample.csv", traced)
+    jsonl(
+        folder / "DATA" / "traces" / "mooncake_conversation.jsonl",
+        [{"timestamp": 300 * i, "input_length": 600, "output_length": 9, "hash_ids": [i % 4, 9 + i]} for i in steps],
+    )
     lines(folder / "FILE.csv", ["arrival_s,input_tokens,output_tokens", *(f"{0.01 * i},9,4" for i in range(8))])
     for name in ("sharegpt_first_round", "arxiv_summarization"):
         lines(

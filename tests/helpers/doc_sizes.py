@@ -116,7 +116,10 @@ RUNS = (
     Run("jaxspec.bench orders", " --seeds 2 --num-requests 12 --loads 1 --arrivals poisson" + _HERE),
     Run("jaxspec.bench simulate-gpu", " --seeds 2" + _HERE,
         constants=_constants("gpu", {"BATCHES": (4,), "CONTEXTS": (512,), "WORSE": (), "MEASURED": 16, "LEAST": 64})),
+    Run("jaxspec.bench routing", " --seeds 2 --replicas 1 2 --each 3 --more 3 --long 4" + _HERE,
+        constants=_constants("routing", {"SOME": 2, "FEW": 2, "TOGETHER": 2})),
     Run("jaxspec.bench simulate", " --num-requests 20", with_=("--config",), slow=False),
+    Run("jaxspec.bench simulate", " --num-requests 10", with_=("--replicas",), slow=False),
     Run("jaxspec.bench simulate", " --trace FILE.csv", slow=False),
     # Without a file it is the predictor of the model, and the tiny one has none.
     Run("jaxspec.bench predictor", _TRAIN + _SERVED + " --engine smollm2-length", with_=("--engine", "--modes"),

@@ -46,10 +46,11 @@ FILES = {
 ROUTINGS = ("round_robin", "power_of_two", "least_loaded", "prefix_aware", "predicted")
 REPLICAS = (1, 2, 4, 16, 64, 256, 1000)
 #: Requests per replica, and replicas over which a seed's numbers are at least: fewer are simulated several times.
-EACH, TOGETHER = 20, 64
+EACH, TOGETHER = 16, 16
 #: Replicas of the further parts, and requests per replica there; the same where the part needs a longer time.
-SOME, MORE, FEW, LONG = 16, 60, 4, 150
+SOME, MORE, FEW, LONG = 16, 40, 4, 100
 LOAD, QUARTER = 0.9, 4
+LARGE = 256
 #: Share of the requests before those that are measured: until the replicas are as full as they stay.
 WARM = 0.5
 INTERVALS = (0.1, 0.5, 2.0)
@@ -126,6 +127,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", type=options.count, default=5, metavar="N", help="default: 5")
     parser.add_argument(
+        "--large-seeds", type=options.count, metavar="N", help=f"with more than {LARGE} replicas (default: --seeds)"
+    )
+    parser.add_argument(
         "--processes", type=options.count, default=os.cpu_count() or 1, metavar="N",
         help="simulations at the same time (default: one per core); the router's times are best with 1",
     )  # fmt: skip
@@ -157,7 +161,11 @@ def simulated(args: argparse.Namespace, runs: Runs, data: Data) -> dict[str, Any
     """All numbers of the page."""
 
     parts: dict[str, list[Case]] = {
-        "scaling": [Case("quarter", routing, n, args.each, 0) for n in args.replicas for routing in ROUTINGS],
+        # One replica is the same with every policy.
+        "scaling": [
+            Case("quarter", routing, n, args.each, 0)
+            for n in args.replicas for routing in (ROUTINGS if n > 1 else ROUTINGS[:1])
+        ],
         "whole": [Case("whole", routing, SOME, args.more, 0) for routing in ROUTINGS],
         "prefixes": [Case("prefixes", routing, FEW, args.long, 0) for routing in ROUTINGS],
         "reports": [
@@ -169,31 +177,38 @@ def simulated(args: argparse.Namespace, runs: Runs, data: Data) -> dict[str, Any
             for routing in ROUTINGS for health in (False, True)
         ],
     }  # fmt: skip
-    seeds = range(args.seeds)
+
+    def seeds(case: Case) -> list[Case]:
+        count = args.seeds if case.replicas <= LARGE else args.large_seeds or args.seeds
+        return [replace(case, seed=seed) for seed in range(count)]
+
     found = runs.results(
         "simulations", serve, data,
-        [replace(case, seed=seed) for cases in parts.values() for case in cases for seed in seeds],
+        sorted(
+            (one for cases in parts.values() for case in cases for one in seeds(case)), key=lambda case: case.replicas
+        ),
     )  # fmt: skip
     minutes = sum(one["seconds"] for one in found.values()) / 60
     out: dict[str, Any] = {"seeds": args.seeds, "load": LOAD, "minutes": round(minutes, 1)}
     for name, cases in parts.items():
         out[name] = [
             {"routing": c.routing, "replicas": c.replicas, "requests": c.repeats * c.replicas * c.each,
-             "interval": c.interval, "health": c.health, **means([found[replace(c, seed=seed)] for seed in seeds])}
+             "interval": c.interval, "health": c.health, **means([found[one] for one in seeds(c)])}
             for c in cases
         ]  # fmt: skip
-    _relative(out["scaling"], found, parts["scaling"], seeds)
+    _relative(out["scaling"], [[found[one] for one in seeds(case)] for case in parts["scaling"]])
     return out
 
 
-def _relative(rows: list[dict[str, Any]], found: Mapping[Case, Result], cases: Sequence[Case], seeds: range) -> None:
-    """Add throughput and goodput relative to linear: to those of the smallest number of replicas, the mean over the
-    seeds with this policy. Both are relative to what was asked for already, so the number of replicas cancels."""
-    smallest = min(case.replicas for case in cases)
-    for row, case in zip(rows, cases, strict=True):
-        for key in ("throughput", "goodput"):
-            alone = float(np.mean([found[replace(case, replicas=smallest, seed=seed)][key] for seed in seeds]))
-            row[f"linear {key}"] = estimate([found[replace(case, seed=seed)][key] / alone for seed in seeds])
+def _relative(rows: Sequence[dict[str, Any]], results: Sequence[Sequence[Result]]) -> None:
+    """Add throughput and goodput relative to linear: to those of the smallest number of replicas with the first policy,
+    the mean over the seeds. Both are relative to what was asked for already, so the number of replicas cancels.
+    `results`: of each row, by seed."""
+    first = min(range(len(rows)), key=lambda i: rows[i]["replicas"])
+    for key in ("throughput", "goodput"):
+        alone = float(np.mean([one[key] for one in results[first]]))
+        for row, own in zip(rows, results, strict=True):
+            row[f"linear {key}"] = estimate([one[key] / alone for one in own])
 
 
 def trace_of(data: Data, part: str) -> list[Arrival]:

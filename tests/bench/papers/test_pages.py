@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jaxspec.bench.papers import orders, page, write_index
+from jaxspec.bench.papers import orders, page, routing_report, write_index
 from jaxspec.bench.papers.adaserve import report as adaserve
 from jaxspec.bench.papers.alise import report as alise
 from jaxspec.bench.papers.laps_sd import report as laps_sd
@@ -22,6 +22,7 @@ RESULTS = Path(__file__).parents[3] / "docs" / "results"
 SECTIONS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, str]]] = {
     "adaserve": adaserve.sections, "alise": alise.sections, "laps_sd": laps_sd.sections, "spin": spin.sections,
     "ssjf": ssjf.sections, "predictor": predictor_report.sections, "orders": orders.sections,
+    "routing": routing_report.sections,
 }  # fmt: skip
 
 
