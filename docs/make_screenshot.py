@@ -65,7 +65,7 @@ def main(file: Path = FILE, width: int = WIDTH) -> None:
         chat(page)
         page.fill("#load-count", "8")
         page.click("#load button")
-        page.locator(".lane.ended", has_text="tokens written").nth(3).wait_for()  # two chats, two samples
+        page.locator(".lane.ended", has_text=" written").nth(3).wait_for()  # two chats, two samples
         with suppress(TimeoutError):
             page.locator("#tree .node").nth(NODES - 1).wait_for(timeout=TREE_MS)
         picture = Image.open(io.BytesIO(page.screenshot(full_page=width < WIDTH)))

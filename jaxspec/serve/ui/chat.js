@@ -1,7 +1,7 @@
 // The chat: streams an answer, and colours the tokens that were accepted drafts.
 
 import { call, events } from "./api.js";
-import { byId, duration, element, percent } from "./dom.js";
+import { byId, duration, element, percent, tokens } from "./dom.js";
 
 export class Chat {
   /** `onId` is called with the id of an answer, `onUnauthorized` when the server wants a key. */
@@ -124,7 +124,7 @@ class Answer {
     if (draft !== undefined) {
       this.tokens += 1;
       this.drafts += draft;
-      this.summary.textContent = `${this.tokens} tokens`;
+      this.summary.textContent = tokens(this.tokens);
     }
     const text = content || thought;
     if (!text) return;
@@ -136,7 +136,7 @@ class Answer {
     const { timings = {}, metrics = {} } = this.last ?? {};
     const drafting = metrics.speculative_decoding;
     const speed = timings.tokens_per_second ?? (1000 * this.tokens) / (performance.now() - this.begun);
-    const parts = [`${this.tokens} tokens`, `${speed.toFixed(1)} tokens/s`];
+    const parts = [tokens(this.tokens), `${speed.toFixed(1)} tokens/s`];
     if (timings.ttft_ms) parts.push(`first token after ${duration(timings.ttft_ms)}`);
     if (timings.queue_ms >= 1) parts.push(`of that ${duration(timings.queue_ms)} in the queue`);
     if (drafting?.proposed) {
@@ -149,7 +149,7 @@ class Answer {
   }
 
   fail(message) {
-    this.summary.textContent = this.tokens ? `${this.tokens} tokens` : "";
+    this.summary.textContent = this.tokens ? tokens(this.tokens) : "";
     following(() => this.summary.after(element("p", { class: "failure" }, message)));
   }
 }

@@ -29,6 +29,8 @@ export const percent = (share) => (share === null ? "–" : `${Math.round(100 * 
 
 export const fixed = (value, digits) => (value === null ? "–" : value.toFixed(digits));
 
+export const tokens = (count) => (count === 1 ? "1 token" : `${count} tokens`);
+
 /** Milliseconds in the unit that reads best. */
 export function duration(ms) {
   const size = Math.abs(ms);

@@ -1,6 +1,6 @@
 // One request's lane: what it does now, why it waits, and a bar of what it did in the last minute.
 
-import { drawn, duration, element, percent, say } from "./dom.js";
+import { drawn, duration, element, percent, say, tokens } from "./dom.js";
 
 /** Seconds that a lane shows. */
 export const WINDOW = 60;
@@ -63,7 +63,7 @@ export class Lane {
       this.ended = now;
       const { output_tokens: output, age_ms: age } = this.request;
       say(this.parts.badge, "ended");
-      say(this.parts.numbers, `about ${output} tokens written · took ${duration(age)}`);
+      say(this.parts.numbers, `about ${tokens(output)} written · took ${duration(age)}`);
       say(this.parts.why, "");
       say(this.parts.slack, "");
     }
@@ -93,11 +93,11 @@ export class Lane {
 function numbers(request) {
   const parts = [];
   const { prompt_tokens: prompt, prompt_done: done, output_tokens: output, predicted_tokens: predicted } = request;
-  if (!output) parts.push(done ? `prompt ${done} of ${prompt} tokens` : `prompt of ${prompt} tokens`);
-  else parts.push(`${output} tokens written`);
+  if (!output) parts.push(done ? `prompt ${done} of ${prompt} tokens` : `prompt of ${tokens(prompt)}`);
+  else parts.push(`${tokens(output)} written`);
   parts.push(predicted === null ? `at most ${request.max_tokens} to write` : `about ${predicted} predicted`);
   if (request.acceptance_rate !== null) parts.push(`${percent(request.acceptance_rate)} of drafts accepted`);
-  if (request.preemptions) parts.push(`preempted ${request.preemptions} times`);
+  if (request.preemptions) parts.push(`preempted ${request.preemptions} ×`);
   parts.push(`came ${duration(request.age_ms)} ago`);
   return parts.join(" · ");
 }
