@@ -73,8 +73,8 @@ class Timed:
         self._fleet = fleet
         self.left: dict[str, float] = {}
 
-    async def names(self) -> frozenset[str]:
-        return await self._fleet.names()
+    async def names(self, fresh: bool = False) -> frozenset[str]:
+        return await self._fleet.names(fresh)
 
     async def load(self, replica: str) -> Load:
         return await self._fleet.load(replica)
@@ -90,7 +90,7 @@ class _Here:
     def __init__(self, echo: Echo, replicas: int) -> None:
         self._echo, self._names = echo, frozenset(f"echo {i}" for i in range(replicas))
 
-    async def names(self) -> frozenset[str]:
+    async def names(self, fresh: bool = False) -> frozenset[str]:
         return self._names
 
     async def load(self, replica: str) -> Load:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -34,10 +35,15 @@ from jaxspec.sched.routing import make_routing
 from jaxspec.sched.slots import PREDICTORS
 from jaxspec.serve.app import MEGABYTE, ServerOptions, create_app
 
+log = logging.getLogger(__name__)
+
 #: Seconds that an ingress waits for the first replica, which may have to load and compile a model.
 _FIRST_REPLICA = 3600.0
-#: Calls besides requests that a replica answers at a time, and calls of an ingress.
-_OTHER_CALLS, _CALLS = 64, 4096
+#: Calls of an ingress at a time.
+_CALLS = 4096
+#: Calls of a replica: its engine's queue is the limit. Ray Serve's would keep questions for its load waiting behind
+#: requests that go on there from a lost replica.
+_UNLIMITED = 100_000
 
 
 class RayReplica:
@@ -108,6 +114,8 @@ class Ingress:
     def __serve_build_asgi_app__(self) -> FastAPI:
         http = self._settings.http
         keys = tuple(os.environ.get("JAXSPEC_API_KEY", "").split())
+        if not keys:
+            log.warning("JAXSPEC_API_KEY is not set in the ingress's environment: it takes requests without a key")
         options = ServerOptions(
             keys, int(http.max_body_mb * MEGABYTE), tuple(http.allowed_origins), http.root_path,
             keep_alive=http.sse_keep_alive, log_requests=http.enable_log_requests, ui=False,
@@ -142,7 +150,7 @@ def application(settings: DeploySettings, actor: type[RayReplica] = RayReplica) 
     config = settings.engine_config()
     quiet = LoggingConfig(enable_access_log=False)  # each replica is asked for its load several times a second
     replica = {
-        "max_ongoing_requests": config.max_num_seqs + config.max_queued_requests + _OTHER_CALLS,
+        "max_ongoing_requests": _UNLIMITED,
         "graceful_shutdown_timeout_s": settings.drain_s,
         "logging_config": quiet,
         "request_router_config": RequestRouterConfig(request_router_class=AddressedRouter),

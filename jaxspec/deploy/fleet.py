@@ -12,8 +12,11 @@ from jaxspec.deploy.messages import Message, Submission
 class Fleet(Protocol):
     """The replicas by name. A name is never given to another replica."""
 
-    async def names(self) -> frozenset[str]:
-        """The replicas that may get requests. Those that are being scaled down are not among them. May wait."""
+    async def names(self, fresh: bool = False) -> frozenset[str]:
+        """The replicas that may get requests. Those that are being scaled down are not among them.
+
+        `fresh`: as of now, which waits for a replica if there is none; else perhaps as of an earlier call.
+        """
         ...
 
     def generate(self, replica: str, submission: Submission) -> AsyncGenerator[Message, None]:

@@ -23,6 +23,10 @@ class Load:
     health: str = "ok"
 
 
+#: The report of an engine that has failed.
+NOTHING = ReplicaReport(0.0, 0, 0, 1, 0, 0.0, 1.0, 1.0)
+
+
 def waiting_tokens(loop: EngineLoop) -> float:
     """Tokens of waiting requests: prompt tokens that have no KV, and output tokens that are still expected.
 
@@ -48,10 +52,11 @@ class Attainment:
         known = [a for a in (metrics.ttft_attained, metrics.tpot_attained) if a is not None]
         if known:
             self._finished.append((now, all(known)))
+        while self._finished and self._finished[0][0] <= now - WINDOW:
+            self._finished.popleft()
 
     def counts(self, now: float) -> tuple[int, int]:
         """(finished, of them within their SLO)."""
-        while self._finished and self._finished[0][0] <= now - WINDOW:
-            self._finished.popleft()
-        finished = list(self._finished)  # the engine's thread may append meanwhile
-        return len(finished), sum(attained for _, attained in finished)
+        finished = self._finished.copy()  # at once: the engine's thread may append meanwhile
+        counted = [attained for time, attained in finished if time > now - WINDOW]
+        return len(counted), sum(counted)

@@ -28,9 +28,9 @@ class RayFleet:
         """Those of any replica; waits for the first one."""
         return await self._handle.facts.remote(Address(None, self._board))
 
-    async def names(self) -> frozenset[str]:
-        """As of the last call to any replica; without any, of a new one."""
-        if not self._board.names:
+    async def names(self, fresh: bool = False) -> frozenset[str]:
+        """As of the last call to any replica; `fresh`, or without any, of a new one."""
+        if fresh or not self._board.names:
             await self._ask("facts", None)
         return self._board.names
 

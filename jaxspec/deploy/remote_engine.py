@@ -78,9 +78,10 @@ class RemoteEngine:
         self.step_observers: list[Callable[[int], None]] = []
         self._requests: dict[str, RemoteRequest] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self.replicas = Replicas(fleet, routing, self._excluded, self._settings, clock)
+        self.replicas = Replicas(fleet, routing, self._settings, clock)
         self.counts = RoutingCounts()
-        self._random = np.random.default_rng(facts.config.seed)
+        # Not by the engine's seed: all ingresses would give their requests the same seeds.
+        self._random = np.random.default_rng()
         self._draining = False
         self._watch: asyncio.Task[None] | None = None
 
@@ -88,13 +89,15 @@ class RemoteEngine:
 
     @property
     def health(self) -> str:
-        """ok, draining, or dead while no replica is left."""
-        return "draining" if self._draining else "ok" if self.replicas.any else "dead"
+        """ok, draining, or dead when there has been no replica for longer than requests wait for one."""
+        if self._draining:
+            return "draining"
+        return "ok" if self.replicas.none_for <= self._settings.patience_s else "dead"
 
     @property
     def failure(self) -> str | None:
         """Why it is dead."""
-        return None if self.replicas.any else "no replica is running"
+        return "no replica is running" if self.health == "dead" else None
 
     def start(self) -> None:
         """Begin to watch the replicas and to predict lengths. To be called in the event loop."""
@@ -159,9 +162,6 @@ class RemoteEngine:
 
     # -- one request ---------------------------------------------------------------------------------------------------
 
-    def _excluded(self, request_id: str) -> set[str]:
-        return self._requests[request_id].excluded
-
     def _done(self, request: RemoteRequest, task: asyncio.Task[None]) -> None:
         """Its task has ended, or was cancelled before it began."""
         now = self._clock()
@@ -206,7 +206,7 @@ class RemoteEngine:
         now = self._clock()
         self.replicas.router.ended(request.id, now)
         try:
-            return self.replicas.router.route(request.routed(), now).name
+            return self.replicas.router.route(request.routed(), now, request.excluded).name
         except NoReplica:
             request.lost_with.clear()  # better one that was lost for a while than none
             return None
@@ -252,6 +252,7 @@ class RemoteEngine:
                     match message:
                         case Admitted():
                             request.admitted = True
+                            request.refused_by.clear()  # none may refuse it any more
                         case Refused():
                             return message
                         case Outputs() if not request.ended:

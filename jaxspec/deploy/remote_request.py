@@ -52,7 +52,7 @@ class RemoteRequest:
         self.replica: str | None = None
         self.heard = arrival
         self.reading: asyncio.Task[object] | None = None
-        #: Replicas that it must not go to: they refused it, for the reasons in `refusals`, or were lost with it.
+        #: Replicas that it must not go to: they refused it, for the reasons in `refused_by`, or were lost with it.
         self.refused_by: dict[str, Exception] = {}
         self.lost_with: set[str] = set()
         #: How often it was sent to a replica, and how often that was lost.

@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
 
-from jaxspec.deploy.load import Attainment, Load, report, waiting_tokens
+from jaxspec.deploy.load import NOTHING, Attainment, Load, report, waiting_tokens
 from jaxspec.deploy.messages import Admitted, Facts, Message, Outputs, Refused, Submission
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.metrics import EngineStats
 from jaxspec.errors import EngineDead
 from jaxspec.outputs import OutputDelta, RequestMetrics
 from jaxspec.serve.stream import OutputHub
@@ -45,8 +46,11 @@ class Replica:
             raise EngineDead(self.engine.failure or "the engine has stopped")
 
     async def load(self) -> Load:
-        """Its load now: as of the end of the step under way. Raises `EngineDead`."""
-        made = await asyncio.wrap_future(self.engine.between_steps(report))
+        """Its load now: as of the end of the step under way; of a failed engine only that it has failed."""
+        try:
+            made = await asyncio.wrap_future(self.engine.between_steps(report))
+        except EngineDead:
+            return Load(NOTHING, EngineStats(), "dead")
         return Load(made, self.engine.stats(), self.engine.health)
 
     async def scaling_stats(self) -> dict[str, float]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 
-from jaxspec.deploy.choice import Choice
 from jaxspec.deploy.fleet import Fleet
 from jaxspec.deploy.load import Load
 from jaxspec.deploy.messages import ReplicaLost
@@ -26,24 +25,22 @@ class Replicas:
         self,
         fleet: Fleet,
         routing: Routing,
-        excluded: Callable[[str], Collection[str]],
         settings: RoutingSettings,
         clock: Callable[[], float],
     ) -> None:
-        """`excluded`: names of the replicas that the request with this id must not go to."""
         self._fleet, self._settings, self._clock = fleet, settings, clock
-        health = Health(settings.health)
-        self.router = Router(Choice(routing, health, excluded), health)
+        self.router = Router(routing, Health(settings.health))
         self._loads: dict[str, Load] = {}
         self._heard: dict[str, float] = {}
         #: Those that will never answer again, as long as they are still listed.
         self._gone: set[str] = set()
         self._asking: dict[str, asyncio.Task[None]] = {}
+        self._latest = clock()  # when there was a replica that is gone, or when it began
 
     @property
-    def any(self) -> bool:
-        """Whether there is any."""
-        return bool(self.router.replicas)
+    def none_for(self) -> float:
+        """Seconds since there was a replica; 0 if there is one."""
+        return 0.0 if self.router.replicas else self._clock() - self._latest
 
     def heard(self, name: str) -> float:
         """When a replica last reported; minus infinity: never."""
@@ -57,7 +54,9 @@ class Replicas:
         """One round: who is there, and how loaded each is. Answers that take longer than a round come in later."""
         limit = self._settings.report_every_s
         try:
-            names = await asyncio.wait_for(self._fleet.names(), self._settings.give_up_after_s)
+            # Without a replica there are no calls that would tell of a new one.
+            fresh = not self.router.replicas
+            names = await asyncio.wait_for(self._fleet.names(fresh), self._settings.give_up_after_s)
         except (TimeoutError, ReplicaLost):
             return
         self._gone &= names
@@ -82,7 +81,9 @@ class Replicas:
 
     def _drop(self, name: str) -> None:
         self.router.remove(name)
+        self._latest = self._clock()
         self._loads.pop(name, None)
+        self._heard.pop(name, None)
 
     async def _ask(self, name: str) -> None:
         asked = self._clock()
@@ -94,7 +95,8 @@ class Replicas:
             if lost.final:
                 self.remove(name)
             return
-        self._heard[name] = self._clock()
+        if name in self.router.replicas:
+            self._heard[name] = self._clock()
         if load.health != "ok":
             self.remove(name)
         elif name in self.router.replicas:

@@ -200,7 +200,8 @@ class Engine:
         Raises `InvalidRequest`, `QueueFull`, `SloRefused` (strict admission), `EngineDead`, `EngineDraining`.
         """
         slo = self.config.slo.slo if slo is None else slo
-        max_tokens = self._check(prompt_ids, params, slo)
+        # Whether its SLO is possible depends on what is cached where it is asked.
+        max_tokens = self._check(prompt_ids, params, slo if resumed is None else NONE)
         before = [int(t) for t in resumed or ()]
         check_tokens("resumed", before, self.model_config.vocab_size)
         if expected_tokens is not None and expected_tokens < 1:
@@ -345,7 +346,7 @@ class Engine:
             with self._lock:
                 if self._health != "dead":
                     self._health, self.failure = "dead", "the engine has been shut down"
-            self._calls.fail(EngineDead(self.failure))
+                self._calls.fail(EngineDead(self.failure))
             self.warm_up.stop()
             self.loop.predictions.close()
             flush(self.speculator)

@@ -98,11 +98,16 @@ class LiveView:
         self._due = now + INTERVAL
         try:
             snapshot = self._snapshot(now)
-            for tell in self.watchers:
-                tell(snapshot)
         except Exception:
             log.exception("a snapshot for the live view failed")
-        self._scheduled = frozenset()
+            return
+        finally:
+            self._scheduled = frozenset()
+        for tell in self.watchers:
+            try:
+                tell(snapshot)
+            except Exception:
+                log.exception("a watcher failed")
 
     def _snapshot(self, now: float) -> LiveSnapshot:
         scheduler, speculator = self._loop.scheduler, self._loop.speculator

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import orjson
@@ -336,10 +337,21 @@ async def health(request: Request) -> Response:
     return JSONResponse({"status": "ok", "programs": programs})
 
 
+def _check_origin(request: Request) -> None:
+    """Raises `ApiError` (403) for web pages of other sites, unless they bring an API key: without keys, any page that
+    somebody opens could read everyone's tokens here. Browsers name the site, other clients do not."""
+    origin = request.headers.get("origin")
+    if origin is None or "authorization" in request.headers:
+        return
+    if urlsplit(origin).netloc != request.headers.get("host"):
+        raise ApiError(403, f"the live view is not for pages of {origin}", code="foreign_origin")
+
+
 @_live_routes.get("/live")
 async def live(request: Request) -> Response:
     serving = _serving(request)
     serving.check_alive()
+    _check_origin(request)
     return LiveReply(request.app.state.live, _tenant(request), serving.hub.options.keep_alive)
 
 

@@ -43,7 +43,9 @@ class Candidates:
             self._looked = float("-inf")
         if now - self._looked >= _REFRESH or len(self._shortest) < _SHORTEST:
             kept = max(2 * _SHORTEST, len(replicas) // _SHARE)
-            self._shortest = sorted(replicas, key=lambda replica: replica.requests)[:kept]
+            # In random order before: of equally loaded ones the first would always be the candidates.
+            shuffled = self._random.sample(replicas, len(replicas))
+            self._shortest = sorted(shuffled, key=lambda replica: replica.requests)[:kept]
             self._looked = now
         found = {id(replica): replica for replica in (*two(replicas, self._random), *self._shortest[:_SHORTEST])}
         for replica in self._prefixes.find(request.page_keys):

@@ -59,6 +59,7 @@ class Health:
     def __init__(self, settings: HealthSettings = HealthSettings()) -> None:
         self.settings = settings
         self._records: dict[str, _Record] = {}
+        self._silent = set[str]()  # at the last check
 
     def state(self, replica: Replica) -> HealthState:
         """Its state at the last check."""
@@ -66,13 +67,18 @@ class Health:
         return HealthState.HEALTHY if record is None else record.state
 
     def available(self, replicas: Iterable[Replica]) -> list[Replica]:
-        """The replicas that may get a request: healthy ones, and those on probation that have none."""
-        out: list[Replica] = []
+        """The replicas that may get a request: healthy ones, and those on probation that have none. If that is nobody,
+        those that report, or else all: a request is better off with one of them than with none."""
+        replicas, out = list(replicas), list[Replica]()
         for replica in replicas:
             state = self.state(replica)
             if state is HealthState.HEALTHY or (state is HealthState.PROBATION and not replica.outstanding):
                 out.append(replica)
-        return out
+        return out or [r for r in replicas if r.name not in self._silent] or replicas
+
+    def probes(self, replicas: Iterable[Replica]) -> list[Replica]:
+        """Those of them that are on probation."""
+        return [replica for replica in replicas if self.state(replica) is HealthState.PROBATION]
 
     def forget(self, name: str) -> None:
         """A replica is gone."""
@@ -84,6 +90,7 @@ class Health:
         silent = {r.name for r in replicas if r.report is not None and r.age(now) > self.settings.silent_after}
         if len(silent) == len(replicas):  # then it is the reports that fail, more likely than all replicas
             silent = set[str]()
+        self._silent = silent
         slow = self._slow([r for r in replicas if r.name not in silent], now)
         room = max(1, int(self.settings.most_out * len(replicas))) - sum(
             self.state(r) is not HealthState.HEALTHY for r in replicas if r.name not in silent

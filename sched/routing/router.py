@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from jaxspec.sched.routing.forecast import forecast
-from jaxspec.sched.routing.health import Health, HealthState
+from jaxspec.sched.routing.health import Health
 from jaxspec.sched.routing.replica import Replica
 from jaxspec.sched.routing.report import ReplicaReport
 from jaxspec.sched.routing.request import RoutedRequest
@@ -13,6 +13,8 @@ from jaxspec.sched.routing.routing import Routing
 
 #: Seconds between two checks of the replicas' health.
 _CHECK = 0.5
+#: Seconds after which a replica on probation also gets a request with an SLO.
+_PATIENCE = 5.0
 
 
 class Router:
@@ -30,6 +32,8 @@ class Router:
         self._where: dict[str, Replica] = {}
         self._available: tuple[Replica, ...] = ()
         self._checked: float | None = None
+        #: Since when replicas on probation wait for a request, by name.
+        self._probes: dict[str, float] = {}
 
     @property
     def replicas(self) -> Mapping[str, Replica]:
@@ -58,18 +62,33 @@ class Router:
         """A replica has reported. Raises `KeyError` for an unknown name."""
         self._replicas[name].update(report)
 
-    def route(self, request: RoutedRequest, now: float) -> Replica:
-        """Choose a replica and count the request as sent there. Raises `NoReplica` if none may get it, and `ValueError`
-        if a request with its id has not ended."""
+    def route(self, request: RoutedRequest, now: float, exclude: Collection[str] = ()) -> Replica:
+        """Choose a replica and count the request as sent there. `exclude`: names of replicas that must not get it.
+
+        A replica on probation gets the next request that it may get, one without an SLO for the first seconds: a policy
+        might never choose a replica that was slow, and then nothing would show that it is fast again.
+
+        Raises `NoReplica` if none is left, and `ValueError` if a request with its id has not ended.
+        """
         if request.id in self._where:
             raise ValueError(f"request {request.id!r} was routed already")
         if self._checked is None or now - self._checked >= _CHECK:
             self.health.check([*self._replicas.values()], now)
             self._checked = now
             self._available = tuple(self.health.available(self._replicas.values()))
-        replica = self.routing.choose(request, self._available, now)
-        if self.health.state(replica) is HealthState.PROBATION:  # until the next check at least
-            self._available = tuple(other for other in self._available if other is not replica)
+            self._probes = {r.name: self._probes.get(r.name, now) for r in self.health.probes(self._available)}
+        available = self._available
+        if exclude:
+            available = tuple(replica for replica in available if replica.name not in exclude)
+        probes = [
+            replica
+            for replica in (available if self._probes else ())
+            if (since := self._probes.get(replica.name)) is not None and (not request.slo or now - since >= _PATIENCE)
+        ]
+        replica = probes[0] if probes else self.routing.choose(request, available, now)
+        if self._probes.pop(replica.name, None) is not None:  # until the next check at least
+            rest = tuple(other for other in self._available if other is not replica)
+            self._available = rest or self._available
         ttft = None if replica.report is None else forecast(request, replica, now).first
         replica.sent(request, now, ttft)
         self._where[request.id] = replica

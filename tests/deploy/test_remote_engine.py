@@ -131,6 +131,40 @@ def test_the_client_is_refused_when_all_refuse(refusals: list[Refused], kind: ty
     run(FakeFleet(a=FakeReplica(refusal=refusals[0]), b=FakeReplica(refusal=refusals[1])), scenario)
 
 
+def test_who_refused_a_request_may_go_on_with_it() -> None:
+    """Once it is admitted: the replica that was full takes it over from the lost one."""
+    fleet = FakeFleet(a=FakeReplica(refusal=FULL), b=FakeReplica(fails_at=4))
+
+    async def scenario(engine: RemoteEngine) -> None:
+        await Client(engine).all_came()
+
+    run(fleet, scenario)
+    assert [len(fleet.replicas[name].submissions) for name in "ab"] == [2, 1]
+
+
+def test_the_replacement_of_the_only_replica_is_found() -> None:
+    """Though without replicas no call goes out that would tell of it."""
+    fleet = FakeFleet(a=FakeReplica(hangs=True))
+
+    async def scenario(engine: RemoteEngine) -> None:
+        client = Client(engine)
+        while engine.replicas.router.replicas["a"].outstanding == 0:
+            await asyncio.sleep(0.01)
+        fleet.replicas["a"].dead = True
+        fleet.listed = set()
+        while engine.replicas.router.replicas:
+            await asyncio.sleep(0.01)
+        assert engine.health == "ok", "requests wait for a replica"
+        fleet.replicas["b"] = FakeReplica()
+        fleet.listed = {"b"}
+        while not engine.replicas.router.replicas:
+            await asyncio.sleep(0.01)
+        await Client(engine).all_came()
+        engine.cancel(client.id)
+
+    run(fleet, scenario)
+
+
 def test_a_request_that_loses_every_replica_fails() -> None:
     async def scenario(engine: RemoteEngine) -> None:
         last = await Client(engine).end()
@@ -238,7 +272,8 @@ def test_a_replica_that_is_no_longer_listed_ends_its_requests() -> None:
         while not client.tokens:
             await asyncio.sleep(0)
         fleet.listed = {"b"}
-        await engine.replicas.poll()
+        for _ in range(2):  # the first one's calls tell of it
+            await engine.replicas.poll()
         after = Client(engine)
         await client.all_came()
         await after.all_came()

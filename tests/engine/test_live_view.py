@@ -133,7 +133,7 @@ def test_a_watcher_that_fails_disturbs_nobody(llm: LLM, each_step: None, caplog:
     out = llm.generate([[4, 5]], GREEDY)[0].outputs[0].token_ids
     stop()
     assert out == tiny.greedy([4, 5], 12)
-    assert "a snapshot for the live view failed" in caplog.text
+    assert "a watcher failed" in caplog.text
 
 
 def test_accepted_drafts_are_marked(llm: LLM) -> None:

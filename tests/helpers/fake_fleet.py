@@ -52,11 +52,22 @@ class FakeFleet:
     def __init__(self, **replicas: FakeReplica) -> None:
         self.replicas = replicas
         self.listed = set(replicas)
+        self._known = frozenset(replicas)
 
-    async def names(self) -> frozenset[str]:
-        return frozenset(self.listed)
+    async def names(self, fresh: bool = False) -> frozenset[str]:
+        """As of the last call, as with Ray Serve: `fresh` waits until there is one."""
+        while (fresh or not self._known) and not self.listed:
+            await asyncio.sleep(0.001)
+        if fresh or not self._known:
+            self._called()
+        return self._known
+
+    def _called(self) -> None:
+        """A call tells of the replicas that there are."""
+        self._known = frozenset(self.listed) or self._known
 
     async def load(self, replica: str) -> Load:
+        self._called()
         asked = self.replicas[replica]
         if asked.dead:
             raise ReplicaLost("it is dead", final=True)
@@ -65,6 +76,7 @@ class FakeFleet:
         return Load(REPORT, EngineStats(running=1, kv_pages=10, kv_usage=0.5, accepted_by_level=(2, 1)))
 
     async def generate(self, replica: str, submission: Submission) -> AsyncGenerator[Message, None]:
+        self._called()
         asked, ended = self.replicas[replica], False
         asked.submissions.append(submission)
         try:

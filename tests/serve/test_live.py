@@ -36,6 +36,15 @@ def tell(engine: FakeEngine, *snapshots: Any) -> None:
             on_snapshot(snapshot)
 
 
+def test_pages_of_other_sites_see_nothing(served: tuple[FakeEngine, str]) -> None:
+    """Without keys, any page that somebody opens could read everyone's tokens."""
+    _, url = served
+    refused = httpx.get(f"{url}/live", headers={"Origin": "https://elsewhere.example"})
+    assert refused.status_code == 403 and error_of(refused)["code"] == "foreign_origin"
+    with httpx.stream("GET", f"{url}/live", headers={"Origin": url}, timeout=PATIENCE) as own:
+        assert own.status_code == 200
+
+
 def test_a_watcher_sees_the_engine(served: tuple[FakeEngine, str]) -> None:
     engine, url = served
     with httpx.stream("GET", f"{url}/live", timeout=PATIENCE) as stream:

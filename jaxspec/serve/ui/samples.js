@@ -1,4 +1,4 @@
-// Sample questions, sent all at once, to see requests queue and run.
+// Sample questions, all in one request: browsers open few connections to a server.
 
 import { call, events } from "./api.js";
 
@@ -13,16 +13,14 @@ const QUESTIONS = [
   "Say hello in five languages.",
 ];
 
-/** Send `count` questions with the chat's settings. `notice` is called with what goes wrong, once. */
+/** Send `count` questions with the chat's settings. `notice` is called with what goes wrong. */
 export async function sendSamples(count, settings, notice) {
-  const ask = async (question) => {
-    const messages = [{ role: "user", content: question }];
-    const body = { ...settings, messages, stream: true };
-    for await (const chunk of events(await call("v1/chat/completions", { body }))) {
+  const prompt = Array.from({ length: count }, (_, i) => `Question: ${QUESTIONS[i % QUESTIONS.length]}\nAnswer:`);
+  try {
+    for await (const chunk of events(await call("v1/completions", { body: { ...settings, prompt, stream: true } }))) {
       if (chunk.error) throw new Error(chunk.error.message);
     }
-  };
-  const asked = Array.from({ length: count }, (_, i) => ask(QUESTIONS[i % QUESTIONS.length]));
-  const failed = (await Promise.allSettled(asked)).find((each) => each.status === "rejected");
-  if (failed) notice(`Sample questions: ${failed.reason.message}`);
+  } catch (error) {
+    notice(`Sample questions: ${error.message}`);
+  }
 }

@@ -242,6 +242,46 @@ def test_some_replicas_always_stay() -> None:
     assert {quiet.route(request(str(i)), 100.0).name for i in range(3)} == {"0", "1", "2"}
 
 
+def test_somebody_is_left_when_one_is_silent_after_the_other() -> None:
+    """Both are out, and one of them reports again: it takes the requests."""
+    router = Router(make_routing("round_robin", Random(0)))
+    fleet(router, 2)
+    router.update("0", replace(IDLE, time=3.5))
+    router.route(request("a"), 4.0)
+    assert states(router) == {"0": HealthState.HEALTHY, "1": HealthState.OUT}
+    router.update("1", replace(IDLE, time=7.0))
+    assert {router.route(request(str(i)), 7.0 + 0.1 * i).name for i in range(4)} == {"1"}
+    assert states(router) == {"0": HealthState.OUT, "1": HealthState.OUT}
+
+
+def test_a_replica_on_probation_gets_the_next_request() -> None:
+    """Whatever the policy prefers; one with an SLO only if no other comes."""
+    router = Router(make_routing("predicted", Random(0)), Health(HealthSettings(silent_after=3.0, out_for=1.0)))
+    fleet(router, 2)
+    router.update("0", replace(IDLE, time=9.0))
+    assert router.route(request("a"), 10.0).name == "0"
+    for name in "01":  # its last step was long
+        router.update(name, replace(IDLE, time=12.0, seconds_per_step=0.02 if name == "0" else 1.0))
+    slo = Slo(tpot=1.0)
+    assert router.route(replace(request("b"), slo=slo), 12.0).name == "0"
+    assert states(router)["1"] is HealthState.PROBATION
+    assert router.route(request("c"), 12.1).name == "1"
+    assert router.route(request("d"), 12.2).name == "0", "one at a time"
+    router.ended("c", 12.3)
+    for name in "01":
+        router.update(name, replace(IDLE, time=18.0, seconds_per_step=0.02 if name == "0" else 1.0))
+    assert router.route(replace(request("e"), slo=slo), 13.0).name == "0"
+    assert router.route(replace(request("f"), slo=slo), 18.5).name == "1", "no other came"
+
+
+def test_a_request_can_exclude_replicas() -> None:
+    router = Router(make_routing("round_robin", Random(0)))
+    fleet(router, 2)
+    assert {router.route(request(str(i)), 0.0, {"0"}).name for i in range(3)} == {"1"}
+    with pytest.raises(NoReplica):
+        router.route(request("x"), 0.0, {"0", "1"})
+
+
 def test_the_router_forgets_what_is_gone() -> None:
     router = Router(make_routing("round_robin", Random(0)))
     with pytest.raises(NoReplica):
