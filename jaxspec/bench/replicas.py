@@ -16,7 +16,7 @@ from jaxspec.bench.report import Report, write_json
 from jaxspec.bench.table import Column, share, terminal
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.progress import progress
-from jaxspec.sched.routing import Router, make_routing, routing_names
+from jaxspec.sched.routing import Health, HealthSettings, Router, make_routing, routing_names
 from jaxspec.sched.routing.routing import ROUTINGS
 from jaxspec.sched.scheduler import Scheduler
 from jaxspec.sched.sim.acceptance import Acceptance
@@ -75,7 +75,9 @@ class Fleet:
             Simulation(one, self.workload, self.cost, self.acceptance, self.draft_length, ledger=ledger)
             for one in schedulers
         ]
-        router = Router(make_routing(routing, Random(seed)))
+        # Reports that are rare on purpose are no silence.
+        health = Health(HealthSettings(silent_after=max(HealthSettings().silent_after, 4 * interval)))
+        router = Router(make_routing(routing, Random(seed)), health)
         return Cluster(parts, ledger, router, interval, clock=time.perf_counter)
 
 

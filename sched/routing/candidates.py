@@ -17,8 +17,8 @@ _SHARE = 8
 
 
 class Candidates:
-    """Of up to `all_up_to` replicas all, of more two random ones, those that were sent the request's prefix lately, and
-    the least loaded ones. So a decision takes about the same time for 20 replicas and for 1,000.
+    """With up to `all_up_to` replicas, all of them; with more, two random ones, those that were sent the request's
+    prefix lately, and the least loaded ones. So a decision takes about the same time for 20 replicas and for 1,000.
 
     An eighth of the replicas is kept as the least loaded, looked up in O(n log n) ten times a second and when most of
     them were chosen. A decision sees the first of them, and one that was chosen leaves: were they the same ones until

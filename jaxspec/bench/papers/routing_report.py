@@ -64,7 +64,7 @@ def _by_replicas(rows: Sequence[Mapping[str, Any]], counts: Sequence[int], key: 
 
 
 def draw(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """p99 TTFT, SLO attainment and decisions per second by replicas, one line per policy. Raises `BenchError`."""
+    """p99 TTFT, SLO attainment and goodput by replicas, one line per policy. Raises `BenchError`."""
     panels: dict[str, dict[str, dict[int, Any]]] = {}
     for title, key, factor in (
         ("p99 TTFT, ms", "p99", 1000.0), ("SLO attainment, %", "met", 100.0),
