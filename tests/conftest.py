@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -40,34 +39,6 @@ def _own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr("jaxspec.step.profiles.ROUNDS", 1)
         patch.setattr("jaxspec.engine.startup.cache_folder", lambda kind: folder / kind)
         yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _traced_once() -> Iterator[None]:
-    """Trace and lower equal programs once in a session, not once per engine: JAX does so for the same function.
-
-    Most of a tiny engine's start is tracing, and the persistent cache knows a program only after that.
-    """
-    from jaxspec.draft import runner as draft_runner
-    from jaxspec.step import runner
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module, name in ((runner, "make_step"), (draft_runner, "make_round")):
-            patch.setattr(module, name, _memoised(getattr(module, name)))
-        yield
-
-
-def _memoised(make: Callable[..., Any]) -> Callable[..., Any]:
-    """`make(graph, treedef, shape, layers, …)` with one result for equal arguments. Layers have no state."""
-    made: dict[Any, Any] = {}
-
-    def once(graph: Any, treedef: Any, shape: Any, layers: Any, *more: Any) -> Any:
-        key = graph, treedef, shape, type(layers), layers.version, *more
-        if key not in made:
-            made[key] = make(graph, treedef, shape, layers, *more)
-        return made[key]
-
-    return once
 
 
 # When pytest reads this file JAX has not been imported, which is when it reads these variables.
