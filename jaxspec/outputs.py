@@ -126,6 +126,12 @@ class RequestMetrics:
         """Whether the TTFT SLO was met. None like `ttft_slack`."""
         return None if self.ttft_slack is None else self.ttft_slack >= 0
 
+    @property
+    def slo_attained(self) -> bool | None:
+        """Whether all its SLOs were met. None if none was measured."""
+        judged = [a for a in (self.ttft_attained, self.tpot_attained) if a is not None]
+        return all(judged) if judged else None
+
 
 @dataclass(frozen=True, slots=True)
 class OutputDelta:

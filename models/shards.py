@@ -35,7 +35,12 @@ SPLIT = {
 
 def split_axis(name: str) -> int | None:
     """The axis along which the weight `name` is split; None: every device has all of it."""
-    return SPLIT.get(name.rsplit(".", 1)[-1])
+    return SPLIT.get(_part(name))
+
+
+def _part(name: str) -> str:
+    """Of a weight's name, such as `layers.0.qkv`."""
+    return name.rsplit(".", 1)[-1]
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ class Shards:
         axis = split_axis(name)
         if axis is None:
             return weight
-        index = self._index(name.rsplit(".", 1)[-1], weight.shape[axis]).reshape(-1)
+        index = self._index(_part(name), weight.shape[axis]).reshape(-1)
         if np.array_equal(index, np.arange(weight.shape[axis])):
             return weight
         out = np.take(weight, np.maximum(index, 0), axis)
@@ -110,7 +115,7 @@ class Shards:
         axis = split_axis(name)
         if axis is None:
             return shape
-        width = self._index(name.rsplit(".", 1)[-1], shape[axis]).shape[1]
+        width = self._index(_part(name), shape[axis]).shape[1]
         return (*shape[:axis], width, *shape[axis + 1 :])
 
     def local_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

@@ -59,7 +59,7 @@ class ExpectedLengths:
         return None if expected is None else min(expected, float(max_tokens))
 
     def ended(self, tokens: int) -> None:
-        """A request has ended by itself with so many output tokens."""
+        """A request has ended by itself with `tokens` output tokens."""
         self._ended += 1
         self._mean += (tokens - self._mean) * max(_WEIGHT, 1 / self._ended)
 

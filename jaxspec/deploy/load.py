@@ -49,9 +49,8 @@ class Attainment:
 
     def observe(self, metrics: RequestMetrics, now: float) -> None:
         """A request has finished."""
-        known = [a for a in (metrics.ttft_attained, metrics.tpot_attained) if a is not None]
-        if known:
-            self._finished.append((now, all(known)))
+        if (attained := metrics.slo_attained) is not None:
+            self._finished.append((now, attained))
         while self._finished and self._finished[0][0] <= now - WINDOW:
             self._finished.popleft()
 

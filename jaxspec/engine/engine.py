@@ -298,17 +298,10 @@ class Engine:
     def watch(self, on_snapshot: OnSnapshot) -> Callable[[], None]:
         """Call `on_snapshot` with a `LiveSnapshot` a few times per second, in the engine's thread. -> ends that.
 
-        It must return quickly. While nobody watches, this costs the engine nothing.
+        It must return quickly. Without watchers, this costs the engine nothing.
         """
-        live = self.loop.live
-        with self._lock:
-            live.watchers = (*live.watchers, on_snapshot)
-            self._lock.notify()
-
-        def stop() -> None:
-            with self._lock:
-                live.watchers = tuple(other for other in live.watchers if other is not on_snapshot)
-
+        stop = self.loop.live.add(on_snapshot)
+        self._notify()
         return stop
 
     def reset_stats(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
@@ -55,20 +56,32 @@ class _Verified(NamedTuple):
 class LiveView:
     """Takes snapshots of an engine loop for its watchers.
 
-    While nobody watches, `watched` is false, and the loop calls nothing else here. Only the engine's thread uses it,
-    except for `watchers`, which is replaced as a whole.
+    Without watchers, `watched` is false, and the loop calls nothing else here. Only the engine's thread uses it, except
+    for `add`; `watchers` is replaced as a whole.
     """
 
     def __init__(self, loop: EngineLoop, config: EngineConfig) -> None:
         self._loop = loop
         self._slots = config.max_num_seqs
         self._policy = {slot.setting: str(getattr(config, slot.setting)) for slot in SLOTS}
+        self._adding = threading.Lock()
         #: Called with each snapshot.
         self.watchers: tuple[OnSnapshot, ...] = ()
         self._due = 0.0
         self._scheduled: frozenset[str] = frozenset()  # ids of the requests in the last steps
         self._verified: dict[str, _Verified] = {}  # by tenant, the newest last
         self._counts: deque[_Counts] = deque()
+
+    def add(self, on_snapshot: OnSnapshot) -> Callable[[], None]:
+        """Add a watcher, from any thread. -> removes it."""
+        with self._adding:
+            self.watchers = (*self.watchers, on_snapshot)
+
+        def remove() -> None:
+            with self._adding:
+                self.watchers = tuple(other for other in self.watchers if other is not on_snapshot)
+
+        return remove
 
     @property
     def watched(self) -> bool:

@@ -74,7 +74,8 @@ def memory_uses(
     layers = pick_layers(config, model)
     kernel, parallel = layers.name == "gpu", layers.parallel
     # Each device has the same part of everything.
-    shards = Shards(model, 1) if parallel is None else parallel.shards(model)
+    shards_of = partial(Shards, devices=1) if parallel is None else parallel.shards
+    shards = shards_of(model)
     model = shards.local
     drawn = jax.eval_shape(partial(allocate_distributions, config, drafters))
     penalties = jax.eval_shape(partial(PenaltyTable.empty, config.max_num_seqs, model.vocab_size))
@@ -98,7 +99,7 @@ def memory_uses(
         if drafter is None:
             continue
         whole, own = drafter
-        shards = Shards(whole, 1) if parallel is None else parallel.shards(whole)
+        shards = shards_of(whole)
         c = shards.local
         at = config.draft_devices.get(name, 0)
         program = Program(c, dtype, size, kernel, _cores(devices[at]))

@@ -87,9 +87,8 @@ class AttainmentMetrics:
 
     def observe(self, metrics: RequestMetrics) -> None:
         """Count a finished request."""
-        judged = [a for name in _LATENCIES if (a := getattr(metrics, f"{name}_attained")) is not None]
-        self.met += bool(judged) and all(judged)
-        self.missed += not all(judged)
+        self.met += metrics.slo_attained is True
+        self.missed += metrics.slo_attained is False
         for name in _LATENCIES:
             if (attained := getattr(metrics, f"{name}_attained")) is not None:
                 self._requests.labels(self._model_name, name, str(attained).lower()).inc()

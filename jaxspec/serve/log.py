@@ -33,9 +33,8 @@ class ThroughputLog:
 
     def _on_finished(self, metrics: RequestMetrics, finish_reason: str) -> None:
         """Called in the engine's thread."""
-        known = [a for a in (metrics.ttft_attained, metrics.tpot_attained) if a is not None]
-        if known and finish_reason in ("stop", "length"):
-            self._attained.append(all(known))
+        if (attained := metrics.slo_attained) is not None and finish_reason in ("stop", "length"):
+            self._attained.append(attained)
 
     async def run(self) -> None:
         """Log until the task is cancelled."""

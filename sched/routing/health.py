@@ -67,7 +67,7 @@ class Health:
         return HealthState.HEALTHY if record is None else record.state
 
     def available(self, replicas: Iterable[Replica]) -> list[Replica]:
-        """The replicas that may get a request: healthy ones, and those on probation that have none. If that is nobody,
+        """The replicas that may get a request: healthy ones, and those on probation that have none. Without any,
         those that report, or else all: a request is better off with one of them than with none."""
         replicas, out = list(replicas), list[Replica]()
         for replica in replicas:

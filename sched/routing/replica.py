@@ -121,7 +121,7 @@ class Replica:
         self._new_output = self._new_output + sign * sent.output_tokens if self._new else 0.0
 
     def forget_ttft(self) -> None:
-        """Start its mean TTFT anew: it may have become faster."""
+        """Start its mean TTFT again from zero: it may have become faster."""
         self.ttft, self.lateness, self.answered = 0.0, 1.0, 0
 
     # -- what the policies ask ---------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def check_scaling_under_load_loses_nothing(cluster: Cluster, reference: LLM) -> 
     cluster.until(lambda: cluster.known() == 1)
 
     async def load(at_once: int, replicas: int) -> list[tuple[int, Answer]]:
-        """Streams, so many at once, until there are so many replicas."""
+        """Streams, a fixed number at once, until there is the wanted number of replicas."""
         found: list[tuple[int, Answer]] = []
         numbers, enough = count(), asyncio.Event()
 
