@@ -11,6 +11,9 @@ from hypothesis import settings
 
 from jaxspec.paths import cache_folder
 
+#: Suites with a make target and an environment of their own. Naming such a folder on the command line still runs it.
+collect_ignore = ["gpu_compile", "ray_serve", "ui"]
+
 #: Seconds after which a compiled program is thrown away: after changes to the code it is never used again.
 _KEPT = 7 * 24 * 3600
 
