@@ -98,6 +98,15 @@ class Request:
     #: When its first token was sampled.
     first_token: float | None = None
 
+    def lose_kv(self) -> None:
+        """Back to a waiting request without KV and pages, after a failure. What policies keep of it may be wrong."""
+        if self.computed:
+            self.recompute_until = max(self.recompute_until or 0, self.computed)
+        self.preemptions += 1
+        self.status, self.computed, self.registered = RequestStatus.WAITING, 0, 0
+        self.pages, self.host_pages, self.page_keys = [], [], []
+        self.kept.clear()
+
     @property
     def ended(self) -> bool:
         """Whether it has finished or was cancelled."""

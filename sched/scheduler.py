@@ -74,25 +74,14 @@ class Scheduler:
         #: How output lengths are distributed, learned from requests that have ended.
         self.lengths = LengthDistribution()
         self._responses = ResponseTimes(config.max_num_seqs)
-        context = SlotContext(
+        self._context = SlotContext(
             config.policy, config.max_num_seqs, pool, config.host_pages, config.exact_swap, config.costs,
             config.times, self.runtime, self.lengths, self._responses,
         )  # fmt: skip
-        self.order: Order = ORDERS.build(context)
-        self.batching, self.pace = BATCHINGS.build(context), PACES.build(context)
-        self.kv, self._lengths = MEMORIES.build(context), PREDICTORS.build(context)
-        policies = self.order, self.batching, self.pace, self.kv, self._lengths
-        self._learns_runtime = any(Need.RUNTIME in policy.needs for policy in policies)
-        self.aging: Aging | None = None
-        self.aging_seconds: float | None = None
-        if config.policy.aging_ms is not None:
-            self.order = self.aging = Aging(self.order)
-            self.aging_seconds = config.policy.aging_ms / 1000
+        self._lengths = PREDICTORS.build(self._context)
+        self.aging_seconds = None if config.policy.aging_ms is None else config.policy.aging_ms / 1000
+        self._begin()
         self.observers: list[SchedulerObserver] = []
-        #: All requests that don't run, paused ones included.
-        self.waiting = WaitingQueue(self.order.key)
-        #: In the order of admission.
-        self.running: list[Request] = []
         #: Preemptions (a request lost its pages), those of them by swapping, and pauses (a request lost its slot).
         self.num_preemptions = 0
         self.num_swaps = 0
@@ -103,8 +92,23 @@ class Scheduler:
         #: Tokens looked up in the prefix cache at the first admission of requests, and tokens found there.
         self.prefix_queries = 0
         self.prefix_hits = 0
-        self._requests: dict[str, Request] = {}
         self._numbers = count()
+
+    def _begin(self) -> None:
+        """Build the policies, without any request."""
+        self.order: Order = ORDERS.build(self._context)
+        self.batching, self.pace = BATCHINGS.build(self._context), PACES.build(self._context)
+        self.kv = MEMORIES.build(self._context)
+        policies = self.order, self.batching, self.pace, self.kv, self._lengths
+        self._learns_runtime = any(Need.RUNTIME in policy.needs for policy in policies)
+        self.aging: Aging | None = None
+        if self.aging_seconds is not None:
+            self.order = self.aging = Aging(self.order)
+        #: All requests that don't run, paused ones included.
+        self.waiting = WaitingQueue(self.order.key)
+        #: In the order of admission.
+        self.running: list[Request] = []
+        self._requests: dict[str, Request] = {}
         #: Plans without results, the oldest first.
         self._in_flight: deque[Plan] = deque()
         self._may_plan = True
@@ -184,6 +188,17 @@ class Scheduler:
         self.lengths.ended(request, False)
         self._end(request, RequestStatus.CANCELLED)
         return True
+
+    def restart(self, requests: Sequence[Request]) -> None:
+        """After a failure, whatever state it left: forget all plans, pages and queues, and queue these requests with
+        their tokens and without KV, in the order of their arrival. What policies know of single requests is lost."""
+        self.pool.clear()
+        self._begin()
+        for request in sorted(requests, key=lambda r: r.number):
+            request.lose_kv()
+            self.num_preemptions += 1
+            self._requests[request.id] = request
+            self.waiting.push(request, request.arrival - request.waited)
 
     def predicted(self, request_id: str, tokens: float, now: float, again: bool = False) -> bool:
         """Use a length prediction, in output tokens, that arrives after its request. False: unknown id.

@@ -20,7 +20,7 @@ from jaxspec.models.load.weights import Weights, of_target
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.policy import DEPTH
 from jaxspec.step.batch import BatchBuffers, BatchShape
-from jaxspec.step.kv_cache import KVCache
+from jaxspec.step.kv_cache import KVCache, emptied
 from jaxspec.step.layers import Layers
 from jaxspec.step.packing import Tree, pack
 from jaxspec.step.profiles import NOT_KEPT, ProfileStore
@@ -113,6 +113,12 @@ class DraftRunner:
         """Bytes of its own weights and KV pool on each device, by the device's name."""
         own = [leaf for leaf in self._leaves if not any(leaf is end for end in self._target.ends.values())]
         return bytes_on_devices((own, self.kv_cache))
+
+    def reset(self) -> None:
+        """Empty its KV pool, which a failed round may have lost."""
+        self.kv_cache = emptied(self.kv_cache)
+        if self.own_device:
+            self.drawn, self._rows = emptied((self.drawn, self._rows))
 
     def overwritten(self, pages: Sequence[int]) -> None:
         """Does nothing: the runner keeps no state per page (see `jaxspec.step.kv_host.Owner`)."""

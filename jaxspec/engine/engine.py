@@ -224,7 +224,7 @@ class Engine:
                 raise EngineDead(self.failure or "the engine has stopped")
             if self._health == "draining":
                 raise EngineDraining("the engine is shutting down")
-            full = self.loop.scheduler.num_waiting + self._queued >= self.config.max_queued_requests
+            full = self.loop.num_waiting + self._queued >= self.config.max_queued_requests
             if full and resumed is None:
                 raise QueueFull(f"{self.config.max_queued_requests} requests are waiting already; try again later")
             if request.id in self._states:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from jaxspec.config import EngineConfig
 from jaxspec.engine.live_view import LiveView
 from jaxspec.engine.metrics import Counters, StepTimer
 from jaxspec.engine.micro_batch import MicroBatch
+from jaxspec.engine.recovery import Recovery
 from jaxspec.engine.request_state import RequestState
 from jaxspec.engine.startup import Parts
 from jaxspec.engine.step_under_way import StepUnderWay
@@ -82,11 +84,29 @@ class EngineLoop:
         self.token_text = parts.model.tokenizer.token_text
         #: Snapshots for those who watch.
         self.live = LiveView(self, config)
+        #: Restarts the loop after a failed step.
+        self.recovery = Recovery(self, clock)
 
     @property
     def has_work(self) -> bool:
         """Whether any request runs or waits, or a step is under way."""
-        return self.scheduler.has_work or bool(self._under_way)
+        return self.scheduler.has_work or bool(self._under_way or self.recovery.held_back)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait, also until others have been tried alone after a failure."""
+        return self.scheduler.num_waiting + self.recovery.held_back
+
+    @property
+    def queued(self) -> list[RequestState]:
+        """Requests that the scheduler has got and that have not ended."""
+        return [state for state in self._states.values() if state.queued and state.finish_reason is None]
+
+    @property
+    def running(self) -> list[RequestState]:
+        """Those of them that have a slot."""
+        running = {request.id for request in self.scheduler.running}
+        return [state for state in self.queued if state.request.id in running]
 
     @property
     def _may_take_turns(self) -> bool:
@@ -102,30 +122,39 @@ class EngineLoop:
         return bool(self._ready)
 
     def add(self, state: RequestState, now: float) -> None:
-        """Queue a new request."""
+        """Queue a new request. It ends with an error if that fails."""
+        if self.recovery.hold(state):
+            return
         request = state.request
-        self.scheduler.add(request, now)
-        # With an SLO its length also decides whether others are throttled for it.
-        prompt = request.tokens[: request.prompt_len]
-        self.predictions.add(request.id, prompt, at_once=state.predict or bool(request.slo))
+        try:
+            self.scheduler.add(request, now)
+            state.queued = True
+            # With an SLO its length also decides whether others are throttled for it.
+            prompt = request.tokens[: request.prompt_len]
+            self.predictions.add(request.id, prompt, at_once=state.predict or bool(request.slo))
+        except Exception as error:
+            log.exception("request %s could not be queued", request.id)
+            self.scheduler.cancel(request.id, now)
+            self.end(state, "error", f"the request could not be queued: {error}")
 
     def abort(self, state: RequestState, now: float) -> None:
         """End a request that has not finished, with reason "abort"."""
         self.scheduler.cancel(state.request.id, now)
-        self._end(state, "abort", None)
+        self.end(state, "abort", None)
 
     def abort_all(self, states: Sequence[RequestState], reason: str, error: str | None) -> None:
         """End these requests and deliver their last output. After a failure (`reason` "error") the scheduler is not
         touched: its state is unknown, and nothing will run."""
         for state in states:
             if state.finish_reason is None:
-                self._end(state, reason, error)
+                self.end(state, reason, error)
                 if reason != "error":
                     self.scheduler.cancel(state.request.id, self._clock())
         self._ready = list(states)
         self.deliver()
 
-    def _end(self, state: RequestState, reason: str, error: str | None) -> None:
+    def end(self, state: RequestState, reason: str, error: str | None) -> None:
+        """End a request that the scheduler does not have any more. `deliver` tells its client."""
         state.finish_reason, state.error = reason, error
         self.penalties.release(state.request)
         self._ready.append(state)
@@ -133,9 +162,17 @@ class EngineLoop:
     def step(self) -> None:
         """Launch the next step, and finish those under way that it did not overlap with.
 
-        Text of earlier steps is decoded and delivered while the device computes.
+        Text of earlier steps is decoded and delivered while the device computes. After a failure the loop restarts in
+        place. Raises the error if that has happened too often.
         """
-        self.warm_up.adopt_ready(busy=True, settle=self._finish_all)
+        try:
+            self._step()
+        except Exception as error:
+            self.recovery.recover(error)
+
+    def _step(self) -> None:
+        self.recovery.proceed()
+        self.warm_up.adopt_ready(busy=True, settle=self.finish_steps)
         launched = self._launch_next()
         if self.live.watched:  # what still waits after the plan does so for a reason
             self.live.planned(launched and launched.plan, self._clock())
@@ -151,7 +188,7 @@ class EngineLoop:
         """Plan a step and start it. None: there is nothing to run before something happens."""
         due = self.repredictor.due() if self.repredictor is not None else []
         if self._under_way and (due or not (self._in_turns or self._under_way[-1].predictable)):
-            self._finish_all()  # also with `due`: the device would still write what the probe reads
+            self.finish_steps()  # also with `due`: the device would still write what the probe reads
         timer = StepTimer(self._clock)
         before = self._under_way[-1] if self._under_way else None
         if before is not None:
@@ -166,7 +203,7 @@ class EngineLoop:
         if before is not None and not self._in_turns and lookahead.levels:
             # Drafts start from the last token, so its step has to end first. The decision stays: some of it is a turn
             # of many steps, such as a probe.
-            self._finish_all()
+            self.finish_steps()
             before, timer = None, StepTimer(self._clock)
         if self._in_turns:
             decoding = sum(request.decoding for request in self.scheduler.running)
@@ -206,9 +243,21 @@ class EngineLoop:
         self.speculator.precompute_kv(scheduled, self._sampling_of)
         step.terms = self.speculator.terms
 
-    def _finish_all(self) -> None:
+    def finish_steps(self) -> None:
+        """Finish all steps under way."""
         while self._under_way:
             self._finish(self._under_way.popleft())
+
+    def drop_steps(self) -> None:
+        """Wait for the steps under way, whose results and errors do not matter any more; the next step is a first one.
+        Deliver all that requests have."""
+        for step in self._under_way:
+            for batch in step.batches:
+                with suppress(Exception):
+                    batch.pending.wait()
+        self._under_way.clear()
+        self._in_turns, self.wake_at, self._finished_at = False, None, self._clock()
+        self._ready = list(self._states.values())
 
     def _finish(self, step: StepUnderWay) -> None:
         """Wait for a step, and process its results."""
@@ -264,6 +313,7 @@ class EngineLoop:
     def _process(self, batch: MicroBatch, decision: np.ndarray) -> dict[str, RequestResult]:
         """The results of a micro-batch by request id. `decision [C + T]` int32 is what the device decided."""
         results: dict[str, RequestResult] = {}
+        logprobs = batch.pending.logprobs  # read before any request changes: that may fail
         for verified in batch.requests(decision):
             state, draft, path = verified.state, verified.draft, verified.path
             if state.finish_reason is not None:  # it was ended while the step was under way
@@ -271,7 +321,12 @@ class EngineLoop:
                 continue
             if verified.scheduled.samples:
                 self.speculator.observe(state.request, [n - 1 for n in path[1:]] if path else ())
-            result = state.append(verified.scheduled, verified.tokens, batch.pending.logprobs, verified.row, path)
+            try:
+                result = state.append(verified.scheduled, verified.tokens, logprobs, verified.row, path)
+            except Exception as error:
+                log.exception("a result of request %s failed; the request is ended", state.request.id)
+                self.end(state, "error", f"its result could not be processed: {error}")
+                result = RequestResult((), "error")
             if draft is not None and path is not None:
                 result = replace(result, proposed=len(draft), accepted=len(path) - 1)
                 self._count_drafts(state, draft, len(path) - 1)
@@ -287,6 +342,7 @@ class EngineLoop:
     def _count_tokens(self, state: RequestState, count: int, now: float) -> None:
         """A step, which ended at `now`, gave the request `count` new tokens."""
         self.counters.generation_tokens += count
+        state.failures = 0
         self._ready.append(state)
         last, state.last_token = state.last_token, now
         if last is None:
@@ -299,7 +355,13 @@ class EngineLoop:
         """Decode and deliver new tokens, and close finished requests."""
         ready, self._ready = self._ready, []
         for state in ready:
-            delta = state.delta()
+            try:
+                delta = state.delta()
+            except Exception as error:
+                log.exception("the output of request %s failed; the request is ended", state.request.id)
+                self.scheduler.cancel(state.request.id, self._clock())
+                self.penalties.release(state.request)
+                delta = state.broken(f"its output could not be decoded: {error}")
             if delta is None:
                 continue
             if delta.finish_reason is not None:
@@ -315,9 +377,9 @@ class EngineLoop:
         state.metrics.finished = self._clock()
         state.metrics.kv_quantized = self._int8_kv or (self.host.quantized and state.request.swaps > 0)
         self._closed(state)
-        self.speculator.ended(state.request)
         reason = state.natural_finish_reason(self.eos)
-        self.predictions.ended(state.request.id, state.metrics.output_tokens, reason)
+        _tell([self.speculator.ended], state.request)
+        _tell([self.predictions.ended], state.request.id, state.metrics.output_tokens, reason)
         _tell(self.observers, state.metrics, state.finish_reason or "abort")
 
 

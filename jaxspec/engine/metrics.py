@@ -158,6 +158,8 @@ class EngineStats:
     predictions: PredictionCounts = field(default_factory=PredictionCounts)
     #: Requests refused by strict admission since the start.
     slo_refused: int = 0
+    #: Restarts in place after a failed step, since the start.
+    restarts: int = 0
 
 
 def snapshot(loop: EngineLoop, queued: int, refused: int) -> EngineStats:
@@ -167,7 +169,7 @@ def snapshot(loop: EngineLoop, queued: int, refused: int) -> EngineStats:
     c = loop.counters
     return EngineStats(
         running=scheduler.num_running,
-        waiting=scheduler.num_waiting + queued,
+        waiting=loop.num_waiting + queued,
         swapped=scheduler.num_swapped,
         kv_pages=scheduler.pool.num_pages,
         kv_usage=scheduler.pool.usage,
@@ -205,6 +207,7 @@ def snapshot(loop: EngineLoop, queued: int, refused: int) -> EngineStats:
         predicted_again_seconds=loop.repredicting_seconds,
         predictions=replace(predictions.counts),
         slo_refused=refused,
+        restarts=loop.recovery.count,
     )
 
 

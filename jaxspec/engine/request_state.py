@@ -60,6 +60,12 @@ class RequestState:
         self.last_token: float | None = None
         self.finish_reason: str | None = None
         self.error: str | None = None
+        #: Whether the scheduler has got it.
+        self.queued = False
+        #: Steps in a row that failed with it, since its last token.
+        self.failures = 0
+        #: All its output tokens, also those that it was resumed with.
+        self.output: list[int] = []
         self._stop_reason: str | int | None = None
         self._closed = False
         self._tokens: list[int] = []
@@ -164,6 +170,7 @@ class RequestState:
         if self.params.stop:
             new = self._decode_until_stop(new)
         self._tokens += new
+        self.output += new
         return new
 
     def natural_finish_reason(self, eos: frozenset[int]) -> str:
@@ -239,6 +246,13 @@ class RequestState:
         )  # fmt: skip
         self._texts, self._tokens, self._drafted, self._logprobs = [], [], [], []
         return out
+
+    def broken(self, error: str) -> OutputDelta | None:
+        """The last delta of a request whose `delta` failed: an error without text. None if it had ended."""
+        if self._closed:
+            return None
+        self._closed, self.finish_reason, self.error = True, "error", error
+        return OutputDelta(self.request.id, "", (), (), None, "error", None, self.metrics, error)
 
 
 def _prepend(first: int, rest: np.ndarray) -> np.ndarray:

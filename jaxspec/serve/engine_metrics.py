@@ -138,5 +138,6 @@ def _counters(s: EngineStats) -> list[tuple[str, str, float]]:
             "Time spent recomputing drafter KV after such changes, in seconds.",
             s.drafter_switch_seconds,
         ),
+        ("engine_restarts", "Restarts of the engine in place, after a failed step.", s.restarts),
         ("slo_refused", "Requests refused by strict admission because an SLO could not be met.", s.slo_refused),
     ]

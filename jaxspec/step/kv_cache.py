@@ -7,7 +7,7 @@ outputs over rows of values, so both read contiguous vectors without a transpose
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,8 @@ from jaxspec.config import EngineConfig
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.drafter import feature_width
 from jaxspec.step.quantization import CHANNEL_BYTES
+
+T = TypeVar("T")
 
 #: (shape, dtype) -> array
 Zeros = Callable[[Sequence[int], Any], jax.Array]
@@ -120,3 +122,12 @@ def pages_for(config: EngineConfig, model: DecoderConfig, dtype: str, features: 
 def stored_as(config: EngineConfig, dtype: str) -> str:
     """Data type of the target's KV pool, for weights of `dtype`."""
     return dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+
+
+def emptied(arrays: T) -> T:
+    """Zeros in place of these arrays, on the same devices. Arrays may be deleted already; the others are deleted first,
+    so that there is never memory for both."""
+    for array in jax.tree.leaves(arrays):
+        if not array.is_deleted():
+            array.delete()
+    return jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype, device=array.sharding), arrays)

@@ -136,6 +136,11 @@ class HostKVCache:
         self._warm_up()
         self._measure(store)
 
+    def clear(self) -> None:
+        """Forget all pages, and uploads that have not been written."""
+        self._kept = [None] * self.num_pages
+        self._uploading.clear()
+
     @property
     def _kv_caches(self) -> Pools:
         return tuple(owner.kv_cache for owner in self._owners)

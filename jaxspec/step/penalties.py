@@ -21,7 +21,7 @@ from jaxspec.compilation import compile_ahead
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.sched.request import Request
 from jaxspec.step.batch import Batch
-from jaxspec.step.kv_cache import Zeros
+from jaxspec.step.kv_cache import Zeros, emptied
 from jaxspec.step.warmup import CompileJob
 
 #: Entries per call of `add_tokens`; longer lists take several calls.
@@ -84,8 +84,16 @@ class Penalties:
         #: The table on the device, an argument of every step.
         self.table = PenaltyTable.empty(max_num_seqs, vocab_size, zeros)
         self._vocab_size = vocab_size
-        self._free = list(range(1, max_num_seqs + 1))
+        self._forget_rows()
+
+    def _forget_rows(self) -> None:
+        self._free = list(range(1, self.table.bias.shape[0]))
         self._rows: dict[Request, _Row] = {}
+
+    def clear(self) -> None:
+        """Empty the table, whose arrays may be lost, and free all rows."""
+        self.table = emptied(self.table)
+        self._forget_rows()
 
     @property
     def free(self) -> int:

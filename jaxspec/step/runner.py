@@ -21,7 +21,7 @@ from jaxspec.sched.spec.micro_batches import MAX_MICRO_BATCHES
 from jaxspec.sched.timing import StepTimes, between
 from jaxspec.step.batch import BatchBuffers, BatchShape
 from jaxspec.step.buckets import needed_first, step_buckets
-from jaxspec.step.kv_cache import KVCache, page_bytes, stored_as
+from jaxspec.step.kv_cache import KVCache, emptied, page_bytes, stored_as
 from jaxspec.step.kv_int8 import AnyKVCache, Int8KVCache, OpenPages, most_written
 from jaxspec.step.layers import Layers
 from jaxspec.step.masks import MaskBuffers
@@ -100,6 +100,7 @@ class ModelRunner:
         self.layers = layers or pick_layers(config, model)
         #: Distributions that the next step's drafts were drawn from (`acceptance: rejection`); drafters write them.
         self.drawn = copied(self.layers.parallel, drawn or DraftDistributions.empty())
+        self._drawn_vocab, self._max_num_seqs = np.asarray(self.drawn.vocab), config.max_num_seqs
         self.shapes = step_buckets(
             config.token_budget, config.max_num_seqs, pages, config.token_buckets, self.drawn.logits.shape[2],
             partial(most_written, page_size=config.page_size) if self._open_pages else None, self.layers.sizes,
@@ -167,6 +168,15 @@ class ModelRunner:
     def held(self) -> dict[str, int]:
         """Bytes of weights, KV pool and tables on each device, by the device's name."""
         return bytes_on_devices((self._leaves, self.kv_cache, self.penalties.table, self.drawn))
+
+    def reset(self) -> None:
+        """Empty KV cache, penalty table and draft distributions, which a failed step or draft round may have lost."""
+        if self._open_pages:
+            self._open_pages = OpenPages(self._max_num_seqs)
+        self.kv_cache = emptied(self.kv_cache)
+        self.penalties.clear()
+        logits, vocab = self.drawn
+        self.drawn = DraftDistributions(emptied(logits), jax.device_put(self._drawn_vocab, vocab.sharding))
 
     def overwritten(self, pages: Sequence[int]) -> None:
         """Report pages of the KV cache that something other than a step has written."""

@@ -82,9 +82,13 @@ class PagePool:
         self.num_pages = num_pages
         self.page_size = page_size
         self.enable_prefix_caching = enable_prefix_caching
-        self._free = list(range(num_pages))  # a heap
+        self.clear()
+
+    def clear(self) -> None:
+        """Free all pages, also those that requests hold, and empty the prefix cache."""
+        self._free = list(range(self.num_pages))  # a heap
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self._references = [0] * num_pages
+        self._references = [0] * self.num_pages
         self._prefixes = PrefixIndex()
 
     @property

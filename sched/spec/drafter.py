@@ -15,6 +15,14 @@ SamplingOf = Callable[[Request], Any]
 Proposal = Callable[[], list[Candidates | None]]
 
 
+class DrafterFailed(RuntimeError):
+    """A drafter's round raised an error, its cause. `drafter`: its index."""
+
+    def __init__(self, drafter: int, name: str, error: Exception) -> None:
+        super().__init__(f"drafter {name}: {error}")
+        self.drafter = drafter
+
+
 class Proposed(NamedTuple):
     """A request, the index of a drafter that drafted for it, and the candidates."""
 
@@ -113,3 +121,26 @@ class SharedDevice:
 
     def ended(self, request: Request) -> None:
         pass
+
+
+class FailedDrafter(SharedDevice):
+    """Stands in for a drafter that has failed too often. It drafts for no request."""
+
+    ready = False
+
+    def __init__(self, name: str, widths: Sequence[int]) -> None:
+        self.name, self.widths = name, widths
+
+    def uncached_tokens(self, request: Request) -> int:
+        return 0
+
+    def serves(self, request: Request) -> bool:
+        return False
+
+    def propose(
+        self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, width: int, least: float = 0.0
+    ) -> Proposal:
+        return lambda: [None] * len(scheduled)
+
+    def seconds(self, requests: int, uncached: int, levels: int, width: int) -> float:
+        return 0.0

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.spec.assignment import Assignment
 from jaxspec.sched.spec.calibration import AcceptanceRecord
 from jaxspec.sched.spec.depth import DepthController
-from jaxspec.sched.spec.drafter import Drafter, Proposal, Proposed, SamplingOf
+from jaxspec.sched.spec.drafter import Drafter, DrafterFailed, Proposal, Proposed, SamplingOf
 from jaxspec.sched.spec.trees.policy import TreePolicy
 
 
@@ -63,8 +64,9 @@ class Proposals:
             if not batch:
                 continue
             levels = min(controller.levels, max(s.levels for s in batch))
-            proposal = self._drafters[i].propose(batch, sampling, levels, controller.width, controller.least)
-            _collect(found, i, batch, levels, proposal)
+            with self._blaming(i):
+                proposal = self._drafters[i].propose(batch, sampling, levels, controller.width, controller.least)
+                _collect(found, i, batch, levels, proposal)
         return found
 
     def _asks_others(self, request: Request, free: Proposed | None) -> bool:
@@ -104,13 +106,23 @@ class Proposals:
                 levels = share if seconds[0] < seconds[1] else levels
             if self._assignment:
                 self._assignment.count_switches(i, batch)
-            started[i] = batch, levels, self._drafters[i].propose(batch, sampling, levels, controller.width)
-            if not self._runs_concurrently(i):
-                _collect(found, i, *started[i], preferred)
+            with self._blaming(i):
+                started[i] = batch, levels, self._drafters[i].propose(batch, sampling, levels, controller.width)
+                if not self._runs_concurrently(i):
+                    _collect(found, i, *started[i], preferred)
         for i, proposal in started.items():
             if self._runs_concurrently(i):
-                _collect(found, i, *proposal, preferred)
+                with self._blaming(i):
+                    _collect(found, i, *proposal, preferred)
         return found
+
+    @contextmanager
+    def _blaming(self, drafter: int) -> Generator[None]:
+        """Raise errors of a drafter's round as `DrafterFailed`."""
+        try:
+            yield
+        except Exception as error:
+            raise DrafterFailed(drafter, self._drafters[drafter].name, error) from error
 
     def _base_cost(self, drafter: int) -> float:
         """Seconds of the drafter's smallest round."""

@@ -22,7 +22,7 @@ from jaxspec.sched.spec.calibration import AcceptanceRecord, chances
 from jaxspec.sched.spec.depth import DepthController, DraftTimes, widths_up_to
 from jaxspec.sched.spec.draft_choice.choice import DraftChoice
 from jaxspec.sched.spec.draft_room import DraftRoom
-from jaxspec.sched.spec.drafter import Drafter, Proposed, SamplingOf
+from jaxspec.sched.spec.drafter import Drafter, FailedDrafter, Proposed, SamplingOf
 from jaxspec.sched.spec.host_times import DRAFTED, PLAIN, UNUSED, HostTimes, StepTook
 from jaxspec.sched.spec.merging import Drafted, RequestTree, by_request
 from jaxspec.sched.spec.micro_batches import committed_positions
@@ -35,6 +35,9 @@ from jaxspec.sched.spec.trees.policy import DEPTH, StepCandidates, TreePolicy
 from jaxspec.sched.spec.trees.preorder import preorders
 from jaxspec.sched.spec.trees.throughput import Throughput
 from jaxspec.sched.timing import StepTimes
+
+#: Failures after which a drafter drafts no more.
+MOST_FAILURES = 3
 
 
 class StepTerms(NamedTuple):
@@ -80,6 +83,7 @@ class Speculator:
         self._context = 0  # committed positions of the step's decoding requests
         self._budget: int | None = None  # profiled for this step
         self._rounds = 0.0  # seconds of the step's rounds
+        self._failures = Counter[int]()
         self.host = HostTimes()
         #: By the number of decoding requests, rounded up to a power of two.
         self._payoffs: dict[int, Payoff] = {}
@@ -371,6 +375,14 @@ class Speculator:
                 record = self._record(request, part.drafter)
                 chosen, path = part.of_merged(drafted.chosen, accepted)
                 self.controllers[part.drafter].observe(part.candidates, chosen, path, record)
+
+    def drafter_failed(self, drafter: int) -> bool:
+        """A round of this drafter has failed. -> whether it drafts no more, because that has happened too often."""
+        self._failures[drafter] += 1
+        if self._failures[drafter] < MOST_FAILURES:
+            return False
+        self.drafters[drafter] = FailedDrafter(self.drafters[drafter].name, self.drafters[drafter].widths)
+        return True
 
     def ended(self, request: Request) -> None:
         """The request has finished or was cancelled."""

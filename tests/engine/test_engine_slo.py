@@ -215,6 +215,7 @@ def test_admissions_end_with_their_engine(failing: bool, monkeypatch: pytest.Mon
         running = Running(llm)
         assert len(made) == 1
         if failing:
+            monkeypatch.setattr("jaxspec.engine.recovery.MOST_RESTARTS", 0)
             monkeypatch.setattr(llm.engine.loop.model_runner, "pack", None)
             eventually(lambda: llm.engine.health == "dead")
         llm.close()

@@ -1,0 +1,116 @@
+"""What happens after a failed step: the engine restarts in place, and its requests go on with the same tokens.
+
+A failed step may have lost the donated KV pool, and where it failed decides what state the scheduler is in. So nothing
+is repaired: device memory is emptied, the scheduler forgets all plans, and requests are queued again with the tokens
+that they have. Their KV is computed again. Compiled programs and weights stay.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from jaxspec.compilation import planned
+from jaxspec.draft.registry import runners
+from jaxspec.engine.request_state import RequestState
+from jaxspec.sched.spec.drafter import DrafterFailed
+
+if TYPE_CHECKING:
+    from jaxspec.engine.loop import EngineLoop
+
+log = logging.getLogger(__name__)
+
+#: The engine gives up at more than so many restarts within so many seconds.
+MOST_RESTARTS, WITHIN = 10, 300.0
+#: Steps in a row that fail with a request: from the first number on it is tried alone, at the second it is ended.
+_ALONE, _ENDED = 2, 3
+
+
+class Recovery:
+    """Restarts an engine loop in place. Only the engine's thread uses it.
+
+    Most failures are not a request's fault, and do not come again. Requests that were in two failed steps without
+    getting a token between are tried alone, one after another. One that fails alone is ended with an error, so that it
+    does not cost the others more. A drafter that fails is blamed itself, see `Speculator.drafter_failed`.
+    """
+
+    def __init__(self, loop: EngineLoop, clock: Callable[[], float]) -> None:
+        self._loop, self._clock = loop, clock
+        self._runners = runners(loop.speculator)  # also those that draft no more: their pools can be swapped
+        self._restarts: deque[float] = deque()  # when, within the last `WITHIN` seconds
+        self._trial: RequestState | None = None
+        self._line: list[RequestState] = []  # not in the scheduler as long as one is tried alone
+        #: Restarts since the start.
+        self.count = 0
+
+    @property
+    def held_back(self) -> int:
+        """Requests that wait until others have been tried alone."""
+        return len(self._line)
+
+    def hold(self, state: RequestState) -> bool:
+        """Keep back a new request if one is being tried alone. -> whether it is kept back."""
+        if self._trial is not None:
+            self._line.append(state)
+        return self._trial is not None
+
+    def proceed(self) -> None:
+        """Call before each step: end the trial of a request that has got a token or ended."""
+        if (trial := self._trial) is not None and (trial.finish_reason is not None or not trial.failures):
+            self._loop.finish_steps()
+            self._line.append(trial)
+            self._next()
+
+    def recover(self, error: Exception) -> None:
+        """Restart after a step that failed with `error`. Raises `error` if there were too many restarts lately."""
+        now = self._clock()
+        while self._restarts and self._restarts[0] < now - WITHIN:
+            self._restarts.popleft()
+        if len(self._restarts) >= MOST_RESTARTS:
+            log.error("%d steps failed within %.0f s: the engine gives up", MOST_RESTARTS + 1, WITHIN)
+            raise error
+        self._restarts.append(now)
+        self.count += 1
+        log.error("a step failed, the engine restarts in place: %s", "".join(traceback.format_exception(error)))
+        loop = self._loop
+        if isinstance(error, DrafterFailed):
+            if loop.speculator.drafter_failed(error.drafter):
+                log.error("%s has failed too often and drafts no more", loop.speculator.drafters[error.drafter].name)
+        else:
+            for state in loop.running:
+                state.failures += 1
+        loop.drop_steps()
+        for state in loop.queued:
+            if state.failures >= _ENDED:
+                loop.end(state, "error", f"{state.failures} steps in a row failed with this request: {error}")
+        self._line += [state for state in loop.queued if state not in self._line]
+        self._next()
+
+    def _next(self) -> None:
+        """Restart with the next request to be tried alone, else with all."""
+        self._line = [state for state in self._line if state.finish_reason is None]
+        self._trial = next((state for state in self._line if state.failures >= _ALONE), None)
+        if self._trial is not None:
+            self._line.remove(self._trial)
+            self._restart([self._trial])
+            return
+        line, self._line = self._line, []
+        self._restart([state for state in line if state.queued])
+        for state in line:
+            if not state.queued:
+                self._loop.add(state, self._clock())
+
+    def _restart(self, states: Sequence[RequestState]) -> None:
+        loop = self._loop
+        for state in states:
+            request = state.request
+            request.tokens[request.prompt_len :] = state.output  # a failed step may have left others
+        with planned():  # arrays of zeros are programs, too
+            loop.model_runner.reset()
+            for runner in self._runners:
+                runner.reset()
+        loop.host.clear()
+        loop.scheduler.restart([state.request for state in states])
