@@ -39,6 +39,7 @@ COMMANDS = {
     "routing": ("jaxspec.bench.papers.routing", "compare routing policies from 1 to 1,000 replicas, simulated"),
     "simulate-gpu": ("jaxspec.bench.papers.gpu", "expected gain of drafts on a GPU, simulated"),
     "predictor": ("jaxspec.bench.papers.ssjf.predictor", "compare length predictors (SSJF's ablation)"),
+    "chaos": ("jaxspec.bench.chaos", "serve random requests while parts of the engine fail, and check every answer"),
     "profile": (
         "jaxspec.bench.profile",
         "show or renew the profile: measured step and draft times of this machine",

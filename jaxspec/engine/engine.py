@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -92,7 +91,9 @@ class Engine:
             paced=PACES.selected(config).throttles,
             max_num_seqs=config.max_num_seqs,
         )
-        self._pool, self._times = parts.pool, parts.model_runner.times
+        self._pool = parts.pool
+        #: Step times as profiled, corrected by the steps since.
+        self.step_times: StepTimes = parts.model_runner.times
         self._random = np.random.default_rng(config.seed)
         self._states: dict[str, RequestState] = {}
         self.loop = EngineLoop(config, parts, clock, self._states, self._closed, self.cancel)
@@ -122,11 +123,6 @@ class Engine:
     def speculator(self) -> Speculator:
         """Decides on drafts; without drafters there are none."""
         return self.loop.speculator
-
-    @property
-    def step_times(self) -> StepTimes:
-        """Step times as profiled, corrected by the steps since."""
-        return self._times
 
     @property
     def profiled(self) -> list[Profile]:
@@ -264,7 +260,7 @@ class Engine:
             if slo.ttft is not None and params.prompt_logprobs is None:
                 cached = self._pool.cached(prompt_ids, len(prompt_ids) - 1)
             depth = DEPTH if self.speculator.drafters else 0
-            check_possible(slo, tightest_slo(self._times, depth, len(prompt_ids) - cached), self.config.slo.slo)
+            check_possible(slo, tightest_slo(self.step_times, depth, len(prompt_ids) - cached), self.config.slo.slo)
         return max_tokens
 
     def _admit(self, request: Request, admitted: bool) -> None:
@@ -325,13 +321,19 @@ class Engine:
 
     # -- the engine's thread ---------------------------------------------------------------------------------------
 
+    def turn(self) -> bool:
+        """Take in what has arrived and run a step. False: it ends. For the engine's thread, or a driver without one."""
+        if running := self._collect():
+            self.loop.step()
+        return running
+
     def _run(self) -> None:
         try:
-            while self._collect():
-                self.loop.step()
+            while self.turn():
+                pass
             self._abort_all("abort", None)
         except Exception as error:
-            log.error("the engine failed: %s", traceback.format_exc())
+            log.exception("the engine failed")
             with self._lock:
                 self._health, self.failure = "dead", f"{type(error).__name__}: {error}"
             self._abort_all("error", f"the engine failed: {self.failure}")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The engine gives up at more than so many restarts within so many seconds.
+#: Default of `Recovery.most_restarts`, and the seconds in which restarts are counted.
 MOST_RESTARTS, WITHIN = 10, 300.0
 #: Steps in a row that fail with a request: from the first number on it is tried alone, at the second it is ended.
 _ALONE, _ENDED = 2, 3
@@ -41,10 +41,17 @@ class Recovery:
         self._loop, self._clock = loop, clock
         self._runners = runners(loop.speculator)  # also those that draft no more: their pools can be swapped
         self._restarts: deque[float] = deque()  # when, within the last `WITHIN` seconds
+        #: The engine gives up at more restarts than this within `WITHIN` seconds.
+        self.most_restarts = MOST_RESTARTS
         self._trial: RequestState | None = None
         self._line: list[RequestState] = []  # not in the scheduler as long as one is tried alone
         #: Restarts since the start.
         self.count = 0
+
+    @property
+    def trying(self) -> bool:
+        """Whether a request is being tried alone."""
+        return self._trial is not None
 
     @property
     def held_back(self) -> int:
@@ -53,9 +60,9 @@ class Recovery:
 
     def hold(self, state: RequestState) -> bool:
         """Keep back a new request if one is being tried alone. -> whether it is kept back."""
-        if self._trial is not None:
+        if self.trying:
             self._line.append(state)
-        return self._trial is not None
+        return self.trying
 
     def proceed(self) -> None:
         """Call before each step: end the trial of a request that has got a token or ended."""
@@ -69,8 +76,8 @@ class Recovery:
         now = self._clock()
         while self._restarts and self._restarts[0] < now - WITHIN:
             self._restarts.popleft()
-        if len(self._restarts) >= MOST_RESTARTS:
-            log.error("%d steps failed within %.0f s: the engine gives up", MOST_RESTARTS + 1, WITHIN)
+        if len(self._restarts) >= self.most_restarts:
+            log.error("%d steps failed within %.0f s: the engine gives up", self.most_restarts + 1, WITHIN)
             raise error
         self._restarts.append(now)
         self.count += 1

@@ -117,7 +117,8 @@ def start_up(
     loaded = replace(loaded, config=loaded.config.for_length(max_model_len))
     models = {name: m and (m[0].for_length(max_model_len), m[1]) for name, m in models.items()}
     warm_up = WarmUp(config.compile_in_background, progress, clock, config.compilation_cache_dir != "")
-    store = ProfileStore(cache_folder("profiles") if config.compilation_cache_dir != "" else None, renew_profiles)
+    folder = cache_folder("profiles") if config.compilation_cache_dir != "" else None
+    store = ProfileStore(folder, renew_profiles, clock)
     drawn = allocate_distributions(config, models)
     model_runner = ModelRunner(
         config, loaded.config, _reported(loaded.weights, progress), pages, warm_up, reads_features, drawn, store

@@ -171,10 +171,11 @@ class Profile:
 
 @dataclass(frozen=True)
 class ProfileStore:
-    """Folder of stored times; None stores nothing. `renew`: ignore stored times and measure again."""
+    """Folder of stored times; None stores nothing. `renew`: ignore stored times and measure again. `clock`: seconds."""
 
     folder: Path | None = None
     renew: bool = False
+    clock: Callable[[], float] = time.perf_counter
 
     def open(self, what: str, key: Any, names: Sequence[str], ordered: Sequence[tuple[str, str]] = ()) -> Profile:
         """The profile of the programs identified by the `repr` of `key`, on this device and JAX version.
@@ -183,7 +184,7 @@ class ProfileStore:
         """
         digest = hashlib.sha256(repr((what, key, sorted(names), device(), jax.__version__)).encode()).hexdigest()
         path = self.folder / f"{digest[:16]}.json" if self.folder else None
-        return Profile(what, names, ordered, path, self.renew)
+        return Profile(what, names, ordered, path, self.renew, self.clock)
 
 
 #: Stores nothing.

@@ -116,7 +116,7 @@ def test_a_failing_step_that_may_not_restart_ends_every_request(monkeypatch: pyt
                     ended.set()
 
         monkeypatch.setattr(PendingStep, "wait", wait)
-        monkeypatch.setattr("jaxspec.engine.recovery.MOST_RESTARTS", 0)
+        llm.engine.loop.recovery.most_restarts = 0
         for i in range(2):
             llm.engine.submit([i + 1, 5, 9], LONG, take)
         gate.set()  # only now, so that the second request is not refused by a dead engine

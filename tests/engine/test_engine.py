@@ -269,7 +269,7 @@ def test_queue_is_bounded_and_a_failure_ends_every_request(monkeypatch: pytest.M
             raise RuntimeError("the device caught fire")
 
         monkeypatch.setattr(llm.engine.loop.model_runner, "execute", failing)
-        monkeypatch.setattr("jaxspec.engine.recovery.MOST_RESTARTS", 0)
+        llm.engine.loop.recovery.most_restarts = 0
 
         def take(delta: OutputDelta) -> None:
             ended.append((delta.finish_reason, delta.error))

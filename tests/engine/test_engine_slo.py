@@ -56,7 +56,7 @@ def llm() -> Iterator[LLM]:
 @pytest.fixture
 def slow(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
     """An engine that takes its steps to be slow, so that it admits one request with a TPOT of 20 ms."""
-    monkeypatch.setattr(llm.engine, "_times", TIMES)
+    monkeypatch.setattr(llm.engine, "step_times", TIMES)
     monkeypatch.setattr(llm.engine, "_admission", admission(strict=True))
     return llm
 
@@ -211,11 +211,11 @@ def test_admissions_end_with_their_engine(failing: bool, monkeypatch: pytest.Mon
         made = llm.engine._admission = SloAdmission(
             TIMES, LengthDistribution(), strict=True, paced=True, max_num_seqs=6
         )
-        llm.engine._times = TIMES
+        llm.engine.step_times = TIMES
         running = Running(llm)
         assert len(made) == 1
         if failing:
-            monkeypatch.setattr("jaxspec.engine.recovery.MOST_RESTARTS", 0)
+            llm.engine.loop.recovery.most_restarts = 0
             monkeypatch.setattr(llm.engine.loop.model_runner, "pack", None)
             eventually(lambda: llm.engine.health == "dead")
         llm.close()

@@ -42,6 +42,7 @@ def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
         "asynchronous": {"async_scheduling": True, "draft": "none", "order": "las", "las": {"quantum_ms": 0.0}},
     }[request.param]
     with tiny.llm(**SETTINGS | own) as llm:
+        llm.engine.loop.recovery.most_restarts = 1000
         yield llm
 
 
@@ -50,11 +51,6 @@ def alone(llm: LLM) -> list[tuple[list[int], int]]:
     """Tokens and number of log-probabilities of each request, served alone."""
     outputs = [llm.generate([text], [p])[0].outputs[0] for text, p in zip(TEXTS, EACH, strict=True)]
     return [(o.token_ids, len(o.logprobs or ())) for o in outputs]
-
-
-@pytest.fixture(autouse=True)
-def _many_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxspec.engine.recovery.MOST_RESTARTS", 1000)
 
 
 class Crowd:
