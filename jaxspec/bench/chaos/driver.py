@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+
+import psutil
 
 from jaxspec.bench.chaos.faults import Clock, Faults, WildPredictions
 from jaxspec.bench.chaos.invariants import check_books, check_idle
@@ -24,8 +27,10 @@ log = logging.getLogger(__name__)
 
 #: Turns that one request may take at most, on average: more are a hang.
 PATIENCE = 400
-#: Settings that are drawn before none of them were valid.
+#: Settings that are drawn until some are valid.
 DRAWS = 50
+#: Factor by which memory may grow in the second half of a scenario of at least so many requests.
+GROWTH, SOAK = 1.01, 10_000
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,8 @@ class Run:
     turns: int = 0
     tokens: int = 0
     restarts: int = 0
+    #: Resident memory in MiB after half of the requests, and at the end.
+    memory: tuple[float, float] = (0.0, 0.0)
     faults: Counter[str] = field(default_factory=Counter[str])
     ended: Counter[str] = field(default_factory=Counter[str])
     failures: list[str] = field(default_factory=list[str])
@@ -144,9 +151,11 @@ class Driver:
 
     def serve(self, requests: int) -> Run:
         """Serve so many requests. What went wrong is in the result; a failed check ends it."""
-        run, engine = self.run, self._engine
+        run, engine, half = self.run, self._engine, 0.0
         try:
             while run.requests < requests or self._here:
+                if not half and run.requests >= requests / 2:
+                    half = _resident()
                 if run.turns > PATIENCE * (run.requests + 1):
                     raise AssertionError(f"no end: {sorted(self._here)} after {run.turns} turns")
                 self._arrive(requests)
@@ -158,6 +167,9 @@ class Driver:
                 check_books(engine)
                 run.turns += 1
             check_idle(engine)
+            run.memory = half, _resident()
+            if requests >= SOAK and run.memory[1] > GROWTH * half:
+                raise AssertionError(f"memory grew from {half:.1f} to {run.memory[1]:.1f} MiB")
         except Exception as error:
             run.failures.append(f"turn {run.turns}: {type(error).__name__}: {error}")
         run.faults += self._faults.injected
@@ -239,3 +251,9 @@ class Driver:
         if random.random() < scenario.fails:
             self._faults.arm(random.choice(Faults.KINDS))
             self._last_fault = run.turns
+
+
+def _resident() -> float:
+    """Resident memory of the process in MiB, without what is garbage."""
+    gc.collect()
+    return psutil.Process().memory_info().rss / 2**20

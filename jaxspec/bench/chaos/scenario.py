@@ -15,7 +15,7 @@ from jaxspec.structured_outputs import StructuredOutputs
 #: Sets of drafters: without a model, with a small one, and with several.
 DRAFTERS = ((), ("suffix",), ("ngram",), ("truncated:1",), ("grammar", "suffix"), ("suffix", "truncated:1"))
 #: Few sizes of programs, so that most are in JAX's cache.
-SEATS, BUDGETS = (2, 5), (8, 24)
+SEATS, BUDGETS, POOLS = (2, 5), (8, 24), (7, 24)
 PAGE, CONTEXT = 16, 96
 #: Prompts begin with one of these many prefixes.
 PREFIXES = 5
@@ -94,7 +94,7 @@ def draw_settings(random: Random) -> dict[str, Any]:
         "alise": {"queues": 4, "first_threshold_ms": random.choice((5.0, 50.0))},
         "enable_prefix_caching": random.random() < 0.8, "async_scheduling": random.random() < 0.3,
         "max_num_seqs": random.choice(SEATS), "max_num_batched_tokens": random.choice(BUDGETS),
-        "kv_cache_tokens": PAGE * random.choice((6, 7, 9, 24)),
+        "kv_cache_tokens": PAGE * random.choice(POOLS),
         "swap_space": random.choice((0.0, 1e-5, 1e-4, 1e-3)), "swap_dtype": "same", "page_size": PAGE,
         "kv_cache_dtype": "int8" if random.random() < 0.08 else "auto", "max_model_len": CONTEXT,
         "policy_seed": random.randrange(100), "compile_in_background": False, "compilation_cache_dir": "",

@@ -36,7 +36,7 @@ class Server:
     def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str], threads: int) -> None:
         """Start the process and wait until it is ready. Raises `BenchError` with the reason."""
         self.name = name
-        port = _free_port()
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.command = [part.replace("{port}", str(port)) for part in command]
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed by `end`)
@@ -126,7 +126,7 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]

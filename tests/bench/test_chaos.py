@@ -1,0 +1,144 @@
+"""The fault harness: engines with failing parts give right answers, and it finds engines that do not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from jaxspec.bench.__main__ import main
+from jaxspec.bench.chaos.driver import Answer, Watched
+from jaxspec.bench.chaos.live import damage
+from jaxspec.bench.chaos.scenario import Asked, Client, draw_asked
+from jaxspec.engine.recovery import Recovery
+from jaxspec.engine.request_state import RequestState
+from jaxspec.outputs import OutputDelta, RequestMetrics
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.sched import Scheduler
+from jaxspec.sched.kv.page_pool import PagePool
+
+
+def serve(tmp_path: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    """-> the exit status, and what happened."""
+    file = tmp_path / "found.json"
+    status = main(["chaos", "--json", str(file), *options])
+    return status, json.loads(file.read_text())["faults"][0]
+
+
+@pytest.mark.slow
+def test_engines_with_failing_parts_give_right_answers(tmp_path: Path) -> None:
+    status, found = serve(tmp_path, "--scenarios", "8", "--requests", "120", "--seed", "1", "--first", "3")
+    assert (status, found["failures"]) == (0, [])
+    assert found["restarts"] > 5 and found["faults"]["cancelled"] > 20
+    assert sum(found["ended"].values()) == found["requests"] == 960
+    assert found["ended"]["length"] > 600
+
+
+def test_a_scenario_is_the_same_each_time(tmp_path: Path) -> None:
+    once, again = (serve(tmp_path, "--scenarios", "1", "--requests", "40", "--seed", "2")[1] for _ in range(2))
+    differing = {name for name in once if once[name] != again[name]}
+    assert differing <= {"seconds", "memory_mib"} and once["tokens"] > 100
+
+
+def lose_a_token(patch: pytest.MonkeyPatch) -> None:
+    """A restart forgets each request's last token."""
+    restart = Recovery._restart
+
+    def forgetful(self: Recovery, states: Any) -> None:
+        for state in states:
+            if len(state.output) > 1:
+                state.output.pop()
+        restart(self, states)
+
+    patch.setattr(Recovery, "_restart", forgetful)
+
+
+def leak_a_page(patch: pytest.MonkeyPatch) -> None:
+    """Cancelled requests keep a page."""
+    cancel = Scheduler.cancel
+
+    def leaking(self: Scheduler, request_id: str, now: float) -> bool:
+        request = self._requests.get(request_id)
+        if request is not None and request.pages:
+            request.pages = request.pages[1:]
+        return cancel(self, request_id, now)
+
+    patch.setattr(Scheduler, "cancel", leaking)
+
+
+def forget_to_end(patch: pytest.MonkeyPatch) -> None:
+    """Some requests never get their last output."""
+    delta = RequestState.delta
+
+    def silent(self: RequestState) -> OutputDelta | None:
+        found = delta(self)
+        return None if found is not None and found.finish_reason == "abort" else found
+
+    patch.setattr(RequestState, "delta", silent)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("broken", "found"), [(lose_a_token, "wrong tokens|tokens for"), (leak_a_page, "references differ"), (forget_to_end, "no end")]
+)  # fmt: skip
+def test_broken_engines_are_found(
+    broken: Any, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken(monkeypatch)
+    monkeypatch.setattr("jaxspec.bench.chaos.driver.PATIENCE", 30)
+    status, happened = serve(tmp_path, "--scenarios", "4", "--requests", "60", "--seed", "1", "--first", "3")
+    assert status == 1 and any(part in failure for failure in happened["failures"] for part in found.split("|"))
+    assert "--first" in capsys.readouterr().out  # how to serve it again
+
+
+EXPECTED = Answer((5, 6, 7), "abc", "length")
+
+
+def watched(client: Client, *deltas: tuple[tuple[int, ...], str, str | None]) -> Watched:
+    one = Watched("r", Asked((1,), SamplingParams(seed=1, max_tokens=3)), EXPECTED, client, 0)
+    count = 0
+    for tokens, text, reason in deltas:
+        count += len(tokens)
+        one.take(OutputDelta("r", text, tokens, finish_reason=reason, metrics=RequestMetrics(0.0, output_tokens=count)))
+    return one
+
+
+def test_answers_are_judged() -> None:
+    stays, leaves = Client(), Client(cancels=1)
+    assert watched(stays, ((5, 6), "ab", None), ((7,), "c", "length")).wrong(True) == []
+    assert watched(leaves, ((5, 6), "ab", "abort")).wrong(True) == []
+    assert "ended with abort" in watched(stays, ((5, 6), "ab", "abort")).wrong(True)[0]
+    assert "wrong tokens" in watched(leaves, ((5, 9), "ab", "abort")).wrong(True)[0]
+    assert "2 tokens for 3" in watched(stays, ((5, 6), "ab", "length")).wrong(True)[0]
+    assert "'abx'" in watched(stays, ((5, 6, 7), "abx", "length")).wrong(True)[0]
+    assert "after the last" in watched(stays, ((5, 6, 7), "abc", "length"), ((), "", None)).wrong(True)[0]
+    assert watched(stays, ((9, 9, 9), "xyz", "length")).wrong(False) == []
+    assert "an error" in watched(leaves, ((5,), "a", "error")).wrong(True)[0]
+    assert watched(Client(poisonous=1), ((5,), "a", "error")).wrong(True) == []
+
+
+def test_requests_depend_on_the_seed_alone() -> None:
+    assert [draw_asked(Random(3), 200) for _ in range(3)] == [draw_asked(Random(3), 200) for _ in range(3)]
+    assert all(max(draw_asked(Random(i), 200).prompt) < 200 for i in range(50))
+
+
+def test_cache_files_are_damaged(tmp_path: Path) -> None:
+    assert damage(tmp_path, Random(0)) is None
+    (tmp_path / "profiles").mkdir()
+    file = tmp_path / "profiles" / "a.json"
+    for i in range(20):
+        file.write_bytes(b"0123456789")
+        assert damage(tmp_path, Random(i)) == "damaged profiles" and file.read_bytes() != b"0123456789"
+
+
+def test_a_pool_that_is_cleared_is_empty() -> None:
+    pool = PagePool(4, 2)
+    held = pool.allocate(3)
+    pool.register([1, 2, 3, 4], held, range(2))
+    pool.release(held[:1])
+    pool.clear()
+    pool.check([])
+    assert pool.num_free == 4 and pool.cached([1, 2, 3, 4], 4) == 0
