@@ -50,8 +50,10 @@ def ratio(own: Sequence[float], base: Sequence[float]) -> Estimate | None:
 
 
 def relative(own: Sequence[float | None], base: Sequence[float | None]) -> Estimate | None:
-    """The geometric mean of own by base, paired as in `ratio`; pairs with a value that is 0 or None do not count."""
-    found = estimate([log(a / b) if a and b else None for a, b in zip(own, base, strict=True)])
+    """The geometric mean of own by base, paired as in `ratio`. None if a value is 0 or not known."""
+    if not all((*own, *base)):
+        return None
+    found = estimate([log(a / b) for a, b in zip(own, base, strict=True) if a and b])
     return found and Estimate(*map(exp, found))
 
 

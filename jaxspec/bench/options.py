@@ -104,13 +104,18 @@ def add_workload(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     work.add_argument("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature (default: 0)")
     work.add_argument("--ignore-eos", action="store_true", help="always generate --max-tokens tokens")
     work.add_argument("--seed", type=int, default=0, help="seed of prompts, lengths and arrivals (default: 0)")
-    slo_options = parser.add_argument_group("SLO", "Latency targets used to compute SLO attainment and goodput.")
-    slo_options.add_argument("--slo-ttft-ms", type=positive, metavar="MS", help="target time to first token (TTFT)")
-    slo_options.add_argument(
+    add_slo(parser)
+    return add_outputs(parser)
+
+
+def add_slo(parser: argparse.ArgumentParser, default: str = "") -> None:
+    """Add `--slo-ttft-ms` and `--slo-tpot-ms`."""
+    group = parser.add_argument_group("SLO", f"Latency targets used to compute SLO attainment and goodput{default}.")
+    group.add_argument("--slo-ttft-ms", type=positive, metavar="MS", help="target time to first token (TTFT)")
+    group.add_argument(
         "--slo-tpot-ms", type=positive, metavar="MS",
         help="target mean time per output token after the first (TPOT)",
     )  # fmt: skip
-    return add_outputs(parser)
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -128,6 +133,12 @@ def slo(args: argparse.Namespace) -> Slo | None:
     """The SLO given by the options; None if they set no target."""
     targets = Slo(args.slo_ttft_ms, args.slo_tpot_ms)
     return targets if targets else None
+
+
+def slo_settings(args: argparse.Namespace) -> list[str]:
+    """The same targets as engine settings, KEY=VALUE, so that the scheduler knows them."""
+    targets = {"slo.ttft_ms": args.slo_ttft_ms, "slo.tpot_ms": args.slo_tpot_ms}
+    return [f"{key}={target}" for key, target in targets.items() if target is not None]
 
 
 def seconds(slo: Slo | None) -> SchedulerSlo:

@@ -44,7 +44,7 @@ class Scenario:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         for_arrivals, for_lengths, _, for_prefixes = _streams(args.seed)
-        config = _settings(args)
+        config = settings(args)
         config = config.model_copy(update={"policy_seed": config.policy_seed + args.seed})
         self.cost, self._process = load_cost(args.cost), load_process(args.acceptance)
         #: What replaces missing inputs.
@@ -105,7 +105,7 @@ def _streams(seed: int) -> list[np.random.Generator]:
     return np.random.default_rng(seed).spawn(4)
 
 
-def _settings(args: argparse.Namespace) -> EngineConfig:
+def settings(args: argparse.Namespace) -> EngineConfig:
     """The config given by the options. Raises `ConfigError`, or ValueError naming an option."""
     if args.draft_length is not None and args.draft_length < 0:
         raise ValueError(f"--draft-length must not be negative, got {args.draft_length}")

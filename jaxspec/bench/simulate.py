@@ -96,16 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_numbers(
         work, ("--seeds N", 1, "repetitions with the next seeds; with more than one, numbers have 95 %% intervals")
     )
-    slo_options = parser.add_argument_group(
-        "SLO", "Latency targets used to compute SLO attainment and goodput (default: the preset's slo settings)."
-    )
-    slo_options.add_argument(
-        "--slo-ttft-ms", type=options.positive, metavar="MS", help="target time to first token (TTFT)"
-    )
-    slo_options.add_argument(
-        "--slo-tpot-ms", type=options.positive, metavar="MS",
-        help="target mean time per output token after the first (TPOT)",
-    )  # fmt: skip
+    options.add_slo(parser, " (default: the preset's slo settings)")
     replicas.add_arguments(parser)
     results = options.add_outputs(parser)
     results.add_argument(

@@ -16,7 +16,7 @@ from rich.table import Table
 from jaxspec.bench import options
 from jaxspec.bench.estimates import Estimate, differs, estimate
 from jaxspec.bench.report import Report, machine, write_json
-from jaxspec.bench.scenario import Scenario
+from jaxspec.bench.scenario import Scenario, settings
 from jaxspec.bench.table import UNKNOWN, Column, terminal
 from jaxspec.progress import progress
 from jaxspec.sched.sim.simulator import Served
@@ -115,6 +115,8 @@ def run(args: argparse.Namespace) -> int:
     presets = args.config or [None]
     names = options.preset_names([preset or "no preset" for preset in presets])
     rates, seeds = args.request_rate or [None], range(args.seed, args.seed + args.seeds)
+    for preset in presets:  # before the first simulation, which may take long
+        settings(single(args, preset))
     if args.seeds > 1:
         _check_seeds(args)
     rows: list[Row] = []
