@@ -114,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
     """
     presets = args.config or [None]
     names = options.preset_names([preset or "no preset" for preset in presets])
-    rates, seeds = args.request_rate or [None], range(args.seed, args.seed + args.seeds)
+    rates = list(dict.fromkeys(args.request_rate or [None]))
+    seeds = range(args.seed, args.seed + args.seeds)
     for preset in presets:  # before the first simulation, which may take long
         settings(single(args, preset))
     if args.seeds > 1:
@@ -264,7 +265,7 @@ def _plot(args: argparse.Namespace, rows: Sequence[Row]) -> None:
     if len({row.rate for row in rows}) == 1:
         panels = [
             plot.Panel("JCT", {row.preset: [s.e2e for s in row.report.samples] for row in rows}),
-            plot.Panel("TTFT", {row.preset: [s.ttft for s in row.report.samples] for row in rows}),
+            plot.Panel("TTFT", {row.preset: [s.ttft for s in row.report.samples] for row in rows}, args.slo_ttft_ms),
         ]
         plot.distributions(args.plot, panels, title)
         return
@@ -284,17 +285,18 @@ def name_of(scenario: Scenario) -> str:
 
 
 def draw_timeline(path: str, scenarios: Mapping[str, Scenario], served: Served) -> None:
-    """Draw what each of the same requests does with each preset. `served`: the results of the first one, to choose
-    consecutive requests that wait. Raises `BenchError`."""
+    """Draw what each of the same requests does with each preset. Those are shown that lose most time with the first
+    one, whose results are `served`. Raises `BenchError`."""
     from jaxspec.bench import timeline_plot
 
     work, total = served.workload, len(served.workload)
     count = min(total, LANES, max(LEAST_LANES, 90 // len(scenarios)))
-    begin = int(np.argmax(np.convolve(served.first_scheduled - work.arrival, np.ones(count), "valid")))
+    lost = served.jct - work.output * (served.jct / work.output).min()
+    begin = int(np.argmax(np.convolve(lost, np.ones(count), "valid")))
     names = {str(i): f"{i}: {work.input[i]}+{work.output[i]}" for i in range(begin, begin + count)}
     preset, scenario = next(iter(scenarios.items()))
     title = f"requests {begin} to {begin + count - 1} of {total:,}"
-    title += ", where waits are longest" + (f" with {preset}" if len(scenarios) > 1 else "") if count < total else ""
+    title += ", which lose most time" + (f" with {preset}" if len(scenarios) > 1 else "") if count < total else ""
     title += f"; cost {scenario.args.cost}"
     if rate := scenario.args.request_rate:
         title += f"; {rate:g} requests/s"

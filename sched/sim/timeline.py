@@ -19,10 +19,10 @@ class Phase(Enum):
     ARRIVED = "waiting: came during a step"
     PREFILL = "prefill: computes its prompt"
     DECODE = "decode: generates tokens"
-    RECOMPUTE = "computes again the KV that it lost"
+    RECOMPUTE = "recompute: computes the lost KV again"
     RESTING = "has a slot, skips the step"
-    PAUSED = "paused: lost its slot, keeps its KV"
-    PREEMPTED = "preempted: lost its KV, waits"
+    PAUSED = "paused: its slot went to others, its KV stays"
+    PREEMPTED = "preempted: its KV pages went to others, waits"
     SWAPPED = "swapped out: its KV is in host memory"
 
 
