@@ -30,7 +30,7 @@ class LLM:
 
     `model` and `draft` are those of the server's `--model` and `--draft` (`draft=()` turns a preset's drafters off);
     `config` is a YAML preset; `overrides` are settings of `EngineConfig`. `show_progress`: bars of loading and
-    compiling on standard error; without a terminal they are log lines.
+    compiling on standard error; without a terminal they are log lines. A text stands before each stage's name.
 
     Raises `ConfigError` if a setting is invalid, `ModelLoadError` if a model cannot be loaded.
     """
@@ -41,7 +41,7 @@ class LLM:
         draft: Sequence[str] | str | None = None,
         config: str | None = None,
         *,
-        show_progress: bool = True,
+        show_progress: bool | str = True,
         **overrides: Any,
     ):
         loaded = model if isinstance(model, LoadedModel) else None

@@ -19,18 +19,20 @@ Report = Callable[[str, int, int], None]
 
 
 @contextmanager
-def bar(show: bool = True, clock: Callable[[], float] = time.monotonic) -> Iterator[Report]:
-    """Gives a callback that reports progress of loading and compiling, with one bar per stage.
+def bar(show: bool | str = True, clock: Callable[[], float] = time.monotonic) -> Iterator[Report]:
+    """Gives a callback that reports progress of loading and compiling, with one bar per stage. A text as `show` stands
+    before the stages.
 
     Where standard error is no terminal, the same are log lines: of stages that take seconds, from time to time and at
     their end. `clock`: monotonic seconds.
     """
-    console = Console(stderr=True)
+    console, prefix = Console(stderr=True), f"{show}: " if isinstance(show, str) else ""
     if not show:
         yield lambda stage, done, total: None
         return
     if not console.is_terminal:
-        yield _StageLog(clock).report
+        log_lines = _StageLog(clock)
+        yield lambda stage, done, total: log_lines.report(prefix + stage, done, total)
         return
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console) as display:
@@ -39,7 +41,7 @@ def bar(show: bool = True, clock: Callable[[], float] = time.monotonic) -> Itera
         def report(stage: str, done: int, total: int) -> None:
             nonlocal task
             if done == 0 or task is None:
-                task = display.add_task(stage, total=total)
+                task = display.add_task(prefix + stage, total=total)
             display.update(task, completed=done)
 
         yield report

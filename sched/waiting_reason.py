@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Self
 
 from jaxspec.sched.request import Request, RequestStatus
 
 if TYPE_CHECKING:
     from jaxspec.sched.scheduler import Scheduler
+
+
+class Obstacle(Enum):
+    """What keeps the first waiting request from running, in a few words."""
+
+    BATCH = "the running batch has to end first"
+    MORE = "the next batch waits for more requests"
+    SLOT = "no free slot"
+    PAGES = "no free KV pages"
+    KEPT = "free KV pages are kept for running requests"
+    PACE = "the pace lets few prompts run"
+    STEP = "no room in the step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +61,19 @@ class QueueState:
             scheduler.order.rule,
         )
 
+    @property
+    def obstacle(self) -> Obstacle:
+        """What keeps the first waiting request from running."""
+        if self.batches:
+            return Obstacle.BATCH if self.running else Obstacle.MORE
+        if self.running >= self.slots:
+            return Obstacle.SLOT
+        if self.wanted_pages > self.free_pages:
+            return Obstacle.PAGES
+        if not self.fits:
+            return Obstacle.KEPT
+        return Obstacle.PACE if self.paced else Obstacle.STEP
+
 
 def why_waiting(request: Request, ahead: int, queue: QueueState) -> str:
     """Why a request without a slot has none; `ahead`: waiting requests that go before it."""
@@ -75,18 +101,18 @@ def _lost(request: Request) -> str:
 
 
 def _obstacle(queue: QueueState) -> str:
-    """What keeps the first waiting request from running."""
-    if queue.batches:
-        return "The running batch has to end first." if queue.running else "The next batch waits for more requests."
-    if queue.running >= queue.slots:
-        return "The only slot is taken." if queue.slots == 1 else f"All {queue.slots} slots are taken."
-    if queue.wanted_pages > queue.free_pages:
-        return f"No free KV pages: the next request needs {queue.wanted_pages}, {queue.free_pages} are free."
-    if not queue.fits:
-        return "The free KV pages are kept for running requests: the next answer would not fit."
-    if queue.paced:
-        return "The pace lets few prompts run while requests have a TPOT SLO."
-    return "The step has no room for more prompts."
+    """What keeps the first waiting request from running, with its numbers."""
+    slots = "The only slot is taken." if queue.slots == 1 else f"All {queue.slots} slots are taken."
+    pages = f"No free KV pages: the next request needs {queue.wanted_pages}, {queue.free_pages} are free."
+    return {
+        Obstacle.BATCH: "The running batch has to end first.",
+        Obstacle.MORE: "The next batch waits for more requests.",
+        Obstacle.SLOT: slots,
+        Obstacle.PAGES: pages,
+        Obstacle.KEPT: "The free KV pages are kept for running requests: the next answer would not fit.",
+        Obstacle.PACE: "The pace lets few prompts run while requests have a TPOT SLO.",
+        Obstacle.STEP: "The step has no room for more prompts.",
+    }[queue.obstacle]
 
 
 def _requests(count: int) -> str:

@@ -35,6 +35,16 @@ def test_stages_of_a_start_are_log_lines(caplog: pytest.LogCaptureFixture) -> No
     ]  # fmt: skip
 
 
+def test_a_text_tells_engines_apart(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "jaxspec.progress")
+    seconds = [0.0]
+    with progress.bar("fcfs", clock=lambda: seconds[0]) as report:
+        report("loading", 0, 1)
+        seconds[0] = 4.0
+        report("loading", 1, 1)
+    assert [record.message for record in caplog.records] == ["fcfs: loading: 1 of 1 in 4 s"]
+
+
 def test_a_short_stage_prints_nothing(capsys):
     with progress.progress("simulations", 2) as advance:
         advance()

@@ -98,8 +98,9 @@ def check_outputs(args: argparse.Namespace) -> None:
     if args.json:
         Path(args.json).parent.mkdir(parents=True, exist_ok=True)
         Path(args.json).touch()
-    if getattr(args, "plot", None) and find_spec("matplotlib") is None:
-        raise BenchError(f"--plot needs matplotlib: {install_hint('bench')}")
+    for name in ("plot", "timeline"):
+        if getattr(args, name, None) and find_spec("matplotlib") is None:
+            raise BenchError(f"--{name} needs matplotlib: {install_hint('bench')}")
 
 
 def finish(report: Report, args: argparse.Namespace) -> int:

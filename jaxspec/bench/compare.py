@@ -1,7 +1,8 @@
 """Compare presets: one engine per preset, all in one process, alternating on the same prompts.
 
 The speed of a machine varies more from minute to minute than presets differ. Therefore all engines stay loaded and take
-turns, and the result is the ratio of their median speeds to the first preset's. A warm-up turn fills the prefix caches,
+turns, and the result are ratios to the first preset in the same round, with 95 % intervals over the rounds. A ratio
+whose interval includes 1 is marked ≈: the turns do not show a difference. A warm-up turn fills the prefix caches,
 so measured turns include little prefill unless --set enable_prefix_caching=false. Suffix drafting remembers answers, so
 from the second turn on it knows them, unless each turn has new prompts (--new-prompts).
 """
@@ -9,12 +10,10 @@ from the second turn on it knows them, unless each turn has new prompts (--new-p
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from statistics import fmean, median
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,68 +21,22 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 
 from jaxspec.bench import BenchError, options, prompts
+from jaxspec.bench.contender import Contender, learn, load
 from jaxspec.bench.extraction import EXTRACTIONS
 from jaxspec.bench.offline import tokenise
 from jaxspec.bench.report import machine, write_json
-from jaxspec.bench.table import Column, terminal
-from jaxspec.draft.suffix import SuffixDrafter
+from jaxspec.bench.table import UNKNOWN, Column, each, shown, terminal
+from jaxspec.bench.turns import COUNTERS, METRICS, Turn, Work, alternate, is_noise, ratio
 from jaxspec.errors import explained
 from jaxspec.extras import install_hint
 from jaxspec.progress import progress
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.sched.sim import arrivals
+from jaxspec.sched.sim.arrivals import Arrival
 from jaxspec.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
-    from jaxspec.llm import LLM
-
-#: Fields of `EngineStats` about speculation; counted as 0 where an engine's stats lack them.
-COUNTERS = ("draft_tokens", "accepted_tokens", "verifications")
-#: Prompts of `learn` between which the progress bar moves.
-_KNOWN_AT_ONCE = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """One of the compared presets: its engine, and the prompts of all turns as token ids of its tokenizer."""
-
-    name: str
-    llm: LLM
-    prompts: list[list[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What the turns of a concurrency ask: `size` prompts, `level` at a time; with `new`, other ones in each turn.
-
-    params: of each prompt of all turns. turns_before: turns of other concurrencies before the first one of this.
-    """
-
-    params: Sequence[SamplingParams]
-    size: int
-    level: int
-    new: bool = False
-    turns_before: int = 0
-
-    def prompts_of(self, turn: int) -> range:
-        """Indices of the prompts of a turn (0: the first of this level)."""
-        first = (self.turns_before + turn) * self.size if self.new else 0
-        return range(first, first + self.size)
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One pass over all prompts: wall time in seconds, output token ids of each prompt, increase of each of `COUNTERS`,
-    and mean E2E latency of the requests in seconds."""
-
-    seconds: float
-    answers: list[list[int]]
-    counts: dict[str, int]
-    e2e: float
-
-    @property
-    def speed(self) -> float:
-        """Output tokens per second."""
-        return sum(map(len, self.answers)) / self.seconds
+    from jaxspec.models.load.tokenizer import Tokenizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,6 +50,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="engine setting for all presets (docs/configuration.md); repeatable",
     )  # fmt: skip
     options.add_numbers(engine, ("--repeats N", 5, "measured turns per preset"))
+    when = parser.add_argument_group("arrivals", "Default: --concurrency. Each turn has the same arrivals.")
+    when.add_argument(
+        "--request-rate", type=options.finite, metavar="R",
+        help="mean requests per second; with --trace, rescales its arrival times",
+    )  # fmt: skip
+    when.add_argument("--burstiness", type=float, default=1.0, metavar="CV", help=options.BURSTINESS_HELP)
+    when.add_argument(
+        "--trace", metavar="FILE", help=f"{options.TRACE_HELP}; its lengths are those of prompts, and max_tokens"
+    )
     work = parser.add_argument_group("workload")
     concurrency = (
         "prompts submitted at a time; the next N follow when all of them have finished. Several values are measured "
@@ -122,10 +84,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature (default: 0)")
     work.add_argument("--ignore-eos", action="store_true", help="always generate --max-tokens tokens")
     work.add_argument("--seed", type=int, default=0, help="seed of prompts, lengths and sampling (default: 0)")
+    options.add_slo(parser)
     results = parser.add_argument_group("results")
     results.add_argument("--json", metavar="FILE", help="write all measurements, including every turn, as JSON")
     results.add_argument(
-        "--plot", metavar="PNG", help=f"plot the speed of every turn; needs matplotlib: {install_hint('bench')}"
+        "--plot",
+        metavar="PNG",
+        help=f"plot the speed of every turn, and with arrivals latencies; needs matplotlib: {install_hint('bench')}",
     )
 
 
@@ -134,47 +99,78 @@ def run(args: argparse.Namespace) -> int:
     from jaxspec.config import parse_overrides
 
     try:
-        overrides = parse_overrides(args.set)
-        texts = asked(args)
+        overrides = parse_overrides([*args.set, *options.slo_settings(args)])
+        texts, times = asked(args), arrived(args)
         known = prompts.load(args.known)[: args.num_known] if args.known else []
         params = SamplingParams(
             temperature=args.temperature, max_tokens=args.max_tokens, ignore_eos=args.ignore_eos, seed=args.seed
         )
     except (OSError, ValueError) as error:
         raise BenchError(explained(error)) from None
+    if times:
+        overrides.setdefault("max_queued_requests", len(times))
+    size = len(times) if times else args.num_prompts
     presets = [args.baseline, *args.others]
-    levels = list(dict.fromkeys(args.concurrency or [args.num_prompts]))
+    levels = list(dict.fromkeys(args.concurrency or [size]))
     turns = len(levels) * (args.repeats + 1)
-    count = args.num_prompts * (turns if args.new_prompts else 1)
+    count = size * (turns if args.new_prompts else 1)
     if args.new_prompts and not args.input_tokens and count > len(texts):
         raise BenchError(f"--new-prompts: {turns} turns need {count} prompts, there are {len(texts)}")
-    of_all_turns = argparse.Namespace(**{**vars(args), "num_prompts": count})
     each = with_schemas(params, prompts.choose(texts, count, random(args))) if args.structured else [params] * count
+    if times and times[0].output_tokens:
+        most = [a.output_tokens or args.max_tokens for a in times]
+        each = [replace(one, max_tokens=most[i % size]) for i, one in enumerate(each)]
     results: list[dict[str, Any]] = []
     with ExitStack() as stack:
         contenders = [
-            Contender(name, llm, tokenise(llm.tokenizer, texts, of_all_turns, random(args)))
-            for name, llm in zip(names(presets), load(presets, overrides, stack), strict=True)
+            Contender(name, llm, prompt_ids(llm.tokenizer, texts, args, count, times))
+            for name, llm in zip(options.preset_names(presets), load(presets, overrides, stack), strict=True)
         ]
         settings = {c.name: c.llm.engine.config.model_dump() for c in contenders}
         if known:
             learn(contenders, known, params)
         with progress("turns", len(presets) * turns) as advance:
             for i, level in enumerate(levels):
-                work = Work(each, args.num_prompts, level, args.new_prompts, i * (args.repeats + 1))
+                work = Work(
+                    each, size, level, args.new_prompts, i * (args.repeats + 1),
+                    [a.time for a in times] if times else None, options.slo(args),
+                )  # fmt: skip
                 results += judge(contenders, alternate(contenders, work, args.repeats, advance), work)
-    show(results, args.num_prompts * (args.repeats if args.new_prompts else 1))
+    show(results, size * (args.repeats if args.new_prompts else 1), bool(times))
     if args.json:
         about = {"kind": "compare", "machine": machine(), "options": options.plain(args), "settings": settings}
         write_json(args.json, about | {"results": results})
     if args.plot:
-        from jaxspec.bench import plot
-
-        panels: dict[str, dict[str, list[float]]] = {f"{level} at a time": {} for level in levels}
-        for r in results:
-            panels[f"{r['concurrency']} at a time"][r["preset"]] = r["tokens_per_s"]
-        plot.turns(args.plot, panels, "output tokens/s")
+        draw(args.plot, results, bool(times))
     return 0
+
+
+def arrived(args: argparse.Namespace) -> list[Arrival] | None:
+    """The arrivals of a turn; None without such options. Raises OSError or ValueError, also for options that exclude
+    each other."""
+    option = "--trace" if args.trace else "--request-rate" if args.request_rate else None
+    if option is None:
+        return None
+    if args.concurrency:
+        raise ValueError(f"{option} says when prompts arrive: it excludes --concurrency")
+    if not args.trace:
+        return arrivals.gamma(args.num_prompts, args.request_rate, args.burstiness, random(args))
+    if args.structured or args.input_tokens:
+        other = "--structured" if args.structured else "--input-tokens"
+        raise ValueError(f"--trace says how long prompts are: it excludes {other}")
+    return arrivals.trace(args.trace, args.num_prompts, args.request_rate)
+
+
+def prompt_ids(
+    tokenizer: Tokenizer, texts: list[str], args: argparse.Namespace, count: int, times: Sequence[Arrival] | None
+) -> list[list[int]]:
+    """Token ids of `count` prompts, of the trace's lengths if it has any."""
+    of_all_turns = argparse.Namespace(**{**vars(args), "num_prompts": count})
+    if not times or not times[0].input_tokens:
+        return tokenise(tokenizer, texts, of_all_turns, random(args))
+    plain, rng = [tokenizer.encode(text, add_special_tokens=False) for text in texts], random(args)
+    lengths = [a.input_tokens or 1 for a in times]
+    return [prompts.of_tokens(plain, lengths[i % len(lengths)], int(rng.integers(len(plain)))) for i in range(count)]
 
 
 def asked(args: argparse.Namespace) -> list[str]:
@@ -199,116 +195,33 @@ def with_schemas(params: SamplingParams, texts: Sequence[str]) -> list[SamplingP
     return [replace(params, structured_outputs=StructuredOutputs(json=schemas[text])) for text in texts]
 
 
-def learn(contenders: Sequence[Contender], texts: Sequence[str], params: SamplingParams) -> None:
-    """Let the contenders that remember answers for suffix drafting answer these prompts, unmeasured."""
-    from jaxspec.models.load.tokenizer import chat_ids
-
-    learning = [c for c in contenders if remembers(c.llm)]
-    parts = [texts[i : i + _KNOWN_AT_ONCE] for i in range(0, len(texts), _KNOWN_AT_ONCE)]
-    with progress("answers before the turns", len(learning) * len(parts)) as advance:
-        for contender in learning:
-            for part in parts:
-                with naming_preset(contender.name):
-                    contender.llm.generate([chat_ids(contender.llm.tokenizer, text) for text in part], params)
-                advance()
-
-
-def remembers(llm: LLM) -> bool:
-    """Whether one of the engine's drafters learns from answers."""
-    drafters = llm.engine.speculator.drafters
-    return any(isinstance(d, SuffixDrafter) and d.memory is not None for d in drafters)
-
-
-def names(presets: Sequence[str]) -> list[str]:
-    """A short unique name for each preset: its file name, else its path; numbered if a preset is given repeatedly."""
-    stems = [Path(preset).stem for preset in presets]
-    chosen = stems if len(set(stems)) == len(set(presets)) else list(presets)
-    return [n if chosen.count(n) == 1 else f"{n} #{chosen[: i + 1].count(n)}" for i, n in enumerate(chosen)]
-
-
-def load(presets: Sequence[str], overrides: dict[str, Any], stack: ExitStack) -> list[LLM]:
-    """An engine for each preset, which `stack` closes. Raises `BenchError`."""
-    from jaxspec.config import EngineConfig
-    from jaxspec.llm import LLM
-
-    for preset in presets:  # check all presets before the first engine, which takes long to load
-        with naming_preset(preset):
-            EngineConfig.load(preset, **overrides)
-    engines = []
-    for preset in presets:
-        with naming_preset(preset):
-            engines.append(stack.enter_context(LLM(config=preset, **{**options.COMPILE_ALL_FIRST, **overrides})))
-    return engines
-
-
-@contextmanager
-def naming_preset(preset: str) -> Iterator[None]:
-    """Convert errors to a `BenchError` that names the preset."""
-    try:
-        yield
-    except (OSError, ValueError, RuntimeError) as error:
-        message = explained(error)
-        raise BenchError(message if preset in message else f"{preset}: {message}") from None
-
-
-def alternate(
-    contenders: Sequence[Contender], work: Work, repeats: int, advance: Callable[[], None]
-) -> list[list[Turn]]:
-    """`repeats` turns of each contender after one warm-up turn each. In every round the contenders run in order."""
-    turns: list[list[Turn]] = [[] for _ in contenders]
-    for repeat in range(repeats + 1):
-        for contender, measured in zip(contenders, turns, strict=True):
-            with naming_preset(contender.name):
-                turn = take_turn(contender, work, repeat)
-            advance()
-            if repeat:
-                measured.append(turn)
-    return turns
-
-
-def take_turn(contender: Contender, work: Work, turn: int) -> Turn:
-    """Generate for all prompts of a turn."""
-    llm, chosen = contender.llm, work.prompts_of(turn)
-    given = [(contender.prompts[i], work.params[i]) for i in chosen]
-    parts = [list(zip(*given[i : i + work.level], strict=True)) for i in range(0, len(given), work.level)]
-    before = llm.engine.stats()
-    begin = time.perf_counter()
-    outputs = [o for ids, params in parts for o in llm.generate(list(ids), list(params))]
-    seconds = time.perf_counter() - begin
-    after = llm.engine.stats()
-    counts = {name: getattr(after, name, 0) - getattr(before, name, 0) for name in COUNTERS}
-    e2e = [output.metrics.e2e or 0.0 for output in outputs]
-    return Turn(seconds, [output.outputs[0].token_ids for output in outputs], counts, fmean(e2e) if e2e else 0.0)
-
-
 def judge(contenders: Sequence[Contender], turns: Sequence[Sequence[Turn]], work: Work) -> list[dict[str, Any]]:
-    """Results of each contender over its turns; the first contender is the baseline. Speeds in tokens per second.
+    """Results of each contender over its turns; the first contender is the baseline.
 
-    `turn_ratios`: of speeds in the same round. `ratio`: of median speeds; with new prompts in each turn the median of
-    `turn_ratios`. `mean_accepted_length`: tokens per verification, bonus token included. `agreeing_requests`: number of
-    requests with exactly the tokens of the baseline's first turn in every turn; with new prompts, of the baseline's
-    same turn, over all turns; None if the prompts' token ids differ.
+    `by_turn`, `medians`, `ratios` and `noise` are by the names of `METRICS`. Ratios are those of the same round:
+    geometric mean and 95 % interval; `noise`: whether it includes 1. `mean_accepted_length`: tokens per verification,
+    bonus token included. `agreeing_requests`: number of requests with exactly the tokens of the baseline's first turn
+    in every turn; with new prompts, of the baseline's same turn, over all turns; None if the prompts' token ids differ.
     """
     results: list[dict[str, Any]] = []
     for contender, measured in zip(contenders, turns, strict=True):
-        speeds = [turn.speed for turn in measured]
         drafted, accepted, verified = (sum(turn.counts[name] for turn in measured) for name in COUNTERS)
-        pairs = list(zip(turns[0], measured, strict=True))
-        ratios = [turn.speed / base.speed for base, turn in pairs]
         if work.new:
+            pairs = list(zip(turns[0], measured, strict=True))
             same = [a == b for base, turn in pairs for a, b in zip(base.answers, turn.answers, strict=True)]
         else:
             same = [all(turn.answers[i] == a for turn in measured) for i, a in enumerate(turns[0][0].answers)]
-        ratio = median(speeds) / median(turn.speed for turn in turns[0])
+        by_turn = {name: [metric.of(turn.report) for turn in measured] for name, metric in METRICS.items()}
+        known = {name: [v for v in values if v is not None] for name, values in by_turn.items()}
+        ratios = {name: ratio(name, measured, turns[0]) for name in METRICS}
+        noise = {name: found and is_noise(found, len(measured)) for name, found in ratios.items()}
         results.append(
             {
                 "preset": contender.name, "concurrency": work.level,
-                "tokens_per_s": speeds, "seconds": [turn.seconds for turn in measured],
-                "output_tokens": [sum(map(len, turn.answers)) for turn in measured],
-                "median": median(speeds), "lowest": min(speeds), "highest": max(speeds),
-                "ratio": median(ratios) if work.new else ratio, "turn_ratios": ratios,
-                "mean_e2e_s": [turn.e2e for turn in measured],
-                "e2e_ratio": median(turn.e2e for turn in measured) / median(turn.e2e for turn in turns[0]),
+                "seconds": [turn.report.duration_s for turn in measured],
+                "output_tokens": [turn.report.output_tokens for turn in measured],
+                "by_turn": by_turn, "medians": {name: median(v) if v else None for name, v in known.items()},
+                "ratios": ratios, "noise": noise,
                 "draft_tokens": drafted, "accepted_tokens": accepted, "verifications": verified,
                 "acceptance_rate": accepted / drafted if drafted else None,
                 "mean_accepted_length": 1 + accepted / verified if verified else None,
@@ -318,20 +231,68 @@ def judge(contenders: Sequence[Contender], turns: Sequence[Sequence[Turn]], work
     return results
 
 
-def show(results: Sequence[Mapping[str, Any]], requests: int) -> None:
-    """Print one row per concurrency and preset; columns on speculation only if something was drafted."""
+def show(results: Sequence[Mapping[str, Any]], requests: int, timed: bool) -> None:
+    """Print the speeds, one row per concurrency and preset, with columns on speculation only if something was drafted;
+    and the latencies, one table per concurrency. `timed`: requests arrived at given times."""
+    speed = "tokens_per_s"
     columns: list[Column] = [
-        ("at\nonce", "{}", "concurrency"), ("preset", "{}", "preset"), ("median", "{:.1f}", "median"),
-        ("lowest", "{:.1f}", "lowest"), ("highest", "{:.1f}", "highest"), ("ratio", "{:.3f}", "ratio"),
-        ("E2E\nratio", "{:.3f}", "e2e_ratio"), ("same", f"{{}}/{requests}", "agreeing_requests"),
+        ("preset", "{}", "preset"), ("median", "{:.1f}", lambda r: r["medians"][speed]),
+        ("lowest", "{:.1f}", lambda r: min(r["by_turn"][speed])),
+        ("highest", "{:.1f}", lambda r: max(r["by_turn"][speed])), ("ratio", "{}", lambda r: relation(r, speed)),
+        ("same", f"{{}}/{requests}", "agreeing_requests"),
     ]  # fmt: skip
+    if not timed:
+        columns.insert(0, ("at\nonce", "{}", "concurrency"))
     if any(r["draft_tokens"] for r in results):
         columns.append(("accepted", "{:.1%}", "acceptance_rate"))
         columns.append(("mean\nlen.", "{:.2f}", "mean_accepted_length"))
-    # Without column separators the table fits into 80 characters.
-    style = {"title": "output tokens/s", "box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
-    table = terminal(results, *columns, left=2, **style)
-    table.columns[1].overflow = "fold"
-    for column in table.columns[2:]:
+    turns = len(results[0]["seconds"])
+    rule = f"ratio to {results[0]['preset']}, with 95 % interval over {turns} turns; ≈: they do not show a difference"
+    # Without column separators the tables fit into 80 characters.
+    style = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False, "caption_justify": "left"}
+    left = 1 if timed else 2
+    table = terminal(results, *columns, left=left, title=METRICS[speed].label, caption=rule, **style)
+    table.columns[left - 1].overflow = "fold"
+    for column in table.columns[left:]:
         column.no_wrap = True
     Console().print(table)
+    for level in dict.fromkeys(r["concurrency"] for r in results):
+        own = [r for r in results if r["concurrency"] == level]
+        title = "latency in ms, median and ratio" + ("" if timed else f", {level} at once")
+        presets = each(r["preset"] for r in own)
+        Console().print(terminal(_latencies(own), "", *presets, title=title, **style))
+
+
+def _latencies(own: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+    """A row for each latency that was measured, with a cell for each preset."""
+    for name, metric in METRICS.items():
+        if name != "tokens_per_s" and own[0]["medians"][name] is not None:
+            first, *others = (shown(r["medians"][name], metric.form) for r in own)
+            ratios = (relation(r, name) for r in own[1:])
+            yield [metric.label, first, *(f"{value}  {ratio}" for value, ratio in zip(others, ratios, strict=True))]
+
+
+def relation(result: Mapping[str, Any], metric: str) -> str:
+    """The ratio of a metric to the baseline's, as shown."""
+    found = result["ratios"][metric]
+    if found is None:
+        return UNKNOWN
+    mean, low, high = found
+    if low == high == 1:
+        return "1.000"
+    ends = "" if low == high else f" ({low:.2f} … {high:.2f})"
+    return f"{'≈' if result['noise'][metric] else ''}{mean:.3f}{ends}"
+
+
+def draw(path: str, results: Sequence[Mapping[str, Any]], timed: bool) -> None:
+    """Plot the speed of every turn by concurrency; with arrivals latencies too. Raises `BenchError`."""
+    from jaxspec.bench import plot
+
+    panels: dict[str, dict[str, list[float]]] = {}
+    for r in results:
+        for name in ["tokens_per_s", *(n for n in METRICS if n.startswith("mean") and timed)]:
+            title = METRICS[name].label + ("" if name == "tokens_per_s" else ", ms")
+            panels.setdefault(title if timed else f"{r['concurrency']} at a time", {})[r["preset"]] = [
+                value for value in r["by_turn"][name] if value is not None
+            ]
+    plot.turns(path, panels, "" if timed else METRICS["tokens_per_s"].label)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from jaxspec.bench import BenchError, options
-from jaxspec.bench.compare import load, names, naming_preset
+from jaxspec.bench.contender import load, naming_preset
 from jaxspec.bench.extraction import EXTRACTIONS, Extraction
 from jaxspec.bench.report import machine, write_json
 from jaxspec.bench.table import median as middle
@@ -109,11 +109,12 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise BenchError(explained(error)) from None
     presets = [args.config, args.tree_config]
+    names = options.preset_names(presets)
     asked = list(islice(cycle(EXTRACTIONS), args.concurrency))
     with ExitStack() as stack:
         contenders = [
             Contender(name, llm, goal, [chat_ids(llm.tokenizer, e.prompt) for e in asked])
-            for name, llm, goal in zip(names(presets), load(presets, overrides, stack), GOALS, strict=True)
+            for name, llm, goal in zip(names, load(presets, overrides, stack), GOALS, strict=True)
         ]
         settings = {c.name: c.llm.engine.config.model_dump() for c in contenders}
         with progress("turns", 2 * len(contenders) * len(CONSTRAINTS) * (args.repeats + 1)) as advance:

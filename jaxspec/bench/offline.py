@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> Report:
 
     runs = [report.output_tokens_per_s for report in reports]
     report = reports[int(np.argsort(runs)[len(runs) // 2])]
-    report.extra |= {"startup_s": startup_s, "output_tokens_per_s_of_all_runs": runs}
+    report.extra |= {"model": llm.engine.model_name, "startup_s": startup_s, "output_tokens_per_s_of_all_runs": runs}
     return report
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from jaxspec.bench.report import Slo
@@ -13,7 +16,10 @@ from jaxspec.sched.slo import Slo as SchedulerSlo
 COMPILE_ALL_FIRST: dict[str, Any] = {"compile_in_background": False}
 PROMPTS_HELP = 'JSONL file with one {"turns": ["text", ...]} per line; the first text is the prompt'
 INPUT_TOKENS_HELP = "prompts of N tokens, or uniformly distributed from LOW to HIGH tokens"
-TRACE_HELP = "CSV file of arrivals with the column arrival_s and optionally input_tokens, output_tokens"
+TRACE_HELP = (
+    "arrivals: a CSV file with the column arrival_s and optionally input_tokens, output_tokens, a CSV file as Azure or "
+    "BurstGPT publish theirs, or a .jsonl file in Mooncake's format"
+)
 BURSTINESS_HELP = (
     "coefficient of variation of the gaps between arrivals: 0 equal gaps, 1 Poisson arrivals, above 1 bursts "
     "(default: 1)"
@@ -98,13 +104,18 @@ def add_workload(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     work.add_argument("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature (default: 0)")
     work.add_argument("--ignore-eos", action="store_true", help="always generate --max-tokens tokens")
     work.add_argument("--seed", type=int, default=0, help="seed of prompts, lengths and arrivals (default: 0)")
-    slo_options = parser.add_argument_group("SLO", "Latency targets used to compute SLO attainment and goodput.")
-    slo_options.add_argument("--slo-ttft-ms", type=positive, metavar="MS", help="target time to first token (TTFT)")
-    slo_options.add_argument(
+    add_slo(parser)
+    return add_outputs(parser)
+
+
+def add_slo(parser: argparse.ArgumentParser, default: str = "") -> None:
+    """Add `--slo-ttft-ms` and `--slo-tpot-ms`."""
+    group = parser.add_argument_group("SLO", f"Latency targets used to compute SLO attainment and goodput{default}.")
+    group.add_argument("--slo-ttft-ms", type=positive, metavar="MS", help="target time to first token (TTFT)")
+    group.add_argument(
         "--slo-tpot-ms", type=positive, metavar="MS",
         help="target mean time per output token after the first (TPOT)",
     )  # fmt: skip
-    return add_outputs(parser)
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -124,6 +135,12 @@ def slo(args: argparse.Namespace) -> Slo | None:
     return targets if targets else None
 
 
+def slo_settings(args: argparse.Namespace) -> list[str]:
+    """The same targets as engine settings, KEY=VALUE, so that the scheduler knows them."""
+    targets = {"slo.ttft_ms": args.slo_ttft_ms, "slo.tpot_ms": args.slo_tpot_ms}
+    return [f"{key}={target}" for key, target in targets.items() if target is not None]
+
+
 def seconds(slo: Slo | None) -> SchedulerSlo:
     """The same targets as the scheduler has them, in seconds."""
     targets = slo or Slo()
@@ -132,4 +149,12 @@ def seconds(slo: Slo | None) -> SchedulerSlo:
 
 def plain(args: argparse.Namespace) -> dict[str, Any]:
     """The options as given, for the JSON file, without the API key and callables."""
-    return {k: v for k, v in vars(args).items() if k not in ("api_key", "run", "command") and not callable(v)}
+    given = {k: v for k, v in vars(args).items() if k not in ("api_key", "run", "command") and not callable(v)}
+    return {k: asdict(v) if is_dataclass(v) and not isinstance(v, type) else v for k, v in given.items()}
+
+
+def preset_names(presets: Sequence[str]) -> list[str]:
+    """A short unique name for each preset: its file name, else its path; numbered if a preset is given repeatedly."""
+    stems = [Path(preset).stem for preset in presets]
+    chosen = stems if len(set(stems)) == len(set(presets)) else list(presets)
+    return [n if chosen.count(n) == 1 else f"{n} #{chosen[: i + 1].count(n)}" for i, n in enumerate(chosen)]

@@ -116,17 +116,21 @@ def drive(
     expected: Sequence[int] | None = None,
     end_as_expected: bool = False,
     slos: Sequence[Slo] | None = None,
+    answers: Sequence[list[int]] | None = None,
 ) -> list[RequestMetrics]:
     """Submit request i at `times[i]`, in seconds from now, and wait for all. Returns their metrics in the same order.
 
     `expected`: output tokens of each request, for the length oracle, which defaults to the request's `max_tokens`. With
-    `end_as_expected` the answers also end there. `slos`: SLO of each request. Raises `BenchError` if the engine fails.
+    `end_as_expected` the answers also end there. `slos`: SLO of each request. `answers`: a list for each, which
+    gets its output tokens. Raises `BenchError` if the engine fails.
     """
     metrics: list[RequestMetrics | None] = [None] * len(ids)
     finished = threading.Semaphore(0)
 
     def listener(i: int) -> Callable[[OutputDelta], None]:
         def on_output(delta: OutputDelta) -> None:
+            if answers is not None:
+                answers[i].extend(delta.token_ids)
             if delta.finish_reason is not None:
                 metrics[i] = delta.metrics if delta.error is None else None
                 finished.release()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -13,6 +13,7 @@ from rich.table import Table
 
 from jaxspec.bench import options
 from jaxspec.bench.report import Report, write_json
+from jaxspec.bench.scenario import Scenario
 from jaxspec.bench.table import Column, share, terminal
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.progress import progress
@@ -23,7 +24,7 @@ from jaxspec.sched.sim.acceptance import Acceptance
 from jaxspec.sched.sim.cluster import REPORT_INTERVAL, Cluster, ClusterServed
 from jaxspec.sched.sim.cost import Cost
 from jaxspec.sched.sim.ledger import Ledger
-from jaxspec.sched.sim.simulator import Served, Simulation
+from jaxspec.sched.sim.simulator import Simulation
 from jaxspec.sched.sim.workload import Workload
 from jaxspec.sched.slo import NONE, Slo
 from jaxspec.sched.slots import Need
@@ -89,8 +90,9 @@ def checked(args: argparse.Namespace, config: EngineConfig) -> list[str]:
         return []
     if config.draft and args.draft_length is None:
         raise ConfigError("draft: drafters are not simulated with --replicas: draft a chain (--draft-length N, or 0)")
-    if args.plot:
-        raise ValueError("--plot shows one run and cannot be combined with --replicas")
+    for name in ("plot", "timeline"):
+        if getattr(args, name):
+            raise ValueError(f"--{name} shows one run and cannot be combined with --replicas")
     notes = []
     if config.predictor == "none":
         for name in args.routing or (DEFAULT,):
@@ -102,27 +104,28 @@ def checked(args: argparse.Namespace, config: EngineConfig) -> list[str]:
     return notes
 
 
-def compare(
-    args: argparse.Namespace, fleet: Fleet, scheduler: Callable[[], Scheduler], summarise: Callable[[Served], Report]
-) -> list[Report]:
-    """Serve the same requests with each policy. `scheduler()`: an empty one. Raises as `Cluster.run`."""
-    found: list[Report] = []
+def run(scenario: Scenario) -> int:
+    """Serve the same requests with each policy, print one table, and write the JSON file. Returns the exit code.
+
+    Raises as `Cluster.run`.
+    """
+    for note in scenario.notes:
+        print(note, flush=True)
+    args, slo = scenario.args, options.seconds(scenario.slo)
+    fleet = Fleet(scenario.workload, scenario.cost, slo, scenario.acceptance(), scenario.draft_length)
+    reports: list[Report] = []
     for name in args.routing or (DEFAULT,):
-        cluster = fleet.cluster([scheduler() for _ in range(args.replicas)], name, args.seed, args.report_interval)
+        schedulers = [scenario.scheduler() for _ in range(args.replicas)]
+        cluster = fleet.cluster(schedulers, name, args.seed, args.report_interval)
         with progress(f"{name}: percent of requests", 100) as advance:
             served = cluster.run(advance)
-        report = summarise(served.served)
+        report = scenario.report(served.served)
         report.extra |= {"replicas": args.replicas, "routing": name, **routed(served)}
-        found.append(report)
-    return found
-
-
-def finish(args: argparse.Namespace, reports: Sequence[Report], notes: Sequence[str]) -> int:
-    """Print one table, and write the JSON file. Returns the exit code."""
+        reports.append(report)
     Console().print(table(reports))
     if args.json:
         policies = {report.extra["routing"]: report.to_json() for report in reports}
-        write_json(args.json, {"kind": "simulate", "notes": [*notes], "policies": policies})
+        write_json(args.json, {"kind": "simulate", "notes": scenario.notes, "policies": policies})
     return 0
 
 

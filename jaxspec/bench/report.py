@@ -101,6 +101,8 @@ class Report:
     tpot_ms: Distribution | None
     itl_ms: Distribution | None
     e2e_ms: Distribution | None
+    #: From arrival to the first step, in the simulator.
+    queue_ms: Distribution | None = None
     slo: Slo | None = None
     #: Share of all requests, failed ones included, that met every target of the SLO.
     slo_attainment: float | None = None
@@ -181,7 +183,10 @@ def print_table(report: Report, console: Console | None = None) -> None:
     """Print counts and rates, then the latencies, then the errors."""
     console = console or Console()
     console.print(terminal(_rows(report), "", "", title=f"jaxspec.bench {report.kind}", show_header=False))
-    latencies = {"TTFT": report.ttft_ms, "TPOT": report.tpot_ms, "ITL": report.itl_ms, "E2E": report.e2e_ms}
+    latencies = {
+        "queue": report.queue_ms, "TTFT": report.ttft_ms, "TPOT": report.tpot_ms, "ITL": report.itl_ms,
+        "E2E (JCT)": report.e2e_ms,
+    }  # fmt: skip
     rows = [[name, d.mean, d.p50, d.p95, d.p99] for name, d in latencies.items() if d is not None]
     if rows:
         console.print(terminal(rows, "latency, ms", *each(("mean", "p50", "p95", "p99"), "{:,.1f}")))
@@ -203,6 +208,9 @@ def _rows(report: Report) -> Iterable[tuple[str, str]]:
         ("padding, KV positions", report.padding_fraction, "{:.1%}"),
         ("padding, step tokens", report.token_padding_fraction, "{:.1%}"),
         ("host overhead", report.host_overhead_fraction, "{:.1%}"),
+        ("preemptions", report.extra.get("preemptions"), "{:,}"),
+        ("recomputed tokens", report.extra.get("recomputed_tokens"), "{:,}"),
+        ("utilisation", report.extra.get("busy_fraction"), "{:.1%}"),
         ("compilations after warm-up", report.compilations_after_warmup, "{}"),
         ("peak memory, MiB", report.peak_memory_bytes and report.peak_memory_bytes / 2**20, "{:,.0f}"),
     )

@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="mean requests per second; with --trace, rescales its arrival times (default: all at once)",
     )  # fmt: skip
     when.add_argument("--burstiness", type=float, default=1.0, metavar="CV", help=options.BURSTINESS_HELP)
-    when.add_argument("--trace", metavar="CSV", help=options.TRACE_HELP)
+    when.add_argument("--trace", metavar="FILE", help=options.TRACE_HELP)
     when.add_argument(
         "--concurrency", type=options.count, metavar="N",
         help="maximum number of requests in flight; further ones wait in the load generator (default: no limit)",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +55,47 @@ def poisson(count: int, rate: float, rng: np.random.Generator) -> list[Arrival]:
     return gamma(count, rate, 1.0, rng)
 
 
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Names of a CSV's columns. `lengths`: input and output tokens; may be missing if `optional`. `seconds` reads a
+    time. `skip_failed`: rows with 0 output tokens are requests that failed, and left out."""
+
+    time: str
+    lengths: tuple[str, str]
+    optional: bool = False
+    seconds: Callable[[str], float] = float
+    skip_failed: bool = False
+
+
+def _timestamp(text: str) -> float:
+    """Seconds since 1970 of a date and a time, in UTC unless it says otherwise; digits after microseconds are cut."""
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+#: The project's own columns, Azure's and BurstGPT's.
+FORMATS = (
+    Columns("arrival_s", ("input_tokens", "output_tokens"), optional=True),
+    Columns("TIMESTAMP", ("ContextTokens", "GeneratedTokens"), seconds=_timestamp),
+    Columns("Timestamp", ("Request tokens", "Response tokens"), skip_failed=True),
+)
+_ACCEPTED = (
+    "arrival_s and optionally input_tokens, output_tokens; TIMESTAMP, ContextTokens, GeneratedTokens (Azure); "
+    "Timestamp, Request tokens, Response tokens (BurstGPT); or a .jsonl file in Mooncake's format"
+)
+
+
 def trace(path: str | Path, count: int | None = None, rate: float | None = None) -> list[Arrival]:
-    """The first `count` rows of a CSV with the column arrival_s and optional columns input_tokens and output_tokens, or
-    of a .jsonl file in Mooncake's format (`timestamp` in ms, `input_length`, `output_length`, `hash_ids`).
+    """The first `count` requests of a CSV with the columns of one of `FORMATS`, or of a .jsonl file in Mooncake's
+    format (`timestamp` in ms, `input_length`, `output_length`, `hash_ids`).
 
     Times are shifted to start at 0. With `rate` they are scaled to that mean rate (requests per second).
-    Raises OSError, or ValueError naming the bad line.
+    Raises OSError, or ValueError naming the bad line, or the columns that are accepted.
     """
     if Path(path).suffix == ".jsonl":
         arrivals = json_lines.read(path, _with_blocks, "timestamp, input_length, output_length and hash_ids")[:count]
     else:
-        arrivals = _rows(path, count)
+        arrivals = list(islice(_rows(path), count))
     if not arrivals:
         raise ValueError(f"{path}: no rows")
     arrivals.sort(key=lambda a: a.time)
@@ -72,23 +104,23 @@ def trace(path: str | Path, count: int | None = None, rate: float | None = None)
     return [replace(a, time=(a.time - start) * stretch) for a in arrivals]
 
 
-def _rows(path: str | Path, count: int | None) -> list[Arrival]:
-    arrivals: list[Arrival] = []
-    with open(path, newline="", encoding="utf-8") as file:
+def _rows(path: str | Path) -> Iterable[Arrival]:
+    with open(path, newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file)
-        if "arrival_s" not in (rows.fieldnames or ()):
-            raise ValueError(f"{path}: no column arrival_s")
+        names = rows.fieldnames or ()
+        columns = next((c for c in FORMATS if c.time in names), None)
+        if columns is None or not (columns.optional or {*columns.lengths} <= {*names}):
+            raise ValueError(
+                f"{path} has the columns {', '.join(names) or 'of an empty file'}; accepted are {_ACCEPTED}"
+            )
         for row in rows:
-            if count is not None and len(arrivals) == count:
-                break
             try:
-                inputs, outputs = (
-                    int(float(row[c])) if row.get(c) else None for c in ("input_tokens", "output_tokens")
-                )
-                arrivals.append(Arrival(float(row["arrival_s"]), inputs, outputs))
-            except ValueError as error:
+                inputs, outputs = (int(float(row[c])) if row.get(c) else None for c in columns.lengths)
+                arrival = Arrival(columns.seconds(row[columns.time] or ""), inputs, outputs)
+            except (ValueError, OverflowError) as error:
                 raise ValueError(f"{path}, line {rows.line_num}: {error}") from None
-    return arrivals
+            if outputs or not columns.skip_failed:
+                yield arrival
 
 
 def _with_blocks(row: Any) -> Arrival:

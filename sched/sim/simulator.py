@@ -43,6 +43,8 @@ class Served:
     pauses: int
     #: Seconds in which a step ran, over all replicas.
     busy: float
+    #: Plans after which requests still waited.
+    queued: int = 0
     #: Over all requests: swaps to the host, pages moved in both directions, seconds that steps waited for transfers.
     swaps: int = 0
     moved: int = 0
@@ -126,8 +128,9 @@ class Simulation:
         self._acceptance, self._draft_length = acceptance, draft_length
         room = min(scheduler.config.max_model_len, scheduler.pool.num_pages * scheduler.pool.page_size)
         self.ledger = Ledger(workload, room, slo) if ledger is None else ledger
-        #: Steps, pauses of all requests, seconds in which a step ran, and in which one waited for transfers.
-        self.steps = self.pauses = 0
+        #: Steps, pauses of all requests, plans after which requests still waited, seconds in which a step ran, and in
+        #: which one waited for transfers.
+        self.steps = self.pauses = self.queued = 0
         self.busy = self.stalled = 0.0
         costs = scheduler.config.costs
         self.link = Link(costs) if scheduler.config.host_pages and costs is not None else None
@@ -180,6 +183,7 @@ class Simulation:
             self._repredictor.predict(self._repredictor.due(), now)
         while True:
             plan = scheduler.plan(now, self._lookahead(now))
+            self.queued += scheduler.num_waiting > 0
             if self.link is not None:
                 self.link.start(plan, now)
             if plan.scheduled:
@@ -324,6 +328,7 @@ def served(ledger: Ledger, simulations: Sequence[Simulation]) -> Served:
         steps=sum(s.steps for s in simulations),
         pauses=sum(s.pauses for s in simulations),
         busy=sum(s.busy for s in simulations),
+        queued=sum(s.queued for s in simulations),
         swaps=sum(s.scheduler.num_swaps for s in simulations),
         moved=sum(s.link.moved for s in simulations if s.link is not None),
         stalled=sum(s.stalled for s in simulations),

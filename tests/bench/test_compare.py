@@ -7,12 +7,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from helpers import tiny
 from jaxspec import LLM, SamplingParams
 from jaxspec.bench.__main__ import main
-from jaxspec.bench.compare import Contender, Turn, Work, alternate, judge, names, take_turn
+from jaxspec.bench.compare import judge
+from jaxspec.bench.contender import Contender
+from jaxspec.bench.options import preset_names
+from jaxspec.bench.record import drive
+from jaxspec.bench.report import Sample, Slo, summarise
+from jaxspec.bench.turns import COUNTERS, Turn, Work, alternate, take_turn
 
 #: Everything small; a preset adds what it is about.
 COMMON = (
@@ -64,12 +70,18 @@ def test_presets_take_turns_on_the_same_prompts(engines, tmp_path, capsys, monke
     for r, base in zip(results, (results[0], results[0], results[2], results[2]), strict=True):
         assert r["output_tokens"] == [24, 24] and r["agreeing_requests"] == 4
         speeds = [tokens / seconds for tokens, seconds in zip(r["output_tokens"], r["seconds"], strict=True)]
-        assert r["tokens_per_s"] == pytest.approx(speeds)
-        assert r["lowest"] <= r["median"] <= r["highest"] and r["ratio"] == pytest.approx(r["median"] / base["median"])
+        found = r["by_turn"]["tokens_per_s"]
+        assert found == pytest.approx(speeds) and r["medians"]["tokens_per_s"] == pytest.approx(np.median(speeds))
+        mean, low, high = r["ratios"]["tokens_per_s"]
+        assert mean == pytest.approx(np.exp(np.mean(np.log(found) - np.log(base["by_turn"]["tokens_per_s"]))), rel=1e-3)
+        assert low <= mean <= high and r["noise"]["tokens_per_s"] == (low <= 1 <= high)
+        assert r["medians"]["p99_e2e_ms"] >= r["medians"]["mean_e2e_ms"] > r["medians"]["mean_ttft_ms"] > 0
+        assert r["medians"]["slo_attainment"] is None
     assert [s["max_num_seqs"] for s in report["settings"].values()] == [4, 2]
     assert all(s["token_buckets"] == [16] for s in report["settings"].values())
     said = capsys.readouterr().out
     assert "4/4" in said and "1.000" in said and "accepted" not in said
+    assert all(row in said for row in ("TTFT, p99", "TPOT, mean", "E2E, mean", "3 at once")) and "SLOs" not in said
 
 
 @pytest.mark.parametrize(
@@ -110,9 +122,9 @@ def test_one_preset_is_not_enough(capsys):
 
 
 def test_names_distinguish_presets():
-    assert names(["x/a.yaml", "x/b.yaml"]) == ["a", "b"]
-    assert names(["x/a.yaml", "y/a.yaml"]) == ["x/a.yaml", "y/a.yaml"]
-    assert names(["a.yaml", "a.yaml", "b.yaml"]) == ["a #1", "a #2", "b"]
+    assert preset_names(["x/a.yaml", "x/b.yaml"]) == ["a", "b"]
+    assert preset_names(["x/a.yaml", "y/a.yaml"]) == ["x/a.yaml", "y/a.yaml"]
+    assert preset_names(["a.yaml", "a.yaml", "b.yaml"]) == ["a #1", "a #2", "b"]
 
 
 class Drafter:
@@ -125,9 +137,9 @@ class Drafter:
     def stats(self) -> SimpleNamespace:
         return SimpleNamespace(draft_tokens=5 * self.asked, accepted_tokens=2 * self.asked, verifications=self.asked)
 
-    def generate(self, prompts: list[list[int]], _: SamplingParams) -> list[Any]:
+    def generate(self, prompts: list[list[int]], _: Any) -> list[Any]:
         self.asked += len(prompts)
-        metrics = SimpleNamespace(e2e=2.0)
+        metrics = SimpleNamespace(arrival=3.0, ttft=0.5, tpot=0.1, e2e=2.0)
         return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=list(p))], metrics=metrics) for p in prompts]
 
 
@@ -136,40 +148,105 @@ def test_acceptance_is_counted_in_measured_turns():
     second: Any = Drafter()
     contenders = [Contender("plain", first, [[1, 2], [3]]), Contender("draft", second, [[1, 2], [4]])]
     advanced: list[int] = []
-    work = Work([SamplingParams()] * 2, 2, 1)
+    work = Work([SamplingParams()] * 2, 2, 1, slo=Slo(ttft_ms=400))
     turns = alternate(contenders, work, 3, lambda: advanced.append(1))
     assert len(advanced) == 8 and [len(own) for own in turns] == [3, 3]
     assert turns[0][0].counts == {"draft_tokens": 10, "accepted_tokens": 4, "verifications": 2}
-    assert turns[0][0].e2e == 2.0
+    assert turns[0][0].report.e2e_ms is not None and turns[0][0].report.e2e_ms.mean == 2000
     plain, draft = judge(contenders, turns, work)
     assert (draft["draft_tokens"], draft["accepted_tokens"], draft["verifications"]) == (30, 12, 6)
     assert (draft["acceptance_rate"], draft["mean_accepted_length"]) == (0.4, 3.0)
     assert plain["agreeing_requests"] == 2 and draft["agreeing_requests"] is None  # other ids: another tokenizer
+    # No request meets the target, so there is no ratio of shares.
+    assert draft["medians"]["slo_attainment"] == 0 and draft["ratios"]["slo_attainment"] is None
+
+
+def turn(seconds: float, *answers: list[int]) -> Turn:
+    """A turn whose requests took twice its time."""
+    samples = [Sample(0.0, seconds, None, 2 * seconds, output_tokens=len(answer)) for answer in answers]
+    counts: dict[str, int] = dict.fromkeys(COUNTERS, 0)
+    return Turn(list(answers), counts, summarise("compare", samples, seconds, options={}))
 
 
 def test_answers_agree_token_for_token_in_every_turn():
-    llm: Any = SimpleNamespace(engine=SimpleNamespace(stats=lambda: SimpleNamespace()), generate=lambda *_: [])
-    prompts = [[1], [2], [3]]
-    contenders = [Contender("a", llm, prompts), Contender("b", llm, prompts)]
+    llm: Any = SimpleNamespace(engine=SimpleNamespace(stats=lambda: SimpleNamespace()), generate=Drafter().generate)
+    contenders = [Contender(name, llm, [[1], [2], [3]]) for name in ("a", "b")]
     work = Work([SamplingParams()] * 3, 3, 2)
-    llm.generate = lambda ids, _: [
-        SimpleNamespace(outputs=[SimpleNamespace(token_ids=i)], metrics=SimpleNamespace(e2e=1.0)) for i in ids
-    ]
-    assert take_turn(contenders[0], work, 0).counts == dict.fromkeys(
-        ("draft_tokens", "accepted_tokens", "verifications"), 0
-    )
-
-    def turn(seconds: float, *answers: list[int]) -> Turn:
-        return Turn(seconds, list(answers), {"draft_tokens": 0, "accepted_tokens": 0, "verifications": 0}, 2 * seconds)
-
+    assert {*take_turn(contenders[0], work, 0).counts.values()} == {0}
     baseline = [turn(1.0, [1, 2], [3], [4]), turn(2.0, [1, 2], [3], [4])]
     other = [turn(0.5, [1, 2], [3], [4]), turn(1.0, [1, 2], [3, 3], [5])]
     a, b = judge(contenders, (baseline, other), work)
-    assert (a["tokens_per_s"], b["tokens_per_s"]) == ([4, 2], [8, 5])
+    assert (a["by_turn"]["tokens_per_s"], b["by_turn"]["tokens_per_s"]) == ([4, 2], [8, 5])
     assert (a["agreeing_requests"], b["agreeing_requests"]) == (3, 1)
-    assert (a["ratio"], b["ratio"]) == (1.0, pytest.approx(6.5 / 3))
-    assert (a["e2e_ratio"], b["e2e_ratio"], b["mean_e2e_s"]) == (1.0, 0.5, [1.0, 2.0])
+    assert a["ratios"]["tokens_per_s"] == (1, 1, 1) and b["ratios"]["tokens_per_s"][0] == pytest.approx(
+        5**0.5, rel=1e-4
+    )
+    assert (
+        b["ratios"]["mean_e2e_ms"] == pytest.approx((0.5, 0.5, 0.5), rel=1e-4) and b["medians"]["mean_e2e_ms"] == 1500
+    )
+    assert (b["noise"]["tokens_per_s"], b["noise"]["mean_e2e_ms"]) == (True, False)
+    assert b["ratios"]["mean_tpot_ms"] is None
     assert b["acceptance_rate"] is None and b["mean_accepted_length"] is None
+    # One turn shows no difference.
+    assert judge(contenders, (baseline[:1], other[:1]), work)[1]["noise"]["tokens_per_s"]
+
+
+def test_every_turn_has_the_same_arrivals(engines, tmp_path, capsys, monkeypatch):
+    driven: list[tuple[int, list[float], list[int], list[int]]] = []
+
+    def recorded(engine: Any, times: Any, ids: Any, params: Any, **more: Any) -> Any:
+        number = [llm.engine for llm in engines].index(engine)
+        driven.append((number, list(times), [len(i) for i in ids], [p.max_tokens for p in params]))
+        return drive(engine, times, ids, params, **more)
+
+    monkeypatch.setattr("jaxspec.bench.turns.drive", recorded)
+    files = [preset(tmp_path, "one", "max_num_seqs: 4\n"), preset(tmp_path, "two", "max_num_seqs: 2\n")]
+    out, picture = tmp_path / "results.json", tmp_path / "turns.png"
+    few = [*WORK, "--repeats", "2", "--set", "token_buckets=[16]", "--json", str(out), "--plot", str(picture)]
+    slo = ["--slo-ttft-ms", "60000", "--slo-tpot-ms", "50000"]
+    assert main(["compare", *files, *few, "--request-rate", "50", "--burstiness", "2", *slo]) == 0
+    assert [number for number, *_ in driven] == [0, 1] * 3
+    assert all(row[1:] == driven[0][1:] for row in driven) and len(set(driven[0][1])) == 4
+    report = json.loads(out.read_text())
+    assert [settings["slo"]["ttft_ms"] for settings in report["settings"].values()] == [60000, 60000]
+    for r in report["results"]:
+        assert r["output_tokens"] == [24, 24] and r["medians"]["slo_attainment"] == 1 and r["agreeing_requests"] == 4
+    said = capsys.readouterr().out
+    assert "SLOs met" in said and "at\n" not in said and picture.read_bytes().startswith(b"\x89PNG")
+    # A trace also says how long prompts and answers are.
+    driven.clear()
+    engines.clear()
+    (tmp_path / "t.csv").write_text(
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,x,9,3,12,y\n5.1,x,7,4,11,y\n"
+    )
+    few = ["--num-prompts", "5", "--ignore-eos", "--repeats", "1", "--set", "token_buckets=[16]"]
+    assert main(["compare", *files, *few, "--trace", str(tmp_path / "t.csv"), "--json", str(out)]) == 0
+    assert driven[0] == (0, [0, pytest.approx(0.1)], [9, 7], [3, 4])
+    assert json.loads(out.read_text())["results"][1]["output_tokens"] == [7]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--request-rate", "1", "--concurrency", "2"], "--request-rate says when prompts arrive: it excludes --conc"),
+        (["--trace", "t.csv", "--input-tokens", "3"], "--trace says how long prompts are: it excludes --input-tokens"),
+        (["--trace", "/nonexistent.csv"], "/nonexistent.csv"),
+        (["--request-rate", "1", "--burstiness", "-1"], "burstiness"),
+    ],
+)
+def test_wrong_arrivals_are_reported_before_an_engine_is_loaded(engines, capsys, options, says):
+    assert main(["compare", "a.yaml", "b.yaml", *options]) == 2
+    assert says in capsys.readouterr().err and not engines
+
+
+def test_loading_names_the_preset(engines, tmp_path, monkeypatch):
+    shown: list[Any] = []
+    load = tiny.llm
+    monkeypatch.setattr("jaxspec.llm.LLM", lambda **s: shown.append(s.pop("show_progress")) or load(**s))
+    files = [preset(tmp_path, "one", "max_num_seqs: 4\n"), preset(tmp_path, "two", "max_num_seqs: 2\n")]
+    few = [*WORK, "--num-prompts", "1", "--max-tokens", "2", "--repeats", "1", "--set", "token_buckets=[16]"]
+    assert main(["compare", *files, *few]) == 0
+    assert shown == ["one", "two"]
 
 
 def test_each_turn_has_prompts_of_its_own(engines, tmp_path, monkeypatch):
@@ -194,8 +271,7 @@ def test_each_turn_has_prompts_of_its_own(engines, tmp_path, monkeypatch):
         {*map(tuple, asked[1])}
     ) == 4 + 2 * 3 * 3
     for r in json.loads(out.read_text())["results"]:
-        assert r["agreeing_requests"] == 6 and len(r["turn_ratios"]) == 2
-        assert min(r["turn_ratios"]) <= r["ratio"] <= max(r["turn_ratios"])
+        assert r["agreeing_requests"] == 6 and len(r["by_turn"]["tokens_per_s"]) == 2
     assert main(["compare", *files, *options, "--new-prompts", "--num-prompts", "4"]) == 2
 
 

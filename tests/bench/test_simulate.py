@@ -140,13 +140,27 @@ def test_every_preset_can_be_simulated_out_of_the_box(preset, tmp_path, capsys):
 
 
 def test_stand_ins_are_named(tmp_path, lengths, capsys):
-    common = ["--burst", "--num-requests", "20", "--lengths", lengths, "--set", "order=sjf"]
+    common = ["--burst", "--num-requests", "20", "--lengths", lengths, "--set", "order=sjf", "--set", "max_num_seqs=4"]
     notes = simulate(tmp_path, *common, "--set", "predictor=proxy")["extra"]["notes"]
     assert len(notes) == 1 and notes[0].startswith("predictor: proxy reads prompts") and "noisy_oracle" in notes[0]
     assert simulate(tmp_path, *common, "--set", "predictor=proxy", "--predictions", "guess")["extra"]["notes"] == []
     assert "only max_tokens" in simulate(tmp_path, *common)["extra"]["notes"][0]
-    priority = simulate(tmp_path, *common[:5], "--set", "order=priority", "--set", "memory=swap")["extra"]["notes"]
+    priority = simulate(tmp_path, *common, "--set", "order=priority", "--set", "memory=swap")["extra"]["notes"]
     assert [note.partition(":")[0] for note in priority] == ["order", "memory"]
+
+
+def test_notes_say_when_nobody_queued_and_when_kv_was_lost(tmp_path, lengths, capsys):
+    common = ["--burst", "--num-requests", "20", "--lengths", lengths]
+    free = simulate(tmp_path, *common)
+    assert [note.partition(":")[0] for note in free["extra"]["notes"]] == ["queue"]
+    assert (free["extra"]["queued_steps"], free["queue_ms"]["p99"]) == (0, 0.0)
+    full = ["--set", "kv_cache_tokens=80", "--set", "page_size=16", "--set", "max_num_seqs=4"]
+    extra = simulate(tmp_path, *common, *full)["extra"]
+    assert extra["preemptions"] and [note.partition(":")[0] for note in extra["notes"]] == ["memory"]
+    assert f"{extra['preemptions']} times" in extra["notes"][0] and str(extra["recomputed_tokens"]) in extra["notes"][0]
+    said = capsys.readouterr().out
+    assert extra["notes"][0] in said.splitlines()
+    assert all(row in said for row in ("queue", "E2E (JCT)", "preemptions", "recomputed tokens", "utilisation"))
 
 
 @pytest.mark.slow

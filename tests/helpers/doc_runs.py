@@ -24,7 +24,7 @@ from helpers.patience import PATIENCE
 #: Timeout of a process in seconds.
 LONGEST = 300
 #: Options that name an output file.
-_WRITTEN = ("--json", "--plot", "--out", "--profile")
+_WRITTEN = ("--json", "--plot", "--timeline", "--out", "--profile")
 #: Placeholders of the pages for several presets.
 _PRESETS = {"PRESETS": ["fcfs.yaml", "sjf.yaml"]}
 

@@ -93,6 +93,8 @@ RUNS = (
     Run("jaxspec.bench serve", _LOAD + " --search-tokens 20", with_=("--slo-mix",), slow=False),
     Run("jaxspec.bench serve", _LOAD, slow=False),
     Run("jaxspec.bench offline", _TINY + _FEW),
+    Run("jaxspec.bench compare", _ENGINE + " --set model={model} --set predictor=none --repeats 1" + _FEW,
+        with_=("--request-rate",)),
     Run("jaxspec.bench compare", _ENGINE + " --set model={model} --repeats 1 --concurrency 2" + _FEW),
     # The drafter of the preset with trees fits the real model only.
     Run("jaxspec.bench constrained",

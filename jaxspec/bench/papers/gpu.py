@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench import options
+from jaxspec.bench.estimates import Estimate, estimate
 from jaxspec.bench.papers import page
 from jaxspec.bench.papers.eagle3 import FITTED, PUBLISHED, Tasks, acceptance_length, process
-from jaxspec.bench.papers.estimates import Estimate, estimate
 from jaxspec.bench.papers.runs import Runs
 from jaxspec.bench.table import markdown
 from jaxspec.config import EngineConfig

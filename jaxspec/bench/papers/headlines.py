@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from jaxspec.bench.papers.estimates import interval
+from jaxspec.bench.estimates import interval
 from jaxspec.bench.table import TIMES, UNKNOWN, Form, markdown, shown
 
 MET, ON_AVERAGE, IN_PART, MISSED = "met", "met on average", "met in part", "not met"

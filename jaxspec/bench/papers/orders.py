@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench import BenchError, options
+from jaxspec.bench.estimates import estimate, interval, ratio
 from jaxspec.bench.papers import orders_engine, page
 from jaxspec.bench.papers import recorded as recordings
-from jaxspec.bench.papers.estimates import estimate, interval, ratio
 from jaxspec.bench.papers.page import File
 from jaxspec.bench.papers.presets import overrides
 from jaxspec.bench.papers.recorded import Recorded

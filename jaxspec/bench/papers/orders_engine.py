@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxspec.bench import BenchError
-from jaxspec.bench.papers.estimates import estimate, interval, ratio
+from jaxspec.bench.estimates import estimate, interval, ratio
 from jaxspec.bench.papers.presets import Preset, engines
 from jaxspec.bench.papers.serving import mean_jct
 from jaxspec.bench.record import drive

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench import BenchError, options
+from jaxspec.bench.estimates import estimate, means
 from jaxspec.bench.papers import page
-from jaxspec.bench.papers.estimates import estimate, means
 from jaxspec.bench.papers.page import File
 from jaxspec.bench.papers.routing_report import NAME, TITLE, draw, sections
 from jaxspec.bench.papers.runs import Result, Runs

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxspec.bench.papers.estimates import interval
+from jaxspec.bench.estimates import interval
 from jaxspec.bench.plot import curves
 from jaxspec.bench.table import Column, markdown, share, shown
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec.bench import BenchError
-from jaxspec.bench.papers.estimates import Estimate, estimate, interval, knee, ratio, reduction
+from jaxspec.bench.estimates import Estimate, estimate, interval, knee, ratio, reduction
 from jaxspec.bench.papers.headlines import Headline, index, lines, table
 from jaxspec.bench.papers.presets import Preset
 from jaxspec.bench.papers.runs import Runs

@@ -14,8 +14,8 @@ from helpers import tiny
 from helpers.small import SMALL
 from jaxspec.bench import BenchError, papers
 from jaxspec.bench.__main__ import main
+from jaxspec.bench.estimates import Estimate
 from jaxspec.bench.papers import page, presets
-from jaxspec.bench.papers.estimates import Estimate
 from jaxspec.bench.papers.serving import simulate
 from jaxspec.bench.papers.ssjf import cases
 from jaxspec.bench.papers.ssjf import experiment as ssjf

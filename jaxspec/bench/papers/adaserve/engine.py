@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxspec.bench import BenchError, options, prompts
+from jaxspec.bench.estimates import Estimate, estimate, ratio
 from jaxspec.bench.papers.adaserve.cases import generated
 from jaxspec.bench.papers.adaserve.requests import MIX, Categories, capped
 from jaxspec.bench.papers.adaserve.systems import BASELINES, GLOBAL, INCREMENTAL, OURS, PAPER, SEPARATE, SYSTEMS
-from jaxspec.bench.papers.estimates import Estimate, estimate, ratio
 from jaxspec.bench.papers.presets import engines, overrides
 from jaxspec.bench.papers.serving import Jobs, turns
 from jaxspec.bench.record import drive

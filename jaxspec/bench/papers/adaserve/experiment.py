@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxspec.bench import options
+from jaxspec.bench.estimates import estimate
 from jaxspec.bench.papers import page
 from jaxspec.bench.papers.adaserve import cases, engine, report, systems
 from jaxspec.bench.papers.adaserve.cases import Case, Data, baseline
@@ -33,7 +34,6 @@ from jaxspec.bench.papers.adaserve.systems import (
     UNCALIBRATED,
     UNPACED,
 )
-from jaxspec.bench.papers.estimates import estimate
 from jaxspec.bench.papers.page import File
 from jaxspec.bench.papers.runs import Result, Runs
 from jaxspec.bench.papers.variants import Variants

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.bench.estimates import Estimate, estimate, means, ratio
 from jaxspec.bench.papers.adaserve.cases import Case
-from jaxspec.bench.papers.estimates import Estimate, estimate, means, ratio
 from jaxspec.bench.papers.runs import Result
 
 #: Loads at which a system's mean time to first token exceeds this do not count for its gains: those that let prompts

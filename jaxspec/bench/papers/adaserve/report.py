@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.bench import plot
+from jaxspec.bench.estimates import interval
 from jaxspec.bench.papers.adaserve.engine import METRICS, SCALE
 from jaxspec.bench.papers.adaserve.gains import MAX_TTFT
 from jaxspec.bench.papers.adaserve.systems import OURS, PAPER, STRATEGIES, TREE_POLICIES
-from jaxspec.bench.papers.estimates import interval
 from jaxspec.bench.papers.headlines import Headline, table
 from jaxspec.bench.table import TIMES, Column, Form, at, each, markdown, share, shown, walk
 

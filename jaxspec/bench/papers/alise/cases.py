@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.bench.papers.estimates import knee
+from jaxspec.bench.estimates import knee
 from jaxspec.bench.papers.presets import Preset
 from jaxspec.bench.papers.serving import PAGE_SIZE
 from jaxspec.bench.papers.variants import Variants

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench import options
+from jaxspec.bench.estimates import means, reduction
 from jaxspec.bench.papers.alise.cases import System
 from jaxspec.bench.papers.alise.report import DATA, VLLM
-from jaxspec.bench.papers.estimates import means, reduction
 from jaxspec.bench.papers.presets import Preset, engines, overrides
 from jaxspec.bench.papers.serving import random_jobs, turns
 from jaxspec.outputs import RequestMetrics

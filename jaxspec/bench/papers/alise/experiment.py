@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench import options
+from jaxspec.bench.estimates import Estimate, estimate, means, ratio, reduction
 from jaxspec.bench.papers import page
 from jaxspec.bench.papers.alise import cases, engine, report, runtime
 from jaxspec.bench.papers.alise.cases import CONTEXT, Case, Data, Knee, System
@@ -34,7 +35,6 @@ from jaxspec.bench.papers.alise.report import (
     VLLM,
     WORSE,
 )  # fmt: skip
-from jaxspec.bench.papers.estimates import Estimate, estimate, means, ratio, reduction
 from jaxspec.bench.papers.page import File
 from jaxspec.bench.papers.presets import Preset
 from jaxspec.bench.papers.runs import Runs

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.bench import plot
-from jaxspec.bench.papers.estimates import interval
+from jaxspec.bench.estimates import interval
 from jaxspec.bench.papers.headlines import Headline, table
 from jaxspec.bench.table import PERCENT, TIMES, Form, at, each, markdown, share, shown, walk
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.bench.papers.estimates import knee
+from jaxspec.bench.estimates import knee
 from jaxspec.bench.papers.presets import Preset
 from jaxspec.bench.papers.serving import simulate
 from jaxspec.bench.papers.variants import Variants

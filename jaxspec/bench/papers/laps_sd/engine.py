@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench import options, prompts
-from jaxspec.bench.papers.estimates import Estimate, estimate, ratio, reduction
+from jaxspec.bench.estimates import Estimate, estimate, ratio, reduction
 from jaxspec.bench.papers.laps_sd.cases import DRAFTS, QUANTUM_MS, SIGMA
 from jaxspec.bench.papers.laps_sd.report import LAS, LP_SJF, MIXED
 from jaxspec.bench.papers.presets import Preset, engines, overrides

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench import prompts
+from jaxspec.bench.estimates import estimate
 from jaxspec.bench.papers import page
-from jaxspec.bench.papers.estimates import estimate
 from jaxspec.bench.papers.laps_sd import cases, engine, figures, grids, perception, report
 from jaxspec.bench.papers.laps_sd.cases import CHAT, PROCESSES, Case, Data, Knee
 from jaxspec.bench.papers.laps_sd.grids import ANSWERS

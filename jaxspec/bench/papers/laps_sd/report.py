@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from jaxspec.bench.papers.estimates import interval
+from jaxspec.bench.estimates import interval
 from jaxspec.bench.papers.headlines import Headline, table
 from jaxspec.bench.table import PERCENT, TIMES, Form, at, each, markdown, share, shown, walk
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.bench.papers.estimates import estimate, ratio, reduction
+from jaxspec.bench.estimates import estimate, ratio, reduction
 from jaxspec.bench.papers.laps_sd.cases import Case
 from jaxspec.bench.papers.laps_sd.report import LAS, LP_SJF
 from jaxspec.bench.papers.runs import Result

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench import plot
-from jaxspec.bench.papers.estimates import Estimate, ratio
+from jaxspec.bench.estimates import Estimate, ratio
 from jaxspec.bench.papers.headlines import Headline, table
 from jaxspec.bench.papers.spin import simulation_report as spin_simulation_page
 from jaxspec.bench.papers.spin import verification_report as spin_verification_page

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench import prompts
-from jaxspec.bench.papers.estimates import Estimate, estimate, means, ratio
+from jaxspec.bench.estimates import Estimate, estimate, means, ratio
 from jaxspec.bench.papers.runs import Result, Runs
 from jaxspec.bench.papers.spin import cases, fit
 from jaxspec.bench.papers.spin.cases import LONG, THREE, Alone, Case, Data

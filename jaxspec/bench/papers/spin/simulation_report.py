@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.bench import plot
-from jaxspec.bench.papers.estimates import interval
+from jaxspec.bench.estimates import interval
 from jaxspec.bench.papers.spin.difficulty import BEST_FOR_ALL, SSMS, WORST_FOR_ALL
 from jaxspec.bench.papers.spin.fit import PUBLISHED, SHARE
 from jaxspec.bench.papers.spin.systems import (

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench import plot
-from jaxspec.bench.papers.estimates import Estimate, interval
-from jaxspec.bench.papers.estimates import ratio as paired_ratio
+from jaxspec.bench.estimates import Estimate, interval
+from jaxspec.bench.estimates import ratio as paired_ratio
 from jaxspec.bench.table import TIMES, each, markdown, share, walk
 
 WAYS = PACKED, KV_PADDED, PADDED = "packed", "KV padded", "KV and queries padded"

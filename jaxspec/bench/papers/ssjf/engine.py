@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench import options
-from jaxspec.bench.papers.estimates import reduction
+from jaxspec.bench.estimates import reduction
 from jaxspec.bench.papers.presets import Preset, engines, overrides
 from jaxspec.bench.papers.serving import mean_jct, random_jobs, turns
 from jaxspec.bench.papers.ssjf.cases import CONCURRENCY

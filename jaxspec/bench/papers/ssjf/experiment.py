@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from jaxspec.bench import BenchError
+from jaxspec.bench.estimates import Estimate, estimate, ratio, reduction
 from jaxspec.bench.papers import page
-from jaxspec.bench.papers.estimates import Estimate, estimate, ratio, reduction
 from jaxspec.bench.papers.page import File
 from jaxspec.bench.papers.presets import Preset
 from jaxspec.bench.papers.runs import Result, Runs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import inf, nan, sqrt
+from math import exp, inf, log, nan, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +47,22 @@ def means(results: Sequence[Mapping[str, Any]], metrics: Iterable[str] | None = 
 def ratio(own: Sequence[float], base: Sequence[float]) -> Estimate | None:
     """Own by base. Values are paired: the i-th ones are of the same requests, so their common chance cancels."""
     return estimate([a / b if b else nan for a, b in zip(own, base, strict=True)])
+
+
+def relative(own: Sequence[float | None], base: Sequence[float | None]) -> Estimate | None:
+    """The geometric mean of own by base, paired as in `ratio`. None if a value is 0 or not known."""
+    if not all((*own, *base)):
+        return None
+    found = estimate([log(a / b) for a, b in zip(own, base, strict=True) if a and b])
+    return found and Estimate(*map(exp, found))
+
+
+def differs(own: Sequence[float | None], base: Sequence[float | None]) -> bool:
+    """Whether paired values differ by more than noise: there are two pairs or more, and the 95 % interval of their mean
+    difference leaves out 0."""
+    gaps = [a - b for a, b in zip(own, base, strict=True) if a is not None and b is not None]
+    found = estimate(gaps) if len(gaps) > 1 else None
+    return found is not None and not found.low <= 0 <= found.high
 
 
 def reduction(own: Sequence[float], base: Sequence[float]) -> Estimate | None:
