@@ -9,7 +9,7 @@ from pathlib import Path
 from jaxspec.config import ConfigError, parse_overrides
 from jaxspec.train_predictor import command as training
 from jaxspec.train_predictor import curve, ending
-from jaxspec.train_predictor.answers import check_readable
+from jaxspec.train_predictor.answers import check_answers
 from jaxspec.train_predictor.config import PredictorConfig
 from jaxspec.train_predictor.names import target_name
 
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = PredictorConfig.load(args.config, **parse_overrides(args.set))
         run, out = Path(config.work) / Path(args.config).stem, Path(config.out)
-        check_readable("data", config.data)
+        check_answers("data", config.data, config.target)
         training.check_folder("work", run)
         training.check_output("out", out)
         loaded, data = prepare(config)

@@ -27,7 +27,7 @@ from jaxspec.progress import progress
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.train_predictor import command as training
 from jaxspec.train_predictor import ending
-from jaxspec.train_predictor.answers import check_readable
+from jaxspec.train_predictor.answers import check_answers
 from jaxspec.train_predictor.ceiling import INTERVAL, REPEATS
 from jaxspec.train_predictor.conversations import stable_hash
 from jaxspec.train_predictor.names import answers_file
@@ -68,7 +68,7 @@ def _share(text: str) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     try:
-        check_readable("--data", args.data)
+        check_answers("--data", args.data, args.target)
         if args.out is not None:
             training.check_output("--out", args.out)
         target = load_model(args.target)

@@ -29,7 +29,7 @@ from jaxspec.sched.length.reader import RetrievalSettings
 from jaxspec.sched.reprediction import smoothed
 from jaxspec.train_predictor import command as training
 from jaxspec.train_predictor import ending
-from jaxspec.train_predictor.answers import check_readable, origin_of
+from jaxspec.train_predictor.answers import check_answers, check_readable, origin_of
 from jaxspec.train_predictor.ceiling import ceiling
 from jaxspec.train_predictor.config import PredictorConfig
 from jaxspec.train_predictor.data import TEST, TRAIN, VALIDATION, part_of_row
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def check_inputs(args: argparse.Namespace, config: PredictorConfig) -> None:
     """Raises `ConfigError` and `ModelLoadError` for files and an encoder that are not there, before any is loaded."""
-    check_readable("data", config.data)
+    check_answers("data", config.data, config.target)
     check_readable("--again", args.again)
     check_readable("--probe", [] if args.probe is None else [args.probe])
     check_encoder(config.encoder)

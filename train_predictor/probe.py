@@ -27,7 +27,7 @@ from jaxspec.models.load import ModelLoadError, load_model
 from jaxspec.progress import progress
 from jaxspec.train_predictor import command as training
 from jaxspec.train_predictor import ending
-from jaxspec.train_predictor.answers import check_readable, origin_of
+from jaxspec.train_predictor.answers import check_answers, origin_of
 from jaxspec.train_predictor.data import TEST, part_of_row
 from jaxspec.train_predictor.names import PROBE, answers_file, trained_file, work_folder
 from jaxspec.train_predictor.report import FEW, few
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         return training.fail(PROG, training.lacking(error))
     try:
-        check_readable("--data", args.data)
+        check_answers("--data", args.data, args.target)
         training.check_folder("--work", args.work)
         training.check_output("--out", args.out)
         target = load_model(args.target)

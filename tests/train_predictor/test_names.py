@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from helpers.paths import CONFIGS
+from jaxspec.config import ConfigError
 from jaxspec.draft.distill.config import DistillConfig
 from jaxspec.train_predictor import collect, probe
+from jaxspec.train_predictor.answers import check_answers
 from jaxspec.train_predictor.config import PredictorConfig
 from jaxspec.train_predictor.names import target_name
 
@@ -40,6 +42,20 @@ def test_a_preset_needs_only_the_target(schema: type[PredictorConfig | DistillCo
     assert schema.load(preset).out == f"trained/smollm2-135m/smollm2-135m-{preset.stem}.safetensors"
     own = schema.load(preset, target="other", data=["a"], work="b", out="c.safetensors")
     assert (own.data, own.work, own.out) == (["a"], "b", "c.safetensors")
+
+
+def test_answers_that_have_not_been_collected_say_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    wanted = (
+        "^data: there is no trained/m/answers.jsonl yet; collect it first: .*collect --model path/m --prompts FILE$"
+    )
+    with pytest.raises(ConfigError, match=wanted):
+        check_answers("data", ["trained/m/answers.jsonl"], "path/m")
+    with pytest.raises(ConfigError, match=r"^data: cannot read other\.jsonl: No such file"):
+        check_answers("data", ["other.jsonl"], "path/m")
+    (tmp_path / "trained" / "m").mkdir(parents=True)
+    (tmp_path / "trained" / "m" / "answers.jsonl").touch()
+    check_answers("data", ["trained/m/answers.jsonl"], "path/m")
 
 
 def test_the_probe_and_the_answers_are_where_the_presets_look() -> None:

@@ -20,13 +20,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jaxspec.draft.distill.data import corpus
         from jaxspec.draft.distill.train import Trainer
         from jaxspec.models.load import ModelLoadError, load_model
-        from jaxspec.train_predictor.answers import check_readable
+        from jaxspec.train_predictor.answers import check_answers, check_readable
     except ModuleNotFoundError as error:
         return training.fail(PROG, training.lacking(error))
     try:
         config = DistillConfig.load(args.config, **parse_overrides(args.set))
         work, run, out = Path(config.work), Path(config.work) / Path(args.config).stem, Path(config.out)
-        check_readable("data", config.data)
+        check_answers("data", config.data, config.target)
         check_readable("begin", [config.begin] if config.begin.endswith(".safetensors") else [])
         training.check_folder("work", run)
         training.check_output("out", out)
