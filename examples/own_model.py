@@ -3,17 +3,15 @@ r"""Serve a model of your own with speculative decoding that needs no training, 
     python examples/own_model.py path/to/folder               # Hugging Face: Llama, Mistral, Qwen2, Qwen3, SmolLM2
     python examples/own_model.py model.gguf --layers 4
 
-What to train next, from prompts like those of your users (docs/distill.md, docs/predictor.md). Answers first, then a
+What to train next, from prompts like those of your users (docs/train.md). Answers first, then a
 drafter, which is usually far better than the model's own first layers, and a predictor of answer lengths, with which
 short answers can go first:
 
-    python -m jaxspec.train_predictor.collect --model path/to/folder --prompts prompts.jsonl --out own/answers.jsonl
-    python -m jaxspec.draft.distill --config configs/distill/smollm2-eagle.yaml --set target=path/to/folder \
-        --set data=[own/answers.jsonl] --set work=own --set out=own/drafter.safetensors
-    python -m jaxspec.train_predictor --config configs/predictor/smollm2.yaml --set target=path/to/folder \
-        --set data=[own/answers.jsonl] --set work=own --set out=own/lengths.safetensors
-    python -m jaxspec.serve --config configs/default.yaml --model path/to/folder \
-        --draft ngram --draft own/drafter.safetensors --set predictor_model=own/lengths.safetensors
+    python -m jaxspec.train_predictor.collect --model path/to/folder --prompts prompts.jsonl
+    python -m jaxspec.draft.distill --config configs/distill/eagle.yaml --set target=path/to/folder
+    python -m jaxspec.train_predictor --config configs/predictor/length.yaml --set target=path/to/folder
+    python -m jaxspec.serve --config configs/default.yaml --model path/to/folder --draft ngram \
+        --draft trained/folder/folder-eagle.safetensors --set predictor_model=trained/folder/folder-length.safetensors
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -207,9 +207,14 @@ _OTHER_NAMES = {
 S = TypeVar("S", bound=BaseModel)
 
 
-def load_settings(schema: type[S], path: str | Path | None, overrides: Mapping[str, Any]) -> S:
-    """Validate the YAML mapping at `path` (None: empty) with overrides. Raises `ConfigError` naming every bad key or
-    value."""
+def load_settings(
+    schema: type[S],
+    path: str | Path | None,
+    overrides: Mapping[str, Any],
+    defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
+) -> S:
+    """Validate the YAML mapping at `path` (None: empty) with overrides. `defaults`: from these settings, defaults of
+    others. Raises `ConfigError` naming every bad key or value."""
     settings: Any = {}
     if path is not None:
         try:
@@ -218,8 +223,9 @@ def load_settings(schema: type[S], path: str | Path | None, overrides: Mapping[s
             raise ConfigError(f"cannot read config {path}: {reason(error)}") from None
         if not isinstance(settings, dict):
             raise ConfigError(f"config {path} must be a mapping of settings, got {type(settings).__name__}")
+    given = merged({str(k): v for k, v in settings.items()}, overrides)
     try:
-        return schema(**merged({str(k): v for k, v in settings.items()}, overrides))
+        return schema(**(given if defaults is None else {**defaults(given), **given}))
     except ValidationError as error:
         raise ConfigError("; ".join(_explain(e, schema) for e in error.errors())) from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 #: Extra in pyproject.toml -> its packages; a test keeps the two equal.
 PACKAGES = {
     "bench": ("matplotlib",),
+    "otel": ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
     "ray": ("ray[serve]",),
     "retrieval": ("faiss-cpu",),
     "sentencepiece": ("sentencepiece", "protobuf"),
@@ -25,5 +26,8 @@ def install_hint(extra: str) -> str:
 def lacking(error: ModuleNotFoundError) -> str | None:
     """The message about a package that is missing because its extra is not installed; None if it is in no extra."""
     module = (error.name or "").partition(".")[0]
-    extra = {"faiss": "retrieval", "matplotlib": "bench", "optax": "train", "orbax": "train", "ray": "ray"}.get(module)
+    extra = {
+        "faiss": "retrieval", "matplotlib": "bench", "opentelemetry": "otel", "optax": "train", "orbax": "train",
+        "ray": "ray",
+    }.get(module)  # fmt: skip
     return None if extra is None else f"{module} is missing, which this command needs: {install_hint(extra)}"

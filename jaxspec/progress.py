@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,12 +71,13 @@ def progress(what: str, total: int, done: int = 0) -> Iterator[Callable[[], None
 
     Where standard error is no terminal, a long stage has a line from time to time, and a short one none.
     """
-    console = Console(stderr=True)
+    console = Console(stderr=True, soft_wrap=True)  # what is printed meanwhile goes through it, line by line
     if not console.is_terminal:
         yield _lines(what, total, done, console)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as display:
+    # A standard output that is no terminal gets its lines itself, not through standard error.
+    with Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as display:
         task = display.add_task(what, total=total, completed=done)
         yield lambda: display.advance(task)
 

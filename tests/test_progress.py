@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +48,24 @@ def test_a_text_tells_engines_apart(caplog: pytest.LogCaptureFixture) -> None:
         seconds[0] = 4.0
         report("loading", 1, 1)
     assert [record.message for record in caplog.records] == ["fcfs: loading: 1 of 1 in 4 s"]
+
+
+def test_lines_printed_below_a_bar_are_whole(tmp_path: Path) -> None:
+    """On the terminal they are not wrapped, and a file that is standard output gets them."""
+    line = "word " * 60
+    script = f"from jaxspec.progress import progress\nwith progress('steps', 2): print({line!r})"
+    for to_terminal in (True, False):
+        ours, theirs = pty.openpty()
+        with (tmp_path / "out").open("w") as file:
+            out = theirs if to_terminal else file
+            environment = {**os.environ, "COLUMNS": "40", "TERM": "xterm"}
+            subprocess.run([sys.executable, "-c", script], stdout=out, stderr=theirs, env=environment, check=True)
+        shown = os.read(ours, 1 << 16).decode()
+        os.close(ours)
+        os.close(theirs)
+        assert "steps" in shown
+        assert (line in shown) == to_terminal
+        assert (line in (tmp_path / "out").read_text()) != to_terminal
 
 
 def test_a_short_stage_prints_nothing(capsys):

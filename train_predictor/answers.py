@@ -19,6 +19,7 @@ import numpy as np
 from jaxspec.config import ConfigError
 from jaxspec.errors import explained, reason
 from jaxspec.models.load import LoadedModel
+from jaxspec.train_predictor.names import answers_file
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,16 @@ def check_readable(setting: str, paths: Sequence[str]) -> None:
             Path(path).open("rb").close()
         except OSError as error:
             raise ConfigError(f"{setting}: cannot read {explained(error)}") from None
+
+
+def check_answers(setting: str, paths: Sequence[str], target: str) -> None:
+    """`check_readable`, which says how to collect a target's answers where none have been."""
+    if list(paths) == [default := answers_file(target)] and not Path(default).exists():
+        raise ConfigError(
+            f"{setting}: there is no {default} yet; collect it first: python -m jaxspec.train_predictor.collect "
+            f"--model {target} --prompts FILE"
+        )
+    check_readable(setting, paths)
 
 
 class Origin(NamedTuple):

@@ -19,7 +19,8 @@ class Checkpoints:
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]):
         self.folder, self.identity = folder.resolve() / "checkpoints", dict(identity)
-        options = ocp.CheckpointManagerOptions(max_to_keep=2)
+        # Not in the background: the next training step donates the state.
+        options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
         self._manager = ocp.CheckpointManager(self.folder, options=options)
 
     def __enter__(self) -> Checkpoints:
@@ -33,7 +34,6 @@ class Checkpoints:
         record = {"identity": self.identity, "digest": digest(state), **log}
         args = ocp.args.Composite(state=ocp.args.StandardSave(state), log=ocp.args.JsonSave(record))
         self._manager.save(step, args=args)
-        self._manager.wait_until_finished()  # the next step donates the state
 
     def log(self) -> dict[str, Any] | None:
         """The last checkpoint's log, None without a checkpoint. Raises `ConfigError` if it belongs to another run."""

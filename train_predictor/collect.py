@@ -1,4 +1,4 @@
-"""Collects a model's answers as training data: `python -m jaxspec.train_predictor.collect --prompts A --out B`.
+"""Collects a model's answers as training data: `python -m jaxspec.train_predictor.collect --prompts FILE`.
 
 Length predictors and drafters are trained on them (`jaxspec.train_predictor`, `jaxspec.draft.distill`).
 
@@ -23,7 +23,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TextIO
 
 from jaxspec.bench.options import count
-from jaxspec.config import parse_overrides
+from jaxspec.config import EngineConfig, parse_overrides
 from jaxspec.engine.engine import Engine
 from jaxspec.errors import explained
 from jaxspec.llm import LLM
@@ -32,9 +32,11 @@ from jaxspec.outputs import OutputDelta
 from jaxspec.progress import progress
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.train_predictor import command as training
+from jaxspec.train_predictor import ending
 from jaxspec.train_predictor.answers import Origin, OtherModel, check, mend, origin_of, read_lines
 from jaxspec.train_predictor.conversations import Conversation, Key, conversations, stable_hash
 from jaxspec.train_predictor.data import group_of
+from jaxspec.train_predictor.names import answers_file
 
 PROG = "jaxspec.train_predictor.collect"
 
@@ -84,8 +86,12 @@ class Asked:
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"python -m {PROG}", description=__doc__)
     parser.add_argument("--prompts", nargs="+", required=True, metavar="JSONL")
-    parser.add_argument("--out", required=True, metavar="JSONL", help="output file; appended to")
-    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--model", default="smollm2-135m", help="the model that answers (default: smollm2-135m)")
+    parser.add_argument(
+        "--out",
+        metavar="JSONL",
+        help="output file; appended to (default: trained/NAME/answers.jsonl, the model's name)",
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="an engine setting; repeatable")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0], help="one answer each (default: 0)")
     parser.add_argument("--max-tokens", type=count, default=1024, help="cap of an answer (default: 1024)")
@@ -96,7 +102,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--limit", type=count, help="number of conversations, those already asked included")
     parser.add_argument("--seed", type=int, default=0, help="seed of the order and of sampling (default: 0)")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    args.out = args.out or answers_file(args.model)
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,11 +112,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = Path(args.out)
     try:
         wanted = conversations(args.prompts, args.temperature, args.history == "own", args.seed)[: args.limit]
-        out.parent.mkdir(parents=True, exist_ok=True)
+        training.check_output("--out", out)
         done = collected(out)
         settings = {"draft": (), "max_num_seqs": 64, **parse_overrides(args.set)}
         if "model" in settings:
             raise ValueError("--set model: set the model with --model")
+        EngineConfig.load(None, **settings)  # before the model is loaded
         model = load_model(args.model)
         origin = origin_of(model)
         fitting(done, origin, args.max_tokens, out)
@@ -116,6 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         missing = deque(turns_left(wanted, done))
         if not missing:
             print(f"{out}: all {total} turns were already answered")
+            ending.ended([out], *ending.training_commands(args.model, str(out)))
             return 0
         llm = LLM(model, **settings)
     except (OSError, ValueError) as error:
@@ -127,9 +137,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         return training.fail(PROG, f"{error}; run again to resume")
     except KeyboardInterrupt:
-        training.fail(PROG, f"interrupted; {out} keeps the finished answers, run again to resume")
-        return 130
+        return ending.interrupted(PROG, argv, f"{out} keeps the finished answers")
     report(out, done, wanted)
+    ending.ended([out], *ending.training_commands(args.model, str(out)))
     return 0
 
 

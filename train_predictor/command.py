@@ -1,12 +1,16 @@
-"""Shared by the training commands: options, error lines, and the message when an extra is missing."""
+"""Shared by the training commands: options, checks before anything is loaded, and error lines."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from jaxspec import extras
+from jaxspec.config import ConfigError
+from jaxspec.errors import reason
 
 
 def parse(prog: str, about: str | None, presets: str, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -20,6 +24,22 @@ def parser(prog: str, about: str | None, presets: str) -> argparse.ArgumentParse
     made.add_argument("--config", required=True, metavar="YAML", help=f"a preset such as {presets}")
     made.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting; repeatable")
     return made
+
+
+def check_output(setting: str, file: str | Path) -> None:
+    """Create the folder of an output file. Raises `ConfigError` naming the setting if the file cannot be written."""
+    if Path(file).is_dir():
+        raise ConfigError(f"{setting}: {file} is a folder")
+    check_folder(setting, Path(file).parent)
+
+
+def check_folder(setting: str, folder: str | Path) -> None:
+    """Create a folder. Raises `ConfigError` naming the setting if files cannot be written there."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(f"{setting}: cannot write to {folder}: {reason(error)}") from None
 
 
 def lacking(error: ModuleNotFoundError) -> str:

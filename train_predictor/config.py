@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from jaxspec.config import load_settings
+from jaxspec.train_predictor.names import defaults
 
 #: SSJF's Table 2 and §3.1, and survival analysis; `jaxspec.predict.formulation` has one class for each.
 FormulationName = Literal["reg_l1", "reg_mse", "cls", "ord_mse", "ord_l1", "binary", "pairwise", "survival"]
@@ -18,10 +20,11 @@ class PredictorConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    #: Files written by `train_predictor.collect`, or other prompts with lengths.
-    data: list[str] = Field(min_length=1)
     #: The model that gave the answers. Its tokenizer decodes rows of token ids.
     target: str = "smollm2-135m"
+    #: Files written by `train_predictor.collect`, or other prompts with lengths. Default: trained/NAME/answers.jsonl,
+    #: with the target's name.
+    data: list[str] = Field(min_length=1)
     #: Token limit at which answers were cut, for rows that do not say whether theirs was.
     cap: PositiveInt | None = None
     #: Use only the first `limit` rows, in file order; all if unset.
@@ -66,9 +69,9 @@ class PredictorConfig(BaseModel):
     patience: PositiveInt = 4
     seed: int = 0
 
-    #: Folder of checkpoints and learning curves.
-    work: str = "predictor"
-    #: File of the trained predictor.
+    #: Folder of checkpoints and learning curves. Default: trained/NAME.
+    work: str
+    #: File of the trained predictor. Default: trained/NAME/NAME-PRESET.safetensors, with the name of the YAML file.
     out: str = Field(pattern=r"\.safetensors$")
 
     @model_validator(mode="after")
@@ -80,4 +83,4 @@ class PredictorConfig(BaseModel):
     @classmethod
     def load(cls, path: str | Path, **overrides: Any) -> PredictorConfig:
         """Read a YAML file and apply `overrides`. Raises `ConfigError` naming every bad key or value."""
-        return load_settings(cls, path, overrides)
+        return load_settings(cls, path, overrides, partial(defaults, path, cls.model_fields["target"].default))

@@ -26,9 +26,11 @@ from jaxspec.models.load import ModelLoadError, load_model
 from jaxspec.progress import progress
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.train_predictor import command as training
-from jaxspec.train_predictor.answers import check_readable
+from jaxspec.train_predictor import ending
+from jaxspec.train_predictor.answers import check_answers
 from jaxspec.train_predictor.ceiling import INTERVAL, REPEATS
 from jaxspec.train_predictor.conversations import stable_hash
+from jaxspec.train_predictor.names import answers_file
 from jaxspec.train_predictor.probe import held_out_rows
 
 PROG = "jaxspec.train_predictor.continuations"
@@ -38,8 +40,10 @@ SHORT = 32
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"python -m {PROG}", description=__doc__)
-    parser.add_argument("--data", nargs="+", required=True, metavar="JSONL", help="files of collect")
     parser.add_argument("--target", default="smollm2-135m", help="the model whose answers they are")
+    parser.add_argument(
+        "--data", nargs="+", metavar="JSONL", help="files of collect (default: trained/NAME/answers.jsonl)"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="an engine setting; repeatable")
     parser.add_argument(
         "--shares", type=_share, nargs="+", default=[0.0, 0.25, 0.5], help="of the answer (default: 0 0.25 0.5)"
@@ -49,7 +53,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=count, default=2048, help="cap of an answer, as theirs (default: 2048)")
     parser.add_argument("--seed", type=int, default=1, help="another one than the answers' (default: 1)")
     parser.add_argument("--out", metavar="JSONL", help="file of the lengths")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    args.data = args.data or [answers_file(args.target)]
+    return args
 
 
 def _share(text: str) -> float:
@@ -62,7 +68,9 @@ def _share(text: str) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     try:
-        check_readable("--data", args.data)
+        check_answers("--data", args.data, args.target)
+        if args.out is not None:
+            training.check_output("--out", args.out)
         target = load_model(args.target)
         kept = [
             row for row in held_out_rows(args.data, target)
@@ -70,9 +78,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         ][: args.limit]  # fmt: skip
         if not kept:
             raise ConfigError(f"--data: no sampled answers of the test part that end after {SHORT} tokens")
-        if args.out is not None:
-            Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-            Path(args.out).open("w").close()
         room = {"draft": (), "max_num_seqs": 64, "max_queued_requests": len(kept) * args.each}
         with LLM(target, **{**room, **parse_overrides(args.set)}) as llm:
             found = {share: continued(llm, kept, share, args) for share in args.shares}
@@ -85,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for share, lengths in found.items():
                 for true, several in zip(length.tolist(), lengths.tolist(), strict=True):
                     file.write(json.dumps({"share": share, "length": true, "continued": several}) + "\n")
+        ending.ended([args.out])
     return 0
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from jaxspec.extras import install_hint
 
 
-def write(evaluations: Sequence[Any], folder: Path, plot: Callable[[Sequence[Any], Any], None]) -> None:
-    """Write both files; `plot(evaluations, axes)` draws on matplotlib's axes.
+def write(evaluations: Sequence[Any], folder: Path, target: str, plot: Callable[[Sequence[Any], Any], None]) -> None:
+    """Write both files; `plot(evaluations, axes)` draws on matplotlib's axes. The title names the target and the run.
 
     Without matplotlib the picture is skipped, with one message.
     """
@@ -27,9 +27,14 @@ def write(evaluations: Sequence[Any], folder: Path, plot: Callable[[Sequence[Any
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     plot(evaluations, axes)
-    axes.set(title=folder.name, xlim=(0, None))
+    axes.set(title=f"{target}: {folder.name}", xlim=(0, None))
     axes.grid(alpha=0.3)
     figure.savefig(folder / "curve.png", dpi=120)
+
+
+def files(folder: Path) -> list[Path]:
+    """Those that a finished run has written."""
+    return [path for name in ("curve.json", "curve.png") if (path := folder / name).exists()]
 
 
 @cache

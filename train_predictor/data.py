@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxspec.config import ConfigError
 from jaxspec.models.load import load_model
-from jaxspec.models.load.bert import LoadedEncoder, load_bert
+from jaxspec.models.load.bert import LoadedEncoder, check_encoder, load_bert
 from jaxspec.predict.predictor import clip
 from jaxspec.progress import progress
 from jaxspec.train_predictor.answers import Origin, check_readable, has_ended, origin_of, read_data, token_ids
@@ -188,6 +188,7 @@ def batches(
 
 def prepare(config: PredictorConfig) -> tuple[LoadedEncoder, Corpus]:
     """Load the encoder and the data. Raises `ConfigError` naming the setting, and `ModelLoadError`."""
+    check_encoder(config.encoder)
     target = cache(lambda: load_model(config.target))
     # The data first: the encoder may have to be downloaded.
     rows = read_rows(config.data, lambda: target().tokenizer, config.cap, config.limit, lambda: origin_of(target()))

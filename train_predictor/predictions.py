@@ -21,18 +21,21 @@ from jaxspec.bench.options import count
 from jaxspec.bench.table import markdown
 from jaxspec.config import ConfigError, parse_overrides
 from jaxspec.models.load import ModelLoadError, load_model
+from jaxspec.models.load.bert import check_encoder
 from jaxspec.progress import progress
 from jaxspec.sched.length.distribution import RatioDistribution
 from jaxspec.sched.length.length import doubled
 from jaxspec.sched.length.reader import RetrievalSettings
 from jaxspec.sched.reprediction import smoothed
 from jaxspec.train_predictor import command as training
-from jaxspec.train_predictor.answers import check_readable, origin_of
+from jaxspec.train_predictor import ending
+from jaxspec.train_predictor.answers import check_answers, check_readable, origin_of
 from jaxspec.train_predictor.ceiling import ceiling
 from jaxspec.train_predictor.config import PredictorConfig
 from jaxspec.train_predictor.data import TEST, TRAIN, VALIDATION, part_of_row
 from jaxspec.train_predictor.evaluate import evaluate
 from jaxspec.train_predictor.probe import SHARES
+from jaxspec.train_predictor.report import baseline
 
 if TYPE_CHECKING:
     from jaxspec.draft.distill.data import Row
@@ -44,6 +47,8 @@ PROG = "jaxspec.train_predictor.predictions"
 LONGEST = 4096
 #: Quantiles whose coverage is measured.
 QUANTILES = (0.5, 0.8, 0.9)
+#: The baseline's row: errors of the training median, accuracy of the most frequent class.
+CONSTANT = "a constant"
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -65,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jaxspec.models.load.probe_file import load_probe
 
         config = PredictorConfig.load(args.config, **parse_overrides(args.set))
+        check_inputs(args, config)
         target = load_model(config.target)
         probe = None if args.probe is None else load_probe(Path(args.probe), target.config)
         parts = read(config, target)
@@ -80,8 +86,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\n{errors(parts[TEST], found[TEST]['proxy'], left, args.every)}")
     if args.out is not None:
         write(Path(args.out), parts[TEST], found[TEST], left, args.every)
-        print(f"\n{args.out} written; simulate with it: python -m jaxspec.bench orders --predictions {args.out}")
+        ending.ended([args.out], f"python -m jaxspec.bench orders --predictions {args.out}")
     return 0
+
+
+def check_inputs(args: argparse.Namespace, config: PredictorConfig) -> None:
+    """Raises `ConfigError` and `ModelLoadError` for files and an encoder that are not there, before any is loaded."""
+    check_answers("data", config.data, config.target)
+    check_readable("--again", args.again)
+    check_readable("--probe", [] if args.probe is None else [args.probe])
+    check_encoder(config.encoder)
+    if args.out is not None:
+        training.check_output("--out", args.out)
 
 
 def read(config: PredictorConfig, target: LoadedModel) -> list[list[Row]]:
@@ -97,7 +113,6 @@ def read(config: PredictorConfig, target: LoadedModel) -> list[list[Row]]:
 def _rows(paths: Sequence[str], target: LoadedModel) -> list[Row]:
     from jaxspec.draft.distill.data import read_rows
 
-    check_readable("data", paths)
     return read_rows(paths, LONGEST, origin_of(target), target.tokenizer.eos_token_ids)
 
 
@@ -195,10 +210,13 @@ def report(
     from jaxspec.predict.formulation import class_bounds
 
     length, capped = lengths(parts[TEST])
-    bounds = np.asarray(class_bounds(lengths(parts[TRAIN])[0], config.classes))
+    training_length = lengths(parts[TRAIN])[0]
+    bounds = np.asarray(class_bounds(training_length, config.classes))
+    constant = baseline(training_length, length, capped, bounds)
+    median = np.full(len(length), np.median(training_length))
     rows = []
-    for name, predicted in found[TEST].items():
-        m = evaluate(predicted, length, capped, bounds)
+    for name, predicted in {**found[TEST], CONSTANT: median}.items():
+        m = constant if name == CONSTANT else evaluate(predicted, length, capped, bounds)
         log_error = float(np.median(np.abs(np.log(predicted / length))[~capped]))
         rows.append([name, m["rows"], m["accuracy"], m["tau"], m["mae"], log_error])
     distribution = RatioDistribution()

@@ -1,4 +1,4 @@
-"""Trains a length probe: python -m jaxspec.train_predictor.probe --data answers.jsonl --out probe.safetensors
+"""Trains a length probe: python -m jaxspec.train_predictor.probe --target path/to/folder
 
 A probe re-predicts an answer's length from the target's hidden states while it is generated (`length_probe`). Data are
 files of `jaxspec.train_predictor.collect`; the target's features are computed once and kept in the folder of --work,
@@ -26,8 +26,11 @@ from jaxspec.models.length_probe import ENDS, LengthProbe, median_left
 from jaxspec.models.load import ModelLoadError, load_model
 from jaxspec.progress import progress
 from jaxspec.train_predictor import command as training
-from jaxspec.train_predictor.answers import check_readable, origin_of
+from jaxspec.train_predictor import ending
+from jaxspec.train_predictor.answers import check_answers, origin_of
 from jaxspec.train_predictor.data import TEST, part_of_row
+from jaxspec.train_predictor.names import PROBE, answers_file, trained_file, work_folder
+from jaxspec.train_predictor.report import FEW, few
 
 if TYPE_CHECKING:
     from jaxspec.draft.distill.data import Corpus, Row
@@ -59,15 +62,23 @@ class Examples(NamedTuple):
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"python -m {PROG}", description=__doc__)
-    parser.add_argument("--data", nargs="+", required=True, metavar="JSONL", help="files of collect")
-    parser.add_argument("--out", required=True, metavar="FILE", help="file of the trained probe, .safetensors")
     parser.add_argument("--target", default="smollm2-135m", help="the model whose answers they are")
-    parser.add_argument("--work", default="distill", metavar="DIR", help="folder of features (default: distill)")
+    parser.add_argument(
+        "--data", nargs="+", metavar="JSONL", help="files of collect (default: trained/NAME/answers.jsonl)"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="file of the trained probe (default: trained/NAME/NAME-probe.safetensors)"
+    )
+    parser.add_argument("--work", metavar="DIR", help="folder of features (default: trained/NAME)")
     parser.add_argument("--longest", type=count, default=384, help="tokens of prompt and answer (default: 384)")
     parser.add_argument("--width", type=count, default=64, help="hidden units (default: 64)")
     parser.add_argument("--steps", type=count, default=1500, help="training steps (default: 1500)")
     parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    args.data = args.data or [answers_file(args.target)]
+    args.out = args.out or trained_file(args.target, PROBE)
+    args.work = args.work or work_folder(args.target)
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,15 +91,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         return training.fail(PROG, training.lacking(error))
     try:
-        check_readable("--data", args.data)
+        check_answers("--data", args.data, args.target)
+        training.check_folder("--work", args.work)
+        training.check_output("--out", args.out)
         target = load_model(args.target)
-        data = corpus(args.data, target, args.longest, Path(args.work), partial(held_out, target))
+        longest = min(args.longest, target.config.max_position)
+        data = corpus(args.data, target, longest, Path(args.work), partial(held_out, target))
+        rng = np.random.default_rng(args.seed)
+        examples = positions(data, rng)
+    except KeyboardInterrupt:
+        return ending.interrupted(PROG, argv, f"features that are complete are kept in {args.work}")
     except (ConfigError, ModelLoadError) as error:
         return training.fail(PROG, str(error))
-    rng = np.random.default_rng(args.seed)
-    examples = positions(data, rng)
     print(
-        f"{len(examples.left)} positions of {int((~data.held_out).sum())} answers, {data.ended.mean():.0%} of which end"
+        f"{target.name}: {len(examples.left)} positions of {int((~data.held_out).sum())} answers, "
+        f"{data.ended.mean():.0%} of which end"
     )
     probe = LengthProbe(data.features.shape[-1], args.width, nnx.Rngs(args.seed))
     optimizer = nnx.Optimizer(
@@ -111,10 +128,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows = rng.integers(len(examples.left), size=BATCH)
             update(probe, optimizer, Examples(*(part[rows] for part in examples)))
             advance()
-    for share, own, constant in errors(probe, data):
-        print(f"after {share:.0%} of the answer: median relative error {own:.2f}, of the median length {constant:.2f}")
+    measured = errors(probe, data)
+    for share, own, constant in measured:
+        print(f"after {share:.0%} of the answer: median relative error {own:.2f} (the training median: {constant:.2f})")
+    if (count := len(measurable(data))) < FEW:
+        print(few("errors", count, "held-out answers"))
     save_probe(probe, target.name, Path(args.out))
-    print(f"{args.out} written; use it with --set length_probe={args.out}")
+    ending.ended([args.out], ending.serve_command(args.target, probe=args.out))
     return 0
 
 
@@ -135,7 +155,8 @@ def held_out(target: LoadedModel, row: Row) -> bool:
 def positions(data: Corpus, rng: np.random.Generator) -> Examples:
     """Every `STRIDE`-th position of the training answers.
 
-    At position p the feature is of token p and token p + 1 is known; the answer's last token ends it.
+    At position p the feature is of token p and token p + 1 is known; the answer's last token ends it. Raises
+    `ConfigError` if no training answer ends, or all are too short.
     """
     features, left, ended = [], [], []
     for i in np.flatnonzero(~data.held_out):
@@ -145,7 +166,15 @@ def positions(data: Corpus, rng: np.random.Generator) -> Examples:
             features.append(np.asarray(data.features[i, at]))
             left.append(length - 2 - at)
             ended.append(np.full(len(at), data.ended[i]))
+    if not features or not (data.ended & ~data.held_out).any():
+        raise ConfigError("--data: the training answers are too short, or all were cut; collect with a higher cap")
     return Examples(np.concatenate(features), np.concatenate(left).astype(np.float32), np.concatenate(ended))
+
+
+def measurable(data: Corpus) -> list[int]:
+    """The held-out answers that end and are not too short for an error after each share to mean something."""
+    output = data.length - data.start
+    return [i for i in np.flatnonzero(data.held_out & data.ended).tolist() if output[i] > 8]
 
 
 def errors(probe: LengthProbe, data: Corpus) -> list[tuple[float, float, float]]:
@@ -153,8 +182,7 @@ def errors(probe: LengthProbe, data: Corpus) -> list[tuple[float, float, float]]
     held-out answers that end."""
     output = data.length - data.start
     usual = float(np.median(output[~data.held_out & data.ended]))
-    held_out = [i for i in np.flatnonzero(data.held_out & data.ended) if output[i] > 8]
-    found = []
+    held_out, found = measurable(data), []
     for share in SHARES if held_out else ():
         at = np.asarray([data.start[i] - 1 + int(share * (output[i] - 2)) for i in held_out])
         rows = np.stack([np.asarray(data.features[i, p]) for i, p in zip(held_out, at, strict=True)])

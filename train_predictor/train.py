@@ -31,6 +31,8 @@ from jaxspec.train_predictor.checkpoints import Checkpoints, digest
 from jaxspec.train_predictor.config import PredictorConfig
 from jaxspec.train_predictor.data import TEST, TRAIN, VALIDATION, Corpus, batches
 from jaxspec.train_predictor.evaluate import Evaluation, Metrics, evaluate, plot, rounded
+from jaxspec.train_predictor.names import target_name
+from jaxspec.train_predictor.report import baseline, evaluation_line, report_lines
 
 #: Widths that batches are padded to; each compiles once.
 WIDTHS = (32, 64, 96, 128, 192, 256, 384, 512)
@@ -87,7 +89,7 @@ class Trainer:
     """
 
     def __init__(self, config: PredictorConfig, loaded: LoadedEncoder, data: Corpus):
-        self.config, self.loaded, self.data = config, loaded, data
+        self.config, self.loaded, self.data, self.target = config, loaded, data, target_name(config.target)
         train = data.rows(TRAIN)
         self.bounds = np.asarray(class_bounds(data.length[train], config.classes))
         try:
@@ -224,8 +226,8 @@ class Trainer:
     def run(self, folder: Path) -> Metrics:
         """Train both phases to the end. Returns the metrics on the test part.
 
-        Writes checkpoints, `curve.json`, `curve.png` and `report.json` (the metrics) to `folder`. Raises `ConfigError`
-        if the checkpoints there belong to another run or are damaged, or if the loss is not finite.
+        Writes checkpoints, `curve.json`, `curve.png` and `report.json` (the metrics and their baselines) to `folder`.
+        Raises `ConfigError` for checkpoints of another run or damaged ones, and if the loss is not finite.
         """
         folder.mkdir(parents=True, exist_ok=True)
         with Checkpoints(folder, self._identity()) as checkpoints:
@@ -234,9 +236,11 @@ class Trainer:
                 self._phase(checkpoints, folder, self.config.steps, self._steps_of_all())
             if self.at.phase == 2:
                 self._phase(checkpoints, folder, self.config.head_steps, self._steps_of_head())
-        curve.write(self.evaluations, folder, plot)
-        metrics = self.report()
-        (folder / "report.json").write_text(json.dumps(rounded(metrics), indent=1) + "\n")
+        curve.write(self.evaluations, folder, self.target, plot)
+        metrics, constant = self.report(), self.constant(TEST)
+        numbers = {**rounded(metrics), "baseline": rounded(constant)}
+        (folder / "report.json").write_text(json.dumps(numbers, indent=1) + "\n")
+        print(report_lines(metrics, constant), flush=True)
         return metrics
 
     def _phase(
@@ -311,7 +315,8 @@ class Trainer:
         metrics = evaluate(self.formulation.lengths(raw), length, capped, self.bounds)
         numbers = rounded({"train": train, "validation": loss, "mae": metrics["mae"], "tau": metrics["tau"]})
         self.evaluations.append(Evaluation(step=self.at.steps, phase=self.at.phase, **numbers))
-        print(json.dumps({**self.evaluations[-1], "seconds": round(time.monotonic() - start)}), flush=True)
+        first, last, seconds = self.evaluations[0], self.evaluations[-1], time.monotonic() - start
+        print(evaluation_line(last, first, self.constant(VALIDATION), seconds), flush=True)
         if loss < self.at.best:
             self.at = self.at._replace(best=loss, worse=0)
             self.best |= {name: copied(self.state[name]) for name in self.best if name in self.state}
@@ -341,12 +346,13 @@ class Trainer:
             self._next_phase()  # the state's structure that the checkpoint has
         restored = checkpoints.restore({"state": self.state, "best": self.best})
         self.state, self.best, self.at, self.evaluations = restored["state"], restored["best"], at, log["curve"]
+        print(f"resumed after step {at.steps}", flush=True)
 
     def _save(self, checkpoints: Checkpoints, folder: Path) -> None:
         """Write a checkpoint and the learning curve."""
         log = {"at": list(self.at), "curve": self.evaluations}
         checkpoints.save(self.at.steps + self.at.phase - 1, {"state": self.state, "best": self.best}, log)
-        curve.write(self.evaluations, folder, plot)
+        curve.write(self.evaluations, folder, self.target, plot)
 
     # The result
 
@@ -364,11 +370,16 @@ class Trainer:
         predicted = self.calibrated().lengths(self.raw(rows))
         return evaluate(predicted, self.data.length[rows], self.data.capped[rows], self.bounds)
 
+    def constant(self, part: int) -> Metrics:
+        """The metrics of predictions that do not depend on the prompt, on this part."""
+        d, rows = self.data, self.data.rows(part)
+        return baseline(d.length[d.rows(TRAIN)], d.length[rows], d.capped[rows], self.bounds)
+
     def predictor(self, name: str) -> ProxyPredictor:
         """The trained predictor, with the best weights."""
         encoder = self._encoder(self.best["encoder"], self.rest)
         head = nnx.merge(self.head_graph, self.best["head"])
-        about = {"target": self.config.target, "encoder": self.config.encoder, "data": str(self.data)}
+        about = {"target": self.target, "encoder": self.config.encoder, "data": str(self.data)}
         return ProxyPredictor(encoder, head, self.calibrated(), self.loaded.tokenizer, name, about, self.config.longest)
 
 

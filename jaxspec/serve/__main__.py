@@ -12,8 +12,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from jaxspec.config import ConfigError, EngineConfig, merged, parse_overrides, settings_like
+from jaxspec.extras import lacking
 from jaxspec.serve import environment
 
 log = logging.getLogger("jaxspec.serve")  # `__name__` is "__main__" here
@@ -82,6 +84,11 @@ def _run(args: argparse.Namespace, config: EngineConfig) -> int:
 
     if (args.ssl_keyfile is None) != (args.ssl_certfile is None):
         _fail("--ssl-keyfile and --ssl-certfile belong together")
+    if args.otlp_traces_endpoint is not None:
+        try:  # before the model is loaded
+            import jaxspec.serve.tracing  # noqa: F401
+        except ModuleNotFoundError as e:
+            _fail(f"--otlp-traces-endpoint: {lacking(e) or e}")
     try:
         sock = bind(args.host, args.port)
     except OSError as e:
@@ -101,7 +108,7 @@ def _run(args: argparse.Namespace, config: EngineConfig) -> int:
         options = ServerOptions(
             tuple(args.api_key or ()), int(args.max_body_mb * MEGABYTE), tuple(args.allowed_origins), args.root_path,
             args.ssl_keyfile, args.ssl_certfile, args.sse_keep_alive, args.enable_log_requests, args.ui,
-            args.config and Path(args.config).stem,
+            args.config and Path(args.config).stem, args.otlp_traces_endpoint,
         )  # fmt: skip
         if defaults := engine.default_sampling:
             shown = ", ".join(f"{name}={value}" for name, value in defaults.items())
@@ -234,6 +241,13 @@ def _parser() -> argparse.ArgumentParser:
         help="log the begin and the end of every request: its lengths and times, not its text (default: no)",
     )
     add(
+        "--otlp-traces-endpoint",
+        type=_url,
+        metavar="URL",
+        help="send OpenTelemetry traces to this collector over OTLP/HTTP, such as http://localhost:4318/v1/traces "
+        "(needs the extra otel; default: no traces)",
+    )
+    add(
         "--ui",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -257,6 +271,13 @@ def _key(text: str) -> str:
     if text:
         return text
     raise argparse.ArgumentTypeError("must not be empty")
+
+
+def _url(text: str) -> str:
+    url = urlsplit(text)
+    if url.scheme in ("http", "https") and url.hostname:
+        return text
+    raise argparse.ArgumentTypeError(f"must be a URL with http:// or https://, got {text!r}")
 
 
 def _port(text: str) -> int:

@@ -51,7 +51,8 @@ class ServerOptions:
     allowed_origins: web pages that browsers let use the server, "*" for all. root_path: of the server behind a proxy.
     tls_key, tls_certificate: PEM files; without them the server speaks plain HTTP. keep_alive: seconds after which a
     silent stream sends a comment, 0: never. log_requests: log the begin and the end of every request. ui: serve the
-    page and `/live`. preset: name of the preset, for the page.
+    page and `/live`. preset: name of the preset, for the page. traces_endpoint: URL of the collector that gets a span
+    for each output; this needs the extra `otel`.
     """
 
     api_keys: tuple[str, ...] = ()
@@ -64,16 +65,22 @@ class ServerOptions:
     log_requests: bool = False
     ui: bool = True
     preset: str | None = None
+    traces_endpoint: str | None = None
 
 
 def create_app(engine: Engine, options: ServerOptions | None = None, collectors: Sequence[Collector] = ()) -> FastAPI:
     """The ASGI application that serves a started engine. `collectors`: of further metrics."""
     options = options or ServerOptions()
-    metrics = ServerMetrics(engine, engine.model_name, collectors)
+    metrics, traces = ServerMetrics(engine, engine.model_name, collectors), None
+    if options.traces_endpoint is not None:
+        from jaxspec.serve.tracing import Traces  # the optional extra `otel`
+
+        traces = Traces(options.traces_endpoint, engine.model_name)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        hub = OutputHub(asyncio.get_running_loop(), HubOptions(metrics, options.log_requests, options.keep_alive))
+        own = HubOptions(metrics, options.log_requests, options.keep_alive, traces)
+        hub = OutputHub(asyncio.get_running_loop(), own)
         app.state.serving = serving = Serving(engine, metrics, hub)
         app.state.live = LiveFeed(engine, asyncio.get_running_loop(), partial(serving.facts, options.preset))
         throughput = asyncio.create_task(ThroughputLog(engine).run())
@@ -81,6 +88,8 @@ def create_app(engine: Engine, options: ServerOptions | None = None, collectors:
             yield
         finally:
             throughput.cancel()
+            if traces is not None:
+                await asyncio.to_thread(traces.close)
 
     app = FastAPI(
         title="jaxspec", version=__version__, lifespan=lifespan, redirect_slashes=False, root_path=options.root_path
@@ -180,14 +189,15 @@ class Serving:
         return out
 
     async def submit(
-        self, id: str, body: GenerationRequest, prompts: list[list[int]], params: list[SamplingParams], tenant: str
+        self, id: str, body: GenerationRequest, prompts: list[list[int]], params: list[SamplingParams], request: Request
     ) -> Generation:
-        """Submit sequence i with `prompts[i]` and `params[i]`. Raises `ApiError`."""
+        """Submit sequence i of the HTTP `request` with `prompts[i]` and `params[i]`. Raises `ApiError`."""
         if params and params[0].constrained:
             with bad_request():  # in a thread: a new grammar takes milliseconds to compile, the first one a second
                 await asyncio.to_thread(self.engine.constraints.compile, params[0])
-        generation = Generation(self.engine, self.hub, id)
-        generation.submit(prompts, params, body.priority or 0, body.slo, bool(body.return_predicted_tokens), tenant)
+        generation = Generation(self.engine, self.hub, id, request.headers)
+        predict = bool(body.return_predicted_tokens)
+        generation.submit(prompts, params, body.priority or 0, body.slo, predict, _tenant(request))
         return generation
 
 
@@ -242,7 +252,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     answer = CompletionAnswer(
         id, name, tokenizer, each, serving.form_of(body), echo=echo, only_echo=body.only_scores
     )  # fmt: skip
-    return Reply(await serving.submit(id, body, each, params, _tenant(request)), answer, bool(body.stream))
+    return Reply(await serving.submit(id, body, each, params, request), answer, bool(body.stream))
 
 
 @_routes.post("/v1/chat/completions")
@@ -256,7 +266,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     each = [prompt] * (body.n or 1)
     id = f"chatcmpl-{uuid4().hex}"
     answer = ChatAnswer(id, name, serving.engine.tokenizer, each, serving.form_of(body), chat=plan.form)
-    return Reply(await serving.submit(id, body, each, params, _tenant(request)), answer, bool(body.stream))
+    return Reply(await serving.submit(id, body, each, params, request), answer, bool(body.stream))
 
 
 @_routes.post("/v1/responses")
@@ -271,7 +281,7 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
         prompt = truncate(plan.prompt, chat, serving.engine.max_model_len)
         length_field = "max_completion_tokens" if body.max_output_tokens is not None else chat.length_field
         params = serving.params_of(plan.params, [prompt], "input", length_field)
-        generation = await serving.submit(id, chat, [prompt], params, _tenant(request))
+        generation = await serving.submit(id, chat, [prompt], params, request)
     answer = ResponsesAnswer(
         id, name, serving.engine.tokenizer, [prompt], serving.form_of(chat), chat=plan.form, body=body
     )

@@ -67,9 +67,9 @@ class Histograms:
         """Add an output that ended with `stop` or `length`."""
         self.observe("e2e_request_latency_seconds", m.e2e)
         self.observe("request_time_per_output_token_seconds", m.tpot)
-        self.observe("request_prefill_time_seconds", _between(m.first_scheduled, m.first_token))
-        self.observe("request_decode_time_seconds", _between(m.first_token, m.finished))
-        self.observe("request_inference_time_seconds", _between(m.first_scheduled, m.finished))
+        self.observe("request_prefill_time_seconds", between(m.first_scheduled, m.first_token))
+        self.observe("request_decode_time_seconds", between(m.first_token, m.finished))
+        self.observe("request_inference_time_seconds", between(m.first_scheduled, m.finished))
         self.observe("request_prompt_tokens", m.prompt_tokens)
         self.observe("request_prefill_kv_computed_tokens", m.prompt_tokens - m.cached_tokens)
         self.observe("request_generation_tokens", m.output_tokens)
@@ -81,7 +81,8 @@ class Histograms:
             self.observe("length_prediction_relative_error", error / m.output_tokens)
 
 
-def _between(begin: float | None, end: float | None) -> float | None:
+def between(begin: float | None, end: float | None) -> float | None:
+    """Seconds between two times; None unless both are known."""
     return None if begin is None or end is None else end - begin
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,8 +21,11 @@ from jaxspec.serve.errors import ApiError, invalid
 from jaxspec.slo import RequestSlo, resolve
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
     from jaxspec.engine.engine import Engine
     from jaxspec.serve.metrics import ServerMetrics
+    from jaxspec.serve.tracing import Traces
 
 #: Seconds from the first output to the flush. All outputs of a step arrive within it, so one wake-up suffices per step.
 GATHER = 0.001
@@ -37,11 +40,12 @@ class ClientGone(Exception):
 @dataclass(frozen=True, slots=True)
 class HubOptions:
     """metrics: count prompts. log_requests: log the begin and the end of requests. keep_alive: seconds after which a
-    silent stream sends a comment; 0: never."""
+    silent stream sends a comment; 0: never. traces: send a span for each output."""
 
     metrics: ServerMetrics | None = None
     log_requests: bool = False
     keep_alive: float = 0.0
+    traces: Traces | None = None
 
 
 class OutputHub:
@@ -80,17 +84,20 @@ class Receiver(Protocol):
 
 
 class Generation:
-    """The sequences of one HTTP request, which are submitted, read and cancelled together.
+    """The sequences of one HTTP request, which are submitted, read and cancelled together. `headers` are the request's.
 
     Must be used in the event loop's thread.
     """
 
-    def __init__(self, engine: Engine, hub: OutputHub, id: str) -> None:
+    def __init__(self, engine: Engine, hub: OutputHub, id: str, headers: Mapping[str, str]) -> None:
         self.id = id
+        self._headers = headers
         self._engine = engine
         self._hub = hub
         #: Request id by index of the unfinished sequences.
         self._unfinished: dict[int, str] = {}
+        #: Span by index of the sequences that have not ended, if there are traces.
+        self._spans: dict[int, Span] = {}
         #: Sequences of a prompt, which are consecutive.
         self._n = 1
         #: Output tokens of the longest finished sequence, by prompt.
@@ -145,11 +152,15 @@ class Generation:
         except (InvalidRequest, QueueFull, SloRefused, EngineDraining, EngineDead) as e:
             raise _refusal(e) from e
         self._unfinished[index] = request_id
+        if (traces := self._hub.options.traces) is not None:
+            self._spans[index] = traces.begin(request_id, params, self._headers)
         if logged:
             log.request_begins(request_id, len(prompt), params.max_tokens)
 
     def deliver(self, index: int, delta: OutputDelta) -> None:
         """Called by the hub."""
+        if delta.finish_reason is not None and (traces := self._hub.options.traces) is not None:
+            traces.end(self._spans.pop(index), delta)
         if index not in self._unfinished:
             return  # cancelled
         if delta.finish_reason is not None:

@@ -78,9 +78,10 @@ def load_bert(source: str | Path, layers: int | None = None) -> LoadedEncoder:
     return LoadedEncoder(config, encoder, tokenizer)
 
 
-def _folder(source: str) -> Path:
+def check_encoder(source: str) -> None:
+    """Raises `ModelLoadError` if there is no such encoder. Neither downloads nor loads it."""
     if source in ENCODERS:
-        return fetch_all(ENCODERS[source])[0].parent
+        return
     folder = Path(source).expanduser()
     if not folder.is_dir():
         raise ModelLoadError(
@@ -88,7 +89,11 @@ def _folder(source: str) -> Path:
         )
     if not (folder / "config.json").is_file():
         raise ModelLoadError(f"{folder} has no config.json: it is not a Hugging Face model folder")
-    return folder
+
+
+def _folder(source: str) -> Path:
+    check_encoder(source)
+    return fetch_all(ENCODERS[source])[0].parent if source in ENCODERS else Path(source).expanduser()
 
 
 def bert_config(raw: Mapping[str, Any], where: str) -> BertConfig:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from dataclasses import replace
 from functools import cache
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from helpers.jsonl import write_lines
 from helpers.tiny_drafters import as_decoder
 from jaxspec.config import ConfigError
 from jaxspec.draft.distill import data
-from jaxspec.draft.distill.begin import begin, vocabulary
+from jaxspec.draft.distill.begin import begin, successors, vocabulary
 from jaxspec.draft.distill.data import Corpus, corpus, read_rows
 from jaxspec.draft.distill.train import DEPTH, Batch, Trainer, loss_and_hits, plot
 from jaxspec.errors import ModelLoadError
@@ -159,6 +160,32 @@ def test_data_of_no_use_are_named(content: str | None, word: str, tmp_path: Path
         path.write_text(content)
     with pytest.raises(ConfigError, match=f"^data: .*{word}"):
         corpus([str(path)], TARGET, LONGEST, tmp_path)
+
+
+# The baseline
+
+
+def test_the_most_frequent_successor_is_the_baseline(text: Corpus) -> None:
+    counts: dict[int, Counter[int]] = {}
+    for i in np.flatnonzero(~text.held_out):
+        for p in range(text.start[i], text.length[i]):
+            counts.setdefault(int(text.tokens[i, p - 1]), Counter())[int(text.tokens[i, p])] += 1
+    found = successors(text, VOCAB)
+    chex.assert_shape(found, (VOCAB,))
+    assert all(counts[token][found[token]] == max(counts[token].values()) for token in counts)
+    total = sum(counts.values(), Counter())
+    assert all(total[found[token]] == max(total.values()) for token in set(range(VOCAB)) - counts.keys())
+
+    hits = []
+    for i in np.flatnonzero(text.held_out)[:32]:
+        tokens = text.tokens[i, : text.length[i]]
+        final, _ = final_and_features(tokens)
+        best = (final @ TARGET.weights["embed"].T).argmax(-1)
+        hits.append((found[tokens] == best)[text.start[i] - 1 : text.length[i] - 1])
+    runs = [sum(1 for _ in takewhile(bool, row[p : p + DEPTH])) for row in hits for p in range(len(row))]
+    measured = Trainer(settings(), TARGET, text).evaluate()
+    assert measured["bigram_hits"] == pytest.approx(np.concatenate(hits).mean(), abs=2e-3)  # features are float16
+    assert measured["bigram_accepted_length"] == pytest.approx(1 + np.mean(runs), abs=2e-3)
 
 
 # The drafter at the beginning
@@ -295,7 +322,7 @@ def test_an_interrupted_run_continues_from_its_checkpoint(
     monkeypatch.setattr(stopped, "_update", stop_in_the_sixth_step)
     with pytest.raises(KeyboardInterrupt):
         stopped.run(tmp_path)
-    assert len(json.loads((tmp_path / "curve.json").read_text())) == 1
+    assert len(json.loads((tmp_path / "curve.json").read_text())) == 2
 
     resumed = Trainer(settings(), TARGET, text)
     resumed.run(tmp_path)
@@ -340,8 +367,9 @@ def test_checkpoints_that_do_not_say_of_which_run_are_refused(text: Corpus, tmp_
 def test_the_curve_is_written_and_drawn(finished: Trainer, work: Path) -> None:
     written = json.loads((work / "whole" / "curve.json").read_text())
     assert written == finished.evaluations
-    assert [len(e["hits"]) for e in written] == [DEPTH, DEPTH]
-    assert 0 < written[0]["tokens"] < written[1]["tokens"] == finished.tokens
+    assert [len(e["hits"]) for e in written] == [DEPTH] * 3
+    assert 0 == written[0]["tokens"] < written[1]["tokens"] < written[2]["tokens"] == finished.tokens
+    assert len({(e["bigram_hits"], e["bigram_accepted_length"]) for e in written}) == 1, "always the same rows"
     assert all(1 <= e["accepted_length"] <= 1 + DEPTH for e in written)
     assert (work / "whole" / "curve.png").read_bytes().startswith(b"\x89PNG")
 
@@ -353,7 +381,7 @@ def test_without_matplotlib_one_line_says_so(
         monkeypatch.setitem(sys.modules, name, None)
     curve._say_undrawn.cache_clear()
     for _ in range(2):
-        curve.write(finished.evaluations, tmp_path, plot)
+        curve.write(finished.evaluations, tmp_path, "tiny", plot)
     assert [path.name for path in tmp_path.iterdir()] == ["curve.json"]
     said = capsys.readouterr().out
     assert said.count("\n") == 1 and '".[bench]"' in said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -33,7 +32,6 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("data: [a]\nout: o.safetensors\nlayerz: 2\n", "layerz"),
         ("data: []\nout: o.safetensors\n", "data"),
-        ("data: [a]\n", "out"),
         ("data: [a]\nout: o\n", "out: .*safetensors"),
         ("data: [a]\nout: o.safetensors\nbegin: middle\n", "begin"),
         ("data: [a]\nout: o.safetensors\nregression: -1\n", "regression"),
@@ -59,13 +57,19 @@ def test_the_command_trains_with_the_whole_vocabulary(
     monkeypatch.setattr("jaxspec.models.load.load_model", lambda name: TARGET)
     out, preset = work / "out" / "d.safetensors", work / "preset.yaml"
     preset.write_text(f"data: [{work / 'answers.jsonl'}]\nwork: {work}\nlongest: {LONGEST}\nbatch: 4\n")
-    assert command.main(["--config", str(preset)]) == 2
-    assert capsys.readouterr().err == "jaxspec.draft.distill: out: this setting is needed\n"
     changes = [f"--set={change}" for change in (f"out={out}", "steps=1", "passes=1", "conditioned=false")]
     assert command.main(["--config", str(preset), *changes]) == 0
-    first, second = capsys.readouterr().out.splitlines()[:2]
-    assert first.startswith("preset: 80 answers")
-    assert json.loads(second)["step"] == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("tiny, preset: 80 answers") and f"{VOCAB} of {VOCAB} tokens" in said[0]
+    assert said[1].startswith("warning: hits and accepted length come from ")
+    steps = [line for line in said if line.startswith("step ")]
+    assert [line.split(",")[0] for line in steps] == ["step 0", "step 1"]
+    assert all("(most frequent successor: " in line for line in steps) and "untrained: " in steps[1]
+    assert f"wrote {out} (" in "\n".join(said)
+    assert said[-1].startswith("next: python -m jaxspec.serve --model smollm2-135m ") and str(out) in said[-1]
+    assert command.main(["--config", str(preset), *changes]) == 0
+    again = capsys.readouterr().out.splitlines()
+    assert again[2] == "resumed after step 1" and again[-1] == said[-1]
     _, weights = load_drafter(out, TARGET.config, TARGET.weights)
     assert weights["vocab"].tolist() == list(range(VOCAB))
     assert (work / "preset" / "curve.json").exists()

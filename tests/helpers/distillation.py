@@ -14,7 +14,7 @@ VOCAB = TARGET.config.vocab_size
 LONGEST = 48
 #: A whole run, short: two checkpoints and evaluations, a vocabulary that leaves most tokens out.
 RUN: dict[str, Any] = dict(
-    data=["unread"], out="unread.safetensors", longest=LONGEST, vocabulary=64,
+    data=["unread"], work="unread", out="unread.safetensors", longest=LONGEST, vocabulary=64,
     steps=8, every=4, batch=4, learning_rate=3e-3, warmup=1,
 )  # fmt: skip
 

@@ -76,7 +76,8 @@ def answered(folder: Path) -> None:
         {"prompt": row["turns"][0], "length": 2 + 7 * i % 50, "capped": i % 9 == 0}
         for i, row in enumerate(conversations(120))
     ]
-    jsonl(folder / "predictor" / "lengths.jsonl", rows)
+    for name in ("folder", "smollm2-135m"):
+        jsonl(folder / "trained" / name / "answers.jsonl", rows)
     ids = [
         {"prompt_ids": [5 + i, 9, 7], "output_ids": list(range(3, 40)), "finished": True, "temperature": 0.8}
         for i in range(60)

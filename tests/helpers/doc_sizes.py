@@ -35,6 +35,7 @@ _TRAIN = (
     " --set target={model} --set encoder={encoder} --set longest=32 --set layers=1 --set test=0.3 --set batch=8"
     " --set steps=2 --set head_steps=2 --set every=2 --set warmup=1"
 )
+_DISTILL = " --set steps=2 --set every=2 --set longest=64 --set batch=2"
 _SERVED = " --jobs 2 --turns 1 --max-tokens 4 --modes continuous --request-rate 500"
 _HERE = " --processes 1 --keep keep"
 _ONE_LOAD = {"MANY": 12, "LIMIT": 6.0, "RATES": (5,), "CVS": (2,), "SIZES": (2, 4)}
@@ -86,6 +87,13 @@ class Run:
 
 
 RUNS = (
+    # docs/train.md makes its own model.
+    Run("jaxspec.train_predictor.tiny_model", " --steps 150"),
+    Run("jaxspec.train_predictor.collect", _ENGINE + " --limit 120 --temperature 0 --max-tokens 70", with_=("tiny",)),
+    Run("jaxspec.train_predictor.probe", " --steps 4 --longest 64", with_=("tiny",)),
+    Run("jaxspec.train_predictor", _TRAIN.replace("{model}", "tiny"), with_=("target=tiny",)),
+    Run("jaxspec.draft.distill", _DISTILL, with_=("target=tiny",)),
+    Run("jaxspec.serve", _FEWER, with_=("tiny",)),
     Run("jaxspec.serve --draft suffix --draft smollm2-eagle", _ENGINE),  # the drafters fit the real model only
     Run("jaxspec.serve --config configs/laps_sd.yaml", _TINY + " --set predictor_model=smollm2-length"),
     Run("jaxspec.serve --draft truncated:15", " --model {model}" + _FEWER),
@@ -127,7 +135,7 @@ RUNS = (
     Run("jaxspec.bench predictor", _TRAIN + _SERVED + " --engine smollm2-length", with_=("--engine", "--modes"),
         constants={"jaxspec.llm.LLM": _small}),  # its `--set` is about the training
     Run("jaxspec.bench predictor", _TRAIN + _SERVED, with_=("--engine",), constants={"jaxspec.llm.LLM": _small}),
-    Run("jaxspec.bench predictor", _TRAIN, with_=("--retrieval", "predictor/smollm2-length.safetensors"),
+    Run("jaxspec.bench predictor", _TRAIN, with_=("--retrieval", "trained/folder/folder-length.safetensors"),
         constants=_FEW_SERVED),  # on the answers that the page's first command collected from the tiny model
     Run("jaxspec.bench predictor", _TRAIN + " --set target=smollm2-135m", with_=("--retrieval",),
         constants=_FEW_SERVED),
@@ -156,7 +164,7 @@ RUNS = (
     Run("jaxspec.bench paper spin", " --model {model}" + _FEWER + _PIPELINE,
         with_=("--pipeline",)),
     Run("jaxspec.bench paper spin", " --jobs 4 --seeds 2" + _HERE, constants=_constants("spin.simulation", _ONE_SPIN)),
-    Run("jaxspec.draft.distill", " --set target={model} --set steps=2 --set every=2 --set longest=64 --set batch=2"),
+    Run("jaxspec.draft.distill", " --set target={model}" + _DISTILL),
     Run("jaxspec.train_predictor.collect", _TINY + " --max-tokens 16"),
     Run("jaxspec.train_predictor.probe", " --target {model} --steps 4 --longest 64"),
     Run("jaxspec.train_predictor.continuations",
@@ -167,7 +175,9 @@ RUNS = (
 )  # fmt: skip
 
 #: Pages whose commands build on each other: they are run one after the other in one folder.
-SEQUENCES = frozenset({"docs/distill.md", "docs/predictor.md", "examples/own_model.py"})
+SEQUENCES = frozenset({"docs/distill.md", "docs/predictor.md", "docs/train.md", "examples/own_model.py"})
+#: Of those, the pages that need no file but the presets.
+FROM_NOTHING = frozenset({"docs/train.md"})
 
 #: Commands that are not run as they are, by what they begin with, and why. What is looked at instead stands in
 #: `test_docs.py`: targets and variables of make, options of what they start, extras of pip.

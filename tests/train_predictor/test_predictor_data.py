@@ -46,7 +46,9 @@ def write_lines(path: Path, rows: list[Any]) -> str:
 
 
 def settings(**changes: Any) -> PredictorConfig:
-    return PredictorConfig(**{"data": ["unread"], "out": "unread.safetensors", "target": "tiny", **changes})
+    return PredictorConfig(
+        **{"data": ["unread"], "work": "unread", "out": "unread.safetensors", "target": "tiny", **changes}
+    )
 
 
 def unread() -> Any:
@@ -240,7 +242,6 @@ def test_f1_is_the_mean_over_classes_that_occur() -> None:
     [
         ("data: [a]\nout: o.safetensors\nlayerz: 2\n", "layerz"),
         ("data: []\nout: o.safetensors\n", "data"),
-        ("data: [a]\n", "out"),
         ("data: [a]\nout: o\n", "out: .*safetensors"),
         ("data: [a]\nout: o.safetensors\nformulation: l1\n", "formulation: .*reg_l1"),
         ("data: [a]\nout: o.safetensors\nbatch: 1\n", "batch"),

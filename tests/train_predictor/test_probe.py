@@ -50,6 +50,8 @@ def test_the_command(
     assert command.main([*options, "--steps", "300", "--width", "16"]) == 0
     said = capsys.readouterr().out
     assert "positions of" in said and "after 25% of the answer" in said and f"--set length_probe={out}" in said
+    assert "(the training median: " in said and f"wrote {out} (" in said
+    assert "warning: errors come from " in said
     # Lengths of random text cannot be known, but that 8 to 29 tokens are usual can.
     (start, own, _), *_ = errors(load_probe(out, TARGET.config), text)
     assert start == 0 and own < 0.5
@@ -58,6 +60,7 @@ def test_the_command(
 def test_errors_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     assert command.main(["--data", str(tmp_path / "none"), "--out", "x"]) == 2
     line = capsys.readouterr().err
     assert line.startswith("jaxspec.train_predictor.probe: --data: cannot read") and line.count("\n") == 1

@@ -26,8 +26,8 @@ pytestmark = pytest.mark.slow  # nearly every test compiles a training step
 
 #: A whole run, short.
 RUN: dict[str, Any] = dict(
-    data=["unread"], out="unread.safetensors", longest=32, width=16, batch=16, steps=160, learning_rate=1e-2,
-    warmup=4, head_steps=160, head_learning_rate=1e-2, every=80, patience=20, dropout=0.1,
+    data=["unread"], work="unread", out="unread.safetensors", longest=32, width=16, batch=16, steps=160,
+    learning_rate=1e-2, warmup=4, head_steps=160, head_learning_rate=1e-2, every=80, patience=20, dropout=0.1,
 )  # fmt: skip
 
 
@@ -65,7 +65,10 @@ def test_training_lowers_the_loss_and_orders_the_prompts(finished: Trainer, work
     first, *_, last = finished.evaluations
     assert last["validation"] < 0.5 * first["validation"]
     report = json.loads((work / "whole" / "report.json").read_text())
+    constant = report.pop("baseline")
     assert report == rounded(finished.report())
+    assert constant == rounded(finished.constant(TEST))
+    assert constant["tau"] == 0 and constant["mae"] > report["mae"] and constant["accuracy"] < report["accuracy"]
     assert report["tau"] > 0.6 and report["accuracy"] > 0.5 and report["error_ratio"] < 0.5
     assert report["capped"] > 0 and report["rows"] == len(finished.data.rows(TEST))
     assert finished.at[:3] == (3, 0, 320)
@@ -235,8 +238,11 @@ def test_the_command_trains_and_writes_a_predictor(
     changes = [f"--set={c}" for c in ("steps=160", "head_steps=40", "every=40", "warmup=2", "batch=16")]
     assert command.main(["--config", str(preset), *changes]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("tiny: 160 rows") and "capped" in said[0]
-    test = json.loads(said[-1])["test"]
+    assert said[0].startswith("smollm2-135m, tiny: 160 rows") and "capped" in said[0]
+    assert any(line.startswith("step 40, phase 1") and "(the training median: " in line for line in said)
+    assert f"wrote {out} (" in "\n".join(said)
+    assert said[-1].endswith(f"--set predictor_model={out}")
+    test = json.loads((tmp_path / "tiny" / "report.json").read_text())
     predictor = ProxyPredictor.load(out)
     predicted = predictor.predict(["name a tree", "write a letter now"])
     assert predicted[0] < predicted[1]
@@ -272,3 +278,9 @@ def test_a_missing_file_is_named_before_anything_is_loaded(monkeypatch, capsys, 
     assert command.main(["--config", str(preset), f"--set=data=[{ids}, nope.jsonl]"]) == 2
     said = capsys.readouterr().err
     assert said == "jaxspec.train_predictor: data: cannot read nope.jsonl: No such file or directory\n"
+    for change, word in (("encoder=nope", "no encoder 'nope'"), (f"out={ids}/o.safetensors", "out: cannot write to")):
+        assert (
+            command.main(["--config", str(preset), f"--set=data=[{ids}]", f"--set=work={tmp_path}", f"--set={change}"])
+            == 2
+        )
+        assert word in capsys.readouterr().err

@@ -105,7 +105,8 @@ class Live:
 
 
 def damage(folder: Path, random: Random) -> str | None:
-    """Damage a random file of the cache. -> how; None if there is none."""
+    """Replace a random file of the cache by a damaged one. -> what kind; None if there is none. Programs that have the
+    old one mapped keep it, as with any file that is replaced."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
     if not files:
         return None
@@ -118,7 +119,9 @@ def damage(folder: Path, random: Random) -> str | None:
         data[random.randrange(len(data))] ^= 0xFF
     else:
         data = bytearray(random.randbytes(200)) if way == "noise" else bytearray()
-    path.write_bytes(data)
+    new = path.with_suffix(".damaged")
+    new.write_bytes(data)
+    new.replace(path)
     return f"damaged {path.relative_to(folder).parts[0]}"
 
 

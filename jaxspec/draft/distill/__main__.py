@@ -9,6 +9,7 @@ from pathlib import Path
 from jaxspec.config import ConfigError, parse_overrides
 from jaxspec.draft.distill.config import DistillConfig
 from jaxspec.train_predictor import command as training
+from jaxspec.train_predictor import curve, ending
 
 PROG = "jaxspec.draft.distill"
 
@@ -19,25 +20,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jaxspec.draft.distill.data import corpus
         from jaxspec.draft.distill.train import Trainer
         from jaxspec.models.load import ModelLoadError, load_model
-        from jaxspec.train_predictor.answers import check_readable
+        from jaxspec.train_predictor.answers import check_answers, check_readable
     except ModuleNotFoundError as error:
         return training.fail(PROG, training.lacking(error))
     try:
         config = DistillConfig.load(args.config, **parse_overrides(args.set))
-        check_readable("data", config.data)
+        work, run, out = Path(config.work), Path(config.work) / Path(args.config).stem, Path(config.out)
+        check_answers("data", config.data, config.target)
         check_readable("begin", [config.begin] if config.begin.endswith(".safetensors") else [])
+        training.check_folder("work", run)
+        training.check_output("out", out)
         target = load_model(config.target)
-        work, name = Path(config.work), Path(args.config).stem
-        data = corpus(config.data, target, config.longest, work)
-        held_out = int(data.held_out.sum())
-        print(f"{name}: {len(data)} answers with {data.answer_tokens} tokens, {held_out} of them held out", flush=True)
+        data = corpus(config.data, target, min(config.longest, target.config.max_position), work)
         trainer = Trainer(config, target, data)
-        trainer.run(work / name)
-        trainer.export(Path(config.out))
-        if config.parallel:
-            print(f"{config.out} is not written: the engine does not draft in parallel")
+        print(f"{target.name}, {run.name}: {trainer.about}", flush=True)
+        trainer.run(run)
+        trainer.export(out)
+    except KeyboardInterrupt:
+        return ending.interrupted(PROG, argv, "checkpoints and features that were written are kept")
     except (ConfigError, ModelLoadError) as error:
         return training.fail(PROG, str(error))
+    if config.parallel:
+        print(f"{out} is not written: the engine does not draft in parallel")
+        ending.ended(curve.files(run))
+    else:
+        ending.ended([out, *curve.files(run)], ending.serve_command(config.target, drafter=config.out))
     return 0
 
 

@@ -32,6 +32,22 @@ def vocabulary(data: Corpus, size: int, always: tuple[int, ...], total: int) -> 
     return np.sort(np.argsort(-counts, kind="stable")[: min(size, total)]).astype(np.int32)
 
 
+def successors(data: Corpus, total: int) -> np.ndarray:
+    """For each token `[total]` int32, what follows it most often in the training answers: the simplest drafter. A token
+    that they do not have is followed by their most frequent one."""
+    pairs = np.concatenate([
+        np.stack([row[max(start, 1) - 1 : length - 1], row[max(start, 1) : length]], 1)
+        for row, start, length, held in zip(data.tokens, data.start, data.length, data.held_out, strict=True)
+        if not held
+    ])  # fmt: skip
+    found = np.full(total, np.bincount(pairs[:, 1]).argmax(), np.int32)
+    distinct, counts = np.unique(pairs, axis=0, return_counts=True)
+    order = np.lexsort((counts, distinct[:, 0]))  # by token, its most frequent successor last
+    last = order[np.flatnonzero(np.diff(distinct[order, 0], append=-1))]
+    found[distinct[last, 0]] = distinct[last, 1]
+    return found
+
+
 def begin(config: DistillConfig, target: LoadedModel, vocab: np.ndarray) -> DraftDecoder:
     """The initial drafter: layers of the target or of a trained drafter, and the target's head cut to `vocab [V']`.
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from jaxspec.config import load_settings
+from jaxspec.train_predictor.names import defaults
 
 
 class DistillConfig(BaseModel):
@@ -17,11 +19,12 @@ class DistillConfig(BaseModel):
 
     #: The target model: built-in name, Hugging Face directory, .gguf file or hub id.
     target: str = "smollm2-135m"
-    #: Files written by `jaxspec.train_predictor.collect`.
+    #: Files written by `jaxspec.train_predictor.collect`. Default: trained/NAME/answers.jsonl, with the target's name.
     data: list[str] = Field(min_length=1)
-    #: Folder of features and checkpoints.
-    work: str = "distill"
-    #: File of the trained drafter; `--draft` recognises it by its suffix.
+    #: Folder of features and checkpoints. Default: trained/NAME.
+    work: str
+    #: File of the trained drafter; `--draft` recognises it by its suffix. Default: with the name of the YAML file,
+    #: trained/NAME/NAME-PRESET.safetensors.
     out: str = Field(pattern=r"\.safetensors$")
     #: Number of layers.
     layers: PositiveInt = 1
@@ -33,9 +36,9 @@ class DistillConfig(BaseModel):
     #: Initial layers: the target's first or last ones, or those of a trained drafter. Layers that the latter lacks are
     #: added with zero output, so they change nothing at first.
     begin: str = Field("last", pattern=r"^(first|last|.+\.safetensors)$")
-    #: Size of the draft vocabulary, the answers' most frequent tokens.
-    vocabulary: PositiveInt = 8192
-    #: Maximum tokens of a training row, prompt and answer together.
+    #: Size of the draft vocabulary, the answers' most frequent tokens. auto: a sixth of the target's, at least 8,192.
+    vocabulary: PositiveInt | Literal["auto"] = "auto"
+    #: Maximum tokens of a training row, prompt and answer together; at most those that the target has positions for.
     longest: PositiveInt = 384
     #: Whether to train on the prompts' tokens too: more text, but not the target's own.
     prompts: bool = False
@@ -56,4 +59,4 @@ class DistillConfig(BaseModel):
     @classmethod
     def load(cls, path: str | Path, **overrides: Any) -> DistillConfig:
         """Read a YAML file and apply `overrides`. Raises `ConfigError` naming every bad key or value."""
-        return load_settings(cls, path, overrides)
+        return load_settings(cls, path, overrides, partial(defaults, path, cls.model_fields["target"].default))

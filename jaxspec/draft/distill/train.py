@@ -7,7 +7,6 @@ next depths need (`unroll`).
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -21,7 +20,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jaxspec.draft.distill.begin import begin, vocabulary
+from jaxspec.draft.distill.begin import begin, successors, vocabulary
 from jaxspec.draft.distill.config import DistillConfig
 from jaxspec.draft.distill.data import Corpus, padded
 from jaxspec.draft.distill.unroll import unroll
@@ -33,9 +32,14 @@ from jaxspec.progress import progress
 from jaxspec.train_predictor import curve
 from jaxspec.train_predictor.answers import origin_of
 from jaxspec.train_predictor.checkpoints import Checkpoints
+from jaxspec.train_predictor.report import few
 
 #: Depths that the evaluation on held-out rows measures.
 DEPTH = 5
+#: Fewer held-out answers get a warning; each has many positions.
+FEW_ANSWERS = 10
+#: The baseline, in words.
+BIGRAM = "most frequent successor"
 
 
 class Batch(NamedTuple):
@@ -58,17 +62,39 @@ class Evaluation(TypedDict):
     tokens           tokens trained on so far, counted again in every epoch
     hits             per depth, the share of positions where the drafter's likeliest token is the target's
     accepted_length  mean accepted length of a greedy chain, bonus token included
+    bigram_hits, bigram_accepted_length   the same of a baseline: the most frequent successor of the last token in the
+                     training answers, which is as good at every depth
     """
 
     tokens: int
     hits: list[float]
     accepted_length: float
+    bigram_hits: float
+    bigram_accepted_length: float
+
+
+def accepted(hit: np.ndarray, use: np.ndarray) -> int:
+    """Sum over the positions `use [B, L]` of the tokens that are accepted of a chain that starts there, for the hits
+    `[DEPTH, B, L]` of its depths. A chain that leaves the row has ended."""
+    total, all_accepted = 0, use.copy()
+    for j in range(DEPTH):  # the token at depth j was proposed at the position j further on
+        shifted = np.zeros_like(all_accepted)
+        shifted[:, : use.shape[1] - j] = (hit[j] & use)[:, j:]
+        all_accepted &= shifted
+        total += int(all_accepted.sum())
+    return total
 
 
 def plot(evaluations: Sequence[Evaluation], axes: Any) -> None:
     """Plot accepted length against tokens trained on, on matplotlib's `axes`."""
-    axes.plot([e["tokens"] for e in evaluations], [e["accepted_length"] for e in evaluations], marker="o")
+    axes.plot(
+        [e["tokens"] for e in evaluations], [e["accepted_length"] for e in evaluations], marker="o", label="drafter"
+    )
+    known = [e for e in evaluations if "bigram_accepted_length" in e]  # checkpoints of earlier versions lack it
+    if known:
+        axes.axhline(known[0]["bigram_accepted_length"], color="grey", linestyle="--", label=BIGRAM)
     axes.set(xlabel="tokens trained on", ylabel="accepted length, held-out prompts")
+    axes.legend()
 
 
 def trained(path: tuple[Any, ...], _: Any) -> bool:
@@ -113,7 +139,8 @@ class Trainer:
     def __init__(self, config: DistillConfig, target: LoadedModel, data: Corpus):
         self.config, self.target, self.data = config, target, data
         c = target.config
-        self.vocab = vocabulary(data, config.vocabulary, c.eos_token_ids, c.vocab_size)
+        size = max(8192, c.vocab_size // 6) if config.vocabulary == "auto" else config.vocabulary
+        self.vocab = vocabulary(data, size, c.eos_token_ids, c.vocab_size)
         model = begin(config, target, self.vocab)
         self.graph, learn, self.rest = nnx.split(model, trained, ...)
         self._final_norm = jnp.asarray(target.weights["norm"], jnp.float32)
@@ -127,6 +154,22 @@ class Trainer:
         self.evaluations: list[Evaluation] = []
         self._update = jax.jit(self._make_update(), donate_argnums=0)
         self._evaluate = jax.jit(self._make_evaluate())
+
+    @property
+    def about(self) -> str:
+        """What is trained on, and how much the draft vocabulary covers."""
+        d, covered, answers = self.data, np.isin(self.data.tokens, self.vocab), int(self.data.held_out.sum())
+        held = [covered[i, d.start[i] : d.length[i]] for i in np.flatnonzero(d.held_out)]
+        said = (
+            f"{len(d)} answers with {d.answer_tokens} tokens, {answers} of them held out; the draft vocabulary has "
+            f"{len(self.vocab)} of {self.target.config.vocab_size} tokens, which are {np.concatenate(held).mean():.1%} "
+            "of the held-out answers'"
+        )
+        return (
+            said
+            if answers >= FEW_ANSWERS
+            else f"{said}\n{few('hits and accepted length', answers, 'held-out answers')}"
+        )
 
     @property
     def model(self) -> DraftDecoder:
@@ -148,17 +191,18 @@ class Trainer:
         return update
 
     def _make_evaluate(self) -> Any:
-        vocab = jnp.asarray(self.vocab)
+        vocab, successor = jnp.asarray(self.vocab), jnp.asarray(successors(self.data, self.target.config.vocab_size))
 
         def evaluate(learn: Any, rest: Any, head: jax.Array, batch: Batch) -> jax.Array:
-            """Hits `[DEPTH, B, L]` bool: whether at each depth the drafter's likeliest token is the target's over the
-            whole vocabulary (`head [hidden, vocab]`)."""
+            """Hits `[DEPTH + 1, B, L]` bool: whether at each depth the drafter's likeliest token is the target's over
+            the whole vocabulary (`head [hidden, vocab]`), and whether the token's most frequent successor is."""
             model = nnx.merge(self.graph, learn, rest)
 
             def row(row: Batch) -> jax.Array:
                 best = jnp.argmax(final_states(row.features, self._final_norm) @ head, -1)
                 outputs = unroll(model, row.tokens, row.features, DEPTH, self.config.parallel)
-                return vocab[jnp.argmax(outputs @ model.head[...], -1)] == best
+                drafted = vocab[jnp.argmax(outputs @ model.head[...], -1)]
+                return jnp.concatenate([drafted, successor[row.tokens][None]]) == best
 
             # Row by row: logits of all rows over the whole vocabulary would be by far the largest array.
             return jax.lax.map(row, batch).swapaxes(0, 1)
@@ -200,6 +244,8 @@ class Trainer:
             self._restore(checkpoints)
             groups = islice(self.groups(), self.step, None)  # a resumed run continues within its epoch
             start = time.monotonic()
+            if not self.step:
+                self._record_evaluation(start)
             with progress("training steps", self.config.steps, self.step) as advance:
                 while self.step < self.config.steps:
                     batch = self.batch(next(groups), self.config.prompts)
@@ -207,17 +253,27 @@ class Trainer:
                     self.step, self.tokens = self.step + 1, self.tokens + int(batch.use.sum())
                     advance()
                     if self.step % self.config.every == 0 or self.step == self.config.steps:
-                        self.evaluations.append(self.evaluate())
-                        line = {"step": self.step, "seconds": round(time.monotonic() - start), **self.evaluations[-1]}
-                        line |= {"train_hits": [round(float(h), 3) for h in hits], "loss": round(float(losses[0]), 3)}
-                        print(json.dumps(line), flush=True)
+                        trained = f"loss {losses[0]:.3f}, {hits[0]:.1%} of the training batch right, "
+                        self._record_evaluation(start, trained)
                         self._save(checkpoints, folder)
-        curve.write(self.evaluations, folder, plot)  # also if there was nothing left to train
+        curve.write(self.evaluations, folder, self.target.name, plot)  # also if there was nothing left to train
+
+    def _record_evaluation(self, start: float, trained: str = "") -> None:
+        """Evaluate, and print a line. `start`: when this process began to train; `trained`: what the last step said."""
+        self.evaluations.append(e := self.evaluate())
+        first = self.evaluations[0]
+        before = "" if first is e or first["tokens"] else f"; untrained: {first['accepted_length']:.2f}"
+        print(
+            f"step {self.step}, {time.monotonic() - start:.0f} s, {self.tokens} tokens: {trained}first draft right "
+            f"{e['hits'][0]:.1%} ({BIGRAM}: {e['bigram_hits']:.1%}), accepted length {e['accepted_length']:.2f} "
+            f"({BIGRAM}: {e['bigram_accepted_length']:.2f}{before})", flush=True,
+        )  # fmt: skip
 
     def _identity(self) -> dict[str, Any]:
         """Settings and data that must equal those of the checkpoints to resume from. The number of steps is among them,
         because the learning rate schedule depends on it."""
         settings = self.config.model_dump(exclude={"data", "target", "work", "out", "every"})
+        settings["vocabulary"] = len(self.vocab)
         if not self.config.parallel:
             del settings["parallel"]  # checkpoints of before this setting can still be resumed
         if self.config.begin.endswith(".safetensors"):  # the file of this name may have changed
@@ -231,33 +287,33 @@ class Trainer:
             return
         self.state = checkpoints.restore(self.state)
         self.step, self.tokens, self.evaluations = log["step"], log["tokens"], log["curve"]
+        print(f"resumed after step {self.step}", flush=True)
 
     def _save(self, checkpoints: Checkpoints, folder: Path) -> None:
         """Write a checkpoint, the drafter so far and the learning curve."""
         checkpoints.save(self.step, self.state, {"step": self.step, "tokens": self.tokens, "curve": self.evaluations})
         self.export(folder / "drafter.safetensors")
-        curve.write(self.evaluations, folder, plot)
+        curve.write(self.evaluations, folder, self.target.name, plot)
 
     def evaluate(self, rows: int = 32) -> Evaluation:
         """Hit rate per depth and mean accepted length (bonus token included) of a greedy chain, on up to `rows`
         held-out rows, whose text is the target's: what would follow a rejected token is not drafted.
         """
         held_out = np.flatnonzero(self.data.held_out)[:rows]
-        hits, accepted, count = np.zeros(DEPTH), 0.0, 0
+        hits, lengths, count = np.zeros(DEPTH + 1), np.zeros(2), 0
         for i in range(0, len(held_out), self.config.batch):
             batch = self.batch(held_out[i : i + self.config.batch])
             hit = np.asarray(self._evaluate(self.state["learn"], self.rest, self._full_head, batch))
             use = np.asarray(batch.use)
             hits += (hit & use).sum((1, 2))
-            all_accepted = use.copy()  # of a chain that starts at each position
-            for j in range(DEPTH):  # the token at depth j was proposed at the position j further on
-                shifted = np.zeros_like(all_accepted)
-                shifted[:, : use.shape[1] - j] = (hit[j] & use)[:, j:]
-                all_accepted &= shifted
-                accepted += all_accepted.sum()
+            lengths += accepted(hit[:DEPTH], use), accepted(np.stack([hit[DEPTH]] * DEPTH), use)
             count += int(use.sum())
-        rates = [round(float(h), 4) for h in hits / max(count, 1)]
-        return {"tokens": self.tokens, "hits": rates, "accepted_length": round(1 + accepted / max(count, 1), 4)}
+        *rates, bigram = (round(float(h), 4) for h in hits / max(count, 1))
+        own, theirs = (round(1 + float(total), 4) for total in lengths / max(count, 1))
+        return {
+            "tokens": self.tokens, "hits": rates, "accepted_length": own, "bigram_hits": bigram,
+            "bigram_accepted_length": theirs,
+        }  # fmt: skip
 
     @cached_property
     def _full_head(self) -> jax.Array:
