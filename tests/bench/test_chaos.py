@@ -82,8 +82,9 @@ def forget_to_end(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("broken", "found"), [(lose_a_token, "wrong tokens|tokens for"), (leak_a_page, "references differ"), (forget_to_end, "no end")]
-)  # fmt: skip
+    ("broken", "found"),
+    [(lose_a_token, "wrong tokens|tokens for"), (leak_a_page, "references differ"), (forget_to_end, "no end")],
+)
 def test_broken_engines_are_found(
     broken: Any, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
