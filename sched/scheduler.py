@@ -44,7 +44,11 @@ _FEW_STEPS = 16
 
 
 class QueueFull(RuntimeError):
-    """Too many requests are waiting; try again later."""
+    """Too many requests are waiting. `retry_after`: seconds in which there should be places again."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class Scheduler:

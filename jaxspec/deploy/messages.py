@@ -66,12 +66,13 @@ class Refused:
 
     invalid: no replica can. queue_full, slo: not now, another one may. lost: the replica stops or has failed, and
     another one can go on with the request. absent: it never came to the replica, which is not there any more. `field`:
-    of an invalid request.
+    of an invalid request. `retry_after`: seconds, of a full queue.
     """
 
     reason: Literal["invalid", "queue_full", "slo", "lost", "absent"]
     message: str = ""
     field: str = ""
+    retry_after: float = 1.0
 
     @classmethod
     def by(cls, error: Exception) -> Refused:
@@ -80,7 +81,7 @@ class Refused:
             case InvalidRequest():
                 return cls("invalid", str(error), error.field)
             case QueueFull():
-                return cls("queue_full", str(error))
+                return cls("queue_full", str(error), retry_after=error.retry_after)
             case SloRefused():
                 return cls("slo", str(error))
             case EngineDraining() | EngineDead():
@@ -95,7 +96,7 @@ class Refused:
             case "invalid":
                 return InvalidRequest(self.field, self.message)
             case "queue_full":
-                return QueueFull(self.message)
+                return QueueFull(self.message, self.retry_after)
             case "slo":
                 return SloRefused(self.message)
             case "lost" | "absent":

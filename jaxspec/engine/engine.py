@@ -20,6 +20,7 @@ from jaxspec.engine.calls import Calls
 from jaxspec.engine.live_view import INTERVAL, OnSnapshot
 from jaxspec.engine.loop import EngineLoop
 from jaxspec.engine.metrics import Counters, EngineStats, snapshot
+from jaxspec.engine.queue_limit import QueueLimit
 from jaxspec.engine.request_state import RequestState
 from jaxspec.engine.startup import for_device, start_up
 from jaxspec.engine.summary import summary
@@ -30,7 +31,6 @@ from jaxspec.predict.predictor import LengthPredictor
 from jaxspec.sampling_params import SamplingParams, check_request, check_tokens
 from jaxspec.sched.admission import SloAdmission, tightest_slo
 from jaxspec.sched.request import Request
-from jaxspec.sched.scheduler import QueueFull
 from jaxspec.sched.slo import NONE, Slo
 from jaxspec.sched.slots import PACES
 from jaxspec.sched.spec.speculator import Speculator
@@ -106,6 +106,7 @@ class Engine:
         self._lock = threading.Condition()
         self._inbox: deque[tuple[RequestState, bool]] = deque()  # (request, False: it is new; True: cancel it)
         self._queued = 0  # new requests in the inbox
+        self._limit = QueueLimit(config.max_queued_requests, clock)
         self._calls = Calls()
         self._health = "ok"
         self._stop_at: float | None = None  # when a drain ends at the latest
@@ -186,7 +187,7 @@ class Engine:
                 oracles, the scheduler knows only `max_tokens`.
             slo: SLO in seconds; None: the configuration's.
             predict: predict its length even if it never waits.
-            tenant: whose it is; suffix drafting learns from a tenant's own answers only.
+            tenant: whose it is; each has a share of the queue, and suffix drafting learns from its own answers only.
             resumed: not None: another engine has admitted it and has generated these output tokens, which may be none.
                 So neither a full queue nor its SLO refuses it. The tokens count as output but are in no delta. Greedy,
                 or with the seed of `params` set, it goes on with the tokens that the other engine would have sampled
@@ -220,16 +221,13 @@ class Engine:
                 raise EngineDead(self.failure or "the engine has stopped")
             if self._health == "draining":
                 raise EngineDraining("the engine is shutting down")
-            full = self.loop.num_waiting + self._queued >= self.config.max_queued_requests
-            if full and resumed is None:
-                raise QueueFull(f"{self.config.max_queued_requests} requests are waiting already; try again later")
+            if resumed is None:
+                self._limit.check(tenant, self.loop.num_waiting + self._queued, self._states.values())
             if request.id in self._states:
                 raise InvalidRequest("request_id", f"request {request.id!r} is already running")
             seed = params.seed if params.seed is not None else int(self._random.integers(0, 2**63))
-            end_at = expected_tokens if end_as_expected else None
-            state = RequestState(
-                request, params, seed, self.tokenizer, stop_ids, on_output, end_at, predict, constraint
-            )
+            end = expected_tokens if end_as_expected else None
+            state = RequestState(request, params, seed, self.tokenizer, stop_ids, on_output, end, predict, constraint)
             state.resume(before)
             self._admit(request, resumed is not None)
             self._states[request.id] = state
@@ -389,6 +387,7 @@ class Engine:
     def _closed(self, state: RequestState) -> None:
         with self._lock:
             self._states.pop(state.request.id, None)
+            self._limit.ended()
             self._admission.release(state.request.id)
 
     def _abort_all(self, reason: str, error: str | None) -> None:

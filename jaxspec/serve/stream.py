@@ -7,6 +7,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.types import Receive
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 #: Seconds from the first output to the flush. All outputs of a step arrive within it, so one wake-up suffices per step.
 GATHER = 0.001
-#: Headers of 429 responses; the value is in seconds.
+#: Headers of responses to requests whose SLO cannot be met at the moment; the value is in seconds.
 _RETRY = {"Retry-After": "1"}
 
 
@@ -244,7 +245,8 @@ def _refusal(e: Exception) -> ApiError:
         case InvalidRequest():
             return invalid(e)
         case QueueFull():
-            return ApiError(429, f"the server is busy: {e}", code="queue_full", headers=_RETRY)
+            headers = {"Retry-After": str(ceil(e.retry_after))}
+            return ApiError(429, f"the server is busy: {e}", code="queue_full", headers=headers)
         case SloRefused():
             return ApiError(429, str(e), param="slo", code="slo_unattainable", headers=_RETRY)
         case EngineDraining():

@@ -1,0 +1,82 @@
+"""The limit of waiting requests: shares of tenants, and when a refused client should come back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from helpers import tiny
+from helpers.generation import GREEDY
+from jaxspec.engine.queue_limit import QueueLimit
+from jaxspec.sched.request import RequestStatus
+from jaxspec.sched.scheduler import QueueFull
+
+
+class Queue:
+    """A limit of 10 on a clock that the test moves, and waiting requests by tenant."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.limit = QueueLimit(10, lambda: self.now)
+        self.states: list[Any] = []
+
+    def add(self, tenant: str, count: int = 1, status: RequestStatus = RequestStatus.WAITING) -> None:
+        for _ in range(count):
+            waiting = sum(s.request.status is not RequestStatus.RUNNING for s in self.states)
+            self.limit.check(tenant, waiting, self.states)
+            self.states.append(SimpleNamespace(request=SimpleNamespace(tenant=tenant, status=status)))
+
+
+def test_one_tenant_has_the_whole_queue() -> None:
+    queue = Queue()
+    queue.add("a", 10)
+    with pytest.raises(QueueFull, match="10 requests are waiting"):
+        queue.add("a")
+
+
+def test_tenants_share_it() -> None:
+    queue = Queue()
+    queue.add("a", 2)
+    queue.add("b", 5)
+    with pytest.raises(QueueFull, match="5 of your requests"):
+        queue.add("b")
+    queue.add("a", 3)
+    queue.now = 61.0  # b is gone
+    queue.states = queue.states[:2]
+    queue.add("a", 8)
+
+
+def test_running_requests_take_no_place() -> None:
+    queue = Queue()
+    queue.add("b")
+    queue.add("a", 30, RequestStatus.RUNNING)
+    queue.add("a", 5)
+    with pytest.raises(QueueFull):
+        queue.add("a")
+
+
+@pytest.mark.parametrize(("gap", "seconds"), [(0.1, 1.0), (3.0, 3.0), (1000.0, 60.0)])
+def test_a_refused_client_learns_when_to_come_back(gap: float, seconds: float) -> None:
+    queue = Queue()
+    queue.add("a", 10)
+    for _ in range(200):
+        queue.now += gap
+        queue.limit.ended()
+    with pytest.raises(QueueFull) as refused:
+        queue.add("a")
+    assert refused.value.retry_after == pytest.approx(seconds, rel=0.05)
+
+
+def test_the_engine_keeps_a_greedy_tenant_from_taking_all_places() -> None:
+    with tiny.llm(max_num_seqs=1, max_queued_requests=4, token_buckets=[16], max_num_batched_tokens=16) as llm:
+        refused: list[tuple[str, str]] = []
+        for tenant in ("polite", *["greedy"] * 5, "polite"):
+            try:
+                llm.engine.submit([1, 2], replace(GREEDY, max_tokens=200), lambda delta: None, tenant=tenant)
+            except QueueFull as error:
+                refused.append((tenant, str(error)))
+        assert len(refused) >= 2
+        assert all(tenant == "greedy" and "your share" in message for tenant, message in refused)
