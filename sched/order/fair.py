@@ -1,0 +1,47 @@
+"""Fair queueing: tenants get equal shares of the engine, however many requests each of them sends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxspec.sched.order.order import Order
+from jaxspec.sched.per_request import PerRequest
+from jaxspec.sched.plan import RequestResult
+from jaxspec.sched.request import Request
+from jaxspec.sched.slots import ORDERS, Need, SlotContext
+
+
+@ORDERS.register("fair")
+class Fair(Order):
+    """Start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) over tenants, that is API keys; no preemption.
+
+    A request's start tag is the virtual time of its arrival, or the finish tag of its tenant's request before, if that
+    is later. Its finish tag is the start tag plus its prompt and predicted output tokens. The smallest start tag goes
+    first, and the virtual time is the largest start tag that has run. So a tenant that sends much waits for itself, and
+    an idle one saves up nothing. With one tenant this is FCFS. VTC (Sheng et al., OSDI 2024) counts tokens as they are
+    served; here an answer is charged at its arrival for what is predicted.
+    """
+
+    needs = frozenset({Need.LENGTHS})
+    rule = "API keys take turns, by the tokens that each has asked for"
+
+    def __init__(self) -> None:
+        self._time = 0.0
+        self._finish: dict[str, float] = {}  # of each tenant's latest request
+        self._start = PerRequest(self._begin)
+
+    @classmethod
+    def build(cls, settings: None, context: SlotContext) -> Fair:
+        return cls()
+
+    def _begin(self, request: Request) -> float:
+        start = max(self._time, self._finish.get(request.tenant, 0.0))
+        self._finish = {tenant: at for tenant, at in self._finish.items() if at > self._time}
+        self._finish[request.tenant] = start + request.prompt_len + request.expected_len
+        return start
+
+    def key(self, request: Request) -> Any:
+        return self._start.of(request)
+
+    def observe(self, request: Request, result: RequestResult, seconds: float) -> None:
+        self._time = max(self._time, self._start.of(request))

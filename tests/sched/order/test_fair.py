@@ -1,0 +1,90 @@
+"""Fair queueing over tenants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxspec.sched import PolicyConfig, Request, Scheduler
+from jaxspec.sched.config import SchedulerConfig
+from jaxspec.sched.kv.page_pool import PagePool
+from jaxspec.sched.plan import RequestResult
+
+#: Output tokens of every answer.
+OUTPUT = 4
+
+
+class Served:
+    """Serves requests with one slot, a prompt token and an output token at a time. `order`: ids as they were begun."""
+
+    def __init__(self, order: str) -> None:
+        policy = PolicyConfig.model_validate({"order": order})
+        self.scheduler = Scheduler(SchedulerConfig(1, 8, 64, None, 64, policy), PagePool(64, 4))
+        self.begun: list[str] = []
+        self.now = 0.0
+
+    def add(self, name: str, tenant: str, prompt: int = 4) -> None:
+        request = Request(name, prompt, [1] * prompt, OUTPUT, self.now, tenant=tenant, reuse_prefix=False)
+        self.scheduler.add(request, self.now)
+
+    def step(self) -> None:
+        self.now += 1
+        plan = self.scheduler.plan(self.now)
+        results: list[RequestResult] = []
+        for s in plan.scheduled:
+            if s.request.id not in self.begun:
+                self.begun.append(s.request.id)
+            last = s.request.output_len + 1 == OUTPUT
+            results.append(RequestResult((7,), "length" if last else None) if s.samples else RequestResult())
+        self.scheduler.update(plan, results, self.now, 1.0)
+
+    def finish(self) -> list[str]:
+        while self.scheduler.has_work:
+            self.step()
+        return self.begun
+
+
+def test_a_greedy_tenant_waits_for_itself() -> None:
+    begun: dict[str, list[str]] = {}
+    for order in ("fcfs", "fair"):
+        served = Served(order)
+        for i in range(20):
+            served.add(f"g{i}", "greedy")
+        for _ in range(3):
+            served.step()
+        for i in range(3):
+            served.add(f"p{i}", "polite")
+        begun[order] = served.finish()
+    assert begun["fcfs"] == [f"g{i}" for i in range(20)] + ["p0", "p1", "p2"]
+    assert begun["fair"].index("p2") <= 5  # one turn each
+
+
+def test_turns_are_of_tokens() -> None:
+    served = Served("fair")
+    for i in range(4):
+        served.add(f"long{i}", "a", prompt=20)
+    for i in range(8):
+        served.add(f"short{i}", "b", prompt=4)
+    begun = served.finish()
+    before_second = begun[: begun.index("long1")]
+    assert sum(name.startswith("short") for name in before_second) == pytest.approx(24 / 8, abs=1)
+
+
+def test_an_idle_tenant_saves_nothing_up() -> None:
+    served = Served("fair")
+    for i in range(6):
+        served.add(f"a{i}", "a")
+    for _ in range(20):
+        served.step()  # b sleeps meanwhile
+    for i in range(3):
+        served.add(f"b{i}", "b")
+    begun: Any = served.finish()
+    assert begun.index("a5") < begun.index("b2")
+
+
+def test_one_tenant_is_first_come_first_served() -> None:
+    served = Served("fair")
+    for i in range(5):
+        served.add(f"r{i}", "", prompt=20 - 4 * i)
+    assert served.finish() == [f"r{i}" for i in range(5)]
