@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.sched.sim import json_lines
+from jaxspec.sched.sim import json_lines, tables
 
 #: Tokens of a block in traces with block ids (Mooncake's `hash_ids`).
 BLOCK_TOKENS = 512
@@ -63,7 +62,7 @@ def trace(path: str | Path, count: int | None = None, rate: float | None = None)
     if Path(path).suffix == ".jsonl":
         arrivals = json_lines.read(path, _with_blocks, "timestamp, input_length, output_length and hash_ids")[:count]
     else:
-        arrivals = _rows(path, count)
+        arrivals = tables.read(path, _of_row, ["arrival_s"], count)
     if not arrivals:
         raise ValueError(f"{path}: no rows")
     arrivals.sort(key=lambda a: a.time)
@@ -72,23 +71,13 @@ def trace(path: str | Path, count: int | None = None, rate: float | None = None)
     return [replace(a, time=(a.time - start) * stretch) for a in arrivals]
 
 
-def _rows(path: str | Path, count: int | None) -> list[Arrival]:
-    arrivals: list[Arrival] = []
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(file)
-        if "arrival_s" not in (rows.fieldnames or ()):
-            raise ValueError(f"{path}: no column arrival_s")
-        for row in rows:
-            if count is not None and len(arrivals) == count:
-                break
-            try:
-                inputs, outputs = (
-                    int(float(row[c])) if row.get(c) else None for c in ("input_tokens", "output_tokens")
-                )
-                arrivals.append(Arrival(float(row["arrival_s"]), inputs, outputs))
-            except ValueError as error:
-                raise ValueError(f"{path}, line {rows.line_num}: {error}") from None
-    return arrivals
+def _of_row(row: tables.Cells) -> Arrival:
+    inputs, outputs = (
+        int(tables.number(row, name)) if row.get(name) else None for name in ("input_tokens", "output_tokens")
+    )
+    if not row.get("arrival_s"):
+        raise ValueError("arrival_s is empty")
+    return Arrival(tables.number(row, "arrival_s"), inputs, outputs)
 
 
 def _with_blocks(row: Any) -> Arrival:
