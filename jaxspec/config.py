@@ -205,7 +205,7 @@ _OTHER_NAMES = {
 }
 
 #: Most problems that a message names.
-_MAX_TOLD = 20
+_MAX_TOLD = 10
 
 S = TypeVar("S", bound=BaseModel)
 

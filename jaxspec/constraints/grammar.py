@@ -35,8 +35,8 @@ _KEPT = 128
 class GrammarMatcher:
     """A `constraint.Matcher` of llguidance.
 
-    It may take `SECONDS` of CPU time, and `TOKEN_SECONDS` more for each token of the output. Usual grammars take less than
-    a millisecond for one, but an ambiguous one may take a second for each, in the engine's thread.
+    It may take `SECONDS` of CPU time, and `TOKEN_SECONDS` more for each token of the output. Usual grammars take less
+    than a millisecond for one, but an ambiguous one may take a second for each, in the engine's thread.
     """
 
     def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary):

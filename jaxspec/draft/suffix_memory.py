@@ -92,7 +92,7 @@ class SuffixMemory:
                 tenants, shared = json.loads(about["tenants"]), json.loads(about["shared"])
                 found = [file.get_tensor(str(i)) for i in range(len(tenants))]
         except (SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise UnfitMemory(str(error)) from None
+            raise UnfitMemory(f"{error!s:.300}") from None
         if not all(isinstance(t, str) for t in tenants) or any(t.ndim != 1 or t.dtype.kind != "i" for t in found):
             raise UnfitMemory("it is damaged")
         if about.get("model") != self._model:

@@ -47,7 +47,7 @@ def read(path: Path, model: str, probe: np.ndarray) -> Rows:
             about = file.metadata() or {}
             arrays: dict[str, np.ndarray] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except Exception as error:  # a damaged file may raise anything
-        raise IndexUnfit(f"it cannot be read: {error}") from None
+        raise IndexUnfit(f"it cannot be read: {error!s:.300}") from None
     if about.get("format") != FORMAT:
         raise IndexUnfit(f"its format is {about.get('format')!r:.100}, not {FORMAT}")
     kinds = {"vectors": (2, "f4"), "lengths": (1, "f4"), "inserted": (1, "i8"), "used": (1, "i8"), "probe": (1, "f4")}

@@ -20,7 +20,7 @@ from jaxspec.models.drafter import DraftDecoder, feature_width
 from jaxspec.models.load.files import blaming, quantized, read_tensors, replacing
 from jaxspec.models.load.parts import layer_shapes
 from jaxspec.models.load.stored import StoredMatrix
-from jaxspec.models.load.weights import LazyWeights, Reader, Stored, Weights, readers_of, stored_of
+from jaxspec.models.load.weights import MAX_LAYERS, LazyWeights, Reader, Stored, Weights, readers_of, stored_of
 
 _FORMAT = "jaxspec-draft-3"
 
@@ -67,6 +67,8 @@ def _load(path: Path, target: DecoderConfig, weights: Weights) -> tuple[DecoderC
     if unscaled or not {"norm", "vocab"} <= stored.keys() or "sizes" not in metadata:
         raise ModelLoadError(f"drafter {path} is incomplete")
     sizes = json.loads(metadata["sizes"])
+    if not 0 < sizes["layers"] <= MAX_LAYERS:
+        raise ModelLoadError(f"drafter {path}: its number of layers must be between 1 and {MAX_LAYERS}")
     if (sizes["hidden"], sizes["vocabulary"]) != (target.hidden_size, target.vocab_size):
         raise ModelLoadError(
             f"drafter {path} is for {metadata['target']} (width {sizes['hidden']}, vocabulary {sizes['vocabulary']}), "

@@ -56,7 +56,7 @@ def read_tensors(path: Path, what: str) -> tuple[dict[str, str], dict[str, np.nd
             return file.metadata() or {}, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, AttributeError, TypeError) as error:  # numpy lacks some of the format's types
         why = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
-        raise ModelLoadError(f"cannot read {what} {path}: {why}") from None
+        raise ModelLoadError(f"cannot read {what} {path}: {why:.300}") from None
 
 
 @contextmanager

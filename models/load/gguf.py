@@ -65,7 +65,7 @@ class GGUFFile:
             reader = _Reader(path)
             self.tensors = GGUFTensors(path, {t.name: TensorInfo.of(t) for t in reader.tensors})
         except Exception as e:  # a broken file makes numpy raise various types
-            raise ModelLoadError(f"{path}: not a readable GGUF file ({e}); is it complete?") from e
+            raise ModelLoadError(f"{path}: not a readable GGUF file ({e!s:.300}); is it complete?") from e
         with blaming(str(path), "the header is damaged"):
             self.fields: dict[str, Any] = {key: f.contents() for key, f in reader.fields.items()}
 

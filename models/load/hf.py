@@ -154,4 +154,4 @@ def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="numpy")
     except (OSError, SafetensorError) as e:
-        raise ModelLoadError(f"{path}: not a readable safetensors file ({e}); is the download complete?") from e
+        raise ModelLoadError(f"{path}: not a readable safetensors file ({e!s:.300}); is the download complete?") from e

@@ -131,7 +131,17 @@ def test_drafters(tmp_path: Path, damage: Callable[[Any], Any]) -> None:
         load_drafter(path, target.config, target.weights)
 
 
-@pytest.mark.parametrize("sizes", ["[]", "{}", '{"layers": 1.5, "hidden": 32, "vocabulary": 257}', "x", "[" * 10**5])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        "[]",
+        "{}",
+        '{"layers": 1099511627776, "hidden": 32, "vocabulary": 257}',
+        '{"layers": 1.5, "hidden": 32, "vocabulary": 257}',
+        "x",
+        "[" * 10**5,
+    ],
+)
 def test_metadata_of_drafters(tmp_path: Path, sizes: str) -> None:
     path, target = tmp_path / "drafter.safetensors", tiny.model()
     save_drafter(as_decoder(*conditioned(target)), "tiny", path)
