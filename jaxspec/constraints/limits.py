@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 
 def limits() -> LLParserLimits:
-    """llguidance's limits. Of lexer states there are a fifth of its default, at about 2 kB each. Items in a row
-    are more than that, for objects with a thousand optional keys."""
+    """llguidance's limits. Of lexer states there are a fifth of its default, at about 2 kB each. More
+    items in a row than by default are for objects with a thousand optional keys."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(

@@ -84,7 +84,7 @@ def read(path: Path) -> PredictorFile:
     if kind != _KIND:
         raise ModelLoadError(f"{path} is not a length predictor trained by jaxspec.train_predictor")
     if version not in (_VERSION, _FORMER):
-        raise ModelLoadError(f"predictor {path} has format {version}, this version of jaxspec reads {_VERSION}")
+        raise ModelLoadError(f"predictor {path} has format {version:.50}, this version of jaxspec reads {_VERSION}")
     digest = metadata.pop("digest", "")
     if digest != _digest(stored, metadata):
         raise ModelLoadError(f"predictor {path} is damaged: its content does not match its digest")
@@ -92,7 +92,7 @@ def read(path: Path) -> PredictorFile:
         try:
             return _predictor(stored, metadata, f"predictor {path}", version == _VERSION)
         except KeyError as error:
-            raise ModelLoadError(f"predictor {path}: {error.args[0]} is missing") from None
+            raise ModelLoadError(f"predictor {path}: {error.args[0]!s:.200} is missing") from None
 
 
 def _predictor(stored: dict[str, np.ndarray], metadata: dict[str, str], where: str, compressed: bool) -> PredictorFile:
@@ -102,7 +102,7 @@ def _predictor(stored: dict[str, np.ndarray], metadata: dict[str, str], where: s
         text = stored.pop(_TOKENIZER).tobytes()
         tokenizer = Tokenizer.from_str((lzma.decompress(text) if compressed else text).decode())
     except Exception as error:  # what the Rust side raises is a bare Exception
-        raise ModelLoadError(f"{where}: cannot read its tokenizer ({error})") from None
+        raise ModelLoadError(f"{where}: cannot read its tokenizer ({error!s:.300})") from None
     matrices = _matrices(stored)
     weights = dict(restored(stored))
     if (embedding := matrices["tokens.embedding"]).kind == _BLOCKS:

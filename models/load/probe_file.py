@@ -40,7 +40,9 @@ def _load(path: Path, target: DecoderConfig) -> LengthProbe:
     inner = stored.get("inner.kernel")
     inputs = feature_width(target)
     if inner is None or inner.ndim != 2 or inner.shape[0] != inputs:
-        raise ModelLoadError(f"length probe {path} is for {metadata.get('target')}, not for features of {inputs}")
+        raise ModelLoadError(
+            f"length probe {path} is for {metadata.get('target', ''):.100}, not for features of {inputs}"
+        )
     probe = LengthProbe(inputs, inner.shape[1], nnx.Rngs(0))
     for name, value in _leaves(probe).items():
         if name not in stored or stored[name].shape != value.shape:
