@@ -71,7 +71,8 @@ def _load(path: Path, target: DecoderConfig, weights: Weights) -> tuple[DecoderC
         raise ModelLoadError(f"drafter {path}: its number of layers must be between 1 and {MAX_LAYERS}")
     if (sizes["hidden"], sizes["vocabulary"]) != (target.hidden_size, target.vocab_size):
         raise ModelLoadError(
-            f"drafter {path} is for {metadata['target']:.100} (width {sizes['hidden']!s:.20}, vocabulary {sizes['vocabulary']!s:.20}), "
+            f"drafter {path} is for {metadata['target']:.100} (width {sizes['hidden']!s:.20}, vocabulary "
+            f"{sizes['vocabulary']!s:.20}), "
             f"the target has width {target.hidden_size} and vocabulary {target.vocab_size}"
         )
     shapes = {f"layers.{i}.{part}": s for i in range(sizes["layers"]) for part, s in layer_shapes(target).items()}
