@@ -58,7 +58,7 @@ class SafetensorsFolder:
         shards = read_json(self.folder / _INDEX).get("weight_map")
         if not isinstance(shards, dict) or not shards:
             raise ModelLoadError(f"{self.folder / _INDEX}: no weight_map")
-        if not all(isinstance(name, str) for name in shards.values()):
+        if not all(isinstance(name, str) and len(name) < 256 for name in shards.values()):
             raise ModelLoadError(f"{self.folder / _INDEX}: weight_map must hold names of files")
         names = sorted(set(shards.values()))
         for name in names:

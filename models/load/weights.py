@@ -263,7 +263,7 @@ def joined(tensors: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
+    shown = ", ".join(name[:100] for name in names[:3])
     return (
         f"tensor {shown}"
         if len(names) == 1
