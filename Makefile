@@ -28,6 +28,10 @@ GPU_COMPILE_VENV ?= .venv-gpu-compile
 # Ray, on top of $(VENV).
 RAY_VENV ?= .venv-ray
 
+AUDIT_VENV ?= .venv-audit
+# What `make test-sanitize` runs.
+SANITIZED := tests/kernels/test_attention.py tests/kernels/test_grouped.py tests/kernels/test_packed.py tests/kernels/test_kernels.py
+
 # The page is tested in Debian's Chromium, driven by Playwright, which brings no browser of its own here.
 UI_VENV  ?= .venv-ui
 CHROMIUM ?= $(firstword $(foreach name,chromium chromium-browser google-chrome,$(shell command -v $(name))))
@@ -41,7 +45,7 @@ comma := ,
 space := $(subst ,, )
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-fast test-families test-ray test-gpu-compile test-ui screenshot lint format gpu-check gpu-run bench-peers clean FORCE
+.PHONY: help install serve test test-fast test-families test-ray test-gpu-compile test-sanitize test-ui audit screenshot lint format gpu-check gpu-run bench-peers clean FORCE
 
 help:
 	@echo "make serve        start the server on http://127.0.0.1:8000 (ARGS=\"--port 9000\")"
@@ -50,6 +54,8 @@ help:
 	@echo "make test-families serve tiny models of every family, with drafts and swapping"
 	@echo "make test-ray     deploy a tiny model on a local Ray cluster, and kill a replica in the middle of 200 streams"
 	@echo "make test-gpu-compile  compile the steps for NVIDIA GPUs without one, and check what XLA made of them"
+	@echo "make test-sanitize  run the tests of the C kernels with the address and undefined behaviour sanitizers (gcc)"
+	@echo "make audit        look up known vulnerabilities of the installed packages; needs a network"
 	@echo "make test-ui      try the page in a browser (apt-get install chromium)"
 	@echo "make screenshot   make docs/page.png again, with the real model"
 	@echo "make install      install what serving needs into .venv (EXTRAS=train,bench adds more)"
@@ -61,7 +67,7 @@ help:
 	@echo "With an NVIDIA GPU, JAX for it is installed too; CUDA=none skips that, CUDA=cuda12 or cuda13 overrides."
 
 # Which extras $(VENV) needs. The machine is inspected only for goals that install something.
-ifneq ($(filter install serve test test-fast test-families test-ray test-gpu-compile test-ui screenshot bench-peers,$(MAKECMDGOALS)),)
+ifneq ($(filter install serve test test-fast test-families test-ray test-gpu-compile test-sanitize audit test-ui screenshot bench-peers,$(MAKECMDGOALS)),)
 ifeq ($(filter auto none cuda12 cuda13,$(CUDA)),)
 $(error CUDA is auto, none, cuda12 or cuda13, not "$(CUDA)")
 endif
@@ -76,7 +82,7 @@ endif
 # The CPU kernels need a C compiler. make sets CC by default, so only a CC set by the user counts.
 OWN_CC := $(if $(filter environment command,$(firstword $(origin CC))),$(firstword $(CC)))
 ZIG    := $(if $(shell for c in $(OWN_CC) cc clang gcc; do command -v $$c && break; done; true),,zig)
-TESTS  := $(if $(filter test test-fast test-families test-ray test-gpu-compile test-ui screenshot,$(MAKECMDGOALS)),test)
+TESTS  := $(if $(filter test test-fast test-families test-ray test-gpu-compile test-sanitize test-ui screenshot,$(MAKECMDGOALS)),test)
 WANTED := base $(NAMED) $(GPU) $(ZIG) $(TESTS)
 # JAX loads one CUDA plugin, so another one is removed. If nvidia-smi shows no GPU at the moment, nothing is removed.
 ifneq ($(GPU)$(filter none,$(CUDA)),)
@@ -111,6 +117,15 @@ test-ray: $(STAMP) $(RAY_VENV)/.installed
 
 test-gpu-compile: $(STAMP) $(GPU_COMPILE_VENV)/.installed
 	JAX_PLATFORMS=cpu $(GPU_COMPILE_VENV)/bin/python -m pytest -o python_files="check_*.py" $(ARGS) tests/gpu_compile
+
+# Tests of the kernels, without those that compile them again.
+test-sanitize: $(STAMP)
+	JAX_PLATFORMS=cpu $(PY) .ci/sanitize.py -n 0 -m "not slow" -k "not compiles and not compilers" $(ARGS) $(SANITIZED)
+
+# The advisories come from the package index or from OSV; both need a network.
+audit: $(STAMP) $(AUDIT_VENV)/.installed
+	$(PY) -m pip --disable-pip-version-check freeze --exclude-editable > $(AUDIT_VENV)/packages.txt
+	$(AUDIT_VENV)/bin/pip-audit --strict --no-deps --disable-pip --requirement $(AUDIT_VENV)/packages.txt $(ARGS)
 
 test-ui: $(STAMP) $(UI_VENV)/.installed
 	$(ON_CPU) CHROMIUM="$(CHROMIUM)" $(UI_VENV)/bin/python -m pytest -o python_files="check_*.py" $(ARGS) tests/ui
@@ -156,7 +171,7 @@ bench-peers: $(STAMP)
 	@$(PY) -m jaxspec.bench peers --peers-folder $(PEERS_FOLDER) --peers $(PEERS) $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(LINT_VENV) $(PEERS_FOLDER) $(GPU_COMPILE_VENV) $(RAY_VENV) $(UI_VENV) build dist build.log *.egg-info
+	rm -rf $(VENV) $(LINT_VENV) $(PEERS_FOLDER) $(GPU_COMPILE_VENV) $(RAY_VENV) $(UI_VENV) $(AUDIT_VENV) build dist build.log *.egg-info
 
 %/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "jaxspec needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try make PYTHON=python3.12")'
@@ -180,6 +195,10 @@ $(GPU_COMPILE_VENV)/.installed: $(STAMP)
 $(RAY_VENV)/.installed: $(STAMP)
 	$(PY) -m venv $(RAY_VENV)
 	$(PY) .ci/ray_venv.py $(RAY_VENV)/bin/python
+	@touch $@
+
+$(AUDIT_VENV)/.installed: | $(AUDIT_VENV)/bin/python
+	$(AUDIT_VENV)/bin/python $(PIP) install "pip-audit>=2.7"
 	@touch $@
 
 $(UI_VENV)/.installed: $(STAMP)

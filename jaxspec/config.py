@@ -204,6 +204,9 @@ _OTHER_NAMES = {
     "tp_size": "tensor_parallel_size",
 }
 
+#: Most problems that a message names.
+_MAX_TOLD = 10
+
 S = TypeVar("S", bound=BaseModel)
 
 
@@ -219,15 +222,17 @@ def load_settings(
     if path is not None:
         try:
             settings = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-        except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read config {path}: {reason(error)}") from None
+        except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that is none
+            raise ConfigError(f"cannot read config {path}: {reason(error):.1000}") from None
         if not isinstance(settings, dict):
             raise ConfigError(f"config {path} must be a mapping of settings, got {type(settings).__name__}")
     given = merged({str(k): v for k, v in settings.items()}, overrides)
     try:
         return schema(**(given if defaults is None else {**defaults(given), **given}))
     except ValidationError as error:
-        raise ConfigError("; ".join(_explain(e, schema) for e in error.errors())) from None
+        told = [_explain(e, schema) for e in error.errors()]
+        more = [f"and {len(told) - _MAX_TOLD} more"] if len(told) > _MAX_TOLD else []
+        raise ConfigError("; ".join(told[:_MAX_TOLD] + more)) from None
 
 
 def merged(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -251,11 +256,11 @@ def _explain(error: Any, schema: type[BaseModel]) -> str:
             return f"{name}: this setting is needed"
         case "model_type":
             names = ", ".join(_names(schema, error["loc"]))
-            return f"{name} is a section with the settings {names} (got {error['input']!r})"
+            return f"{name} is a section with the settings {names} (got {error['input']!r:.200})"
         case "value_error" if isinstance(error["input"], Mapping):  # settings that don't fit each other
             return f"{name}: {error['ctx']['error']}".removeprefix(": ")
         case _:
-            return f"{name}: {error['msg'].removeprefix('Value error, ')} (got {error['input']!r})"
+            return f"{name}: {error['msg'].removeprefix('Value error, ')} (got {error['input']!r:.200})"
 
 
 def settings_like(name: str, known: Sequence[str] | None = None) -> list[str]:
@@ -296,7 +301,7 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
             raise ConfigError(f"expected key=value, got {pair!r}")
         try:
             setting = yaml.safe_load(value)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise ConfigError(f"{key}: not a YAML value: {value!r} ({error})") from None
         for part in reversed(key.strip().split(".")):
             setting = {part: setting}

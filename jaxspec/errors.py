@@ -1,5 +1,7 @@
 """Errors that callers can catch, and helpers for messages about OS errors."""
 
+from __future__ import annotations
+
 
 class EngineDead(RuntimeError):
     """The engine loop failed, for the reason in the message. The engine serves no more requests."""
@@ -19,6 +21,10 @@ class InvalidRequest(ValueError):
     def __init__(self, field: str, message: str):
         super().__init__(message)
         self.field = field
+
+    def __reduce__(self) -> tuple[type[InvalidRequest], tuple[str, str]]:
+        """Pickled for a request that runs in another process."""
+        return InvalidRequest, (self.field, str(self))
 
 
 def reason(error: BaseException) -> str:

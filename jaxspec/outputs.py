@@ -140,7 +140,8 @@ class OutputDelta:
     `text` may lag behind `token_ids`: incomplete UTF-8 characters and possible starts of stop strings are held back.
     `logprobs` has one entry per token of `token_ids`, or none if they were not requested. `stop_reason` is the stop
     string or token id that ended the output. `error` is the message if `finish_reason` is "error", and `refused` then
-    what `submit` would have raised, of an engine elsewhere that answers later.
+    what `submit` would have raised: of an engine elsewhere, which answers later, or of a grammar that turned out to
+    take too much work.
     `texts` is `text` by the token that released it, and `drafted` whether each token is an accepted draft.
     """
 

@@ -63,7 +63,7 @@ class SamplingParams:
 
         def check(name: str, ok: bool, rule: str) -> None:
             if not ok:
-                raise InvalidRequest(name, f"{name} must be {rule}, got {getattr(self, name)!r}")
+                raise InvalidRequest(name, f"{name} must be {rule}, got {getattr(self, name)!r:.200}")
 
         def within(name: str, low: float, high: float) -> None:
             value = getattr(self, name)
@@ -75,7 +75,7 @@ class SamplingParams:
         within("min_p", 0, 1)
         within("presence_penalty", -2, 2)
         within("frequency_penalty", -2, 2)
-        check("repetition_penalty", isfinite(self.repetition_penalty) and self.repetition_penalty > 0, "positive")
+        within("repetition_penalty", 1e-4, 1e4)  # what float32 holds, with room for logits
         check(
             "logit_bias",
             all(isfinite(b) and -100 <= b <= 100 for b in self.logit_bias.values()),

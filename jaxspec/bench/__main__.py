@@ -48,6 +48,7 @@ COMMANDS = {
     "kv": ("jaxspec.bench.kv", "quality of INT8 KV, and step time while pages are swapped"),
     "kernels": ("jaxspec.bench.kernels", "compare the native CPU kernels with XLA's operations"),
     "gpu": ("jaxspec.bench.gpu", "on an NVIDIA GPU: correctness, and step times against the roofline"),
+    "fuzz": ("jaxspec.bench.fuzz", "mutated requests and files against the real server and its loaders"),
     "peers": ("jaxspec.bench.peers", "compare jaxspec with the servers of llama.cpp, vLLM on the CPU and transformers"),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from jaxspec.constraints.constraint import Constraint, Matcher
@@ -23,6 +23,7 @@ class Constraints:
     def __init__(self, tokenizer: Tokenizer, vocab: int):
         """`vocab`: tokens of the model."""
         self._tokenizer, self._vocab, self._grammars = tokenizer, vocab, Grammars(tokenizer, vocab)
+        self._words = lru_cache(16)(self._tokens_of)  # the outputs of a request have the same ones
         self._reasoning_tokens = cache(lambda begin, end: ReasoningTokens(begin, end, tokenizer, vocab))
 
     def of(self, params: SamplingParams, stop_ids: Collection[int]) -> Constraint | None:
@@ -37,7 +38,9 @@ class Constraints:
         allowed = None
         if params.allowed_token_ids is not None:
             allowed = mask_of_ids(params.allowed_token_ids, self._vocab)
-        return Constraint(self._vocab, matcher, allowed, self._tokens_of(params), params.min_tokens, stop_ids)
+        return Constraint(
+            self._vocab, matcher, allowed, self._words(tuple(params.bad_words)), params.min_tokens, stop_ids
+        )
 
     def _matcher_of(self, params: SamplingParams) -> Matcher | None:
         grammar = self._grammars.matcher(params.structured_outputs) if params.structured_outputs else None
@@ -54,10 +57,10 @@ class Constraints:
         """End the process that tries grammars."""
         self._grammars.close()
 
-    def _tokens_of(self, params: SamplingParams) -> list[list[int]]:
+    def _tokens_of(self, words: tuple[str, ...]) -> list[list[int]]:
         """Each bad word at the start of a text and after a space."""
         found: list[list[int]] = []
-        for word in params.bad_words:
+        for word in words:
             for text in (word.lstrip(), f" {word.lstrip()}"):
                 ids = self._tokenizer.encode(text, add_special_tokens=False)
                 if not ids:

@@ -19,7 +19,8 @@ class Matcher(Protocol):
     """The state of a grammar after some tokens."""
 
     def consume(self, token: int) -> bool:
-        """Advance by a token. False, and no change, if it is not allowed."""
+        """Advance by a token. False, and no change, if it is not allowed. Raises `RuntimeError` if that takes too much
+        work: then it cannot go on at all."""
         ...
 
     def rollback(self, tokens: int) -> None:
@@ -98,7 +99,7 @@ class Constraint:
             found = [(token, 1.0) for token in matcher.forced()] or [g for g in (guess(path),) if g is not None]
             going = bool(found)
             for token, chance in found[: most - len(path)]:
-                if matcher.finished or not matcher.consume(token):
+                if matcher.finished or not self._consumes(token):
                     going = False
                     break
                 path.append(token)
@@ -151,7 +152,7 @@ class Constraint:
                 self._matcher.rollback(len(path) - above)
             del path[above:]
             if here:
-                if self._matcher is not None and (self._matcher.finished or not self._matcher.consume(token[i])):
+                if self._matcher is not None and (self._matcher.finished or not self._consumes(token[i])):
                     blocked = here
                     yield i, None
                     continue
@@ -159,6 +160,15 @@ class Constraint:
             yield i, path
         if self._matcher is not None and path:
             self._matcher.rollback(len(path))
+
+    def _consumes(self, token: int) -> bool:
+        """Whether the grammar has advanced by a draft token."""
+        assert self._matcher is not None
+        try:
+            return self._matcher.consume(token)
+        except RuntimeError as error:
+            self.failure = str(error)
+            return False
 
     def _allows(self, path: Sequence[int]) -> bool:
         """Whether the last token of the path may follow the others, apart from the grammar."""

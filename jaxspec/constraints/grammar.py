@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
+from time import thread_time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,34 +26,54 @@ if TYPE_CHECKING:
 
     from jaxspec.models.load.tokenizer import Tokenizer
 
+#: CPU time of an output's grammar, in seconds: for the whole, and more for each token.
+SECONDS, TOKEN_SECONDS = 2.0, 0.02
 #: Compiled grammars that are kept.
 _KEPT = 128
 
 
 class GrammarMatcher:
-    """A `constraint.Matcher` of llguidance."""
+    """A `constraint.Matcher` of llguidance.
+
+    It may take `SECONDS` of CPU time, and `TOKEN_SECONDS` more for each token of the output. Usual grammars take less
+    than a millisecond for one, but an ambiguous one may take a second for each, in the engine's thread.
+    """
 
     def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary):
         self._matcher, self._vocabulary = matcher, vocabulary
+        self._spent, self._tokens = 0.0, 0
 
     def copy(self) -> GrammarMatcher:
         return GrammarMatcher(self._matcher.deep_copy(), self._vocabulary)
 
     def consume(self, token: int) -> bool:
-        with _no_panic():
-            return self._matcher.try_consume_tokens([token]) == 1
+        with self._working():
+            taken = self._matcher.try_consume_tokens([token]) == 1
+        self._tokens += taken
+        return taken
 
     def rollback(self, tokens: int) -> None:
         self._matcher.rollback(tokens)
+        self._tokens -= tokens
 
     def fill(self, mask: np.ndarray) -> None:
         if self.finished:
             mask[:] = self._vocabulary.end_mask
             return
-        with _no_panic():
+        with self._working():
             _filler()(self._matcher, mask.view(np.int32)[None], 0)
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Raise `RuntimeError` if the grammar has run into one of the limits, or out of time."""
+        began = thread_time()
+        with _no_panic():
+            yield
+        self._spent += thread_time() - began
         if self._matcher.is_error():
             raise RuntimeError(f"the structured output cannot go on: {_plain(self._matcher.get_error())}")
+        if self._spent > SECONDS + self._tokens * TOKEN_SECONDS:
+            raise RuntimeError("the structured output cannot go on: it takes too much time")
 
     def forced(self) -> list[int]:
         """llguidance leaves out a last token that might be another one with more text after it: most often the quote
@@ -64,7 +85,7 @@ class GrammarMatcher:
 
     @property
     def finished(self) -> bool:
-        return self._matcher.is_stopped()
+        return self._matcher.is_stopped() and not self._matcher.is_error()
 
 
 @cache
@@ -192,5 +213,5 @@ def _plain(error: str) -> str:
     """llguidance's message in one line."""
     if "NoExtensionBias" in error:
         return "no text matches it"
-    told = re.split(r"\n\s*\d+ \| ", error)[0]  # without the text of the grammar
+    told = re.split(r"\n\s*\d+ \| |\s*<(?:non-verbose/|state)>", error)[0]  # without the text of the grammar
     return " ".join(re.sub(r"^at \d+\(\d+\): ", "", told).split())[:500]

@@ -117,7 +117,8 @@ class Ingress:
         if not keys:
             log.warning("JAXSPEC_API_KEY is not set in the ingress's environment: it takes requests without a key")
         options = ServerOptions(
-            keys, int(http.max_body_mb * MEGABYTE), tuple(http.allowed_origins), http.root_path,
+            keys, int(http.max_body_mb * MEGABYTE), allowed_origins=tuple(http.allowed_origins),
+            root_path=http.root_path,
             keep_alive=http.sse_keep_alive, log_requests=http.enable_log_requests, ui=False,
         )  # fmt: skip
         engine = self._engine

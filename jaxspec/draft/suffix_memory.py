@@ -91,10 +91,12 @@ class SuffixMemory:
                     raise UnfitMemory("it is no file of answers")
                 tenants, shared = json.loads(about["tenants"]), json.loads(about["shared"])
                 found = [file.get_tensor(str(i)) for i in range(len(tenants))]
-        except (SafetensorError, KeyError, ValueError) as error:
-            raise UnfitMemory(str(error)) from None
+        except (SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise UnfitMemory(f"{error!s:.300}") from None
+        if not all(isinstance(t, str) for t in tenants) or any(t.ndim != 1 or t.dtype.kind != "i" for t in found):
+            raise UnfitMemory("it is damaged")
         if about.get("model") != self._model:
-            raise UnfitMemory(f"it holds answers of {about.get('model')}, not of {self._model}")
+            raise UnfitMemory(f"it holds answers of {about.get('model', ''):.200}, not of {self._model}")
         if shared != self._shared:
             kept = "all API keys together" if shared else "each API key on its own"
             raise UnfitMemory(f"it holds the answers of {kept}, suffix_shared says otherwise")

@@ -60,6 +60,8 @@ class RequestState:
         self.last_token: float | None = None
         self.finish_reason: str | None = None
         self.error: str | None = None
+        #: What `submit` would have raised, had it known the error.
+        self.refused: InvalidRequest | None = None
         #: Whether the scheduler has got it.
         self.queued = False
         #: Steps in a row that failed with it, since its last token.
@@ -157,6 +159,8 @@ class RequestState:
                 self.constraint.append(token)
             if self.constraint is not None and self.constraint.failure is not None:
                 self.finish_reason, self.error = "error", self.constraint.failure
+                if (outputs := self.params.structured_outputs) is not None:
+                    self.refused = InvalidRequest(outputs.given_as, f"{outputs.given_as}: {self.error}")
             elif token in self._stop_ids:
                 self.finish_reason, self._stop_reason = "stop", token
             elif self.constraint is not None and self.constraint.finished:
@@ -243,6 +247,7 @@ class RequestState:
         out = OutputDelta(
             self.request.id, "".join(self._texts) + held, tuple(self._tokens), tuple(self._logprobs), prompt,
             self.finish_reason, self._stop_reason, self.metrics, self.error, tuple(self._texts), tuple(self._drafted),
+            self.refused,
         )  # fmt: skip
         self._texts, self._tokens, self._drafted, self._logprobs = [], [], [], []
         return out

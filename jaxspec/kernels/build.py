@@ -125,9 +125,13 @@ def _identity(command: list[str]) -> tuple[object, ...]:
 
 
 def _flags(command: list[str]) -> list[str]:
-    """The flags for a compiler. A command that names an architecture, such as `cc -march=x86-64-v3`, gets that one."""
-    named = any(option.startswith(("-march", "-mcpu")) for option in command)
-    return [flag for flag in _FLAGS if not (named and flag in _NATIVE)]
+    """The flags for a compiler, without those that a command such as `cc -march=x86-64-v3` or `cc -fsanitize=address`
+    has its own of."""
+    own = {("-march", "-mcpu"): _NATIVE, ("-O",): ("-O3",), ("-fsanitize",): ("-fno-sanitize=undefined",)}
+    dropped = {
+        flag for starts, flags in own.items() for flag in flags if any(word.startswith(starts) for word in command)
+    }
+    return [flag for flag in _FLAGS if flag not in dropped]
 
 
 def _compile(command: list[str], target: Path) -> str | None:

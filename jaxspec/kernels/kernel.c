@@ -4,6 +4,9 @@
 #include <sched.h>
 #include <signal.h>
 #endif
+#ifdef _WIN32
+#include <malloc.h>
+#endif
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,6 +38,24 @@ typedef struct {
   _Alignas(64) char work[];
 } Job;
 
+/* malloc aligns to 16 bytes only. */
+static Job *new_job(size_t work) {
+  size_t size = sizeof(Job) + work;
+#ifdef _WIN32
+  return _aligned_malloc(size, _Alignof(Job));
+#else
+  return aligned_alloc(_Alignof(Job), (size + _Alignof(Job) - 1) / _Alignof(Job) * _Alignof(Job));
+#endif
+}
+
+static void free_job(Job *job) {
+#ifdef _WIN32
+  _aligned_free(job);
+#else
+  free(job);
+#endif
+}
+
 static void take_units(Job *job) {
   int64_t u, finished = 0;
   while ((u = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed)) < job->units) {
@@ -45,7 +66,7 @@ static void take_units(Job *job) {
 }
 
 static void drop(Job *job, int holders) {
-  if (atomic_fetch_sub(&job->holders, holders) == holders) free(job);
+  if (atomic_fetch_sub(&job->holders, holders) == holders) free_job(job);
 }
 
 #define PATIENCE 1000 /* pauses, about 15 us */
@@ -168,7 +189,7 @@ int64_t thread_count(XLA_FFI_CallFrame *frame) {
 
 void parallel_for(XLA_FFI_CallFrame *frame, int64_t units, Unit *unit, const void *work, size_t size, int brief) {
   int64_t threads = units > 1 ? thread_count(frame) : 1;
-  Job *job = threads > 1 ? malloc(sizeof(Job) + size) : NULL;
+  Job *job = threads > 1 ? new_job(size) : NULL;
   if (!job) {
     for (int64_t u = 0; u < units; u++) unit(work, u);
     return;

@@ -47,9 +47,9 @@ def read(path: Path, model: str, probe: np.ndarray) -> Rows:
             about = file.metadata() or {}
             arrays: dict[str, np.ndarray] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except Exception as error:  # a damaged file may raise anything
-        raise IndexUnfit(f"it cannot be read: {error}") from None
+        raise IndexUnfit(f"it cannot be read: {error!s:.300}") from None
     if about.get("format") != FORMAT:
-        raise IndexUnfit(f"its format is {about.get('format')!r}, not {FORMAT}")
+        raise IndexUnfit(f"its format is {about.get('format')!r:.100}, not {FORMAT}")
     kinds = {"vectors": (2, "f4"), "lengths": (1, "f4"), "inserted": (1, "i8"), "used": (1, "i8"), "probe": (1, "f4")}
     for name, (dimensions, kind) in kinds.items():
         if name not in arrays or arrays[name].ndim != dimensions or arrays[name].dtype != np.dtype(kind):
@@ -57,7 +57,7 @@ def read(path: Path, model: str, probe: np.ndarray) -> Rows:
     if _digest(arrays) != about.get("digest"):
         raise IndexUnfit("it is damaged: its content does not match its digest")
     if about.get("model") != model:
-        raise IndexUnfit(f"it holds lengths of {about.get('model')}, not of {model}")
+        raise IndexUnfit(f"it holds lengths of {about.get('model', ''):.200}, not of {model}")
     stored = arrays.pop("probe")
     if stored.shape != probe.shape or float(stored @ probe) < _SAME_ENCODER:
         raise IndexUnfit("its embeddings are another encoder's")

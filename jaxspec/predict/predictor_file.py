@@ -18,14 +18,13 @@ import numpy as np
 from flax import nnx
 from gguf import GGMLQuantizationType
 from gguf.quants import quant_shape_from_byte_shape, quantize
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.bert import BertConfig, BertEncoder
 from jaxspec.models.length_head import LengthHead, LengthModel
-from jaxspec.models.load.files import filled, quantized, replacing, restored, weights_of
+from jaxspec.models.load.files import blaming, filled, quantized, read_tensors, replacing, restored, weights_of
 from jaxspec.models.load.stored import StoredMatrix
 from jaxspec.models.load.weights import Weights
 from jaxspec.predict.formulation import Formulation
@@ -80,29 +79,20 @@ def write(predictor: PredictorFile, path: Path) -> None:
 
 def read(path: Path) -> PredictorFile:
     """Read a file from `write`. Raises `ModelLoadError` with the reason if it is damaged or something else."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            stored: dict[str, np.ndarray] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        why = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
-        raise ModelLoadError(f"cannot read predictor {path}: {why}") from None
+    metadata, stored = read_tensors(path, "predictor")
     kind, _, version = metadata.get("format", "").rpartition("-")
     if kind != _KIND:
         raise ModelLoadError(f"{path} is not a length predictor trained by jaxspec.train_predictor")
     if version not in (_VERSION, _FORMER):
-        raise ModelLoadError(f"predictor {path} has format {version}, this version of jaxspec reads {_VERSION}")
+        raise ModelLoadError(f"predictor {path} has format {version:.50}, this version of jaxspec reads {_VERSION}")
     digest = metadata.pop("digest", "")
     if digest != _digest(stored, metadata):
         raise ModelLoadError(f"predictor {path} is damaged: its content does not match its digest")
-    try:
-        return _predictor(stored, metadata, f"predictor {path}", version == _VERSION)
-    except ModelLoadError:
-        raise
-    except KeyError as error:
-        raise ModelLoadError(f"predictor {path}: {error.args[0]} is missing") from None
-    except (ValueError, TypeError) as error:
-        raise ModelLoadError(f"predictor {path}: {error}") from None
+    with blaming(f"predictor {path}", "it is damaged"):
+        try:
+            return _predictor(stored, metadata, f"predictor {path}", version == _VERSION)
+        except KeyError as error:
+            raise ModelLoadError(f"predictor {path}: {error.args[0]!s:.200} is missing") from None
 
 
 def _predictor(stored: dict[str, np.ndarray], metadata: dict[str, str], where: str, compressed: bool) -> PredictorFile:
@@ -112,7 +102,7 @@ def _predictor(stored: dict[str, np.ndarray], metadata: dict[str, str], where: s
         text = stored.pop(_TOKENIZER).tobytes()
         tokenizer = Tokenizer.from_str((lzma.decompress(text) if compressed else text).decode())
     except Exception as error:  # what the Rust side raises is a bare Exception
-        raise ModelLoadError(f"{where}: cannot read its tokenizer ({error})") from None
+        raise ModelLoadError(f"{where}: cannot read its tokenizer ({error!s:.300})") from None
     matrices = _matrices(stored)
     weights = dict(restored(stored))
     if (embedding := matrices["tokens.embedding"]).kind == _BLOCKS:

@@ -106,7 +106,8 @@ def _run(args: argparse.Namespace, config: EngineConfig) -> int:
         except (ModelLoadError, OSError) as e:
             _fail(f"cannot load {config.model}: {e}")
         options = ServerOptions(
-            tuple(args.api_key or ()), int(args.max_body_mb * MEGABYTE), tuple(args.allowed_origins), args.root_path,
+            tuple(args.api_key or ()), int(args.max_body_mb * MEGABYTE), args.body_timeout, args.max_connections,
+            tuple(args.allowed_origins), args.root_path,
             args.ssl_keyfile, args.ssl_certfile, args.sse_keep_alive, args.enable_log_requests, args.ui,
             args.config and Path(args.config).stem, args.otlp_traces_endpoint,
         )  # fmt: skip
@@ -200,6 +201,20 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MB",
         help="maximum size of a request body, in MiB (default: %(default)g)",
     )
+    add(
+        "--body-timeout",
+        type=_positive,
+        default=30.0,
+        metavar="SECONDS",
+        help="a request of whose body nothing comes for this long gets HTTP 408 (default: %(default)g)",
+    )
+    add(
+        "--max-connections",
+        type=_count,
+        default=2048,
+        metavar="N",
+        help="open connections; further ones are closed (default: %(default)s)",
+    )
     for name, help in SETTINGS.items():
         option = "--" + name.replace("_", "-")
         if EngineConfig.model_fields[name].annotation is bool:
@@ -284,6 +299,12 @@ def _port(text: str) -> int:
     if text.isascii() and text.isdigit() and int(text) < 2**16:
         return int(text)
     raise argparse.ArgumentTypeError(f"must be a port number from 0 to 65535, got {text!r}")
+
+
+def _count(text: str) -> int:
+    if text.isascii() and text.isdigit() and 0 < int(text) < 2**31:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, got {text!r}")
 
 
 def _positive(text: str) -> float:

@@ -25,13 +25,23 @@ from jaxspec.sampling_params import SamplingParams
 from jaxspec.serve.answer import AnswerForm, CompletionAnswer
 from jaxspec.serve.chat import plan_chat
 from jaxspec.serve.chat_answer import ChatAnswer
+from jaxspec.serve.connections import MAX_CONNECTIONS
 from jaxspec.serve.errors import ApiError, bad_request, install_handlers
-from jaxspec.serve.guard import BearerAuth, BodyLimit, RequestId
+from jaxspec.serve.fields import check_depth
+from jaxspec.serve.guard import BearerAuth, BodyLimit, RequestId, is_local_name
 from jaxspec.serve.live import LiveFeed, LiveReply
 from jaxspec.serve.log import ThroughputLog
 from jaxspec.serve.metrics import ServerMetrics
 from jaxspec.serve.page import page_routes
-from jaxspec.serve.prompts import encode, encode_chat, encode_prompts, resolve_max_tokens, truncate
+from jaxspec.serve.prompts import (
+    check_text,
+    encode,
+    encode_chat,
+    encode_prompts,
+    most_tokens,
+    resolve_max_tokens,
+    truncate,
+)  # fmt: skip
 from jaxspec.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, GenerationRequest, TokenizeRequest
 from jaxspec.serve.reply import Reply
 from jaxspec.serve.responses_answer import ResponsesAnswer
@@ -43,11 +53,14 @@ if TYPE_CHECKING:
     from jaxspec.engine.engine import Engine
 
 MEGABYTE = 2**20
+#: Most tokens of a text for `/tokenize`, of models with a smaller context.
+_TOKENIZED = 2**17
 
 
 @dataclass(frozen=True)
 class ServerOptions:
     """api_keys: any of them is accepted; none disables authentication. max_body: limit on request bodies, in bytes.
+    body_seconds: most seconds in which nothing of a body comes. max_connections: open at a time.
     allowed_origins: web pages that browsers let use the server, "*" for all. root_path: of the server behind a proxy.
     tls_key, tls_certificate: PEM files; without them the server speaks plain HTTP. keep_alive: seconds after which a
     silent stream sends a comment, 0: never. log_requests: log the begin and the end of every request. ui: serve the
@@ -57,6 +70,8 @@ class ServerOptions:
 
     api_keys: tuple[str, ...] = ()
     max_body: int = 8 * MEGABYTE
+    body_seconds: float = 30.0
+    max_connections: int = MAX_CONNECTIONS
     allowed_origins: tuple[str, ...] = ("*",)
     root_path: str = ""
     tls_key: str | None = None
@@ -96,10 +111,11 @@ def create_app(engine: Engine, options: ServerOptions | None = None, collectors:
     )
     app.include_router(_routes)
     if options.ui:
+        app.state.allowed_hosts = {urlsplit(origin).netloc for origin in options.allowed_origins}
         app.include_router(_live_routes)
         app.router.routes += page_routes()
     install_handlers(app)
-    app.add_middleware(BodyLimit, limit=options.max_body)
+    app.add_middleware(BodyLimit, limit=options.max_body, seconds=options.body_seconds)
     if options.api_keys:
         app.add_middleware(BearerAuth, keys=options.api_keys)  # the middleware added last runs first
     app.add_middleware(
@@ -204,7 +220,9 @@ class Serving:
 class _JsonRequest(Request):
     async def json(self) -> Any:
         """Parse the body with orjson, which rejects NaN, infinities and invalid UTF-8."""
-        return orjson.loads(await self.body())
+        value = orjson.loads(await self.body())
+        check_depth(value)
+        return value
 
 
 class _JsonRoute(APIRoute):
@@ -236,7 +254,8 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     name = serving.check_model(body.model)
     serving.check_health()
     tokenizer, longest = serving.engine.tokenizer, serving.engine.max_model_len
-    prompts = await encode_prompts(tokenizer, body.prompts, body.add_special_tokens is not False)
+    most = most_tokens(body, longest)
+    prompts = await encode_prompts(tokenizer, body.prompts, body.add_special_tokens is not False, most)
     prompts = [truncate(p, body, longest) for p in prompts]
     params = serving.params_of(body.sampling(serving.engine.default_sampling), prompts, "prompt", body.length_field)
     n = body.n or 1
@@ -311,10 +330,11 @@ async def model(name: str, request: Request) -> Response:
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     serving = _serving(request)
     serving.check_model(body.model)
-    tokenizer = serving.engine.tokenizer
+    tokenizer, most = serving.engine.tokenizer, max(_TOKENIZED, serving.engine.max_model_len)
     if body.messages is not None:
-        _, ids = await encode_chat(tokenizer, body.messages, body, body.template_tools())
+        _, ids = await encode_chat(tokenizer, body.messages, body, body.template_tools(), False, most)
     else:
+        check_text(tokenizer, body.prompt or "", most, "prompt")
         ids = await encode(tokenizer, body.prompt or "", body.add_special_tokens)
     texts = {"token_strs": [tokenizer.token_text(id) for id in ids]} if body.return_token_strs else {}
     return JSONResponse({"count": len(ids), "max_model_len": serving.engine.max_model_len, "tokens": ids, **texts})
@@ -347,21 +367,29 @@ async def health(request: Request) -> Response:
     return JSONResponse({"status": "ok", "programs": programs})
 
 
-def _check_origin(request: Request) -> None:
+def _check_live(request: Request) -> None:
     """Raises `ApiError` (403) for web pages of other sites, unless they bring an API key: without keys, any page that
-    somebody opens could read everyone's tokens here. Browsers name the site, other clients do not."""
-    origin = request.headers.get("origin")
-    if origin is None or "authorization" in request.headers:
+    somebody opens could read everyone's tokens here. Browsers name the site, other clients do not.
+
+    A page whose name has been made to lead here (DNS rebinding) counts as another site: so the server must be asked
+    for by its address, by a name without a dot, or by a name in `allowed_origins`.
+    """
+    if "authorization" in request.headers:
         return
-    if urlsplit(origin).netloc != request.headers.get("host"):
-        raise ApiError(403, f"the live view is not for pages of {origin}", code="foreign_origin")
+    origin, host = request.headers.get("origin"), request.headers.get("host", "")
+    if origin is not None and urlsplit(origin).netloc != host:
+        raise ApiError(403, f"the live view is not for pages of {origin:.200}", code="foreign_origin")
+    allowed = request.app.state.allowed_hosts
+    if not (is_local_name(host) or host in allowed):
+        message = f"the live view is not for the name {host:.200}: give it as --allowed-origins, or set an API key"
+        raise ApiError(403, message, code="foreign_host")
 
 
 @_live_routes.get("/live")
 async def live(request: Request) -> Response:
     serving = _serving(request)
     serving.check_alive()
-    _check_origin(request)
+    _check_live(request)
     return LiveReply(request.app.state.live, _tenant(request), serving.hub.options.keep_alive)
 
 

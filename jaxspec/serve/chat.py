@@ -17,7 +17,7 @@ from jaxspec.errors import InvalidRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.serve.chat_answer import ChatForm
 from jaxspec.serve.errors import ApiError, bad_request
-from jaxspec.serve.prompts import encode_chat
+from jaxspec.serve.prompts import encode_chat, most_tokens
 from jaxspec.serve.protocol import ChatRequest
 from jaxspec.structured_outputs import StructuredOutputs
 
@@ -43,7 +43,8 @@ async def plan_chat(body: ChatRequest, engine: Engine) -> ChatPlan:
     tokenizer, template = engine.tokenizer, engine.tokenizer.chat_template
     params, use = body.sampling(engine.default_sampling), body.tool_use()
     add_special = bool(body.add_special_tokens)
-    text, ids = await encode_chat(tokenizer, body.messages, body, body.template_tools(), add_special)
+    most = most_tokens(body, engine.max_model_len)
+    text, ids = await encode_chat(tokenizer, body.messages, body, body.template_tools(), add_special, most)
     splits = engine.config.reasoning_parser != "none"
     reasoning = reasoning_of(template, text, bool(body.continue_final_message)) if splits else None
     if body.thinking_token_budget is not None and (tags_of(template) is None or not splits):

@@ -19,6 +19,9 @@ from jaxspec.errors import InvalidRequest
 
 logger = logging.getLogger("jaxspec.serve")
 
+#: Most characters of a message and of a field's name: the values and names in them are the client's.
+MAX_MESSAGE, MAX_PARAM = 1000, 200
+
 _TYPES = {
     401: "authentication_error",
     404: "not_found_error",
@@ -64,7 +67,12 @@ def invalid(e: InvalidRequest) -> ApiError:
 
 def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     kind = _TYPES.get(status, "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    told, field = (_cut(text, most) for text, most in ((message, MAX_MESSAGE), (param or "", MAX_PARAM)))
+    return {"error": {"message": told, "type": kind, "param": field or None, "code": code}}
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]} …"
 
 
 def install_handlers(app: FastAPI) -> None:

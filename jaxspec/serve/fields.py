@@ -10,8 +10,10 @@ import logging
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator, model_validator
+import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator, model_validator
 
+from jaxspec.serve.errors import ApiError
 from jaxspec.serve.unsupported import refuse_unsupported
 
 logger = logging.getLogger("jaxspec.serve")
@@ -35,13 +37,27 @@ def single_error(message: str) -> WrapValidator:
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
+#: Most token ids of one field; no vocabulary is as large.
+TokenIds = Annotated[list[TokenId], Field(max_length=2**19)]
+#: Most prompts of a request that are looked at; the engine's limit may be lower.
+MAX_PROMPTS = 4096
+
+
+def _few_prompts(value: Any) -> Any:
+    # Pydantic would try each kind of prompt on each of them.
+    if isinstance(value, list) and len(value) > MAX_PROMPTS and not isinstance(value[0], int):
+        raise ValueError(f"must have at most {MAX_PROMPTS} prompts")
+    return value
+
+
 Prompt = Annotated[
     str | list[TokenId] | list[str] | list[list[TokenId]],
     single_error("must be a string, a list of strings, a list of token ids, or a list of lists of token ids"),
+    BeforeValidator(_few_prompts),
 ]
 Stop = Annotated[
-    StopString | list[StopString] | None,
-    single_error("must be a string of 1 to 1000 characters, or a list of such strings"),
+    StopString | Annotated[list[StopString], Field(max_length=16)] | None,
+    single_error("must be a string of 1 to 1000 characters, or a list of up to 16 such strings"),
 ]
 
 
@@ -53,6 +69,21 @@ _HARMLESS = frozenset(
         "spaces_between_special_tokens", "session_id",
     }
 )  # fmt: skip
+
+
+#: Most levels of lists and objects in a body. Answers repeat parts of it, and orjson writes `_WRITTEN` levels.
+MAX_DEPTH, _WRITTEN = 128, 254
+
+
+def check_depth(value: Any) -> None:
+    """Raises `ApiError` (400) if a body is nested too deeply. orjson finds out, in a fraction of Python's time."""
+    for _ in range(_WRITTEN - MAX_DEPTH):
+        value = [value]
+    try:
+        orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        message = f"the request body is nested more than {MAX_DEPTH} levels deep"
+        raise ApiError(400, message, code="invalid_body") from None
 
 
 class ApiModel(BaseModel):

@@ -1,11 +1,14 @@
-"""ASGI middleware: API key check, limit on the body size, request ids."""
+"""ASGI middleware: API key check, limits on bodies, request ids."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import re
 from collections.abc import Sequence
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -54,7 +57,7 @@ class BearerAuth:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not _is_open(scope["path"]):
-            if (tenant := self._tenant_of(Headers(scope=scope))) is None:
+            if (tenant := self._tenant_of(scope)) is None:
                 headers = {"WWW-Authenticate": "Bearer"}
                 error = ApiError(401, "missing or wrong API key", code="invalid_api_key", headers=headers)
                 await render(error)(scope, receive, send)
@@ -62,47 +65,72 @@ class BearerAuth:
             scope["tenant"] = tenant
         await self._app(scope, receive, send)
 
-    def _tenant_of(self, headers: Headers) -> str | None:
+    def _tenant_of(self, scope: Scope) -> str | None:
         """The digest of the request's key; None if it is not one of them."""
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        # Header values are Latin-1. All are compared, in constant time, against timing attacks.
-        given = key.strip().encode("latin-1", "replace")
-        known = [hmac.compare_digest(given, own) for own in self._keys]
-        return hashlib.sha256(given).hexdigest()[:16] if any(known) and scheme.lower() == "bearer" else None
+        # Bytes as they came: a key may hold any character, in UTF-8.
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, key = given.partition(b" ")
+        key = key.strip(b" \t")
+        # All are compared, each in constant time, against timing attacks.
+        known = [hmac.compare_digest(key, own) for own in self._keys]
+        return hashlib.sha256(key).hexdigest()[:16] if any(known) and scheme.lower() == b"bearer" else None
 
 
 def _is_open(path: str) -> bool:
     return path in OPEN_PATHS or _PAGE.fullmatch(path) is not None
 
 
-class BodyLimit:
-    """Rejects bodies over `limit` bytes with 413: by Content-Length, or while receiving if there is none."""
+def is_local_name(host: str) -> bool:
+    """Whether a Host header is an IP address or a name that no public DNS has, which has no dot in it."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        ip_address(name)
+    except ValueError:
+        return "." not in host and "/" not in host
+    return True
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self._app = app
-        self._limit = limit
+
+class BodyLimit:
+    """Rejects bodies over `limit` bytes with 413, by Content-Length or while receiving, and with 408 those of which
+    nothing comes for `seconds`, or not all within ten times as long.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int, seconds: float) -> None:
+        self._app, self._limit, self._seconds = app, limit, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        content_length = Headers(scope=scope).get("content-length", "")
-        if content_length.isdigit() and int(content_length) > self._limit:
-            await render(self._error())(scope, receive, send)
+        declared = Headers(scope=scope).get("content-length", "").lstrip("0")
+        # Only ASCII digits are a number in HTTP, and Python refuses to read thousands of them.
+        if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > self._limit):
+            await render(self._too_large())(scope, receive, send)
             return
-        received = 0
+        clock = asyncio.get_running_loop().time
+        received, more, end = 0, True, clock() + 10 * self._seconds
 
         async def limited_receive() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
+            nonlocal received, more
+            if not more:  # what comes now is only that the client leaves
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), max(0.0, min(self._seconds, end - clock())))
+            except TimeoutError:
+                raise self._too_slow() from None
+            received, more = received + len(message.get("body", b"")), message.get("more_body", False)
             if received > self._limit:
-                raise self._error()
+                raise self._too_large()
             return message
 
         await self._app(scope, limited_receive, send)
 
-    def _error(self) -> ApiError:
-        # The rest of the body is never read, so the connection cannot be reused.
+    # The rest of the body is never read, so the connection cannot be reused.
+
+    def _too_large(self) -> ApiError:
         message = f"the request body is larger than the limit of {self._limit:,} bytes"
         return ApiError(413, message, code="request_too_large", headers={"Connection": "close"})
+
+    def _too_slow(self) -> ApiError:
+        message = f"the request body did not arrive: nothing came for {self._seconds:g} s, or it took ten times as long"
+        return ApiError(408, message, code="request_timeout", headers={"Connection": "close"})

@@ -10,6 +10,9 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from jaxspec.serve.errors import ApiError
 from jaxspec.serve.fields import ApiModel, single_error
 
+#: Most messages of a conversation, parts of a message, and documents.
+MAX_MESSAGES = 10_000
+
 
 class TextPart(ApiModel):
     type: Literal["text", "refusal"]
@@ -45,7 +48,8 @@ class Message(ApiModel):
     #: Calls that an answer of the assistant made.
     tool_calls: list[ToolCall] | None = None
     content: Annotated[
-        str | list[TextPart] | None, single_error("must be a string or a list of text parts"),
+        str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)] | None,
+        single_error("must be a string or a list of text parts"),
         Field(validate_default=True),
     ] = None  # fmt: skip
     name: str | None = None
@@ -104,7 +108,7 @@ class ChatTemplateFields(ApiModel):
     continue_final_message: bool | None = None
     #: Variables of the model's chat template, such as `enable_thinking`.
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES)] | None = None
     reasoning_effort: str | None = None
 
     @model_validator(mode="after")

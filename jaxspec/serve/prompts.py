@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Characters; longer texts are encoded in a thread so that they do not block the event loop.
 _LONG_TEXT = 16_384
+#: How many times as long as the context a prompt may be that is then truncated.
+_TRUNCATED = 4
 
 
 async def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -24,12 +26,28 @@ async def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool = Tru
     return tokenizer.encode(text, add_special_tokens)
 
 
+def check_text(tokenizer: Tokenizer, text: str, tokens: int, field: str) -> None:
+    """Raises `ApiError` (400) for a text that has more than so many tokens by its length alone: encoding it would take
+    seconds."""
+    if len(text) > _LONG_TEXT and len(text) > (most := tokenizer.longest_token * tokens):
+        message = f"{field} has a text of {len(text):,} characters; {most:,} are the most for {tokens:,} tokens"
+        raise ApiError(400, message, param=field, code="context_length_exceeded")
+
+
+def most_tokens(body: GenerationRequest, max_model_len: int) -> int:
+    """Tokens that a prompt may have before it is truncated."""
+    return max_model_len if body.truncate_prompt_tokens is None else _TRUNCATED * max_model_len
+
+
 async def encode_prompts(
-    tokenizer: Tokenizer, prompts: Sequence[str] | Sequence[list[int]], add_special_tokens: bool = True
+    tokenizer: Tokenizer, prompts: Sequence[str] | Sequence[list[int]], add_special_tokens: bool, most: int
 ) -> list[list[int]]:
-    """Token ids of each prompt. Raises `ApiError` if a prompt is empty."""
+    """Token ids of each prompt. Raises `ApiError` if a prompt is empty, or by its length above `most` tokens."""
     if not prompts:
         raise ApiError(400, "prompt must not be empty", param="prompt", code="empty_prompt")
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            check_text(tokenizer, prompt, most, "prompt")
     ids = [await encode(tokenizer, p, add_special_tokens) if isinstance(p, str) else p for p in prompts]
     if not all(ids):
         raise ApiError(400, "every prompt must have at least one token", param="prompt", code="empty_prompt")
@@ -47,12 +65,14 @@ async def encode_chat(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
     form: ChatTemplateFields,
-    tools: Sequence[dict[str, Any]] = (),
-    add_special_tokens: bool = False,
+    tools: Sequence[dict[str, Any]],
+    add_special_tokens: bool,
+    most: int,
 ) -> ChatPrompt:
     """The messages in the model's chat template, by default with the generation prompt of the assistant.
 
-    Raises `ApiError` if the model has no template, the template rejects the messages, or the result is empty.
+    Raises `ApiError` if the model has no template, the template rejects the messages, or the result is empty or by its
+    length has more than `most` tokens.
     """
     if form.continue_final_message and messages[-1].role != "assistant":
         message = "continue_final_message needs a last message of the assistant"
@@ -63,6 +83,7 @@ async def encode_chat(
         text = render(tokenizer, [m.as_template() for m in messages], tools, form.template_variables)
     except ValueError as e:
         raise ApiError(400, str(e), param="messages", code="chat_template_error") from e
+    check_text(tokenizer, text, most, "messages")
     ids = await encode(tokenizer, text, add_special_tokens)
     if not ids:
         raise ApiError(400, "messages result in an empty prompt", param="messages", code="empty_prompt")

@@ -10,13 +10,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from jaxspec.sampling_params import MAX_LOGPROBS, SamplingParams
+from jaxspec.sampling_params import MAX_BAD_WORDS, MAX_LOGPROBS, SamplingParams
 from jaxspec.serve.errors import ApiError, bad_request
-from jaxspec.serve.fields import ApiModel, Prompt, Stop, StreamOptions, TokenId
-from jaxspec.serve.messages import ChatTemplateFields, Message, ReasoningFields
+from jaxspec.serve.fields import ApiModel, Prompt, Stop, StopString, StreamOptions, TokenId, TokenIds
+from jaxspec.serve.messages import MAX_MESSAGES, ChatTemplateFields, Message, ReasoningFields
 from jaxspec.serve.structure import StructureFields
 from jaxspec.serve.tool_fields import ToolFields
 from jaxspec.slo import RequestSlo
+
+#: Most entries of fields that no client needs more of.
+MAX_STOP_IDS, MAX_BIASED = 4096, 2**16
 
 
 class GenerationRequest(StructureFields):
@@ -30,7 +33,7 @@ class GenerationRequest(StructureFields):
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASED)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
@@ -40,13 +43,13 @@ class GenerationRequest(StructureFields):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     min_tokens: int | None = None
-    allowed_token_ids: list[TokenId] | None = None
-    bad_words: list[str] | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] | None = None
     prompt_logprobs: int | None = None
     #: How many last tokens of the prompt are used; -1: what fits. The first ones with `truncation_side` "right".
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
@@ -161,7 +164,7 @@ class CompletionRequest(GenerationRequest):
 class ChatRequest(GenerationRequest, ChatTemplateFields, ReasoningFields, ToolFields):
     """Body of `/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
@@ -183,7 +186,7 @@ class TokenizeRequest(ChatTemplateFields, ToolFields):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     add_special_tokens: bool = True
     return_token_strs: bool | None = None
 
@@ -198,7 +201,7 @@ class DetokenizeRequest(ApiModel):
     """Body of `/detokenize`."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(max_length=2**20)]
 
 
 def _token_id(key: str) -> int:

@@ -10,9 +10,9 @@ from pydantic import Field, ValidationError, WrapValidator, model_validator
 
 from jaxspec.serve.errors import ApiError, field_of, invalid_field
 from jaxspec.serve.fields import ApiModel, StrictModel, single_error
-from jaxspec.serve.messages import ChatTemplateFields, ReasoningFields, text_of
+from jaxspec.serve.messages import MAX_MESSAGES, ChatTemplateFields, ReasoningFields, text_of
 from jaxspec.serve.protocol import ChatRequest, GenerationRequest
-from jaxspec.serve.tool_fields import FunctionField
+from jaxspec.serve.tool_fields import MAX_TOOLS, FunctionField
 
 _STATELESS = "responses are not stored; send the whole conversation in input"
 
@@ -23,7 +23,8 @@ class _Part(ApiModel):
     refusal: str = ""
 
 
-_Content = Annotated[str | list[_Part] | None, single_error("must be a string or a list of text parts")]
+_Parts = Annotated[list[_Part], Field(max_length=MAX_MESSAGES)]
+_Content = Annotated[str | _Parts | None, single_error("must be a string or a list of text parts")]
 
 
 class InputItem(ApiModel):
@@ -81,6 +82,8 @@ def _items(value: Any, inner: Callable[[Any], Any]) -> Any:
         return inner(value)
     except ValidationError as e:
         wrong = next((e for e in e.errors() if len(e["loc"]) > 1 and isinstance(e["loc"][1], int)), None)
+        if wrong is None and any(e["type"] == "too_long" for e in e.errors()):
+            raise ValueError(f"must have at most {MAX_MESSAGES} items") from None
         if wrong is None:
             raise ValueError("must be a string, or a list of messages and function calls") from None
         reason = str(wrong["msg"]).removeprefix("Value error, ")
@@ -90,10 +93,10 @@ def _items(value: Any, inner: Callable[[Any], Any]) -> Any:
 class ResponsesRequest(GenerationRequest, ChatTemplateFields, ReasoningFields):
     """Besides OpenAI's fields it has those of chat completions that only jaxspec and vLLM have, such as `slo`."""
 
-    input: Annotated[str | list[InputItem], WrapValidator(_items)]
+    input: Annotated[str | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES)], WrapValidator(_items)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     text: _Text | None = None
@@ -210,6 +213,7 @@ def _as_chat_choice(choice: Any) -> Any:
     if choice.get("type") == "function":
         return {"type": "function", "function": {"name": choice.get("name")}}
     if choice.get("type") == "allowed_tools":
-        tools = [_as_chat_choice(tool) for tool in choice.get("tools") or ()]
+        given = choice.get("tools")
+        tools = [_as_chat_choice(tool) for tool in given] if isinstance(given, list) else given
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
     return choice

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from jaxspec.serve.app import ServerOptions, create_app
+from jaxspec.serve.connections import protocol
 
 if TYPE_CHECKING:
     from jaxspec.engine.engine import Engine
@@ -131,6 +132,8 @@ def serve(
         log_config=None,
         access_log=log_level == "debug",
         timeout_graceful_shutdown=_FLUSH_TIMEOUT,
+        http=protocol(options.max_connections),
+        ws="none",
         ssl_keyfile=options.tls_key,
         ssl_certfile=options.tls_certificate,
     )

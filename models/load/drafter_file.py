@@ -11,17 +11,16 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.decoder import head_of
 from jaxspec.models.drafter import DraftDecoder, feature_width
-from jaxspec.models.load.files import quantized, replacing
+from jaxspec.models.load.files import blaming, quantized, read_tensors, replacing
 from jaxspec.models.load.parts import layer_shapes
 from jaxspec.models.load.stored import StoredMatrix
-from jaxspec.models.load.weights import LazyWeights, Reader, Stored, Weights, readers_of, stored_of
+from jaxspec.models.load.weights import MAX_LAYERS, LazyWeights, Reader, Stored, Weights, readers_of, stored_of
 
 _FORMAT = "jaxspec-draft-3"
 
@@ -56,22 +55,24 @@ def load_drafter(path: Path, target: DecoderConfig, weights: Weights) -> tuple[D
     are used: the embedding in the target's dtype, the head as float32. Raises `ModelLoadError` if the file is not a
     drafter or does not fit the target's sizes.
     """
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            stored: dict[str, np.ndarray] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        reason = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
-        raise ModelLoadError(f"cannot read drafter {path}: {reason}") from None
+    with blaming(f"drafter {path}", "it is damaged"):
+        return _load(path, target, weights)
+
+
+def _load(path: Path, target: DecoderConfig, weights: Weights) -> tuple[DecoderConfig, Weights]:
+    metadata, stored = read_tensors(path, "drafter")
     if metadata.get("format") != _FORMAT:
         raise ModelLoadError(f"{path} is not a drafter trained by this version of jaxspec.draft.distill")
     unscaled = [name for name, value in stored.items() if value.dtype == np.int8 and f"{name}.scale" not in stored]
     if unscaled or not {"norm", "vocab"} <= stored.keys() or "sizes" not in metadata:
         raise ModelLoadError(f"drafter {path} is incomplete")
     sizes = json.loads(metadata["sizes"])
+    if not 0 < sizes["layers"] <= MAX_LAYERS:
+        raise ModelLoadError(f"drafter {path}: its number of layers must be between 1 and {MAX_LAYERS}")
     if (sizes["hidden"], sizes["vocabulary"]) != (target.hidden_size, target.vocab_size):
         raise ModelLoadError(
-            f"drafter {path} is for {metadata['target']} (width {sizes['hidden']}, vocabulary {sizes['vocabulary']}), "
+            f"drafter {path} is for {metadata['target']:.100} (width {sizes['hidden']!s:.20}, vocabulary "
+            f"{sizes['vocabulary']!s:.20}), "
             f"the target has width {target.hidden_size} and vocabulary {target.vocab_size}"
         )
     shapes = {f"layers.{i}.{part}": s for i in range(sizes["layers"]) for part, s in layer_shapes(target).items()}
@@ -83,6 +84,11 @@ def load_drafter(path: Path, target: DecoderConfig, weights: Weights) -> tuple[D
     for name, shape in shapes.items():
         if name not in stored or stored[name].shape != shape:
             raise ModelLoadError(f"drafter {path}: {name} does not have the shape {shape} that fits the target")
+    for name, value in stored.items():
+        if (scale := stored.get(f"{name}.scale")) is not None and (value.ndim != 2 or scale.shape != value.shape[1:]):
+            raise ModelLoadError(f"drafter {path}: {name}.scale does not have one number for each column")
+    if stored["vocab"].ndim != 1 or not (stored["vocab"] >= 0).all() or not (stored["vocab"] < target.vocab_size).all():
+        raise ModelLoadError(f"drafter {path}: vocab holds what are no tokens of the target")
     scales = {name: stored.pop(f"{name}.scale") for name in list(stored) if f"{name}.scale" in stored}
 
     def dequantized(name: str) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from safetensors import SafetensorError, safe_open
 
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.load.weights import Weights
@@ -22,12 +23,40 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object. Raises `ModelLoadError`."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         reason = e.strerror if isinstance(e, OSError) and e.strerror else e  # str(e) would repeat the path
         raise ModelLoadError(f"{path}: not readable as JSON ({reason})") from e
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path}: expected a JSON object")
     return value
+
+
+@contextmanager
+def blaming(where: str, what: str) -> Iterator[None]:
+    """Raise `ModelLoadError`, `where: what`, instead of whatever else the content of a file makes its reader raise.
+
+    Readers check what people get wrong, and say so. Files that were damaged or made to do harm have values of any kind
+    in any place, which no reader checks one by one.
+    """
+    try:
+        yield
+    except ModelLoadError:
+        raise
+    except BaseException as e:  # a panic of Rust code is no Exception
+        panic = type(e).__name__ == "PanicException"
+        if not (panic or isinstance(e, Exception)) or isinstance(e, ImportError):
+            raise
+        raise ModelLoadError(f"{where}: {what} ({type(e).__name__}: {' '.join(str(e).split())[:300]})") from e
+
+
+def read_tensors(path: Path, what: str) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """The metadata and all tensors of a safetensors file. `what`: the kind of file. Raises `ModelLoadError`."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return file.metadata() or {}, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, AttributeError, TypeError) as error:  # numpy lacks some of the format's types
+        why = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
+        raise ModelLoadError(f"cannot read {what} {path}: {why:.300}") from None
 
 
 @contextmanager

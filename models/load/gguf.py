@@ -14,21 +14,27 @@ import numpy as np
 
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.config import DecoderConfig, Experts, RopeScaling, longrope_attention
+from jaxspec.models.load.files import blaming
 from jaxspec.models.load.gguf_families import ARCHITECTURES
 from jaxspec.models.load.gguf_layouts import INTERLEAVED
 from jaxspec.models.load.gguf_tensors import GGUFTensors, TensorInfo
 from jaxspec.models.load.gguf_tokenizer import gguf_tokenizer
 from jaxspec.models.load.tokenizer import Tokenizer
-from jaxspec.models.load.weights import LazyWeights, check_tensors, lazy_weights
+from jaxspec.models.load.weights import MAX_LAYERS, LazyWeights, check_tensors, lazy_weights
 from jaxspec.models.rotary import inverse_frequencies
 
 #: Divisors of the rotary frequencies: not weights, converted to `RopeScaling`.
 _ROPE_FREQS, _SHORT, _LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 
 
+#: Most entries of an array in a header, each of which the library makes an object for. Vocabularies have 300,000.
+_MAX_ENTRIES = 4_000_000
+
+
 class _Reader(gguf.GGUFReader):
     """Holds the file as a plain array: it is sliced once per vocabulary entry, and slicing a memmap is several times
-    slower."""
+    slower. Raises `ValueError` for numbers of a header that lead out of the file, which the library follows without
+    end."""
 
     @property
     def data(self) -> np.ndarray:
@@ -37,6 +43,17 @@ class _Reader(gguf.GGUFReader):
     @data.setter
     def data(self, mapped: np.ndarray) -> None:
         self._view = np.asarray(mapped)
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> np.ndarray:
+        if offset + int(count) * np.dtype(dtype).itemsize > len(self._view):
+            raise ValueError("the file ends too early")
+        return super()._get(offset, dtype, count, override_order)
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        array = raw_type == gguf.GGUFValueType.ARRAY
+        if array and (entries := int(self._get(orig_offs + 4, np.uint64)[0])) > _MAX_ENTRIES:
+            raise ValueError(f"an array of {entries:,} entries")
+        return super()._get_field_parts(orig_offs, raw_type)
 
 
 class GGUFFile:
@@ -48,12 +65,14 @@ class GGUFFile:
             reader = _Reader(path)
             self.tensors = GGUFTensors(path, {t.name: TensorInfo.of(t) for t in reader.tensors})
         except Exception as e:  # a broken file makes numpy raise various types
-            raise ModelLoadError(f"{path}: not a readable GGUF file ({e}); is it complete?") from e
-        self.fields: dict[str, Any] = {key: f.contents() for key, f in reader.fields.items()}
+            raise ModelLoadError(f"{path}: not a readable GGUF file ({e!s:.300}); is it complete?") from e
+        with blaming(str(path), "the header is damaged"):
+            self.fields: dict[str, Any] = {key: f.contents() for key, f in reader.fields.items()}
 
     @cached_property
     def config(self) -> DecoderConfig:
-        return _config(self)
+        with blaming(str(self.path), "a field of the header is of a wrong type"):
+            return _config(self)
 
     def tokenizer(self) -> Tokenizer:
         return gguf_tokenizer(self.fields, str(self.path))
@@ -95,6 +114,10 @@ def _config(file: GGUFFile) -> DecoderConfig:
         raise ModelLoadError(f"{where}: tensor token_embd.weight missing; is the download complete?")
     shapes, family = file.tensors.shapes, ARCHITECTURES[arch]
     heads, hidden = need("attention.head_count"), need("embedding_length")
+    if not 0 < need("block_count") <= MAX_LAYERS:
+        raise ModelLoadError(
+            f"{where}: {arch}.block_count must be between 1 and {MAX_LAYERS}, not {get('block_count')}"
+        )
     head_dim = get("attention.key_length") or hidden // heads
     rotated = get("rope.dimension_count", head_dim)
     unsupported = [key for key in family.without if get(key)]

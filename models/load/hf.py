@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.config import DecoderConfig
-from jaxspec.models.load.files import read_json
+from jaxspec.models.load.files import blaming, read_json
 from jaxspec.models.load.generation_config import read_generation_config, sampling_of
 from jaxspec.models.load.hf_config import decoder_config
 from jaxspec.models.load.hf_families import FAMILIES
@@ -58,12 +58,14 @@ class SafetensorsFolder:
         shards = read_json(self.folder / _INDEX).get("weight_map")
         if not isinstance(shards, dict) or not shards:
             raise ModelLoadError(f"{self.folder / _INDEX}: no weight_map")
+        if not all(isinstance(name, str) and len(name) < 256 for name in shards.values()):
+            raise ModelLoadError(f"{self.folder / _INDEX}: weight_map must hold names of files")
         names = sorted(set(shards.values()))
         for name in names:
-            if Path(name).name != name:
-                raise ModelLoadError(f"{self.folder / _INDEX}: shard {name!r} lies outside the folder")
+            if Path(name).name != name or "\0" in name:
+                raise ModelLoadError(f"{self.folder / _INDEX}: shard {name!r:.200} lies outside the folder")
             if not (self.folder / name).is_file():
-                raise ModelLoadError(f"{self.folder}: shard {name} is missing; is the download complete?")
+                raise ModelLoadError(f"{self.folder}: shard {name:.200} is missing; is the download complete?")
         return names
 
     @property
@@ -105,8 +107,10 @@ def load_folder(folder: Path, name: str) -> LoadedModel:
     if not config_file.is_file():
         raise ModelLoadError(f"{folder} has no config.json: it is not a Hugging Face model folder")
     raw = read_json(config_file)
-    config = decoder_config(raw, str(config_file))
-    scheme, stored = quantization(raw, str(config_file)), SafetensorsFolder(folder)
+    with blaming(str(config_file), "a setting is missing or of a wrong type"):
+        config = decoder_config(raw, str(config_file))
+        scheme = quantization(raw, str(config_file))
+    stored = SafetensorsFolder(folder)
     tensors = stored if scheme is None else Dequantized(stored, scheme, str(folder))
     layout = _layout(config, tensors)
     # The copy of a tied head is not used.
@@ -116,7 +120,10 @@ def load_folder(folder: Path, name: str) -> LoadedModel:
     declared = None if generation is None else generation.eos_token_id
     if declared is None:
         declared = raw.get("eos_token_id")
-    tokenizer = load_tokenizer(folder, declared if isinstance(declared, list) else [declared])
+    declared = declared if isinstance(declared, list) else [declared]
+    if not all(id is None or (isinstance(id, int) and id >= 0) for id in declared):
+        raise ModelLoadError(f"{folder}: eos_token_id must be a token id or a list of them, not {declared!r:.200}")
+    tokenizer = load_tokenizer(folder, declared)
     # An end token without an embedding can never be sampled.
     ends = tuple(id for id in tokenizer.eos_token_ids if id < config.vocab_size)
     tokenizer = replace(tokenizer, eos_token_ids=ends)
@@ -147,4 +154,4 @@ def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="numpy")
     except (OSError, SafetensorError) as e:
-        raise ModelLoadError(f"{path}: not a readable safetensors file ({e}); is the download complete?") from e
+        raise ModelLoadError(f"{path}: not a readable safetensors file ({e!s:.300}); is the download complete?") from e

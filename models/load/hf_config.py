@@ -9,6 +9,7 @@ from jaxspec.errors import ModelLoadError
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.load.hf_families import FAMILIES, Family
 from jaxspec.models.load.hf_rope import rotary
+from jaxspec.models.load.weights import MAX_LAYERS
 
 _WINDOWED = "sliding_attention"
 #: Settings for which null says that there is none; key-value heads are then as many as heads.
@@ -28,24 +29,25 @@ def decoder_config(raw: Mapping[str, Any], where: str) -> DecoderConfig:
         raise ModelLoadError(f"{where} names no model_type: a model without one is not supported; {named} are")
     if name not in FAMILIES:
         architecture = (raw.get("architectures") or [name])[0]
-        raise ModelLoadError(f"{where}: architecture {architecture!r} is not supported; {', '.join(FAMILIES)} are")
+        raise ModelLoadError(f"{where}: architecture {architecture!r:.100} is not supported; {', '.join(FAMILIES)} are")
     family = FAMILIES[name]
     c = _settings(raw, family)
 
     def number(key: str, default: int | None = None) -> int:
         value = default if c.get(key) is None else c[key]
-        if not isinstance(value, int) or value < 1:
+        most = MAX_LAYERS if key == "num_hidden_layers" else 2**31 - 1
+        if not isinstance(value, int) or not 1 <= value <= most:
             known = next((theirs for theirs, ours in family.renamed.items() if ours == key), key)
-            raise ModelLoadError(f"{where}: {known} must be a positive whole number, not {value!r}")
+            raise ModelLoadError(f"{where}: {known} must be a positive whole number up to {most}, not {value!r:.100}")
         return value
 
     for key, allowed in family.only.items():
         if c.get(key) not in allowed:
             values = " and ".join(str(value) for value in allowed if value is not None)
-            raise ModelLoadError(f"{where}: {key} {c[key]!r} is not supported; {values} is")
+            raise ModelLoadError(f"{where}: {key} {c[key]!r:.100} is not supported; {values} is")
     activation = c.get("hidden_activation") or c.get("hidden_act", "silu")
     if activation not in _ACTIVATIONS:
-        raise ModelLoadError(f"{where}: hidden_act {activation!r} is not supported; {', '.join(_ACTIVATIONS)} are")
+        raise ModelLoadError(f"{where}: hidden_act {activation!r:.100} is not supported; {', '.join(_ACTIVATIONS)} are")
     hidden, heads, layers = number("hidden_size"), number("num_attention_heads"), number("num_hidden_layers")
     head_dim = number("head_dim", hidden // heads)
     window, windowed = _window(family, c, layers)
@@ -74,7 +76,7 @@ def decoder_config(raw: Mapping[str, Any], where: str) -> DecoderConfig:
     try:
         fields |= {key: value(c) if callable(value) else value for key, value in family.parts.items()}
     except (KeyError, TypeError, ValueError, ZeroDivisionError, IndexError) as error:
-        raise ModelLoadError(f"{where}: a setting of {name} is missing or of a wrong type ({error})") from None
+        raise ModelLoadError(f"{where}: a setting of {name} is missing or of a wrong type ({error!s:.200})") from None
     if (embedding := c.get("word_embed_proj_dim", hidden)) != hidden:
         raise ModelLoadError(f"{where}: word_embed_proj_dim {embedding} other than hidden_size is not supported")
     return DecoderConfig(**fields)

@@ -19,7 +19,7 @@ import tokenizers
 
 from jaxspec.errors import ModelLoadError
 from jaxspec.extras import install_hint
-from jaxspec.models.load.files import read_json
+from jaxspec.models.load.files import blaming, read_json
 from jaxspec.models.load.lazy_transformers import import_transformers
 from jaxspec.models.load.tokenizer import Tokenizer, end_token_ids
 
@@ -36,6 +36,11 @@ def load_tokenizer(folder: Path, eos_token_ids: Sequence[int | None] = ()) -> To
     `eos_token_ids`: end tokens that the model declares. Raises `ModelLoadError`.
     """
     vocabulary = _vocabulary_file(folder)
+    with blaming(str(vocabulary), "it does not fit the folder's other files"):
+        return _load(folder, vocabulary, eos_token_ids)
+
+
+def _load(folder: Path, vocabulary: Path, eos_token_ids: Sequence[int | None]) -> Tokenizer:
     settings = {name: read_json(folder / name) for name in _SETTINGS if (folder / name).is_file()}
     loaded = _read(folder, vocabulary)
     backend, named = loaded.backend_tokenizer, loaded.special_tokens_map
@@ -48,6 +53,8 @@ def load_tokenizer(folder: Path, eos_token_ids: Sequence[int | None] = ()) -> To
     templates = loaded.chat_template
     if not isinstance(templates, Mapping):
         templates = {"default": templates}
+    if not all(isinstance(templates.get(name), str | None) for name in ("default", "tool_use")):
+        raise ModelLoadError(f"{folder}: the chat template must be a text")
     eos = backend.token_to_id(named["eos_token"]) if "eos_token" in named else None
     return Tokenizer(
         backend=backend,
@@ -65,7 +72,9 @@ def _read(folder: Path, vocabulary: Path) -> Any:
     try:
         loader = transformers.PreTrainedTokenizerFast if vocabulary.name == _WHOLE else transformers.AutoTokenizer
         return loader.from_pretrained(str(folder.absolute()), local_files_only=True, trust_remote_code=False)
-    except Exception as e:  # transformers raises many types: ValueError, OSError, AttributeError, …
+    except BaseException as e:  # transformers raises many types: ValueError, OSError, …; a panic is no Exception
+        if isinstance(e, KeyboardInterrupt):
+            raise
         reason = f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"
         if vocabulary.name == _WHOLE:
             raise ModelLoadError(f"{vocabulary}: not a readable tokenizer ({reason})") from e

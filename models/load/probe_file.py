@@ -8,14 +8,13 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.drafter import feature_width
 from jaxspec.models.length_probe import ENDS, LengthProbe
-from jaxspec.models.load.files import replacing
+from jaxspec.models.load.files import blaming, read_tensors, replacing
 
 _FORMAT = "jaxspec-length-probe-1"
 
@@ -30,19 +29,20 @@ def save_probe(probe: LengthProbe, target: str, path: Path) -> None:
 
 def load_probe(path: Path, target: DecoderConfig) -> LengthProbe:
     """Load a probe for the target. Raises `ModelLoadError` if the file is not a probe or does not fit its sizes."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        reason = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
-        raise ModelLoadError(f"cannot read length probe {path}: {reason}") from None
+    with blaming(f"length probe {path}", "it is damaged"):
+        return _load(path, target)
+
+
+def _load(path: Path, target: DecoderConfig) -> LengthProbe:
+    metadata, stored = read_tensors(path, "length probe")
     if metadata.get("format") != _FORMAT or json.loads(metadata.get("ends", "[]")) != ENDS.tolist():
         raise ModelLoadError(f"{path} is not a length probe trained by this version of jaxspec.train_predictor.probe")
     inner = stored.get("inner.kernel")
     inputs = feature_width(target)
     if inner is None or inner.ndim != 2 or inner.shape[0] != inputs:
-        raise ModelLoadError(f"length probe {path} is for {metadata.get('target')}, not for features of {inputs}")
+        raise ModelLoadError(
+            f"length probe {path} is for {metadata.get('target', ''):.100}, not for features of {inputs}"
+        )
     probe = LengthProbe(inputs, inner.shape[1], nnx.Rngs(0))
     for name, value in _leaves(probe).items():
         if name not in stored or stored[name].shape != value.shape:

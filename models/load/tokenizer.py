@@ -1,4 +1,4 @@
-"""Tokenizers and chat templates."""
+"""Tokenizers with their chat templates."""
 
 from __future__ import annotations
 
@@ -6,60 +6,12 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 import tokenizers
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-
-class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks text to train on. Here the tags are ignored."""
-
-    tags = {"generation"}  # noqa: RUF012 (jinja2's own attribute)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False, **kwargs: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **kwargs)
-
-
-class ChatTemplate:
-    """A compiled chat template. Raises `ValueError` if the source is not valid."""
-
-    def __init__(self, source: str):
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-        try:
-            self._template = environment.from_string(source)
-        except TemplateError as e:
-            raise ValueError(f"the model's chat template is not valid: {e}") from e
-
-    def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-        """Render a conversation to a prompt. Raises `ValueError` with the template's message if it refuses."""
-        try:
-            return self._template.render(messages=messages, **variables)
-        except (TemplateError, TypeError, KeyError, AttributeError, IndexError, ValueError, OverflowError) as e:
-            raise ValueError(f"the chat template can't render these messages: {e}") from e
-
+from jaxspec.models.load.chat_template import ChatTemplate
 
 #: Well-known end tokens of the supported models, in case a checkpoint's metadata omits them.
 END_TEXTS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>")
@@ -94,6 +46,11 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text has at least a token for each so many."""
+        return max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=1)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:

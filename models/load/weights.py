@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +16,8 @@ from jaxspec.models.load.layout import Layout
 from jaxspec.models.load.parts import EXPERTS, MATRICES, ONCE, fused_parts, part_shapes
 from jaxspec.models.load.stored import StoredMatrix
 
+#: Most layers of a model. The largest ones have less than 200.
+MAX_LAYERS = 4096
 #: Weights by name: a dict, or `LazyWeights`.
 Weights = Mapping[str, np.ndarray]
 #: Reads one weight.
@@ -131,6 +134,13 @@ def check_tensors(
     Reads no tensor.
     """
     c = config
+    width, kv_width = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    # Loops and tables have these sizes before a tensor's shape is looked at.
+    largest = max((prod(shape) for shape in source.shapes.values()), default=0)
+    if (size := max(c.vocab_size, c.hidden_size, c.intermediate_size, width, kv_width)) > largest:
+        raise ModelLoadError(f"{where}: the configuration has a size of {size:,}, no tensor is as large")
+    if c.experts is not None and max(c.experts.count, c.experts.width) > largest:
+        raise ModelLoadError(f"{where}: the configuration has {c.experts.count:,} experts, no tensor is as large")
     if c.num_heads % c.num_kv_heads or c.rotated % 2:
         rotated = "" if c.rotary_dim is None else f", of which {c.rotated} dimensions are rotated,"
         raise ModelLoadError(
@@ -253,7 +263,7 @@ def joined(tensors: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
+    shown = ", ".join(name[:100] for name in names[:3])
     return (
         f"tensor {shown}"
         if len(names) == 1

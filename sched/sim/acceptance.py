@@ -207,5 +207,5 @@ def load_process(text: str) -> Process:
         if not set(values) <= known or "mean" not in values:
             raise ValueError(f"needs the field mean, and may have {', '.join(sorted(known))}")
         return Process(**{name: float(value) for name, value in values.items()})
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"acceptance {text}: {error}") from None
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"acceptance {text}: {error!s:.300}") from None

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxspec.sched.sim import json_lines
+from jaxspec.sched.sim import json_lines, tables
 
 #: Tokens of a block in traces with block ids (Mooncake's `hash_ids`).
 BLOCK_TOKENS = 512
@@ -63,7 +61,7 @@ class Columns:
     time: str
     lengths: tuple[str, str]
     optional: bool = False
-    seconds: Callable[[str], float] = float
+    seconds: Callable[[str], float] = tables.as_number
     skip_failed: bool = False
 
 
@@ -95,7 +93,7 @@ def trace(path: str | Path, count: int | None = None, rate: float | None = None)
     if Path(path).suffix == ".jsonl":
         arrivals = json_lines.read(path, _with_blocks, "timestamp, input_length, output_length and hash_ids")[:count]
     else:
-        arrivals = list(islice(_rows(path), count))
+        arrivals = tables.read(path, _reader, count)
     if not arrivals:
         raise ValueError(f"{path}: no rows")
     arrivals.sort(key=lambda a: a.time)
@@ -104,23 +102,21 @@ def trace(path: str | Path, count: int | None = None, rate: float | None = None)
     return [replace(a, time=(a.time - start) * stretch) for a in arrivals]
 
 
-def _rows(path: str | Path) -> Iterable[Arrival]:
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        rows = csv.DictReader(file)
-        names = rows.fieldnames or ()
-        columns = next((c for c in FORMATS if c.time in names), None)
-        if columns is None or not (columns.optional or {*columns.lengths} <= {*names}):
-            raise ValueError(
-                f"{path} has the columns {', '.join(names) or 'of an empty file'}; accepted are {_ACCEPTED}"
-            )
-        for row in rows:
-            try:
-                inputs, outputs = (int(float(row[c])) if row.get(c) else None for c in columns.lengths)
-                arrival = Arrival(columns.seconds(row[columns.time] or ""), inputs, outputs)
-            except (ValueError, OverflowError) as error:
-                raise ValueError(f"{path}, line {rows.line_num}: {error}") from None
-            if outputs or not columns.skip_failed:
-                yield arrival
+def _reader(names: Sequence[str]) -> Callable[[tables.Cells], Arrival | None]:
+    """What reads the rows of a table with these columns."""
+    columns = next((c for c in FORMATS if c.time in names), None)
+    if columns is None or not (columns.optional or {*columns.lengths} <= {*names}):
+        raise ValueError(f"it has the columns {', '.join(names) or 'of an empty file'}; accepted are {_ACCEPTED}")
+
+    def read(row: tables.Cells) -> Arrival | None:
+        inputs, outputs = (int(tables.number(row, name)) if row.get(name) else None for name in columns.lengths)
+        if not outputs and columns.skip_failed:
+            return None
+        if not (time := row.get(columns.time)):
+            raise ValueError(f"{columns.time} is empty")
+        return Arrival(columns.seconds(time[:100]), inputs, outputs)
+
+    return read
 
 
 def _with_blocks(row: Any) -> Arrival:

@@ -309,8 +309,8 @@ def load_profile(path: str | Path) -> Profiled:
             raise ValueError(f"needs the fields buckets and step, and may have {', '.join(sorted(known))}")
         buckets, step = [int(b) for b in values.pop("buckets")], [float(s) for s in values.pop("step")]
         return Profiled(tuple(buckets), tuple(step), **values)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"profile {path}: {error}") from None
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"profile {path}: {error!s:.300}") from None
 
 
 def load_cost(name: str) -> Cost:

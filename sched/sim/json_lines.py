@@ -17,7 +17,11 @@ def read(path: str | Path, parse: Callable[[Any], Row], expected: str = '"turns"
     what is `expected`, that is, for which `parse` raises LookupError, TypeError or AttributeError.
     """
     found: list[Row] = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text ({error})") from None
+    for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         try:
@@ -25,7 +29,9 @@ def read(path: str | Path, parse: Callable[[Any], Row], expected: str = '"turns"
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}, line {number}: not JSON ({error.msg})") from None
         except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}") from None
-        except (LookupError, TypeError, AttributeError):
+            raise ValueError(f"{path}, line {number}: {error!s:.300}") from None
+        except RecursionError:
+            raise ValueError(f"{path}, line {number}: nested too deeply") from None
+        except (LookupError, TypeError, AttributeError, OverflowError):
             raise ValueError(f"{path}, line {number}: has no {expected}") from None
     return found

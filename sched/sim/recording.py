@@ -78,9 +78,9 @@ class Recording:
                 rounds = [(int(d), int(a)) for d, a in row.pop("rounds")]
                 requests.append(Seen(rounds=rounds, **row))
             return cls(requests, steps)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             reason = f"missing field {error}" if isinstance(error, KeyError) else str(error)
-            raise ValueError(f"{path} is no recording: {reason}") from None
+            raise ValueError(f"{path} is no recording: {reason:.300}") from None
 
 
 class Recorder:

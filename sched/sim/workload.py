@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isnan
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxspec.sched.sim import json_lines
+from jaxspec.sched.sim import json_lines, tables
 from jaxspec.sched.sim.arrivals import BLOCK_TOKENS, Arrival
 from jaxspec.sched.sim.prompts import Prompts
 from jaxspec.sched.slo import NONE, Slo
@@ -145,26 +144,17 @@ def read_lengths(path: str | Path, prediction: str | None = None) -> Lengths:
             raise ValueError(f"{path}: a JSONL file has no column {prediction}")
         return read_jsonl(path)
     wanted = ["output_tokens", *([prediction] if prediction else [])]
-    columns: dict[str, list[float]] = {name: [] for name in ("input_tokens", *wanted)}
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(file)
-        for name in wanted:
-            if name not in (rows.fieldnames or ()):
-                raise ValueError(f"{path}: no column {name}")
-        for row in rows:
-            try:
-                for name, values in columns.items():
-                    values.append(float(row.get(name) or 0))
-            except ValueError as error:
-                raise ValueError(f"{path}, line {rows.line_num}: {error}") from None
-    output = np.array(columns["output_tokens"], int)
-    if not output.size:
+    names = ["input_tokens", *wanted]
+    rows = tables.read(path, tables.needing(wanted, lambda row: [tables.number(row, name) for name in names]))
+    if not rows:
         raise ValueError(f"{path}: no rows")
-    predicted = np.array(columns[prediction]) if prediction else np.full(output.shape, np.nan)
+    columns = np.array(rows, float)
+    inputs, output = columns[:, 0].astype(int), columns[:, 1].astype(int)
+    predicted = columns[:, 2] if prediction else np.full(output.shape, np.nan)
     if prediction and "class" in prediction:
         predicted = class_means(predicted, output)
     kept = output > 0
-    return Lengths(np.array(columns["input_tokens"], int)[kept], output[kept], predicted[kept])
+    return Lengths(inputs[kept], output[kept], predicted[kept])
 
 
 def read_jsonl(path: str | Path) -> Lengths:

@@ -123,3 +123,24 @@ def test_a_token_that_no_mask_kept_away_is_reported() -> None:
     constraint = Constraint(VOCAB, Listed(TEXTS))
     constraint.append(30)
     assert constraint.failure == "the grammar does not allow the token 30"
+
+
+class TooMuch(Listed):
+    """Takes too much work after the first token."""
+
+    def consume(self, token: int) -> bool:
+        if token == 1:
+            raise RuntimeError("too much")
+        return super().consume(token)
+
+
+def test_a_grammar_that_takes_too_much_work_ends_the_answer() -> None:
+    constraint = Constraint(VOCAB, TooMuch(TEXTS))
+    constraint.append(1)
+    assert constraint.failure == "too much"
+
+
+def test_a_draft_that_takes_too_much_work_is_no_crash() -> None:
+    constraint = Constraint(VOCAB, TooMuch(TEXTS))
+    masks = constraint.masks([0, 1], [0, 1])
+    assert len(masks) == 2 and constraint.failure == "too much"

@@ -260,3 +260,56 @@ def test_deep_definitions_are_possible_as_far_as_a_thread_has_stack() -> None:
     GRAMMARS.matcher(StructuredOutputs(json=nested(60)))
     with pytest.raises(InvalidRequest, match="too much time or memory"):  # 8 MiB, the main thread's, would do
         GRAMMARS.matcher(StructuredOutputs(json=nested(500)))
+
+
+def test_a_grammar_that_runs_into_a_limit_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was taken for a whole answer, and the answer for a complete one."""
+    from llguidance import LLParserLimits
+
+    monkeypatch.setattr("jaxspec.constraints.grammar.limits", lambda: LLParserLimits(max_items_in_row=100))
+    grammars = Grammars(TOKENIZER, TOKENIZER.vocab_size)
+    try:
+        matcher = grammars.matcher(
+            StructuredOutputs(json={"properties": {f"p{i}": {"type": "integer"} for i in range(200)}})
+        )
+        with pytest.raises(RuntimeError, match="cannot go on"):
+            matcher.consume(ord("{"))
+        assert not matcher.finished
+        with pytest.raises(RuntimeError, match="cannot go on"):
+            matcher.fill(np.zeros(-(-TOKENIZER.vocab_size // 32), np.uint32))
+    finally:
+        grammars.close()
+
+
+def test_hundreds_of_optional_keys() -> None:
+    schema = {"properties": {f"p{i}": {"type": "integer"} for i in range(500)}, "additionalProperties": False}
+    text, done = write(StructuredOutputs(json=schema), 1)
+    assert not done or jsonschema.validate(json.loads(text), schema) is None
+
+
+def test_a_grammar_has_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an ambiguous one, each token takes longer than the one before: this one a second for the 150th."""
+    monkeypatch.setattr("jaxspec.constraints.grammar.SECONDS", 0.02)
+    monkeypatch.setattr("jaxspec.constraints.grammar.TOKEN_SECONDS", 0.0001)
+    matcher = GRAMMARS.matcher(StructuredOutputs(grammar='start: a~1..1000\na: b~1..1000\nb: "c"'))
+
+    def write_on() -> None:
+        for _ in range(200):
+            assert matcher.consume(ord("c"))
+
+    with pytest.raises(RuntimeError, match="too much time"):
+        write_on()
+    assert not matcher.finished
+
+
+def test_drafts_that_are_taken_back_earn_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxspec.constraints.grammar.SECONDS", 0.05)
+    matcher = GRAMMARS.matcher(StructuredOutputs(regex="a*"))
+
+    def go_on() -> None:
+        for _ in range(10**6):
+            matcher.consume(ord("a"))
+            matcher.rollback(1)
+
+    with pytest.raises(RuntimeError, match="too much time"):
+        go_on()

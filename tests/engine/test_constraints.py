@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import pickle
+from queue import Queue
 from typing import Any
 
 import pytest
 
 from helpers import tiny
 from helpers.generation import check_clean, tokens_of
-from jaxspec import LLM, SamplingParams, StructuredOutputs
+from helpers.patience import PATIENCE
+from jaxspec import LLM, InvalidRequest, SamplingParams, StructuredOutputs
 
 SIZES: dict[str, Any] = dict(
     page_size=16, max_num_seqs=4, token_buckets=[1, 4, 16, 32], max_num_batched_tokens=32, max_model_len=128,
@@ -99,4 +102,25 @@ def test_a_grammar_that_fails_ends_its_request_alone(monkeypatch: pytest.MonkeyP
             with pytest.raises(RuntimeError, match="too complex"):
                 llm.generate([[1, 2, 3]], bound)
         assert llm.generate([[1, 2, 3]], bound)[0].outputs[0].text.strip("a") == ""
+        check_clean(llm)
+
+
+def test_a_grammar_that_takes_too_much_work_is_the_requests_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last delta is refused as the request would have been, and the engine serves others."""
+    from llguidance import LLParserLimits
+
+    monkeypatch.setattr("jaxspec.constraints.grammar.limits", lambda: LLParserLimits(max_items_in_row=100))
+    schema = {"properties": {f"p{i}": {"type": "integer"} for i in range(200)}}
+    last: Queue[Any] = Queue()
+    with tiny.llm(**SIZES) as llm:
+        params = SamplingParams(temperature=0, max_tokens=5, structured_outputs=StructuredOutputs(json=schema))
+        llm.engine.submit([1, 2, 3], params, lambda delta: last.put(delta) if delta.finish_reason else None)
+        delta = last.get(timeout=PATIENCE)
+        assert delta.finish_reason == "error"
+        assert isinstance(delta.refused, InvalidRequest) and delta.refused.field == "structured_outputs"
+        assert (pickle.loads(pickle.dumps(delta.refused)).field, str(delta.refused)) == (
+            "structured_outputs",
+            str(delta.refused),
+        )
+        assert tokens_of(llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=3))[0])
         check_clean(llm)

@@ -44,6 +44,7 @@ class ByteTokenizer:
         self.bos_token_id = None
         self.vocab_size = len(self._bytes)
         self.special_ids = frozenset({self.end_id})
+        self.longest_token = max(map(len, self._bytes))
         self.has_chat_template, self.chat_template, self.tool_template = True, "a template", None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

@@ -44,6 +44,11 @@ BAD_COMPLETIONS = [
     (COMPLETION | {"presence_penalty": 3}, "presence_penalty"),
     (COMPLETION | {"frequency_penalty": -3}, "frequency_penalty"),
     (COMPLETION | {"repetition_penalty": 0}, "repetition_penalty"),
+    (COMPLETION | {"repetition_penalty": 1e300}, "repetition_penalty"),
+    ({"prompt": ["x"] * 5000}, "prompt"),
+    (COMPLETION | {"stop_token_ids": [1] * 5000}, "stop_token_ids"),
+    (COMPLETION | {"bad_words": ["x" * 1001]}, "bad_words[0]"),
+    (COMPLETION | {"bad_words": ["x"] * 257}, "bad_words"),
     (COMPLETION | {"seed": "x"}, "seed"),
     (COMPLETION | {"stop": ""}, "stop"),
     (COMPLETION | {"stop": [""]}, "stop"),
@@ -191,3 +196,41 @@ def test_detokenize_outside_the_vocabulary(http: httpx.Client) -> None:
 def test_tokenize_wants_one_of_both(http: httpx.Client) -> None:
     for body in ({}, {"prompt": "x", "messages": CHAT}):
         assert http.post("/tokenize", json=body).status_code == 400
+
+
+def test_what_a_body_nests_too_deeply(http: httpx.Client) -> None:
+    """Answers repeat parts of it: `metadata` and the parameters of tools."""
+    for depth, status in ((100, 200), (200, 400), (1000, 400)):
+        content = b'{"input": "x", "max_output_tokens": 1, "metadata": {"a": %s}}' % (b"[" * depth + b"]" * depth)
+        response = http.post("/v1/responses", content=content, headers={"content-type": "application/json"})
+        assert response.status_code == status
+        if status == 400:
+            assert error_of(response)["code"] == "invalid_body"
+
+
+def test_messages_repeat_no_long_values(http: httpx.Client) -> None:
+    for field, value in (("bad_words", ["", *["word"] * 255]), ("stop", ["", *["x" * 900] * 15]), ("n", 10**300)):
+        assert len(error_of(http.post("/v1/completions", json=COMPLETION | {field: value}))["message"]) < 500
+    for body in ({"model": "x" * 9000}, {"structured_outputs": {"y" * 9000: 1}}, {"stream": "z" * 9000}):
+        assert sum(map(len, map(str, error_of(http.post("/v1/completions", json=COMPLETION | body)).values()))) < 1500
+
+
+def test_long_texts_are_refused_before_they_are_encoded(http: httpx.Client) -> None:
+    """By their length alone: of characters, a token has at most those of the longest one."""
+    long = "x" * 90_000
+    for path, body, param in (
+        ("/v1/completions", {"prompt": long}, "prompt"),
+        ("/v1/completions", {"prompt": long, "truncate_prompt_tokens": 5}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": long}]}, "messages"),
+        ("/v1/responses", {"input": long}, "input"),
+    ):
+        error = error_of(http.post(path, json=body))
+        assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+        assert "characters" in error["message"]
+
+
+def test_allowed_tools_that_are_no_list(http: httpx.Client) -> None:
+    tool = {"type": "function", "name": "f"}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": 5}
+    response = http.post("/v1/responses", json={"input": "x", "tools": [tool], "tool_choice": choice})
+    assert (response.status_code, error_of(response)["param"]) == (400, "tool_choice")

@@ -63,7 +63,7 @@ def test_the_count_is_of_requests_that_are_kept(tmp_path: Path) -> None:
         ("", "columns of an empty file"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,5,5\n", "line 2: Invalid isoformat"),
         ("Timestamp,Request tokens,Response tokens\n1,5,5\n2,many,5\n", "line 3: could not convert"),
-        ("arrival_s,input_tokens\n1,inf\n", "line 2: cannot convert"),
+        ("arrival_s,input_tokens\n1,inf\n", "line 2: input_tokens must be a number"),
     ],
 )
 def test_errors_name_the_line_or_the_accepted_columns(tmp_path: Path, text: str, says: str) -> None:

@@ -1,0 +1,51 @@
+"""Connections: how many there are, and how long a client may take to ask for something.
+
+uvicorn waits forever for a connection's first request, and for the rest of a header.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+#: Most open connections, and seconds for a header.
+MAX_CONNECTIONS, HEADER_SECONDS = 2048, 15.0
+
+
+class BoundedProtocol(H11Protocol):
+    """uvicorn's HTTP protocol. Connections beyond `most` are closed at once, and those that have sent no whole header
+    within `seconds`; after a first request, within twice as many. A header has at most 64 KiB, which h11 sees to.
+    """
+
+    def __init__(self, *args: Any, most: int, seconds: float, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self._most, self._seconds = most, seconds
+        self._last: Any = self  # the request of the last look; none yet
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().connection_made(transport)
+        if len(self.connections) > self._most:
+            transport.abort()
+        else:
+            self.loop.call_later(self._seconds, self._look)
+
+    def _look(self) -> None:
+        """Close the connection if it has waited for a header since the last look."""
+        if self.transport.is_closing():
+            return
+        request = self.cycle
+        # Between two requests uvicorn has a timer of its own, until the next one begins.
+        waiting = (request is None or request.response_complete) and self.timeout_keep_alive_task is None
+        if waiting and (request is None or request is self._last):
+            self.transport.close()
+            return
+        self._last = request
+        self.loop.call_later(self._seconds, self._look)
+
+
+def protocol(most: int = MAX_CONNECTIONS, seconds: float = HEADER_SECONDS) -> Any:
+    """The protocol with these bounds, for uvicorn's `http`."""
+    return partial(BoundedProtocol, most=most, seconds=seconds)
