@@ -99,10 +99,10 @@ class Request:
     first_token: float | None = None
 
     def lose_kv(self) -> None:
-        """Back to a waiting request without KV and pages, after a failure. What policies keep of it may be wrong."""
+        """Back to a waiting request without KV and pages, after a failure. What policies keep of it is dropped."""
         if self.computed:
             self.recompute_until = max(self.recompute_until or 0, self.computed)
-        self.preemptions += 1
+            self.preemptions += 1
         self.status, self.computed, self.registered = RequestStatus.WAITING, 0, 0
         self.pages, self.host_pages, self.page_keys = [], [], []
         self.kept.clear()

@@ -38,6 +38,10 @@ class SchedulerObserver(Protocol):
         """The results of a plan are about to be processed."""
         ...
 
+    def restarted(self) -> None:
+        """After a failure, plans without results have been dropped."""
+        ...
+
 
 #: Steps full of prompt tokens for which requests may wait before their order matters.
 _FEW_STEPS = 16
@@ -151,6 +155,12 @@ class Scheduler:
         return [r for r in self.running if r.id not in self._held and r.output_len < r.max_tokens]
 
     @property
+    def up_next(self) -> list[Request]:
+        """Running requests, and the first waiting one: those that the next plan looks at first."""
+        first = self.waiting.first()
+        return [*self.running] if first is None else [*self.running, first]
+
+    @property
     def has_work(self) -> bool:
         """Whether any request runs or waits."""
         return bool(self._requests)
@@ -174,9 +184,9 @@ class Scheduler:
             if request.resumed:
                 request.predicted_len = length.corrected(request.predicted_len, request)
         request.number = next(self._numbers)
-        self._requests[request.id] = request
         self._responses.arrived(len(self.waiting))
         self.waiting.push(request, now - request.waited)
+        self._requests[request.id] = request
         self._requeue()
         for observer in self.observers:
             observer.added(request, now)
@@ -193,16 +203,19 @@ class Scheduler:
         self._end(request, RequestStatus.CANCELLED)
         return True
 
-    def restart(self, requests: Sequence[Request]) -> None:
+    def restart(self, requests: Sequence[Request], now: float) -> None:
         """After a failure, whatever state it left: forget all plans, pages and queues, and queue these requests with
-        their tokens and without KV, in the order of their arrival. What policies know of single requests is lost."""
+        their tokens and without KV, in the order of their arrival. What order, batching, pace and memory policy have
+        learned is lost. The wait of those that have run begins now."""
         self.pool.clear()
         self._begin()
         for request in sorted(requests, key=lambda r: r.number):
+            self.num_preemptions += request.computed > 0
             request.lose_kv()
-            self.num_preemptions += 1
+            self.waiting.push(request, request.arrival - request.waited if request.first_scheduled is None else now)
             self._requests[request.id] = request
-            self.waiting.push(request, request.arrival - request.waited)
+        for observer in self.observers:
+            observer.restarted()
 
     def predicted(self, request_id: str, tokens: float, now: float, again: bool = False) -> bool:
         """Use a length prediction, in output tokens, that arrives after its request. False: unknown id.

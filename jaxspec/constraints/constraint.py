@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import closing
 from functools import lru_cache
 from typing import Protocol
 
@@ -95,16 +96,18 @@ class Constraint:
         if matcher is None or self.failure is not None:
             return []
         going = True
-        while going and len(path) < most and not matcher.finished:
-            found = [(token, 1.0) for token in matcher.forced()] or [g for g in (guess(path),) if g is not None]
-            going = bool(found)
-            for token, chance in found[: most - len(path)]:
-                if matcher.finished or not self._consumes(token):
-                    going = False
-                    break
-                path.append(token)
-                chances.append(chance)
-        matcher.rollback(len(path))
+        try:
+            while going and len(path) < most and not matcher.finished:
+                found = [(token, 1.0) for token in matcher.forced()] or [g for g in (guess(path),) if g is not None]
+                going = bool(found)
+                for token, chance in found[: most - len(path)]:
+                    if matcher.finished or not self._consumes(token):
+                        going = False
+                        break
+                    path.append(token)
+                    chances.append(chance)
+        finally:  # whatever fails, the grammar's state must be that of the output
+            matcher.rollback(len(path))
         return list(zip(path, chances, strict=True))
 
     def masks(self, token: Sequence[int] = (0,), depth: Sequence[int] = (0,)) -> np.ndarray:
@@ -113,9 +116,10 @@ class Constraint:
         Node 0 is the last known token. A node that must not follow its parent is never accepted, whatever its mask.
         """
         out = np.tile(self._any, (len(token), 1))
-        for i, path in self._walk(token, depth):
-            if path is not None:
-                self._fill(out[i], path)
+        with closing(self._walk(token, depth)) as nodes:
+            for i, path in nodes:
+                if path is not None:
+                    self._fill(out[i], path)
         return out
 
     def prune(self, candidates: Candidates) -> Candidates:
@@ -130,36 +134,39 @@ class Constraint:
             depths.append(depth)
             stack += [(child, depth + 1) for child in reversed(children.get(node, ()))]
         tokens = [0, *candidates.token[order].tolist()]
-        gone = [order[i - 1] for i, path in self._walk(tokens, depths) if path is None or not self._allows(path)]
+        with closing(self._walk(tokens, depths)) as nodes:
+            gone = [order[i - 1] for i, path in nodes if path is None or not self._allows(path)]
         if not gone:
             return candidates
         logprob = candidates.logprob.copy()
         logprob[gone] = -np.inf
         return Candidates(candidates.token, candidates.parent, logprob, candidates.drawn)
 
-    def _walk(self, token: Sequence[int], depth: Sequence[int]) -> Iterator[tuple[int, list[int] | None]]:
+    def _walk(self, token: Sequence[int], depth: Sequence[int]) -> Generator[tuple[int, list[int] | None]]:
         """(node, tokens on the path to it without node 0) in preorder, with the grammar in that state; None instead of
         the path below a token that the grammar does not allow."""
         path: list[int] = []
         blocked: int | None = None  # depth of the token that is not allowed
-        for i, here in enumerate(depth):
-            if blocked is not None and here > blocked:
-                yield i, None
-                continue
-            blocked = None
-            above = max(0, here - 1)
-            if self._matcher is not None and len(path) > above:
-                self._matcher.rollback(len(path) - above)
-            del path[above:]
-            if here:
-                if self._matcher is not None and (self._matcher.finished or not self._consumes(token[i])):
-                    blocked = here
+        try:
+            for i, here in enumerate(depth):
+                if blocked is not None and here > blocked:
                     yield i, None
                     continue
-                path.append(token[i])
-            yield i, path
-        if self._matcher is not None and path:
-            self._matcher.rollback(len(path))
+                blocked = None
+                above = max(0, here - 1)
+                if self._matcher is not None and len(path) > above:
+                    self._matcher.rollback(len(path) - above)
+                del path[above:]
+                if here:
+                    if self._matcher is not None and (self._matcher.finished or not self._consumes(token[i])):
+                        blocked = here
+                        yield i, None
+                        continue
+                    path.append(token[i])
+                yield i, path
+        finally:  # also where what reads it fails
+            if self._matcher is not None and path:
+                self._matcher.rollback(len(path))
 
     def _consumes(self, token: int) -> bool:
         """Whether the grammar has advanced by a draft token."""

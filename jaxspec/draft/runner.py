@@ -116,9 +116,10 @@ class DraftRunner:
 
     def reset(self) -> None:
         """Empty its KV pool, which a failed round may have lost."""
-        self.kv_cache = emptied(self.kv_cache)
-        if self.own_device:
-            self.drawn, self._rows = emptied((self.drawn, self._rows))
+        with jax.default_device(self._device) if self.own_device else nullcontext():
+            self.kv_cache = emptied(self.kv_cache)
+            if self.own_device:
+                self.drawn, self._rows = emptied((self.drawn, self._rows))
 
     def overwritten(self, pages: Sequence[int]) -> None:
         """Does nothing: the runner keeps no state per page (see `jaxspec.step.kv_host.Owner`)."""

@@ -108,17 +108,12 @@ class Engine:
         self._queued = 0  # new requests in the inbox
         self._limit = QueueLimit(config.max_queued_requests, clock)
         self._calls = Calls()
-        self._health = "ok"
+        self.health = "ok"  # or draining, dead
         self._stop_at: float | None = None  # when a drain ends at the latest
         self.failure: str | None = None
         self._thread: threading.Thread | None = None
 
     # -- any thread ------------------------------------------------------------------------------------------------
-
-    @property
-    def health(self) -> str:
-        """ok, draining or dead."""
-        return self._health
 
     @property
     def speculator(self) -> Speculator:
@@ -144,15 +139,15 @@ class Engine:
     def shutdown(self, drain: bool = False, timeout: float = 30.0) -> None:
         """Stop the engine. With `drain`, requests get `timeout` seconds to finish; the rest are aborted."""
         with self._lock:
-            if self._health == "ok":
-                self._health = "draining"
+            if self.health == "ok":
+                self.health = "draining"
             self._stop_at = self._clock() + (timeout if drain else 0.0)
             self._lock.notify()
         self.warm_up.stop()
         self.constraints.close()
         if self._thread is None:
             self._abort_all("abort", None)
-            self._health, self.failure = "dead", "the engine has been shut down"
+            self.health, self.failure = "dead", "the engine has been shut down"
             self._calls.fail(EngineDead(self.failure))
             flush(self.speculator)
         elif self._thread is not threading.current_thread():
@@ -217,9 +212,9 @@ class Engine:
         constraint = self.constraints.of(params, stop_ids)
         request.forced = None if constraint is None else constraint.forced
         with self._lock:
-            if self._health == "dead":
+            if self.health == "dead":
                 raise EngineDead(self.failure or "the engine has stopped")
-            if self._health == "draining":
+            if self.health == "draining":
                 raise EngineDraining("the engine is shutting down")
             if resumed is None:
                 self._limit.check(tenant, self.loop.num_waiting + self._queued, self._states.values())
@@ -276,7 +271,7 @@ class Engine:
         """
         with self._lock:
             future = self._calls.add(call)
-            if self._health == "dead":
+            if self.health == "dead":
                 self._calls.fail(EngineDead(self.failure or "the engine has stopped"))
             self._lock.notify()
         return future
@@ -320,9 +315,13 @@ class Engine:
     # -- the engine's thread ---------------------------------------------------------------------------------------
 
     def turn(self) -> bool:
-        """Take in what has arrived and run a step. False: it ends. For the engine's thread, or a driver without one."""
-        if running := self._collect():
-            self.loop.step()
+        """Wait for something to do, and run a step. False: it ends. For the engine's thread, or a driver without one.
+        After a failure the loop restarts in place. Raises the error if that has happened too often."""
+        try:
+            if running := self._collect():
+                self.loop.step()
+        except Exception as error:
+            running = self.loop.recovery.recover(error)
         return running
 
     def _run(self) -> None:
@@ -333,12 +332,12 @@ class Engine:
         except Exception as error:
             log.exception("the engine failed")
             with self._lock:
-                self._health, self.failure = "dead", f"{type(error).__name__}: {error}"
+                self.health, self.failure = "dead", f"{type(error).__name__}: {error}"
             self._abort_all("error", f"the engine failed: {self.failure}")
         finally:
             with self._lock:
-                if self._health != "dead":
-                    self._health, self.failure = "dead", "the engine has been shut down"
+                if self.health != "dead":
+                    self.health, self.failure = "dead", "the engine has been shut down"
                 self._calls.fail(EngineDead(self.failure))
             self.warm_up.stop()
             self.loop.predictions.close()

@@ -20,7 +20,7 @@ from jaxspec.engine.request_state import RequestState
 from jaxspec.engine.startup import Parts
 from jaxspec.engine.step_under_way import StepUnderWay
 from jaxspec.outputs import RequestMetrics
-from jaxspec.sched.plan import RequestResult
+from jaxspec.sched.plan import UNKNOWN, RequestResult
 from jaxspec.sched.request import Request
 from jaxspec.sched.slots import Need
 from jaxspec.sched.spec.draft_room import DraftRoom
@@ -84,6 +84,8 @@ class EngineLoop:
         self.token_text = parts.model.tokenizer.token_text
         #: Snapshots for those who watch.
         self.live = LiveView(self, config)
+        #: Requests that may be why what is being done fails.
+        self.suspects: Sequence[Request] = ()
         #: Restarts the loop after a failed step.
         self.recovery = Recovery(self, clock)
 
@@ -98,15 +100,10 @@ class EngineLoop:
         return self.scheduler.num_waiting + self.recovery.held_back
 
     @property
-    def queued(self) -> list[RequestState]:
-        """Requests that the scheduler has got and that have not ended."""
-        return [state for state in self._states.values() if state.queued and state.finish_reason is None]
-
-    @property
-    def running(self) -> list[RequestState]:
-        """Those of them that have a slot."""
-        running = {request.id for request in self.scheduler.running}
-        return [state for state in self.queued if state.request.id in running]
+    def unfinished(self) -> list[RequestState]:
+        """Requests that the scheduler has been given and that have not ended."""
+        states = list(self._states.values())  # other threads may submit meanwhile
+        return [state for state in states if state.scheduled and state.finish_reason is None]
 
     @property
     def _may_take_turns(self) -> bool:
@@ -123,12 +120,12 @@ class EngineLoop:
 
     def add(self, state: RequestState, now: float) -> None:
         """Queue a new request. It ends with an error if that fails."""
-        if self.recovery.hold(state):
+        if self.recovery.keep_back(state):
             return
         request = state.request
         try:
             self.scheduler.add(request, now)
-            state.queued = True
+            state.scheduled = True
             # With an SLO its length also decides whether others are throttled for it.
             prompt = request.tokens[: request.prompt_len]
             self.predictions.add(request.id, prompt, at_once=state.predict or bool(request.slo))
@@ -154,7 +151,7 @@ class EngineLoop:
         self.deliver()
 
     def end(self, state: RequestState, reason: str, error: str | None) -> None:
-        """End a request that the scheduler does not have any more. `deliver` tells its client."""
+        """End a request; the caller takes it from the scheduler. `deliver` tells its client."""
         state.finish_reason, state.error = reason, error
         self.penalties.release(state.request)
         self._ready.append(state)
@@ -162,18 +159,13 @@ class EngineLoop:
     def step(self) -> None:
         """Launch the next step, and finish those under way that it did not overlap with.
 
-        Text of earlier steps is decoded and delivered while the device computes. After a failure the loop restarts in
-        place. Raises the error if that has happened too often.
+        Text of earlier steps is decoded and delivered while the device computes.
         """
-        try:
-            self._step()
-        except Exception as error:
-            self.recovery.recover(error)
-
-    def _step(self) -> None:
+        self.suspects = ()
         self.recovery.proceed()
         self.warm_up.adopt_ready(busy=True, settle=self.finish_steps)
         launched = self._launch_next()
+        self.suspects = ()
         if self.live.watched:  # what still waits after the plan does so for a reason
             self.live.planned(launched and launched.plan, self._clock())
         self.deliver()
@@ -193,7 +185,8 @@ class EngineLoop:
         before = self._under_way[-1] if self._under_way else None
         if before is not None:
             self.scheduler.advance(before.plan, hold=self._in_turns)
-        self.predictions.apply(self.scheduler.predicted, timer.begun)
+        if not self.recovery.trying:  # requests that are kept back would not get theirs
+            self.predictions.apply(self.scheduler.predicted, timer.begun)
         if self.repredictor is not None and due:
             begun = timer.now()
             with timer.outside_step():
@@ -208,7 +201,9 @@ class EngineLoop:
         if self._in_turns:
             decoding = sum(request.decoding for request in self.scheduler.running)
             lookahead = replace(lookahead, max_decoding=-(-decoding // 2))
+        self.suspects = self.scheduler.up_next
         plan = self.scheduler.plan(timer.begun, lookahead)
+        self.suspects = [s.request for s in plan.scheduled]
         if self.scheduler.order_matters(plan):
             self.predictions.predict_held()
         for request in (*plan.preempted, *plan.paused):
@@ -250,18 +245,25 @@ class EngineLoop:
 
     def drop_steps(self) -> None:
         """Wait for the steps under way, whose results and errors do not matter any more; the next step is a first one.
-        Deliver all that requests have."""
+        Count and deliver tokens that requests have got and the scheduler does not know."""
         for step in self._under_way:
             for batch in step.batches:
                 with suppress(Exception):
                     batch.pending.wait()
         self._under_way.clear()
-        self._in_turns, self.wake_at, self._finished_at = False, None, self._clock()
-        self._ready = list(self._states.values())
+        self._in_turns, self.wake_at, self._finished_at = False, None, (now := self._clock())
+        for state in (states := list(self._states.values())):
+            request = state.request
+            missed = len(state.output) - sum(t != UNKNOWN for t in request.tokens[request.prompt_len :])
+            if missed > 0:
+                request.first_token = now if request.first_token is None else request.first_token
+                self._count_tokens(state, missed, now)
+        self._ready = states
 
     def _finish(self, step: StepUnderWay) -> None:
         """Wait for a step, and process its results."""
         plan, timer = step.plan, step.timer
+        self.suspects = [s.request for s in plan.scheduled]
         timer.follows(self._finished_at)
         tokens = self.counters.prompt_tokens + self.counters.generation_tokens
         by_id: dict[str, RequestResult] = {}
@@ -287,7 +289,7 @@ class EngineLoop:
             new = sum(len(result.tokens) for result in results)
             took = StepTook(timer.now() - timer.begun, seconds, step.drafted, step.overlaps)
             self.speculator.step_took(plan, step.terms, new, took)
-        self._finished_at = timer.read
+        self._finished_at, self.suspects = timer.read, ()
         _tell(self.step_observers, self.counters.prompt_tokens + self.counters.generation_tokens - tokens)
 
     def under_way_ids(self) -> frozenset[str]:
@@ -359,8 +361,9 @@ class EngineLoop:
                 delta = state.delta()
             except Exception as error:
                 log.exception("the output of request %s failed; the request is ended", state.request.id)
-                self.scheduler.cancel(state.request.id, self._clock())
-                self.penalties.release(state.request)
+                if state.finish_reason is None:  # else the scheduler does not have it any more
+                    self.scheduler.cancel(state.request.id, self._clock())
+                    self.penalties.release(state.request)
                 delta = state.broken(f"its output could not be decoded: {error}")
             if delta is None:
                 continue

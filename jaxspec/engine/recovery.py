@@ -2,19 +2,19 @@
 
 A failed step may have lost the donated KV pool, and where it failed decides what state the scheduler is in. So nothing
 is repaired: device memory is emptied, the scheduler forgets all plans, and requests are queued again with the tokens
-that they have. Their KV is computed again. Compiled programs and weights stay.
+that they have. Their KV is computed again, so they get the tokens that they would have got; not with INT8 KV, lossy
+swapping, or sampling with rejection. Compiled programs and weights stay.
 """
 
 from __future__ import annotations
 
 import logging
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from jaxspec.compilation import planned
-from jaxspec.draft.registry import runners
+from jaxspec.draft.registry import flush, runners
 from jaxspec.engine.request_state import RequestState
 from jaxspec.sched.spec.drafter import DrafterFailed
 
@@ -34,7 +34,8 @@ class Recovery:
 
     Most failures are not a request's fault, and do not come again. Requests that were in two failed steps without
     getting a token between are tried alone, one after another. One that fails alone is ended with an error, so that it
-    does not cost the others more. A drafter that fails is blamed itself, see `Speculator.drafter_failed`.
+    does not cost the others more. A drafter that fails is blamed itself, see `Speculator.drafter_failed`; for failures
+    outside of planning, launching and reading a step nobody is.
     """
 
     def __init__(self, loop: EngineLoop, clock: Callable[[], float]) -> None:
@@ -58,8 +59,8 @@ class Recovery:
         """Requests that wait until others have been tried alone."""
         return len(self._line)
 
-    def hold(self, state: RequestState) -> bool:
-        """Keep back a new request if one is being tried alone. -> whether it is kept back."""
+    def keep_back(self, state: RequestState) -> bool:
+        """Keep back a new request if another one is being tried alone. -> whether it is kept back."""
         if self.trying:
             self._line.append(state)
         return self.trying
@@ -71,30 +72,41 @@ class Recovery:
             self._line.append(trial)
             self._next()
 
-    def recover(self, error: Exception) -> None:
-        """Restart after a step that failed with `error`. Raises `error` if there were too many restarts lately."""
-        now = self._clock()
+    def recover(self, error: Exception) -> bool:
+        """Restart after a failure. -> True. Raises `error` if that has happened too often lately. Restarts after which
+        a request or a drafter is gone do not count: the reason is gone too."""
+        loop, now = self._loop, self._clock()
         while self._restarts and self._restarts[0] < now - WITHIN:
             self._restarts.popleft()
         if len(self._restarts) >= self.most_restarts:
             log.error("%d steps failed within %.0f s: the engine gives up", self.most_restarts + 1, WITHIN)
             raise error
-        self._restarts.append(now)
         self.count += 1
-        log.error("a step failed, the engine restarts in place: %s", "".join(traceback.format_exception(error)))
+        log.error("a step failed, the engine restarts in place", exc_info=error)
+        loop.drop_steps()
+        if not self._blame(error):
+            self._restarts.append(now)
+        line = {id(state): state for state in (*self._line, *loop.unfinished)}
+        self._line = list(line.values())
+        self._next()
+        return True
+
+    def _blame(self, error: Exception) -> bool:
+        """Count the failure against the drafter, or the requests that may be why. -> whether that ends one of them."""
         loop = self._loop
         if isinstance(error, DrafterFailed):
-            if loop.speculator.drafter_failed(error.drafter):
+            flush(loop.speculator)  # what it has learned
+            if gone := loop.speculator.drafter_failed(error.drafter):
                 log.error("%s has failed too often and drafts no more", loop.speculator.drafters[error.drafter].name)
-        else:
-            for state in loop.running:
+            return gone
+        suspects, ended = {request.id for request in loop.suspects}, False
+        for state in loop.unfinished:
+            if state.request.id in suspects:
                 state.failures += 1
-        loop.drop_steps()
-        for state in loop.queued:
-            if state.failures >= _ENDED:
-                loop.end(state, "error", f"{state.failures} steps in a row failed with this request: {error}")
-        self._line += [state for state in loop.queued if state not in self._line]
-        self._next()
+                if state.failures >= _ENDED:
+                    loop.end(state, "error", f"{state.failures} steps in a row failed with this request: {error}")
+                    ended = True
+        return ended
 
     def _next(self) -> None:
         """Restart with the next request to be tried alone, else with all."""
@@ -102,22 +114,23 @@ class Recovery:
         self._trial = next((state for state in self._line if state.failures >= _ALONE), None)
         if self._trial is not None:
             self._line.remove(self._trial)
-            self._restart([self._trial])
+            self._begin_with([self._trial])
             return
-        line, self._line = self._line, []
-        self._restart([state for state in line if state.queued])
-        for state in line:
-            if not state.queued:
-                self._loop.add(state, self._clock())
+        self._begin_with([state for state in self._line if state.scheduled])
+        while self._line:  # new ones
+            if not (state := self._line.pop(0)).scheduled:
+                self._loop.add(state, state.request.arrival)
 
-    def _restart(self, states: Sequence[RequestState]) -> None:
+    def _begin_with(self, states: Sequence[RequestState]) -> None:
         loop = self._loop
         for state in states:
             request = state.request
             request.tokens[request.prompt_len :] = state.output  # a failed step may have left others
         with planned():  # arrays of zeros are programs, too
             loop.model_runner.reset()
+            usable = runners(loop.speculator)
             for runner in self._runners:
-                runner.reset()
+                if runner in usable or not runner.own_device:
+                    runner.reset()
         loop.host.clear()
-        loop.scheduler.restart([state.request for state in states])
+        loop.scheduler.restart([state.request for state in states], self._clock())

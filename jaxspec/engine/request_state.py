@@ -62,8 +62,8 @@ class RequestState:
         self.error: str | None = None
         #: What `submit` would have raised, had it known the error.
         self.refused: InvalidRequest | None = None
-        #: Whether the scheduler has got it.
-        self.queued = False
+        #: Whether the scheduler has been given it.
+        self.scheduled = False
         #: Steps in a row that failed with it, since its last token.
         self.failures = 0
         #: All its output tokens, also those that it was resumed with.
@@ -252,10 +252,8 @@ class RequestState:
         self._texts, self._tokens, self._drafted, self._logprobs = [], [], [], []
         return out
 
-    def broken(self, error: str) -> OutputDelta | None:
-        """The last delta of a request whose `delta` failed: an error without text. None if it had ended."""
-        if self._closed:
-            return None
+    def broken(self, error: str) -> OutputDelta:
+        """The last delta of a request whose `delta` failed: an error without text."""
         self._closed, self.finish_reason, self.error = True, "error", error
         return OutputDelta(self.request.id, "", (), (), None, "error", None, self.metrics, error)
 

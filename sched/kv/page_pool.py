@@ -86,8 +86,8 @@ class PagePool:
 
     def clear(self) -> None:
         """Free all pages, also those that requests hold, and empty the prefix cache."""
-        self._free = list(range(self.num_pages))  # a heap
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._free = list(range(self.num_pages))  # a heap
         self._references = [0] * self.num_pages
         self._prefixes = PrefixIndex()
 

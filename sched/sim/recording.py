@@ -139,6 +139,11 @@ class Recorder:
             if result.finish_reason is not None:
                 step.finished.append(number)
 
+    def restarted(self) -> None:
+        for _, step in self._under_way:
+            self.recording.steps.remove(step)
+        self._under_way.clear()
+
     def _time(self, now: float) -> float:
         if self._origin is None:
             self._origin = now

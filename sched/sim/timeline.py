@@ -80,6 +80,9 @@ class Timeline:
                 self._close(name, now)
                 del self._live[name]
 
+    def restarted(self) -> None:
+        """Nothing to do: the next plan says what each request does."""
+
     def _close(self, name: str, now: float) -> None:
         _, begin, phase, obstacle = self._live[name]
         if now == begin:

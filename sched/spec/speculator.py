@@ -36,7 +36,7 @@ from jaxspec.sched.spec.trees.preorder import preorders
 from jaxspec.sched.spec.trees.throughput import Throughput
 from jaxspec.sched.timing import StepTimes
 
-#: Failures after which a drafter drafts no more.
+#: Failed rounds in a row after which a drafter drafts no more.
 MOST_FAILURES = 3
 
 
@@ -277,6 +277,7 @@ class Speculator:
         proposed = self.proposals.propose(draftable, sampling, nodes) if draftable else []
         rounds, drafts = self._round_seconds(proposed), dict[str, Draft]()
         if proposed:
+            self._failures -= Counter({p.drafter: MOST_FAILURES for p in proposed})
             proposed = [p._replace(candidates=allowed(p.scheduled.request, p.candidates)) for p in proposed]
             trees, forest = by_request(proposed, self._forest(proposed))
             self._rounds += sum(rounds.values())
@@ -377,7 +378,7 @@ class Speculator:
                 self.controllers[part.drafter].observe(part.candidates, chosen, path, record)
 
     def drafter_failed(self, drafter: int) -> bool:
-        """A round of this drafter has failed. -> whether it drafts no more, because that has happened too often."""
+        """A round of this drafter has failed. -> whether it drafts no more, because rounds in a row have failed."""
         self._failures[drafter] += 1
         if self._failures[drafter] < MOST_FAILURES:
             return False

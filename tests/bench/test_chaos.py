@@ -45,7 +45,7 @@ def test_a_scenario_is_the_same_each_time(tmp_path: Path) -> None:
 
 def lose_a_token(patch: pytest.MonkeyPatch) -> None:
     """A restart forgets each request's last token."""
-    restart = Recovery._restart
+    restart = Recovery._begin_with
 
     def forgetful(self: Recovery, states: Any) -> None:
         for state in states:
@@ -53,7 +53,7 @@ def lose_a_token(patch: pytest.MonkeyPatch) -> None:
                 state.output.pop()
         restart(self, states)
 
-    patch.setattr(Recovery, "_restart", forgetful)
+    patch.setattr(Recovery, "_begin_with", forgetful)
 
 
 def leak_a_page(patch: pytest.MonkeyPatch) -> None:

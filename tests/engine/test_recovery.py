@@ -256,7 +256,7 @@ def test_requests_that_arrive_during_a_trial_wait_for_it(llm: LLM, monkeypatch: 
         return made
 
     monkeypatch.setattr(Scheduler, "plan", failing)
-    begun = llm.engine.loop.recovery.hold
+    begun = llm.engine.loop.recovery.keep_back
 
     def hold(state: RequestState) -> bool:
         held = begun(state)
@@ -265,7 +265,7 @@ def test_requests_that_arrive_during_a_trial_wait_for_it(llm: LLM, monkeypatch: 
             llm.engine.cancel("cancelled")
         return held
 
-    monkeypatch.setattr(llm.engine.loop.recovery, "hold", hold)
+    monkeypatch.setattr(llm.engine.loop.recovery, "keep_back", hold)
     assert Crowd(llm).reasons == ["length"] * len(TEXTS)
     deadline = time.monotonic() + PATIENCE
     while len(ended) < 2 and time.monotonic() < deadline:

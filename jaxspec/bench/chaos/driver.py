@@ -160,6 +160,8 @@ class Driver:
                 if (self._here and idle) or run.turns > PATIENCE * (run.requests + 1):
                     raise AssertionError(f"no end of {sorted(self._here)}")
                 self._arrive(requests)
+                if not self._here:  # the only new one was refused: a turn would wait for others
+                    continue
                 self._disturb()
                 if engine.loop.wake_at is not None:
                     self._clock.advance(max(0.0, engine.loop.wake_at - self._clock.now))
@@ -175,7 +177,10 @@ class Driver:
             run.failures.append(f"turn {run.turns}: {type(error).__name__}: {error}")
         run.faults += self._faults.injected
         run.restarts, run.digest = engine.loop.recovery.count, self._hash.hexdigest()[:16]
-        engine.shutdown()
+        try:
+            engine.shutdown()
+        except Exception as error:
+            run.failures.append(f"shutdown: {type(error).__name__}: {error}")
         return run
 
     def _arrive(self, requests: int) -> None:

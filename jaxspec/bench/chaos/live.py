@@ -131,7 +131,7 @@ async def serve(
     """Let clients ask two servers for this long while a fault happens every few seconds."""
     live, cache = Live(), folder / "cache"
     servers = [Server(model, cache, folder / f"server{i}.log") for i in range(2)]
-    stop = asyncio.Event()
+    stop, asking = asyncio.Event(), list[asyncio.Task[None]]()
     limits = httpx.Limits(max_connections=4 * clients)
     async with httpx.AsyncClient(timeout=ANSWER, limits=limits) as http:
         try:
@@ -156,6 +156,8 @@ async def serve(
             states = [f"server {i} {server.state}" for i, server in enumerate(servers)]
             live.failures.append(f"{type(error).__name__}: {error}; {', '.join(states)}")
         finally:
+            for task in asking:
+                task.cancel()
             for server in servers:
                 server.kill()
     for i in range(len(servers)):
