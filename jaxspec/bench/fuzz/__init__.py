@@ -23,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bodies", type=int, default=0, metavar="N", help="request bodies to send (default: 0)")
     parser.add_argument("--files", type=int, default=0, metavar="N", help="files to load (default: 0)")
     parser.add_argument("--seed", type=int, default=0, help="seed of all mutations (default: %(default)s)")
-    parser.add_argument("--first", type=int, default=0, metavar="I", help="number of the first body or file (default: 0)")
+    parser.add_argument(
+        "--first", type=int, default=0, metavar="I", help="number of the first body or file (default: 0)"
+    )
     parser.add_argument(
         "--socket", action="store_true", help="over a socket: slow bodies and wrong lengths too, an order slower"
     )
@@ -34,9 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--seconds S", 60.0, "for one answer or one file"),
         ("--growth-mib N", 1024, "growth of the server's memory that is a failure"),
     )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="engine setting; repeatable"
-    )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="engine setting; repeatable")
     parser.add_argument("--json", metavar="FILE", help="write what was sent and found")
     parser.add_argument(
         "--record", metavar="FOLDER", help="add it to reliability.json in this folder, and renew the page's tables"

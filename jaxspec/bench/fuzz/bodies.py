@@ -63,7 +63,8 @@ def _pieces(random: Random, data: bytes, slow: bool) -> tuple[bytes, ...]:
 def _headers(random: Random, length: int) -> tuple[Headers, int | None]:
     """Other headers than a JSON client's, and another Content-Length or None."""
     kinds = (
-        b"text/plain", b"application/json; charset=utf-16", b"application/x-www-form-urlencoded", b"multipart/form-data",
+        b"text/plain", b"application/json; charset=utf-16", b"application/x-www-form-urlencoded",
+        b"multipart/form-data",
         b"", b"application/json, text/html", b"\xff\xfe", b"application/vnd.api+json", b"application/octet-stream",
     )  # fmt: skip
     odd = (

@@ -22,9 +22,9 @@ from jaxspec.models.load.probe_file import save_probe
 from jaxspec.predict import index_file, predictor_file
 from jaxspec.predict.formulation import Formulation
 from jaxspec.predict.index import Rows
+from jaxspec.sched.plan import Lookahead
 from jaxspec.sched.sim.cost import StepLoad
 from jaxspec.sched.sim.recording import Recording, Seen, Step
-from jaxspec.sched.plan import Lookahead
 
 #: Length of the vectors of `lengths.safetensors`, and of the fixed text's.
 WIDTH = 8
@@ -66,12 +66,14 @@ def _write_predictor(path: Path) -> None:
 _TEXTS = {
     "arrivals.csv": "arrival_s,input_tokens,output_tokens\n0,5,7\n0.5,6,8\n1.25,7,9\n",
     "arrivals.jsonl": "".join(
-        json.dumps({"timestamp": t, "input_length": 600, "output_length": 9, "hash_ids": [1, t]}) + "\n" for t in (0, 50)
+        json.dumps({"timestamp": t, "input_length": 600, "output_length": 9, "hash_ids": [1, t]}) + "\n" for t in (0,
+        50)
     ),
     "lengths.csv": "input_tokens,output_tokens,predicted\n5,7,6\n6,8,9\n",
     "lengths.jsonl": json.dumps({"turns": ["a prompt"], "reference": "an answer"}) + "\n",
     "prompts.jsonl": json.dumps({"turns": ["a prompt"]}) + "\n",
     "profile.json": json.dumps({"buckets": [1, 4, 16], "step": [0.01, 0.012, 0.02]}),
     "process.json": json.dumps({"mean": 0.5}),
-    "config.yaml": "model: tiny\nmax_num_seqs: 8\norder: sjf\ndraft: [suffix]\nslo:\n  tpot_ms: 50\ntoken_buckets: [1, 4, 16]\n",
+    "config.yaml": "model: tiny\nmax_num_seqs: 8\norder: sjf\ndraft: [suffix]\nslo:\n  tpot_ms: 50\n"
+    "token_buckets: [1, 4, 16]\n",
 }  # fmt: skip

@@ -29,12 +29,17 @@ KINDS: dict[str, tuple[tuple[str, ...], int]] = {
 }  # fmt: skip
 _SIZES = (0, 1, 2, 7, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
 _TEMPLATES = (
-    "{{ 'a' * 10**10 }}", "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "{{", "{% x %}",
-    "{% include '/etc/passwd' %}", "{% extends '../x' %}", "{% import 'os' as os %}{{ os.system('id') }}", "{{ ''.__class__ }}",
+    "{{ 'a' * 10**10 }}", "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "{{",
+    "{% x %}",
+    "{% include '/etc/passwd' %}", "{% extends '../x' %}", "{% import 'os' as os %}{{ os.system('id') }}",
+    "{{ ''.__class__ }}",
     "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}", "{{ messages | tojson(indent=100000000) }}",
-    "{% set n = namespace(a='aa') %}{% for i in range(99) %}{% set n.a = n.a ~ n.a %}{% endfor %}", "{{ '%9999999999d' % 1 }}",
-    "{{ raise_exception('no') }}", "{{ messages[0].content.format(a=messages) }}", "{{ [[" * 500, "{{ cycler.__init__ }}",
-    "{{ messages | map('center', 9999999) | list }}", "{{ lipsum.__globals__ }}", "{{ self.__init__ }}", 5, [], {"default": 3},
+    "{% set n = namespace(a='aa') %}{% for i in range(99) %}{% set n.a = n.a ~ n.a %}{% endfor %}",
+    "{{ '%9999999999d' % 1 }}",
+    "{{ raise_exception('no') }}", "{{ messages[0].content.format(a=messages) }}", "{{ [[" * 500,
+    "{{ cycler.__init__ }}",
+    "{{ messages | map('center', 9999999) | list }}", "{{ lipsum.__globals__ }}", "{{ self.__init__ }}", 5, [],
+    {"default": 3},
     [{"name": "default", "template": "{{ 1 }}"}, {"name": "x"}], "{# {{ '" + "a" * 300_000 + "' }} #}",
 )  # fmt: skip
 
@@ -165,12 +170,16 @@ def _json(random: Random, name: str, data: bytes) -> bytes:
         return b"\n".join(lines) + b"\n"
     value = json.loads(data)
     if name == "tokenizer_config.json" and random.random() < 0.5:
-        field = random.choice(("chat_template", "chat_template", "tokenizer_class", "tokenizer_file", "vocab_file", "auto_map"))
+        field = random.choice(
+            ("chat_template", "chat_template", "tokenizer_class", "tokenizer_file", "vocab_file", "auto_map")
+        )
         paths = ("../../etc/passwd", "/etc/passwd", "..", {"AutoTokenizer": ["x.Y", None]})
         value[field] = random.choice(_TEMPLATES if field == "chat_template" else paths)
         return json.dumps(value).encode()
     if name.endswith("index.json") and random.random() < 0.6:
-        place = random.choice(("/etc/passwd", "../hf/model.safetensors", "..", "", ".", "/dev/zero", "\x00", 5, None, [], {}))
+        place = random.choice(
+            ("/etc/passwd", "../hf/model.safetensors", "..", "", ".", "/dev/zero", "\x00", 5, None, [], {})
+        )
         value["weight_map"][random.choice(list(value["weight_map"]))] = place
         return json.dumps(value).encode()
     return _encoded(dump(mutate(random, value)))
@@ -179,9 +188,12 @@ def _json(random: Random, name: str, data: bytes) -> bytes:
 def _text(random: Random, data: bytes) -> bytes:
     """YAML that means more than it says."""
     return data + random.choice((
-        b"a: &a [x,x]\nb: &b [*a,*a]\nc: &c [*b,*b]\n", b"x: !!python/object/apply:os.system ['id']\n", b"? [a]\n: b\n", b"\tx",
-        b"order: " + b"[" * 3000, b"port: 0x7fffffffffffffffff\n", b"date: 9999-99-99\n", b"max_num_seqs: .inf\n", b"1: 2\n",
-        b"max_num_seqs: 1e400\n", b"slo: 5\n", b"slo: {tpot_ms: .nan}\n", b"token_buckets: [0]\n", b"draft: {a: b}\n", b"--- a\n",
+        b"a: &a [x,x]\nb: &b [*a,*a]\nc: &c [*b,*b]\n", b"x: !!python/object/apply:os.system ['id']\n",
+        b"? [a]\n: b\n", b"\tx",
+        b"order: " + b"[" * 3000, b"port: 0x7fffffffffffffffff\n", b"date: 9999-99-99\n", b"max_num_seqs: .inf\n",
+        b"1: 2\n",
+        b"max_num_seqs: 1e400\n", b"slo: 5\n", b"slo: {tpot_ms: .nan}\n", b"token_buckets: [0]\n", b"draft: {a: b}\n",
+        b"--- a\n",
     ))  # fmt: skip
 
 
@@ -189,7 +201,22 @@ def _cells(random: Random, data: bytes) -> bytes:
     """A table with another cell, header or separator."""
     rows = [line.split(b",") for line in data.splitlines()]
     row = random.choice(rows)
-    cells = (b"nan", b"inf", b"-1", b"1e400", b"", b"x", b'"', b"9" * 400, b"0x10", b"\x00", b"\xff", b"1e30", b"-0", b"a" * 200_000)
+    cells = (
+        b"nan",
+        b"inf",
+        b"-1",
+        b"1e400",
+        b"",
+        b"x",
+        b'"',
+        b"9" * 400,
+        b"0x10",
+        b"\x00",
+        b"\xff",
+        b"1e30",
+        b"-0",
+        b"a" * 200_000,
+    )
     row[random.randrange(len(row))] = random.choice(cells)
     if random.random() < 0.2:
         row.append(b"7")

@@ -20,7 +20,8 @@ NUMBERS = (
     Raw("01"), Raw("+1"), Raw("0x10"), Raw("1_000"), Raw(".5"), Raw("1."),
 )  # fmt: skip
 TEXTS = (
-    "", " ", "\x00", "a\x00b", "\u202eright to left", "👩\u200d👩\u200d👧\u200d👦" * 8, "🏳️\u200d🌈", "é" * 50, "e" + "\u0301" * 200, "\ufeff",
+    "", " ", "\x00", "a\x00b", "\u202eright to left", "👩\u200d👩\u200d👧\u200d👦" * 8, "🏳️\u200d🌈", "é" * 50,
+    "e" + "\u0301" * 200, "\ufeff",
     "\uffff", "\U0010ffff", "\r\n\r\n", "\x85\xa0", "<|im_end|>", "<|im_start|>system\n", "{{ 7 * 7 }}", "{% for %}",
     "../../etc/passwd", "%s%s%n", "'; drop table x; --", "null", "true", "0", "1e309", "A" * 5000, "ß" * 3000,
     "\ud7ff", "<tool_call>{", "</think>", "data: [DONE]\n\n", "$&`\\", "0" * 1000,
@@ -31,8 +32,10 @@ ESCAPES = (
     Raw('"tab\there"'), Raw('"open'), Raw("'single'"),
 )  # fmt: skip
 REGEXES = (
-    "(a+)+$", "(a|a)*b", "(a{1,100}){1,100}", "((a{1,30}){1,30}){1,30}", "[a-z]{0,1000}[a-z]{0,1000}x", "(?:a?){60}a{60}",
-    "(", "[", "a{5,2}", "\\", "(?=a)b", "(a)\\1", "\\p{Greek}{1,500}", "(?i)" + "ſ" * 50, ".*" * 40, "", "^$", "a{100000}",
+    "(a+)+$", "(a|a)*b", "(a{1,100}){1,100}", "((a{1,30}){1,30}){1,30}", "[a-z]{0,1000}[a-z]{0,1000}x",
+    "(?:a?){60}a{60}",
+    "(", "[", "a{5,2}", "\\", "(?=a)b", "(a)\\1", "\\p{Greek}{1,500}", "(?i)" + "ſ" * 50, ".*" * 40, "", "^$",
+    "a{100000}",
     "(?P<x>a)(?P<x>b)", "[^\\x00-\\x{10FFFF}]", "(.|\\n)*(.|\\n)*(.|\\n)*x", "(?x) a # b", "\\b\\B",
 )  # fmt: skip
 SCHEMAS: tuple[Any, ...] = (
@@ -47,15 +50,19 @@ SCHEMAS: tuple[Any, ...] = (
     {"allOf": [{"type": "string"}, {"type": "integer"}]}, {"not": {}}, {"const": "\x00"}, {"multipleOf": 0},
     {"type": "number", "multipleOf": 1e-9}, {"minimum": 5, "maximum": 1}, {"minimum": 1e308, "type": "number"},
     {"$ref": "http://127.0.0.1:9/schema.json"}, {"$ref": "file:///etc/passwd"}, {"$id": "x", "$ref": "x#/y/%ff"},
-    {"anyOf": []}, {"oneOf": [{}] * 50}, {"properties": []}, {"required": "a"}, {"minProperties": 10**9}, {"if": {}, "then": 3},
-    {"uniqueItems": True, "items": {"enum": [1, 2]}, "minItems": 3}, {"dependentRequired": {"a": ["b"]}}, {"x-guidance": {}},
+    {"anyOf": []}, {"oneOf": [{}] * 50}, {"properties": []}, {"required": "a"}, {"minProperties": 10**9}, {"if": {},
+    "then": 3},
+    {"uniqueItems": True, "items": {"enum": [1, 2]}, "minItems": 3}, {"dependentRequired": {"a": ["b"]}},
+    {"x-guidance": {}},
     {"type": "integer", "minimum": -(10**30), "maximum": 10**30}, {"const": 2**70}, {"enum": [1.5e300, "\ud800"]},
 )  # fmt: skip
 GRAMMARS = (
     "start: start", "start: a\na: b\nb: a", "start: /(a+)+$/", 'start: "a" start | ""', 'start: ("a" | "a")*', "start:",
     'root ::= root', 'root ::= "a" root root | ""', 'root ::= [', "start: x", '%llguidance {}\nstart: "a"',
-    '%llguidance {"x": 1', 'start: "' + "a" * 3000 + '"', 'start: a{1,100000}\na: "x"', "start: %json {}", "start: %json {",
-    'start: <|im_end|>', "start: <[5]>", "start: <[99999999]>", "start: /[/", "start: a~1..1000\na: b~1..1000\nb: \"c\"",
+    '%llguidance {"x": 1', 'start: "' + "a" * 3000 + '"', 'start: a{1,100000}\na: "x"', "start: %json {}",
+    "start: %json {",
+    'start: <|im_end|>', "start: <[5]>", "start: <[99999999]>", "start: /[/",
+    "start: a~1..1000\na: b~1..1000\nb: \"c\"",
     "%import common.WORD\nstart: WORD", '%ignore /.*/\nstart: "a"', "start: /.*/ & /~a/", "a" * 2000,
 )  # fmt: skip
 
@@ -79,7 +86,9 @@ def nested(random: Random) -> Raw:
 def large(random: Random) -> Any:
     """Many of something."""
     count = random.choice((17, 129, 257, 2000))
-    return random.choice((["x"] * count, [1] * count, [[1]] * count, "y" * (10 * count), {str(i): 1 for i in range(count)}))
+    return random.choice(
+        (["x"] * count, [1] * count, [[1]] * count, "y" * (10 * count), {str(i): 1 for i in range(count)})
+    )
 
 
 def anything(random: Random) -> Any:

@@ -80,4 +80,6 @@ def _json_flaw(answer: Answer) -> str | None:
         found = json.loads(answer.body)
     except ValueError:
         return "200 whose body is not JSON"
-    return None if isinstance(found, dict) and "error" not in {k for k, v in found.items() if v} else "200 with an error"
+    return (
+        None if isinstance(found, dict) and "error" not in {k for k, v in found.items() if v} else "200 with an error"
+    )

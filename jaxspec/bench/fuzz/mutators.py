@@ -103,7 +103,11 @@ def _repeat(random: Random, body: dict[str, Any]) -> Any:
     places = [at for at in paths(body) if isinstance(_at(body, at), list) and _at(body, at)]
     times = random.choice((2, 17, 129, 600))
     # Two such mutations must not make a body of millions of values.
-    return changed(body, random.choice(places), lambda v: v * min(times, 2 + 3000 // len(v))) if places else _add(random, body)
+    return (
+        changed(body, random.choice(places), lambda v: v * min(times, 2 + 3000 // len(v)))
+        if places
+        else _add(random, body)
+    )
 
 
 #: Fields that a sample may lack: those of other routes and servers, and made up ones.
@@ -113,7 +117,8 @@ _FIELDS = (
     "response_format", "structured_outputs", "messages", "prompt", "input", "model", "user", "truncate_prompt_tokens",
     "truncation_side", "prompt_logprobs", "allowed_token_ids", "bad_words", "min_tokens", "stop_token_ids", "documents",
     "chat_template_kwargs", "continue_final_message", "add_generation_prompt", "reasoning", "text", "include", "store",
-    "previous_response_id", "conversation", "background", "modalities", "audio", "tokens", "cache_salt", "regex", "__class__",
+    "previous_response_id", "conversation", "background", "modalities", "audio", "tokens", "cache_salt", "regex",
+    "__class__",
     "metadata", "thinking_token_budget", "guided_x", "choice", "", "\x00", "a.b", "ignore_eos", "return_token_ids",
 )  # fmt: skip
 
@@ -133,7 +138,10 @@ def _slo(random: Random, body: dict[str, Any]) -> Any:
 
 def _talk(random: Random, body: dict[str, Any]) -> Any:
     """A long conversation, or turns in an odd order."""
-    turn = {"role": random.choice(("user", "assistant", "system", "tool", "developer")), "content": hostile.text(random)}
+    turn = {
+        "role": random.choice(("user", "assistant", "system", "tool", "developer")),
+        "content": hostile.text(random),
+    }
     field = "input" if "input" in body else "messages"
     given = body.get(field)
     return {**body, field: [*(given if isinstance(given, list) else []), *[turn] * random.choice((1, 2, 40, 400))]}
@@ -146,11 +154,16 @@ def _tools(random: Random, body: dict[str, Any]) -> Any:
     tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": schema}} for i in range(count)]
     if "input" in body:
         tools = [{"type": "function", **tool["function"]} for tool in tools]
-    return {**body, "tools": tools, "tool_choice": random.choice(("auto", "required", {"type": "function", "name": "f0"}))}
+    return {
+        **body,
+        "tools": tools,
+        "tool_choice": random.choice(("auto", "required", {"type": "function", "name": "f0"})),
+    }
 
 
 _WEIGHTS: dict[Callable[[Random, dict[str, Any]], Any], int] = {
-    _replace: 8, _number: 6, _text: 6, _delete: 4, _wrap: 3, _twice: 2, _repeat: 3, _add: 8, _structure: 2, _slo: 1, _talk: 2,
+    _replace: 8, _number: 6, _text: 6, _delete: 4, _wrap: 3, _twice: 2, _repeat: 3, _add: 8, _structure: 2, _slo: 1,
+    _talk: 2,
     _tools: 1,
 }  # fmt: skip
 

@@ -26,8 +26,10 @@ def _some(random: Random, fields: dict[str, Any], share: float = 0.25) -> dict[s
 
 def _sampling(random: Random) -> dict[str, Any]:
     optional = {
-        "temperature": random.choice((0, 0.7, 1.5)), "top_p": 0.9, "top_k": 5, "min_p": 0.1, "n": random.choice((1, 2, 3)),
-        "seed": random.choice((0, 7, 2**40)), "presence_penalty": 0.5, "frequency_penalty": -0.5, "stop": ["\n\n", "zz"],
+        "temperature": random.choice((0, 0.7, 1.5)), "top_p": 0.9, "top_k": 5, "min_p": 0.1, "n": random.choice((1, 2,
+        3)),
+        "seed": random.choice((0, 7, 2**40)), "presence_penalty": 0.5, "frequency_penalty": -0.5, "stop": ["\n\n",
+        "zz"],
         "repetition_penalty": 1.1, "logit_bias": {"5": 10, "7": -100}, "stop_token_ids": [3, 4], "ignore_eos": True,
         "min_tokens": 2, "bad_words": ["foo"], "allowed_token_ids": list(range(100)), "prompt_logprobs": 1,
         "truncate_prompt_tokens": 8, "priority": random.choice((-1, 0, 5)), "return_token_ids": True,
@@ -70,7 +72,8 @@ def messages(random: Random) -> list[dict[str, Any]]:
 
 def chat(random: Random) -> dict[str, Any]:
     optional = {
-        "logprobs": True, "tools": [_TOOL], "chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low",
+        "logprobs": True, "tools": [_TOOL], "chat_template_kwargs": {"enable_thinking": False},
+        "reasoning_effort": "low",
         "documents": [{"title": "a", "text": "b"}], "thinking_token_budget": 3, "parallel_tool_calls": False,
         "add_generation_prompt": True,
     }  # fmt: skip

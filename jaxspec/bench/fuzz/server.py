@@ -66,7 +66,8 @@ class InProcess:
             headers.append((b"content-length", str(max(0, length)).encode()))
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
-            "path": body.route, "raw_path": body.route.encode(), "query_string": b"", "root_path": "", "headers": headers,
+            "path": body.route, "raw_path": body.route.encode(), "query_string": b"", "root_path": "",
+            "headers": headers,
             "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
         }  # fmt: skip
         short = len(whole) < length  # the client hangs up before the body's end
