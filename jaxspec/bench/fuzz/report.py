@@ -1,0 +1,86 @@
+"""The results page: runs of the fuzzer, summed up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxspec.bench.sections import write
+
+#: The runs, and the page with their sums, in the folder of results.
+RUNS, PAGE = "reliability.json", "reliability.md"
+_ROOT = Path(__file__).parents[3]
+_MEANINGS = {
+    "0": "the client left before an answer", "200": "served", "400": "refused: the request is wrong",
+    "404": "refused: no such model", "408": "refused: too slow", "413": "refused: too large", "429": "refused: load",
+}  # fmt: skip
+
+
+def commit() -> str:
+    """The commit that is checked out, with "+" if files differ from it; empty outside of a checkout."""
+    try:
+        told = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+"], cwd=_ROOT, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return told.stdout.strip()
+
+
+def record(found: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> None:
+    """Add runs to the file of runs, and write the page's tables again. Other entries of the file stay. Raises
+    OSError."""
+    path = folder / RUNS
+    known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for kind, runs in found.items():
+        known[kind] = [*known.get(kind, []), *runs]
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    write(folder / PAGE, "Reliability", sections(known))
+
+
+def sections(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
+    """The tables `bodies` and `files`, of those that have runs."""
+    made = {"bodies": _bodies, "files": _files}
+    return {kind: table(runs[kind]) for kind, table in made.items() if runs.get(kind)}
+
+
+def _bodies(runs: Sequence[Mapping[str, Any]]) -> str:
+    sums: Counter[str] = Counter()
+    for run in runs:
+        sums.update(run["statuses"])
+    rows = [f"| {status} | {_MEANINGS.get(status, '')} | {sums[status]:,} |" for status in sorted(sums)]
+    return "\n".join([
+        f"{sum(sums.values()):,} bodies in {len(runs)} runs, {_failed(runs)}. Seeds and numbers: {_seeds(runs)}.", "",
+        "| status | meaning | answers |", "|---|---|---:|", *rows,
+    ])  # fmt: skip
+
+
+def _files(runs: Sequence[Mapping[str, Any]]) -> str:
+    sums: Counter[str] = Counter()
+    for run in runs:
+        sums.update(run["kinds"])
+    rows = [f"| {kind.replace('_', ' ')} | {sums[kind]:,} |" for kind in sorted(sums)]
+    return "\n".join([
+        f"{sum(sums.values()):,} files in {len(runs)} runs, {_failed(runs)}. Seeds and numbers: {_seeds(runs)}.", "",
+        "| kind of file | loaded or refused |", "|---|---:|", *rows,
+    ])  # fmt: skip
+
+
+def _failed(runs: Sequence[Mapping[str, Any]]) -> str:
+    count = sum(len(run["failures"]) for run in runs)
+    return "no failure" if not count else "1 failure" if count == 1 else f"{count} failures"
+
+
+def _seeds(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Each seed with its numbers, for `--seed` and `--first`."""
+    socket = " over a socket"
+    told = [
+        f"{run['seed']}: {run['first']:,}–{run['first'] + run['count'] - 1:,}{socket if run.get('socket') else ''}"
+        for run in runs
+    ]
+    return "; ".join(dict.fromkeys(told))
