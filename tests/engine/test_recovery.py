@@ -199,14 +199,15 @@ def test_a_request_that_breaks_every_step_ends_alone(
     check_clean(llm)
 
 
-@pytest.mark.parametrize("what", ["append", "delta"])
+@pytest.mark.parametrize(("what", "at_the_end"), [("append", False), ("_decode", False), ("_decode", True)])
 def test_a_result_that_cannot_be_processed_ends_its_request(
-    llm: LLM, alone: list[tuple[list[int], int]], what: str, monkeypatch: pytest.MonkeyPatch
+    llm: LLM, alone: list[tuple[list[int], int]], what: str, at_the_end: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = getattr(RequestState, what)
 
     def failing(self: RequestState, *args: Any) -> Any:
-        if self.request.id == "request 1" and self.request.output_len >= 3:
+        due = self.finish_reason is not None if at_the_end else self.request.output_len >= 3
+        if self.request.id == "request 1" and due:
             raise ValueError("a token without text")
         return original(self, *args)
 
@@ -271,4 +272,79 @@ def test_requests_that_arrive_during_a_trial_wait_for_it(llm: LLM, monkeypatch: 
     while len(ended) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert ended == {"late": "length", "cancelled": "abort"}
+    check_clean(llm)
+
+
+def test_requests_kept_back_survive_a_failed_restart(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The restart after a trial fails; those that have arrived meanwhile are still served."""
+    plan, reset = Scheduler.plan, ModelRunner.reset
+    failures, ended = [0], dict[str, str | None]()
+
+    def take(delta: OutputDelta) -> None:
+        if delta.finish_reason is not None:
+            ended[delta.request_id] = delta.finish_reason
+
+    def failing_plan(self: Scheduler, *args: Any) -> Any:
+        made = plan(self, *args)
+        if failures[0] < 2 and made.scheduled:
+            failures[0] += 1
+            if failures[0] == 2:
+                llm.engine.submit(TEXTS[0], EACH[0], take, request_id="late")
+            raise RuntimeError("twice")
+        return made
+
+    resets = [0]
+
+    def failing_reset(self: ModelRunner) -> None:
+        resets[0] += failures[0] == 2
+        if resets[0] == 2:  # the first one begins the trial
+            raise MemoryError("no room")
+        reset(self)
+
+    monkeypatch.setattr(Scheduler, "plan", failing_plan)
+    monkeypatch.setattr(ModelRunner, "reset", failing_reset)
+    assert Crowd(llm).reasons == ["length"] * len(TEXTS)
+    deadline = time.monotonic() + PATIENCE
+    while not ended and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ended == {"late": "length"} and resets[0] > 2
+    check_clean(llm)
+
+
+def test_a_failure_while_idle_restarts_too(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    adopt, failed = llm.engine.warm_up.adopt_ready, [0]
+
+    def failing(*args: Any, **kw: Any) -> float:
+        if not failed[0]:
+            failed[0] = 1
+            raise RuntimeError("a program that cannot run")
+        return adopt(*args, **kw)
+
+    before = llm.engine.stats().restarts
+    monkeypatch.setattr(llm.engine.warm_up, "adopt_ready", failing)
+    assert Crowd(llm).reasons == ["length"] * len(TEXTS)
+    assert llm.engine.stats().restarts == before + 1 and llm.engine.health == "ok"
+
+
+def test_submitting_during_restarts_is_safe(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests come from another thread while every few steps fail."""
+    execute, steps, ended = llm.engine.loop.model_runner.execute, [0], list[str | None]()
+
+    def failing(*args: Any) -> PendingStep:
+        steps[0] += 1
+        if steps[0] % 12 == 0:
+            raise RuntimeError("now and then")
+        return execute(*args)
+
+    def take(delta: OutputDelta) -> None:
+        if delta.finish_reason is not None:
+            ended.append(delta.finish_reason)
+
+    monkeypatch.setattr(llm.engine.loop.model_runner, "execute", failing)
+    for i in range(100):
+        llm.engine.submit([i, 2], replace(GREEDY, max_tokens=3), take)
+    deadline = time.monotonic() + PATIENCE
+    while len(ended) < 100 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ended == ["length"] * 100 and steps[0] > 12 and llm.engine.health == "ok"
     check_clean(llm)

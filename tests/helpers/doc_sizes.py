@@ -118,6 +118,8 @@ RUNS = (
     ),
     Run("jaxspec.bench profile", _TINY),
     Run("jaxspec.bench startup", _TINY + " --repeats 1"),
+    Run("jaxspec.bench chaos", " --scenarios 1 --requests 20", with_=("--scenarios",)),
+    Run("jaxspec.bench chaos", " --live 3 --clients 2", with_=("--live",)),
     Run("jaxspec.bench fuzz", " --bodies 30", with_=("--bodies",)),
     Run("jaxspec.bench fuzz", " --files 5", with_=("--files",)),
     Run("jaxspec.bench router", " --model {model} --requests 20 --prompt-tokens 40", slow=False),

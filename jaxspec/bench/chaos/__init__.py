@@ -24,6 +24,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from jaxspec.bench import options
+from jaxspec.bench.reliability import commit, record
 from jaxspec.bench.report import write_json
 from jaxspec.paths import cache_folder
 from jaxspec.progress import progress
@@ -51,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_numbers(parser, ("--clients N", 16, "clients, with --live"))
     parser.add_argument("--verbose", action="store_true", help="log the failures that are injected")
     parser.add_argument("--json", metavar="FILE", help="write what happened")
+    parser.add_argument(
+        "--record", metavar="FOLDER", help="add it to reliability.json in this folder, and renew the page's tables"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -72,8 +76,11 @@ def run(args: argparse.Namespace) -> int:
     for failure in found["failures"]:
         print(failure)
     print("; ".join(f"{name}: {found[name]}" for name in found if name != "failures"))
+    runs = {"live" if args.live else "faults": [found | {"commit": commit()}]}
     if args.json:
-        write_json(args.json, {"live" if args.live else "faults": [found]})
+        write_json(args.json, runs)
+    if args.record:
+        record(runs, Path(args.record))
     return int(bool(found["failures"]))
 
 

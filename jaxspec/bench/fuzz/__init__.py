@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.bench import options
-from jaxspec.bench.fuzz.report import commit, record
+from jaxspec.bench.reliability import commit, record
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -44,6 +44,8 @@ class Seen:
 
     def planned(self, plan: Plan, now: float, lookahead: Lookahead) -> None: ...
 
+    def restarted(self) -> None: ...
+
     def updating(self, plan: Plan, results: Sequence[RequestResult], now: float, seconds: float) -> None:
         self.reasons += [r.finish_reason for r in results if r.finish_reason]
 

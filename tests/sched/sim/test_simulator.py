@@ -175,6 +175,8 @@ class Seen:
     def updating(self, plan, results, now, seconds):
         self.reasons += [r.finish_reason for r in results if r.finish_reason]
 
+    def restarted(self): ...
+
 
 @pytest.mark.parametrize(
     ("max_tokens", "pages", "caps", "reasons"),

@@ -1,4 +1,4 @@
-"""The results page: runs of the fuzzer, summed up."""
+"""The results page: runs of the fuzzer and of the fault harness, summed up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxspec.bench.sections import write
 
 #: The runs, and the page with their sums, in the folder of results.
 RUNS, PAGE = "reliability.json", "reliability.md"
-_ROOT = Path(__file__).parents[3]
+_ROOT = Path(__file__).parents[2]
 _MEANINGS = {
     "0": "the client left before an answer", "200": "served", "400": "refused: the request is wrong",
     "404": "refused: no such model", "408": "refused: too slow", "413": "refused: too large", "429": "refused: load",
@@ -44,8 +44,8 @@ def record(found: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> No
 
 
 def sections(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
-    """The tables `bodies` and `files`, of those that have runs."""
-    made = {"bodies": _bodies, "files": _files}
+    """The tables `bodies`, `files`, `faults` and `live`, of those that have runs."""
+    made = {"bodies": _bodies, "files": _files, "faults": _faults, "live": _live}
     return {kind: table(runs[kind]) for kind, table in made.items() if runs.get(kind)}
 
 
@@ -69,6 +69,34 @@ def _files(runs: Sequence[Mapping[str, Any]]) -> str:
         f"{sum(sums.values()):,} files in {len(runs)} runs, {_failed(runs)}. Seeds and numbers: {_seeds(runs)}.", "",
         "| kind of file | loaded or refused |", "|---|---:|", *rows,
     ])  # fmt: skip
+
+
+def _faults(runs: Sequence[Mapping[str, Any]]) -> str:
+    sums: Counter[str] = Counter({name: sum(run[name] for run in runs) for name in ("requests", "tokens", "restarts")})
+    seeds = "; ".join(f"{run['seed']}: {run['first']}–{run['first'] + run['scenarios'] - 1}" for run in runs)
+    told = f"{sums['requests']:,} requests, {sums['tokens']:,} tokens and {sums['restarts']:,} restarts"
+    return "\n".join([
+        f"{told} in {len(runs)} runs, {_failed(runs)}. Seeds and scenarios: {seeds}.", "",
+        "| fault | times |", "|---|---:|", *_counted(runs, "faults"), "",
+        "| requests ended with | |", "|---|---:|", *_counted(runs, "ended"),
+    ])  # fmt: skip
+
+
+def _live(runs: Sequence[Mapping[str, Any]]) -> str:
+    requests, seconds = sum(run["requests"] for run in runs), sum(run["seconds"] for run in runs)
+    return "\n".join([
+        f"{requests:,} requests in {len(runs)} runs of {seconds / 60:.0f} minutes together, {_failed(runs)}.", "",
+        "| fault | times |", "|---|---:|", *_counted(runs, "faults"), "",
+        "| requests ended with | |", "|---|---:|", *_counted(runs, "ended"),
+    ])  # fmt: skip
+
+
+def _counted(runs: Sequence[Mapping[str, Any]], column: str) -> list[str]:
+    """The rows of a table of counts."""
+    sums: Counter[str] = Counter()
+    for run in runs:
+        sums.update(run[column])
+    return [f"| {name} | {sums[name]:,} |" for name in sorted(sums)]
 
 
 def _failed(runs: Sequence[Mapping[str, Any]]) -> str:
