@@ -61,13 +61,10 @@ def _bodies(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _files(runs: Sequence[Mapping[str, Any]]) -> str:
-    sums: Counter[str] = Counter()
-    for run in runs:
-        sums.update(run["kinds"])
-    rows = [f"| {kind.replace('_', ' ')} | {sums[kind]:,} |" for kind in sorted(sums)]
+    files = sum(run["count"] for run in runs)
     return "\n".join([
-        f"{sum(sums.values()):,} files in {len(runs)} runs, {_failed(runs)}. Seeds and numbers: {_seeds(runs)}.", "",
-        "| kind of file | loaded or refused |", "|---|---:|", *rows,
+        f"{files:,} files in {len(runs)} runs, {_failed(runs)}. Seeds and numbers: {_seeds(runs)}.", "",
+        "| kind of file | loaded or refused |", "|---|---:|", *_counted(runs, "kinds"),
     ])  # fmt: skip
 
 
@@ -96,7 +93,7 @@ def _counted(runs: Sequence[Mapping[str, Any]], column: str) -> list[str]:
     sums: Counter[str] = Counter()
     for run in runs:
         sums.update(run[column])
-    return [f"| {name} | {sums[name]:,} |" for name in sorted(sums)]
+    return [f"| {name.replace('_', ' ')} | {sums[name]:,} |" for name in sorted(sums)]
 
 
 def _failed(runs: Sequence[Mapping[str, Any]]) -> str:

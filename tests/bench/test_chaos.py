@@ -13,6 +13,7 @@ from jaxspec.bench.__main__ import main
 from jaxspec.bench.chaos.driver import Answer, Watched
 from jaxspec.bench.chaos.live import damage
 from jaxspec.bench.chaos.scenario import Asked, Client, draw_asked
+from jaxspec.bench.reliability import record
 from jaxspec.engine.recovery import Recovery
 from jaxspec.engine.request_state import RequestState
 from jaxspec.outputs import OutputDelta, RequestMetrics
@@ -142,3 +143,20 @@ def test_a_pool_that_is_cleared_is_empty() -> None:
     pool.clear()
     pool.check([])
     assert pool.num_free == 4 and pool.cached([1, 2, 3, 4], 4) == 0
+
+
+def test_runs_add_up_on_the_page(tmp_path: Path) -> None:
+    one = {
+        "seed": 1, "first": 0, "scenarios": 2, "requests": 40, "tokens": 300, "restarts": 3, "turns": 90,
+        "faults": {"lose pool": 2}, "ended": {"length": 39, "abort": 1}, "failures": [], "seconds": 5.0,
+    }  # fmt: skip
+    live = {"requests": 7, "faults": {"SIGKILL": 1}, "ended": {"stop": 7}, "failures": ["hung"], "seconds": 60.0}
+    (tmp_path / "reliability.json").write_text(json.dumps({"other": [1]}))
+    record({"faults": [one]}, tmp_path)
+    record({"faults": [one | {"seed": 2}], "live": [live]}, tmp_path)
+    kept = json.loads((tmp_path / "reliability.json").read_text())
+    assert kept["other"] == [1] and [run["seed"] for run in kept["faults"]] == [1, 2]
+    page = (tmp_path / "reliability.md").read_text()
+    assert "80 requests, 600 tokens and 6 restarts in 2 runs, no failure. Seeds and scenarios: 1: 0–1; 2: 0–1." in page
+    assert "| lose pool | 4 |" in page and "| length | 78 |" in page
+    assert "7 requests in 1 runs of 1 minutes together, 1 failure." in page
