@@ -114,7 +114,11 @@ class Profile:
 
     def _time(self, name: str) -> float:
         begun = self._clock()
-        self._runs[name]()
+        try:
+            self._runs[name]()
+        except Exception:
+            del self._runs[name]  # never again: without a time a program is not used
+            raise
         return max(self._clock() - begun, 1e-9)
 
     def _conclude(self) -> None:

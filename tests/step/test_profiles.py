@@ -162,6 +162,21 @@ def test_a_first_guess_until_all_are_measured() -> None:
     assert told == [{"1": 0.5, "8": 1.0}] and not profile.pending
 
 
+def test_a_program_that_cannot_run_is_run_once() -> None:
+    """It has no time, so it is not used; the others keep theirs."""
+    profile = Profile("steps", ["small", "large"])
+
+    def fail() -> None:
+        raise MemoryError("no room")
+
+    profile.offer("small", lambda: None)
+    profile.offer("large", fail)
+    profile.sample()
+    with pytest.raises(MemoryError):
+        profile.sample()
+    assert not profile.pending and not profile.unknown and list(profile.seconds) == ["small"]
+
+
 @given(st.lists(st.floats(3e-3, 10), min_size=2, max_size=8), st.data())
 def test_rising_times_are_plausible_and_a_much_faster_larger_one_is_not(
     times: list[float], data: st.DataObject
