@@ -184,6 +184,8 @@ class Scheduler:
             if request.resumed:
                 request.predicted_len = length.corrected(request.predicted_len, request)
         request.number = next(self._numbers)
+        if not self._requests:
+            self.order.begins()
         self._responses.arrived(len(self.waiting))
         self.waiting.push(request, now - request.waited)
         self._requests[request.id] = request

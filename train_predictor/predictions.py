@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\n{errors(parts[TEST], found[TEST]['proxy'], left, args.every)}")
     if args.out is not None:
         write(Path(args.out), parts[TEST], found[TEST], left, args.every)
-        ending.ended([args.out], f"python -m jaxspec.bench orders --predictions {args.out}")
+        ending.ended([args.out], f"python -m jaxspec.bench orders --data DATA --predictions {args.out}")
     return 0
 
 

@@ -67,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     save(folder, config, weights)
     lines = [json.dumps({"id": f"tiny-{i}", "turns": [asked]}) for i, asked in enumerate(TEXTS)]
     (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
-    asked = ["--model", str(folder), "--prompts", str(folder / "prompts.jsonl"), "--temperature", "0", "0.8"]
+    asked = ["--model", str(folder), "--prompts", str(folder / "prompts.jsonl"), "--temperature", "0", "0.8",
+             "--max-tokens", "128"]  # fmt: skip
     files = [folder / name for name in ("model.safetensors", "prompts.jsonl")]
     ending.ended(files, ending.called("jaxspec.train_predictor.collect", asked))
     return 0

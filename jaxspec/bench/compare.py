@@ -114,10 +114,11 @@ def run(args: argparse.Namespace) -> int:
     levels = list(dict.fromkeys(args.concurrency or [size]))
     turns = len(levels) * (args.repeats + 1)
     count = size * (turns if args.new_prompts else 1)
-    if args.new_prompts and not args.input_tokens and count > len(texts):
+    with_lengths = any(a.input_tokens for a in times or ())
+    if args.new_prompts and not (args.input_tokens or with_lengths) and count > len(texts):
         raise BenchError(f"--new-prompts: {turns} turns need {count} prompts, there are {len(texts)}")
     each = with_schemas(params, prompts.choose(texts, count, random(args))) if args.structured else [params] * count
-    if times and times[0].output_tokens:
+    if times and any(a.output_tokens for a in times):
         most = [a.output_tokens or args.max_tokens for a in times]
         each = [replace(one, max_tokens=most[i % size]) for i, one in enumerate(each)]
     results: list[dict[str, Any]] = []
@@ -166,10 +167,10 @@ def prompt_ids(
 ) -> list[list[int]]:
     """Token ids of `count` prompts, of the trace's lengths if it has any."""
     of_all_turns = argparse.Namespace(**{**vars(args), "num_prompts": count})
-    if not times or not times[0].input_tokens:
+    if not any(a.input_tokens for a in times or ()):
         return tokenise(tokenizer, texts, of_all_turns, random(args))
     plain, rng = [tokenizer.encode(text, add_special_tokens=False) for text in texts], random(args)
-    lengths = [a.input_tokens or 1 for a in times]
+    lengths = [a.input_tokens or 1 for a in times or ()]
     return [prompts.of_tokens(plain, lengths[i % len(lengths)], int(rng.integers(len(plain)))) for i in range(count)]
 
 

@@ -25,8 +25,9 @@ class Estimate(NamedTuple):
     high: float
 
 
-def estimate(values: Sequence[float | None]) -> Estimate | None:
-    """Mean and interval by Student's t over independent `values`; those that are None or NaN do not count.
+def estimate(values: Sequence[float | None], digits: int = _DIGITS) -> Estimate | None:
+    """Mean and interval by Student's t over independent `values`; those that are None or NaN do not count. Rounded to
+    so many significant digits.
 
     None without values. A single value has no interval: its ends are the value itself.
     """
@@ -36,7 +37,7 @@ def estimate(values: Sequence[float | None]) -> Estimate | None:
     mean, half = float(known.mean()), 0.0
     if known.size > 1:
         half = float(stdtrit(known.size - 1, (1 + CONFIDENCE) / 2) * known.std(ddof=1) / sqrt(known.size))
-    return Estimate(*(float(f"{x:.{_DIGITS}g}") for x in (mean, mean - half, mean + half)))
+    return Estimate(*(float(f"{x:.{digits}g}") for x in (mean, mean - half, mean + half)))
 
 
 def means(results: Sequence[Mapping[str, Any]], metrics: Iterable[str] | None = None) -> dict[str, Estimate | None]:

@@ -145,6 +145,8 @@ def _with_prefixes(workload: Workload, groups: tuple[int, int], rng: np.random.G
 def when(args: argparse.Namespace, rng: np.random.Generator) -> list[arrivals.Arrival]:
     """The arrivals given by the options, with several replicas as many times more and as many times faster. Raises
     OSError or ValueError."""
+    if args.burst and (args.trace or args.request_rate):
+        raise ValueError("--burst: all requests arrive at once, so it excludes --trace and --request-rate")
     times = args.replicas or 1
     rate = args.request_rate and times * args.request_rate
     if args.trace:

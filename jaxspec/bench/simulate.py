@@ -26,7 +26,7 @@ SYNTHETIC = f"{Synthetic().median:g}:{Synthetic().sigma:g}"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     system = parser.add_argument_group("system")
     system.add_argument(
-        "--config", nargs="+", metavar="YAML",
+        "--config", nargs="+", action="extend", metavar="YAML",
         help="preset, of which limits, policies and drafting are used (default: the engine's default limits, first "
         "come first served, no drafting); several are compared on the same requests",
     )  # fmt: skip

@@ -59,10 +59,10 @@ METRICS: Mapping[str, Metric] = {
     "mean_queue_s": Metric("queue\nmean", lambda r: r.queue_ms and r.queue_ms.mean / 1e3),
     "p99_ttft_s": Metric("TTFT\np99", lambda r: r.ttft_ms and r.ttft_ms.p99 / 1e3),
     "p99_tpot_ms": Metric("TPOT\np99", lambda r: r.tpot_ms and r.tpot_ms.p99),
-    "slo_attainment": Metric("SLOs\nmet", lambda r: r.slo_attainment, "{:.1%}".format, PERCENT),
+    "slo_attainment": Metric("SLOs\nmet", lambda r: r.slo_attainment, "{:.1%}".format, "{:.2%}".format),
     "preemptions": Metric("pre-\nempted", lambda r: r.extra["preemptions"], COUNT),
     "recomputed_tokens": Metric("recom-\nputed", lambda r: r.extra["recomputed_tokens"], COUNT),
-    "utilisation": Metric("busy", lambda r: r.extra["busy_fraction"], PERCENT, PERCENT),
+    "utilisation": Metric("busy", lambda r: r.extra["busy_fraction"], PERCENT, "{:.1%}".format),
 }
 
 
@@ -79,7 +79,7 @@ class Row:
     differing: frozenset[str] = frozenset()
 
     def estimate(self, metric: str) -> Estimate | None:
-        return estimate(self.values[metric])
+        return estimate(self.values[metric], digits=12)  # else the interval of large counts would be rounded away
 
 
 def several(args: argparse.Namespace) -> bool:
@@ -91,8 +91,8 @@ def several(args: argparse.Namespace) -> bool:
     found = [option for option, more in many.items() if more]
     if found and args.replicas is not None:
         raise ValueError(f"--replicas compares routing policies: give {found[0]} one value")
-    if many["--request-rate"] and args.burst:
-        raise ValueError("--burst: all requests arrive at once, so --request-rate cannot have several values")
+    if found and args.routing:
+        raise ValueError("--routing needs --replicas")
     return bool(found)
 
 
@@ -144,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
                 rows.append(Row(name, rate, values, reports[0]))
     _compare(rows)
     notes = [note if len(by) == len(names) else f"{', '.join(by)}: {note}" for note, by in said.items()]
-    notes += _remarks(rows)
+    notes += [f"first seed: {note}" if args.seeds > 1 else note for note in _remarks(rows)]
     for note in notes:
         print(note)
     Console().print(table(rows, args.seeds))
@@ -182,12 +182,13 @@ def remarks(report: Report) -> list[str]:
             "queue: no request waited longer than for the end of the step in which it came, so orders cannot differ: "
             "raise --request-rate, or lower --set max_num_seqs=N"
         )
-    if extra["preemptions"] and (tokens := extra["recomputed_tokens"]):
+    lost = extra["preemptions"] - extra["swaps"]
+    if lost and (tokens := extra["recomputed_tokens"]):
         all_tokens = tokens + report.input_tokens + report.output_tokens
         found.append(
-            f"memory: requests that had begun lost their KV {extra['preemptions']:,} times, because the pool was full: "
-            f"{tokens:,} tokens were computed again, {tokens / all_tokens:.0%} of all (--set kv_cache_tokens=N makes "
-            "the pool larger, --host-pages N adds host memory to swap to)"
+            f"memory: requests that had begun lost their KV {lost:,} times, because the pool was full: {tokens:,} "
+            f"tokens were computed again, {tokens / all_tokens:.0%} of all (a larger pool: --set kv_cache_tokens=N; "
+            "host memory to swap to: --host-pages N)"
         )
     return found
 
@@ -263,9 +264,10 @@ def _plot(args: argparse.Namespace, rows: Sequence[Row]) -> None:
     presets = list(dict.fromkeys(row.preset for row in rows))
     title = f"{', '.join(presets)}; cost {args.cost}, {rows[0].report.completed:,} requests"
     if len({row.rate for row in rows}) == 1:
+        target = None if (slo := rows[0].report.slo) is None else slo.ttft_ms
         panels = [
             plot.Panel("JCT", {row.preset: [s.e2e for s in row.report.samples] for row in rows}),
-            plot.Panel("TTFT", {row.preset: [s.ttft for s in row.report.samples] for row in rows}, args.slo_ttft_ms),
+            plot.Panel("TTFT", {row.preset: [s.ttft for s in row.report.samples] for row in rows}, target),
         ]
         plot.distributions(args.plot, panels, title)
         return

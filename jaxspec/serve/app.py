@@ -28,7 +28,7 @@ from jaxspec.serve.chat_answer import ChatAnswer
 from jaxspec.serve.connections import MAX_CONNECTIONS
 from jaxspec.serve.errors import ApiError, bad_request, install_handlers
 from jaxspec.serve.fields import check_depth
-from jaxspec.serve.guard import BearerAuth, BodyLimit, RequestId, is_local_name
+from jaxspec.serve.guard import BearerAuth, BodyLimit, RequestId, hostname, is_local_name
 from jaxspec.serve.live import LiveFeed, LiveReply
 from jaxspec.serve.log import ThroughputLog
 from jaxspec.serve.metrics import ServerMetrics
@@ -111,7 +111,7 @@ def create_app(engine: Engine, options: ServerOptions | None = None, collectors:
     )
     app.include_router(_routes)
     if options.ui:
-        app.state.allowed_hosts = {urlsplit(origin).netloc for origin in options.allowed_origins}
+        app.state.allowed_hosts = {urlsplit(origin).hostname for origin in options.allowed_origins}
         app.include_router(_live_routes)
         app.router.routes += page_routes()
     install_handlers(app)
@@ -374,13 +374,13 @@ def _check_live(request: Request) -> None:
     A page whose name has been made to lead here (DNS rebinding) counts as another site: so the server must be asked
     for by its address, by a name without a dot, or by a name in `allowed_origins`.
     """
-    if "authorization" in request.headers:
+    if "tenant" in request.scope:  # a key that is known
         return
     origin, host = request.headers.get("origin"), request.headers.get("host", "")
     if origin is not None and urlsplit(origin).netloc != host:
         raise ApiError(403, f"the live view is not for pages of {origin:.200}", code="foreign_origin")
     allowed = request.app.state.allowed_hosts
-    if not (is_local_name(host) or host in allowed):
+    if not (is_local_name(host) or hostname(host) in allowed):
         message = f"the live view is not for the name {host:.200}: give it as --allowed-origins, or set an API key"
         raise ApiError(403, message, code="foreign_host")
 

@@ -42,7 +42,7 @@ class BoundedProtocol(H11Protocol):
         if waiting and (request is None or request is self._last):
             self.transport.close()
             return
-        self._last = request
+        self._last = request if waiting else None
         self.loop.call_later(self._seconds, self._look)
 
 

@@ -80,19 +80,36 @@ def _is_open(path: str) -> bool:
     return path in OPEN_PATHS or _PAGE.fullmatch(path) is not None
 
 
-def is_local_name(host: str) -> bool:
-    """Whether a Host header is an IP address or a name that no public DNS has, which has no dot in it."""
+def hostname(host: str) -> str | None:
+    """The name of a Host header, in lower case and without the port; None if it is none."""
     try:
-        name = urlsplit(f"//{host}").hostname or ""
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
+
+
+#: Domains that are not in public DNS.
+_LOCAL = (".local", ".localhost", ".home.arpa", ".internal", ".lan")
+
+
+def is_local_name(host: str) -> bool:
+    """Whether a Host header is an IP address or a name that no public DNS has: one without a dot, or below a domain for
+    local networks."""
+    name = hostname(host) or ""
+    try:
         ip_address(name)
     except ValueError:
-        return "." not in host and "/" not in host
+        return "/" not in host and ("." not in host or name.endswith(_LOCAL))
     return True
+
+
+#: Bytes per second of the slowest body that may take longer than ten times `seconds`.
+_SLOWEST = 10_000
 
 
 class BodyLimit:
     """Rejects bodies over `limit` bytes with 413, by Content-Length or while receiving, and with 408 those of which
-    nothing comes for `seconds`, or not all within ten times as long.
+    nothing comes for `seconds`, or that are slower than 10 kB/s after ten times as long.
     """
 
     def __init__(self, app: ASGIApp, limit: int, seconds: float) -> None:
@@ -115,7 +132,9 @@ class BodyLimit:
             if not more:  # what comes now is only that the client leaves
                 return await receive()
             try:
-                message = await asyncio.wait_for(receive(), max(0.0, min(self._seconds, end - clock())))
+                message = await asyncio.wait_for(
+                    receive(), max(0.0, min(self._seconds, end + received / _SLOWEST - clock()))
+                )
             except TimeoutError:
                 raise self._too_slow() from None
             received, more = received + len(message.get("body", b"")), message.get("more_body", False)
@@ -132,5 +151,5 @@ class BodyLimit:
         return ApiError(413, message, code="request_too_large", headers={"Connection": "close"})
 
     def _too_slow(self) -> ApiError:
-        message = f"the request body did not arrive: nothing came for {self._seconds:g} s, or it took ten times as long"
+        message = f"the request body did not arrive: nothing came for {self._seconds:g} s, or it is too slow"
         return ApiError(408, message, code="request_timeout", headers={"Connection": "close"})

@@ -36,7 +36,8 @@ class Traces:
         url = urlsplit(endpoint)
         exporter = OTLPSpanExporter(urlunsplit(url._replace(path=_PATH)) if url.path in ("", "/") else endpoint)
         about = {SERVICE_VERSION: __version__}
-        if "OTEL_SERVICE_NAME" not in os.environ:
+        given = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+        if "OTEL_SERVICE_NAME" not in os.environ and "service.name=" not in given:
             about[SERVICE_NAME] = "jaxspec"
         self._provider = TracerProvider(resource=Resource.create(about), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))

@@ -32,9 +32,19 @@ BUDGET = 2**27
 SECONDS = 10.0
 _STEP = 64
 #: Numbers that a format or a width may have.
-_WIDE_PERCENT, _WIDE_BRACES = re.compile(r"%[^a-zA-Z%]*(\*|\d{5,})"), re.compile(r"\{[^{}]*(:[^{}]*\{|\d{5,})")
+_WIDE_PERCENT, _WIDE_BRACES = (
+    re.compile(r"%(\([^)]*\))?[^a-zA-Z%]*(\*|\d{5,})"),
+    re.compile(r"\{[^{}]*(:[^{}]*\{|\d{5,})"),
+)
 #: Filters and globals that make long texts or odd work, and that no chat template needs.
 _LEFT_OUT = ("batch", "pprint", "slice", "striptags", "urlize", "wordwrap", "xmlattr")
+
+
+#: Filters and methods whose numbers are widths, and filters that make a text of any value.
+_WIDTHS = ("center", "ljust", "rjust", "zfill", "expandtabs", "indent", "round", "tojson", "truncate", "format",
+           "to_bytes")  # fmt: skip
+_TEXTS = ("string", "safe", "escape", "e", "forceescape", "urlencode", "format", "center", "upper", "lower",
+          "capitalize", "title", "trim", "replace", "indent", "wordcount", "truncate", "tojson")  # fmt: skip
 
 
 class TooMuchWork(TemplateError):
@@ -68,7 +78,13 @@ class _Generation(Extension):
 
 
 class _Counting(NodeTransformer):
-    """Lets loops, slices and `~` go through filters that count."""
+    """Lets loops, slices, comparisons and `~` go through filters that count."""
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        for side in (node, *node.ops):
+            side.expr = nodes.Filter(side.expr, "_measured", [], [], None, None, lineno=node.lineno)
+        return node
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -102,7 +118,7 @@ def _joined(values: Iterable[Any]) -> str:
     """The texts as one."""
     parts: list[str] = []
     for value in values:
-        parts.append(str(value))
+        parts.append(str(_measured(value)))
         _work.get().spend(len(parts[-1]))
     return "".join(parts)
 
@@ -121,6 +137,23 @@ def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False, *
     return encoder.encode(value) if indent is None else _joined(encoder.iterencode(value))
 
 
+def _measure(value: Any) -> int:
+    """About the characters of the value as text. Each of its parts is paid, also where parts are shared."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    _work.get().spend()
+    if isinstance(value, Mapping):
+        return sum(_measure(key) + _measure(part) for key, part in value.items())
+    return sum(map(_measure, value)) if isinstance(value, list | tuple | set) else 16
+
+
+def _measured(value: Any) -> Any:
+    """The value, of which lists and mappings are paid: it is compared, or becomes text."""
+    if isinstance(value, Mapping | list | tuple | set) and _work.get(None) is not None:
+        _work.get().spend(_measure(value))
+    return value
+
+
 def _length(value: Any) -> int:
     """Characters that the value counts as."""
     if isinstance(value, str | bytes):
@@ -132,14 +165,14 @@ def _check_call(name: str, value: Any, given: Sequence[Any]) -> None:
     """Raises `TooMuchWork` if a filter or method of `value` would write too much. name: of the filter or method."""
     work, numbers = _work.get(), [abs(n) for n in given if isinstance(n, int)]
     texts = [text for text in given if isinstance(text, str)]
-    if numbers and max(numbers) > (1000 if name in ("round", "tojson") else MAX_VALUE):
+    if numbers and name in _WIDTHS and max(numbers) > (1000 if name in ("round", "tojson") else MAX_VALUE):
         raise TooMuchWork(f"{name} of {max(numbers):.3g}")
     if name == "translate":
         raise TooMuchWork("translate is not supported")
     if not isinstance(value, str):
         return
-    if name == "replace" and len(texts) > 1:
-        work.spend(value.count(texts[0]) * len(texts[1]))
+    if name == "replace" and len(texts) > 1:  # by name they may come in any order
+        work.spend(max(value.count(old) * len(new) for old, new in (texts[:2], texts[1::-1])))
     elif name == "indent":
         work.spend((value.count("\n") + 1) * max([4, *numbers, *map(len, texts)]))
     elif name == "expandtabs":
@@ -148,6 +181,8 @@ def _check_call(name: str, value: Any, given: Sequence[Any]) -> None:
         name in ("format", "format_map") and _WIDE_BRACES.search(value)
     ):
         raise TooMuchWork("a width in a format")
+    if name in ("format", "format_map"):
+        work.spend((value.count("%") + value.count("{")) * max([0, *map(_measure, given)]))
 
 
 def _paid(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -159,8 +194,12 @@ def _paid(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         value, given = args[first], [*args[first + 1 :], *kwargs.values()]
         if name == "join":
             items = list(value) if isinstance(value, Iterable) else [value]
-            _work.get().spend(len(items) * max([0, *map(_length, given)]))
+            _work.get().spend(sum(map(_measure, items)) + len(items) * max([0, *map(_length, given)]))
             args = (*args[:first], items, *args[first + 1 :])
+        elif name == "sum" and any(isinstance(one, list | tuple) for one in given):  # its start
+            raise TooMuchWork("sum of lists")
+        elif name in _TEXTS:
+            _measured(value)
         _check_call(name, value, given)
         result = function(*args, **kwargs)
         _work.get().spend(_length(result))
@@ -176,10 +215,13 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         # Not optimised: constants would be computed when the template is compiled, without a budget.
-        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Generation, loopcontrols])
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Generation, loopcontrols],
+            finalize=_measured,
+        )  # fmt: skip
         filters = {**self.filters, "tojson": _tojson}
         self.filters = {name: _paid(name, filters[name]) for name in filters if name not in _LEFT_OUT}
-        self.filters |= {"_counted": _counted, "_joined": _joined, "_sliced": _sliced}
+        self.filters |= {"_counted": _counted, "_joined": _joined, "_sliced": _sliced, "_measured": _measured}
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         self.globals.pop("lipsum")
         self.concat = _joined  # pyright: ignore[reportAttributeAccessIssue]
@@ -187,12 +229,14 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         work = _work.get()
         sizes, numbers = [_length(left), _length(right)], [n for n in (left, right) if isinstance(n, int)]
-        if operator == "+":
-            work.spend(sum(sizes))
+        if operator == "+":  # a text that grows by pieces is copied fast
+            work.spend(min(sizes) + max(sizes) // 64)
+            if sum(sizes) > MAX_VALUE:
+                raise TooMuchWork("a value that is too large")
         elif operator == "*" and numbers:
             work.spend(max(sizes) * max(1, *map(abs, numbers)))
         elif operator == "%" and isinstance(left, str):
-            _check_call("format", left, ())
+            _check_call("format", left, right if isinstance(right, tuple) else (right,))
         if len(numbers) == 2 and operator in "**":
             bits, other = abs(numbers[0]).bit_length(), abs(numbers[1])
             if (bits * other if operator == "**" else bits + other.bit_length()) > MAX_VALUE // 1024:
@@ -200,13 +244,14 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore
-        if isinstance(obj, BuiltinFunctionType):
-            if obj.__name__ == "join" and args:
+        name = getattr(obj, "__name__", "")
+        if isinstance(obj, BuiltinFunctionType) or isinstance(getattr(obj, "__self__", None), str):
+            if name == "join" and args:
                 args = (list(args[0]), *args[1:])
-                _work.get().spend(len(args[0]) * _length(obj.__self__))
-            _check_call(obj.__name__, obj.__self__, [*args, *kwargs.values()])
-        elif getattr(obj, "__name__", "") in ("format", "format_map"):  # the sandbox's own
-            _check_call("format", getattr(getattr(obj, "__wrapped__", obj), "__self__", ""), args)
+                _work.get().spend(sum(map(_measure, args[0])) + len(args[0]) * _length(obj.__self__))
+            _check_call(name, obj.__self__, [*args, *kwargs.values()])
+        elif name in ("format", "format_map"):  # the sandbox's own
+            _check_call("format", getattr(getattr(obj, "__wrapped__", obj), "__self__", ""), [*args, *kwargs.values()])
         result = super().call(context, obj, *args, **kwargs)
         _work.get().spend(_length(result))
         return result

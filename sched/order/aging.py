@@ -29,6 +29,9 @@ class Aging(Order):
     def key(self, request: Request) -> Any:
         return (0,) if self._promoted.of(request) else (1, self._order.key(request))
 
+    def begins(self) -> None:
+        self._order.begins()
+
     def rekeyed(self) -> Iterable[Request]:
         return self._order.rekeyed()
 

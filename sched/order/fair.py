@@ -17,9 +17,10 @@ class Fair(Order):
 
     A request's start tag is the virtual time of its arrival, or the finish tag of its tenant's request before, if that
     is later. Its finish tag is the start tag plus its prompt and predicted output tokens. The smallest start tag goes
-    first, and the virtual time is the largest start tag that has run. So a tenant that sends much waits for itself, and
-    an idle one saves up nothing. With one tenant this is FCFS. VTC (Sheng et al., OSDI 2024) counts tokens as they are
-    served; here an answer is charged at its arrival for what is predicted.
+    first, and the virtual time is the largest start tag that has run; when the engine has become idle, the largest
+    finish tag. So a tenant that sends much waits for itself, and an idle one saves up nothing. With one tenant this is
+    FCFS. VTC (Sheng et al., OSDI 2024) counts tokens as they are served; here an answer is charged at its arrival for
+    what is predicted, even if it is cancelled.
     """
 
     needs = frozenset({Need.LENGTHS})
@@ -39,6 +40,9 @@ class Fair(Order):
         self._finish = {tenant: at for tenant, at in self._finish.items() if at > self._time}
         self._finish[request.tenant] = start + request.prompt_len + request.expected_len
         return start
+
+    def begins(self) -> None:
+        self._time = max((self._time, *self._finish.values()))
 
     def key(self, request: Request) -> Any:
         return self._start.of(request)

@@ -31,6 +31,9 @@ class Order(Policy):
         """
         raise NotImplementedError(f"{type(self).__name__} has no `key`")
 
+    def begins(self) -> None:
+        """The first request comes after all others have ended."""
+
     def rekeyed(self) -> Iterable[Request]:
         """Requests, waiting or not, whose keys the steps since the last call have changed."""
         return ()

@@ -44,14 +44,47 @@ def test_tenants_share_it() -> None:
     with pytest.raises(QueueFull, match="5 of your requests"):
         queue.add("b")
     queue.add("a", 3)
-    queue.now = 61.0  # b is gone
+    queue.now = 121.0  # b is gone
     queue.states = queue.states[:2]
     queue.add("a", 8)
 
 
+def test_a_queue_with_many_places_left_has_no_shares() -> None:
+    queue = Queue()
+    for tenant in "abcdefghij":
+        queue.add(tenant)
+    queue.states.clear()
+    queue.add("a", 5)  # more than a tenth
+
+
+def test_a_refused_tenant_is_not_forgotten_before_it_comes_back() -> None:
+    queue = Queue()
+    queue.add("a", 10)
+    with pytest.raises(QueueFull) as refused:
+        queue.add("b")
+    queue.now += refused.value.retry_after + 60
+    queue.states = queue.states[:8]
+    with pytest.raises(QueueFull, match="your share"):
+        queue.add("a")
+    queue.add("b")
+
+
+def test_idle_time_does_not_count_as_pace() -> None:
+    queue = Queue()
+    for _ in range(64):
+        queue.now += 0.1
+        queue.limit.ended()
+    queue.now += 600
+    queue.limit.ended()
+    queue.add("a", 10)
+    with pytest.raises(QueueFull) as refused:
+        queue.add("a")
+    assert refused.value.retry_after == 1.0
+
+
 def test_running_requests_take_no_place() -> None:
     queue = Queue()
-    queue.add("b")
+    queue.add("b", 5)
     queue.add("a", 30, RequestStatus.RUNNING)
     queue.add("a", 5)
     with pytest.raises(QueueFull):

@@ -43,6 +43,21 @@ ENDLESS = [
     "{{ (range(99999) | list) | map('center', 99999) | list | length }}",
     "{{ messages | tojson(indent=10**9) }}",
     "{{ lipsum(10**9) }}",
+    # What is short because its parts are shared.
+    "{{ (['x' * 10**6] * 10**3) | join('') | length }}",
+    "{{ ''.join(['x' * 10**6] * 10**3) | length }}",
+    "{{ (('%(a)s' * 10**3) % {'a': 'x' * 10**6}) | length }}",
+    "{{ ('%(a)99999999s' % {'a': 1}) | length }}",
+    "{{ ('{0}' * 10**3).format('x' * 10**6) | length }}",
+    "{{ ([['x' * 10**4] * 10**3] * 10**3) | tojson | length }}",
+    "{{ ([['x' * 10**4] * 10**3] * 10**3) | string | length }}",
+    "{{ [['x' * 10**4] * 10**3] * 10**3 }}",
+    "{{ ('a' * 10**4) | replace(new='x' * 10**6, old='a') | length }}",
+    "{{ ('a' | safe).ljust(10**9) | length }}",
+    "{{ ([[0] * 10**4] * 10**4) | sum(start=[]) | length }}",
+    "{% set n = namespace(a=[0], b=[0]) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}"
+    "{% endfor %}{{ n.a == n.b }}",
+    "{% set n = namespace(a=[0]) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] %}{% endfor %}{{ n.a }}",
 ]
 
 
@@ -112,6 +127,8 @@ def test_large_templates_are_refused(source: str) -> None:
          "1user"),
         ("{{ {'b': [1, 'é']} | tojson }}{{ {'a': 1} | tojson(indent=1) }}", '{"b": [1, "é"]}{\n "a": 1\n}'),
         ("{% set n = namespace(i=0) %}{% for m in messages %}{% set n.i = n.i + 1 %}{% endfor %}{{ n.i }}", "1"),
+        ("{{ nothing | default(20000000) }}{{ 'é' == 'é' }}{{ [1, [2]] == [1, [2]] }}{{ 1 < 2 < 3 }}{{ 1 in [1] }}",
+        "20000000TrueTrueTrueTrue"),
         ("{{ 2 ** 10 }}{{ 7 % 4 }}{{ 'a' * 3 }}{{ [1] + [2] }}{{ 1.5 + 1 }}", "10243aaa[1, 2]2.5"),
         ("{{ 'a\nb' | indent(2) }}{{ 'x' | default('y') }}{{ ' a ' | trim }}{{ 'aXa' | replace('X', '-') }}",
         "a\n  bxaa-a"),
@@ -119,3 +136,13 @@ def test_large_templates_are_refused(source: str) -> None:
 )  # fmt: skip
 def test_usual_templates_render_as_before(source: str, rendered: str) -> None:
     assert ChatTemplate(source).render(TALK) == rendered
+
+
+def test_a_long_talk_may_be_collected_in_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "BUDGET", 2**27)
+    template = ChatTemplate(
+        "{% set n = namespace(t='') %}{% for m in messages %}{% set n.t = n.t + m.role + ': ' + m.content + '\n' %}"
+        "{% endfor %}{{ n.t }}"
+    )
+    talk = [{"role": "user", "content": "x" * 2000}] * 500
+    assert template.render(talk) == "".join(f"{m['role']}: {m['content']}\n" for m in talk)

@@ -116,7 +116,9 @@ def test_the_live_view_is_not_for_pages_whose_name_was_made_to_lead_here() -> No
         with serving(engine, options) as url:
             refused = httpx.get(f"{url}/live", headers={"Host": "evil.example"})
             assert refused.status_code == 403 and error_of(refused)["code"] == "foreign_host"
-            for headers in ({"Host": "llm.example"}, {}, {"Host": "evil.example", "Authorization": "Bearer x"}):
+            unknown_key = {"Host": "evil.example", "Authorization": "Bearer x"}
+            assert httpx.get(f"{url}/live", headers=unknown_key).status_code == 403
+            for headers in ({"Host": "llm.example"}, {"Host": "LLM.example:8443"}, {"Host": "box.local"}, {}):
                 with httpx.stream("GET", f"{url}/live", headers=headers, timeout=PATIENCE) as allowed:
                     assert allowed.status_code == 200
     finally:

@@ -83,6 +83,17 @@ def test_an_idle_tenant_saves_nothing_up() -> None:
     assert begun.index("a5") < begun.index("b2")
 
 
+def test_an_idle_engine_starts_afresh() -> None:
+    """What a tenant had alone does not count against it later."""
+    served = Served("fair")
+    served.add("alone", "a", prompt=55)
+    served.finish()
+    for i in range(5):
+        served.add(f"b{i}", "b", prompt=20)
+    served.add("a0", "a")
+    assert served.finish().index("a0") <= 2
+
+
 def test_one_tenant_is_first_come_first_served() -> None:
     served = Served("fair")
     for i in range(5):
