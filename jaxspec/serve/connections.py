@@ -46,6 +46,21 @@ class BoundedProtocol(H11Protocol):
         self.loop.call_later(self._seconds, self._look)
 
 
+def room_for(most: int, others: int = 512) -> int:
+    """Let the process open `most` connections and `others` files, if the system allows it. -> connections that fit.
+    Linux allows 1,024 files by default, macOS 256, unless a process asks for more."""
+    try:
+        import resource  # Unix only
+    except ImportError:
+        return most
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < most + others:
+        wanted = most + others if hard == resource.RLIM_INFINITY else min(hard, most + others)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+        return max(1, min(most, max(soft, wanted) - others))
+    return most
+
+
 def protocol(most: int = MAX_CONNECTIONS, seconds: float = HEADER_SECONDS) -> Any:
     """The protocol with these bounds, for uvicorn's `http`."""
     return partial(BoundedProtocol, most=most, seconds=seconds)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from jaxspec.serve.app import ServerOptions, create_app
-from jaxspec.serve.connections import protocol
+from jaxspec.serve.connections import protocol, room_for
 
 if TYPE_CHECKING:
     from jaxspec.engine.engine import Engine
@@ -127,12 +127,16 @@ def serve(
     Returns the exit code: 0, or 128 plus the number of the second signal. Raises `OSError` if the port is in use by
     now.
     """
+    if (most := room_for(options.max_connections)) < options.max_connections:
+        logging.getLogger(__name__).warning(
+            "the system's limit of open files allows %d connections, not %d", most, options.max_connections
+        )
     config = uvicorn.Config(
         create_app(engine, options),
         log_config=None,
         access_log=log_level == "debug",
         timeout_graceful_shutdown=_FLUSH_TIMEOUT,
-        http=protocol(options.max_connections),
+        http=protocol(most),
         ws="none",
         ssl_keyfile=options.tls_key,
         ssl_certfile=options.tls_certificate,
