@@ -24,7 +24,7 @@ class Fair(Order):
     """
 
     needs = frozenset({Need.LENGTHS})
-    rule = "API keys take turns, by the tokens that each has asked for"
+    rule = "the API key that has asked for the fewest tokens goes first"
 
     def __init__(self) -> None:
         self._time = 0.0

@@ -59,8 +59,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what happened. Returns 1 if anything was wrong."""
+    log = logging.getLogger("jaxspec")
+    level = log.level
     if not args.verbose:
-        logging.getLogger("jaxspec").setLevel(logging.CRITICAL)
+        log.setLevel(logging.CRITICAL)
+    try:
+        found = _found(args)
+    finally:
+        log.setLevel(level)
+    for failure in found["failures"]:
+        print(failure)
+    print("; ".join(f"{name}: {found[name]}" for name in found if name != "failures"))
+    runs = {"live" if args.live else "faults": [found | {"commit": commit()}]}
+    if args.json:
+        write_json(args.json, runs)
+    if args.record:
+        record(runs, Path(args.record))
+    return int(bool(found["failures"]))
+
+
+def _found(args: argparse.Namespace) -> dict[str, Any]:
+    """Serve what the options ask for. -> counts and failures."""
     # The programs of most scenarios are the same. Stored step times would be those of a real clock.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder("compiled-chaos")))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -73,15 +92,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             found = serve(model, pairs, args.seed, args.first, args.scenarios, args.requests)
         found["seconds"] = round(time.monotonic() - begun, 1)
-    for failure in found["failures"]:
-        print(failure)
-    print("; ".join(f"{name}: {found[name]}" for name in found if name != "failures"))
-    runs = {"live" if args.live else "faults": [found | {"commit": commit()}]}
-    if args.json:
-        write_json(args.json, runs)
-    if args.record:
-        record(runs, Path(args.record))
-    return int(bool(found["failures"]))
+    return found
 
 
 def _asked(seed: int, folder: Path) -> tuple[LoadedModel, list[tuple[Asked, Answer]]]:

@@ -151,7 +151,7 @@ def test_the_main_cells_on_the_engine(tmp_path: Path, capsys: pytest.CaptureFixt
     capsys.readouterr()
     file = tmp_path / "predictor" / "sampled.jsonl"
     for wrong, said in (
-        ([str(file.with_name("lengths.jsonl"))], "lists of token ids"),
+        ([str(tmp_path / "trained" / "folder" / "answers.jsonl")], "lists of token ids"),
         ([str(file.with_name("none.jsonl"))], "cannot read"),
         ([str(file), "--engine-jobs", "999"], "too few for 999"),
         ([str(file), "--orders", "sjf"], "--orders cannot be"),
