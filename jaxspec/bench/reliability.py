@@ -50,9 +50,7 @@ def sections(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
 
 
 def _bodies(runs: Sequence[Mapping[str, Any]]) -> str:
-    sums: Counter[str] = Counter()
-    for run in runs:
-        sums.update(run["statuses"])
+    sums = _sums(runs, "statuses")
     rows = [f"| {status} | {_MEANINGS.get(status, '')} | {sums[status]:,} |" for status in sorted(sums)]
     return "\n".join([
         f"{sum(sums.values()):,} bodies in {len(runs)} runs, {_failed(runs)}. Seeds and numbers: {_seeds(runs)}.", "",
@@ -69,30 +67,37 @@ def _files(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _faults(runs: Sequence[Mapping[str, Any]]) -> str:
-    sums: Counter[str] = Counter({name: sum(run[name] for run in runs) for name in ("requests", "tokens", "restarts")})
+    requests, tokens, restarts = (sum(run[name] for run in runs) for name in ("requests", "tokens", "restarts"))
     seeds = "; ".join(f"{run['seed']}: {run['first']}–{run['first'] + run['scenarios'] - 1}" for run in runs)
-    told = f"{sums['requests']:,} requests, {sums['tokens']:,} tokens and {sums['restarts']:,} restarts"
-    return "\n".join([
-        f"{told} in {len(runs)} runs, {_failed(runs)}. Seeds and scenarios: {seeds}.", "",
-        "| fault | times |", "|---|---:|", *_counted(runs, "faults"), "",
-        "| requests ended with | |", "|---|---:|", *_counted(runs, "ended"),
-    ])  # fmt: skip
+    told = f"{requests:,} requests, {tokens:,} tokens and {restarts:,} restarts in {len(runs)} runs, {_failed(runs)}."
+    return f"{told} Seeds and scenarios: {seeds}.\n\n{_outcomes(runs)}"
 
 
 def _live(runs: Sequence[Mapping[str, Any]]) -> str:
     requests, seconds = sum(run["requests"] for run in runs), sum(run["seconds"] for run in runs)
+    told = f"{requests:,} requests in {len(runs)} runs of {seconds / 60:.0f} minutes together, {_failed(runs)}."
+    return f"{told}\n\n{_outcomes(runs)}"
+
+
+def _outcomes(runs: Sequence[Mapping[str, Any]]) -> str:
+    """The tables of faults and of how requests ended."""
     return "\n".join([
-        f"{requests:,} requests in {len(runs)} runs of {seconds / 60:.0f} minutes together, {_failed(runs)}.", "",
         "| fault | times |", "|---|---:|", *_counted(runs, "faults"), "",
         "| requests ended with | |", "|---|---:|", *_counted(runs, "ended"),
     ])  # fmt: skip
 
 
-def _counted(runs: Sequence[Mapping[str, Any]], column: str) -> list[str]:
-    """The rows of a table of counts."""
+def _sums(runs: Sequence[Mapping[str, Any]], column: str) -> Counter[str]:
+    """A column of counts by name, over all runs."""
     sums: Counter[str] = Counter()
     for run in runs:
         sums.update(run[column])
+    return sums
+
+
+def _counted(runs: Sequence[Mapping[str, Any]], column: str) -> list[str]:
+    """The rows of a table of counts."""
+    sums = _sums(runs, column)
     return [f"| {name.replace('_', ' ')} | {sums[name]:,} |" for name in sorted(sums)]
 
 

@@ -99,7 +99,7 @@ EXPECTED = Answer((5, 6, 7), "abc", "length")
 
 
 def watched(client: Client, *deltas: tuple[tuple[int, ...], str, str | None]) -> Watched:
-    one = Watched("r", Asked((1,), SamplingParams(seed=1, max_tokens=3)), EXPECTED, client, 0)
+    one = Watched("r", Asked((1,), SamplingParams(seed=1, max_tokens=3)), EXPECTED, client)
     count = 0
     for tokens, text, reason in deltas:
         count += len(tokens)

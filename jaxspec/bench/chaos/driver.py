@@ -65,8 +65,8 @@ def alone(model: LoadedModel, asked: Sequence[Asked]) -> list[Answer]:
 class Watched:
     """One request: its client, what it has got, and what it should get."""
 
-    def __init__(self, name: str, asked: Asked, expected: Answer, client: Client, sent: int) -> None:
-        self.name, self.asked, self.expected, self.client, self.sent = name, asked, expected, client, sent
+    def __init__(self, name: str, asked: Asked, expected: Answer, client: Client) -> None:
+        self.name, self.asked, self.expected, self.client = name, asked, expected, client
         self.tokens: list[int] = []
         self.text = ""
         self.deltas = 0
@@ -199,7 +199,7 @@ class Driver:
         if client.poisonous is not None:
             asked, answer = random.choice([pair for pair in self._asked if not pair[0].random])
             asked = replace(asked, params=self._faults.poison(asked, client.poisonous, run.requests))
-        watched = Watched(f"r{run.requests}", asked, answer, client, run.turns)
+        watched = Watched(f"r{run.requests}", asked, answer, client)
         run.requests += 1
         try:
             self._engine.submit(
