@@ -277,9 +277,8 @@ class Speculator:
         proposed = self.proposals.propose(draftable, sampling, nodes) if draftable else []
         rounds, drafts = self._round_seconds(proposed), dict[str, Draft]()
         if proposed:
-            if self._failures:  # hardly ever
-                for p in proposed:
-                    self._failures.pop(p.drafter, None)
+            for p in proposed if self._failures else ():
+                self._failures.pop(p.drafter, None)
             proposed = [p._replace(candidates=allowed(p.scheduled.request, p.candidates)) for p in proposed]
             trees, forest = by_request(proposed, self._forest(proposed))
             self._rounds += sum(rounds.values())
