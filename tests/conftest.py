@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -16,6 +18,11 @@ collect_ignore = ["gpu_compile", "ray_serve", "ui"]
 
 #: Seconds after which a compiled program is thrown away: after changes to the code it is never used again.
 _KEPT = 7 * 24 * 3600
+
+#: Memory mappings of a process from which on JAX's programs are dropped between modules. Linux allows 65,530, a
+#: compiled program has dozens, and LLVM ends the process if it gets no further one.
+_MAPPINGS = 15_000
+_MAPS = Path("/proc/self/maps")
 
 
 def _share_programs() -> None:
@@ -42,6 +49,17 @@ def _own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr("jaxspec.step.profiles.ROUNDS", 1)
         patch.setattr("jaxspec.engine.startup.cache_folder", lambda kind: folder / kind)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_mappings() -> Iterator[None]:
+    """Drop the programs that modules before have left in JAX's caches, if they are many."""
+    yield
+    if _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MAPPINGS:
+        import jax
+
+        jax.clear_caches()
+        gc.collect()
 
 
 # When pytest reads this file JAX has not been imported, which is when it reads these variables.
