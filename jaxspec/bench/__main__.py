@@ -40,6 +40,7 @@ COMMANDS = {
     "simulate-gpu": ("jaxspec.bench.papers.gpu", "expected gain of drafts on a GPU, simulated"),
     "predictor": ("jaxspec.bench.papers.ssjf.predictor", "compare length predictors (SSJF's ablation)"),
     "chaos": ("jaxspec.bench.chaos", "serve random requests while parts of the engine fail, and check every answer"),
+    "overload": ("jaxspec.bench.overload", "send a server several times its capacity, and see what it still delivers"),
     "profile": (
         "jaxspec.bench.profile",
         "show or renew the profile: measured step and draft times of this machine",

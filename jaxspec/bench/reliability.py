@@ -44,8 +44,8 @@ def record(found: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> No
 
 
 def sections(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
-    """The tables `bodies`, `files`, `faults` and `live`, of those that have runs."""
-    made = {"bodies": _bodies, "files": _files, "faults": _faults, "live": _live}
+    """The tables `bodies`, `files`, `faults`, `live` and `overload`, of those that have runs."""
+    made = {"bodies": _bodies, "files": _files, "faults": _faults, "live": _live, "overload": _overload}
     return {kind: table(runs[kind]) for kind, table in made.items() if runs.get(kind)}
 
 
@@ -77,6 +77,33 @@ def _live(runs: Sequence[Mapping[str, Any]]) -> str:
     requests, seconds = sum(run["requests"] for run in runs), sum(run["seconds"] for run in runs)
     told = f"{requests:,} requests in {len(runs)} runs of {seconds / 60:.0f} minutes together, {_failed(runs)}."
     return f"{told}\n\n{_outcomes(runs)}"
+
+
+def _overload(runs: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each measure, a column for each run."""
+    other, streams = [run["other_key"] for run in runs], [run["streams"] for run in runs]
+    rows: dict[str, list[str]] = {
+        "server": [run["server"] for run in runs],
+        "load, minutes": [f"{r['options']['factor']:g} × {r['options']['seconds'] / 60:g}" for r in runs],
+        "capacity, requests/s": [f"{run['capacity_requests_per_s']:.2f}" for run in runs],
+        "sent; served": [f"{run['sent']:,}; {run['served']:,}" for run in runs],
+        "peak goodput below capacity, tokens/s": [f"{run['goodput_peak']:.0f}" for run in runs],
+        "goodput, tokens/s": [f"{run['goodput']:.0f}" for run in runs],
+        "share of the peak": [f"{run['share_of_peak']:.2f}" for run in runs],
+        "least and most goodput of a minute": [
+            ", ".join(f"{ends(run['minutes'], default=0):.0f}" for ends in (min, max)) for run in runs
+        ],
+        "TTFT of served: p50, p99, longest, s": [", ".join(f"{t:.1f}" for t in run["ttft_s"]) for run in runs],
+        "`Retry-After` of 429, s": ["–".join(f"{t:.0f}" for t in run["retry_after_s"]) for run in runs],
+        "second key: sent, served, met the SLO": [f"{o['sent']}, {o['served']}, {o['attainment']:.0%}" for o in other],
+        "seconds until requests meet the SLO again": [f"{run['recovery_s']:.1f}" for run in runs],
+        "streams at once: opened, served, refused, seconds": [
+            f"{s['opened']:,}, {s['served']:,}, {s['refused']:,}, {s['longest_s']:.0f}" for s in streams
+        ],
+        "other failures": [str(sum(run["failures"].values())) for run in runs],
+    }
+    head = ["| |" + "".join(f" run {i} |" for i in range(1, len(runs) + 1)), "|---|" + "---:|" * len(runs)]
+    return "\n".join([*head, *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items())])
 
 
 def _outcomes(runs: Sequence[Mapping[str, Any]]) -> str:

@@ -106,7 +106,7 @@ class Engine:
         self._lock = threading.Condition()
         self._inbox: deque[tuple[RequestState, bool]] = deque()  # (request, False: it is new; True: cancel it)
         self._queued = 0  # new requests in the inbox
-        self._limit = QueueLimit(config.max_queued_requests, clock)
+        self._limit = QueueLimit(config.max_queued_requests, clock, config.max_queue_wait_ms)
         self._calls = Calls()
         self.health = "ok"  # or draining, dead
         self._stop_at: float | None = None  # when a drain ends at the latest
@@ -386,7 +386,7 @@ class Engine:
     def _closed(self, state: RequestState) -> None:
         with self._lock:
             self._states.pop(state.request.id, None)
-            self._limit.ended()
+            self._limit.ended(self.loop.num_waiting + self._queued)
             self._admission.release(state.request.id)
 
     def _abort_all(self, reason: str, error: str | None) -> None:

@@ -18,9 +18,9 @@ from jaxspec.sched.scheduler import QueueFull
 class Queue:
     """A limit of 10 on a clock that the test moves, and waiting requests by tenant."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest_ms: float | None = None) -> None:
         self.now = 0.0
-        self.limit = QueueLimit(10, lambda: self.now)
+        self.limit = QueueLimit(10, lambda: self.now, longest_ms)
         self.states: list[Any] = []
 
     def add(self, tenant: str, count: int = 1, status: RequestStatus = RequestStatus.WAITING) -> None:
@@ -28,6 +28,12 @@ class Queue:
             waiting = sum(s.request.status is not RequestStatus.RUNNING for s in self.states)
             self.limit.check(tenant, waiting, self.states)
             self.states.append(SimpleNamespace(request=SimpleNamespace(tenant=tenant, status=status)))
+
+    def end(self, count: int, gap: float, waiting: int = 1) -> None:
+        """Requests end, one after each gap, while so many wait."""
+        for _ in range(count):
+            self.now += gap
+            self.limit.ended(waiting)
 
 
 def test_one_tenant_has_the_whole_queue() -> None:
@@ -71,11 +77,9 @@ def test_a_refused_tenant_is_not_forgotten_before_it_comes_back() -> None:
 
 def test_idle_time_does_not_count_as_pace() -> None:
     queue = Queue()
-    for _ in range(64):
-        queue.now += 0.1
-        queue.limit.ended()
-    queue.now += 600
-    queue.limit.ended()
+    queue.end(64, 0.1)
+    queue.end(1, 0.1, waiting=0)
+    queue.end(64, 600.0, waiting=0)
     queue.add("a", 10)
     with pytest.raises(QueueFull) as refused:
         queue.add("a")
@@ -95,12 +99,51 @@ def test_running_requests_take_no_place() -> None:
 def test_a_refused_client_learns_when_to_come_back(gap: float, seconds: float) -> None:
     queue = Queue()
     queue.add("a", 10)
-    for _ in range(200):
-        queue.now += gap
-        queue.limit.ended()
+    queue.end(200, gap)
     with pytest.raises(QueueFull) as refused:
         queue.add("a")
     assert refused.value.retry_after == pytest.approx(seconds, rel=0.05)
+
+
+def test_what_would_wait_too_long_is_refused() -> None:
+    queue = Queue(longest_ms=2000.0)
+    queue.add("a", 10)  # nothing is known yet
+    queue.states.clear()
+    queue.end(20, 0.5)
+    queue.add("a", 4)
+    with pytest.raises(QueueFull, match="4 requests are waiting already"):
+        queue.add("a")
+    with pytest.raises(QueueFull, match="4 requests"):
+        queue.add("b")
+    queue.states.pop()
+    queue.add("b")
+    with pytest.raises(QueueFull):
+        queue.add("b")
+    queue.states.clear()
+    queue.end(70, 10.0)  # slower than the limit: one may wait
+    queue.add("a")
+    with pytest.raises(QueueFull, match="1 request is waiting"):
+        queue.add("a")
+
+
+def test_a_slow_trickle_of_requests_says_nothing_about_the_pace() -> None:
+    queue = Queue(longest_ms=2000.0)
+    queue.end(70, 10.0, waiting=0)
+    queue.add("a", 10)
+
+
+def test_the_engine_refuses_what_would_wait_too_long() -> None:
+    given = dict(max_num_seqs=1, token_buckets=[16], max_num_batched_tokens=16, max_queue_wait_ms=1e-3)
+    with tiny.llm(**given) as llm:
+        outputs = llm.generate([[i, 2] for i in range(30)], replace(GREEDY, max_tokens=4))  # `LLM` waits
+        assert all(len(out.outputs[0].token_ids) == 4 for out in outputs)
+
+        def crowd() -> None:
+            for i in range(4):
+                llm.engine.submit([i, 1], replace(GREEDY, max_tokens=100), lambda delta: None)
+
+        with pytest.raises(QueueFull, match="1 request is waiting"):
+            crowd()
 
 
 def test_the_engine_keeps_a_greedy_tenant_from_taking_all_places() -> None:

@@ -122,6 +122,8 @@ RUNS = (
     Run("jaxspec.bench chaos", " --live 3 --clients 2", with_=("--live",)),
     Run("jaxspec.bench fuzz", " --bodies 30", with_=("--bodies",)),
     Run("jaxspec.bench fuzz", " --files 5", with_=("--files",)),
+    Run("jaxspec.bench overload",
+        " --base-url {url} --seconds 0.5 --phase-seconds 1 --concurrency 2 --max-tokens 4 --streams 4"),
     Run("jaxspec.bench router", " --model {model} --requests 20 --prompt-tokens 40", slow=False),
     Run("jaxspec.bench scheduler", " --waiting 20 --iterations 20 --drafting 4", slow=False),
     Run("jaxspec.bench orders",
