@@ -2,7 +2,8 @@
 
 A probe re-predicts an answer's length from the target's hidden states while it is generated (`length_probe`). Data are
 files of `jaxspec.train_predictor.collect`; the target's features are computed once and kept in the folder of --work,
-where the trainer of drafters finds them too. Answers that were cut count as longer than what is there.
+where the trainer of drafters finds them too. Answers that were cut, and those that --longest cuts, count
+as longer than what is there. Errors are measured on whole answers.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from jaxspec.models.load import ModelLoadError, load_model
 from jaxspec.progress import progress
 from jaxspec.train_predictor import command as training
 from jaxspec.train_predictor import ending
-from jaxspec.train_predictor.answers import check_answers, origin_of
+from jaxspec.train_predictor.answers import check_answers
 from jaxspec.train_predictor.data import TEST, part_of_row
 from jaxspec.train_predictor.names import PROBE, answers_file, trained_file, work_folder
 from jaxspec.train_predictor.report import FEW, few
@@ -44,8 +45,8 @@ BATCH, LEARNING_RATE, WEIGHT_DECAY = 1024, 1e-3, 0.05
 SHARES = (0.0, 0.25, 0.5, 0.75)
 #: Share of the test part, and of the validation part, in the presets of `configs/predictor`.
 SHARE = 0.1
-#: More tokens than prompt and answer have: nothing is cut.
-WHOLE = 2**20
+#: Answers of at most this many tokens are not measured: an error after a share of them means little.
+SHORT = 8
 
 
 class Examples(NamedTuple):
@@ -70,7 +71,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--out", metavar="FILE", help="file of the trained probe (default: trained/NAME/NAME-probe.safetensors)"
     )
     parser.add_argument("--work", metavar="DIR", help="folder of features (default: trained/NAME)")
-    parser.add_argument("--longest", type=count, default=384, help="tokens of prompt and answer (default: 384)")
+    parser.add_argument(
+        "--longest",
+        type=count,
+        default=384,
+        metavar="N",
+        help="cut the training answers at N tokens of prompt and answer, and leave out longer prompts (default: 384)",
+    )
     parser.add_argument("--width", type=count, default=64, help="hidden units (default: 64)")
     parser.add_argument("--steps", type=count, default=1500, help="training steps (default: 1500)")
     parser.add_argument("--seed", type=int, default=0)
@@ -86,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:  # the optional extra `train`
         import optax
 
-        from jaxspec.draft.distill.data import corpus
+        from jaxspec.draft.distill.data import answers_of, corpus_of, lost
         from jaxspec.models.load.probe_file import save_probe
     except ModuleNotFoundError as error:
         return training.fail(PROG, training.lacking(error))
@@ -96,9 +103,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         training.check_output("--out", args.out)
         target = load_model(args.target)
         longest = min(args.longest, target.config.max_position)
-        data = corpus(args.data, target, longest, Path(args.work), partial(held_out, target))
+        rows, apart = answers_of(args.data, target), partial(held_out, target)
+        data = corpus_of(rows, target, longest, Path(args.work), apart)
         rng = np.random.default_rng(args.seed)
         examples = positions(data, rng)
+        usual = float(np.median([len(row.answer) for row in rows if not apart(row)]))
+        test = whole_test_part(data, [row for row in rows if apart(row)], target, Path(args.work))
     except KeyboardInterrupt:
         return ending.interrupted(PROG, argv, f"features that are complete are kept in {args.work}")
     except (ConfigError, ModelLoadError) as error:
@@ -107,6 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{target.name}: {len(examples.left)} positions of {int((~data.held_out).sum())} answers, "
         f"{data.ended.mean():.0%} of which end"
     )
+    if said := lost(rows, longest, "--longest"):
+        print(said)
     probe = LengthProbe(data.features.shape[-1], args.width, nnx.Rngs(args.seed))
     optimizer = nnx.Optimizer(
         probe,
@@ -125,26 +137,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     with progress("training steps", args.steps) as advance:
         for _ in range(args.steps):
-            rows = rng.integers(len(examples.left), size=BATCH)
-            update(probe, optimizer, Examples(*(part[rows] for part in examples)))
+            chosen = rng.integers(len(examples.left), size=BATCH)
+            update(probe, optimizer, Examples(*(part[chosen] for part in examples)))
             advance()
-    measured = errors(probe, data)
-    for share, own, constant in measured:
+    for share, own, constant in errors(probe, test, usual):
         print(f"after {share:.0%} of the answer: median relative error {own:.2f} (the training median: {constant:.2f})")
-    if (count := len(measurable(data))) < FEW:
-        print(few("errors", count, "held-out answers"))
+    print(f"measured on {(found := len(measurable(test)))} whole held-out answers")
+    if found < FEW:
+        print(few("errors", found, "held-out answers"))
     save_probe(probe, target.name, Path(args.out))
     ending.ended([args.out], ending.serve_command(args.target, probe=args.out))
     return 0
 
 
 def held_out_rows(paths: Sequence[str], target: LoadedModel) -> list[Row]:
-    """The answers of all files, uncut, that are in the test part of length predictors. Raises `ConfigError` naming the
-    field `data`."""
-    from jaxspec.draft.distill.data import read_rows
+    """The answers of all files, uncut, that are in the test part of length predictors, without those of one token.
+    Raises `ConfigError` naming the field `data`."""
+    from jaxspec.draft.distill.data import answers_of
 
-    rows = read_rows(paths, WHOLE, origin_of(target), target.tokenizer.eos_token_ids)
-    return [row for row in rows if held_out(target, row)]
+    return [row for row in answers_of(paths, target) if len(row.answer) > 1 and held_out(target, row)]
 
 
 def held_out(target: LoadedModel, row: Row) -> bool:
@@ -171,18 +182,26 @@ def positions(data: Corpus, rng: np.random.Generator) -> Examples:
     return Examples(np.concatenate(features), np.concatenate(left).astype(np.float32), np.concatenate(ended))
 
 
+def whole_test_part(data: Corpus, rows: Sequence[Row], target: LoadedModel, folder: Path) -> Corpus:
+    """`data`, if it has the held-out answers that can be measured as they are; else a corpus of those whole answers, so
+    that long ones are not missing from what is measured. `rows`: the held-out ones, uncut."""
+    from jaxspec.draft.distill.data import held_out_corpus
+
+    kept = [row for row in rows if row.ended and len(row.answer) > SHORT]
+    if all(len(row.prompt) + len(row.answer) <= data.tokens.shape[1] for row in kept):
+        return data
+    return held_out_corpus(kept, target, folder)
+
+
 def measurable(data: Corpus) -> list[int]:
-    """The held-out answers that end and are not too short for an error after each share to mean something."""
-    output = data.length - data.start
-    return [i for i in np.flatnonzero(data.held_out & data.ended).tolist() if output[i] > 8]
+    """The held-out answers that end and are longer than `SHORT`."""
+    return np.flatnonzero(data.held_out & data.ended & (data.length - data.start > SHORT)).tolist()
 
 
-def errors(probe: LengthProbe, data: Corpus) -> list[tuple[float, float, float]]:
-    """(share of the answer, median relative error of the probe's length, of the training answers' median length), on
-    held-out answers that end."""
-    output = data.length - data.start
-    usual = float(np.median(output[~data.held_out & data.ended]))
-    held_out, found = measurable(data), []
+def errors(probe: LengthProbe, data: Corpus, usual: float) -> list[tuple[float, float, float]]:
+    """(share of the answer, median relative error of the probe's length, of the length `usual`), on the answers that
+    are `measurable`."""
+    output, held_out, found = data.length - data.start, measurable(data), []
     for share in SHARES if held_out else ():
         at = np.asarray([data.start[i] - 1 + int(share * (output[i] - 2)) for i in held_out])
         rows = np.stack([np.asarray(data.features[i, p]) for i, p in zip(held_out, at, strict=True)])

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.distillation import LONGEST, TARGET, answers
 from helpers.jsonl import write_lines
-from jaxspec.draft.distill.data import Corpus, corpus
+from jaxspec.draft.distill.data import Corpus, Row, corpus, lost
 from jaxspec.models.load.probe_file import load_probe
 from jaxspec.train_predictor import probe as command
 from jaxspec.train_predictor.probe import STRIDE, errors, positions
@@ -53,8 +53,35 @@ def test_the_command(
     assert "(the training median: " in said and f"wrote {out} (" in said
     assert "warning: errors come from " in said
     # Lengths of random text cannot be known, but that 8 to 29 tokens are usual can.
-    (start, own, _), *_ = errors(load_probe(out, TARGET.config), text)
+    (start, own, _), *_ = errors(load_probe(out, TARGET.config), text, 0)
     assert start == 0 and own < 0.5
+
+
+def test_answers_that_are_cut_for_training_are_counted_and_measured_whole(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: Corpus
+) -> None:
+    monkeypatch.setattr(command, "load_model", lambda name: TARGET)
+    options = ["--data", str(data), "--out", str(tmp_path / "p"), "--work", str(tmp_path), "--steps", "1"]
+    assert command.main([*options, "--longest", str(LONGEST)]) == 0
+    whole = capsys.readouterr().out.splitlines()
+    assert command.main([*options, "--longest", "19"]) == 0
+    cut = capsys.readouterr().out.splitlines()
+    room = text.start < 19 - 8
+    counted = f"of 120 answers {(text.length[room] > 19).sum()} are cut at 19 tokens of prompt and answer (--longest), "
+    left_out = f"{(~room).sum()} are left out because the prompt has 11 tokens or more (--longest)"
+    assert (~room).sum() > 0 and counted + left_out in cut and not any("(--longest)" in line for line in whole)
+    (measured,) = (line for line in whole if line.startswith("measured on"))
+    assert measured in cut, "the same answers, also those that were cut or left out"
+    medians = [[line[line.index("(the") :] for line in said if "(the" in line] for said in (whole, cut)]
+    assert medians[0] == medians[1] != []
+
+
+def test_what_is_lost_is_said_in_one_sentence() -> None:
+    row = Row("", [1, 2], [3] * 30, True)
+    assert lost([row], 32, "longest") == ""
+    assert lost([row, row._replace(answer=[3])], 31, "longest") == (
+        "of 2 answers 1 are cut at 31 tokens of prompt and answer (longest), 1 are left out because they have one token"
+    )
 
 
 def test_errors_are_one_line(

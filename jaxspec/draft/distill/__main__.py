@@ -17,7 +17,7 @@ PROG = "jaxspec.draft.distill"
 def main(argv: Sequence[str] | None = None) -> int:
     args = training.parse(PROG, __doc__, "configs/distill/*.yaml", argv)
     try:  # the optional extra `train`
-        from jaxspec.draft.distill.data import corpus
+        from jaxspec.draft.distill.data import answers_of, corpus_of, lost
         from jaxspec.draft.distill.train import Trainer
         from jaxspec.models.load import ModelLoadError, load_model
         from jaxspec.train_predictor.answers import check_answers, check_readable
@@ -31,9 +31,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         training.check_folder("work", run)
         training.check_output("out", out)
         target = load_model(config.target)
-        data = corpus(config.data, target, min(config.longest, target.config.max_position), work)
+        rows, longest = answers_of(config.data, target), min(config.longest, target.config.max_position)
+        data = corpus_of(rows, target, longest, work)
         trainer = Trainer(config, target, data)
         print(f"{target.name}, {run.name}: {trainer.about}", flush=True)
+        if said := lost(rows, longest, "longest"):
+            print(said, flush=True)
         trainer.run(run)
         trainer.export(out)
     except KeyboardInterrupt:

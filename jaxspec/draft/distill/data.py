@@ -75,29 +75,63 @@ class Corpus:
 
 
 def read_rows(paths: Sequence[str], longest: int, target: Origin | None = None, ends: Container[int] = ()) -> list[Row]:
-    """The rows of all files. Answers are cut so that prompt and answer fit `longest`; prompts that leave no room for
-    an answer, and answers of one token, are left out. Where a line does not say whether its answer ended, one that ends
-    with a token of `ends` did.
+    """The rows of all files that `fitting` keeps. Raises `ConfigError` naming the field `data`."""
+    return fitting(whole_rows(paths, target, ends), longest)
+
+
+def whole_rows(paths: Sequence[str], target: Origin | None = None, ends: Container[int] = ()) -> list[Row]:
+    """The rows of all files, uncut. Where a line does not say whether its answer ended, one that ends with a token of
+    `ends` did.
 
     Raises `ConfigError` naming the field `data`, also if an answer is another model's than `target`'s.
     """
     origin = None if target is None else lambda: target
     lines = [(line, *token_ids(line, where)) for path in paths for line, where in read_data(path, origin)]
+    if not lines:
+        raise ConfigError(f"data: no answers in {', '.join(paths)}")
     # A later turn's prompt holds the turns before it, so the first prompt decides for all of them.
     firsts = {str(line.get("group")): _bytes(prompt) for line, prompt, _ in lines if not line.get("turn")}
     rows = []
     for line, prompt, answer in lines:
-        if len(prompt) < longest - ROOM and len(answer) > 1:
-            group = str(line["group"]) if line.get("turn") and "group" in line else None
-            first = _bytes(prompt) if group is None else firsts.get(group, group.encode())
-            ended = has_ended(line, answer, ends)
-            kept = answer[: longest - len(prompt)]
-            ended &= len(kept) == len(answer)
-            key = hashlib.sha256(first).hexdigest()
-            rows.append(Row(key, prompt, kept, ended, line.get("group"), line.get("temperature")))
-    if not rows:
-        raise ConfigError(f"data: no answers to prompts under {longest - ROOM} tokens in {', '.join(paths)}")
+        group = str(line["group"]) if line.get("turn") and "group" in line else None
+        first = _bytes(prompt) if group is None else firsts.get(group, group.encode())
+        key, ended = hashlib.sha256(first).hexdigest(), has_ended(line, answer, ends)
+        rows.append(Row(key, prompt, answer, ended, line.get("group"), line.get("temperature")))
     return rows
+
+
+def fitting(rows: Sequence[Row], longest: int) -> list[Row]:
+    """The rows, their answers cut so that prompt and answer fit `longest`. Prompts that leave no room for an answer,
+    and answers of one token, are left out. Raises `ConfigError` naming the field `data` if no row is left."""
+    out = []
+    for row in rows:
+        if _has_room(row, longest) and len(row.answer) > 1:
+            kept = row.answer[: longest - len(row.prompt)]
+            out.append(row._replace(answer=kept, ended=row.ended and len(kept) == len(row.answer)))
+    if not out:
+        raise ConfigError(f"data: no answers of two tokens or more to prompts under {longest - ROOM} tokens")
+    return out
+
+
+def lost(rows: Sequence[Row], longest: int, setting: str) -> str:
+    """How many answers `fitting` cuts and leaves out, in a sentence that names the `setting`; empty for none."""
+    room = [row for row in rows if _has_room(row, longest)]
+    cut = sum(len(row.prompt) + len(row.answer) > longest for row in room)
+    single = sum(len(row.answer) < 2 for row in room)
+    said = [
+        f"{count} {what}"
+        for count, what in (
+            (cut, f"are cut at {longest} tokens of prompt and answer ({setting})"),
+            (len(rows) - len(room), f"are left out because the prompt has {longest - ROOM} tokens or more ({setting})"),
+            (single, "are left out because they have one token"),
+        )
+        if count
+    ]
+    return f"of {len(rows)} answers {', '.join(said)}" if said else ""
+
+
+def _has_room(row: Row, longest: int) -> bool:
+    return len(row.prompt) < longest - ROOM
 
 
 def _bytes(ids: Sequence[int]) -> bytes:
@@ -116,20 +150,47 @@ def corpus(
     folder: Path,
     held_out: Callable[[Row], bool] = one_in_many,
 ) -> Corpus:
-    """The rows of `paths` with the target's features, which are cached in `folder`.
+    """`corpus_of` the rows of `paths`. Raises `ConfigError` naming the field `data`, also if the files are unusable or
+    hold answers of another model."""
+    return corpus_of(answers_of(paths, target), target, longest, folder, held_out)
 
-    Raises `ConfigError` naming the field `data` if the files are unusable or hold answers of another model.
+
+def answers_of(paths: Sequence[str], target: LoadedModel) -> list[Row]:
+    """`whole_rows` of the target. Raises `ConfigError` as that does."""
+    return whole_rows(paths, origin_of(target), target.tokenizer.eos_token_ids)
+
+
+def corpus_of(
+    rows: Sequence[Row], target: LoadedModel, longest: int, folder: Path, held_out: Callable[[Row], bool] = one_in_many
+) -> Corpus:
+    """The rows, made `fitting`, with the target's features, which are cached in `folder`.
+
+    Raises `ConfigError` naming the field `data` for rows that cannot be used.
     """
-    rows = read_rows(paths, longest, origin_of(target), target.tokenizer.eos_token_ids)
-    tokens, start, length = padded_tokens(rows, longest, target)
-    kept_apart = np.asarray([held_out(row) for row in rows])
-    if kept_apart.all() or not kept_apart.any():
+    rows = fitting(rows, longest)
+    parts = padded_tokens(rows, longest, target)
+    apart = np.asarray([held_out(row) for row in rows])
+    if apart.all() or not apart.any():
         raise ConfigError(
             f"data: {len({row.key for row in rows})} prompts are too few: some are held out at random, and neither "
             "part may be empty"
         )
+    return _with_features(rows, parts, target, folder, apart)
+
+
+def held_out_corpus(rows: Sequence[Row], target: LoadedModel, folder: Path) -> Corpus:
+    """The same of whole rows, all of them held out."""
+    longest = max(len(row.prompt) + len(row.answer) for row in rows)
+    return _with_features(rows, padded_tokens(rows, longest, target), target, folder, np.ones(len(rows), bool))
+
+
+def _with_features(
+    rows: Sequence[Row], parts: tuple[np.ndarray, ...], target: LoadedModel, folder: Path, held_out: np.ndarray
+) -> Corpus:
+    """`parts`: from `padded_tokens`."""
+    tokens, start, length = parts
     ended = np.asarray([row.ended for row in rows])
-    return Corpus(tokens, _features(tokens, length, target, folder), start, length, kept_apart, ended)
+    return Corpus(tokens, _features(tokens, length, target, folder), start, length, held_out, ended)
 
 
 def padded_tokens(rows: Sequence[Row], longest: int, target: LoadedModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
