@@ -109,35 +109,39 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    out = Path(args.out)
     try:
-        wanted = conversations(args.prompts, args.temperature, args.history == "own", args.seed)[: args.limit]
-        training.check_output("--out", out)
-        done = collected(out)
-        settings = {"draft": (), "max_num_seqs": 64, **parse_overrides(args.set)}
-        if "model" in settings:
-            raise ValueError("--set model: set the model with --model")
-        EngineConfig.load(None, **settings)  # before the model is loaded
-        model = load_model(args.model)
-        origin = origin_of(model)
-        fitting(done, origin, args.max_tokens, out)
-        total = sum(len(c.turns) for c in wanted)
-        missing = deque(turns_left(wanted, done))
-        if not missing:
-            print(f"{out}: all {total} turns were already answered")
-            ending.ended([out], *ending.training_commands(args.model, str(out)))
-            return 0
-        llm = LLM(model, **settings)
+        return _run(args)
     except (OSError, ValueError) as error:
         return training.fail(PROG, explained(error))
+    except KeyboardInterrupt:
+        return ending.interrupted(PROG, argv, f"{args.out} keeps the finished answers")
+
+
+def _run(args: argparse.Namespace) -> int:
+    out = Path(args.out)
+    wanted = conversations(args.prompts, args.temperature, args.history == "own", args.seed)[: args.limit]
+    training.check_output("--out", out)
+    done = collected(out)
+    settings = {"draft": (), "max_num_seqs": 64, **parse_overrides(args.set)}
+    if "model" in settings:
+        raise ValueError("--set model: set the model with --model")
+    EngineConfig.load(None, **settings)  # before the model is loaded
+    model = load_model(args.model)
+    origin = origin_of(model)
+    fitting(done, origin, args.max_tokens, out)
+    total = sum(len(c.turns) for c in wanted)
+    missing = deque(turns_left(wanted, done))
+    if not missing:
+        print(f"{out}: all {total} turns were already answered")
+        ending.ended([out], *ending.training_commands(args.model, str(out)))
+        return 0
+    llm = LLM(model, **settings)
     answered = sum(key in done for c in wanted for key in c.keys)
     try:
         with llm, out.open("a") as file, progress("answers", total, answered) as advance:
             collect(llm.engine, origin, missing, done, file, args, advance)
     except RuntimeError as error:
         return training.fail(PROG, f"{error}; run again to resume")
-    except KeyboardInterrupt:
-        return ending.interrupted(PROG, argv, f"{out} keeps the finished answers")
     report(out, done, wanted)
     ending.ended([out], *ending.training_commands(args.model, str(out)))
     return 0

@@ -81,6 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         room = {"draft": (), "max_num_seqs": 64, "max_queued_requests": len(kept) * args.each}
         with LLM(target, **{**room, **parse_overrides(args.set)}) as llm:
             found = {share: continued(llm, kept, share, args) for share in args.shares}
+    except KeyboardInterrupt:
+        return ending.interrupted(PROG, argv, "nothing was written")
     except (ConfigError, ModelLoadError, OSError, ValueError, RuntimeError) as error:
         return training.fail(PROG, explained(error))
     length = np.asarray([len(row.answer) for row in kept])

@@ -77,6 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         limit = limits(config, target, args.again, parts[TEST]) if args.again else ""
         found = at_arrival(config, target, args.predictor, parts)
         left = None if probe is None else while_generating(probe, target, parts[TEST], args.every)
+    except KeyboardInterrupt:
+        return ending.interrupted(PROG, argv, "nothing was written")
     except ModuleNotFoundError as error:
         return training.fail(PROG, training.lacking(error))
     except (ConfigError, ModelLoadError) as error:

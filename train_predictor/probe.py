@@ -90,41 +90,56 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    try:  # the optional extra `train`
-        import optax
-
-        from jaxspec.draft.distill.data import answers_of, corpus_of, lost
-        from jaxspec.models.load.probe_file import save_probe
-    except ModuleNotFoundError as error:
-        return training.fail(PROG, training.lacking(error))
     try:
-        check_answers("--data", args.data, args.target)
-        training.check_folder("--work", args.work)
-        training.check_output("--out", args.out)
-        target = load_model(args.target)
-        longest = min(args.longest, target.config.max_position)
-        rows, apart = answers_of(args.data, target), partial(held_out, target)
-        data = corpus_of(rows, target, longest, Path(args.work), apart)
-        rng = np.random.default_rng(args.seed)
-        examples = positions(data, rng)
-        usual = float(np.median([len(row.answer) for row in rows if not apart(row)]))
-        test = whole_test_part(data, [row for row in rows if apart(row)], target, Path(args.work))
+        return _run(args)
     except KeyboardInterrupt:
         return ending.interrupted(PROG, argv, f"features that are complete are kept in {args.work}")
+    except ModuleNotFoundError as error:  # the optional extra `train`
+        return training.fail(PROG, training.lacking(error))
     except (ConfigError, ModelLoadError) as error:
         return training.fail(PROG, str(error))
+
+
+def _run(args: argparse.Namespace) -> int:
+    import optax  # noqa: F401 - if it is missing, say so before anything is loaded
+
+    from jaxspec.draft.distill.data import answers_of, corpus_of, lost
+    from jaxspec.models.load.probe_file import save_probe
+
+    check_answers("--data", args.data, args.target)
+    training.check_folder("--work", args.work)
+    training.check_output("--out", args.out)
+    target = load_model(args.target)
+    longest = min(args.longest, target.config.max_position)
+    rows, apart = answers_of(args.data, target), partial(held_out, target)
+    data = corpus_of(rows, target, longest, Path(args.work), apart)
+    rng = np.random.default_rng(args.seed)
+    examples = positions(data, rng)
+    usual = float(np.median([len(row.answer) for row in rows if not apart(row)]))
+    test = whole_test_part(data, [row for row in rows if apart(row)], target, Path(args.work))
     print(
         f"{target.name}: {len(examples.left)} positions of {int((~data.held_out).sum())} answers, "
         f"{data.ended.mean():.0%} of which end"
     )
     if said := lost(rows, longest, "--longest"):
-        print(said)
-    probe = LengthProbe(data.features.shape[-1], args.width, nnx.Rngs(args.seed))
-    optimizer = nnx.Optimizer(
-        probe,
-        optax.adamw(optax.cosine_decay_schedule(LEARNING_RATE, args.steps), weight_decay=WEIGHT_DECAY),
-        wrt=nnx.Param,
-    )
+        print(said, flush=True)
+    probe = trained(LengthProbe(data.features.shape[-1], args.width, nnx.Rngs(args.seed)), examples, args.steps, rng)
+    for share, own, constant in errors(probe, test, usual):
+        print(f"after {share:.0%} of the answer: median relative error {own:.2f} (the training median: {constant:.2f})")
+    print(f"measured on {(found := len(measurable(test)))} whole held-out answers")
+    if found < FEW:
+        print(few("errors", found, "held-out answers"))
+    save_probe(probe, target.name, Path(args.out))
+    ending.ended([args.out], ending.serve_command(args.target, probe=args.out))
+    return 0
+
+
+def trained(probe: LengthProbe, examples: Examples, steps: int, rng: np.random.Generator) -> LengthProbe:
+    """The probe itself, trained on random batches."""
+    import optax
+
+    schedule = optax.cosine_decay_schedule(LEARNING_RATE, steps)
+    optimizer = nnx.Optimizer(probe, optax.adamw(schedule, weight_decay=WEIGHT_DECAY), wrt=nnx.Param)
 
     @nnx.jit
     def update(probe: LengthProbe, optimizer: nnx.Optimizer, batch: Examples) -> jax.Array:
@@ -135,19 +150,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         optimizer.update(probe, grads)
         return value
 
-    with progress("training steps", args.steps) as advance:
-        for _ in range(args.steps):
+    with progress("training steps", steps) as advance:
+        for _ in range(steps):
             chosen = rng.integers(len(examples.left), size=BATCH)
             update(probe, optimizer, Examples(*(part[chosen] for part in examples)))
             advance()
-    for share, own, constant in errors(probe, test, usual):
-        print(f"after {share:.0%} of the answer: median relative error {own:.2f} (the training median: {constant:.2f})")
-    print(f"measured on {(found := len(measurable(test)))} whole held-out answers")
-    if found < FEW:
-        print(few("errors", found, "held-out answers"))
-    save_probe(probe, target.name, Path(args.out))
-    ending.ended([args.out], ending.serve_command(args.target, probe=args.out))
-    return 0
+    return probe
 
 
 def held_out_rows(paths: Sequence[str], target: LoadedModel) -> list[Row]:

@@ -59,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = tokenizer()
         config = DecoderConfig("llama", len(words), 64, 128, 2, 4, 2, 16, 1024, tie_embeddings=True)
         weights = trained(config, rows(words), args.steps)
+    except KeyboardInterrupt:
+        return ending.interrupted(PROG, argv, "nothing was written")
     except ModuleNotFoundError as error:
         return training.fail(PROG, training.lacking(error))
     except ConfigError as error:

@@ -146,6 +146,19 @@ def test_a_cap_that_leaves_no_room_is_refused(run: Any, tmp_path: Path, capsys: 
     assert "leaves no room" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("part", ["load_model", "LLM"])
+def test_an_interrupt_while_loading_ends_in_one_message(
+    run: Any, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(collect, part, interrupted)
+    assert run(out := tmp_path / "out.jsonl") == 130
+    said, resume = capsys.readouterr().err.splitlines()
+    assert f"interrupted; {out} keeps the finished answers" in said and resume.startswith("python -m")
+
+
 def test_an_output_of_something_else_is_refused(run: Any, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "out.jsonl"
     earlier = {"id": "one", "turn": 0, "temperature": 0.0, "prompt": "a", "length": 3, "capped": False, "model": "tiny"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,6 +75,20 @@ def test_answers_that_are_cut_for_training_are_counted_and_measured_whole(
     assert measured in cut, "the same answers, also those that were cut or left out"
     medians = [[line[line.index("(the") :] for line in said if "(the" in line] for said in (whole, cut)]
     assert medians[0] == medians[1] != []
+
+
+def test_an_interrupt_ends_training_in_one_message(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "load_model", lambda name: TARGET)
+    monkeypatch.setattr(command, "trained", interrupted)
+    options = ["--data", str(data), "--out", str(tmp_path / "p"), "--work", str(data.parent)]
+    assert command.main([*options, "--longest", str(LONGEST)]) == 130
+    said, resume = capsys.readouterr().err.splitlines()[-2:]
+    assert "interrupted; features that are complete are kept in" in said and resume.startswith("python -m")
 
 
 def test_what_is_lost_is_said_in_one_sentence() -> None:
