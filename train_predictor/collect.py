@@ -125,7 +125,9 @@ def _run(args: argparse.Namespace) -> int:
     settings = {"draft": (), "max_num_seqs": 64, **parse_overrides(args.set)}
     if "model" in settings:
         raise ValueError("--set model: set the model with --model")
-    EngineConfig.load(None, **settings)  # before the model is loaded
+    config = EngineConfig.load(None, **settings)  # before the model is loaded
+    if config.max_model_len is not None:
+        most_prompt(args, config.max_model_len)
     model = load_model(args.model)
     origin = origin_of(model)
     fitting(done, origin, args.max_tokens, out)
@@ -135,6 +137,7 @@ def _run(args: argparse.Namespace) -> int:
         print(f"{out}: all {total} turns were already answered")
         ending.ended([out], *ending.training_commands(args.model, str(out)))
         return 0
+    most_prompt(args, min(config.max_model_len or model.config.max_position, model.config.max_position))
     llm = LLM(model, **settings)
     answered = sum(key in done for c in wanted for key in c.keys)
     try:
@@ -145,6 +148,17 @@ def _run(args: argparse.Namespace) -> int:
     report(out, done, wanted)
     ending.ended([out], *ending.training_commands(args.model, str(out)))
     return 0
+
+
+def most_prompt(args: argparse.Namespace, longest: int) -> int:
+    """Most tokens of a prompt, where prompt and answer have at most `longest`. Raises `ValueError` if there are none.
+
+    Called as soon as a limit is known: that of the settings before the model is loaded, the model's before its weights
+    are read, and that of the KV pool, which may be smaller, when the engine is there.
+    """
+    if longest <= args.max_tokens:
+        raise ValueError(f"--max-tokens {args.max_tokens} leaves no room for a prompt in {longest} tokens")
+    return min(args.max_prompt_tokens, longest - args.max_tokens)
 
 
 def collected(out: Path) -> dict[Key, dict[str, Any]]:
@@ -211,13 +225,9 @@ def collect(
 ) -> None:
     """Ask the `missing` turns of the model `origin`, up to `AT_ONCE` at a time; write a line when an answer ends.
 
-    Raises `RuntimeError` if the engine or a request fails, or if --max-tokens leaves no room for prompts.
+    Raises `RuntimeError` if the engine or a request fails, and `ValueError` as `most_prompt` does.
     """
-    max_prompt = min(args.max_prompt_tokens, engine.max_model_len - args.max_tokens)
-    if max_prompt < 1:
-        raise RuntimeError(
-            f"--max-tokens {args.max_tokens} leaves no room for a prompt in {engine.max_model_len} tokens"
-        )
+    max_prompt = most_prompt(args, engine.max_model_len)
     ended: SimpleQueue[Asked] = SimpleQueue()
     running = 0
     while missing or running:

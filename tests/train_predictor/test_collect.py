@@ -141,9 +141,20 @@ def test_prompts_of_no_use_get_one_line(content: str | None, tmp_path: Path, cap
     assert line.startswith("jaxspec.train_predictor.collect: ") and line.count("\n") == 1
 
 
-def test_a_cap_that_leaves_no_room_is_refused(run: Any, tmp_path: Path, capsys: Any) -> None:
-    assert run(tmp_path / "out.jsonl", "--max-tokens", "112") == 2
-    assert "leaves no room" in capsys.readouterr().err
+def test_a_cap_that_leaves_no_room_is_refused(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def refused(cap: int, *more: str, room: int) -> None:
+        assert run(tmp_path / "out.jsonl", "--max-tokens", str(cap), *more) == 2
+        said = f"jaxspec.train_predictor.collect: --max-tokens {cap} leaves no room for a prompt in {room} tokens\n"
+        assert capsys.readouterr().err.endswith(said)
+
+    refused(112, room=112)  # the engine's own limit
+    monkeypatch.setattr(collect, "LLM", lambda *_, **__: pytest.fail("loads the weights"))
+    longest = tiny.model().config.max_position
+    refused(longest, room=longest)
+    monkeypatch.setattr(collect, "load_model", lambda _: pytest.fail("opens the model"))
+    refused(64, "--set", "max_model_len=64", room=64)
 
 
 @pytest.mark.parametrize("part", ["load_model", "LLM"])
