@@ -62,6 +62,17 @@ class Scenario:
         #: The SLO that the report counts.
         self.slo = options.slo(args) or Slo(config.slo.ttft_ms, config.slo.tpot_ms) or None
 
+    @property
+    def drawn(self) -> list[str]:
+        """What depends on the seed, apart from arrivals and lengths."""
+        drawn = {
+            "the prompts' prefixes": bool(self.args.shared_prefixes),
+            "which drafts are accepted": self._trees or self.draft_length > 0,
+            "predictions": self.config.predictor == "noisy_oracle" and self.config.predictor_noise > 0,
+            "the errors of order pairwise": self.config.order == "pairwise",
+        }
+        return [part for part, random in drawn.items() if random]
+
     def scheduler(self) -> Scheduler:
         """An empty one."""
         costs = swap_costs(self.cost, self.args.swap_page_ms / 1000)

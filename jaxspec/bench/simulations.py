@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from jaxspec.bench import options
@@ -118,10 +119,10 @@ def run(args: argparse.Namespace) -> int:
     seeds = range(args.seed, args.seed + args.seeds)
     for preset in presets:  # before the first simulation, which may take long
         settings(single(args, preset))
-    if args.seeds > 1:
-        _check_seeds(args)
-    rows: list[Row] = []
     said: dict[str, list[str]] = {}
+    if args.seeds > 1:
+        _note_seeds(args, dict(zip(names, presets, strict=True)), said)
+    rows: list[Row] = []
     first: Served | None = None  # the first preset at the last rate
     with progress("percent of simulations", 100 * len(rates) * len(presets) * len(seeds)) as advance:
         for rate in rates:
@@ -147,7 +148,9 @@ def run(args: argparse.Namespace) -> int:
     notes += [f"first seed: {note}" if args.seeds > 1 else note for note in _remarks(rows)]
     for note in notes:
         print(note)
-    Console().print(table(rows, args.seeds))
+    console = Console()
+    for part in tables(rows, args.seeds, console):
+        console.print(part)
     if args.json:
         write_json(args.json, _content(args, rows, notes))
     if args.plot:
@@ -159,11 +162,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_seeds(args: argparse.Namespace) -> None:
-    """Raise ValueError if other seeds give the same requests."""
-    one, other = (Scenario(single(args, seed=args.seed + i)).workload for i in range(2))
-    if all(np.array_equal(getattr(one, name), getattr(other, name)) for name in ("arrival", "input", "output")):
-        raise ValueError("--seeds: every seed has the same requests here; draw --lengths or arrivals, or use one seed")
+def _note_seeds(args: argparse.Namespace, presets: Mapping[str, str | None], said: dict[str, list[str]]) -> None:
+    """If other seeds give the same arrivals and lengths, add notes to `said` on what they change, by preset. Raises
+    ValueError if it is nothing."""
+    by_preset = {name: Scenario(single(args, preset)) for name, preset in presets.items()}
+    one, other = next(iter(by_preset.values())).workload, Scenario(single(args, seed=args.seed + 1)).workload
+    if any(not np.array_equal(getattr(one, name), getattr(other, name)) for name in ("arrival", "input", "output")):
+        return
+    for name, scenario in by_preset.items():
+        for part in scenario.drawn:
+            said.setdefault(
+                f"seeds: arrivals and lengths are the same with every seed; what varies: {part}", []
+            ).append(name)
+    if not said:
+        raise ValueError(
+            "--seeds: every seed gives the same results here; draw --lengths or arrivals, draft, or use one seed"
+        )
 
 
 def _compare(rows: Sequence[Row]) -> None:
@@ -204,8 +218,33 @@ def _remarks(rows: Sequence[Row]) -> Iterator[str]:
             yield where + (note if len(by) == len(at) else f"{', '.join(by)}: {note}")
 
 
-def table(rows: Sequence[Row], seeds: int) -> Table:
-    """One row per rate and preset."""
+def tables(rows: Sequence[Row], seeds: int, console: Console) -> list[Table]:
+    """One row per rate and preset. Where not all columns fit the console, they are in several tables."""
+    known = [key for key in METRICS if any(v is not None for row in rows for v in row.values[key])]
+    unlimited = console.options.update(width=10_000)
+    parts: list[Table] = []
+    for count in range(1, len(known) + 1):
+        parts = [_table(rows, seeds, part.tolist(), console.width) for part in np.array_split(known, count)]
+        if all(Measurement.get(console, unlimited, part).maximum <= console.width for part in parts):
+            break
+    parts[0].title = "presets, simulated"
+    caption = "rate: requests/s; " if _sweep(rows) else ""
+    caption += "times in s, TPOT in ms; recomputed: tokens; busy: share of the time in which a step runs"
+    if seeds > 1:
+        caption += (
+            f"; ±: half the 95 % interval of the mean over {seeds} seeds; ≈: no more than noise apart from "
+            f"{rows[0].preset}, seed by seed"
+        )
+    parts[-1].caption = caption
+    return parts
+
+
+def _sweep(rows: Sequence[Row]) -> bool:
+    return len({row.rate for row in rows}) > 1
+
+
+def _table(rows: Sequence[Row], seeds: int, metrics: Sequence[str], width: int) -> Table:
+    """A table of these metrics. Names of presets that take more than a third of the `width` are folded."""
 
     def cell(key: str) -> Callable[[Row], str]:
         metric = METRICS[key]
@@ -223,23 +262,17 @@ def table(rows: Sequence[Row], seeds: int) -> Table:
         return text
 
     columns: list[Column] = [("preset", "{}", lambda row: row.preset)]
-    if sweep := len({row.rate for row in rows}) > 1:
+    if sweep := _sweep(rows):
         columns.insert(0, ("rate", "{:g}", lambda row: row.rate))
-    known = [key for key in METRICS if any(v is not None for row in rows for v in row.values[key])]
-    columns += [(METRICS[key].label, "{}", cell(key)) for key in known]
-    caption = "rate: requests/s; " if sweep else ""
-    caption += "times in s, TPOT in ms; recomputed: tokens; busy: share of the time in which a step runs"
-    if seeds > 1:
-        caption += (
-            f"; ±: half the 95 % interval of the mean over {seeds} seeds; ≈: no more than noise apart from "
-            f"{rows[0].preset}, seed by seed"
-        )
-    # Without column separators the table fits into 80 characters.
+    columns += [(METRICS[key].label, "{}", cell(key)) for key in metrics]
+    # Without column separators most tables fit into 80 characters.
     style = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False, "caption_justify": "left"}
-    made = terminal(rows, *columns, title="presets, simulated", caption=caption, left=1 + sweep, **style)
-    made.columns[sweep].overflow = "fold"
-    for column in made.columns[1 + sweep :]:
-        column.no_wrap = True
+    made = terminal(rows, *columns, left=1 + sweep, **style)
+    for i, column in enumerate(made.columns):
+        column.no_wrap = i != sweep
+    names = made.columns[sweep]
+    names.overflow, names.width = "fold", min(max(len(row.preset) for row in rows), width // 3)
+    names.width = max(names.width, len("preset"))
     return made
 
 

@@ -75,6 +75,42 @@ def test_rates_and_seeds(tmp_path, presets, capsys, monkeypatch):
     assert one["e2e_ms"]["mean"] / 1e3 == values[2]
 
 
+def test_a_narrow_terminal_shows_whole_names(tmp_path, presets, capsys, monkeypatch):
+    """And no number is cut: columns that do not fit come in a table below."""
+    names = [f"a_name_of_{10 * 'x'}_{end}" for end in ("one", "two")]
+    for name, preset in zip(names, presets, strict=False):
+        (tmp_path / f"{name}.yaml").write_text(Path(preset).read_text())
+    short, long = presets[:2], [str(tmp_path / f"{name}.yaml") for name in names]
+    lines: dict[str, list[str]] = {}
+    for width in ("80", "200"):
+        monkeypatch.setenv("COLUMNS", width)
+        for kind, given in (("short", short), ("long", long)):
+            simulate(tmp_path, "--config", *given, *COMMON, "--request-rate", "0.5", "8", "--seeds", "2")
+            said = capsys.readouterr().out
+            lines[f"{kind} {width}"] = said[said.index("presets, simulated") :].splitlines()
+    for found in lines.values():
+        assert not any("…" in line for line in found)
+    assert max(len(line) for kind in ("short 80", "long 80") for line in lines[kind]) <= 80
+    shown = {
+        key: sum(names[1] in line or line.split()[1:2] == ["sjf"] for line in found) for key, found in lines.items()
+    }
+    assert shown == {"short 80": 2, "short 200": 2, "long 80": 4, "long 200": 2}, "two rates, in one or two tables"
+
+
+def test_seeds_vary_drafts_and_predictions_of_the_same_requests(tmp_path, presets):
+    (tmp_path / "t.csv").write_text("arrival_s,input_tokens,output_tokens\n0,30,60\n0,10,40\n")
+    drafting = tmp_path / "drafting.yaml"
+    drafting.write_text("order: fcfs\ndraft: ngram\n")
+    options = ["--trace", str(tmp_path / "t.csv"), "--seeds", "3", "--cost", "llama-7b-l20"]
+    found = simulate(tmp_path, "--config", presets[0], str(drafting), *options)
+    assert found["notes"][0] == (
+        "drafting: seeds: arrivals and lengths are the same with every seed; what varies: which drafts are accepted"
+    )
+    fixed, varied = (len(set(row["by_seed"]["mean_jct_s"])) for row in found["results"])
+    assert fixed == 1 and varied == 3
+    simulate(tmp_path, "--config", presets[1], *options, "--set", "predictor=noisy_oracle")
+
+
 def test_notes_name_presets_and_rates(tmp_path, presets):
     found = simulate(tmp_path, "--config", *presets[:2], *COMMON[:-2], "--request-rate", "0.5", "50", "--seeds", "2")
     assert found["notes"][0].startswith("lengths")
@@ -92,7 +128,7 @@ def test_notes_name_presets_and_rates(tmp_path, presets):
         (["--request-rate", "1", "2", "--replicas", "2"], "give --request-rate one value"),
         (["--burst", "--request-rate", "1", "2"], "--burst: all requests arrive at once"),
         (["--seeds", "2", "--routing", "round_robin", "--request-rate", "2"], "--routing needs --replicas"),
-        (["--trace", "TRACE", "--seeds", "3"], "--seeds: every seed has the same requests"),
+        (["--trace", "TRACE", "--seeds", "3"], "--seeds: every seed gives the same results here"),
         (["--burst", "--replicas", "2", "--timeline", "x.png"], "--timeline shows one run"),
         (["--config", "A", "missing.yaml", "--burst"], "missing.yaml"),
     ],
