@@ -82,7 +82,8 @@ def answered(folder: Path) -> None:
         {"prompt_ids": [5 + i, 9, 7], "output_ids": list(range(3, 40)), "finished": True, "temperature": 0.8}
         for i in range(60)
     ]
-    jsonl(folder / "predictor" / "sampled.jsonl", ids)
+    for file in ("sampled.jsonl", "predictor/sampled.jsonl"):
+        jsonl(folder / file, ids)
     predicted = dict.fromkeys(("proxy", "retrieval", "blend"), 9.0) | {"every": 8, "left": [4.0, 3.0]}
     made = [{"input_tokens": 9, "output_tokens": row["length"], **predicted} for row in rows]
     jsonl(folder / "predictor" / "predictions.jsonl", made)
