@@ -1,4 +1,4 @@
-"""Training drafters: the text and its features, a run and its resumption, the file, the settings and the command."""
+"""Training drafters: how they begin, a run and its resumption, the file, the settings and the command."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import sys
 from collections import Counter
 from dataclasses import replace
-from functools import cache
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,15 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from helpers import tiny
-from helpers.distillation import LONGEST, TARGET, VOCAB, answers, settings
+from helpers.distillation import LONGEST, TARGET, VOCAB, answers, final_and_features, settings
 from helpers.jsonl import write_lines
 from helpers.tiny_drafters import as_decoder
 from jaxspec.config import ConfigError
-from jaxspec.draft.distill import data
 from jaxspec.draft.distill.begin import begin, successors, vocabulary
-from jaxspec.draft.distill.data import Corpus, corpus, read_rows
+from jaxspec.draft.distill.data import Corpus, corpus
 from jaxspec.draft.distill.train import DEPTH, Batch, Trainer, loss_and_hits, plot
 from jaxspec.errors import ModelLoadError
-from jaxspec.models.decoder import Decoder, device_weights, forward_features
-from jaxspec.models.drafter import DraftDecoder, draft_forward, feature_width, target_features
+from jaxspec.models.drafter import DraftDecoder, draft_forward
 from jaxspec.models.load.drafter_file import load_drafter, save_drafter
 from jaxspec.train_predictor import curve
 
@@ -57,21 +54,6 @@ def finished(work: Path, text: Corpus) -> Trainer:
     return trainer
 
 
-@cache
-def plain_forward() -> Any:
-    decoder = Decoder(TARGET.config, device_weights(TARGET.config, TARGET.weights, "float32"))
-    run = chex.assert_max_traces(lambda t: (forward_features(decoder, t), target_features(decoder, t)), n=1)
-    return jax.jit(run)
-
-
-def final_and_features(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The target's final hidden states `[T, hidden]` and features `[T, TAPS * hidden]`."""
-    padded = np.zeros(LONGEST, np.int32)
-    padded[: len(tokens)] = tokens
-    final, features = plain_forward()(padded)
-    return np.asarray(final)[: len(tokens)], np.asarray(features)[: len(tokens)]
-
-
 def states(model: DraftDecoder) -> dict[str, np.ndarray]:
     flat, _ = jax.tree_util.tree_flatten_with_path(nnx.state(model))
     return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in flat}
@@ -79,87 +61,6 @@ def states(model: DraftDecoder) -> dict[str, np.ndarray]:
 
 def assert_same(one: DraftDecoder, other: DraftDecoder, rtol: float = 1e-7, atol: float = 0.0) -> None:
     chex.assert_trees_all_close(states(one), states(other), rtol=rtol, atol=atol)
-
-
-# The text
-
-
-def test_rows_fit_and_long_prompts_are_left_out(tmp_path: Path) -> None:
-    long, one = list(range(32)), {"prompt_ids": [1, 2], "output_ids": list(range(100))}
-    rows = [
-        one,
-        {"prompt_ids": long, "output_ids": [5, 6]},
-        {"prompt_ids": [3], "output_ids": [7]},
-        one | {"output_ids": [8, 9]},
-    ]
-    found = read_rows([str(write_lines(tmp_path / "a.jsonl", rows))], 40)
-    assert [(row.prompt, row.answer) for row in found] == [([1, 2], list(range(38))), ([1, 2], [8, 9])]
-    assert found[0].key == found[1].key
-
-
-def test_a_conversation_falls_on_one_side(tmp_path: Path) -> None:
-    """The side of its first prompt, which an earlier version's file may hold too, without a group."""
-    first, second = {"prompt_ids": [1, 2], "output_ids": [3, 4]}, {"prompt_ids": [1, 2, 3, 4, 5], "output_ids": [6, 7]}
-    turns = [second | {"turn": 1, "group": "a"}, first | {"turn": 0, "group": "a"}]
-    rows = read_rows([str(write_lines(tmp_path / name, part)) for name, part in (("a", turns), ("b", [first]))], 40)
-    assert [row.prompt for row in rows] == [[1, 2, 3, 4, 5], [1, 2], [1, 2]]
-    assert len({row.key for row in rows}) == 1
-    cut = [second | {"turn": 1, "group": "a"}, first | {"turn": 2, "group": "a"}, second | {"turn": 1, "group": "b"}]
-    one, same, other = (row.key for row in read_rows([str(write_lines(tmp_path / "c", cut))], 40))
-    assert one == same != other
-
-
-def test_answers_to_a_prompt_fall_on_one_side(text: Corpus) -> None:
-    sides: dict[bytes, set[bool]] = {}
-    for tokens, start, held in zip(text.tokens, text.start, text.held_out, strict=True):
-        sides.setdefault(tokens[:start].tobytes(), set()).add(bool(held))
-    assert len(sides) == 40
-    assert all(len(side) == 1 for side in sides.values())
-    assert 0 < text.held_out.sum() < len(text) / 2
-
-
-def test_features_are_the_targets_and_are_kept(work: Path, text: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    chex.assert_shape(text.features, (80, LONGEST, feature_width(TARGET.config)))
-    chex.assert_type(text.features, np.float16)
-    for i in (0, int(text.length.argmax()), int(text.length.argmin())):
-        n = text.length[i]
-        _, features = final_and_features(text.tokens[i, :n])
-        np.testing.assert_allclose(text.features[i, :n], features, rtol=2e-3, atol=5e-3)
-        assert not text.features[i, n:].any()
-
-    def never(*_: Any) -> None:
-        raise AssertionError("computed again")
-
-    monkeypatch.setattr(data, "each_features", never)
-    again = corpus([str(work / "answers.jsonl")], TARGET, LONGEST, work)
-    np.testing.assert_array_equal(again.features, text.features)
-    other = [row | {"output_ids": row["output_ids"][::-1]} for row in answers(40)]
-    changed = write_lines(work / "changed.jsonl", other)
-    with pytest.raises(AssertionError, match="again"):
-        corpus([str(changed)], TARGET, LONGEST, work)  # as many tokens, but others
-
-
-@pytest.mark.parametrize(
-    ("content", "word"),
-    [
-        (None, "No such file"),
-        ("", "no answers"),
-        ('{"prompt_ids": [1]}\n', "output_ids"),
-        ("nonsense\n", "line 1"),
-        ('{"prompt_ids": [1, 2], "output_ids": [3, 999]}\n', "vocabulary"),
-        ('{"prompt_ids": [1, 2], "output_ids": [3, 4]}\n', "too few"),
-        (
-            '{"prompt_ids": [1, 2], "output_ids": [3, 4], "model": "rand"}\n',
-            "answers of rand, not of tiny: set",
-        ),
-    ],
-)
-def test_data_of_no_use_are_named(content: str | None, word: str, tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(ConfigError, match=f"^data: .*{word}"):
-        corpus([str(path)], TARGET, LONGEST, tmp_path)
 
 
 # The baseline
