@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationError, ValidationInfo, field_validator
@@ -311,3 +312,11 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
             setting = {part: setting}
         out = merged(out, setting)
     return out
+
+
+def http_url(text: str) -> str:
+    """The URL. Raises ValueError for another text."""
+    url = urlsplit(text)
+    if url.scheme in ("http", "https") and url.hostname:
+        return text
+    raise ValueError(f"must be a URL with http:// or https://, got {text!r}")

@@ -120,6 +120,7 @@ class Ingress:
             keys, int(http.max_body_mb * MEGABYTE), allowed_origins=tuple(http.allowed_origins),
             root_path=http.root_path,
             keep_alive=http.sse_keep_alive, log_requests=http.enable_log_requests, ui=False,
+            traces_endpoint=http.otlp_traces_endpoint,
         )  # fmt: skip
         engine = self._engine
         more = [RouterCollector(engine.replicas.router, engine.counts, engine.model_name)]
@@ -149,6 +150,7 @@ def build(arguments: dict[str, Any]) -> serve.Application:
 def application(settings: DeploySettings, actor: type[RayReplica] = RayReplica) -> serve.Application:
     """The application with these settings. Raises `ConfigError`."""
     config = settings.engine_config()
+    settings.check_extras()
     quiet = LoggingConfig(enable_access_log=False)  # each replica is asked for its load several times a second
     replica = {
         "max_ongoing_requests": _UNLIMITED,

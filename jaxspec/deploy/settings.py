@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from jaxspec.config import EngineConfig, load_settings, merged
+from jaxspec.config import ConfigError, EngineConfig, http_url, load_settings, merged
+from jaxspec.extras import lacking
 from jaxspec.sched.routing import HealthSettings
 
 #: The folder of `jaxspec/`, which has `configs/` in a checkout.
@@ -46,6 +47,7 @@ class HttpSettings(_Settings):
     root_path: str = ""
     sse_keep_alive: NonNegativeFloat = 15.0
     enable_log_requests: bool = False
+    otlp_traces_endpoint: Annotated[str, AfterValidator(http_url)] | None = None
 
 
 class DeploySettings(_Settings):
@@ -71,3 +73,11 @@ class DeploySettings(_Settings):
         if path is not None and not path.exists() and (_CHECKOUT / path).exists():
             path = _CHECKOUT / path  # Ray starts processes in a folder of its own
         return EngineConfig.load(path, **self.engine)
+
+    def check_extras(self) -> None:
+        """Raises `ConfigError` if the HTTP side lacks a package, before a model is loaded."""
+        if self.http.otlp_traces_endpoint is not None:
+            try:
+                import jaxspec.serve.tracing  # noqa: F401
+            except ModuleNotFoundError as error:
+                raise ConfigError(f"http.otlp_traces_endpoint: {lacking(error) or error}") from None

@@ -12,9 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import urlsplit
 
-from jaxspec.config import ConfigError, EngineConfig, merged, parse_overrides, settings_like
+from jaxspec.config import ConfigError, EngineConfig, http_url, merged, parse_overrides, settings_like
 from jaxspec.extras import lacking
 from jaxspec.serve import environment
 
@@ -289,10 +288,10 @@ def _key(text: str) -> str:
 
 
 def _url(text: str) -> str:
-    url = urlsplit(text)
-    if url.scheme in ("http", "https") and url.hostname:
-        return text
-    raise argparse.ArgumentTypeError(f"must be a URL with http:// or https://, got {text!r}")
+    try:
+        return http_url(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from None
 
 
 def _port(text: str) -> int:

@@ -7,14 +7,17 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from helpers import tiny
 from helpers.generation import GREEDY, check_clean, params, prompts
+from helpers.patience import PATIENCE
 from helpers.serving import eventually
 from jaxspec import LLM, SamplingParams, StructuredOutputs
 from jaxspec.deploy.load import Load
@@ -26,6 +29,11 @@ from jaxspec.errors import EngineDead
 from jaxspec.outputs import OutputDelta
 from jaxspec.sched.routing import HealthSettings, make_routing, routing_names
 from jaxspec.sched.slo import Slo
+from jaxspec.serve import tracing
+from jaxspec.serve.app import ServerOptions, create_app
+
+if TYPE_CHECKING:
+    from jaxspec.engine.engine import Engine
 
 SIZES: dict[str, Any] = dict(
     page_size=16, max_num_seqs=4, token_buckets=[1, 16], max_num_batched_tokens=16, max_model_len=128,
@@ -134,6 +142,32 @@ def test_every_policy_routes(engines: list[LLM], policy: str) -> None:
     assert sum(grown) == 240
     if policy not in ("predicted", "prefix_aware"):  # those may find that one is faster
         assert min(grown) > 0
+
+
+def test_requests_are_traced_by_the_ingress(engines: list[LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One span each, although its replica is lost."""
+    exporter = InMemorySpanExporter()
+    monkeypatch.setattr(tracing, "OTLPSpanExporter", lambda url: exporter)
+
+    async def main() -> None:
+        fleet = LocalFleet({f"r{i}": Replica(llm.engine) for i, llm in enumerate(engines)}, [3])
+        routing, options = make_routing("predicted", Random(0)), RoutingSettings(health=NEVER_SLOW)
+        engine = RemoteEngine(fleet, fleet.replicas["r0"].facts(), engines[0].tokenizer, routing, options)
+        await engine.replicas.poll()
+        engine.start()
+        app = create_app(cast("Engine", engine), ServerOptions(ui=False, traces_endpoint="http://localhost:4318"))
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here", timeout=PATIENCE)
+        async with app.router.lifespan_context(app), client:
+            body = {"prompt": "owl", "max_tokens": 12, "ignore_eos": True}
+            (await client.post("/v1/completions", json=body)).raise_for_status()
+        await engine.close()
+
+    asyncio.run(main())
+    (span,) = exporter.get_finished_spans()
+    found = span.attributes or {}
+    assert found["gen_ai.usage.completion_tokens"] == 12 and found["gen_ai.response.finish_reasons"] == ("length",)
+    times = [cast("float", found[f"gen_ai.latency.{name}"]) for name in ("time_in_queue", "time_to_first_token", "e2e")]
+    assert 0 <= times[0] <= times[1] <= times[2]
 
 
 def test_a_replica_tells_of_its_load(engines: list[LLM]) -> None:

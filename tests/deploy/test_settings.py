@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,11 +38,26 @@ def test_configs(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"routing": {"report_every_s": 0}}, "routing.report_every_s: .*greater than 0"),
         ({"routing": {"health": {"slow_factor": 1.0}}}, "slow_factor must be above 1"),
         ({"engine": {"max_num_seqs": 0}}, "max_num_seqs"),
+        (
+            {"http": {"otlp_traces_endpoint": "localhost:4318"}},
+            "http.otlp_traces_endpoint: .*must be a URL with http://",
+        ),
     ],
 )
 def test_mistakes_are_named(arguments: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DeploySettings.load(arguments).engine_config()
+
+
+def test_traces_without_the_extra_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    DeploySettings().check_extras()
+    settings = DeploySettings.load({"http": {"otlp_traces_endpoint": "http://localhost:4318"}})
+    settings.check_extras()
+    monkeypatch.delitem(sys.modules, "jaxspec.serve.tracing", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
+    DeploySettings().check_extras()
+    with pytest.raises(ConfigError, match=r'^http\.otlp_traces_endpoint: .*"\.\[otel\]"'):
+        settings.check_extras()
 
 
 def test_every_setting_is_on_the_page() -> None:
