@@ -26,7 +26,7 @@ _ONE_GRAPH: dict[str, str | bool] = {
 
 
 def without_symbols() -> None:
-    """Keep LLVM from running `llvm-symbolizer`, where that is installed, for stack traces that nobody reads.
+    """Keep LLVM from running `llvm-symbolizer`, where that is installed, for stack traces that are not read.
 
     XLA's GPU compiler takes several of them for each kernel: a step compiled in 78 s instead of 5 s.
     """

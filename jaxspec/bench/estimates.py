@@ -27,7 +27,7 @@ class Estimate(NamedTuple):
 
 def estimate(values: Sequence[float | None], digits: int = _DIGITS) -> Estimate | None:
     """Mean and interval by Student's t over independent `values`; those that are None or NaN do not count. Rounded to
-    so many significant digits.
+    `digits` significant digits.
 
     None without values. A single value has no interval: its ends are the value itself.
     """

@@ -32,7 +32,7 @@ COUNT, PERCENT = "{:,.0f}".format, "{:.0%}".format
 
 
 def digits(count: int) -> Form:
-    """A form: so many significant digits, at most three decimals."""
+    """A form: `count` significant digits, at most three decimals."""
 
     def form(value: float) -> str:
         decimals = count - 1 - floor(log10(abs(value))) if value and isfinite(value) else 0

@@ -76,7 +76,7 @@ def ratio(metric: str, own: Sequence[Turn], base: Sequence[Turn]) -> Estimate | 
 
 
 def is_noise(found: Estimate, turns: int) -> bool:
-    """Whether so many turns with this ratio show no difference: the interval includes 1, or one turn has none."""
+    """Whether `turns` turns with this ratio show no difference: the interval includes 1, or one turn has none."""
     return turns < 2 or found.low <= 1 <= found.high
 
 

@@ -26,7 +26,7 @@ _TIMEOUT = 60.0
 
 @contextmanager
 def echoes(model: str, replicas: int) -> Iterator[tuple[RayFleet, Ask, Ask]]:
-    """Start so many echoes and an ingress. -> the fleet; a request by Ray Serve's handle alone, and one over HTTP.
+    """Start this many echoes and an ingress. -> the fleet; a request by Ray Serve's handle alone, and one over HTTP.
 
     Stops Ray at the end. Ray runs as many actors as asked for, whatever cores there are.
     """

@@ -54,8 +54,8 @@ class LiveRequest:
 
 @dataclass(frozen=True, slots=True)
 class LiveNode:
-    """A node of a verified token tree. parent: its index, -1 for the root. drafters: who proposed it; nobody the root,
-    which was known, and the bonus token, which the target added."""
+    """A node of a verified token tree. parent: its index, -1 for the root. drafters: who proposed it; none for the
+    root, which was known, and for the bonus token, which the target added."""
 
     text: str
     parent: int

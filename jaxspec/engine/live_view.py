@@ -85,7 +85,7 @@ class LiveView:
 
     @property
     def watched(self) -> bool:
-        """Whether anybody watches."""
+        """Whether there is a watcher."""
         return bool(self.watchers)
 
     def verified(self, batch: MicroBatch, decision: np.ndarray, now: float) -> None:

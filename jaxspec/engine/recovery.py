@@ -35,7 +35,7 @@ class Recovery:
     Most failures are not a request's fault, and do not come again. Requests that were in two failed steps without
     getting a token between are tried alone, one after another. One that fails alone is ended with an error, so that it
     does not cost the others more. A drafter that fails is blamed itself, see `Speculator.drafter_failed`; for failures
-    outside of planning, launching and reading a step nobody is.
+    outside of planning, launching and reading a step, no request is blamed.
     """
 
     def __init__(self, loop: EngineLoop, clock: Callable[[], float]) -> None:

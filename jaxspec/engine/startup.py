@@ -38,8 +38,8 @@ from jaxspec.step.warmup import CompileJob, Progress, WarmUp
 
 log = logging.getLogger(__name__)
 
-#: Default of max_num_batched_tokens on GPUs: a step of so many tokens is bound by compute on all of them. At least the
-#: largest max_num_seqs.
+#: Default of max_num_batched_tokens on GPUs: a step of this many tokens is bound by compute on all of them. At least
+#: the largest max_num_seqs.
 GPU_TOKEN_BUDGET = 2048
 
 

@@ -150,7 +150,7 @@ static void post(Job *job) {
   pthread_mutex_unlock(&lock);
 }
 
-/* Nobody joins the job any more. Returns how many could have. */
+/* No thread joins the job any more. Returns how many could have. */
 static int withdraw(Job *job) {
   grab();
   int left = job->wanted;

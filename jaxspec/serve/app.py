@@ -368,8 +368,8 @@ async def health(request: Request) -> Response:
 
 
 def _check_live(request: Request) -> None:
-    """Raises `ApiError` (403) for web pages of other sites, unless they bring an API key: without keys, any page that
-    somebody opens could read everyone's tokens here. Browsers name the site, other clients do not.
+    """Raises `ApiError` (403) for web pages of other sites, unless they bring an API key: without keys, any page that a
+    user opens could read everyone's tokens here. Browsers name the site, other clients do not.
 
     A page whose name has been made to lead here (DNS rebinding) counts as another site: so the server must be asked
     for by its address, by a name without a dot, or by a name in `allowed_origins`.

@@ -1,4 +1,4 @@
-"""The route `/live`: snapshots of the engine as server-sent events, while somebody watches."""
+"""The route `/live`: snapshots of the engine as server-sent events, while a client watches."""
 
 from __future__ import annotations
 

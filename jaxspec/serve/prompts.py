@@ -27,8 +27,8 @@ async def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool = Tru
 
 
 def check_text(tokenizer: Tokenizer, text: str, tokens: int, field: str) -> None:
-    """Raises `ApiError` (400) for a text that has more than so many tokens by its length alone: encoding it would take
-    seconds."""
+    """Raises `ApiError` (400) for a text that has more than this many tokens by its length alone: encoding it would
+    take seconds."""
     if len(text) > _LONG_TEXT and len(text) > (most := tokenizer.longest_token * tokens):
         message = f"{field} has a text of {len(text):,} characters; {most:,} are the most for {tokens:,} tokens"
         raise ApiError(400, message, param=field, code="context_length_exceeded")

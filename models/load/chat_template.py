@@ -58,7 +58,7 @@ class _Work:
         self._left, self._end = BUDGET, time.monotonic() + SECONDS
 
     def spend(self, characters: int = 0) -> None:
-        """Pay for a step that writes so many characters. Raises `TooMuchWork`."""
+        """Pay for a step that writes this many characters. Raises `TooMuchWork`."""
         self._left -= _STEP + characters
         if self._left < 0 or characters > MAX_VALUE or time.monotonic() > self._end:
             raise TooMuchWork("it takes too much work or memory")

@@ -49,7 +49,7 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token: a text has at least a token for each so many."""
+        """Characters of the longest token: a text has at least one token for each group of this many."""
         return max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=1)
 
     @cached_property

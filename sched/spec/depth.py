@@ -100,7 +100,7 @@ class DepthController:
         self._micro_batches = 2
 
     def keeps_off(self, requests: int) -> bool:
-        """Whether the last decision, not to draft for so many requests, still holds. Counts the step."""
+        """Whether the last decision, not to draft for this many requests, still holds. Counts the step."""
         if not self._kept_steps or requests != self._kept_requests:
             return False
         self._kept_steps -= 1

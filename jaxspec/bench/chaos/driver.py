@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 PATIENCE = 400
 #: Settings that are drawn until some are valid.
 DRAWS = 50
-#: Factor by which memory may grow in the second half of a scenario of at least so many requests.
+#: Factor by which memory may grow in the second half of a scenario of at least this many requests.
 GROWTH, SOAK = 1.01, 10_000
 
 
@@ -150,7 +150,7 @@ class Driver:
         raise RuntimeError("no valid settings drawn")
 
     def serve(self, requests: int) -> Run:
-        """Serve so many requests. What went wrong is in the result; a failed check ends it."""
+        """Serve this many requests. What went wrong is in the result; a failed check ends it."""
         run, engine, half = self.run, self._engine, 0.0
         try:
             while run.requests < requests or self._here:

@@ -23,7 +23,7 @@ class Injected(RuntimeError):
 
 
 class Clock:
-    """Seconds that pass only when somebody asks for the time, `tick` each, or with `advance`."""
+    """Seconds that pass only when the time is asked for, `tick` each, or with `advance`."""
 
     def __init__(self, tick: float = 5e-4) -> None:
         self.now, self.tick = 1000.0, tick
@@ -76,7 +76,7 @@ class Faults:
             drafter.propose = self._proposing(drafter.propose)  # type: ignore[method-assign]
 
     def poison(self, asked: Asked, tokens: int, number: int) -> SamplingParams:
-        """Parameters with a seed of their own, by which the steps of this request fail after so many output tokens."""
+        """Parameters with a seed of their own, by which the steps of this request fail after `tokens` output tokens."""
         params = asked.params.with_seed(2**63 + number)
         self._poisonous[number, 2**31] = len(asked.prompt) + tokens - 1
         return params

@@ -27,7 +27,7 @@ def check_books(engine: Engine) -> None:
     held = engine.config.max_num_seqs - loop.penalties.free
     assert 0 <= held <= sum(state.penalised for state in loop.unfinished), "penalty rows of requests that are gone"
     known = {state.request.id for state in loop.unfinished}
-    assert {request.id for request in requests} <= known, "the scheduler has requests that nobody waits for"
+    assert {request.id for request in requests} <= known, "the scheduler has requests that no client waits for"
     if not loop.recovery.trying:
         assert len(known) == len(requests), "the scheduler lost a request"
 

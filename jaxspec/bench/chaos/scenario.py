@@ -43,8 +43,8 @@ class Asked:
 class Client:
     """What a client does with its request. Counts are of its deltas: None never.
 
-    cancels: after so many deltas; 0 at once. cancels_at: so many turns after it was sent. raises: its callback fails at
-    this delta. poisonous: the step fails whenever the request is in it, after so many of its tokens.
+    cancels: after this many deltas; 0 at once. cancels_at: this many turns after it was sent. raises: its callback
+    fails at this delta. poisonous: the step fails whenever the request is in it, after this many of its tokens.
     """
 
     cancels: int | None = None

@@ -19,7 +19,7 @@ from jaxspec.models.load.tokenizer import Tokenizer
 OUTPUT, INPUT, TTFT, TPOT = "output tokens/s", "input tokens/s", "TTFT, ms", "TPOT, ms"
 #: Tokens of the prompt that arrives while others decode, and how many decode.
 ARRIVING, DECODING = 256, 8
-#: A request fails if nothing arrives for so many seconds.
+#: A request fails if nothing arrives for this many seconds.
 REQUEST_TIMEOUT = 300.0
 
 

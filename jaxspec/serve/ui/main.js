@@ -42,6 +42,6 @@ byId("load").addEventListener("submit", (event) => {
   live.notice("");
   sendSamples(Number(byId("load-count").value), chat.settings(), (message) => live.notice(message));
 });
-// Nobody looks at a hidden tab: the server need not take snapshots for it.
+// A hidden tab shows nothing: the server need not take snapshots for it.
 document.addEventListener("visibilitychange", () => (document.hidden ? live.disconnect() : live.connect()));
 start();
