@@ -58,6 +58,7 @@ def test_a_chat_streams_and_colours_accepted_drafts(url: str, open_page: OpenPag
     expect(page.locator("#tree .node.accepted").first).to_be_visible()
     expect(page.locator("#tree-path .draft").first).to_be_visible()
     expect(page.locator("#tree-note")).to_contain_text("draft tokens accepted")
+    expect(page.get_by_role("img", name=re.compile("^Token tree of .* nodes. Accepted: .* Rejected: "))).to_be_visible()
 
 
 def test_stop_ends_the_answer(url: str, open_page: OpenPage, engine: Any) -> None:
@@ -69,6 +70,7 @@ def test_stop_ends_the_answer(url: str, open_page: OpenPage, engine: Any) -> Non
     page.click("#stop")
     expect(page.locator(".failure")).to_have_text("Stopped.")
     expect(page.locator("#send")).to_be_enabled()
+    expect(page.locator("#prompt")).to_be_focused()  # the button that had the focus is gone
     expect(page.locator("#summary")).to_contain_text("No requests")
     assert engine.stats().running == 0
 
@@ -94,9 +96,30 @@ def test_lanes_move_and_say_who_waits_and_why(url: str, open_page: OpenPage) -> 
     expect(lane.locator(".slack")).to_contain_text("TPOT 1.0 s: slack")
     lane.focus()
     expect(lane.locator(".history")).to_contain_text("All 2 slots are taken")
+    expect(lane.locator("svg")).to_have_attribute("aria-label", re.compile("^The last minute: waiting .* → decoding "))
     expect(lane).to_have_class(re.compile("ended"))
     expect(page.locator("#summary")).to_contain_text("No requests")
     expect(page.locator("#tile-slo-met-by")).to_contain_text("%")
+
+
+def test_who_wants_less_motion_gets_a_picture_every_two_seconds(url: str, open_page: OpenPage) -> None:
+    pictures = {}
+    for motion in ("no-preference", "reduce"):
+        page = open_page(url, reduced_motion=motion)
+        expect(page.locator("#connection")).to_have_text(LIVE)
+        send_samples(page, 1)
+        expect(page.locator(".lane").first).to_be_visible()
+        pictures[motion] = page.evaluate(
+            """async () => {
+                const seen = new Set(), bar = document.querySelector(".lane svg"), end = performance.now() + 3000;
+                while (performance.now() < end) {
+                    seen.add(bar.getAttribute("viewBox"));
+                    await new Promise((resume) => setTimeout(resume, 50));
+                }
+                return seen.size;
+            }"""
+        )
+    assert 1 <= pictures["reduce"] <= 3 < pictures["no-preference"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -80,6 +80,8 @@ export class Chat {
   }
 
   busy(yes) {
+    // A focus on what goes must not be lost.
+    if (!yes && document.activeElement === byId("stop")) byId("prompt").focus();
     byId("send").disabled = yes;
     byId("stop").hidden = !yes;
     byId("messages").setAttribute("aria-busy", String(yes));

@@ -30,7 +30,7 @@ export class Lane {
       history: element("div", { class: "history" }),
     };
     const { name, badge, numbers, slack, why, history } = this.parts;
-    this.bar = drawn("svg", { preserveAspectRatio: "none", "aria-hidden": "true" });
+    this.bar = drawn("svg", { preserveAspectRatio: "none", role: "img" });
     this.node = element("li", { tabindex: "0", "data-id": request.id });
     this.node.append(element("div", { class: "line" }, name, badge, slack, numbers), this.bar, why, history);
   }
@@ -77,7 +77,9 @@ export class Lane {
     this.bar.setAttribute("viewBox", `${now - WINDOW} 0 ${WINDOW} 1`);
     segments.at(-1).shape.setAttribute("width", Math.max(0.15, segments.at(-1).end - segments.at(-1).begin));
     if (segments.length > 1) segments.at(-2).shape.setAttribute("width", segments.at(-2).end - segments.at(-2).begin);
-    say(parts.history, `${this.request.id}: ${segments.slice(-8).map(told).join(" → ")}`);
+    const past = segments.slice(-8).map(told).join(" → ");
+    say(parts.history, `${this.request.id}: ${past}`);
+    this.bar.setAttribute("aria-label", `The last minute: ${past}`);
   }
 
   showSlack({ slack_of: of, slack_ms: slack, tpot_ms: tpot, ttft_ms: ttft }) {

@@ -12,14 +12,15 @@ export class Lanes {
     this.names = new Map();
     this.count = this.begun = this.last = 0;
     const group = (title) => {
-      const list = element("ol");
-      const heading = element("h4", {}, title);
+      const heading = element("h4", { id: `lanes-${title.toLowerCase()}` }, title);
+      // The role says again that it is a list: Safari forgets that without list marks.
+      const list = element("ol", { role: "list", "aria-labelledby": heading.id });
       byId("lanes").append(heading, list);
       return { heading, list, title };
     };
     this.groups = { waiting: group("Waiting"), running: group("Running"), ended: group("Ended") };
     const ends = ["1 min ago", "now"].map((text) => element("span", {}, text));
-    byId("lanes").append(element("div", { class: "axis" }, ...ends));
+    byId("lanes").append(element("div", { class: "axis", "aria-hidden": "true" }, ...ends));
     const legend = Object.entries(STATES).map(([name, meaning]) =>
       element("span", { class: `state state-${name}` }, `${name}: ${meaning}`),
     );

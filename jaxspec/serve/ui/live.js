@@ -8,6 +8,9 @@ import { showTree } from "./tree.js";
 
 const FIRST_PAUSE = 1000;
 const LONGEST_PAUSE = 10_000;
+/** Milliseconds between two pictures for those who have asked their system for less motion. */
+const CALM = 2000;
+const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class Live {
   /** `onUnauthorized` is called when the server wants a key. */
@@ -15,6 +18,7 @@ export class Live {
     this.onUnauthorized = onUnauthorized;
     this.lanes = new Lanes();
     this.abort = null;
+    this.shown = -CALM;
   }
 
   disconnect() {
@@ -45,6 +49,8 @@ export class Live {
 
   show(snapshot) {
     state("live", "live");
+    if (calm.matches && performance.now() - this.shown < CALM) return;
+    this.shown = performance.now();
     const preset = snapshot.preset ? ` · preset ${snapshot.preset}` : "";
     say(byId("server"), `${snapshot.model}${preset}`);
     showNumbers(snapshot);

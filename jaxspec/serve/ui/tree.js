@@ -37,13 +37,23 @@ function showPath(nodes) {
   byId("tree-path").replaceChildren(...path.map(token));
 }
 
+/** What the picture shows. */
+function inWords(nodes) {
+  const [accepted, rejected] = [true, false].map((yes) => {
+    const some = nodes.filter((node) => node.accepted === yes);
+    return some.map(shown).join(", ") || "none";
+  });
+  const size = nodes.length === 1 ? "1 node" : `${nodes.length} nodes`;
+  return `Token tree of ${size}. Accepted: ${accepted}. Rejected: ${rejected}.`;
+}
+
 function picture(nodes) {
   const rows = rowsOf(nodes);
   const at = (i) => ({ x: 2 + nodes[i].depth * (WIDTH + GAP_X), y: 2 + rows[i] * (HEIGHT + GAP_Y) });
   const deepest = Math.max(...nodes.map((node) => node.depth));
   const width = (deepest + 1) * (WIDTH + GAP_X);
   const height = (Math.max(...rows) + 1) * (HEIGHT + GAP_Y) + 2;
-  const svg = drawn("svg", { width, height, role: "img", "aria-label": "Token tree, drawn" });
+  const svg = drawn("svg", { width, height, role: "img", "aria-label": inWords(nodes) });
   const order = [...nodes.keys()].sort((a, b) => nodes[a].accepted - nodes[b].accepted);
   const below = order.filter((i) => nodes[i].parent >= 0);
   svg.append(...below.map((i) => edge(at(nodes[i].parent), at(i), nodes[i])));
@@ -73,8 +83,10 @@ function edge(from, to, node) {
   return drawn("path", { d, class: `edge${node.accepted ? " accepted" : ""}` });
 }
 
+const shown = ({ text }) => (text === null ? "▢" : visible(text));
+
 function box(node, { x, y }) {
-  const text = node.text === null ? "▢" : visible(node.text);
+  const text = shown(node);
   const short = text.length > LONGEST ? `${text.slice(0, LONGEST - 1)}…` : text;
   const own = node.drafters.length ? "" : " target";
   const itself = node.depth ? "the model's own" : "known";
