@@ -49,7 +49,7 @@ space := $(subst ,, )
 
 help:
 	@echo "make serve        start the server on http://127.0.0.1:8000 (ARGS=\"--port 9000\")"
-	@echo "make test         run all tests, on the CPU (ARGS=\"-k bench\")"
+	@echo "make test         run the main tests, on the CPU (ARGS=\"-k bench\")"
 	@echo "make test-fast    run the tests that need neither the real model nor much time"
 	@echo "make test-families serve tiny models of every family, with drafts and swapping"
 	@echo "make test-ray     deploy a tiny model on a local Ray cluster, and kill a replica in the middle of 200 streams"

@@ -81,7 +81,7 @@ def why_waiting(request: Request, ahead: int, queue: QueueState) -> str:
     return " ".join(filter(None, (_lost(request), _obstacle(queue), place)))
 
 
-def why_resting(request: Request, queue: QueueState) -> str:
+def why_throttled(request: Request, queue: QueueState) -> str:
     """Why a running request had no part in the last step."""
     what = "It rests" if request.decoding else "Its prompt waits"
     if queue.paced:

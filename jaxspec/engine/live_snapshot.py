@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from jaxspec.sched.request import Request, RequestStatus
 from jaxspec.sched.slo import current_slack
-from jaxspec.sched.waiting_reason import QueueState, why_resting, why_waiting
+from jaxspec.sched.waiting_reason import QueueState, why_throttled, why_waiting
 
 if TYPE_CHECKING:
     from jaxspec.sched.scheduler import Scheduler
@@ -24,7 +24,7 @@ _KEPT_FOR_RUNNING = 32
 class LiveRequest:
     """One request. `tenant` is whose it is; times are in seconds.
 
-    state        waiting, paused, swapped (without a slot), prefill, decoding, resting (a running one that skips steps)
+    state        waiting, paused, swapped (without a slot), prefill, decoding, throttled (a running one that skips steps)
     reason       why it waits or rests, in plain words; None: it does neither
     place        requests ahead of it in the queue; None: it runs
     prompt_done  prompt tokens whose KV is committed
@@ -113,7 +113,7 @@ def live_requests(scheduler: Scheduler, scheduled: Collection[str], now: float) 
         if request.id in scheduled:
             yield _live(request, now, "decoding" if request.decoding else "prefill")
         else:
-            yield _live(request, now, "resting", why_resting(request, queue))
+            yield _live(request, now, "throttled", why_throttled(request, queue))
 
 
 def _live(request: Request, now: float, state: str, reason: str | None = None, place: int | None = None) -> LiveRequest:

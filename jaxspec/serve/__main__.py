@@ -160,8 +160,8 @@ def _parser() -> argparse.ArgumentParser:
         "--draft",
         action="append",
         metavar="DRAFTER",
-        help="drafter for speculative decoding; repeatable. auto (default): suffix, and the trained drafter that is "
-        "included for the model, if any; suffix: what followed the last tokens in the text and in earlier answers; "
+        help="drafter for speculative decoding; repeatable. auto (default): grammar, suffix, and the trained drafter "
+        "that is included for the model, if any; grammar: what structured output leaves no choice about; suffix: what followed the last tokens in the text and in earlier answers; "
         "ngram: in the text only; truncated:K: the first K layers of the model; the name "
         "or file of a trained drafter; another model; none: no speculative decoding",
     )
@@ -179,6 +179,7 @@ def _parser() -> argparse.ArgumentParser:
         "--api-key",
         type=_key,
         nargs="+",
+        action="extend",
         metavar="KEY",
         help="require one of these API keys from clients (default: those in $JAXSPEC_API_KEY, separated by spaces; no "
         "key if unset). Prefer the environment variable: other users of the machine can read command lines",

@@ -14,7 +14,7 @@ from jaxspec.sched.slots import ORDERS, Need, Section, SlotContext
 from jaxspec.sched.timing import ResponseTimes, Runtime
 
 #: The scale of boosts relative to the mean response time. In simulations with SSJF's predicted classes (`bench
-#: orders`), larger ones exceed 1.1 times FCFS's 99 % quantile.
+#: orders`), larger ones exceed 1.1 times FCFS's p99.
 _SHARE = 0.9
 
 

@@ -25,7 +25,7 @@ class PredictedSettings(Section):
     #: Seconds after which a report no longer counts; before, it counts less and less.
     stale_after: PositiveFloat = 2.0
     #: How much more a second before the first token counts than one after it. In simulations of Azure's trace (16
-    #: replicas, loads 0.9 and 1.0), 4 has a lower mean and 99 % quantile of the TTFT than 1, 2 and 8, and the same JCT.
+    #: replicas, loads 0.9 and 1.0), 4 has a lower mean and p99 of the TTFT than 1, 2 and 8, and the same JCT.
     ttft_weight: PositiveFloat = 4.0
 
 

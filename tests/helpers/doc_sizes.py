@@ -196,6 +196,7 @@ CHECKED = {
     "make test-ray": "it downloads Ray; .ci/run does it",
     "serve run": "it needs Ray; make test-ray builds the applications of all configs",
     "ray start": "it needs Ray",
+    "source .venv/bin/activate": "it changes a shell",
     "make test-gpu-compile": "it downloads JAX's CUDA plugin; .ci/run does it",
     "make test-ui": "it needs Chromium; .ci/run does it",
     "make test-sanitize": "it compiles the kernels for a minute and runs their tests for some more",

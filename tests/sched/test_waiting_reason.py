@@ -12,7 +12,7 @@ from jaxspec.sched import Request
 from jaxspec.sched.request import RequestStatus
 from jaxspec.sched.slo import Slo, current_slack
 from jaxspec.sched.slots import ORDERS
-from jaxspec.sched.waiting_reason import QueueState, why_resting, why_waiting
+from jaxspec.sched.waiting_reason import QueueState, why_throttled, why_waiting
 
 FREE = QueueState(
     running=1, slots=4, batches=False, wanted_pages=1, free_pages=9, fits=True, paced=False,
@@ -61,8 +61,8 @@ def test_what_it_has_lost(changes: dict[str, Any], begins: str) -> None:
 
 def test_why_a_running_request_rests() -> None:
     decoding = Request("r", 1, [5, 6], 10, 0.0, computed=1)
-    assert why_resting(decoding, replace(FREE, paced=True)).startswith("It rests: the pace keeps steps short")
-    assert why_resting(request(), FREE) == "Its prompt waits: the tokens of the step went to other requests."
+    assert why_throttled(decoding, replace(FREE, paced=True)).startswith("It rests: the pace keeps steps short")
+    assert why_throttled(request(), FREE) == "Its prompt waits: the tokens of the step went to other requests."
 
 
 def test_a_schedulers_queue() -> None:

@@ -72,7 +72,7 @@ def test_text_can_be_told_from_what_is_behind_it(scheme: int) -> None:
     text = [(name, other) for name in ("text", "muted", "accent", "good", "bad") for other in ("ground", "panel")]
     for name, other in [*text, ("on-accent", "accent"), ("text", "draft")]:
         assert contrast(name, other) >= 4.5, (name, other)
-    for name in ("control", "draft-line", "waiting", "paused", "swapped", "prefill", "decoding", "resting"):
+    for name in ("control", "draft-line", "waiting", "paused", "swapped", "prefill", "decoding", "throttled"):
         assert all(contrast(name, other) >= 3 for other in ("ground", "panel")), name
 
 

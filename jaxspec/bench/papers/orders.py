@@ -172,7 +172,7 @@ def _on_engine(args: argparse.Namespace) -> int:
 
 
 def serve(data: Data, cell: Cell) -> Result:
-    """Seconds of the requests' JCT and TTFT: mean, 99 % quantile; mean slowdown of short and long ones; preemptions per
+    """Seconds of the requests' JCT and TTFT: mean, p99; mean slowdown of short and long ones; preemptions per
     request."""
     settings: dict[str, Any] = {"order": cell.order}
     if cell.predictor == "oracle":
@@ -299,7 +299,7 @@ def _lines(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def draw(path: Path, rows: Sequence[Mapping[str, Any]], predictors: Sequence[str]) -> None:
-    """Plot mean against 99 % quantile of the JCT, relative to FCFS, of every order and predictor."""
+    """Plot mean against p99 of the JCT, relative to FCFS, of every order and predictor."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 5), layout="constrained")
@@ -312,7 +312,7 @@ def draw(path: Path, rows: Sequence[Mapping[str, Any]], predictors: Sequence[str
         for line in lines:
             axes.annotate(line["order"], (line["mean"], line["p99"]), (3, 3), textcoords="offset points", fontsize=7)
     axes.axhline(1.1, color="grey", linestyle=":", linewidth=1)
-    axes.set(xlabel="mean JCT, relative to FCFS", ylabel="99 % quantile of JCT, relative to FCFS")
+    axes.set(xlabel="mean JCT, relative to FCFS", ylabel="p99 of JCT, relative to FCFS")
     axes.legend()
     figure.savefig(path, dpi=100)
 

@@ -8,7 +8,7 @@ export const STATES = {
   waiting: "has no slot yet",
   prefill: "reads its prompt",
   decoding: "writes its answer",
-  resting: "skips steps",
+  throttled: "skips steps",
   paused: "lost its slot",
   swapped: "its KV is in host memory",
 };
