@@ -194,6 +194,7 @@ class PlanBuilder:
         if request.first_scheduled is None:
             request.first_scheduled = self._now
             request.cached_tokens = min(request.computed, request.prompt_len)
+            self._order.started(request)
             if request.reuse_prefix and self._pool.enable_prefix_caching:
                 s.prefix_queries += len(request.tokens)
                 s.prefix_hits += request.computed

@@ -127,7 +127,7 @@ def _row_of_ids(line: Mapping[str, Any], tokenizer: Tokenizer, cap: int | None, 
     if not ended and cap is None and not isinstance(line.get("finished", line.get("capped")), bool):
         raise ConfigError(f"cap: this setting is needed, because {where} does not say whether its answer was cut")
     prompt = tokenizer.decode(prompt_ids)
-    return Row(prompt, len(output_ids), not ended, group_of(prompt))
+    return Row(prompt, len(output_ids), not ended, str(line.get("group") or group_of(prompt)))
 
 
 def group_of(prompt: str) -> str:

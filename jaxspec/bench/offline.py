@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> Report:
     startup_s = time.perf_counter() - begin
     ids = tokenise(llm.engine.tokenizer, texts, args, rng)
     gaps: list[float] = []
-    llm.engine.token_observers.append(lambda seconds, _: gaps.append(seconds))
+    llm.engine.token_observers.append(lambda seconds, count: gaps.extend([seconds] * count))
 
     reports = []
     with progress("runs", args.repeats) as advance:

@@ -38,9 +38,10 @@ def record(found: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> No
     known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for kind, runs in found.items():
         known[kind] = [*known.get(kind, []), *runs]
+    tables = sections(known)
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-    write(folder / PAGE, "Reliability", sections(known))
+    write(folder / PAGE, "Reliability", tables)
 
 
 def sections(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
@@ -89,14 +90,14 @@ def _overload(runs: Sequence[Mapping[str, Any]]) -> str:
         "sent; served": [f"{run['sent']:,}; {run['served']:,}" for run in runs],
         "peak goodput below capacity, tokens/s": [f"{run['goodput_peak']:.0f}" for run in runs],
         "goodput, tokens/s": [f"{run['goodput']:.0f}" for run in runs],
-        "share of the peak": [f"{run['share_of_peak']:.2f}" for run in runs],
+        "share of the peak": [_number(run["share_of_peak"], "{:.2f}") for run in runs],
         "least and most goodput of a minute": [
             ", ".join(f"{ends(run['minutes'], default=0):.0f}" for ends in (min, max)) for run in runs
         ],
         "TTFT of served: p50, p99, longest, s": [", ".join(f"{t:.1f}" for t in run["ttft_s"]) for run in runs],
         "`Retry-After` of 429, s": ["–".join(f"{t:.0f}" for t in run["retry_after_s"]) for run in runs],
         "second key: sent, served, met the SLO": [f"{o['sent']}, {o['served']}, {o['attainment']:.0%}" for o in other],
-        "seconds until requests meet the SLO again": [f"{run['recovery_s']:.1f}" for run in runs],
+        "seconds until requests meet the SLO again": [_number(run["recovery_s"], "{:.1f}") for run in runs],
         "streams at once: opened, served, refused, seconds": [
             f"{s['opened']:,}, {s['served']:,}, {s['refused']:,}, {s['longest_s']:.0f}" for s in streams
         ],
@@ -104,6 +105,10 @@ def _overload(runs: Sequence[Mapping[str, Any]]) -> str:
     }
     head = ["| |" + "".join(f" run {i} |" for i in range(1, len(runs) + 1)), "|---|" + "---:|" * len(runs)]
     return "\n".join([*head, *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items())])
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else form.format(value)
 
 
 def _outcomes(runs: Sequence[Mapping[str, Any]]) -> str:

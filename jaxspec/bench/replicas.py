@@ -120,6 +120,7 @@ def run(scenario: Scenario) -> int:
         with progress(f"{name}: percent of requests", 100) as advance:
             served = cluster.run(advance)
         report = scenario.report(served.served)
+        report.extra["busy_fraction"] /= args.replicas
         report.extra |= {"replicas": args.replicas, "routing": name, **routed(served)}
         reports.append(report)
     Console().print(table(reports))

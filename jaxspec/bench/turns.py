@@ -83,10 +83,12 @@ def is_noise(found: Estimate, turns: int) -> bool:
 def alternate(
     contenders: Sequence[Contender], work: Work, repeats: int, advance: Callable[[], None]
 ) -> list[list[Turn]]:
-    """`repeats` turns of each contender after one warm-up turn each. In every round the contenders run in order."""
+    """`repeats` turns of each contender after one warm-up turn each. Another contender begins each round, so that none
+    always follows the same one."""
     turns: list[list[Turn]] = [[] for _ in contenders]
     for repeat in range(repeats + 1):
-        for contender, measured in zip(contenders, turns, strict=True):
+        pairs, begin = list(zip(contenders, turns, strict=True)), repeat % len(contenders)
+        for contender, measured in pairs[begin:] + pairs[:begin]:
             with naming_preset(contender.name):
                 turn = take_turn(contender, work, repeat)
             advance()

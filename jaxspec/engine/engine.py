@@ -386,7 +386,8 @@ class Engine:
     def _closed(self, state: RequestState) -> None:
         with self._lock:
             self._states.pop(state.request.id, None)
-            self._limit.ended(self.loop.num_waiting + self._queued)
+            if state.request.first_scheduled is not None:  # else it was cancelled while it waited
+                self._limit.ended(self.loop.num_waiting + self._queued)
             self._admission.release(state.request.id)
 
     def _abort_all(self, reason: str, error: str | None) -> None:

@@ -24,7 +24,7 @@ _KEPT_FOR_RUNNING = 32
 class LiveRequest:
     """One request. `tenant` is whose it is; times are in seconds.
 
-    state        waiting, paused, swapped (without a slot), prefill, decoding, throttled (a running one that skips steps)
+    state        waiting, paused, swapped (without a slot), prefill, decoding, throttled (runs, skips a step)
     reason       why it waits or rests, in plain words; None: it does neither
     place        requests ahead of it in the queue; None: it runs
     prompt_done  prompt tokens whose KV is committed

@@ -161,7 +161,8 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         metavar="DRAFTER",
         help="drafter for speculative decoding; repeatable. auto (default): grammar, suffix, and the trained drafter "
-        "that is included for the model, if any; grammar: what structured output leaves no choice about; suffix: what followed the last tokens in the text and in earlier answers; "
+        "that is included for the model, if any; grammar: what structured output leaves no choice about; suffix: "
+        "what followed the last tokens in the text and in earlier answers; "
         "ngram: in the text only; truncated:K: the first K layers of the model; the name "
         "or file of a trained drafter; another model; none: no speculative decoding",
     )

@@ -96,11 +96,12 @@ def _load_entry(entry: Entry) -> LoadedModel:
     """Load a built-in model. Its header is cached, because parsing it at every start takes too long."""
     path = fetch(entry)
     cached = path.with_suffix(".header.json")
-    if (header := load_header(cached, entry.sha256)) is None:
+    origin = f"{entry.sha256} {path.stat().st_mtime_ns}"  # of the file that was verified
+    if (header := load_header(cached, origin)) is None:
         verify(entry, path, str(path))
         header = _read_header(path)
         try:
-            save_header(header, cached, entry.sha256)
+            save_header(header, cached, origin)
         except OSError as e:
             log.warning("cannot cache the model's header, the next start reads it again: %s", e)
     return _with_weights(header, path, entry.name)

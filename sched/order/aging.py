@@ -32,6 +32,9 @@ class Aging(Order):
     def begins(self) -> None:
         self._order.begins()
 
+    def started(self, request: Request) -> None:
+        self._order.started(request)
+
     def rekeyed(self) -> Iterable[Request]:
         return self._order.rekeyed()
 

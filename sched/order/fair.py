@@ -6,7 +6,6 @@ from typing import Any
 
 from jaxspec.sched.order.order import Order
 from jaxspec.sched.per_request import PerRequest
-from jaxspec.sched.plan import RequestResult
 from jaxspec.sched.request import Request
 from jaxspec.sched.slots import ORDERS, Need, SlotContext
 
@@ -29,23 +28,29 @@ class Fair(Order):
     def __init__(self) -> None:
         self._time = 0.0
         self._finish: dict[str, float] = {}  # of each tenant's latest request
-        self._start = PerRequest(self._begin)
+        self._tags = PerRequest(self._begin)  # start tag, and the output tokens that the finish tag has
 
     @classmethod
     def build(cls, settings: None, context: SlotContext) -> Fair:
         return cls()
 
-    def _begin(self, request: Request) -> float:
+    def _begin(self, request: Request) -> tuple[float, float]:
         start = max(self._time, self._finish.get(request.tenant, 0.0))
         self._finish = {tenant: at for tenant, at in self._finish.items() if at > self._time}
         self._finish[request.tenant] = start + request.prompt_len + request.expected_len
-        return start
+        return start, request.expected_len
 
     def begins(self) -> None:
         self._time = max((self._time, *self._finish.values()))
 
     def key(self, request: Request) -> Any:
-        return self._start.of(request)
+        start, charged = self._tags.of(request)
+        # Predictions that read the prompt come after the arrival.
+        if request.first_scheduled is None and charged != request.expected_len:
+            if request.tenant in self._finish:
+                self._finish[request.tenant] += request.expected_len - charged
+            self._tags.set(request, (start, request.expected_len))
+        return start
 
-    def observe(self, request: Request, result: RequestResult, seconds: float) -> None:
-        self._time = max(self._time, self._start.of(request))
+    def started(self, request: Request) -> None:
+        self._time = max(self._time, self._tags.of(request)[0])

@@ -34,6 +34,9 @@ class Order(Policy):
     def begins(self) -> None:
         """The first request comes after all others have ended."""
 
+    def started(self, request: Request) -> None:
+        """The request gets a slot for the first time."""
+
     def rekeyed(self) -> Iterable[Request]:
         """Requests, waiting or not, whose keys the steps since the last call have changed."""
         return ()

@@ -37,10 +37,10 @@ class Payoff:
 
     def allows(self) -> bool:
         """Whether the step that begins may draft."""
-        if self.off:
-            self.off -= 1
-        self.skipped += bool(self.off)
-        return not self.off
+        allowed = not self.off
+        self.off = max(0, self.off - 1)
+        self.skipped += not allowed
+        return allowed
 
     def observe(self, tokens: int, requests: int, seconds: float, plain: float) -> None:
         """A step that might draft gave `requests` requests `tokens` new tokens in `seconds`; without drafts it would

@@ -61,8 +61,9 @@ def test_presets_take_turns_on_the_same_prompts(engines, tmp_path, capsys, monke
     options = ["--repeats", "2", "--concurrency", "1", "3", "--set", "token_buckets=[16]", "--json", str(out)]
     assert main(["compare", *files, *WORK, *options]) == 0
 
-    one_turn_each = [(0, 1)] * 4 + [(1, 1)] * 4
-    assert asked == one_turn_each * 3 + [(0, 3), (0, 1), (1, 3), (1, 1)] * 3
+    alone, together = [[(i, 1)] * 4 for i in (0, 1)], [[(i, 3), (i, 1)] for i in (0, 1)]
+    rounds = (0, 1), (1, 0), (0, 1)  # they take turns to begin
+    assert asked == [call for calls in (alone, together) for both in rounds for i in both for call in calls[i]]
     assert [engine.engine.health for engine in engines] == ["dead", "dead"]
     report = json.loads(out.read_text())
     results = report["results"]
@@ -205,7 +206,7 @@ def test_every_turn_has_the_same_arrivals(engines, tmp_path, capsys, monkeypatch
     few = [*WORK, "--repeats", "2", "--set", "token_buckets=[16]", "--json", str(out), "--plot", str(picture)]
     slo = ["--slo-ttft-ms", "60000", "--slo-tpot-ms", "50000"]
     assert main(["compare", *files, *few, "--request-rate", "50", "--burstiness", "2", *slo]) == 0
-    assert [number for number, *_ in driven] == [0, 1] * 3
+    assert [number for number, *_ in driven] == [0, 1, 1, 0, 0, 1]
     assert all(row[1:] == driven[0][1:] for row in driven) and len(set(driven[0][1])) == 4
     report = json.loads(out.read_text())
     assert [settings["slo"]["ttft_ms"] for settings in report["settings"].values()] == [60000, 60000]

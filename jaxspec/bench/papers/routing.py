@@ -51,7 +51,7 @@ EACH, TOGETHER = 16, 16
 SOME, MORE, FEW, LONG = 16, 40, 4, 100
 LOAD, QUARTER = 0.9, 4
 LARGE = 256
-#: Share of the requests before those that are measured: until the replicas are as full as they stay.
+#: Share of the requests before those that are measured: replicas begin empty.
 WARM = 0.5
 INTERVALS = (0.1, 0.5, 2.0)
 #: How much slower one replica becomes, and from and to which share of the run.

@@ -20,7 +20,7 @@ Data = TypeVar("Data")
 
 _ROOT = Path(__file__).parents[3]
 #: Source files and presets on which results depend.
-_SOURCES = "sched/**/*.py", "jaxspec/bench/papers/**/*.py", "configs/*.yaml"
+_SOURCES = "sched/**/*.py", "jaxspec/bench/**/*.py", "jaxspec/draft/*.py", "jaxspec/config.py", "configs/*.yaml"
 
 
 class Runs:

@@ -18,14 +18,15 @@ OUTPUT = 4
 class Served:
     """Serves requests with one slot, a prompt token and an output token at a time. `order`: ids as they were begun."""
 
-    def __init__(self, order: str) -> None:
+    def __init__(self, order: str, output: int = OUTPUT) -> None:
+        self.output = output
         policy = PolicyConfig.model_validate({"order": order})
         self.scheduler = Scheduler(SchedulerConfig(1, 8, 64, None, 64, policy), PagePool(64, 4))
         self.begun: list[str] = []
         self.now = 0.0
 
     def add(self, name: str, tenant: str, prompt: int = 4) -> None:
-        request = Request(name, prompt, [1] * prompt, OUTPUT, self.now, tenant=tenant, reuse_prefix=False)
+        request = Request(name, prompt, [1] * prompt, self.output, self.now, tenant=tenant, reuse_prefix=False)
         self.scheduler.add(request, self.now)
 
     def step(self) -> None:
@@ -35,7 +36,7 @@ class Served:
         for s in plan.scheduled:
             if s.request.id not in self.begun:
                 self.begun.append(s.request.id)
-            last = s.request.output_len + 1 == OUTPUT
+            last = s.request.output_len + 1 == self.output
             results.append(RequestResult((7,), "length" if last else None) if s.samples else RequestResult())
         self.scheduler.update(plan, results, self.now, 1.0)
 
@@ -99,3 +100,32 @@ def test_one_tenant_is_first_come_first_served() -> None:
     for i in range(5):
         served.add(f"r{i}", "", prompt=20 - 4 * i)
     assert served.finish() == [f"r{i}" for i in range(5)]
+
+
+@pytest.mark.parametrize("output", [1, OUTPUT])
+def test_a_tenant_that_comes_late_does_not_go_before_all_others(output: int) -> None:
+    """Answers of one token never decode; their turns count, too."""
+    served = Served("fair", output)
+    for i in range(30):
+        served.add(f"a{i}", "a")
+    while len(served.begun) < 15:
+        served.step()
+    for i in range(15):
+        served.add(f"b{i}", "b")
+    begun = served.finish()
+    assert abs(begun.index("a20") - begun.index("b5")) <= 3
+
+
+def test_a_prediction_after_the_arrival_counts() -> None:
+    """A client that leaves `max_tokens` open is not charged for it once its length is predicted."""
+    served = Served("fair", 50)
+    for i in range(4):
+        served.add(f"a{i}", "a")
+        served.add(f"b{i}", "b")
+    for i in range(4):
+        served.scheduler.predicted(f"a{i}", 2.0, served.now)
+    served.add("a4", "a")  # 4 · 4 prompt tokens and 4 · 2 predicted ones, where b has 4 · 54
+    served.add("b4", "b")
+    order = served.scheduler.order
+    tags = {request.id: order.key(request) for request in served.scheduler.waiting}
+    assert tags["b4"] == 4 * 54 and tags["a4"] <= 4 * 54 - 4 * 48 + 1

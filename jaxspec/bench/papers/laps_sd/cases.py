@@ -126,8 +126,9 @@ def policy(data: Data, case: Case) -> PolicyConfig:
     """The system's policy with the case's settings."""
     preset, verify = data.systems[case.system], case.cost.seconds(StepLoad(1 + case.drafts))
     laps = {
+        **preset.changes.get("laps_sd", {}),
         "draft_tokens": case.drafts, "draft_token_ms": 1e3 * case.cost.draft_level, "verify_ms": 1e3 * verify,
-        **preset.changes.get("laps_sd", {}), **dict(case.laps),
+        **dict(case.laps),
     }  # fmt: skip
     las = {"quantum_ms": case.quantum_ms, **preset.changes.get("las", {})}
     predictor: dict[str, Any] = {"predictor": "none"}

@@ -16,7 +16,7 @@ def stable_at(window: int, tolerance: float) -> dict[str, Any]:
     return {"window": window, "tolerance": tolerance}
 
 
-#: Times of a round as in Eq. 6; they are also replaced by each case's own.
+#: Times of a round as in Eq. 6; each case replaces them by its own.
 _ROUND = {
     "draft_tokens": DRAFTS, "draft_token_ms": 1e3 * LLAMA_7B_L20.draft_level,
     "verify_ms": 1e3 * LLAMA_7B_L20.seconds(StepLoad(1 + DRAFTS)),
