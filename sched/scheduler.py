@@ -149,6 +149,11 @@ class Scheduler:
         return len(self.running)
 
     @property
+    def num_free(self) -> int:
+        """Slots that no request has."""
+        return max(0, self.config.max_num_seqs - len(self.running))
+
+    @property
     def ready(self) -> list[Request]:
         """Running requests that the next plan may schedule: not those held by `advance`, nor those whose last token is
         being sampled."""

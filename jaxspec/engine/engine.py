@@ -106,7 +106,10 @@ class Engine:
         self._lock = threading.Condition()
         self._inbox: deque[tuple[RequestState, bool]] = deque()  # (request, False: it is new; True: cancel it)
         self._queued = 0  # new requests in the inbox
-        self._limit = QueueLimit(config.max_queued_requests, clock, config.max_queue_wait_ms)
+        self._limit = QueueLimit(
+            config.max_queued_requests, config.max_queue_wait_ms, clock,
+            lambda: (self.loop.num_waiting + self._queued, self.loop.scheduler.num_free),
+        )  # fmt: skip
         self._calls = Calls()
         self.health = "ok"  # or draining, dead
         self._stop_at: float | None = None  # when a drain ends at the latest
@@ -217,7 +220,7 @@ class Engine:
             if self.health == "draining":
                 raise EngineDraining("the engine is shutting down")
             if resumed is None:
-                self._limit.check(tenant, self.loop.num_waiting + self._queued, self._states.values())
+                self._limit.check(tenant, self._states.values())
             if request.id in self._states:
                 raise InvalidRequest("request_id", f"request {request.id!r} is already running")
             seed = params.seed if params.seed is not None else int(self._random.integers(0, 2**63))
@@ -278,7 +281,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot of all counters."""
-        return snapshot(self.loop, self._queued, self._admission.refused)
+        return snapshot(self.loop, self._queued, self._limit.refused, self._admission.refused)
 
     def summary(self, preset: str | None = None) -> list[tuple[str, str]]:
         """What the engine runs with, as (subject, value). `preset`: the file that the settings come from."""
@@ -302,8 +305,7 @@ class Engine:
     ) -> None:
         """Draft with another speculator of the engine's drafters, for benchmarks that compare policies.
 
-        `micro_batches`: of each step; `draft_turns`: see the setting; None: as configured. Raises `RuntimeError` while
-        there are requests.
+        The settings are as in `EngineConfig`, None: as configured. Raises `RuntimeError` while there are requests.
         """
         with self._lock:
             if self._states:
@@ -386,8 +388,7 @@ class Engine:
     def _closed(self, state: RequestState) -> None:
         with self._lock:
             self._states.pop(state.request.id, None)
-            if state.request.first_scheduled is not None:  # else it was cancelled while it waited
-                self._limit.ended(self.loop.num_waiting + self._queued)
+            self._limit.ended(served=state.request.first_scheduled is not None)
             self._admission.release(state.request.id)
 
     def _abort_all(self, reason: str, error: str | None) -> None:

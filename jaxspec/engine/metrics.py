@@ -156,13 +156,14 @@ class EngineStats:
     predicted_again: int = 0
     predicted_again_seconds: float = 0.0
     predictions: PredictionCounts = field(default_factory=PredictionCounts)
-    #: Requests refused by strict admission since the start.
+    #: Requests refused since the start: by the limit of the queue, and by strict admission.
+    queue_refused: int = 0
     slo_refused: int = 0
     #: Restarts in place after a failed step, since the start.
     restarts: int = 0
 
 
-def snapshot(loop: EngineLoop, queued: int, refused: int) -> EngineStats:
+def snapshot(loop: EngineLoop, queued: int, queue_refused: int, slo_refused: int) -> EngineStats:
     """The counters of an engine now. `queued` requests have not reached the scheduler yet."""
     scheduler, model_runner, host, warm_up = loop.scheduler, loop.model_runner, loop.host, loop.warm_up
     speculator, predictions = loop.speculator, loop.predictions
@@ -206,7 +207,8 @@ def snapshot(loop: EngineLoop, queued: int, refused: int) -> EngineStats:
         predicted_again=0 if loop.repredictor is None else loop.repredictor.made,
         predicted_again_seconds=loop.repredicting_seconds,
         predictions=replace(predictions.counts),
-        slo_refused=refused,
+        queue_refused=queue_refused,
+        slo_refused=slo_refused,
         restarts=loop.recovery.count,
     )
 

@@ -139,5 +139,10 @@ def _counters(s: EngineStats) -> list[tuple[str, str, float]]:
             s.drafter_switch_seconds,
         ),
         ("engine_restarts", "Restarts of the engine in place, after a failed step.", s.restarts),
+        (
+            "queue_refused",
+            "Requests refused because the queue was full, or the expected wait too long.",
+            s.queue_refused,
+        ),
         ("slo_refused", "Requests refused by strict admission because an SLO could not be met.", s.slo_refused),
     ]

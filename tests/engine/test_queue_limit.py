@@ -16,24 +16,32 @@ from jaxspec.sched.scheduler import QueueFull
 
 
 class Queue:
-    """A limit of 10 on a clock that the test moves, and waiting requests by tenant."""
+    """A limit of 10 on a clock that the test moves, and requests by tenant."""
 
-    def __init__(self, longest_ms: float | None = None) -> None:
-        self.now = 0.0
-        self.limit = QueueLimit(10, lambda: self.now, longest_ms)
+    def __init__(self, longest_ms: float | None = None, free: int = 0) -> None:
+        self.now, self.free = 0.0, free
         self.states: list[Any] = []
+        self.limit = QueueLimit(10, longest_ms, lambda: self.now, lambda: (self.waiting, self.free))
+
+    @property
+    def waiting(self) -> int:
+        return sum(s.request.status is not RequestStatus.RUNNING for s in self.states)
 
     def add(self, tenant: str, count: int = 1, status: RequestStatus = RequestStatus.WAITING) -> None:
         for _ in range(count):
-            waiting = sum(s.request.status is not RequestStatus.RUNNING for s in self.states)
-            self.limit.check(tenant, waiting, self.states)
+            self.limit.check(tenant, self.states)
             self.states.append(SimpleNamespace(request=SimpleNamespace(tenant=tenant, status=status)))
 
-    def end(self, count: int, gap: float, waiting: int = 1) -> None:
-        """Requests end, one after each gap, while so many wait."""
+    def end(self, count: int, gap: float, waiting: int = 1, together: int = 1) -> None:
+        """Requests end, so many at once after each gap, while others wait."""
+        before, self.states = self.states, []
+        for _ in range(waiting):
+            self.states.append(SimpleNamespace(request=SimpleNamespace(tenant="", status=RequestStatus.WAITING)))
         for _ in range(count):
             self.now += gap
-            self.limit.ended(waiting)
+            for _ in range(together):
+                self.limit.ended(served=True)
+        self.states = before
 
 
 def test_one_tenant_has_the_whole_queue() -> None:
@@ -132,6 +140,45 @@ def test_a_slow_trickle_of_requests_says_nothing_about_the_pace() -> None:
     queue.add("a", 10)
 
 
+def test_what_gets_a_slot_at_once_does_not_wait() -> None:
+    queue = Queue(longest_ms=2000.0)
+    queue.end(20, 10.0)
+    queue.free = 3
+    queue.add("a", 4)  # three slots, and one may always wait
+    with pytest.raises(QueueFull, match="4 requests"):
+        queue.add("a")
+    queue.states.clear()
+    queue.free = 9
+    queue.add("a", 10)
+
+
+def test_ends_in_the_same_step_are_one_gap() -> None:
+    queue = Queue(longest_ms=10_000.0)
+    queue.end(20, 100.0, together=64)  # 64 requests in 100 s
+    queue.add("a", 6)
+    with pytest.raises(QueueFull, match="6 requests"):
+        queue.add("a")
+
+
+def test_clients_that_give_up_do_not_count_as_served() -> None:
+    queue = Queue(longest_ms=4000.0)
+    queue.end(20, 2.0)
+    queue.add("a")
+    for _ in range(100):
+        queue.limit.ended(served=False)
+    queue.add("a")
+    with pytest.raises(QueueFull, match="2 requests"):
+        queue.add("a")
+    queue.states.clear()
+    queue.limit.ended(served=False)  # the last one that waited
+    queue.now += 1000.0
+    queue.limit.ended(served=True)
+    queue.add("a", 2)
+    with pytest.raises(QueueFull, match="2 requests"):
+        queue.add("a")
+    assert queue.limit.refused == 2
+
+
 def test_the_engine_refuses_what_would_wait_too_long() -> None:
     given = dict(max_num_seqs=1, token_buckets=[16], max_num_batched_tokens=16, max_queue_wait_ms=1e-3)
     with tiny.llm(**given) as llm:
@@ -142,7 +189,7 @@ def test_the_engine_refuses_what_would_wait_too_long() -> None:
             for i in range(4):
                 llm.engine.submit([i, 1], replace(GREEDY, max_tokens=100), lambda delta: None)
 
-        with pytest.raises(QueueFull, match="1 request is waiting"):
+        with pytest.raises(QueueFull, match="(1 request is|2 requests are) waiting"):
             crowd()
 
 
