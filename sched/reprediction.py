@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from math import sqrt
+from math import inf, sqrt
 
 from jaxspec.sched.per_request import PerRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
 
 
 def smoothed(output_len: int, left: float, predicted: float | None) -> float:
@@ -31,7 +34,7 @@ class Repredictor:
     ) -> None:
         self._scheduler, self._every, self._left_of = scheduler, every, left_of
         self._next = PerRequest[int](lambda _: every)
-        self._pause = 0  # steps until the next run
+        self._pause = 0.0  # steps until the next run
         #: Predictions made, for metrics and tests.
         self.made = 0
 
@@ -44,12 +47,18 @@ class Repredictor:
 
     def predict(self, due: Sequence[Request], now: float) -> None:
         """Predict these requests again, between steps. Those that have ended since, or whose tokens are computed again
-        after a preemption, are left out."""
+        after a preemption, are left out. If `left_of` fails, first predictions stay, and it is not called again."""
         due = [r for r in due if r.decoding and r.pages and not r.ended]
         if not due:
             return
         self._pause = self._every // 2
-        for request, left in zip(due, self._left_of(due), strict=True):
+        try:
+            lefts = self._left_of(due)
+        except Exception:
+            log.exception("the length probe failed, and predicts no more")
+            self._pause = inf
+            return
+        for request, left in zip(due, lefts, strict=True):
             self._next.set(request, request.output_len + self._every)
             length = smoothed(request.output_len, left, request.predicted_len)
             self._scheduler.predicted(request.id, length, now, again=True)

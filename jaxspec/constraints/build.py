@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,7 @@ class Constraints:
     def __init__(self, tokenizer: Tokenizer, vocab: int):
         """`vocab`: tokens of the model."""
         self._tokenizer, self._vocab, self._grammars = tokenizer, vocab, Grammars(tokenizer, vocab)
+        self._threads = ThreadPoolExecutor(2, "jaxspec-grammars")
         self._words = lru_cache(16)(self._tokens_of)  # the outputs of a request have the same ones
         self._reasoning_tokens = cache(lambda begin, end: ReasoningTokens(begin, end, tokenizer, vocab))
 
@@ -53,8 +56,14 @@ class Constraints:
         """Compile what the parameters need and keep it, for `of`. Raises `InvalidRequest`."""
         self._matcher_of(params)
 
+    async def compile_aside(self, params: SamplingParams) -> None:
+        """`compile` in threads that compile grammars only: a hostile one takes seconds, and others wait for it."""
+        if params.constrained:
+            await asyncio.get_running_loop().run_in_executor(self._threads, self.compile, params)
+
     def close(self) -> None:
         """End the process that tries grammars."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self._grammars.close()
 
     def _tokens_of(self, words: tuple[str, ...]) -> list[list[int]]:

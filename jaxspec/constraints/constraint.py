@@ -106,6 +106,8 @@ class Constraint:
                         break
                     path.append(token)
                     chances.append(chance)
+        except RuntimeError as error:  # a limit of the grammar, which is no failure of a drafter
+            self.failure = str(error)
         finally:  # whatever fails, the grammar's state must be that of the output
             matcher.rollback(len(path))
         return list(zip(path, chances, strict=True))

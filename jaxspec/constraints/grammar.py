@@ -53,7 +53,8 @@ class GrammarMatcher:
         return taken
 
     def rollback(self, tokens: int) -> None:
-        self._matcher.rollback(tokens)
+        with _no_panic():
+            self._matcher.rollback(tokens)
         self._tokens -= tokens
 
     def fill(self, mask: np.ndarray) -> None:
@@ -78,7 +79,7 @@ class GrammarMatcher:
     def forced(self) -> list[int]:
         """llguidance leaves out a last token that might be another one with more text after it: most often the quote
         after a JSON key, where whitespace may come before the colon. It hardly ever does."""
-        with _no_panic():
+        with self._working():
             tokens, text = self._matcher.compute_ff_tokens(), self._matcher.compute_ff_bytes()
         rest = text[sum(len(self._vocabulary.tokens[token]) for token in tokens) :]
         return [*tokens, *self._vocabulary.key_end] if rest == b'"' else tokens

@@ -32,13 +32,13 @@ def waiting_tokens(loop: EngineLoop) -> float:
 
     To be called in the engine's thread.
     """
-    waiting = (request for _, request in loop.scheduler.waiting.longest())
+    waiting = [*(request for _, request in loop.scheduler.waiting.longest()), *loop.recovery.held_back]
     return sum(r.remaining_known + max(1.0, r.expected_len - r.output_len) for r in waiting)
 
 
 def report(loop: EngineLoop) -> ReplicaReport:
     """The report for routers. To be called in the engine's thread; the router sets its time."""
-    return report_of(loop.scheduler, 0.0, loop.counters.load_stats.gain)
+    return report_of(loop.scheduler, 0.0, loop.counters.load_stats.gain, loop.recovery.held_back)
 
 
 class Attainment:

@@ -73,8 +73,7 @@ class Replica:
         self._hub = self._hub or OutputHub(asyncio.get_running_loop())
         engine, stream, resumed = self.engine, _Stream(), submission.resumed
         try:
-            if submission.params.constrained:  # in a thread: the first grammar takes a second to compile
-                await asyncio.to_thread(engine.constraints.compile, submission.params)
+            await engine.constraints.compile_aside(submission.params)
             engine.submit(
                 submission.prompt, submission.params, partial(self._hub.put, stream, 0), request_id=submission.id,
                 priority=submission.priority, slo=submission.slo, predict=submission.predict, tenant=submission.tenant,

@@ -331,7 +331,7 @@ class Engine:
             while self.turn():
                 pass
             self._abort_all("abort", None)
-        except Exception as error:
+        except BaseException as error:  # the panic of Rust code is no `Exception`
             log.exception("the engine failed")
             with self._lock:
                 self.health, self.failure = "dead", f"{type(error).__name__}: {error}"

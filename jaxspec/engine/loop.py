@@ -97,7 +97,7 @@ class EngineLoop:
     @property
     def num_waiting(self) -> int:
         """Requests that wait, also until others have been tried alone after a failure."""
-        return self.scheduler.num_waiting + self.recovery.held_back
+        return self.scheduler.num_waiting + len(self.recovery.held_back)
 
     @property
     def unfinished(self) -> list[RequestState]:
@@ -203,13 +203,14 @@ class EngineLoop:
             lookahead = replace(lookahead, max_decoding=-(-decoding // 2))
         self.suspects = self.scheduler.up_next
         plan = self.scheduler.plan(timer.begun, lookahead)
-        self.suspects = [s.request for s in plan.scheduled]
         if self.scheduler.order_matters(plan):
             self.predictions.predict_held()
         for request in (*plan.preempted, *plan.paused):
             self.penalties.release(request)
+        self.suspects = ()  # of failed transfers
         with timer.outside_step():
             self.host.carry_out(plan)
+        self.suspects = [s.request for s in plan.scheduled]
         self.wake_at = None
         if not plan.scheduled:
             if not self._under_way:

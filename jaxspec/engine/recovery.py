@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from jaxspec.compilation import planned
 from jaxspec.draft.registry import flush, runners
 from jaxspec.engine.request_state import RequestState
+from jaxspec.sched.request import Request
 from jaxspec.sched.spec.drafter import DrafterFailed
 
 if TYPE_CHECKING:
@@ -55,9 +56,9 @@ class Recovery:
         return self._trial is not None
 
     @property
-    def held_back(self) -> int:
-        """Requests that wait until others have been tried alone."""
-        return len(self._line)
+    def held_back(self) -> list[Request]:
+        """Requests that wait until others have been tried alone. May be called from any thread."""
+        return [state.request for state in self._line.copy()]
 
     def keep_back(self, state: RequestState) -> bool:
         """Keep back a new request if another one is being tried alone. -> whether it is kept back."""

@@ -208,9 +208,9 @@ class Serving:
         self, id: str, body: GenerationRequest, prompts: list[list[int]], params: list[SamplingParams], request: Request
     ) -> Generation:
         """Submit sequence i of the HTTP `request` with `prompts[i]` and `params[i]`. Raises `ApiError`."""
-        if params and params[0].constrained:
-            with bad_request():  # in a thread: a new grammar takes milliseconds to compile, the first one a second
-                await asyncio.to_thread(self.engine.constraints.compile, params[0])
+        if params:
+            with bad_request():
+                await self.engine.constraints.compile_aside(params[0])
         generation = Generation(self.engine, self.hub, id, request.headers)
         predict = bool(body.return_predicted_tokens)
         generation.submit(prompts, params, body.priority or 0, body.slo, predict, _tenant(request))

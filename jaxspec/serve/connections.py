@@ -13,17 +13,21 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 #: Most open connections, and seconds for a header.
 MAX_CONNECTIONS, HEADER_SECONDS = 2048, 15.0
+#: Looks in a row, `seconds` apart, at which a client has not read any of what is too much to be buffered.
+_STUCK = 4
 
 
 class BoundedProtocol(H11Protocol):
     """uvicorn's HTTP protocol. Connections beyond `most` are closed at once, and those that have sent no whole header
-    within `seconds`; after a first request, within twice as many. A header has at most 64 KiB, which h11 sees to.
+    within `seconds`; after a first request, within twice as many; and those of clients that read nothing of a full
+    buffer for four times as many. A header has at most 64 KiB, which h11 sees to.
     """
 
     def __init__(self, *args: Any, most: int, seconds: float, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
         self._most, self._seconds = most, seconds
         self._last: Any = self  # the request of the last look; none yet
+        self._unsent = self._stuck = 0  # bytes at the last look, and looks since they got fewer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
@@ -33,8 +37,20 @@ class BoundedProtocol(H11Protocol):
             self.loop.call_later(self._seconds, self._look)
 
     def _look(self) -> None:
-        """Close the connection if it has waited for a header since the last look."""
+        """Close the connection if it has waited for a header since the last look, or if its client does not read."""
+        if self not in self.connections:
+            return
+        unsent = self.transport.get_write_buffer_size()
+        # uvicorn waits for such a client without a limit, also when it closes the connection.
+        full = self.flow.write_paused or (unsent and self.transport.is_closing())
+        self._stuck = self._stuck + 1 if full and unsent >= self._unsent > 0 else 0
+        self._unsent = unsent
+        if self._stuck >= _STUCK:
+            self.transport.abort()
+            return
         if self.transport.is_closing():
+            if unsent:
+                self.loop.call_later(self._seconds, self._look)
             return
         request = self.cycle
         # Between two requests uvicorn has a timer of its own, until the next one begins.
@@ -56,7 +72,10 @@ def room_for(most: int, others: int = 512) -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < most + others:
         wanted = most + others if hard == resource.RLIM_INFINITY else min(hard, most + others)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+        except (OSError, ValueError):  # macOS has a limit of its own, which it does not tell
+            wanted = soft
         return max(1, min(most, max(soft, wanted) - others))
     return most
 

@@ -48,7 +48,12 @@ async def encode_prompts(
     for prompt in prompts:
         if isinstance(prompt, str):
             check_text(tokenizer, prompt, most, "prompt")
-    ids = [await encode(tokenizer, p, add_special_tokens) if isinstance(p, str) else p for p in prompts]
+
+    def encoded() -> list[list[int]]:
+        return [tokenizer.encode(p, add_special_tokens) if isinstance(p, str) else p for p in prompts]
+
+    long = sum(len(p) for p in prompts if isinstance(p, str)) > _LONG_TEXT
+    ids = await asyncio.to_thread(encoded) if long else encoded()
     if not all(ids):
         raise ApiError(400, "every prompt must have at least one token", param="prompt", code="empty_prompt")
     return ids

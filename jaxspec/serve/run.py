@@ -103,14 +103,14 @@ class Server(uvicorn.Server):
         self._drain = asyncio.create_task(self._drain_engine(again))
 
     async def _drain_engine(self, again: str) -> None:
-        stats = self._engine.stats()
-        if count := stats.running + stats.waiting:
-            requests = "1 request" if count == 1 else f"{count} requests"
-            print(
-                f"shutting down: waiting up to {self._drain_timeout:g} s for {requests}; {again} stops at once",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
         try:
+            stats = self._engine.stats()
+            if count := stats.running + stats.waiting:
+                requests = "1 request" if count == 1 else f"{count} requests"
+                print(
+                    f"shutting down: waiting up to {self._drain_timeout:g} s for {requests}; {again} stops at once",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
             await asyncio.to_thread(self._engine.shutdown, drain=True, timeout=self._drain_timeout)
         finally:
             self.should_exit = True

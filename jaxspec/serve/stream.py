@@ -7,6 +7,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from logging import getLogger
 from math import ceil
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -75,7 +76,10 @@ class OutputHub:
         self._awake = False
         while self._outbox:
             to, index, delta = self._outbox.popleft()
-            to.deliver(index, delta)
+            try:
+                to.deliver(index, delta)
+            except Exception:  # the others' outputs do not wait for the next one
+                getLogger(__name__).exception("an output could not be delivered")
 
 
 class Receiver(Protocol):

@@ -68,7 +68,12 @@ class StructureFields(ApiModel):
         for name, kind in _STRUCTURE_NAMES.items():
             if (value := getattr(self, name)) is not None:
                 found[name] = {kind: value}
-        if (form := self.response_format) is not None and form.type != "text":
+        form = self.response_format
+        if form is not None and form.schema_ is not None and form.type != "json_object":
+            raise InvalidRequest("response_format", "response_format.schema needs the type json_object")
+        if form is not None and form.type == "text" and form.json_schema is not None:
+            raise InvalidRequest("response_format", "response_format.json_schema needs the type json_schema")
+        if form is not None and form.type != "text":
             found["response_format"] = {"json_object": True} if form.schema_ is None else {"json": form.schema_}
             if form.json_schema is not None and form.type != "json_schema":
                 raise InvalidRequest("response_format", "response_format.json_schema needs the type json_schema")

@@ -64,7 +64,7 @@ class Proposals:
             if not batch:
                 continue
             levels = min(controller.levels, max(s.levels for s in batch))
-            with self._blaming(i):
+            with self.blaming(i):
                 proposal = self._drafters[i].propose(batch, sampling, levels, controller.width, controller.least)
                 _collect(found, i, batch, levels, proposal)
         return found
@@ -106,18 +106,18 @@ class Proposals:
                 levels = share if seconds[0] < seconds[1] else levels
             if self._assignment:
                 self._assignment.count_switches(i, batch)
-            with self._blaming(i):
+            with self.blaming(i):
                 started[i] = batch, levels, self._drafters[i].propose(batch, sampling, levels, controller.width)
                 if not self._runs_concurrently(i):
                     _collect(found, i, *started[i], preferred)
         for i, proposal in started.items():
             if self._runs_concurrently(i):
-                with self._blaming(i):
+                with self.blaming(i):
                     _collect(found, i, *proposal, preferred)
         return found
 
     @contextmanager
-    def _blaming(self, drafter: int) -> Generator[None]:
+    def blaming(self, drafter: int) -> Generator[None]:
         """Raise errors of a drafter's round as `DrafterFailed`."""
         try:
             yield

@@ -99,7 +99,7 @@ class Speculator:
     @property
     def steps_off(self) -> int:
         """Steps without drafts because drafts had lost time."""
-        return sum(payoff.skipped for payoff in self._payoffs.values())
+        return sum(payoff.skipped for payoff in [*self._payoffs.values()])
 
     @property
     def choice(self) -> DraftChoice | None:
@@ -228,9 +228,8 @@ class Speculator:
     def prefetch_features(self, scheduled: Sequence[ScheduledRequest]) -> None:
         """Before the step's first launch: drafters on other devices fetch the features they may need in this step."""
         for i, drafter in enumerate(self.drafters):
-            if drafter.own_device:
-                wanted = [s for s in scheduled if s.levels and self._may_draft(i, s.request)]
-                if wanted:
+            if drafter.own_device and (wanted := [s for s in scheduled if s.levels and self._may_draft(i, s.request)]):
+                with self.proposals.blaming(i):
                     drafter.prefetch_features(wanted)
 
     def _may_draft(self, drafter: int, request: Request) -> bool:
@@ -241,10 +240,10 @@ class Speculator:
         """While the target verifies: idle drafters compute KV of requests likely to change to them (SPIN §IV-C)."""
         if not self.assignment:
             return
+        precomputes = self.assignment.precomputes
         for i, drafter in enumerate(self.drafters):
-            if drafter.own_device:
-                coming = [s for s in scheduled if s.levels and self.assignment.precomputes(s.request, i)]
-                if coming:
+            if drafter.own_device and (coming := [s for s in scheduled if s.levels and precomputes(s.request, i)]):
+                with self.proposals.blaming(i):
                     drafter.precompute_kv(coming, sampling)
 
     def draft(

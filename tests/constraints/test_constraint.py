@@ -144,3 +144,13 @@ def test_a_draft_that_takes_too_much_work_is_no_crash() -> None:
     constraint = Constraint(VOCAB, TooMuch(TEXTS))
     masks = constraint.masks([0, 1], [0, 1])
     assert len(masks) == 2 and constraint.failure == "too much"
+
+
+def test_a_grammar_that_fails_while_it_drafts_fails_the_request_not_the_drafter() -> None:
+    class Failing(Listed):
+        def forced(self) -> list[int]:
+            raise RuntimeError("it takes too much time")
+
+    constraint = Constraint(VOCAB, Failing([(1, 2, 3)]), None, [], 0, ())
+    constraint.append(1)
+    assert constraint.forced(4) == [] and constraint.failure == "it takes too much time"

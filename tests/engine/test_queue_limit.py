@@ -189,7 +189,7 @@ def test_the_engine_refuses_what_would_wait_too_long() -> None:
             for i in range(4):
                 llm.engine.submit([i, 1], replace(GREEDY, max_tokens=100), lambda delta: None)
 
-        with pytest.raises(QueueFull, match="(1 request is|2 requests are) waiting"):
+        with pytest.raises(QueueFull, match=r"(1 request is|2 requests are) waiting"):
             crowd()
 
 

@@ -348,3 +348,18 @@ def test_submitting_during_restarts_is_safe(llm: LLM, monkeypatch: pytest.Monkey
         time.sleep(0.01)
     assert ended == ["length"] * 100 and steps[0] > 12 and llm.engine.health == "ok"
     check_clean(llm)
+
+
+def test_a_panic_of_a_library_answers_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The panic of Rust code is no `Exception`, so the engine does not restart; but no client may wait for ever."""
+
+    class Panic(BaseException):
+        pass
+
+    def panics() -> None:
+        raise Panic("index out of bounds")
+
+    with tiny.llm(**SETTINGS) as llm:
+        monkeypatch.setattr(llm.engine.loop, "step", panics)
+        crowd = Crowd(llm)
+        assert set(crowd.reasons) == {"error"} and llm.engine.health == "dead"

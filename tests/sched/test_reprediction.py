@@ -36,3 +36,23 @@ def test_due_while_others_wait_and_only_where_the_last_token_is_all_that_is_miss
     for _ in range(3):
         run.step()
         assert again.due() == [], "not before four more tokens"
+
+
+def test_a_probe_that_fails_leaves_first_predictions_and_is_not_asked_again() -> None:
+    run, calls = Steps(order="srpt"), list[int]()
+
+    def left_of(requests: Sequence[Request]) -> list[float]:
+        calls.append(len(requests))
+        raise RuntimeError("no probe")
+
+    again = Repredictor(run.scheduler, 4, left_of)
+    first = run.add("a", predicted_len=40, true_len=40)
+    for _ in range(6):
+        run.step()
+    run.add("b", predicted_len=50, true_len=50)
+    again.due()
+    again.predict([first], run.now)
+    assert calls == [1] and first.predicted_len == 40 and not first.repredicted
+    for _ in range(20):
+        run.step()
+        assert again.due() == []

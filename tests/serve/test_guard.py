@@ -126,9 +126,9 @@ def test_the_live_view_is_not_for_pages_whose_name_was_made_to_lead_here() -> No
 
 
 @contextmanager
-def bounded(most: int, seconds: float) -> Iterator[tuple[str, int]]:
+def bounded(most: int, seconds: float, app: Any = echo) -> Iterator[tuple[str, int]]:
     sock = bind("127.0.0.1", 0)
-    config = uvicorn.Config(echo, http=protocol(most, seconds), log_config=None, lifespan="off")
+    config = uvicorn.Config(app, http=protocol(most, seconds), log_config=None, lifespan="off")
     server = uvicorn.Server(config)
     thread = Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
@@ -157,17 +157,35 @@ def test_a_slow_answer_is_no_reason_to_close() -> None:
         await asyncio.sleep(0.5)
         await echo(scope, receive, send)
 
-    sock = bind("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(slow, http=protocol(8, 0.05), log_config=None, lifespan="off"))
-    thread = Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
-    thread.start()
-    eventually(lambda: server.started)
-    try:
-        assert httpx.post("http://{}:{}/".format(*sock.getsockname()), content=b"abc", timeout=PATIENCE).text == "3"
-    finally:
-        server.should_exit = True
-        thread.join()
-        sock.close()
+    with bounded(8, 0.05, slow) as (host, port):
+        assert httpx.post(f"http://{host}:{port}/", content=b"abc", timeout=PATIENCE).text == "3"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_client_that_reads_nothing_is_closed(whole: bool) -> None:
+    """One answer of 64 MB that is sent at once, or a stream that has to wait for the client."""
+    ended: list[bool] = []
+
+    async def much(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+        try:
+            for i in range(1 if whole else 1000):
+                piece = bytes(64_000_000 if whole else 100_000)
+                await send({"type": "http.response.body", "body": piece, "more_body": not whole and i < 999})
+        finally:
+            ended.append(True)
+
+    with bounded(1, 0.05, much) as address, socket.create_connection(address, PATIENCE) as silent:
+        silent.sendall(REQUEST)
+        eventually(lambda: bool(ended))
+
+        def free() -> bool:  # there is room for one connection
+            with socket.create_connection(address, PATIENCE) as other, suppress(ConnectionResetError):
+                other.sendall(REQUEST)
+                return other.recv(20).startswith(b"HTTP/1.1 200")
+            return False
+
+        eventually(free)
 
 
 def test_connections_are_counted() -> None:

@@ -80,6 +80,12 @@ BAD_COMPLETIONS = [
     (COMPLETION | {"response_format": {"type": "xml"}}, "response_format.type"),
     (COMPLETION | {"response_format": {"type": "json_schema"}}, "response_format"),
     (COMPLETION | {"response_format": {"type": "json_object"}, "regex": "a"}, "response_format"),
+    (COMPLETION | {"response_format": {"type": "text", "schema": {"type": "object"}}}, "response_format"),
+    (COMPLETION | {"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "response_format"),
+    (
+        COMPLETION | {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}, "schema": {}}},
+        "response_format",
+    ),
     (COMPLETION | {"structured_outputs": {}}, "structured_outputs"),
     (COMPLETION | {"structured_outputs": {"regex": "(a"}}, "structured_outputs"),
     (COMPLETION | {"structured_outputs": {"reggex": "a"}}, "structured_outputs.reggex"),
