@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,7 +15,7 @@ import pytest
 from jaxspec.bench.__main__ import main
 from jaxspec.bench.chaos.driver import Answer, Watched
 from jaxspec.bench.chaos.live import damage
-from jaxspec.bench.chaos.scenario import Asked, Client, draw_asked
+from jaxspec.bench.chaos.scenario import PLACEMENTS, Asked, Client, draw, draw_asked
 from jaxspec.bench.reliability import record
 from jaxspec.engine.recovery import Recovery
 from jaxspec.engine.request_state import RequestState
@@ -42,6 +45,38 @@ def test_a_scenario_is_the_same_each_time(tmp_path: Path) -> None:
     once, again = (serve(tmp_path, "--scenarios", "1", "--requests", "40", "--seed", "2")[1] for _ in range(2))
     differing = {name for name in once if once[name] != again[name]}
     assert differing <= {"seconds", "memory_mib"} and once["tokens"] > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "placed"), [("11", ("draft_devices", "micro_batches")), ("23", ("tensor_parallel_size",))]
+)
+def test_what_needs_two_devices_is_drawn_and_is_the_same_each_time(
+    first: str, placed: tuple[str, ...], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "jaxspec.bench", "chaos", "--seed", "7", "--first", first]
+    command += ["--scenarios", "1", "--requests", "60", "--json"]
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")
+    }
+    found: list[dict[str, Any]] = []
+    for i in range(2):  # processes of their own: the number of devices is fixed when JAX starts
+        done = subprocess.run([*command, f"{tmp_path}/{i}.json"], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found.append(json.loads((tmp_path / f"{i}.json").read_text())["faults"][0])
+    assert found[0]["devices"] == 2 and set(found[0]["placed"]) == set(placed)
+    assert found[0]["digest"] == found[1]["digest"]
+
+
+def test_without_a_second_device_a_scenario_is_the_same_apart_from_it() -> None:
+    drawn = [(draw(Random(i), Random(i)), draw(Random(i), Random(i), 2)) for i in range(200)]
+    for one, two in drawn:
+        assert not set(one.settings) & set(PLACEMENTS)
+        assert (one.fails, one.leaves, one.predicts) == (two.fails, two.leaves, two.predicts)
+        parallel = two.settings.get("tensor_parallel_size")
+        changed = {name for name in one.settings if one.settings[name] != two.settings.get(name)}
+        assert changed <= ({"max_num_batched_tokens", "max_num_seqs"} if parallel else {"acceptance"})
+    assert all(sum(two.settings.get(name) is not None for _, two in drawn) > 20 for name in PLACEMENTS)
 
 
 def lose_a_token(patch: pytest.MonkeyPatch) -> None:

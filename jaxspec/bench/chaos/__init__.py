@@ -1,11 +1,12 @@
 """Serve random requests on the real engine while parts of it fail, and check every answer.
 
-Each scenario draws an engine (order, memory, batching, pace, tree, acceptance, drafters) and faults: clients that
-cancel or whose callback fails, requests that make their step fail, failures of planning, drafting, launching and
-reading a step, lost KV pools, jumps of the clock, late and wrong predictions. Time passes on a clock of its own, so
-scenario I of a seed is the same everywhere: --seed S --first I --scenarios 1 serves it again. Every answer is compared
-with that of the request served alone, without drafts and faults; pages, host pages, penalty rows and states of requests
-are counted after each step.
+Each scenario draws an engine (order, memory, batching, pace, tree, acceptance, drafters, which may be on a device of
+their own, or two devices for everything) and faults: clients that cancel or whose callback fails, requests that make
+their step fail, failures of planning, drafting, launching and reading a step, lost KV pools, jumps of the clock, late
+and wrong predictions. Time passes on a clock of its own, so scenario I of a seed is the same on every machine: --seed S
+--first I --scenarios 1 serves it again. The command makes two devices of a CPU; where JAX_NUM_CPU_DEVICES says 1, what
+needs two is not drawn. Every answer is compared with that of the request served alone, without drafts and faults;
+pages, host pages, penalty rows and states of requests are counted after each step.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -84,6 +86,8 @@ def _found(args: argparse.Namespace) -> dict[str, Any]:
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder("compiled-chaos")))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
+    if args.live is None and "jax" not in sys.modules:  # it reads this when it is imported
+        os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
     with tempfile.TemporaryDirectory() as folder:
         begun = time.monotonic()
         model, pairs = _asked(args.seed, Path(folder) / "tiny")
@@ -112,14 +116,18 @@ def serve(
     model: LoadedModel, pairs: Sequence[tuple[Asked, Answer]], seed: int, first: int, scenarios: int, requests: int
 ) -> dict[str, Any]:
     """Serve these scenarios of a seed. -> counts, and `failures`: what was wrong, in words."""
-    from jaxspec.bench.chaos.driver import Driver
+    import jax
 
-    faults, ended, failures = Counter[str](), Counter[str](), list[str]()
+    from jaxspec.bench.chaos.driver import Driver
+    from jaxspec.bench.chaos.scenario import PLACEMENTS
+
+    faults, ended, placed, failures = Counter[str](), Counter[str](), Counter[str](), list[str]()
     counts = dict.fromkeys(("turns", "tokens", "restarts"), 0)
     digest, memory = hashlib.sha256(), list[tuple[float, float]]()
     with progress("scenarios", scenarios) as advance:
         for i in range(first, first + scenarios):
-            driver = Driver(model, pairs, Random(f"{seed}:{i}"))
+            driver = Driver(model, pairs, Random(f"{seed}:{i}"), Random(f"{seed}:{i}: places"))
+            placed.update(name for name in PLACEMENTS if driver.scenario.settings.get(name) is not None)
             done = driver.serve(requests)
             for name in counts:
                 counts[name] += getattr(done, name)
@@ -132,6 +140,7 @@ def serve(
             advance()
     return {
         "seed": seed, "first": first, "scenarios": scenarios, "requests": scenarios * requests, **counts,
+        "devices": jax.device_count(), "placed": dict(placed),
         "faults": dict(sorted(faults.items())), "ended": dict(sorted(ended.items())),
         "digest": digest.hexdigest()[:16], "memory_mib": [round(m) for m in memory[-1]], "failures": failures,
     }  # fmt: skip

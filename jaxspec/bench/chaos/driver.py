@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
+import jax
 import psutil
 
 from jaxspec.bench.chaos.faults import Clock, Faults, WildPredictions
@@ -123,14 +124,16 @@ class Run:
 
 
 class Driver:
-    """One scenario. `asked`: requests to choose from, with their answers."""
+    """One scenario. `asked`: requests to choose from, with their answers. `places`: for what needs several devices."""
 
-    def __init__(self, model: LoadedModel, asked: Sequence[tuple[Asked, Answer]], random: Random) -> None:
-        self._asked, self._random, self._clock = asked, random, Clock()
+    def __init__(
+        self, model: LoadedModel, asked: Sequence[tuple[Asked, Answer]], random: Random, places: Random
+    ) -> None:
+        self._asked, self._random, self._places, self._clock = asked, random, places, Clock()
         self.scenario, self._engine = self._start(model)
         loop = self._engine.loop
         loop.recovery.most_restarts = 10**9
-        self._faults = Faults(self._engine)
+        self._faults = Faults(self._engine, places)
         if self.scenario.predicts:
             loop.predictions = WildPredictions(random)
         self._here: dict[str, Watched] = {}
@@ -141,7 +144,7 @@ class Driver:
 
     def _start(self, model: LoadedModel) -> tuple[Scenario, Engine]:
         for _ in range(DRAWS):
-            scenario = draw(self._random)
+            scenario = draw(self._random, self._places, jax.device_count())
             try:
                 config = EngineConfig.load(None, **scenario.settings)
                 return scenario, Engine(config, model=model, clock=self._clock)
@@ -255,7 +258,7 @@ class Driver:
         if self._engine.loop.recovery.trying or run.turns - self._last_fault < scenario.gap:
             return
         if random.random() < scenario.fails:
-            self._faults.arm(random.choice(Faults.KINDS))
+            self._faults.arm(random.choice(self._faults.kinds))
             self._last_fault = run.turns
 
 

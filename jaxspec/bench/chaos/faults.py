@@ -11,9 +11,11 @@ import jax
 import numpy as np
 
 from jaxspec.bench.chaos.scenario import CONTEXT, Asked
+from jaxspec.draft.model_drafter import ModelDrafter
 from jaxspec.engine.engine import Engine
 from jaxspec.predict.service import NoPredictions
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.sched.spec.drafter import Drafter
 from jaxspec.step.packing import Packed, Tree
 from jaxspec.step.runner import PendingStep
 
@@ -41,9 +43,15 @@ class Faults:
 
     #: Where a step can fail.
     KINDS = ("plan", "carry out", "draft", "read draft", "launch", "lose pool", "read", "update")
+    #: The same with draft models on a device of their own.
+    OWN_DEVICE = ("lose draft pool", "precompute")
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, passes: Random) -> None:
+        """`passes`: for how many micro-batches of a step succeed before one fails."""
         self.injected = Counter[str]()
+        own_device = [drafter for drafter in engine.speculator.drafters if drafter.own_device]
+        self.kinds = self.KINDS + (self.OWN_DEVICE if own_device else ())
+        self._passes, self._micro_batches = passes, bool(own_device)
         #: Seed of a poisonous request -> committed positions from which on its steps fail.
         self._poisonous: dict[tuple[int, int], int] = {}
         self._armed: str | None = None
@@ -73,7 +81,9 @@ class Faults:
 
         runner.execute, runner.pack = executed, packed  # type: ignore[method-assign]
         for drafter in engine.speculator.drafters:
-            drafter.propose = self._proposing(drafter.propose)  # type: ignore[method-assign]
+            drafter.propose = self._proposing(drafter)  # type: ignore[method-assign]
+            if drafter.own_device:
+                self._wrap(drafter, "precompute_kv", "precompute")
 
     def poison(self, asked: Asked, tokens: int, number: int) -> SamplingParams:
         """Parameters with a seed of their own, by which the steps of this request fail after `tokens` output tokens."""
@@ -86,7 +96,7 @@ class Faults:
         self._armed = kind
 
     def _due(self, kind: str) -> bool:
-        if self._armed != kind:
+        if self._armed != kind or (self._micro_batches and self._passes.random() < 0.4):
             return False
         self._armed = None
         self.injected[kind] += 1
@@ -105,10 +115,16 @@ class Faults:
 
         setattr(part, method, wrapped)
 
-    def _proposing(self, propose: Callable[..., Any]) -> Callable[..., Any]:
+    def _proposing(self, drafter: Drafter) -> Callable[..., Any]:
+        propose = drafter.propose
+
         def wrapped(*args: Any, **kw: Any) -> Any:
             if self._due("draft"):
                 raise Injected("draft")
+            if isinstance(drafter, ModelDrafter) and drafter.own_device and self._due("lose draft pool"):
+                for leaf in jax.tree.leaves(drafter.runner.kv_cache):
+                    leaf.delete()
+                raise Injected("lose draft pool")
             proposal = propose(*args, **kw)
             return _failing("read draft") if self._due("read draft") else proposal
 

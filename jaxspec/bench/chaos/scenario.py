@@ -17,6 +17,8 @@ DRAFTERS = ((), ("suffix",), ("ngram",), ("truncated:1",), ("grammar", "suffix")
 #: Few sizes of programs, so that most are in JAX's cache.
 SEATS, BUDGETS, POOLS = (2, 5), (8, 24), (7, 24)
 PAGE, CONTEXT = 16, 96
+#: Settings that need a second device.
+PLACEMENTS = ("draft_devices", "micro_batches", "draft_turns", "tensor_parallel_size")
 #: Prompts begin with one of these many prefixes.
 PREFIXES = 5
 #: Kinds of structured output that a byte-level vocabulary can write in a few tokens.
@@ -109,9 +111,26 @@ def draw_settings(random: Random) -> dict[str, Any]:
     return chosen
 
 
-def draw(random: Random) -> Scenario:
-    """A scenario."""
+def place(settings: dict[str, Any], random: Random, devices: int) -> None:
+    """Draw what needs a second device into the settings: draft models on a device of their own, with micro-batches or
+    turns, or everything split over two. Without a second device nothing is drawn."""
+    if devices < 2:
+        return
+    models = [name for name in settings["draft"] if name.startswith("truncated")] if settings["draft"] != "none" else []
+    if models and random.random() < 0.6:
+        settings["draft_devices"] = dict.fromkeys(models, 1)
+        settings["micro_batches"] = random.choice((None, 1, 2, 3))
+        settings["draft_turns"] = random.choice((None, False, True))
+        settings.pop("acceptance", None)  # rejection sampling needs the drafter on the target's device
+    elif random.random() < 0.2:
+        # Programs of their own, which take long to compile: few shapes.
+        settings |= {"tensor_parallel_size": 2, "max_num_batched_tokens": BUDGETS[0], "max_num_seqs": SEATS[0]}
+
+
+def draw(random: Random, places: Random, devices: int = 1) -> Scenario:
+    """A scenario. `places`: for what needs one of several `devices`, so that the rest is the same without them."""
     settings = draw_settings(random)
+    place(settings, places, devices)
     return Scenario(
         settings,
         fails=random.choice((0.0, 0.01, 0.05)),
