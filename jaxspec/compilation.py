@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.monitoring
 
+from jaxspec import compiled_cache
 from jaxspec.paths import cache_folder
 
 _here = threading.local()
@@ -79,6 +80,7 @@ def use_cache(folder: str | None) -> None:
 
     Without effect if `JAX_COMPILATION_CACHE_DIR` is set.
     """
+    compiled_cache.watch()
     if folder == "" or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return
     jax.config.update("jax_compilation_cache_dir", folder or str(cache_folder("compiled")))
