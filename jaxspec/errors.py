@@ -37,3 +37,8 @@ def explained(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return reason(error)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether the host's or the device's memory did not suffice; JAX has no class of its own for that."""
+    return isinstance(error, MemoryError) or str(error).startswith("RESOURCE_EXHAUSTED")

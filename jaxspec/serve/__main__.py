@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxspec.config import ConfigError, EngineConfig, http_url, merged, parse_overrides, settings_like
+from jaxspec.errors import out_of_memory
 from jaxspec.extras import lacking
 from jaxspec.serve import environment
 
@@ -73,6 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
+    except Exception as e:
+        if not out_of_memory(e):
+            raise
+        why = next(iter(str(e).removeprefix("RESOURCE_EXHAUSTED: ").splitlines()), "").rstrip(".") or "no reason given"
+        _fail(
+            f"not enough memory ({why}): lower kv_cache_tokens, max_num_seqs or max_num_batched_tokens, on a GPU "
+            "gpu_memory_utilization, or take a smaller model"
+        )
 
 
 def _run(args: argparse.Namespace, config: EngineConfig) -> int:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import httpx
 import pytest
 
+from helpers.patience import PATIENCE
 from jaxspec.bench.__main__ import main
 from jaxspec.bench.chaos.driver import Answer, Watched
 from jaxspec.bench.chaos.live import damage
 from jaxspec.bench.chaos.scenario import PLACEMENTS, Asked, Client, draw, draw_asked
+from jaxspec.bench.chaos.server import Limit, Server
+from jaxspec.bench.fuzz.checkpoint import write_folder
 from jaxspec.bench.reliability import record
 from jaxspec.engine.recovery import Recovery
 from jaxspec.engine.request_state import RequestState
 from jaxspec.outputs import OutputDelta, RequestMetrics
+from jaxspec.paths import cache_folder
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.sched import Scheduler
 from jaxspec.sched.kv.page_pool import PagePool
@@ -168,6 +175,38 @@ def test_cache_files_are_damaged(tmp_path: Path) -> None:
     for i in range(20):
         file.write_bytes(b"0123456789")
         assert damage(tmp_path, Random(i)) == "damaged profiles" and file.read_bytes() != b"0123456789"
+
+
+@pytest.mark.slow
+def test_servers_on_a_full_disk_and_with_little_memory(tmp_path: Path) -> None:
+    # Kernels of its own would be written, too.
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "kernels").symlink_to(cache_folder("kernels"))
+    server = Server(write_folder(tmp_path / "tiny"), tmp_path / "cache", tmp_path, 0)
+    try:
+        asyncio.run(_limited(server))
+    finally:
+        server.kill()
+    assert not list((tmp_path / "cache" / "compiled").iterdir())  # no parts of files
+    assert len(server.logs) == 1
+
+
+async def _limited(server: Server) -> None:
+    prompt = {"model": "tiny", "prompt": list(range(1, 7)) * 3, "max_tokens": 9, "temperature": 0}
+    async with httpx.AsyncClient(timeout=PATIENCE) as http:
+        server.start(Limit.files(0))
+        await server.ready(http)
+        answer = await http.post(f"{server.url}/v1/completions", json=prompt)
+        assert answer.json()["usage"]["completion_tokens"] == 9
+        assert not await server.lost(server.ends)
+        assert await server.end(signal.SIGTERM) == 0
+        assert "cannot be kept for later starts" in server.log and "cannot store the measured times" in server.log
+        assert "suffix_path: cannot write" in server.log and "Traceback" not in server.log
+        server.start(Limit.memory(200 << 20))
+        with pytest.raises(RuntimeError, match="did not start"):
+            await server.ready(http)
+        assert server.status != 0
+        assert await server.lost(server.ends)
 
 
 def test_a_pool_that_is_cleared_is_empty() -> None:

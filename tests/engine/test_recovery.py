@@ -97,7 +97,7 @@ def before_launch(llm: LLM, patch: pytest.MonkeyPatch, now: Callable[[], bool]) 
 
     def failing(*args: Any) -> PendingStep:
         if now():
-            raise RuntimeError("no launch")
+            raise MemoryError
         return execute(*args)
 
     patch.setattr(llm.engine.loop.model_runner, "execute", failing)
@@ -122,7 +122,7 @@ def on_reading(llm: LLM, patch: pytest.MonkeyPatch, now: Callable[[], bool]) -> 
     def failing(self: PendingStep) -> Any:
         found = wait(self)
         if now():
-            raise RuntimeError("no result")
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5 bytes.")
         return found
 
     patch.setattr(PendingStep, "wait", failing)

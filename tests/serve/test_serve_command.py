@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import jax
 import pytest
 
 from helpers import checkpoints
@@ -85,6 +86,30 @@ def test_a_drafter_that_does_not_fit_gets_one_line(
     assert line.count("\n") == 1
     assert "error: draft: " in line
     assert reason in line
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError(), "(no reason given)"),
+        (
+            jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5 bytes.\n---"),
+            "allocating 5 bytes)",
+        ),
+    ],
+)
+def test_too_little_memory_gets_one_line(
+    error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("jaxspec.engine.engine.Engine", fail)
+    with pytest.raises(SystemExit) as left:
+        main(["--port", "0"])
+    line = capsys.readouterr().err
+    assert left.value.code == 2 and line.count("\n") == 1
+    assert "error: not enough memory" in line and reason in line and "kv_cache_tokens" in line
 
 
 def test_a_port_in_use_shows_at_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--live", type=options.positive, metavar="SECONDS",
         help="instead, let clients ask two servers over HTTP while these are stopped, killed and started again with a "
-        "damaged cache; not repeatable",
+        "damaged cache, a full disk or little memory; not repeatable",
     )  # fmt: skip
     options.add_numbers(parser, ("--clients N", 16, "clients, with --live"))
     parser.add_argument("--verbose", action="store_true", help="log the failures that are injected")
@@ -153,5 +153,6 @@ def _live(args: argparse.Namespace, folder: Path, pairs: Sequence[tuple[Asked, A
     found = asyncio.run(live.serve(folder, folder / "tiny", pairs, random, args.live, args.clients))
     return {
         "seed": args.seed, "requests": found.requests, "faults": dict(sorted(found.faults.items())),
-        "ended": dict(sorted(found.ended.items())), "failures": found.failures,
+        "ended": dict(sorted(found.ended.items())), "ended_servers": dict(sorted(found.ended_servers.items())),
+        "failures": found.failures,
     }  # fmt: skip

@@ -1,17 +1,15 @@
-"""Real servers over HTTP: killed, stopped and started again, with damaged caches, under clients that misbehave."""
+"""Real servers over HTTP: killed, stopped and started again, with damaged caches, a full disk and little memory, under
+clients that misbehave."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
+import re
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -20,78 +18,17 @@ from typing import Any
 import httpx
 
 from jaxspec.bench.chaos.driver import Answer
-from jaxspec.bench.chaos.scenario import CONTEXT, PAGE, Asked
-from jaxspec.bench.peers.server import free_port
+from jaxspec.bench.chaos.scenario import Asked
+from jaxspec.bench.chaos.server import STOP, Limit, Server, forget_programs
 
-#: Seconds for a start, for the end after SIGTERM, and for one answer.
-START, STOP, ANSWER = 240.0, 60.0, 120.0
+#: Seconds for one answer.
+ANSWER = 120.0
 #: Seconds between two faults.
 PAUSE = 12.0
-SETTINGS = {
-    "max_num_seqs": 8, "max_model_len": CONTEXT, "page_size": PAGE, "kv_cache_tokens": 12 * PAGE, "predictor": "none",
-    "draft": "[suffix,truncated:1]", "max_num_batched_tokens": 24, "token_buckets": "[1,8]", "order": "las",
-}  # fmt: skip
-
-
-class Server:
-    """One server process on a port of its own; all share a cache folder."""
-
-    def __init__(self, model: Path, cache: Path, log: Path) -> None:
-        self._model, self._cache, self._log_path = model, cache, log
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
-        #: Whether requests may fail: it is being stopped, or is down.
-        self.failing = True
-        #: How often it was killed or stopped, so that an answer knows whether that happened meanwhile.
-        self.ends = 0
-
-    def start(self) -> None:
-        settings = [part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}")]
-        environment = {**os.environ, "JAXSPEC_CACHE": str(self._cache), "JAX_PLATFORMS": "cpu", "JAXSPEC_THREADS": "1"}
-        environment.pop("JAX_COMPILATION_CACHE_DIR", None)
-        command = [sys.executable, "-m", "jaxspec.serve", "--model", str(self._model), "--port", str(self.port)]
-        with open(self._log_path, "ab") as log:
-            self._process = subprocess.Popen(
-                [*command, "--served-model-name", "tiny", *settings], env=environment, stdout=log, stderr=log
-            )
-
-    async def ready(self, http: httpx.AsyncClient) -> None:
-        """Wait until it is healthy. Raises `TimeoutError`, or `RuntimeError` if it has ended."""
-        deadline = time.monotonic() + START
-        while time.monotonic() < deadline:
-            if self._process is None or self._process.poll() is not None:
-                raise RuntimeError("a server did not start")
-            with suppress(httpx.HTTPError):
-                if (await http.get(f"{self.url}/health")).status_code == 200:
-                    self.failing = False
-                    return
-            await asyncio.sleep(0.2)
-        raise TimeoutError(f"the server was not healthy after {START:.0f} s")
-
-    async def end(self, how: signal.Signals) -> int:
-        """Send the signal. -> the exit status. Raises `TimeoutError`."""
-        assert self._process is not None
-        self.failing, self.ends = True, self.ends + 1
-        self._process.send_signal(how)
-        deadline = time.monotonic() + STOP
-        while self._process.poll() is None:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the server did not end within {STOP:.0f} s after {how.name}")
-            await asyncio.sleep(0.05)
-        return self._process.returncode
-
-    @property
-    def state(self) -> str:
-        """Whether it runs, or its exit status, with the end of its log."""
-        status = self._process and self._process.poll()
-        end = self._log_path.read_text(errors="replace")[-1500:]
-        return "runs" if status is None else f"has ended with {status}: {end}"
-
-    def kill(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+#: Bytes that a file can have on a full disk: no program fits, a profile may.
+FILES = (0, 1000, 20_000)
+#: Bytes of data with which a server may start or not, and that a server may use more than it does.
+LITTLE, SPARE = (150 << 20, 600 << 20), (0, 4 << 20, 16 << 20, 64 << 20)
 
 
 @dataclass
@@ -102,6 +39,8 @@ class Live:
     ended: Counter[str] = field(default_factory=Counter[str])
     faults: Counter[str] = field(default_factory=Counter[str])
     failures: list[str] = field(default_factory=list[str])
+    #: How servers ended that lacked memory.
+    ended_servers: Counter[str] = field(default_factory=Counter[str])
 
 
 def damage(folder: Path, random: Random) -> str | None:
@@ -130,7 +69,7 @@ async def serve(
 ) -> Live:
     """Let clients ask two servers for this long while a fault happens every few seconds."""
     live, cache = Live(), folder / "cache"
-    servers = [Server(model, cache, folder / f"server{i}.log") for i in range(2)]
+    servers = [Server(model, cache, folder, i) for i in range(2)]
     stop, asking = asyncio.Event(), list[asyncio.Task[None]]()
     limits = httpx.Limits(max_connections=4 * clients)
     async with httpx.AsyncClient(timeout=ANSWER, limits=limits) as http:
@@ -149,9 +88,9 @@ async def serve(
             stop.set()
             await asyncio.wait_for(asyncio.gather(*asking), ANSWER)
             for server in servers:
-                await _check_idle(live, http, server)
-                if status := await server.end(signal.SIGTERM):
-                    live.failures.append(f"exit status {status} after SIGTERM")
+                if not server.short:
+                    await _check_idle(live, http, server)
+                await _end(live, server, signal.SIGTERM)
         except (TimeoutError, RuntimeError, httpx.HTTPError) as error:
             states = [f"server {i} {server.state}" for i, server in enumerate(servers)]
             live.failures.append(f"{type(error).__name__}: {error}; {', '.join(states)}")
@@ -160,24 +99,60 @@ async def serve(
                 task.cancel()
             for server in servers:
                 server.kill()
-    for i in range(len(servers)):
-        if "Traceback" in (text := (folder / f"server{i}.log").read_text(errors="replace")):
+    for log in (log for server in servers for log in server.logs):
+        if "Traceback" in (text := log.read_text(errors="replace")):
             live.failures.append(f"a traceback in the server's log: {text[text.index('Traceback') :][:1500]}")
     return live
 
 
+async def _end(live: Live, server: Server, how: signal.Signals) -> None:
+    """Send the signal. SIGTERM has to end the server with status 0, unless it lacked memory."""
+    alone = server.ended
+    if alone and not server.short:
+        live.failures.append(f"the server ended by itself: {server.state}")
+    status = await server.end(how)
+    if how is signal.SIGTERM and status and not server.short:
+        live.failures.append(f"exit status {status} after SIGTERM")
+    if alone:
+        live.ended_servers[f"status {status}"] += 1
+
+
 async def _fault(live: Live, http: httpx.AsyncClient, server: Server, cache: Path, random: Random) -> None:
-    """Stop or kill the server, damage the cache perhaps, and start it again."""
+    """Stop or kill the server, damage the cache perhaps, and start it again, perhaps with a limit."""
     how = random.choice((signal.SIGTERM, signal.SIGKILL))
     live.faults[how.name] += 1
-    status = await server.end(how)
-    if how is signal.SIGTERM and status:
-        live.failures.append(f"exit status {status} after SIGTERM")
+    await _end(live, server, how)
     for _ in range(random.choice((0, 1, 5))):
         if damaged := damage(cache, random):
             live.faults[damaged] += 1
-    server.start()
-    await server.ready(http)
+    limited = random.choice((None, "full disk", "disk gets full", "little memory", "memory gets short"))
+    if limited is not None:
+        live.faults[limited] += 1
+    if limited in ("full disk", "disk gets full") and random.random() < 0.7:
+        forget_programs(cache)
+    if limited == "little memory" and not await _starts_with_little(live, http, server, random):
+        limited = None
+    if limited != "little memory":
+        server.start(Limit.files(random.choice(FILES)) if limited == "full disk" else None)
+        await server.ready(http)
+    if limited == "disk gets full":
+        server.limit(Limit.files(random.choice(FILES)))
+    elif limited == "memory gets short":
+        server.limit(Limit.memory(server.data + random.choice(SPARE)))
+
+
+async def _starts_with_little(live: Live, http: httpx.AsyncClient, server: Server, random: Random) -> bool:
+    """Start with memory that may not suffice. -> whether the server is healthy; else its log has to say why, unless a
+    library below Python has ended the process with a signal."""
+    server.start(Limit.memory(random.randint(*LITTLE)))
+    try:
+        await server.ready(http)
+    except RuntimeError:
+        live.faults["no start with little memory"] += 1
+        if (server.status or 0) >= 0 and not re.search("memory|alloc|failed to map", server.log, re.IGNORECASE):
+            live.failures.append(f"a server did not start with little memory, and did not say why: {server.state}")
+        return False
+    return True
 
 
 async def _client(
@@ -199,7 +174,7 @@ async def _client(
             live.failures.append(f"{way}: no answer within {ANSWER:.0f} s")
             continue
         except (httpx.HTTPError, OSError, ValueError, EOFError) as error:
-            lost = server.ends != before or server.failing
+            lost = await server.lost(before)
             live.ended["lost with its server" if lost else "failed"] += 1
             if not lost:
                 live.failures.append(f"{way}: {type(error).__name__}: {error}")
