@@ -56,8 +56,8 @@ def remove_damaged(folder: Path, program: str) -> None:
         try:
             if not _whole(path.read_bytes()):
                 path.unlink(missing_ok=True)
-        except OSError as error:
-            log.warning("cannot remove the damaged %s: %s", path.name, error)
+        except (OSError, MemoryError) as error:  # JAX does not expect that showing its warning fails
+            log.warning("cannot remove %s, which may be damaged: %s", path.name, error)
 
 
 def _whole(data: bytes) -> bool:

@@ -72,10 +72,16 @@ def test_other_warnings_are_shown_as_before() -> None:
     assert [str(warning.message) for warning in caught] == ["something else"]
 
 
-def test_a_file_that_cannot_be_removed_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("part", "error"), [("pathlib.Path.unlink", PermissionError("not yours")), ("zlib.decompress", MemoryError("full"))]
+)
+def test_a_file_that_cannot_be_read_or_removed_stays(
+    part: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
     (tmp_path / "jit_a-1-cache").write_bytes(b"")
-    monkeypatch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(PermissionError("not yours")))
+    monkeypatch.setattr(part, fail)
     compiled_cache.remove_damaged(tmp_path, "jit_a")
-    assert "cannot remove the damaged jit_a-1-cache: not yours" in caplog.text
+    assert f"cannot remove jit_a-1-cache, which may be damaged: {error}" in caplog.text

@@ -73,6 +73,7 @@ class Server:
         settings = {**SETTINGS, "suffix_path": self._folder / f"answers{self._number}.safetensors"}
         options = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
         environment = {**os.environ, "JAXSPEC_CACHE": str(self._cache), "JAX_PLATFORMS": "cpu", "JAXSPEC_THREADS": "1"}
+        environment["PYTHONFAULTHANDLER"] = "1"  # where a library ended the process
         environment.pop("JAX_COMPILATION_CACHE_DIR", None)
         command = ["-m", "jaxspec.serve", "--model", str(self._model), "--port", str(self.port)]
         if limit is not None:
