@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 #: Turns that one request may take at most, on average: more are a hang.
 PATIENCE = 400
+#: Requests at once from which no more arrive. Each turn looks at all of them.
+CROWD = 600
 #: Settings that are drawn until some are valid.
 DRAWS = 50
 #: Factor by which memory may grow in the second half of a scenario of at least this many requests.
@@ -189,7 +191,7 @@ class Driver:
     def _arrive(self, requests: int) -> None:
         """Send a few requests, and cancel those whose time has come."""
         random, run = self._random, self.run
-        if run.requests < requests and (not self._here or random.random() < 0.3):
+        if run.requests < requests and len(self._here) < CROWD and (not self._here or random.random() < 0.3):
             for _ in range(min(random.choice((1, 1, 2, 6)), requests - run.requests)):
                 self._send()
         for name in self._cancels.pop(run.turns, ()):

@@ -179,8 +179,8 @@ async def _client(
             if not lost:
                 live.failures.append(f"{way}: {type(error).__name__}: {error}")
             continue
-        live.ended["left" if way == "leaves" else reason] += 1
-        right = answer.text.startswith(text) if way == "leaves" else (text, reason) == (answer.text, answer.reason)
+        live.ended[reason] += 1
+        right = answer.text.startswith(text) if reason == "left" else (text, reason) == (answer.text, answer.reason)
         if not right and reason != "503":
             live.failures.append(f"{way}: {reason} {text!r} for {answer.reason} {answer.text!r}")
 
