@@ -65,8 +65,8 @@ class EngineConfig(PolicyConfig):
     #: Maximum number of waiting requests. The server refuses more; `LLM` waits.
     max_queued_requests: PositiveInt = 256
     #: Maximum expected wait of a request in milliseconds: further requests are refused as if the queue were full. None:
-    #: any wait. The expectation is the length of the queue times the pace of the latest requests that ended while
-    #: others waited.
+    #: any wait. The expectation is the number of waiting requests times the mean time between the ends of the latest
+    #: requests that ended while others waited.
     max_queue_wait_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     #: Positions per KV page.
     page_size: Literal[16, 32, 64, 128] = 32

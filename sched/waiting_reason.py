@@ -83,7 +83,7 @@ def why_waiting(request: Request, ahead: int, queue: QueueState) -> str:
 
 def why_throttled(request: Request, queue: QueueState) -> str:
     """Why a running request had no part in the last step."""
-    what = "It rests" if request.decoding else "Its prompt waits"
+    what = "It skips this step" if request.decoding else "Its prompt waits"
     if queue.paced:
         return f"{what}: the pace keeps steps short, so that requests with a TPOT SLO get their tokens in time."
     return f"{what}: the tokens of the step went to other requests."

@@ -120,7 +120,7 @@ class Load:
         return samples, sum(seconds / 2 <= end < seconds for end in ends) / (seconds / 2)
 
     async def send(self, client: int = 0, tokens: int | None = None) -> Sample:
-        """One request now, of `max_tokens` or so many output tokens."""
+        """One request now, of `tokens` output tokens, by default `max_tokens`."""
         return await self._send(Job(0.0, self.text(), tokens or self.max_tokens, str(client)))
 
     def text(self) -> str:

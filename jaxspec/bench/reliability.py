@@ -77,6 +77,8 @@ def _faults(runs: Sequence[Mapping[str, Any]]) -> str:
 def _live(runs: Sequence[Mapping[str, Any]]) -> str:
     requests, seconds = sum(run["requests"] for run in runs), sum(run["seconds"] for run in runs)
     told = f"{requests:,} requests in {len(runs)} runs of {seconds / 60:.0f} minutes together, {_failed(runs)}."
+    if gone := sum(sum(run.get("ended_servers", {}).values()) for run in runs):
+        told += f" {gone} servers with little memory ended by themselves."
     return f"{told}\n\n{_outcomes(runs)}"
 
 

@@ -12,7 +12,7 @@ from jaxspec.sched.waiting_reason import Obstacle
 #: What computes is blue and green, what waits is yellow to red, what was interrupted is violet to black.
 PHASE_COLOURS: Mapping[Phase, str] = {
     Phase.ARRIVED: "#e0e0e0", Phase.WAITING: "#fdbe6f", Phase.PREFILL: "#1f78b4", Phase.DECODE: "#7fc97f",
-    Phase.RESTING: "#d9f0d3", Phase.PAUSED: "#beaed4", Phase.PREEMPTED: "#6a3d9a", Phase.RECOMPUTE: "#17becf",
+    Phase.THROTTLED: "#d9f0d3", Phase.PAUSED: "#beaed4", Phase.PREEMPTED: "#6a3d9a", Phase.RECOMPUTE: "#17becf",
     Phase.SWAPPED: "#404040",
 }  # fmt: skip
 WAITING_COLOURS: Mapping[Obstacle, str] = {

@@ -25,7 +25,7 @@ class Constraints:
     def __init__(self, tokenizer: Tokenizer, vocab: int):
         """`vocab`: tokens of the model."""
         self._tokenizer, self._vocab, self._grammars = tokenizer, vocab, Grammars(tokenizer, vocab)
-        self._threads = ThreadPoolExecutor(2, "jaxspec-grammars")
+        self._threads, self._closed = ThreadPoolExecutor(2, "jaxspec-grammars"), False
         self._words = lru_cache(16)(self._tokens_of)  # the outputs of a request have the same ones
         self._reasoning_tokens = cache(lambda begin, end: ReasoningTokens(begin, end, tokenizer, vocab))
 
@@ -57,13 +57,20 @@ class Constraints:
         self._matcher_of(params)
 
     async def compile_aside(self, params: SamplingParams) -> None:
-        """`compile` in threads that compile grammars only: a hostile one takes seconds, and others wait for it."""
-        if params.constrained:
-            await asyncio.get_running_loop().run_in_executor(self._threads, self.compile, params)
+        """`compile` in threads that compile grammars only: a hostile one takes seconds, and others wait for it. Does
+        nothing once this is closed."""
+        if not params.constrained or self._closed:
+            return
+        try:
+            compiling = self._threads.submit(lambda: None if self._closed else self.compile(params))
+        except RuntimeError:  # closed meanwhile
+            return
+        await asyncio.wrap_future(compiling)
 
     def close(self) -> None:
         """End the process that tries grammars."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._closed = True
+        self._threads.shutdown(wait=False)
         self._grammars.close()
 
     def _tokens_of(self, words: tuple[str, ...]) -> list[list[int]]:

@@ -317,8 +317,7 @@ class Engine:
     # -- the engine's thread ---------------------------------------------------------------------------------------
 
     def turn(self) -> bool:
-        """Wait for something to do, and run a step. False: it ends. For the engine's thread, or a driver without one.
-        After a failure the loop restarts in place. Raises the error if that has happened too often."""
+        """Wait for something to do, and run a step. False: it ends. Raises errors after too many restarts in place."""
         try:
             if running := self._collect():
                 self.loop.step()
@@ -348,6 +347,7 @@ class Engine:
     def _collect(self) -> bool:
         """Pass new and cancelled requests to the loop; sleep while there is nothing to do. False: end the loop."""
         with self._lock:
+            self._limit.turn(self.loop.num_waiting)
             while not (self._inbox or self._calls or self.loop.has_output) and (seconds := self._idle_seconds()) > 0:
                 self._lock.release()  # adopt and measure compiled programs while no request waits
                 try:

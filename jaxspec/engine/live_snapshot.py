@@ -25,7 +25,7 @@ class LiveRequest:
     """One request. `tenant` is whose it is; times are in seconds.
 
     state        waiting, paused, swapped (without a slot), prefill, decoding, throttled (runs, skips a step)
-    reason       why it waits or rests, in plain words; None: it does neither
+    reason       why it waits or skips steps, in plain words; None: it does neither
     place        requests ahead of it in the queue; None: it runs
     prompt_done  prompt tokens whose KV is committed
     predicted    predicted output tokens; None without a prediction

@@ -91,7 +91,8 @@ class Counters:
         self.used_positions += int(packed.committed.sum())
         self.step_tokens += packed.shape.tokens
         self.real_tokens += packed.real_tokens
-        self.prompt_tokens += sum(max(0, min(s.start + s.count, s.request.prompt_len) - s.start) for s in scheduled)
+        for s in scheduled:  # what is computed again was counted before
+            self.prompt_tokens += max(0, min(s.start + s.count, s.request.prompt_len) - s.start - s.recomputes)
 
     def add_times(self, timer: StepTimer, overlapped: bool = False) -> None:
         """Count the seconds of a step that ends now. `overlapped`: the device has the next one, so that what the host

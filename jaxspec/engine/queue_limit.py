@@ -13,10 +13,8 @@ from jaxspec.sched.scheduler import QueueFull
 #: Seconds for which a tenant that has asked counts as one of those who share the queue: longer than `_LATEST`, so that
 #: one that was refused still does when it comes back.
 _ACTIVE = 120.0
-#: Gaps between ends of requests from which the pace of the queue is computed, and how many of them there must be.
-_GAPS, _ENOUGH = 64, 8
-#: Requests that end within this many seconds have ended in the same step.
-_SAME_STEP = 1e-3
+#: Turns in which requests have ended, from which the pace of the queue is computed, and how many there must be.
+_TURNS, _ENOUGH = 64, 8
 #: Share of the queue that should have emptied when a refused client comes back; bounds of that time in seconds.
 _EMPTIED, _SOONEST, _LATEST = 0.1, 1.0, 60.0
 
@@ -26,9 +24,9 @@ class QueueLimit:
     minutes have equal shares of them, so that one that sends without pause does not keep the others out.
 
     `longest_ms`: milliseconds that a request may be expected to wait, None for any time. The expectation is the number
-    of requests that wait for others to end, times the pace at which requests have ended while others waited, so it
-    needs a few of those. `clock`: monotonic seconds. `queue` gives the waiting requests of all tenants, and the free
-    slots, which some of those get in the next step. Not thread-safe.
+    of waiting requests times the mean time between the ends of the latest requests that ended while others waited, so
+    it needs a few of those. Free slots are taken at once, so they add places, and one request may always wait. `clock`:
+    monotonic seconds. `queue` gives the waiting requests of all tenants, and the free slots. Not thread-safe.
     """
 
     def __init__(
@@ -37,14 +35,18 @@ class QueueLimit:
         self._most, self._clock, self._queue = most, clock, queue
         self._longest = None if longest_ms is None else longest_ms / 1e3
         self._asked: dict[str, float] = {}  # when each tenant has last asked
-        self._gaps: deque[tuple[float, int]] = deque(maxlen=_GAPS)  # seconds, and requests that ended after them
-        self._end: float | None = None  # when a request has last ended, if others waited then
+        self._gaps: deque[tuple[float, int]] = deque(maxlen=_TURNS)  # seconds, and requests that ended after them
+        self._turn = clock()  # when the latest turn has ended
+        self._left = 0  # requests that it left waiting
+        self._seconds_with_queue, self._ended = 0.0, 0  # since the latest gap
         #: Requests refused so far.
         self.refused = 0
 
     def check(self, tenant: str, states: Iterable[RequestState]) -> None:
         """Raise `QueueFull` if the tenant may not add a request. `states`: all requests."""
         now, (waiting, free) = self._clock(), self._queue()
+        if self._left:  # slots that cannot be used: there are no pages, or a batch has to end first
+            free = 0
         self._asked[tenant] = now
         self._asked = {name: at for name, at in self._asked.items() if at > now - _ACTIVE}
         most = self._places(free)
@@ -60,15 +62,21 @@ class QueueLimit:
 
     def ended(self, served: bool) -> None:
         """A request has ended. `served`: it has run; else it was cancelled while it waited."""
-        now, (waiting, free) = self._clock(), self._queue()
-        if served and self._end is not None:
-            if self._gaps and now - self._end < _SAME_STEP:
-                seconds, ended = self._gaps[-1]
-                self._gaps[-1] = seconds, ended + 1
-            else:
-                self._gaps.append((now - self._end, 1))
-        if served or waiting <= free:  # without a queue, gaps say how fast requests come, not how fast they are served
-            self._end = now if waiting > free else None
+        self._ended += served
+
+    def turn(self, left: int) -> None:
+        """A turn of the engine has ended. `left`: requests that its plan has left waiting. Time without any says how
+        fast requests come, not how fast they are served."""
+        now = self._clock()
+        if self._left:  # else the engine may have been idle
+            self._seconds_with_queue += now - self._turn
+        if self._ended:
+            if self._seconds_with_queue:
+                self._gaps.append((self._seconds_with_queue, self._ended))
+            self._seconds_with_queue, self._ended = 0.0, 0
+        elif not left:
+            self._seconds_with_queue = 0.0
+        self._turn, self._left = now, left
 
     def _refuse(self, message: str, most: int) -> None:
         self.refused += 1

@@ -36,6 +36,10 @@ class BoundedProtocol(H11Protocol):
         else:
             self.loop.call_later(self._seconds, self._look)
 
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unsent = self._stuck = 0
+
     def _look(self) -> None:
         """Close the connection if it has waited for a header since the last look, or if its client does not read."""
         if self not in self.connections:

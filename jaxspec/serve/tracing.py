@@ -5,8 +5,10 @@ Only a server that is asked for traces imports this module, since it needs the e
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
+from threading import Thread
 from urllib.parse import urlsplit, urlunsplit
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -21,8 +23,12 @@ from jaxspec.sampling_params import SamplingParams
 from jaxspec.serve.histograms import between
 from jaxspec.version import __version__
 
+log = logging.getLogger(__name__)
+
 #: Path of traces in OTLP/HTTP.
 _PATH = "/v1/traces"
+#: Seconds for the last spans.
+_LAST = 5.0
 
 
 class Traces:
@@ -70,8 +76,12 @@ class Traces:
         span.end()
 
     def close(self) -> None:
-        """Send what is left, and stop. Blocks."""
-        self._provider.shutdown()
+        """Send what is left, and stop. Blocks, for a few seconds if the collector does not answer."""
+        ending = Thread(target=self._provider.shutdown, daemon=True)
+        ending.start()
+        ending.join(_LAST)
+        if ending.is_alive():
+            log.warning("the last spans were not sent: the collector does not answer")
 
 
 def _measured(m: RequestMetrics) -> dict[str, float]:

@@ -20,7 +20,7 @@ class Phase(Enum):
     PREFILL = "prefill: computes its prompt"
     DECODE = "decode: generates tokens"
     RECOMPUTE = "recompute: computes the lost KV again"
-    RESTING = "has a slot, skips the step"
+    THROTTLED = "has a slot, skips the step"
     PAUSED = "paused: its slot went to others, its KV stays"
     PREEMPTED = "preempted: its KV pages went to others, waits"
     SWAPPED = "swapped out: its KV is in host memory"
@@ -100,7 +100,7 @@ def _phase(request: Request, scheduled: ScheduledRequest | None) -> Phase:
             return Phase.RECOMPUTE
         return Phase.DECODE if scheduled.decodes else Phase.PREFILL
     if request.status is RequestStatus.RUNNING:
-        return Phase.RESTING
+        return Phase.THROTTLED
     if request.status is RequestStatus.PAUSED:
         return Phase.PAUSED
     if request.status is RequestStatus.SWAPPED:

@@ -13,7 +13,7 @@ from jaxspec.bench.__main__ import main
 from jaxspec.bench.overload import goodput, minutes
 from jaxspec.bench.report import Sample, Slo
 
-SMALL = ["--seconds", "1", "--phase-seconds", "0.5", "--concurrency", "4", "--max-tokens", "5", "--streams", "30"]
+SMALL = ["--seconds", "2", "--phase-seconds", "4", "--concurrency", "4", "--max-tokens", "5", "--streams", "30"]
 
 
 def test_goodput_counts_requests_within_their_slo() -> None:
@@ -34,9 +34,9 @@ def test_an_overloaded_server_is_measured(tmp_path: Path, capsys: pytest.Capture
         assert main(["overload", "--base-url", url, "--record", str(tmp_path), "--label", "two slots", *SMALL]) == 0
     engine.shutdown()
     (run,) = json.loads((tmp_path / "reliability.json").read_text())["overload"]
-    assert run["sent"] == run["served"] + run["refused"] and run["refused"] > 0 and not run["failures"]
+    assert run["sent"] == run["served"] + run["refused"] and not run["failures"] and not run["without_retry_after"]
     assert run["streams"]["opened"] == 30 == run["streams"]["served"] + run["streams"]["refused"]
-    assert run["goodput"] > 0 and run["retry_after_s"][0] >= 1 and not run["without_retry_after"]
+    assert run["streams"]["refused"] > 0 < run["goodput"]  # two slots, two places
     assert "capacity requests per s" in capsys.readouterr().out
     page = (tmp_path / "reliability.md").read_text()
     assert "| server | two slots |" in page and f"| sent; served | {run['sent']:,}; {run['served']:,} |" in page

@@ -33,15 +33,14 @@ class Queue:
             self.states.append(SimpleNamespace(request=SimpleNamespace(tenant=tenant, status=status)))
 
     def end(self, count: int, gap: float, waiting: int = 1, together: int = 1) -> None:
-        """Requests end, so many at once after each gap, while others wait."""
-        before, self.states = self.states, []
-        for _ in range(waiting):
-            self.states.append(SimpleNamespace(request=SimpleNamespace(tenant="", status=RequestStatus.WAITING)))
+        """As many turns of `gap` seconds, which end so many requests each and leave others waiting."""
+        self.limit.turn(waiting)
         for _ in range(count):
             self.now += gap
             for _ in range(together):
                 self.limit.ended(served=True)
-        self.states = before
+            self.limit.turn(waiting)
+        self.limit.turn(0)
 
 
 def test_one_tenant_has_the_whole_queue() -> None:
@@ -86,7 +85,6 @@ def test_a_refused_tenant_is_not_forgotten_before_it_comes_back() -> None:
 def test_idle_time_does_not_count_as_pace() -> None:
     queue = Queue()
     queue.end(64, 0.1)
-    queue.end(1, 0.1, waiting=0)
     queue.end(64, 600.0, waiting=0)
     queue.add("a", 10)
     with pytest.raises(QueueFull) as refused:
@@ -166,17 +164,36 @@ def test_clients_that_give_up_do_not_count_as_served() -> None:
     queue.add("a")
     for _ in range(100):
         queue.limit.ended(served=False)
+        queue.limit.turn(1)
+    queue.limit.turn(0)
     queue.add("a")
     with pytest.raises(QueueFull, match="2 requests"):
         queue.add("a")
-    queue.states.clear()
-    queue.limit.ended(served=False)  # the last one that waited
-    queue.now += 1000.0
-    queue.limit.ended(served=True)
+
+
+def test_slots_without_pages_are_not_free() -> None:
+    queue = Queue(longest_ms=4000.0)
+    queue.end(20, 2.0)
+    queue.free = 8
+    queue.limit.turn(1)  # it waits although there are slots
     queue.add("a", 2)
     with pytest.raises(QueueFull, match="2 requests"):
         queue.add("a")
-    assert queue.limit.refused == 2
+    assert queue.limit.refused == 1
+
+
+def test_the_pace_follows_what_is_served_also_with_one_that_waits() -> None:
+    """Each turn, the request that has waited gets the slot of the one that ended, and the next one comes."""
+    queue = Queue(longest_ms=4000.0)
+    queue.end(64, 10.0)
+    for _ in range(70):
+        for _ in range(10):
+            queue.now += 0.01
+            queue.limit.turn(1)
+        queue.limit.ended(served=True)
+        queue.now += 0.01
+        queue.limit.turn(0)
+    queue.add("a", 10)
 
 
 def test_the_engine_refuses_what_would_wait_too_long() -> None:

@@ -61,7 +61,9 @@ def test_what_it_has_lost(changes: dict[str, Any], begins: str) -> None:
 
 def test_why_a_running_request_rests() -> None:
     decoding = Request("r", 1, [5, 6], 10, 0.0, computed=1)
-    assert why_throttled(decoding, replace(FREE, paced=True)).startswith("It rests: the pace keeps steps short")
+    assert why_throttled(decoding, replace(FREE, paced=True)).startswith(
+        "It skips this step: the pace keeps steps short"
+    )
     assert why_throttled(request(), FREE) == "Its prompt waits: the tokens of the step went to other requests."
 
 

@@ -113,7 +113,7 @@ async def _end(live: Live, server: Server, how: signal.Signals) -> None:
     status = await server.end(how)
     if how is signal.SIGTERM and status and not server.short:
         live.failures.append(f"exit status {status} after SIGTERM")
-    if alone:
+    if alone and server.short:
         live.ended_servers[f"status {status}"] += 1
 
 

@@ -149,6 +149,8 @@ class Server:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the server did not end within {STOP:.0f} s after {how.name}")
             await asyncio.sleep(0.05)
+        if self._copying is not None:
+            self._copying.join(ENDS)
         return self._process.returncode
 
     @property
@@ -164,8 +166,8 @@ class Server:
         return self._log.read_text(errors="replace")
 
     async def lost(self, ends: int) -> bool:
-        """Whether a request may have failed that was sent after so many `ends`: because of a signal, or of a limit of
-        memory. Notices whether that has ended the process."""
+        """Whether a request may have failed that was sent when `ends` had this value: because of a signal or of a limit
+        of memory. Notices whether that has ended the process."""
         deadline = time.monotonic() + ENDS
         while self.short and not self.ended and time.monotonic() < deadline and not self.failing:
             await asyncio.sleep(0.05)

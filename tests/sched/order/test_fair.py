@@ -122,10 +122,23 @@ def test_a_prediction_after_the_arrival_counts() -> None:
     for i in range(4):
         served.add(f"a{i}", "a")
         served.add(f"b{i}", "b")
-    for i in range(4):
+    for i in (2, 0, 1, 3):
         served.scheduler.predicted(f"a{i}", 2.0, served.now)
-    served.add("a4", "a")  # 4 · 4 prompt tokens and 4 · 2 predicted ones, where b has 4 · 54
+    served.add("a4", "a")
     served.add("b4", "b")
-    order = served.scheduler.order
-    tags = {request.id: order.key(request) for request in served.scheduler.waiting}
-    assert tags["b4"] == 4 * 54 and tags["a4"] <= 4 * 54 - 4 * 48 + 1
+    tags = {request.id: served.scheduler.order.key(request) for request in served.scheduler.waiting}
+    assert [tags[f"a{i}"] for i in range(5)] == [6 * i for i in range(5)]  # 4 prompt tokens and 2 predicted ones
+    assert [tags[f"b{i}"] for i in range(5)] == [54 * i for i in range(5)]
+    begun = served.finish()
+    assert begun.index("a4") < begun.index("b1")
+
+
+def test_one_tenant_stays_first_come_first_served_with_predictions() -> None:
+    served = Served("fair", 50)
+    for i in range(12):
+        served.add(f"r{i:02}", "")
+        if i % 3 == 2:
+            served.scheduler.predicted(f"r{i - 1:02}", 3.0, served.now)
+            served.scheduler.predicted(f"r{i - 2:02}", 90.0, served.now)
+            served.step()
+    assert served.finish() == sorted(served.begun)
