@@ -97,7 +97,7 @@ def _overload(runs: Sequence[Mapping[str, Any]]) -> str:
             ", ".join(f"{ends(run['minutes'], default=0):.0f}" for ends in (min, max)) for run in runs
         ],
         "TTFT of served: p50, p99, longest, s": [", ".join(f"{t:.1f}" for t in run["ttft_s"]) for run in runs],
-        "`Retry-After` of 429, s": ["–".join(f"{t:.0f}" for t in run["retry_after_s"]) for run in runs],
+        "`Retry-After` of 429, s": ["–".join(dict.fromkeys(f"{t:.0f}" for t in run["retry_after_s"])) for run in runs],
         "second key: sent, served, met the SLO": [f"{o['sent']}, {o['served']}, {o['attainment']:.0%}" for o in other],
         "seconds until requests meet the SLO again": [_number(run["recovery_s"], "{:.1f}") for run in runs],
         "streams at once: opened, served, refused, seconds": [

@@ -62,6 +62,11 @@ def run(command: Command, folder: Path, patch: pytest.MonkeyPatch, url: str = ""
             assert Path(name).exists(), f"{command.place}: {option} {name} was not written"
 
 
+def sends_load(command: Command) -> bool:
+    """Whether it needs a running server: then it is in `test_docs_server.py`."""
+    return command.begins("jaxspec.bench serve") or command.begins("jaxspec.bench overload")
+
+
 def main_of(module: str):
     """The function that `python -m MODULE` calls."""
     package = importlib.import_module(module)
@@ -79,7 +84,9 @@ def serve(argv: Sequence[str], environment: Mapping[str, str]) -> None:
             found = re.search(r"http://\S+", greeting)
             assert found, f"the server did not start: {shlex.join(command)}"
             body = {"prompt": "Owls", "max_tokens": 4, "ignore_eos": True}
-            answer = httpx.post(f"{found[0]}/v1/completions", json=body, timeout=PATIENCE)
+            keys = values(argv, "--api-key")
+            headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
+            answer = httpx.post(f"{found[0]}/v1/completions", json=body, headers=headers, timeout=PATIENCE)
             assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 4, answer.text
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=PATIENCE) == 0

@@ -9,7 +9,7 @@ import pytest
 
 from helpers import doc_data
 from helpers.doc_commands import Command, commands
-from helpers.doc_runs import dry, run, size_of
+from helpers.doc_runs import dry, run, sends_load, size_of
 from helpers.doc_sizes import FROM_NOTHING, SEQUENCES
 from helpers.paths import CONFIGS
 
@@ -21,8 +21,7 @@ def singles() -> Iterator[Command]:
         started = dry(command) if command.begins("make serve") else [command]
         for own in started:
             key = (own.called, *own.environment.items())
-            # Those that send load to a server are in `test_docs_server.py`.
-            if size_of(own) and key not in seen and own.page not in SEQUENCES and not own.begins("jaxspec.bench serve"):
+            if size_of(own) and key not in seen and own.page not in SEQUENCES and not sends_load(own):
                 seen.add(key)
                 yield own
 

@@ -12,7 +12,7 @@ import pytest
 
 from helpers import doc_data
 from helpers.doc_commands import Block, Command, commands, snippets
-from helpers.doc_runs import LONGEST, run
+from helpers.doc_runs import LONGEST, run, sends_load
 from helpers.serving import serving
 from jaxspec import LLM, SamplingParams
 
@@ -44,7 +44,7 @@ def test_curl(command: Command, live: SimpleNamespace) -> None:
     assert json.loads(asked.stdout)["choices"]
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.begins("jaxspec.bench serve")], ids=lambda c: c.place)
+@pytest.mark.parametrize("command", [c for c in COMMANDS if sends_load(c)], ids=lambda c: c.place)
 def test_load_is_sent(command: Command, live: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     run(command, live.folder, monkeypatch, live.url)
 
