@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from typing import Any, NamedTuple
+from weakref import WeakSet, ref
 
 from jaxspec.sched.order.order import Order
 from jaxspec.sched.per_request import PerRequest
@@ -40,9 +41,9 @@ class Fair(Order):
     def __init__(self) -> None:
         self._time = 0.0
         self._finish: dict[str, float] = {}  # of each tenant's latest request
-        self._line: dict[str, deque[Request]] = {}  # each tenant's requests that have not run, in order of arrival
+        self._line: dict[str, deque[ref[Request]]] = {}  # each tenant's requests that have not run, in order of arrival
         self._tags = PerRequest(self._begin)
-        self._moved: list[Request] = []
+        self._moved: WeakSet[Request] = WeakSet()
 
     @classmethod
     def build(cls, settings: None, context: SlotContext) -> Fair:
@@ -55,9 +56,9 @@ class Fair(Order):
         self._finish[tenant] = start + request.prompt_len + request.expected_len
         self._line = {name: line for name, line in self._line.items() if name in self._finish}
         line = self._line.setdefault(tenant, deque())
-        while line and not _waits(line[0]):
+        while line and not _waits(line[0]()):
             line.popleft()
-        line.append(request)
+        line.append(ref(request))
         return Tags(start, request.expected_len, now)
 
     def begins(self) -> None:
@@ -72,14 +73,15 @@ class Fair(Order):
 
     def _follow(self, changed: Request) -> None:
         """The finish tag of a waiting request has changed: its tenant's later ones start where it ends."""
-        line = [request for request in self._line.get(changed.tenant, ()) if _waits(request)]
+        found = (known() for known in self._line.get(changed.tenant, ()))
+        line = [request for request in found if request is not None and _waits(request)]
         if changed not in line:
             return
         finish = self._finish_of(changed)
         for request in line[line.index(changed) + 1 :]:
             tags = self._tags.of(request)
             self._tags.set(request, tags._replace(start=max(tags.arrived, finish)))
-            self._moved.append(request)
+            self._moved.add(request)
             finish = self._finish_of(request)
         self._finish[changed.tenant] = finish
 
@@ -91,10 +93,10 @@ class Fair(Order):
         self._time = max(self._time, self._tags.of(request).start)
 
     def rekeyed(self) -> Iterable[Request]:
-        moved, self._moved = self._moved, []
+        moved, self._moved = self._moved, WeakSet()
         return [request for request in moved if not request.ended]
 
 
-def _waits(request: Request) -> bool:
-    """Whether it has not had a slot yet."""
-    return request.first_scheduled is None and not request.ended
+def _waits(request: Request | None) -> bool:
+    """Whether it is there and has not had a slot yet."""
+    return request is not None and request.first_scheduled is None and not request.ended
