@@ -71,12 +71,10 @@ class StructureFields(ApiModel):
         form = self.response_format
         if form is not None and form.schema_ is not None and form.type != "json_object":
             raise InvalidRequest("response_format", "response_format.schema needs the type json_object")
-        if form is not None and form.type == "text" and form.json_schema is not None:
+        if form is not None and form.type != "json_schema" and form.json_schema is not None:
             raise InvalidRequest("response_format", "response_format.json_schema needs the type json_schema")
         if form is not None and form.type != "text":
             found["response_format"] = {"json_object": True} if form.schema_ is None else {"json": form.schema_}
-            if form.json_schema is not None and form.type != "json_schema":
-                raise InvalidRequest("response_format", "response_format.json_schema needs the type json_schema")
             if form.type == "json_schema":
                 schema = form.json_schema.schema_ if form.json_schema else None
                 if schema is None:

@@ -33,7 +33,7 @@ class Queue:
             self.states.append(SimpleNamespace(request=SimpleNamespace(tenant=tenant, status=status)))
 
     def end(self, count: int, gap: float, waiting: int = 1, together: int = 1) -> None:
-        """As many turns of `gap` seconds, which end so many requests each and leave others waiting."""
+        """As many turns of `gap` seconds, each of which ends `together` requests and leaves `waiting` others."""
         self.limit.turn(waiting)
         for _ in range(count):
             self.now += gap
