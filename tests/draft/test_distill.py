@@ -21,12 +21,11 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from helpers import tiny
-from helpers.distillation import LONGEST, TARGET, VOCAB, answers, final_and_features, settings
-from helpers.jsonl import write_lines
+from helpers.distillation import LONGEST, TARGET, VOCAB, final_and_features, settings
 from helpers.tiny_drafters import as_decoder
 from jaxspec.config import ConfigError
 from jaxspec.draft.distill.begin import begin, successors, vocabulary
-from jaxspec.draft.distill.data import Corpus, corpus
+from jaxspec.draft.distill.data import Corpus
 from jaxspec.draft.distill.train import DEPTH, Batch, Trainer, loss_and_hits, plot
 from jaxspec.errors import ModelLoadError
 from jaxspec.models.drafter import DraftDecoder, draft_forward
@@ -34,16 +33,6 @@ from jaxspec.models.load.drafter_file import load_drafter, save_drafter
 from jaxspec.train_predictor import curve
 
 NORM = jnp.asarray(TARGET.weights["norm"])
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("distill")
-
-
-@pytest.fixture(scope="module")
-def text(work: Path) -> Corpus:
-    return corpus([str(write_lines(work / "answers.jsonl", answers(40)))], TARGET, LONGEST, work)
 
 
 @pytest.fixture(scope="module")

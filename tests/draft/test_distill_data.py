@@ -17,16 +17,6 @@ from jaxspec.draft.distill.data import Corpus, corpus, read_rows
 from jaxspec.models.drafter import feature_width
 
 
-@pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("distill")
-
-
-@pytest.fixture(scope="module")
-def text(work: Path) -> Corpus:
-    return corpus([str(write_lines(work / "answers.jsonl", answers(40)))], TARGET, LONGEST, work)
-
-
 def test_rows_fit_and_long_prompts_are_left_out(tmp_path: Path) -> None:
     long, one = list(range(32)), {"prompt_ids": [1, 2], "output_ids": list(range(100))}
     rows = [
