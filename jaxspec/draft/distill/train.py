@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from flax import nnx
 
 from jaxspec.draft.distill.begin import begin, successors, vocabulary
 from jaxspec.draft.distill.config import DistillConfig
-from jaxspec.draft.distill.data import Corpus, padded
+from jaxspec.draft.distill.data import Corpus, one_ahead, padded
 from jaxspec.draft.distill.unroll import unroll
 from jaxspec.models.decoder import head_of, scaled_logits
 from jaxspec.models.drafter import DraftDecoder
@@ -42,18 +43,22 @@ FEW_ANSWERS = 10
 BIGRAM = "most frequent successor"
 
 
+#: Made on the host, and copied to the device as it is.
+Rows: TypeAlias = np.ndarray | jax.Array
+
+
 class Batch(NamedTuple):
     """One step's rows.
 
     tokens    `[B, L]` int32
-    features  `[B, L, TAPS * hidden]` float32, the target's
+    features  `[B, L, TAPS * hidden]` float16, the target's
     use       `[B, L]` bool, positions that count: the next token is the answer's, and the row does not just fill the
               batch
     """
 
-    tokens: jax.Array
-    features: jax.Array
-    use: jax.Array
+    tokens: Rows
+    features: Rows
+    use: Rows
 
 
 class Evaluation(TypedDict):
@@ -113,12 +118,13 @@ def loss_and_hits(
     """
     losses, hits = [], []
     head = jax.lax.stop_gradient(model.head[...])
-    target_logits = scaled_logits(model.config, final_states(batch.features, final_norm) @ head)
+    features = jnp.asarray(batch.features, head.dtype)
+    target_logits = scaled_logits(model.config, final_states(features, final_norm) @ head)
     target_probs = jax.nn.softmax(target_logits)
     best = jnp.argmax(target_logits, -1)
     count = jnp.maximum(jnp.sum(batch.use), 1)
     passes = passes if model.conditioned or parallel else 1
-    outputs = jax.vmap(lambda t, f: unroll(model, t, f, passes, parallel), out_axes=1)(batch.tokens, batch.features)
+    outputs = jax.vmap(lambda t, f: unroll(model, t, f, passes, parallel), out_axes=1)(batch.tokens, features)
     for output in outputs:
         logits = scaled_logits(model.config, output @ head)
         cross_entropy = -jnp.sum(target_probs * jax.nn.log_softmax(logits), -1)
@@ -154,6 +160,7 @@ class Trainer:
         self.evaluations: list[Evaluation] = []
         self._update = jax.jit(self._make_update(), donate_argnums=0)
         self._evaluate = jax.jit(self._make_evaluate())
+        self._successor = jnp.asarray(successors(data, c.vocab_size))
 
     @property
     def about(self) -> str:
@@ -191,17 +198,17 @@ class Trainer:
         return update
 
     def _make_evaluate(self) -> Any:
-        vocab, successor = jnp.asarray(self.vocab), jnp.asarray(successors(self.data, self.target.config.vocab_size))
-
-        def evaluate(learn: Any, rest: Any, head: jax.Array, batch: Batch) -> jax.Array:
+        def evaluate(learn: Any, rest: Any, head: jax.Array, successor: jax.Array, batch: Batch) -> jax.Array:
             """Hits `[DEPTH + 1, B, L]` bool: whether at each depth the drafter's likeliest token is the target's over
-            the whole vocabulary (`head [hidden, vocab]`), and whether the token's most frequent successor is."""
+            the whole vocabulary (`head [hidden, vocab]`), and whether the token's most frequent `successor [vocab]` is.
+            """
             model = nnx.merge(self.graph, learn, rest)
 
             def row(row: Batch) -> jax.Array:
-                best = jnp.argmax(final_states(row.features, self._final_norm) @ head, -1)
-                outputs = unroll(model, row.tokens, row.features, DEPTH, self.config.parallel)
-                drafted = vocab[jnp.argmax(outputs @ model.head[...], -1)]
+                features = jnp.asarray(row.features, head.dtype)
+                best = jnp.argmax(final_states(features, self._final_norm) @ head, -1)
+                outputs = unroll(model, row.tokens, features, DEPTH, self.config.parallel)
+                drafted = model.vocab[...][jnp.argmax(outputs @ model.head[...], -1)]
                 return jnp.concatenate([drafted, successor[row.tokens][None]]) == best
 
             # Row by row: logits of all rows over the whole vocabulary would be by far the largest array.
@@ -231,8 +238,20 @@ class Trainer:
         position = np.arange(width)
         use = (position >= (0 if prompts else d.start[filled, None] - 1)) & (position < d.length[filled, None] - 1)
         use[len(rows) :] = False
-        features = np.stack([np.asarray(d.features[r, :width], np.float32) for r in filled])
-        return Batch(jnp.asarray(d.tokens[filled, :width]), jnp.asarray(features), jnp.asarray(use))
+        return Batch(d.tokens[filled, :width], np.stack([d.features[r, :width] for r in filled]), use)
+
+    def _batches(self) -> Iterator[tuple[int, Batch]]:
+        """Batches that are left to train on, each with its number of positions in use, on the device. A thread makes
+        the next one during a step."""
+        groups = islice(self.groups(), self.step, self.config.steps)  # a resumed run continues within its epoch
+
+        def make(rows: np.ndarray) -> tuple[int, Batch]:
+            batch = self.batch(rows, self.config.prompts)
+            return int(batch.use.sum()), jax.device_put(batch)
+
+        with ThreadPoolExecutor(1, "batches") as maker:
+            for batch in one_ahead(maker.submit(make, rows) for rows in groups):
+                yield batch.result()
 
     def run(self, folder: Path) -> None:
         """Train to the configured number of steps. Writes checkpoints, the drafter (see `export`) and the learning
@@ -242,15 +261,15 @@ class Trainer:
         """
         with Checkpoints(folder, self._identity()) as checkpoints:
             self._restore(checkpoints)
-            groups = islice(self.groups(), self.step, None)  # a resumed run continues within its epoch
             start = time.monotonic()
             if not self.step:
                 self._record_evaluation(start)
             with progress("training steps", self.config.steps, self.step) as advance:
-                while self.step < self.config.steps:
-                    batch = self.batch(next(groups), self.config.prompts)
+                losses = None
+                for tokens, batch in self._batches():
+                    jax.block_until_ready(losses)  # no more than one step waits on the device, with its batch
                     self.state, (hits, losses) = self._update(self.state, self.rest, batch)
-                    self.step, self.tokens = self.step + 1, self.tokens + int(batch.use.sum())
+                    self.step, self.tokens = self.step + 1, self.tokens + tokens
                     advance()
                     if self.step % self.config.every == 0 or self.step == self.config.steps:
                         trained = f"loss {losses[0]:.3f}, {hits[0]:.1%} of the training batch right, "
@@ -303,7 +322,7 @@ class Trainer:
         hits, lengths, count = np.zeros(DEPTH + 1), np.zeros(2), 0
         for i in range(0, len(held_out), self.config.batch):
             batch = self.batch(held_out[i : i + self.config.batch])
-            hit = np.asarray(self._evaluate(self.state["learn"], self.rest, self._full_head, batch))
+            hit = np.asarray(self._evaluate(self.state["learn"], self.rest, self._full_head, self._successor, batch))
             use = np.asarray(batch.use)
             hits += (hit & use).sum((1, 2))
             lengths += accepted(hit[:DEPTH], use), accepted(np.stack([hit[DEPTH]] * DEPTH), use)
