@@ -24,6 +24,8 @@ from jaxspec.step.rejection import DraftDistributions, verify
 
 SAMPLING, PENALTY, LOGPROBS, MASK = 0, 1, 2, 3  # indices into Batch.mode
 ARGMAX, SAMPLED, FILTERED = 0, 1, 2  # values of Batch.mode[SAMPLING]
+#: Values whose maximum is taken at a time.
+_BLOCK = 128
 
 
 class Logprobs(NamedTuple):
@@ -76,7 +78,7 @@ def sample(
 def _logprobs(logits: Float32[Array, "C V"], sampled: Int32[Array, " C"], batch: Batch) -> Logprobs:
     logprobs = jax.nn.log_softmax(logits, -1)
     width = min(MAX_LOGPROBS, logits.shape[-1])
-    top, ids = lax.top_k(logprobs, width)
+    likeliest, ids = top(logprobs, width)
     pad = ((0, 0), (0, MAX_LOGPROBS - width))
 
     def logprob_of(token: Int32[Array, " C"]) -> Float32[Array, " C"]:
@@ -84,8 +86,8 @@ def _logprobs(logits: Float32[Array, "C V"], sampled: Int32[Array, " C"], batch:
 
     return Logprobs(
         logprob_of(sampled),
-        jnp.pad(ids.astype(jnp.int32), pad),
-        jnp.pad(top, pad, constant_values=-jnp.inf),
+        jnp.pad(ids, pad),
+        jnp.pad(likeliest, pad, constant_values=-jnp.inf),
         logprob_of(batch.following),
     )
 
@@ -142,16 +144,55 @@ def exponential_race(weights: Float32[Array, "C V"], clock: Float32[Array, "C V"
     return argmax(weights / clock)
 
 
-def argmax(x: Float32[Array, "C V"], block: int = 128) -> Int32[Array, " C"]:
+def argmax(x: Float32[Array, "C V"]) -> Int32[Array, " C"]:
     """Index of each row's largest value, the first of equals.
 
     Works in blocks: XLA on CPU vectorises max but not argmax, which takes twenty times as long.
     """
-    count, size = x.shape
-    blocks = jnp.pad(x, ((0, 0), (0, -size % block)), constant_values=-jnp.inf).reshape(count, -1, block)
-    best = jnp.argmax(jnp.max(blocks, -1), -1)
-    inside = jnp.take_along_axis(blocks, best[:, None, None], 1, mode="promise_in_bounds")[:, 0]
-    return (best * block + jnp.argmax(inside, -1)).astype(jnp.int32)
+    blocks = _blocks(x)
+    return _largest(blocks, jnp.max(blocks, -1)).index
+
+
+def top(x: Float32[Array, "C V"], count: int) -> tuple[Float32[Array, "C count"], Int32[Array, "C count"]]:
+    """The `count` largest values of each row and their indices, largest first; of equals the first ones.
+
+    One maximum after another, for small counts. `lax.top_k` becomes a sort by CUB on NVIDIA GPUs, which no CUDA graph
+    can hold: even in a branch that does not run, the host waits for the step's logits before it launches the rest.
+    """
+    blocks, rows = _blocks(x), jnp.arange(x.shape[0])
+
+    def take(
+        i: Int32[Array, ""], state: tuple[Array, Array, Float32[Array, "C count"], Int32[Array, "C count"]]
+    ) -> tuple[Array, Array, Float32[Array, "C count"], Int32[Array, "C count"]]:
+        blocks, best, values, indices = state
+        found = _largest(blocks, best)
+        rest = found.inside.at[rows, found.index % _BLOCK].set(-jnp.inf)
+        block = found.index // _BLOCK
+        value = jnp.take_along_axis(best, block[:, None], 1, mode="promise_in_bounds")[:, 0]
+        blocks, best = blocks.at[rows, block].set(rest), best.at[rows, block].set(jnp.max(rest, -1))
+        return blocks, best, values.at[:, i].set(value), indices.at[:, i].set(found.index)
+
+    nothing = jnp.zeros((x.shape[0], count), x.dtype), jnp.zeros((x.shape[0], count), jnp.int32)
+    _, _, values, indices = lax.fori_loop(0, count, take, (blocks, jnp.max(blocks, -1), *nothing))
+    return values, indices
+
+
+class _Largest(NamedTuple):
+    """Each row's largest value: its index in the row, and the block that holds it."""
+
+    index: Int32[Array, " C"]
+    inside: Float32[Array, "C block"]
+
+
+def _blocks(x: Float32[Array, "C V"]) -> Float32[Array, "C blocks block"]:
+    return jnp.pad(x, ((0, 0), (0, -x.shape[1] % _BLOCK)), constant_values=-jnp.inf).reshape(x.shape[0], -1, _BLOCK)
+
+
+def _largest(blocks: Float32[Array, "C blocks block"], best: Float32[Array, "C blocks"]) -> _Largest:
+    """`best`: the largest value of each block."""
+    block = jnp.argmax(best, -1)
+    inside = jnp.take_along_axis(blocks, block[:, None, None], 1, mode="promise_in_bounds")[:, 0]
+    return _Largest((block * _BLOCK + jnp.argmax(inside, -1)).astype(jnp.int32), inside)
 
 
 def keep(

@@ -122,6 +122,11 @@ class Compiled:
         return sum(thunk.name.startswith(name) for thunk in self.thunks)
 
     @property
+    def sorts(self) -> bool:
+        """Whether the program sorts anything, in any of its branches."""
+        return re.search("sort|topk", self.program.as_text(), re.IGNORECASE) is not None
+
+    @property
     def temporary_bytes(self) -> int:
         return self._memory.temp_size_in_bytes
 

@@ -8,9 +8,10 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxspec.step.sampler import exponential_noise, exponential_race, keep
+from jaxspec.step.sampler import exponential_noise, exponential_race, keep, top
 
 VOCAB = 300
+_top = jax.jit(top, static_argnums=1)
 _keep, _clocks = jax.jit(chex.assert_max_traces(keep, n=1)), jax.jit(exponential_noise, static_argnums=2)
 
 
@@ -43,6 +44,18 @@ def test_filters_equal_their_definitions(seed: int, top_k: int, top_p: float, mi
         # Sums in another order may decide the last token of the nucleus otherwise.
         assert (got != want).sum() <= 1
         assert got[row.argmax()]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 2**32), st.sampled_from([1, 127, 128, 129, VOCAB]), st.integers(2, 500))
+def test_top_is_the_head_of_a_stable_sort(seed: int, size: int, different: int) -> None:
+    """Also with ties and with as many as there are."""
+    rows = np.random.default_rng(seed).integers(different, size=(3, size)).astype(np.float32) - different
+    count = min(20, size)
+    values, indices = _top(jnp.asarray(rows), count)
+    expected = np.argsort(-rows, kind="stable")[:, :count]
+    np.testing.assert_array_equal(indices, expected)
+    np.testing.assert_array_equal(values, np.take_along_axis(rows, expected, 1))
 
 
 def test_samples_follow_the_weights() -> None:

@@ -58,7 +58,7 @@ class Cell:
     name: str
     core: bool
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    #: Seconds that it takes, compiling included, until one of its kind was measured. A guess.
+    #: Seconds that it takes, compiling included, until one of its kind was measured: about those of an H100.
     guess: float = 30.0
 
     @property
@@ -88,10 +88,10 @@ ROWS = None, 16, 32, 64
 def cells(sizes: Sizes, layers: int) -> list[Cell]:
     """All cells, the most valuable first; those of the core come before the others. `layers` of the model."""
     found = [
-        *(Cell("rate", what, True, {"what": what}, guess=15) for what in ("copy", "matmul")),
+        *(Cell("rate", what, True, {"what": what}, guess=5) for what in ("copy", "matmul")),
         *_kernels(), *_steps(sizes),
-        Cell("agreement", "greedy decoding", True, guess=120),
-        Cell("prefill", str(sizes.prompt), True, {"tokens": sizes.prompt}, guess=60),
+        Cell("agreement", "greedy decoding", True, guess=90),
+        Cell("prefill", str(sizes.prompt), True, {"tokens": sizes.prompt}, guess=25),
         *_attention(sizes), *_engine(layers),
     ]  # fmt: skip
     core = sorted((cell for cell in found if cell.core), key=lambda cell: _rank(cell, sizes))
@@ -111,7 +111,7 @@ def _rank(cell: Cell, sizes: Sizes) -> int:
 def _kernels() -> Iterator[Cell]:
     for number, name in enumerate(KERNELS):
         for dtype in DTYPES:
-            yield Cell("kernel", f"{name}, {dtype}", number < _CORE_KERNELS, {"case": name, "dtype": dtype}, guess=10)
+            yield Cell("kernel", f"{name}, {dtype}", number < _CORE_KERNELS, {"case": name, "dtype": dtype}, guess=12)
 
 
 def _steps(sizes: Sizes) -> Iterator[Cell]:
@@ -126,7 +126,7 @@ def _steps(sizes: Sizes) -> Iterator[Cell]:
             core = place in sizes.core if graph else place == sizes.core[0]
             arguments = {"batch": batch, "nodes": nodes, "context": context, "graph": graph}
             name = f"{batch} × {nodes} × {context}" + ("" if graph else ", no graph")
-            yield Cell("step", name, core, arguments, guess=60)
+            yield Cell("step", name, core, arguments, guess=15)
 
 
 def _attention(sizes: Sizes) -> Iterator[Cell]:
@@ -135,9 +135,9 @@ def _attention(sizes: Sizes) -> Iterator[Cell]:
         for rows in ROWS:
             arguments = {"batch": batch, "nodes": nodes, "context": context, "rows": rows}
             name = f"{batch} × {nodes} × {context}" + (f", rows {rows}" if rows else "")
-            yield Cell("attention", name, rows is None and batch > 1, arguments, guess=15)
+            yield Cell("attention", name, rows is None and batch > 1, arguments, guess=6)
 
 
 def _engine(layers: int) -> Iterator[Cell]:
     for draft in ("none", "ngram", f"truncated:{max(1, layers // 8)}"):
-        yield Cell("engine", draft, False, {"draft": draft}, guess=180)
+        yield Cell("engine", draft, False, {"draft": draft}, guess=60)

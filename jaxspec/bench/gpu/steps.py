@@ -9,15 +9,17 @@ import numpy as np
 
 from jaxspec.bench.gpu import costs, forests
 from jaxspec.bench.gpu.card import Card, chained
+from jaxspec.step.buckets import GPU
 from jaxspec.step.packing import SamplingInputs, Tree
 from jaxspec.step.runner import ModelRunner
 
 
 def step(card: Card, batch: int, nodes: int, context: int, graph: bool) -> dict[str, Any]:
-    """A step that verifies `batch` trees of `nodes` nodes each, in requests of `context` positions. graph: as one CUDA
-    graph."""
+    """A step that verifies `batch` trees of `nodes` nodes each, in requests of `context` positions, padded to the size
+    that an engine compiles. graph: as one CUDA graph."""
     begun = time.perf_counter()
-    runner = card.runner(card.model, (batch * nodes,), batch, context, card.dtype, one_graph=graph)
+    size = max(batch * nodes, GPU.tokens[0])
+    runner = card.runner(card.model, (size,), batch, context, card.dtype, one_graph=graph)
     built = time.perf_counter() - begun
     runner.kv_cache = card.fill(runner.kv_cache)
     parents, rows = forests.shaped(nodes, batch, runner.shapes[-1].rows)
