@@ -161,7 +161,8 @@ class _Share:
 
     @property
     def temporaries(self) -> int:
-        return max(use.temporaries for use in self.uses)
+        """Twice the largest: XLA holds a program's from its launch to its end, and the next is launched meanwhile."""
+        return 2 * max(use.temporaries for use in self.uses)
 
     @property
     def page_bytes(self) -> int:
