@@ -40,8 +40,6 @@ from jaxspec.train_predictor.names import answers_file
 
 PROG = "jaxspec.train_predictor.collect"
 
-#: Requests submitted to the engine at a time, running and waiting, for each of its slots.
-AT_ONCE = 2
 #: Fields of a row that resuming or the trainers need.
 NEEDED = frozenset(
     ("id", "turn", "temperature", "prompt_ids", "output_ids", "length", "capped", "model", "model_digest")
@@ -223,7 +221,8 @@ def collect(
     args: argparse.Namespace,
     advance: Callable[[], None],
 ) -> None:
-    """Ask the `missing` turns of the model `origin`, `AT_ONCE` for each slot; write a line when an answer ends.
+    """Ask the `missing` turns of the model `origin`, as many at a time as may wait in the engine's queue; write a line
+    when an answer ends.
 
     Raises `RuntimeError` if the engine or a request fails, and `ValueError` as `most_prompt` does.
     """
@@ -231,7 +230,7 @@ def collect(
     ended: SimpleQueue[Asked] = SimpleQueue()
     running = 0
     while missing or running:
-        while missing and running < AT_ONCE * engine.config.max_num_seqs:
+        while missing and running < engine.config.max_queued_requests:
             conversation, turn = missing.popleft()
             ids = conversation.ids(engine.tokenizer, turn)
             if len(ids) > max_prompt:
