@@ -249,8 +249,8 @@ def show(results: Sequence[Mapping[str, Any]], requests: int, timed: bool) -> No
         columns.append(("mean\nlen.", "{:.2f}", "mean_accepted_length"))
     turns = len(results[0]["seconds"])
     rule = f"ratio to {results[0]['preset']}, with 95 % interval over {turns} turns; ≈: they do not show a difference"
-    # Without column separators the tables fit into 80 characters.
-    style = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False, "caption_justify": "left"}
+    # The box separates columns by one space. With more, intervals and speculation do not fit into 80 characters.
+    style = {"box": SIMPLE_HEAD, "padding": 0, "pad_edge": False, "caption_justify": "left"}
     left = 1 if timed else 2
     table = terminal(results, *columns, left=left, title=METRICS[speed].label, caption=rule, **style)
     table.columns[left - 1].overflow = "fold"

@@ -150,7 +150,7 @@ def argmax(x: Float32[Array, "C V"]) -> Int32[Array, " C"]:
     Works in blocks: XLA on CPU vectorises max but not argmax, which takes twenty times as long.
     """
     blocks = _blocks(x)
-    return _largest(blocks, jnp.max(blocks, -1)).index
+    return _largest(blocks, jnp.max(blocks, -1)).place
 
 
 def top(x: Float32[Array, "C V"], count: int) -> tuple[Float32[Array, "C count"], Int32[Array, "C count"]]:
@@ -166,11 +166,11 @@ def top(x: Float32[Array, "C V"], count: int) -> tuple[Float32[Array, "C count"]
     ) -> tuple[Array, Array, Float32[Array, "C count"], Int32[Array, "C count"]]:
         blocks, best, values, indices = state
         found = _largest(blocks, best)
-        rest = found.inside.at[rows, found.index % _BLOCK].set(-jnp.inf)
-        block = found.index // _BLOCK
+        rest = found.inside.at[rows, found.place % _BLOCK].set(-jnp.inf)
+        block = found.place // _BLOCK
         value = jnp.take_along_axis(best, block[:, None], 1, mode="promise_in_bounds")[:, 0]
         blocks, best = blocks.at[rows, block].set(rest), best.at[rows, block].set(jnp.max(rest, -1))
-        return blocks, best, values.at[:, i].set(value), indices.at[:, i].set(found.index)
+        return blocks, best, values.at[:, i].set(value), indices.at[:, i].set(found.place)
 
     nothing = jnp.zeros((x.shape[0], count), x.dtype), jnp.zeros((x.shape[0], count), jnp.int32)
     _, _, values, indices = lax.fori_loop(0, count, take, (blocks, jnp.max(blocks, -1), *nothing))
@@ -178,9 +178,9 @@ def top(x: Float32[Array, "C V"], count: int) -> tuple[Float32[Array, "C count"]
 
 
 class _Largest(NamedTuple):
-    """Each row's largest value: its index in the row, and the block that holds it."""
+    """Each row's largest value: its place in the row, and the block that holds it."""
 
-    index: Int32[Array, " C"]
+    place: Int32[Array, " C"]
     inside: Float32[Array, "C block"]
 
 

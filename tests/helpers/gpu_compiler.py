@@ -124,7 +124,9 @@ class Compiled:
     @property
     def sorts(self) -> bool:
         """Whether the program sorts anything, in any of its branches."""
-        return re.search("sort|topk", self.program.as_text(), re.IGNORECASE) is not None
+        text = self.program.as_text()
+        assert text is not None
+        return re.search("sort|topk", text, re.IGNORECASE) is not None
 
     @property
     def temporary_bytes(self) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -251,7 +251,12 @@ def each_features(
 
 def one_ahead(items: Iterable[T]) -> Iterator[T]:
     """The items, each given after the next one was made: the device computes that one meanwhile."""
-    return (item for item, _ in pairwise(chain(items, (None,))))
+    made: deque[T] = deque()
+    for item in items:
+        made.append(item)
+        if len(made) > 1:
+            yield made.popleft()
+    yield from made
 
 
 def _shapes() -> tuple[int, int]:

@@ -207,7 +207,7 @@ class Trainer:
             def row(row: Batch) -> jax.Array:
                 features = jnp.asarray(row.features, head.dtype)
                 best = jnp.argmax(final_states(features, self._final_norm) @ head, -1)
-                outputs = unroll(model, row.tokens, features, DEPTH, self.config.parallel)
+                outputs = unroll(model, jnp.asarray(row.tokens), features, DEPTH, self.config.parallel)
                 drafted = model.vocab[...][jnp.argmax(outputs @ model.head[...], -1)]
                 return jnp.concatenate([drafted, successor[row.tokens][None]]) == best
 
