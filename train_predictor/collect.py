@@ -124,6 +124,7 @@ def _run(args: argparse.Namespace) -> int:
     if "model" in settings:
         raise ValueError("--set model: set the model with --model")
     config = EngineConfig.load(None, **settings)  # before the model is loaded
+    settings.setdefault("max_queued_requests", max(config.max_queued_requests, 2 * config.max_num_seqs))
     if config.max_model_len is not None:
         most_prompt(args, config.max_model_len)
     model = load_model(args.model)

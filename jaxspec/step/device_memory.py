@@ -100,7 +100,7 @@ class MemoryUse:
     weights: int
     #: KV, and features if they are kept, of one page.
     page: int
-    #: Upper bound of the intermediate arrays of its largest program. Programs run one after another.
+    #: Upper bound of the intermediate arrays of its largest program.
     temporaries: int
     #: Penalty table, draft distributions, open pages of an INT8 pool.
     tables: int = 0
@@ -161,7 +161,8 @@ class _Share:
 
     @property
     def temporaries(self) -> int:
-        """Twice the largest: XLA holds a program's from its launch to its end, and the next is launched meanwhile."""
+        """Twice the largest, as a margin: a program is launched while another runs, and its own may need their own
+        place."""
         return 2 * max(use.temporaries for use in self.uses)
 
     @property

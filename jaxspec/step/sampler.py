@@ -154,10 +154,12 @@ def argmax(x: Float32[Array, "C V"]) -> Int32[Array, " C"]:
 
 
 def top(x: Float32[Array, "C V"], count: int) -> tuple[Float32[Array, "C count"], Int32[Array, "C count"]]:
-    """The `count` largest values of each row and their indices, largest first; of equals the first ones.
+    """The `count` largest values of each row and their indices, largest first; of equals the first ones. Values must be
+    above -inf to count.
 
-    One maximum after another, for small counts. `lax.top_k` becomes a sort by CUB on NVIDIA GPUs, which no CUDA graph
-    can hold: even in a branch that does not run, the host waits for the step's logits before it launches the rest.
+    One maximum after another, in a loop. `lax.top_k` takes longer on CPU, and becomes a sort by CUB on NVIDIA GPUs, which
+    no CUDA graph can hold: even in a branch that does not run, the host waits for the step's logits before it launches
+    the rest.
     """
     blocks, rows = _blocks(x), jnp.arange(x.shape[0])
 

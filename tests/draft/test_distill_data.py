@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,16 @@ def test_data_of_no_use_are_named(content: str | None, word: str, tmp_path: Path
         path.write_text(content)
     with pytest.raises(ConfigError, match=f"^data: .*{word}"):
         corpus([str(path)], TARGET, LONGEST, tmp_path)
+
+
+def test_one_item_is_made_ahead() -> None:
+    made: list[int] = []
+
+    def make() -> Iterator[int]:
+        for i in range(3):
+            made.append(i)
+            yield i
+
+    items = data.one_ahead(make())
+    assert [(item, len(made)) for item in items] == [(0, 2), (1, 3), (2, 3)]
+    assert not list(data.one_ahead([]))

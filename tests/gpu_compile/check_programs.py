@@ -95,11 +95,12 @@ def test_float32_uses_no_lower_precision(report: Report) -> None:
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_every_family(name: str, report: Report) -> None:
-    """Softcaps, windows, learned positions and experts do not break the graph into pieces."""
+    """Softcaps, windows and learned positions do not break the graph into pieces. Experts do so on a card."""
     c = decoder_config(RECORDED[name]["config"], name)
     program, shape, _, _ = compile_step("h200", c, 16)
     report(f"tiny {name}, 16 tokens", "h200", program, shape)
     assert program.outside == ["kCommandBuffer"]
+    assert not program.sorts or c.experts is not None  # their rows are sorted by expert
     assert program.named("tree_attention") == program.named("merge_attention") == c.num_layers
 
 
@@ -127,7 +128,7 @@ def test_a_step_over_two_cards(int8: bool, report: Report) -> None:
     model = replace(LLAMA_8B, num_layers=4)
     program, shape, cache, bound = compile_step("h200", model, 64, int8=int8, cards=2)
     report(f"Llama-3.1-8B, 4 layers{', INT8 KV' * int8}, one of two cards, 64 tokens", "h200", program, shape)
-    assert program.outside == ["kCommandBuffer"]
+    assert program.outside == ["kCommandBuffer"] and not program.sorts
     assert program.named("tree_attention") == program.named("merge_attention") == 4
     assert count(program, "kAllReduce") == 8 and count(program, "kAllGather") == 2
     assert program.aliased_bytes >= pool_bytes(cache) // 2
@@ -137,6 +138,6 @@ def test_a_step_over_two_cards(int8: bool, report: Report) -> None:
 def test_a_draft_round_over_two_cards(report: Report) -> None:
     program, shape, bound = compile_round("h200", LLAMA_8B, requests=16, cards=2)
     report("draft round of an EAGLE drafter, one of two cards, 16 requests", "h200", program, shape)
-    assert program.outside == ["kCommandBuffer"]
+    assert program.outside == ["kCommandBuffer"] and not program.sorts
     assert count(program, "kAllReduce") == count(program, "kAllGather") == 4
     assert program.temporary_bytes <= bound <= 2 * program.temporary_bytes

@@ -26,7 +26,7 @@ END = tiny.model().config.eos_token_ids[0]
 def engine() -> Iterator[Lasting]:
     llm = Lasting(
         tiny.model(), page_size=16, kv_cache_tokens=2048, max_num_seqs=4, max_model_len=112, max_num_batched_tokens=16,
-        token_buckets=[16], compilation_cache_dir="", compile_in_background=False,
+        token_buckets=[16], compilation_cache_dir="", compile_in_background=False, max_queued_requests=2,
     )  # fmt: skip
     yield llm
     LLM.close(llm)
@@ -48,6 +48,17 @@ def run(engine: Lasting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
         return collect.main(["--prompts", str(prompts), "--out", str(out), "--max-tokens", str(CAP), *more])
 
     return call
+
+
+def test_the_queue_holds_more_than_the_slots(
+    run: Any, engine: Lasting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(collect, "LLM", lambda model, **settings: given.update(settings) or engine)
+    assert run(tmp_path / "rows.jsonl", "--set", "max_num_seqs=300") == 0
+    assert given["max_queued_requests"] == 600
+    assert run(tmp_path / "others.jsonl", "--set", "max_queued_requests=7") == 0
+    assert given["max_queued_requests"] == 7
 
 
 def by_turn(path: Path) -> dict[tuple[str, float, int], dict[str, Any]]:

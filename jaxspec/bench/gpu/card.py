@@ -126,7 +126,7 @@ def chained(run: Callable[[], Any], wait: Callable[[Any], Any], steps: int, repe
     """Run `steps` times in a row and wait for the last, `repeats` times. One repetition before is not counted.
 
     -> milliseconds per run: `device_ms` until the end, `dispatch_ms` until the host was free. If they are equal, the
-    host was the slower one.
+    host was the slower one, or waits for the device in every launch.
     """
     out: dict[str, list[float]] = {"device_ms": [], "dispatch_ms": []}
     for i in range(repeats + 1):

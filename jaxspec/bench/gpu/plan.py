@@ -58,7 +58,7 @@ class Cell:
     name: str
     core: bool
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    #: Seconds that it takes, compiling included, until one of its kind was measured: about those of an H100.
+    #: Seconds that it takes, compiling included, until one of its kind was measured. A guess.
     guess: float = 30.0
 
     @property

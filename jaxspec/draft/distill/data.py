@@ -26,9 +26,12 @@ T = TypeVar("T")
 HELD_OUT = 25
 #: Tokens that a prompt must leave for its answer.
 ROOM = 8
-#: Rows per batch of feature computation, and the multiple that rows are padded to: each length compiles once. A GPU
-#: computes more rows in the same time, and compiles longer than it takes to compute the padding.
-_CPU, _GPU = (8, 64), (32, 192)
+#: The multiple that rows are padded to: each length compiles once. A GPU compiles longer than it takes to compute the
+#: padding.
+_MULTIPLE, _GPU_MULTIPLE = 64, 192
+#: Rows per batch of feature computation. A GPU computes more in the same time, as far as their attention scores fit:
+#: positions times positions of all rows of a batch.
+_ROWS, _GPU_ROWS, _GPU_SCORES = 8, 32, 32 * 384**2
 
 
 class Row(NamedTuple):
@@ -235,7 +238,7 @@ def each_features(
     config = target.config.for_length(tokens.shape[1])
     model = Decoder(config, device_weights(config, target.weights, "float32"))
     run = jax.jit(jax.vmap(lambda model, t: target_features(model, t).astype(dtype), in_axes=(None, 0)))
-    order, (rows, _) = np.argsort(length), _shapes()
+    order, rows = np.argsort(length), _batch_rows(int(length.max()))
     batches = [order[i : i + rows] for i in range(0, len(order), rows)]
     widths = [padded(int(length[batch].max())) for batch in batches]
     running = (
@@ -259,11 +262,13 @@ def one_ahead(items: Iterable[T]) -> Iterator[T]:
     yield from made
 
 
-def _shapes() -> tuple[int, int]:
-    return _CPU if jax.default_backend() == "cpu" else _GPU
+def _batch_rows(longest: int) -> int:
+    if jax.default_backend() == "cpu":
+        return _ROWS
+    return max(1, min(_GPU_ROWS, _GPU_SCORES // padded(longest) ** 2))
 
 
 def padded(length: int) -> int:
     """The width of a batch with rows of up to `length` tokens."""
-    _, multiple = _shapes()
+    multiple = _MULTIPLE if jax.default_backend() == "cpu" else _GPU_MULTIPLE
     return -(-length // multiple) * multiple

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -240,7 +241,7 @@ class Trainer:
         use[len(rows) :] = False
         return Batch(d.tokens[filled, :width], np.stack([d.features[r, :width] for r in filled]), use)
 
-    def _batches(self) -> Iterator[tuple[int, Batch]]:
+    def _batches(self) -> Generator[tuple[int, Batch]]:
         """Batches that are left to train on, each with its number of positions in use, on the device. A thread makes
         the next one during a step."""
         groups = islice(self.groups(), self.step, self.config.steps)  # a resumed run continues within its epoch
@@ -264,10 +265,12 @@ class Trainer:
             start = time.monotonic()
             if not self.step:
                 self._record_evaluation(start)
-            with progress("training steps", self.config.steps, self.step) as advance:
-                losses = None
-                for tokens, batch in self._batches():
-                    jax.block_until_ready(losses)  # no more than one step waits on the device, with its batch
+            done = self.config.steps, self.step
+            with closing(self._batches()) as batches, progress("training steps", *done) as advance:
+                before = losses = None
+                for tokens, batch in batches:
+                    jax.block_until_ready(before)  # no more than one step waits behind the one that runs
+                    before = losses
                     self.state, (hits, losses) = self._update(self.state, self.rest, batch)
                     self.step, self.tokens = self.step + 1, self.tokens + tokens
                     advance()
