@@ -157,7 +157,7 @@ def top(x: Float32[Array, "C V"], count: int) -> tuple[Float32[Array, "C count"]
     """The `count` largest values of each row and their indices, largest first; of equals the first ones. Values must be
     above -inf to count.
 
-    One maximum after another, in a loop. `lax.top_k` takes longer on CPU, and becomes a sort by CUB on NVIDIA GPUs, which
+    One maximum after another. `lax.top_k` takes longer on CPU, and becomes a sort by CUB on NVIDIA GPUs, which
     no CUDA graph can hold: even in a branch that does not run, the host waits for the step's logits before it launches
     the rest.
     """
