@@ -97,7 +97,7 @@ class Recovery:
         loop = self._loop
         if isinstance(error, DrafterFailed):
             flush(loop.speculator)  # what it has learned
-            if gone := loop.speculator.drafter_failed(error.drafter):
+            if gone := loop.speculator.drafter_failed(error):
                 log.error("%s has failed too often and drafts no more", loop.speculator.drafters[error.drafter].name)
             return gone
         suspects, ended = {request.id for request in loop.suspects}, False

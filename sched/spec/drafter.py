@@ -11,16 +11,18 @@ from jaxspec.sched.spec.trees.candidates import Candidates
 
 #: A request's `SamplingInputs`. Only a drafter that samples its draft tokens reads them.
 SamplingOf = Callable[[Request], Any]
+#: A drafter's work that makes candidates, in `DrafterFailed`.
+ROUND = "round"
 #: Waits for the round and returns each request's candidates; None where the drafter has none for it.
 Proposal = Callable[[], list[Candidates | None]]
 
 
 class DrafterFailed(RuntimeError):
-    """A drafter's round raised an error, its cause. `drafter`: its index."""
+    """A drafter raised an error, its cause. `drafter`: its index; `work`: what it did, `ROUND` or another word."""
 
-    def __init__(self, drafter: int, name: str, error: Exception) -> None:
-        super().__init__(f"drafter {name}: {error}")
-        self.drafter = drafter
+    def __init__(self, drafter: int, name: str, work: str, error: Exception) -> None:
+        super().__init__(f"drafter {name}, {work}: {error}")
+        self.drafter, self.work = drafter, work
 
 
 class Proposed(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -10,7 +11,7 @@ from jaxspec.sched.request import Request
 from jaxspec.sched.spec.assignment import Assignment
 from jaxspec.sched.spec.calibration import AcceptanceRecord
 from jaxspec.sched.spec.depth import DepthController
-from jaxspec.sched.spec.drafter import Drafter, DrafterFailed, Proposal, Proposed, SamplingOf
+from jaxspec.sched.spec.drafter import ROUND, Drafter, DrafterFailed, Proposal, Proposed, SamplingOf
 from jaxspec.sched.spec.trees.policy import TreePolicy
 
 
@@ -22,14 +23,16 @@ class Proposals:
     best one drafts. With an `assignment`, only the assigned drafter drafts, free or not.
 
     `controllers` hold the drafters' depth and width; `record` is a request's acceptance record with a drafter.
+    `failures`: by drafter and work, how often it has failed without succeeding in between.
     """
 
     def __init__(
         self, drafters: Sequence[Drafter], controllers: Sequence[DepthController], policy: TreePolicy,
         assignment: Assignment | None, record: Callable[[Request, int], AcceptanceRecord],
+        failures: Counter[tuple[int, str]],
     ) -> None:  # fmt: skip
         self._drafters, self._controllers, self._policy = drafters, controllers, policy
-        self._assignment, self._record = assignment, record
+        self._assignment, self._record, self._failures = assignment, record, failures
         #: The drafters that draft for every request, because that takes next to no time, and the others (indices).
         self.free = [i for i, d in enumerate(drafters) if d.free and assignment is None]
         self.others = [i for i in range(len(drafters)) if i not in self.free]
@@ -117,12 +120,16 @@ class Proposals:
         return found
 
     @contextmanager
-    def blaming(self, drafter: int) -> Generator[None]:
-        """Raise errors of a drafter's round as `DrafterFailed`."""
+    def blaming(self, drafter: int, work: str = ROUND) -> Generator[None]:
+        """Raise errors of a drafter's work as `DrafterFailed`, and count them until the same work succeeds. A round has
+        several parts, so `Speculator.draft` says when it has succeeded."""
         try:
             yield
         except Exception as error:
-            raise DrafterFailed(drafter, self._drafters[drafter].name, error) from error
+            self._failures[drafter, work] += 1
+            raise DrafterFailed(drafter, self._drafters[drafter].name, work, error) from error
+        if work != ROUND:
+            self._failures.pop((drafter, work), None)
 
     def _base_cost(self, drafter: int) -> float:
         """Seconds of the drafter's smallest round."""

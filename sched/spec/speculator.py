@@ -22,7 +22,7 @@ from jaxspec.sched.spec.calibration import AcceptanceRecord, chances
 from jaxspec.sched.spec.depth import DepthController, DraftTimes, widths_up_to
 from jaxspec.sched.spec.draft_choice.choice import DraftChoice
 from jaxspec.sched.spec.draft_room import DraftRoom
-from jaxspec.sched.spec.drafter import Drafter, FailedDrafter, Proposed, SamplingOf
+from jaxspec.sched.spec.drafter import ROUND, Drafter, DrafterFailed, FailedDrafter, Proposed, SamplingOf
 from jaxspec.sched.spec.host_times import DRAFTED, PLAIN, UNUSED, HostTimes, StepTook
 from jaxspec.sched.spec.merging import Drafted, RequestTree, by_request
 from jaxspec.sched.spec.micro_batches import committed_positions
@@ -83,7 +83,7 @@ class Speculator:
         self._context = 0  # committed positions of the step's decoding requests
         self._budget: int | None = None  # profiled for this step
         self._rounds = 0.0  # seconds of the step's rounds
-        self._failures = Counter[int]()
+        self._failures = Counter[tuple[int, str]]()  # see `Proposals`
         self.host = HostTimes()
         #: By the number of decoding requests, rounded up to a power of two.
         self._payoffs: dict[int, Payoff] = {}
@@ -94,7 +94,9 @@ class Speculator:
         """Let `choice` assign drafters to requests; None: no draft choice."""
         #: What the draft choice assigned; None without one.
         self.assignment = None if choice is None else Assignment(choice, self.drafters, self.step_times.of(1))
-        self.proposals = Proposals(self.drafters, self.controllers, self.policy, self.assignment, self._record)
+        self.proposals = Proposals(
+            self.drafters, self.controllers, self.policy, self.assignment, self._record, self._failures
+        )
 
     @property
     def steps_off(self) -> int:
@@ -229,7 +231,7 @@ class Speculator:
         """Before the step's first launch: drafters on other devices fetch the features they may need in this step."""
         for i, drafter in enumerate(self.drafters):
             if drafter.own_device and (wanted := [s for s in scheduled if s.levels and self._may_draft(i, s.request)]):
-                with self.proposals.blaming(i):
+                with self.proposals.blaming(i, "prefetching features"):
                     drafter.prefetch_features(wanted)
 
     def _may_draft(self, drafter: int, request: Request) -> bool:
@@ -243,7 +245,7 @@ class Speculator:
         precomputes = self.assignment.precomputes
         for i, drafter in enumerate(self.drafters):
             if drafter.own_device and (coming := [s for s in scheduled if s.levels and precomputes(s.request, i)]):
-                with self.proposals.blaming(i):
+                with self.proposals.blaming(i, "precomputing KV"):
                     drafter.precompute_kv(coming, sampling)
 
     def draft(
@@ -277,7 +279,7 @@ class Speculator:
         rounds, drafts = self._round_seconds(proposed), dict[str, Draft]()
         if proposed:
             for p in proposed if self._failures else ():
-                self._failures.pop(p.drafter, None)
+                self._failures.pop((p.drafter, ROUND), None)
             proposed = [p._replace(candidates=allowed(p.scheduled.request, p.candidates)) for p in proposed]
             trees, forest = by_request(proposed, self._forest(proposed))
             self._rounds += sum(rounds.values())
@@ -377,10 +379,9 @@ class Speculator:
                 chosen, path = part.of_merged(drafted.chosen, accepted)
                 self.controllers[part.drafter].observe(part.candidates, chosen, path, record)
 
-    def drafter_failed(self, drafter: int) -> bool:
-        """A round of this drafter has failed. -> whether it drafts no more, because rounds in a row have failed."""
-        self._failures[drafter] += 1
-        if self._failures[drafter] < MOST_FAILURES:
+    def drafter_failed(self, error: DrafterFailed) -> bool:
+        """A drafter has failed. -> whether it drafts no more, because the same work failed several times in a row."""
+        if self._failures[drafter := error.drafter, error.work] < MOST_FAILURES:
             return False
         self.drafters[drafter] = FailedDrafter(self.drafters[drafter].name, self.drafters[drafter].widths)
         return True

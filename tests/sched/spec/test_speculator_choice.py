@@ -9,6 +9,7 @@ import pytest
 from helpers.fake_drafter import STEP, Fake, requests, round_of
 from jaxspec.sched.request import Request
 from jaxspec.sched.spec.draft_choice.choice import DraftChoice, SwitchCost
+from jaxspec.sched.spec.drafter import DrafterFailed
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.sched.spec.trees.chain import Chain
 
@@ -126,3 +127,30 @@ def test_drafters_elsewhere_prepare_for_requests_that_may_change_to_them(monkeyp
         pytest.approx(STEP.of(6) + near.seconds(1, 2, 2, 1)),
         pytest.approx(STEP.of(6) + near.seconds(1, 2, 2, 1) + far.seconds(1, 2, 2, 1)),
     ]
+
+
+def test_a_drafter_that_cannot_prepare_drafts_no_more_although_its_rounds_succeed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would fail in every step: each failure restarts the engine."""
+    near, far = Fake("near", 100, 1e-4, EVERYONE), Far("far", 200, 1e-5)
+    own, running = speculator(Told({"0": 0, "1": 1}, next_one=1), near, far), requests(2)
+    works = [True, False, False, True, False, False, False]
+
+    def precompute_kv(given, sampling):
+        if not works.pop(0):
+            raise RuntimeError("no idea")
+
+    monkeypatch.setattr(far, "precompute_kv", precompute_kv)
+    scheduled, draft = [], own.draft
+    monkeypatch.setattr(own, "draft", lambda given, *more: (scheduled.extend(given), draft(given, *more))[1])
+    gone = []
+    while works:
+        assert round_of(own, running) == {"0": 100, "1": 200}
+        try:
+            own.precompute_kv(scheduled, lambda _: None)
+        except DrafterFailed as error:
+            gone.append(own.drafter_failed(error))
+        scheduled.clear()
+    assert gone == [False, False, False, False, True]
+    assert round_of(own, running) == {"0": 100} and not own.drafters[1].ready
