@@ -277,18 +277,26 @@ class RemoteEngine:
     # -- the replicas --------------------------------------------------------------------------------------------------
 
     async def _keep_watch(self) -> None:
-        last = self._clock()
+        await asyncio.gather(self._poll(), self._watch_silence())
+
+    async def _poll(self) -> None:
         while True:
             try:
                 await self.replicas.poll()
-                now, before = self._clock(), last
-                last = now
-                # After a longer round the ingress itself stood still: what it did not hear tells nothing.
-                if now - before < self._settings.give_up_after_s / 2:
-                    self.give_up()
             except Exception:  # the next round may succeed
                 log.exception("asking the replicas for their load failed")
             await asyncio.sleep(self._settings.report_every_s)
+
+    async def _watch_silence(self) -> None:
+        """Not between polls: these wait long where no replica is listed."""
+        last = self._clock()
+        while True:
+            await asyncio.sleep(self._settings.report_every_s)
+            now, before = self._clock(), last
+            last = now
+            # After a longer round the ingress itself stood still: what it did not hear tells nothing.
+            if now - before < self._settings.give_up_after_s / 2:
+                self.give_up()
 
     def give_up(self) -> None:
         """Send requests elsewhere whose replicas have not been heard of for too long."""

@@ -227,6 +227,22 @@ def test_a_silent_replica_loses_its_requests() -> None:
     assert hung.closed and fleet.replicas["b"].submissions[0].resumed == ()
 
 
+def test_a_silent_replica_loses_its_requests_although_none_is_listed() -> None:
+    hung = FakeReplica(hangs=True, silent=True)
+    fleet, begun = FakeFleet(a=hung), time.monotonic()
+
+    async def scenario(engine: RemoteEngine) -> None:
+        client = Client(engine)
+        while not hung.submissions:
+            await asyncio.sleep(0)
+        fleet.listed.clear()
+        engine.replicas.remove("a")  # from now on a poll waits for another one
+        end = await asyncio.wait_for(client.end(), 10)
+        assert end.finish_reason == "error" and hung.closed
+
+    run(fleet, scenario, clock=lambda: 30 * (time.monotonic() - begun), give_up_after_s=15, patience_s=0.1)
+
+
 def test_a_slow_request_stays_where_reports_come_from() -> None:
     hung, now = FakeReplica(hangs=True), [0.0]
 
