@@ -84,9 +84,9 @@ class AdaServe(TreePolicy):
         rest = forest.best(ranked, most, taken)[: left - for_slos]
         count = len(rest)
         if self.times is not None:
-            others = step.other_tokens
-            expected += others
-            count = self.times.best_node_count(ranked.value[rest], expected, others + for_slos, step.context)
+            tokens, expected = step.other_tokens + for_slos, expected + step.other_tokens
+            overhead = 0.0 if for_slos else step.overhead  # drafts for SLOs cost it anyway
+            count = self.times.best_node_count(ranked.value[rest], expected, tokens, step.context, overhead)
         more = np.bincount(forest.tree[rest[:count]], minlength=len(forest))
         return forest.take(ranked, taken + more)
 

@@ -25,7 +25,9 @@ from jaxspec.sched.request import Request
 from jaxspec.sched.slo import Slo, need, slack
 from jaxspec.sched.spec.trees.adaserve import AdaServe
 from jaxspec.sched.spec.trees.candidates import Candidates
+from jaxspec.sched.spec.trees.forest import Forest
 from jaxspec.sched.spec.trees.global_greedy import GlobalGreedy
+from jaxspec.sched.spec.trees.policy import StepCandidates
 from jaxspec.sched.timing import StepTimes
 
 NEEDS = st.one_of(st.just(-inf), st.floats(-5, 9))
@@ -52,6 +54,18 @@ def test_the_papers_example():
     assert [np.flatnonzero(m).tolist() for m in masks] == [[0, 2, 4], [0, 1, 2]]
     exact = optimal(FIGURE_2, 8, FIGURE_2_NEEDS)
     assert exact is not None and all((a == b).all() for a, b in zip(masks, exact, strict=True))
+
+
+def test_the_hosts_time_counts_unless_slos_need_drafts_anyway():
+    times = StepTimes({1: 1.0, 8: 1.0})
+
+    def taken(overhead: float, *needs: float) -> list[int]:
+        step = StepCandidates(Forest(FIGURE_2), [6, 6], 10**6, 6, needs, 2, overhead=overhead)
+        return [int(mask.sum()) for mask in AdaServe(16, times).select(step)]
+
+    assert taken(0.0, -inf, -inf) == [3, 3]
+    assert taken(1.0, -inf, -inf) == [3, 3] and taken(2.0, -inf, -inf) == [0, 0]
+    assert taken(2.0, 1.6, -inf) == [3, 3]
 
 
 def test_who_needs_most_is_served_first():
