@@ -166,6 +166,23 @@ def test_a_hidden_tab_does_not_watch(url: str, open_page: OpenPage, engine: Any)
     eventually(lambda: not engine.loop.live.watched)
 
 
+def test_the_live_view_can_be_paused(url: str, open_page: OpenPage, engine: Any) -> None:
+    page = open_page(url)
+    expect(page.locator("#connection")).to_have_text(LIVE)
+    page.click("#pause")
+    expect(page.locator("#connection")).to_have_text("paused")
+    expect(page.get_by_role("button", name="Pause", pressed=True)).to_be_visible()
+    eventually(lambda: not engine.loop.live.watched)
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # back from another tab
+    ask(page, "hello", tokens=8)  # the chat goes on
+    expect(page.locator(".meta").last).to_contain_text("tokens/s")
+    expect(page.locator(".lane")).to_have_count(0)
+    assert not engine.loop.live.watched
+    page.click("#pause")
+    expect(page.locator("#connection")).to_have_text(LIVE)
+    eventually(lambda: engine.loop.live.watched)
+
+
 def test_without_the_page(bare_url: str, open_page: OpenPage) -> None:
     page = open_page(bare_url, failing=2)  # the page, and the icon that browsers ask for
     expect(page.locator("body")).to_contain_text("unknown route: GET /")

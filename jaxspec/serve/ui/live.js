@@ -19,6 +19,16 @@ export class Live {
     this.lanes = new Lanes();
     this.abort = null;
     this.shown = -CALM;
+    this.paused = false;
+  }
+
+  /** Leave the picture as it is, or go on. The server takes no snapshots meanwhile. */
+  pause(paused) {
+    this.paused = paused;
+    byId("pause").setAttribute("aria-pressed", paused);
+    if (!paused) return this.connect();
+    this.disconnect();
+    state("paused", "paused");
   }
 
   disconnect() {
@@ -26,13 +36,15 @@ export class Live {
     this.abort = null;
   }
 
-  /** Open the stream, and again whenever it breaks, until `disconnect`. */
+  /** Open the stream, and again whenever it breaks, until `disconnect`; not while it is paused. */
   async connect() {
     this.disconnect();
+    if (this.paused) return;
     const { signal } = (this.abort = new AbortController());
     for (let pause = FIRST_PAUSE; !signal.aborted; pause = Math.min(2 * pause, LONGEST_PAUSE)) {
       try {
         for await (const snapshot of events(await call("live", { signal }))) {
+          if (signal.aborted) return;
           pause = FIRST_PAUSE;
           this.show(snapshot);
         }

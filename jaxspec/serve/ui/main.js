@@ -42,6 +42,7 @@ byId("load").addEventListener("submit", (event) => {
   live.notice("");
   sendSamples(Number(byId("load-count").value), chat.settings(), (message) => live.notice(message));
 });
+byId("pause").addEventListener("click", () => live.pause(!live.paused));
 // A hidden tab shows nothing: the server need not take snapshots for it.
 document.addEventListener("visibilitychange", () => (document.hidden ? live.disconnect() : live.connect()));
 start();
