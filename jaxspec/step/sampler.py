@@ -170,7 +170,7 @@ def top(x: Float32[Array, "C V"], count: int) -> tuple[Float32[Array, "C count"]
         found = _largest(blocks, best)
         rest = found.inside.at[rows, found.place % _BLOCK].set(-jnp.inf)
         block = found.place // _BLOCK
-        value = jnp.take_along_axis(best, block[:, None], 1, mode="promise_in_bounds")[:, 0]
+        value = jnp.max(found.inside, -1)
         blocks, best = blocks.at[rows, block].set(rest), best.at[rows, block].set(jnp.max(rest, -1))
         return blocks, best, values.at[:, i].set(value), indices.at[:, i].set(found.place)
 

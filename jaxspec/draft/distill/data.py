@@ -29,8 +29,8 @@ ROOM = 8
 #: The multiple that rows are padded to: each length compiles once. A GPU compiles longer than it takes to compute the
 #: padding.
 _MULTIPLE, _GPU_MULTIPLE = 64, 192
-#: Rows per batch of feature computation. A GPU computes more in the same time, as far as their attention scores fit:
-#: positions times positions of all rows of a batch.
+#: Rows per batch of feature computation. A GPU computes more in the same time, if their attention scores fit: positions
+#: times positions of all rows of a batch.
 _ROWS, _GPU_ROWS, _GPU_SCORES = 8, 32, 32 * 384**2
 
 
@@ -239,11 +239,10 @@ def each_features(
     model = Decoder(config, device_weights(config, target.weights, "float32"))
     run = jax.jit(jax.vmap(lambda model, t: target_features(model, t).astype(dtype), in_axes=(None, 0)))
     order, rows = np.argsort(length), _batch_rows(int(length.max()))
-    batches = [order[i : i + rows] for i in range(0, len(order), rows)]
-    widths = [padded(int(length[batch].max())) for batch in batches]
+    batches = (order[i : i + rows] for i in range(0, len(order), rows))
     running = (
-        (batch, run(model, jnp.asarray(tokens[np.resize(batch, rows), :width])))
-        for batch, width in zip(batches, widths, strict=True)
+        (batch, run(model, jnp.asarray(tokens[np.resize(batch, rows), : padded(int(length[batch].max()))])))
+        for batch in batches
     )
     with progress("target's features, rows", len(order)) as advance:
         for batch, out in one_ahead(running):
