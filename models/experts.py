@@ -1,7 +1,10 @@
 """Mixture of experts: a router chooses some of a layer's MLPs for each token.
 
-Rows are sorted by expert, so that each expert multiplies its rows together and no row is padded: the only static sizes
+Rows are grouped by expert, so that each expert multiplies its rows together and no row is padded: the only static sizes
 are the tokens of a step and the experts of a token. The CPU kernel does not read experts without tokens.
+
+Nothing here sorts. On NVIDIA GPUs a sort runs in CUB, which no CUDA graph can hold: a step would be launched in a piece
+per layer, and the host would wait for each.
 """
 
 from __future__ import annotations
@@ -26,18 +29,41 @@ def mixture(
     Mixtral (Jiang et al. 2024, §2.1) and Qwen3-MoE. The sum of a token has one order, whatever the other tokens are.
     """
     share = jax.nn.softmax(logits.astype(jnp.float32), -1)
-    weight, chosen = jax.lax.top_k(share, experts.chosen)
+    weight, chosen = choose(share, experts.chosen)
     if experts.normalised:
         weight = weight / weight.sum(-1, keepdims=True)
-    by_row = chosen.reshape(-1)
-    order = jnp.argsort(by_row, stable=True)
-    counts = jnp.zeros(experts.count, jnp.int32).at[by_row].add(1)
-    h = grouped(x[order // experts.chosen], "experts_gate_up", 2 * experts.width, counts)
+    place, counts = places(chosen.reshape(-1), experts.count)
+    token = jnp.zeros_like(place).at[place].set(jnp.arange(place.shape[0], dtype=place.dtype) // experts.chosen)
+    h = grouped(x[token], "experts_gate_up", 2 * experts.width, counts)
     gate, up = jnp.split(h, 2, axis=-1)
     y = grouped(act(gate) * up, "experts_down", x.shape[-1], counts)
-    back = jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0], dtype=order.dtype))
-    of_token = y[back].reshape(*chosen.shape, -1)
+    of_token = y[place].reshape(*chosen.shape, -1)
     total = of_token[:, 0] * weight[:, :1].astype(y.dtype)
     for i in range(1, experts.chosen):
         total = total + of_token[:, i] * weight[:, i : i + 1].astype(y.dtype)
     return total
+
+
+def choose(share: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """The `count` largest of each row of `share [T, experts]`, and their indices int32, largest first; of equals the
+    first ones. Shares are not negative."""
+    ids = jnp.arange(share.shape[1], dtype=jnp.int32)
+    values, indices = [], []
+    for _ in range(count):
+        best = share.max(-1)
+        index = jnp.where(share == best[:, None], ids, ids.size).min(-1)
+        values.append(best)
+        indices.append(index)
+        share = jnp.where(ids == index[:, None], -1.0, share)
+    return jnp.stack(values, -1), jnp.stack(indices, -1)
+
+
+def places(expert: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """Each row's place among the rows grouped by expert, `[N]` int32, and how many rows each expert has, `[count]`
+    int32. expert: `[N]` int32. Rows of one expert keep their order.
+    """
+    mine = (expert[:, None] == jnp.arange(count)[None, :]).astype(jnp.int32)
+    upto = jnp.cumsum(mine, 0)
+    counts = upto[-1]
+    before = jnp.cumsum(counts) - counts
+    return before[expert] + upto[jnp.arange(expert.shape[0]), expert] - 1, counts
