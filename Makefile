@@ -101,14 +101,14 @@ serve: $(STAMP)
 	@$(PY) -m jaxspec.serve --config configs/default.yaml $(ARGS)
 
 test: $(STAMP)
-	$(ON_CPU) $(PY) -m pytest -n 2 -m "not families" $(ARGS)
+	$(ON_CPU) $(PY) -m pytest -n 2 --dist worksteal -m "not families" $(ARGS)
 
 test-fast: $(STAMP)
-	$(ON_CPU) $(QUICKLY) $(PY) -m pytest -n 2 -m "not slow" $(ARGS)
+	$(ON_CPU) $(QUICKLY) $(PY) -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
 
 # Two of the families are served by `make test` too, and the logits of all.
 test-families: $(STAMP)
-	$(ON_CPU) $(QUICKLY) $(PY) -m pytest -n 2 -m families $(ARGS) tests/models
+	$(ON_CPU) $(QUICKLY) $(PY) -m pytest -n 2 --dist worksteal -m families $(ARGS) tests/models
 
 # Warnings are not errors here: Ray has its own.
 test-ray: $(STAMP) $(RAY_VENV)/.installed

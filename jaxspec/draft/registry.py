@@ -240,8 +240,10 @@ def growths(config: EngineConfig, models: Models) -> Sequence[Growth]:
     """How draft models grow their trees: all that is compiled of them."""
     if (drawing := _drawing(config, models)) is not None:
         return [drawing]
-    expansion = TREES.selected(config).expansion
-    return [Expansion(expansion[:DEPTH])] if expansion else BEAMS
+    tree = TREES.selected(config)
+    if tree.expansion:
+        return [Expansion(tree.expansion[:DEPTH])]
+    return BEAMS[:1] if tree.max_width == 1 else BEAMS
 
 
 def allocate_distributions(config: EngineConfig, models: Models) -> DraftDistributions:

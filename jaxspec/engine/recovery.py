@@ -31,7 +31,7 @@ _ALONE, _ENDED = 2, 3
 
 
 class Recovery:
-    """Restarts an engine loop in place. Only the engine's thread uses it.
+    """Restarts an engine loop in place. Only the engine's thread uses it, except for `held_back`.
 
     Most failures are not a request's fault, and do not come again. Requests that were in two failed steps without
     getting a token between are tried alone, one after another. One that fails alone is ended with an error, so that it

@@ -21,7 +21,8 @@ from jaxspec.step.sampler import Logprobs
 
 
 class RequestState:
-    """One request, from submission to its last output. Only the engine's thread uses it.
+    """One request, from submission to its last output. The thread that submits it makes it; from then on only the
+    engine's thread uses it.
 
     `seed` is the 64-bit key of the request's random numbers; `stop_ids` are tokens that end it, as does the output
     length `end_at`. `predict`: see `Engine.submit`. `constraint`: which tokens may be sampled; None: all.

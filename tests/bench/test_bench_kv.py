@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import argparse
+import json
 from pathlib import Path
 
 import pytest
 
 from helpers import tiny
-from jaxspec.bench import kv
 from jaxspec.bench.__main__ import main
-
-
-def arguments(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    kv.add_arguments(parser)
-    return parser.parse_args(words)
 
 
 @pytest.mark.slow
 def test_it_measures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path))
-    ids = [int(i) % 256 for i in range(3, 600, 7)]
-    args = arguments("--context", "40", "--chunk", "16", "--requests", "2", "--committed", "40", "--pages", "1", "3")
-    args.repeats = 2
-    found = kv.quality(tiny.model(), ids, args)
-    assert found["auto"]["positions"] == found["int8"]["positions"] == len(ids) - -(-len(ids) // 40)
-    assert found["int8"]["perplexity"] == pytest.approx(found["auto"]["perplexity"], rel=0.2)
-    assert 0 < found["logprob_change_mean"] <= found["logprob_change_max"] and 0 <= found["likeliest_changed"] < 0.5
-    assert set(kv.kv_dtype_times(tiny.model(), args)) == {"auto", "int8"}
-    steps = kv.steps(tiny.model(), "int8", args)
-    assert set(steps["step_ms"]) == {"0", "1", "3"} and min(steps["step_ms"].values()) > 0
+    monkeypatch.setattr("jaxspec.models.load.load_model", lambda source: tiny.model())
+    text, out = tmp_path / "text", tmp_path / "kv.json"
+    text.write_text("".join(chr(32 + 7 * i % 90) for i in range(90)))
+    sizes = ["--tokens", "86", "--context", "40", "--chunk", "16", "--requests", "2", "--committed", "40"]
+    few = ["--pages", "1", "3", "--repeats", "2", "--json", str(out)]
+    assert main(["kv", "--text", str(text), *sizes, *few]) == 0
+    found = json.loads(out.read_text())
+    quality = found["quality"]
+    assert quality["auto"]["positions"] == quality["int8"]["positions"] == 86 - 3
+    assert quality["int8"]["perplexity"] == pytest.approx(quality["auto"]["perplexity"], rel=0.2)
+    changes = quality["logprob_change_mean"], quality["logprob_change_max"]
+    assert 0 < changes[0] <= changes[1] and 0 <= quality["likeliest_changed"] < 0.5
+    assert set(found["pool_step_ms"]) == {"auto", "int8"} and len(found["steps"]) == 2
+    for steps in found["steps"]:
+        assert set(steps["step_ms"]) == {"0", "1", "3"} and min(steps["step_ms"].values()) > 0
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

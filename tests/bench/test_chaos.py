@@ -41,15 +41,16 @@ def serve(tmp_path: Path, *options: str) -> tuple[int, dict[str, Any]]:
 
 @pytest.mark.slow
 def test_engines_with_failing_parts_give_right_answers(tmp_path: Path) -> None:
-    status, found = serve(tmp_path, "--scenarios", "6", "--requests", "160", "--seed", "1", "--first", "3")
+    status, found = serve(tmp_path, "--scenarios", "3", "--requests", "120", "--seed", "1", "--first", "3")
     assert (status, found["failures"]) == (0, [])
-    assert found["restarts"] > 5 and found["faults"]["cancelled"] > 20
-    assert sum(found["ended"].values()) == found["requests"] == 960
-    assert found["ended"]["length"] > 600
+    assert found["restarts"] > 3 and found["faults"]["cancelled"] > 10
+    assert sum(found["ended"].values()) == found["requests"] == 360
+    assert found["ended"]["length"] > 200
 
 
 def test_a_scenario_is_the_same_each_time(tmp_path: Path) -> None:
-    once, again = (serve(tmp_path, "--scenarios", "1", "--requests", "40", "--seed", "2")[1] for _ in range(2))
+    options = "--scenarios", "1", "--requests", "40", "--seed", "1", "--first", "3"
+    once, again = (serve(tmp_path, *options)[1] for _ in range(2))
     differing = {name for name in once if once[name] != again[name]}
     assert differing <= {"seconds", "memory_mib"} and once["tokens"] > 100
 

@@ -58,7 +58,8 @@ class Client:
 def run(fleet: FakeFleet, scenario: Callable[[RemoteEngine], Awaitable[None]], **settings: Any) -> None:
     async def main() -> None:
         engine = remote(fleet, **settings)
-        await engine.replicas.poll()
+        if fleet.listed:  # else polling waits for a replica, for seconds
+            await engine.replicas.poll()
         engine.start()
         try:
             await scenario(engine)
@@ -177,6 +178,8 @@ def test_requests_wait_for_a_replica() -> None:
     fleet = FakeFleet()
 
     async def scenario(engine: RemoteEngine) -> None:
+        while engine.health == "ok":
+            await asyncio.sleep(0.1)
         assert (engine.health, engine.failure) == ("dead", "no replica is running")
         client = Client(engine)
         await asyncio.sleep(0.05)
@@ -185,7 +188,7 @@ def test_requests_wait_for_a_replica() -> None:
         await client.all_came()
         assert (engine.health, engine.failure) == ("ok", None)
 
-    run(fleet, scenario)
+    run(fleet, scenario, patience_s=2.0)
 
 
 def test_but_not_for_ever() -> None:

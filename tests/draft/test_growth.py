@@ -20,7 +20,7 @@ from jaxspec.sched.spec.trees.fixed import SPECINFER
 
 NODES = [1, 1, 3, 3, 3, 3, 3, 3]
 SIZES: dict[str, Any] = dict(
-    page_size=16, max_num_seqs=3, token_buckets=[1, 16, 32, 64], compilation_cache_dir="", kv_cache_tokens=2048,
+    page_size=16, max_num_seqs=3, token_buckets=[64], compilation_cache_dir="", kv_cache_tokens=2048,
     max_num_batched_tokens=64, max_model_len=128,
 )  # fmt: skip
 TEXTS = [[7, 8, 9, 7, 8], list(range(40)), [200, 1, 5]]

@@ -20,7 +20,7 @@ from jaxspec.sched.spec.calibration import BIN_EDGES
 from jaxspec.sched.spec.trees.candidates import Candidates
 
 SIZES: dict[str, Any] = dict(
-    page_size=16, max_num_seqs=4, token_buckets=[1, 16, 32], compilation_cache_dir="", kv_cache_tokens=2048,
+    page_size=16, max_num_seqs=4, token_buckets=[1, 32], compilation_cache_dir="", kv_cache_tokens=2048,
     max_num_batched_tokens=32, max_model_len=128,
 )  # fmt: skip
 

@@ -15,7 +15,7 @@ from helpers.patience import PATIENCE
 from jaxspec import LLM, InvalidRequest, SamplingParams, StructuredOutputs
 
 SIZES: dict[str, Any] = dict(
-    page_size=16, max_num_seqs=4, token_buckets=[1, 4, 16, 32], max_num_batched_tokens=32, max_model_len=128,
+    page_size=16, max_num_seqs=4, token_buckets=[4, 32], max_num_batched_tokens=32, max_model_len=128,
     compilation_cache_dir="", kv_cache_tokens=1024,
 )  # fmt: skip
 SCHEMA = {

@@ -20,6 +20,7 @@ from helpers.checkpoints import GOLDEN
 from helpers.doc_commands import ROOT, Command
 from helpers.doc_sizes import RUNS, Run
 from helpers.patience import PATIENCE
+from jaxspec.bench.__main__ import COMMANDS
 
 #: Timeout of a process in seconds.
 LONGEST = 300
@@ -36,7 +37,8 @@ def size_of(command: Command) -> Run | None:
 
 
 def run(command: Command, folder: Path, patch: pytest.MonkeyPatch, url: str = "") -> None:
-    """Run a command in `folder`, prepared by `doc_data.write`, at the small size of its `RUNS` entry."""
+    """Run a command in `folder`, prepared by `doc_data.write`, at the small size of its `RUNS` entry; only read its
+    options if another test runs it."""
     size = size_of(command)
     assert size, command.place
     for name, value in size.constants.items():
@@ -48,6 +50,11 @@ def run(command: Command, folder: Path, patch: pytest.MonkeyPatch, url: str = ""
     models["compiler"] = next((name for name in ("cc", "clang", "gcc") if shutil.which(name)), "zig")
     module, *given = shlex.split(command.called)
     argv = [word for name in given for word in _PRESETS.get(name, [name])]
+    if size.by:
+        read: list[object] = []
+        patch.setattr(importlib.import_module(COMMANDS[argv[0]][0]), "run", lambda args: read.append(args) or 0)
+        assert main_of(module)(argv) == 0 and read, command.place
+        return
     argv += re.sub(r"\{(\w+)\}", lambda name: models[name[1]], size.more).split()
     if module == "jaxspec.serve":
         serve(argv, command.environment)

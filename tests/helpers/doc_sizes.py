@@ -1,4 +1,4 @@
-"""How each command of the pages is run at a small size, and which ones are only looked at.
+"""How each command of the pages is run at a small size, and which ones are only read.
 
 A command is run as it is written; options that come after its own, and count instead of them, make it small. The first
 entry that fits is taken, so the longer beginnings stand first. `{model}`, `{encoder}` and `{url}` are the tiny models
@@ -27,9 +27,8 @@ _FEWER = _ENGINE + " --set max_num_seqs=2 --set max_num_batched_tokens=8 --set t
 _FEW = " --num-prompts 3 --max-tokens 4"
 _LOAD = _FEW + " --base-url {url} --request-rate 200"
 _RECORDED = " --num-prompts 4 --request-rate 500 --max-tokens 40 --ignore-eos"
-_TURN = " --engine-prompts 1 --engine-concurrency 1 --engine-tokens 4 --repeats 1"
+_ONE_PRODUCT = " --formats Q4_1 --tokens 1 --contexts 32 --requests 1 --repeats 1"
 _PIPELINE = " --pipeline-concurrency 2 --pipeline-tokens 4 --pipeline-levels 2 --repeats 1"
-_KEPT = " --engine-jobs 4 --engine-scale 0.1 --engine-long 0.1 --engine-loads 3 --engine-light 1 --repeats 1"
 #: Few steps of a predictor's training; the tiny encoder reads 48 tokens.
 _TRAIN = (
     " --set target={model} --set encoder={encoder} --set longest=32 --set layers=1 --set test=0.3 --set batch=8"
@@ -38,17 +37,6 @@ _TRAIN = (
 _DISTILL = " --set steps=2 --set every=2 --set longest=64 --set batch=2"
 _SERVED = " --jobs 2 --turns 1 --max-tokens 4 --modes continuous --request-rate 500"
 _HERE = " --processes 1 --keep keep"
-_ONE_LOAD = {"MANY": 12, "LIMIT": 6.0, "RATES": (5,), "CVS": (2,), "SIZES": (2, 4)}
-LAPS_SD_GRIDS = {
-    "COUNTS": (4, 6), "QUEUES": (2, 4), "ARRIVALS": (None, 1.5), "SIGMAS": (0.5,), "SPREADS": (0.1, 0.2),
-    "LOADS": (0.9,), "MEANS": (0.5,), "LONGEST_CHAINS": (4,), "QUANTA": (80.0,), "SWITCHED": (20, 500), "SIZES": (8,),
-    "CROWDS": (5,), "REQUESTS": 6, "ALTERNATING": 3,
-}  # fmt: skip
-LAPS_SD_ESTIMATES = {"ALONE": 12, "MANY": 8, "SETTLING": 4}
-_ONE_SPIN = {
-    "OTHERS": {}, "BATCHES": (1, 16), "PARTS": (1, 2, None), "CROWDS": (8,), "LOADS": (1.0,), "ANSWERS": (20,),
-    "VARIATIONS": {"as fitted": {}}, "SET": {},
-}  # fmt: skip
 _PAPERS = "jaxspec.bench.papers"
 
 
@@ -61,12 +49,6 @@ def _constants(modules: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{_PAPERS}.{module}.{name}": value for module in modules.split() for name, value in values.items()}
 
 
-#: So few places that searches for a knee end at few requests.
-ALISE_EXPERIMENT = {
-    "FEWER": {"alpaca": 0.03, "sharegpt": 0.03}, "LIMIT": 0.045, "LOADS": (0.5, 1.0, 1.1, 1.2), "MODELS": {},
-    "OTHERS": {"pythia-12b": ("pythia-12b", 1)}, "TABLE_3": {"alpaca": 4.0},
-}  # fmt: skip
-
 _FEW_SERVED = _constants("alise.predictors", {"SERVED": 20, "ASKED": 30, "PROMPTS": 20}) | {
     "jaxspec.predict.build.load_encoder": lambda source: SentenceEncoder.load(str(GOLDEN / "encoder")),
 }
@@ -74,7 +56,11 @@ _FEW_SERVED = _constants("alise.predictors", {"SERVED": 20, "ASKED": 30, "PROMPT
 
 @dataclass(frozen=True)
 class Run:
-    """Commands that begin with `called` and have the options `with_`, and what makes them small."""
+    """Commands that begin with `called` and have the options `with_`, and what makes them small.
+
+    With `by`, a test of the benchmark's own that runs the same command at a small size and looks at what comes out: the
+    page's command is then only read, which checks its options.
+    """
 
     called: str
     #: Options appended.
@@ -84,6 +70,8 @@ class Run:
     constants: Mapping[str, Any] = field(default_factory=dict)
     #: Needs more than a second or two, or the real model.
     slow: bool = True
+    #: Folder/file::test, below `tests/`.
+    by: str = ""
 
 
 RUNS = (
@@ -94,9 +82,10 @@ RUNS = (
     Run("jaxspec.train_predictor", _TRAIN.replace("{model}", "tiny"), with_=("target=tiny",)),
     Run("jaxspec.draft.distill", _DISTILL, with_=("target=tiny",)),
     Run("jaxspec.serve", _FEWER, with_=("tiny",)),
-    Run("jaxspec.serve --draft suffix --draft smollm2-eagle", _ENGINE),  # the drafters fit the real model only
+    Run("jaxspec.serve --draft suffix --draft smollm2-eagle", _FEWER),  # the drafters fit the real model only
     Run("jaxspec.serve --config configs/laps_sd.yaml", _TINY + " --set predictor_model=smollm2-length"),
-    Run("jaxspec.serve --draft truncated:15", " --model {model}" + _FEWER),
+    Run("jaxspec.serve", " --model {model}" + _FEWER, with_=("--draft",)),
+    Run("jaxspec.serve", " --model {model}" + _FEWER, with_=("tensor_parallel_size=2",)),
     Run("jaxspec.serve", _TINY),
     Run("jaxspec.bench serve", _LOAD + " --search-tokens 20", with_=("--slo-mix",), slow=False),
     Run("jaxspec.bench serve", _LOAD, slow=False),
@@ -104,36 +93,29 @@ RUNS = (
     Run("jaxspec.bench compare", _ENGINE + " --set model={model} --set predictor=none --repeats 1" + _FEW,
         with_=("--request-rate",)),
     Run("jaxspec.bench compare", _ENGINE + " --set model={model} --repeats 1 --concurrency 2" + _FEW),
-    # The drafter of the preset with trees fits the real model only.
-    Run("jaxspec.bench constrained",
-        _ENGINE + " --set model={model} --set draft=[ngram] --repeats 1 --concurrency 2 --max-tokens 4"),
+    Run("jaxspec.bench constrained", by="bench/test_constrained.py::test_constraints_and_engines_take_turns"),
     Run("jaxspec.bench record", " --model {model}" + _FEWER + _RECORDED),
-    Run("jaxspec.bench kernels", " --compilers {compiler} --tokens 1 --contexts 32 --requests 1 --repeats 1",
-        with_=("--compilers",)),  # those of the page need not be here
-    Run("jaxspec.bench kernels", " --tokens 1 --contexts 32 --requests 1 --repeats 1"),
+    # The compilers of the page may be missing.
+    Run("jaxspec.bench kernels", " --compilers {compiler}" + _ONE_PRODUCT, with_=("--compilers",)),
+    Run("jaxspec.bench kernels", _ONE_PRODUCT),
     Run("jaxspec.bench gpu", " --model tiny --interpret --cells rate", slow=False),
-    Run(
-        "jaxspec.bench kv",
-        " --model {model} --tokens 60 --context 30 --chunk 10 --requests 2 --committed 40 --pages 1 --repeats 1",
-    ),
+    Run("jaxspec.bench kv", by="bench/test_bench_kv.py::test_it_measures"),
     Run("jaxspec.bench profile", _TINY),
     Run("jaxspec.bench startup", _TINY + " --repeats 1"),
-    Run("jaxspec.bench chaos", " --scenarios 1 --requests 20", with_=("--scenarios",)),
+    Run("jaxspec.bench chaos", with_=("--scenarios",),
+        by="bench/test_chaos.py::test_engines_with_failing_parts_give_right_answers"),
     Run("jaxspec.bench chaos", " --live 3 --clients 2", with_=("--live",)),
-    Run("jaxspec.bench fuzz", " --bodies 30", with_=("--bodies",)),
-    Run("jaxspec.bench fuzz", " --files 5", with_=("--files",)),
+    Run("jaxspec.bench fuzz", by="bench/test_fuzz.py::test_the_command"),
     Run("jaxspec.bench overload",
         " --base-url {url} --seconds 0.5 --phase-seconds 1 --concurrency 2 --max-tokens 4 --streams 4"),
     Run("jaxspec.bench router", " --model {model} --requests 20 --prompt-tokens 40", slow=False),
     Run("jaxspec.bench scheduler", " --waiting 20 --iterations 20 --drafting 4", slow=False),
-    Run("jaxspec.bench orders",
-        _TINY + " --set predictor_model=smollm2-length --engine-jobs 3 --engine-turns 2 --engine-tokens 8",
-        with_=("--engine",)),
-    Run("jaxspec.bench orders", " --seeds 2 --num-requests 12 --loads 1 --arrivals poisson" + _HERE),
+    Run("jaxspec.bench orders", with_=("--engine",),
+        by="bench/papers/test_orders.py::test_the_main_cells_on_the_engine"),
+    Run("jaxspec.bench orders", by="bench/papers/test_orders.py::test_a_small_map"),
     Run("jaxspec.bench simulate-gpu", " --seeds 2" + _HERE,
         constants=_constants("gpu", {"BATCHES": (4,), "CONTEXTS": (512,), "WORSE": (), "MEASURED": 16, "LEAST": 64})),
-    Run("jaxspec.bench routing", " --seeds 2 --replicas 1 2 --each 3 --more 3 --long 4" + _HERE,
-        constants=_constants("routing", {"SOME": 2, "FEW": 2, "TOGETHER": 2})),
+    Run("jaxspec.bench routing", by="bench/papers/test_routing.py::test_a_small_experiment"),
     Run("jaxspec.bench simulate", " --num-requests 20", with_=("--config",), slow=False),
     Run("jaxspec.bench simulate", " --num-requests 10", with_=("--replicas",), slow=False),
     Run("jaxspec.bench simulate", " --trace FILE.csv", slow=False),
@@ -143,33 +125,23 @@ RUNS = (
     Run("jaxspec.bench predictor", _TRAIN + _SERVED, with_=("--engine",), constants={"jaxspec.llm.LLM": _small}),
     Run("jaxspec.bench predictor", _TRAIN, with_=("--retrieval", "trained/folder/folder-length.safetensors"),
         constants=_FEW_SERVED),  # on the answers that the page's first command collected from the tiny model
-    Run("jaxspec.bench predictor", _TRAIN + " --set target=smollm2-135m", with_=("--retrieval",),
-        constants=_FEW_SERVED),
-    Run("jaxspec.bench predictor", _TRAIN + " --formulations reg_l1 --repeats 1"),
-    Run("jaxspec.bench paper ssjf", _TINY + " --engine-jobs 4 --engine-scale 0.05 --engine-rate 500 --repeats 1",
-        with_=("--engine",)),
-    Run("jaxspec.bench paper ssjf", " --seeds 2" + _HERE, constants=_constants("ssjf.experiment", _ONE_LOAD)),
-    Run("jaxspec.bench paper laps_sd", _TINY + " --engine-jobs 3 --engine-tokens 8 --repeats 1", with_=("--engine",)),
-    Run("jaxspec.bench paper laps_sd", " --seeds 2" + _HERE, constants=_constants("laps_sd.grids", LAPS_SD_GRIDS)
-        | _constants("laps_sd.experiment", LAPS_SD_ESTIMATES)),
-    Run(
-        "jaxspec.bench paper alise",
-        _TINY + " --engine-jobs 4 --engine-tokens 20 --engine-kv 256 --engine-rate 500 --repeats 1",
-        with_=("--engine",),
-    ),
-    Run("jaxspec.bench paper alise", " --minutes 0.05 --seeds 2" + _HERE,
-        constants=_constants("alise.experiment", ALISE_EXPERIMENT) | _constants("alise.cases", {"CONCURRENCY": 8})),
-    Run("jaxspec.bench paper adaserve", _TINY + " --set draft=[ngram]" + _KEPT, with_=("--engine",)),
-    Run("jaxspec.bench paper adaserve", " --quick --seeds 1 --minutes 0.05" + _HERE,
-        constants=_constants("adaserve.cases", {"WRITTEN": 16})),
-    # The drafters of the package, which take turns there, fit the real model only.
-    Run("jaxspec.bench paper spin", " --model {model} --set draft=[ngram,truncated:1,truncated:15]" + _FEWER + _TURN,
-        with_=("--engine",)),
+    Run("jaxspec.bench predictor",
+        by="bench/papers/test_predictor_paper.py::test_the_ablation_trains_measures_and_writes_its_page"),
+    Run("jaxspec.bench paper ssjf", by="bench/papers/test_papers.py::test_ssjf_simulated_and_then_on_the_engine"),
+    Run("jaxspec.bench paper laps_sd", by="bench/papers/test_laps_sd_paper.py::test_simulated_and_then_on_the_engine"),
+    Run("jaxspec.bench paper alise", with_=("--engine",),
+        by="bench/papers/test_alise_paper.py::test_the_engine_fills_its_columns"),
+    Run("jaxspec.bench paper alise", by="bench/papers/test_alise_paper.py::test_the_page_is_written"),
+    Run("jaxspec.bench paper adaserve", with_=("--engine",),
+        by="bench/papers/test_adaserve_paper.py::test_the_engine_fills_its_columns"),
+    Run("jaxspec.bench paper adaserve", by="bench/papers/test_adaserve_paper.py::test_the_page_is_written"),
+    Run("jaxspec.bench paper spin", with_=("--engine",),
+        by="bench/papers/test_spin_engine.py::test_contenders_take_turns_on_one_engine"),
     Run("jaxspec.bench paper spin", " --model {model} --batches 2 --drafts 2 --rows 1 --runs 1 --repeats 1",
         with_=("--verification",)),
     Run("jaxspec.bench paper spin", " --model {model}" + _FEWER + _PIPELINE,
         with_=("--pipeline",)),
-    Run("jaxspec.bench paper spin", " --jobs 4 --seeds 2" + _HERE, constants=_constants("spin.simulation", _ONE_SPIN)),
+    Run("jaxspec.bench paper spin", by="bench/papers/test_spin_paper.py::test_the_page_is_written"),
     Run("jaxspec.draft.distill", " --set target={model}" + _DISTILL),
     Run("jaxspec.train_predictor.collect", _TINY + " --max-tokens 16"),
     Run("jaxspec.train_predictor.probe", " --target {model} --steps 4 --longest 64"),

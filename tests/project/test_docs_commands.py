@@ -1,4 +1,5 @@
-"""The pages' commands run, small: each as it is written, on the files of `doc_data` and a tiny model."""
+"""The pages' commands run, small: each as it is written, on the files of `doc_data` and a tiny model. Those that other
+tests run are read."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 from helpers import doc_data
 from helpers.doc_commands import Command, commands
 from helpers.doc_runs import dry, run, sends_load, size_of
-from helpers.doc_sizes import FROM_NOTHING, SEQUENCES
+from helpers.doc_sizes import FROM_NOTHING, RUNS, SEQUENCES
 from helpers.paths import CONFIGS
 
 
@@ -29,7 +30,7 @@ def singles() -> Iterator[Command]:
 def marked(command: Command):
     size = size_of(command)
     assert size
-    return pytest.param(command, id=command.place, marks=[pytest.mark.slow] if size.slow else [])
+    return pytest.param(command, id=command.place, marks=[pytest.mark.slow] if size.slow and not size.by else [])
 
 
 @pytest.mark.parametrize("command", [marked(command) for command in singles()])
@@ -37,6 +38,12 @@ def test_command(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     doc_data.write(tmp_path)
     doc_data.answered(tmp_path)
     run(command, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("by", sorted({run.by for run in RUNS if run.by}))
+def test_a_command_that_is_only_read_is_run_by_a_test(by: str) -> None:
+    file, _, name = by.partition("::")
+    assert f"\ndef {name}(" in (Path(__file__).parents[1] / file).read_text()
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from jaxspec.engine import startup
 from jaxspec.step.kv_cache import KVCache
 
 COMMON: dict[str, Any] = dict(
-    page_size=16, max_num_seqs=4, token_buckets=[1, 4, 16], max_num_batched_tokens=16, max_model_len=96,
+    page_size=16, max_num_seqs=4, token_buckets=[4, 16], max_num_batched_tokens=16, max_model_len=96,
     compilation_cache_dir="", kv_cache_tokens=160, kv_cache_dtype="bfloat16",
 )  # fmt: skip
 TEXTS = [list(range(i, i + 5)) * 5 for i in range(0, 60, 10)]

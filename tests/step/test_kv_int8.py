@@ -197,7 +197,7 @@ def test_a_new_page_takes_the_open_page_of_the_full_one(kind: str) -> None:
 @pytest.mark.parametrize("kernels", ["xla", "native"])
 def test_the_engine_on_int8(kernels: str) -> None:
     common: dict[str, Any] = dict(
-        page_size=16, max_num_seqs=4, token_buckets=[1, 4, 16], max_num_batched_tokens=16, max_model_len=96,
+        page_size=16, max_num_seqs=4, token_buckets=[4, 16], max_num_batched_tokens=16, max_model_len=96,
         compilation_cache_dir="", kv_cache_tokens=160,
     )  # fmt: skip
     texts = [list(range(i, i + 20)) for i in range(0, 80, 10)]

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from helpers import tiny
-from helpers.doc_sizes import ALISE_EXPERIMENT
 from helpers.small import SMALL
 from jaxspec.bench.__main__ import main
 from jaxspec.bench.papers.alise import cases, runtime
@@ -31,6 +30,12 @@ from jaxspec.bench.papers.alise.report import (
 )
 from jaxspec.bench.papers.variants import Variants
 from jaxspec.sched.sim.workload import Lengths
+
+#: So few places that searches for a knee end at few requests.
+EXPERIMENT = {
+    "FEWER": {"alpaca": 0.03, "sharegpt": 0.03}, "LIMIT": 0.045, "LOADS": (0.5, 1.0, 1.1, 1.2), "MODELS": {},
+    "OTHERS": {"pythia-12b": ("pythia-12b", 1)}, "TABLE_3": {"alpaca": 4.0},
+}  # fmt: skip
 
 
 def table(rows: int = 400) -> Lengths:
@@ -109,7 +114,7 @@ def test_execution_time_is_linear_in_the_prompt_and_is_estimated_well():
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small experiments on the tiny model."""
-    for name, value in ALISE_EXPERIMENT.items():
+    for name, value in EXPERIMENT.items():
         monkeypatch.setattr(alise, name, value)
     monkeypatch.setattr(cases, "CONCURRENCY", 8)
     monkeypatch.setattr(alise, "MODELS", {"opt-13b, 1 V100": alise.FIRST})

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from helpers import tiny
-from helpers.doc_sizes import LAPS_SD_ESTIMATES, LAPS_SD_GRIDS
 from helpers.small import SMALL
 from jaxspec.bench.__main__ import main
 from jaxspec.bench.papers.laps_sd import cases, engine, experiment, grids, perception, report
@@ -26,6 +25,14 @@ from jaxspec.bench.papers.variants import Variants
 from jaxspec.outputs import RequestMetrics
 from jaxspec.sched.sim.acceptance import Process, Sampled
 from jaxspec.sched.sim.workload import Lengths
+
+#: Grids and estimates so small that the experiment takes seconds.
+GRIDS = {
+    "COUNTS": (4, 6), "QUEUES": (2, 4), "ARRIVALS": (None, 1.5), "SIGMAS": (0.5,), "SPREADS": (0.1, 0.2),
+    "LOADS": (0.9,), "MEANS": (0.5,), "LONGEST_CHAINS": (4,), "QUANTA": (80.0,), "SWITCHED": (20, 500), "SIZES": (8,),
+    "CROWDS": (5,), "REQUESTS": 6, "ALTERNATING": 3,
+}  # fmt: skip
+ESTIMATES = {"ALONE": 12, "MANY": 8, "SETTLING": 4}
 
 
 def lengths(rows: int = 400) -> Lengths:
@@ -239,7 +246,7 @@ def test_engine_results_are_estimates_over_the_turns():
 
 @pytest.mark.slow
 def test_simulated_and_then_on_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for module, values in ((grids, LAPS_SD_GRIDS), (experiment, LAPS_SD_ESTIMATES)):
+    for module, values in ((grids, GRIDS), (experiment, ESTIMATES)):
         for name, value in values.items():
             monkeypatch.setattr(module, name, value)
     monkeypatch.setattr("jaxspec.llm.LLM", lambda **s: tiny.llm(**s | {"show_progress": False}))
