@@ -63,10 +63,10 @@ def table(inputs: float, outputs: float, rows: int = 300, seed: int = 0) -> Leng
 
 @pytest.fixture(scope="module")
 def data() -> Data:
-    """Half a minute of requests with answers of 70 tokens."""
+    """Twenty seconds of requests with answers of 70 tokens."""
     trace = arrivals.poisson(3000, 5.0, np.random.default_rng(0))
     short = dict.fromkeys(LLAMA2_A100, capped(table(20, 70), CONTEXT))
-    return Data(SYSTEMS, short, capped(table(1500, 200), CONTEXT), trace, 0.5)
+    return Data(SYSTEMS, short, capped(table(1500, 200), CONTEXT), trace, 1 / 3)
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def command(tmp_path: Path) -> list[str]:
     times = np.cumsum(np.random.default_rng(0).exponential(0.2, 3000))
     (tmp_path / "trace.csv").write_text("arrival_s\n" + "".join(f"{t:.4f}\n" for t in times))
-    answers(tmp_path / "answers.jsonl")
+    answers(tmp_path / "answers.jsonl", 5)
     rows = [{"turns": ["Tell me of owls"], "reference": "Owls " * (4 + i)} for i in range(12)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "lengths.csv").write_text("input_tokens,output_tokens\n1500,90\n2500,200\n")
@@ -353,7 +353,7 @@ def command(tmp_path: Path) -> list[str]:
 def test_the_page_is_written(quick, tmp_path):
     out = tmp_path / "docs"
     own = ["--system", "own=global_greedy", "--predictor", "noisy:0.1", "--arrivals", str(tmp_path / "trace.csv")]
-    assert main([*command(tmp_path), "--quick", "--minutes", "0.1", *own]) == 0
+    assert main([*command(tmp_path), "--quick", "--minutes", "0.05", *own]) == 0
     text = (out / "adaserve.md").read_text()
     for expected in (
         "AdaServe, Llama-2-7b: SLO attainment (Fig. 4) relative to the best baseline, up to | 1.63×",

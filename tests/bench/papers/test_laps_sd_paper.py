@@ -274,8 +274,9 @@ def test_simulated_and_then_on_the_engine(tmp_path: Path, monkeypatch: pytest.Mo
         f"laps_sd_{name}.png" for name in ("latency", "queues", "switching", "settling", "map_lp_sjf", "map_las")
     }
     settings = [part for setting in SMALL if "seqs" not in setting for part in ("--set", setting)]
-    assert main([*common, "--engine", "--repeats", "2", "--engine-tokens", "12", *settings]) == 0
+    few = ["--repeats", "2", "--engine-jobs", "6", "--engine-each", "2", "--engine-tokens", "12"]
+    assert main([*common, "--engine", *few, *settings]) == 0
     kept = json.loads((tmp_path / "all.json").read_text())
     assert set(kept) == {"simulated", "engine"}
     assert len(kept["engine"]["systems"]["code"][LAPS_SD][LAS]["jct"]) == 3
-    assert f"all three kinds, mixed, 32 requests | {TYPICAL}" in (out / "laps_sd.md").read_text()
+    assert f"all three kinds, mixed, 6 requests | {TYPICAL}" in (out / "laps_sd.md").read_text()
