@@ -1,4 +1,4 @@
-"""Settings for all tests: a shared cache of compiled programs, and few samples per measured time."""
+"""Settings for all tests: programs that are compiled quickly and shared, and few samples per measured time."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from jaxspec.paths import cache_folder
 
 #: Suites with a make target and an environment of their own. Naming such a folder on the command line still runs it.
 collect_ignore = ["gpu_compile", "ray_serve", "ui"]
+
+#: Tests about numbers, where programs are compiled as they are for users: folders, and a part of files' names.
+_AS_SERVED, _REAL = {"kernels", "models", "step"}, "smollm2"
 
 #: Seconds after which a compiled program is thrown away: after changes to the code it is never used again.
 _KEPT = 7 * 24 * 3600
@@ -48,6 +51,17 @@ def _own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr("jaxspec.step.profiles.SAMPLES", 1)
         patch.setattr("jaxspec.step.profiles.ROUNDS", 1)
         patch.setattr("jaxspec.engine.startup.cache_folder", lambda kind: folder / kind)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let XLA optimise less in the other tests, which takes a third off compiling."""
+    folder = request.path.relative_to(Path(__file__).parent).parts[0]
+    with pytest.MonkeyPatch.context() as patch:
+        if folder not in _AS_SERVED and _REAL not in request.path.name:
+            options = {"cpu": {"xla_backend_optimization_level": 0}}
+            patch.setattr("jaxspec.compilation.graph_options", lambda backend: options.get(backend, {}))
         yield
 
 

@@ -35,9 +35,9 @@ from jaxspec.step.rejection import DraftDistributions
 from jaxspec.step.warmup import WarmUp
 from jaxspec.step.xla import XlaLayers
 
-COMMON: dict[str, Any] = dict(page_size=16, max_num_seqs=4, token_buckets=[4, 32], compilation_cache_dir="")
-ROOMY: dict[str, Any] = dict(kv_cache_tokens=2048, max_num_batched_tokens=32, max_model_len=128)
-TIGHT: dict[str, Any] = dict(kv_cache_tokens=80, max_num_batched_tokens=12, max_model_len=72)
+COMMON: dict[str, Any] = dict(page_size=16, max_num_seqs=4, token_buckets=[16], compilation_cache_dir="")
+ROOMY: dict[str, Any] = dict(kv_cache_tokens=2048, max_num_batched_tokens=16, max_model_len=128)
+TIGHT: dict[str, Any] = dict(kv_cache_tokens=80, max_num_batched_tokens=8, max_model_len=72)
 
 
 #: name -> (what replaces the drafter's weights, settings)
@@ -56,7 +56,7 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
             draft="truncated:1",
             tree="adaserve",
             adaserve={"economic": False, "max_nodes": 3},
-            verify_budget=24,
+            verify_budget=12,
             slo={"tpot_ms": 3.0},
             pace="deadline",
         ),

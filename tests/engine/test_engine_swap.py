@@ -22,11 +22,11 @@ from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.draft import registry as drafters
 from jaxspec.outputs import OutputDelta
 
-COMMON: dict[str, Any] = dict(page_size=16, max_num_seqs=4, token_buckets=[4, 32], compilation_cache_dir="")
-ROOMY: dict[str, Any] = dict(kv_cache_tokens=2048, max_num_batched_tokens=32, max_model_len=128, draft=[])
+COMMON: dict[str, Any] = dict(page_size=16, max_num_seqs=4, token_buckets=[16], compilation_cache_dir="")
+ROOMY: dict[str, Any] = dict(kv_cache_tokens=2048, max_num_batched_tokens=16, max_model_len=128, draft=[])
 #: Room for little more than one long request on the device, and for a few on the host.
 TIGHT: dict[str, Any] = dict(
-    kv_cache_tokens=96, max_num_batched_tokens=12, max_model_len=72, memory="swap", swap_space=0.01
+    kv_cache_tokens=96, max_num_batched_tokens=8, max_model_len=72, memory="swap", swap_space=0.01
 )
 #: name -> (what replaces the drafter's weights, settings)
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {

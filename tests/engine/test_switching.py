@@ -32,7 +32,7 @@ def plain() -> Iterator[LLM]:
 @pytest.fixture(scope="module")
 def engines() -> Iterator[list[LLM]]:
     """Changing in every step, with room and without, in one piece and in two, and as the policies have it."""
-    tight = {"kv_cache_tokens": 80, "max_num_batched_tokens": 12, "max_model_len": 72}
+    tight = {"kv_cache_tokens": 80, "max_num_batched_tokens": 8, "max_model_len": 72}
     with ExitStack() as stack:
         begin = lambda **more: stack.enter_context(start(**more))  # noqa: E731
         constant = [

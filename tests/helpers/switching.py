@@ -25,7 +25,7 @@ from jaxspec.sched.request import Request
 from jaxspec.sched.spec.draft_choice.choice import DraftChoice, SwitchCost
 
 SIZES: Mapping[str, Any] = dict(
-    page_size=16, max_num_seqs=4, token_buckets=[4, 32], compilation_cache_dir="", max_num_batched_tokens=32,
+    page_size=16, max_num_seqs=4, token_buckets=[16], compilation_cache_dir="", max_num_batched_tokens=16,
     kv_cache_tokens=2048, max_model_len=128,
 )  # fmt: skip
 
