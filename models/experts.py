@@ -51,7 +51,7 @@ def choose(share: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     values, indices = [], []
     for _ in range(count):
         best = share.max(-1)
-        index = jnp.where(share == best[:, None], ids, ids.size).min(-1)
+        index = jnp.where(share == best[:, None], ids, ids.size - 1).min(-1)  # of NaN the last one
         values.append(best)
         indices.append(index)
         share = jnp.where(ids == index[:, None], -1.0, share)

@@ -23,6 +23,11 @@ def test_the_largest_shares_are_chosen_and_of_equals_the_first(
     np.testing.assert_array_equal(values, np.take_along_axis(share, expected, -1))
 
 
+def test_experts_of_tokens_that_are_not_numbers_exist() -> None:
+    _, indices = choose(jnp.full((2, 3), jnp.nan), 2)
+    assert ((indices >= 0) & (indices < 3)).all()
+
+
 @settings(max_examples=30)
 @given(expert=st.lists(st.integers(0, 4), min_size=1, max_size=9), unused=st.integers(0, 2))
 def test_rows_of_an_expert_stand_together_in_their_order(expert: list[int], unused: int) -> None:
