@@ -20,10 +20,10 @@ from jaxspec.outputs import OutputDelta
 from jaxspec.step.packing import Packed
 from jaxspec.step.runner import ModelRunner, PendingStep
 
-COMMON: dict[str, Any] = dict(page_size=16, max_num_seqs=4, token_buckets=[16], compilation_cache_dir="")
-ROOMY: dict[str, Any] = dict(kv_cache_tokens=2048, max_num_batched_tokens=16, max_model_len=128, draft=[])
+COMMON: dict[str, Any] = dict(page_size=16, max_num_seqs=4, token_buckets=[4, 32], compilation_cache_dir="")
+ROOMY: dict[str, Any] = dict(kv_cache_tokens=2048, max_num_batched_tokens=32, max_model_len=128, draft=[])
 #: Room for little more than one long request.
-TIGHT: dict[str, Any] = ROOMY | dict(kv_cache_tokens=96, max_num_batched_tokens=8, max_model_len=72)
+TIGHT: dict[str, Any] = ROOMY | dict(kv_cache_tokens=96, max_num_batched_tokens=12, max_model_len=72)
 KINDS: dict[str, dict[str, Any]] = {
     "roomy": ROOMY,
     "preempting": TIGHT | dict(memory="recompute"),
