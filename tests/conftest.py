@@ -56,12 +56,14 @@ def _own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let XLA optimise less in the other tests, which takes a third off compiling."""
+    """Let XLA optimise less for the CPU in the other tests, which takes a third off compiling."""
+    from jaxspec import compilation  # which imports JAX
+
+    usual, quick = compilation.graph_options, {"xla_backend_optimization_level": 0}
     folder = request.path.relative_to(Path(__file__).parent).parts[0]
     with pytest.MonkeyPatch.context() as patch:
         if folder not in _AS_SERVED and _REAL not in request.path.name:
-            options = {"cpu": {"xla_backend_optimization_level": 0}}
-            patch.setattr("jaxspec.compilation.graph_options", lambda backend: options.get(backend, {}))
+            patch.setattr(compilation, "graph_options", lambda backend: quick if backend == "cpu" else usual(backend))
         yield
 
 
