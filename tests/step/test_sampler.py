@@ -4,11 +4,12 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxspec.step.sampler import exponential_noise, exponential_race, keep, top
+from jaxspec.step.sampler import exponential_noise, exponential_race, keep, tempered, top
 
 VOCAB = 300
 _top = jax.jit(top, static_argnums=1)
@@ -44,6 +45,22 @@ def test_filters_equal_their_definitions(seed: int, top_k: int, top_p: float, mi
         # Sums in another order may decide the last token of the nucleus otherwise.
         assert (got != want).sum() <= 1
         assert got[row.argmax()]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 16])
+def test_the_likeliest_token_has_weight_one_at_every_temperature(rows: int) -> None:
+    """With `min_p: 1` it is the only one left. It once had 0.999998 in small batches, and token 0 was sampled."""
+    rng, weigh = np.random.default_rng(rows), jax.jit(tempered)
+    for low in (1e-4, 0.1, 0.7):
+        logits = rng.normal(size=(rows, VOCAB)).astype(np.float32) * 20
+        temperature = np.float32(low) * rng.uniform(1, 3, rows).astype(np.float32)
+        weights = np.asarray(weigh(logits, temperature))
+        assert (weights.max(-1) == 1).all() and (weights.argmax(-1) == logits.argmax(-1)).all()
+        wide = logits.astype(np.float64)
+        exact = np.exp((wide - wide.max(-1, keepdims=True)) / temperature[:, None])
+        np.testing.assert_allclose(weights, exact, rtol=3e-5, atol=1e-12)
+        nothing = np.zeros(rows, np.int32), np.ones(rows, np.float32), np.ones(rows, np.float32)
+        assert np.asarray(jax.jit(keep)(weights, *nothing)).sum() == rows
 
 
 @settings(deadline=None, max_examples=40)
