@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, isfinite
 
@@ -17,6 +18,8 @@ MARGIN = 0.9
 _POSSIBLE = 0.5
 #: Probability with which a request ends by the time that its slot is counted on.
 _ENDS_BY = 0.9
+#: Most room that a tenant leaves for others, as a share of its own requests.
+_ROOM = 0.25
 
 
 class SloRefused(RuntimeError):
@@ -63,6 +66,10 @@ class SloAdmission:
     their output, waiting ones take the slots before. Conservative: part of it may be cached. Optimistic: an order other
     than fcfs may let later requests go first.
 
+    Tenants share what can be met: a request leaves room for one like it of each other tenant that asks and has fewer
+    requests than its own tenant, but for a quarter of what that has at most. So a client that sends without pause does
+    not keep the others out.
+
     Not thread-safe: the engine calls it under its lock.
     """
 
@@ -87,16 +94,22 @@ class SloAdmission:
         others: Iterable[Request],
         seen: LoadStats = LoadStats(),
         admitted: bool = False,
+        tenants: Collection[str] = (),
     ) -> None:
         """Admit a request; its SLO counts until `release`. Raises `SloRefused`, unless it was `admitted` elsewhere.
 
-        `prompt_tokens`: uncached tokens of its prompt; `others`: all waiting and running requests.
+        `prompt_tokens`: uncached tokens of its prompt; `others`: all waiting and running requests; `tenants`: those
+        that have asked lately.
         """
         if not self._strict or not request.slo:
             return
         slo, others = request.slo, list(others)
         each = (len(request.tokens) + sum(len(r.tokens) for r in others)) / (1 + len(others))
-        reason = self._too_slow(slo.tpot, each, seen) or self._too_late(slo.ttft, prompt_tokens, others, seen)
+        has = Counter(r.tenant for r in others)
+        own = has[request.tenant]
+        room = 1 + min(ceil(_ROOM * own), sum(has[tenant] < own for tenant in tenants))
+        reason = self._too_slow(slo.tpot, each, seen, room)
+        reason = reason or self._too_late(slo.ttft, prompt_tokens, others, seen, room)
         if reason and not admitted:
             self.refused += 1
             raise SloRefused(reason)
@@ -107,27 +120,28 @@ class SloAdmission:
         """The request has ended. Unknown ids are ignored."""
         self._tpot.pop(request_id, None)
 
-    def _too_slow(self, tpot: float | None, each: float, seen: LoadStats) -> str | None:
-        """`each`: mean tokens of a request."""
+    def _too_slow(self, tpot: float | None, each: float, seen: LoadStats, room: int) -> str | None:
+        """`each`: mean tokens of a request; `room`: requests like this one that there must be room for."""
         if tpot is None:
             return None
-        tpots = [*self._tpot.values(), tpot]
+        tpots = [*self._tpot.values(), *[tpot] * room]
         tightest = min(tpots)
         load = sum(tightest / t for t in tpots) if self._paced else len(tpots)
         plain, drafted = (self._step(ceil(load * (1 + k) - 1e-9), load * each, seen) for k in (0.0, seen.drafts))
         if plain <= MARGIN * tightest or drafted <= MARGIN * tightest * seen.gain:
             return None
+        others = f" and room for those of {room - 1} other clients" if room > 1 else ""
         return (
-            f"slo.tpot_ms: {_ms(tpot)} cannot be met together with {len(self)} requests that have a TPOT SLO: a step "
-            f"for all takes about {_ms(plain)} ms and may take {_ms(MARGIN * tightest)} ms"
+            f"slo.tpot_ms: {_ms(tpot)} cannot be met together with {len(self)} requests that have a TPOT SLO{others}: "
+            f"a step for all takes about {_ms(plain)} ms and may take {_ms(MARGIN * tightest)} ms"
         )
 
     def _too_late(
-        self, ttft: float | None, prompt_tokens: int, others: Sequence[Request], seen: LoadStats
+        self, ttft: float | None, prompt_tokens: int, others: Sequence[Request], seen: LoadStats, room: int
     ) -> str | None:
         if ttft is None:
             return None
-        until_slot = self._until_slot(others, seen)
+        until_slot = self._until_slot(others, seen, room)
         if until_slot > MARGIN * ttft:
             about = f": one is free in about {_ms(until_slot)} ms" if isfinite(until_slot) else ""
             return f"slo.ttft_ms: {_ms(ttft)} cannot be met while all {self._max_num_seqs} slots are taken{about}"
@@ -142,9 +156,9 @@ class SloAdmission:
             f"{prompt_tokens}, which takes about {_ms(seconds)} ms and may take {_ms(MARGIN * ttft)} ms"
         )
 
-    def _until_slot(self, others: Sequence[Request], seen: LoadStats) -> float:
-        """Seconds until a slot is free for a request after these; infinite if more must end than are decoding."""
-        needed = len(others) + 1 - self._max_num_seqs
+    def _until_slot(self, others: Sequence[Request], seen: LoadStats, room: int) -> float:
+        """Seconds until `room` slots are free for requests after these; infinite if more must end than are decoding."""
+        needed = len(others) + room - self._max_num_seqs
         if needed <= 0:
             return 0.0
         decoding = [r for r in others if r.decoding]

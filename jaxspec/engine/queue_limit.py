@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from math import ceil
 
 from jaxspec.engine.request_state import RequestState
@@ -59,6 +59,11 @@ class QueueLimit:
         own = sum(s.request.tenant == tenant and s.request.status is not RequestStatus.RUNNING for s in states)
         if own >= share:
             self._refuse(f"{own} of your requests are waiting already, your share of the queue; try again later", most)
+
+    @property
+    def tenants(self) -> Collection[str]:
+        """Those that have asked in the last two minutes, as of the latest `check`."""
+        return self._asked.keys()
 
     def ended(self, served: bool) -> None:
         """A request has ended. `served`: it has run; else it was cancelled while it waited."""

@@ -67,6 +67,33 @@ def test_a_tight_slo_is_refused_because_of_those_admitted_before():
     made.admit(request("x", 0.04), 4, [])
 
 
+def of(tenant: str, count: int) -> list[Request]:
+    return [Request(f"{tenant}{i}", 4, [0] * 4, 50, 0.0, tenant=tenant) for i in range(count)]
+
+
+def test_a_tenant_leaves_room_for_those_with_fewer_requests():
+    """13 requests fit, as above."""
+
+    def admitted(tenant: str, has: int, there: int, tenants: tuple[str, ...], slo: Slo) -> bool:
+        made = slo_admission(max_num_seqs=13)
+        assert fits(made, there, 0.04) == there
+        others = [*of(tenant, has), *of("others", there - has)]
+        try:
+            made.admit(Request("x", 4, [0] * 4, 50, 0.0, slo=slo, tenant=tenant), 4, others, tenants=tenants)
+        except SloRefused:
+            return False
+        return True
+
+    for slo in (Slo(0.04), Slo(None, 0.5)):
+        assert admitted("heavy", 12, 12, ("heavy",), slo)
+        assert not admitted("heavy", 12, 12, ("heavy", "light"), slo)
+        assert admitted("heavy", 11, 11, ("heavy", "light"), slo)
+        assert admitted("light", 0, 12, ("heavy", "light"), slo)  # the room that was left
+        assert admitted("heavy", 8, 10, ("heavy", *"abcdefgh"), slo)  # for two at most
+        assert not admitted("heavy", 8, 11, ("heavy", *"abcdefgh"), slo)
+        assert admitted("heavy", 1, 11, ("heavy", *"abcdefgh"), slo)
+
+
 def test_host_time_of_a_step_is_counted():
     assert fits(slo_admission(), 20, 0.04, overhead=0.003) == 11
     with pytest.raises(SloRefused, match=r"about 70 ms"):
