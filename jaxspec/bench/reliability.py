@@ -45,8 +45,10 @@ def record(found: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> No
 
 
 def sections(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
-    """The tables `bodies`, `files`, `faults`, `live` and `overload`, of those that have runs."""
-    made = {"bodies": _bodies, "files": _files, "faults": _faults, "live": _live, "overload": _overload}
+    """The tables `bodies`, `files`, `faults`, `live`, `replicas` and `overload`, of those that have runs."""
+    made = {
+        "bodies": _bodies, "files": _files, "faults": _faults, "live": _live, "replicas": _live, "overload": _overload,
+    }  # fmt: skip
     return {kind: table(runs[kind]) for kind, table in made.items() if runs.get(kind)}
 
 
@@ -79,6 +81,8 @@ def _live(runs: Sequence[Mapping[str, Any]]) -> str:
     told = f"{requests:,} requests in {len(runs)} runs of {seconds / 60:.0f} minutes together, {_failed(runs)}."
     if gone := sum(sum(run.get("ended_servers", {}).values()) for run in runs):
         told += f" {gone} servers with little memory ended by themselves."
+    if resumed := sum(run.get("resumed", 0) for run in runs):
+        told += f" {resumed:,} requests went on at another replica."
     return f"{told}\n\n{_outcomes(runs)}"
 
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import httpx
-import ray  # pyright: ignore[reportMissingImports]
 from ray import serve  # pyright: ignore[reportMissingImports]
 
 from jaxspec.deploy.address import Address
 from jaxspec.deploy.app import RayEcho, application
 from jaxspec.deploy.messages import Submission
 from jaxspec.deploy.ray_fleet import RayFleet
+from jaxspec.deploy.ray_local import local_ray
 from jaxspec.deploy.settings import DeploySettings, RoutingSettings
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.sched.slo import NONE
 
 #: A request to an echo, for one token.
 Ask = Callable[[list[int]], Awaitable[None]]
-_MEMORY = 100 * 2**20
 _TIMEOUT = 60.0
 
 
@@ -30,15 +28,7 @@ def echoes(model: str, replicas: int) -> Iterator[tuple[RayFleet, Ask, Ask]]:
 
     Stops Ray at the end. Ray runs as many actors as asked for, whatever cores there are.
     """
-    ray.init(
-        num_cpus=replicas + 1, object_store_memory=_MEMORY, include_dashboard=False, log_to_driver=False,
-        logging_level="error",
-    )  # fmt: skip
-    try:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        serve.start(http_options={"host": "127.0.0.1", "port": port})
+    with local_ray(replicas + 1) as url:
         settings = DeploySettings(
             engine={"model": model}, routing=RoutingSettings(predict_within_s=0),
             replica={"num_replicas": replicas, "ray_actor_options": {"num_cpus": 1}},
@@ -47,7 +37,7 @@ def echoes(model: str, replicas: int) -> Iterator[tuple[RayFleet, Ask, Ask]]:
         serve.run(application(settings, RayEcho), name="echo", route_prefix="/")
         handle = serve.get_deployment_handle("Replica", "echo")
         streams = handle.options(stream=True)
-        client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=_TIMEOUT)
+        client = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT)
 
         async def direct(prompt: list[int]) -> None:
             submission = Submission("x", tuple(prompt), SamplingParams(temperature=0, max_tokens=1), 0, NONE, False, "")
@@ -59,6 +49,3 @@ def echoes(model: str, replicas: int) -> Iterator[tuple[RayFleet, Ask, Ask]]:
             (await client.post("/v1/completions", json=body)).raise_for_status()
 
         yield RayFleet(handle), direct, http
-    finally:
-        serve.shutdown()
-        ray.shutdown()

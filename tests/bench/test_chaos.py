@@ -17,6 +17,7 @@ import pytest
 
 from helpers.patience import PATIENCE
 from jaxspec.bench.__main__ import main
+from jaxspec.bench.chaos.clients import Live, client
 from jaxspec.bench.chaos.driver import Answer, Watched
 from jaxspec.bench.chaos.live import damage
 from jaxspec.bench.chaos.scenario import PLACEMENTS, Asked, Client, draw, draw_asked
@@ -169,6 +170,45 @@ def test_requests_depend_on_the_seed_alone() -> None:
     assert all(max(draw_asked(Random(i), 200).prompt) < 200 for i in range(50))
 
 
+class Proxied:
+    """What clients ask, without a server. ends: requests under way may have failed."""
+
+    url, failing, ends = "http://x", False, 0
+
+    async def lost(self, ends: int) -> bool:
+        return self.ends != ends
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "stays", "found"),
+    [
+        (200, "abc", True, ""), (200, "abd", True, "'abd'"), (200, "", True, "without a finish reason|''"),
+        (500, "", True, "500"), (503, "", True, "503"), (503, "", False, ""), (500, "", False, ""),
+    ],
+)  # fmt: skip
+def test_clients_of_servers_judge_answers(status: int, text: str, stays: bool, found: str) -> None:
+    live, stop, target = Live(), asyncio.Event(), Proxied()
+    pairs = [(Asked((1,), SamplingParams(seed=1, max_tokens=3)), Answer((5, 6, 7), "abc", "length"))]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if live.requests == 12:
+            stop.set()
+        target.ends += not stays
+        choice = {"text": text, "finish_reason": "length" if text else None}
+        if not json.loads(request.read())["stream"]:
+            return httpx.Response(status, json={"choices": [choice]})
+        return httpx.Response(status, text=f"data: {json.dumps({'choices': [choice]})}\n\ndata: [DONE]\n\n")
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+            await client(live, http, [target], pairs, Random(3), stop)
+
+    asyncio.run(run())
+    assert live.requests == 12 and sum(live.ended.values()) == 12
+    assert bool(live.failures) == bool(found)
+    assert all(any(part in failure for part in found.split("|")) for failure in live.failures)
+
+
 def test_cache_files_are_damaged(tmp_path: Path) -> None:
     assert damage(tmp_path, Random(0)) is None
     (tmp_path / "profiles").mkdir()
@@ -228,10 +268,11 @@ def test_runs_add_up_on_the_page(tmp_path: Path) -> None:
     live = {"requests": 7, "faults": {"SIGKILL": 1}, "ended": {"stop": 7}, "failures": ["hung"], "seconds": 60.0}
     (tmp_path / "reliability.json").write_text(json.dumps({"other": [1]}))
     record({"faults": [one]}, tmp_path)
-    record({"faults": [one | {"seed": 2}], "live": [live]}, tmp_path)
+    record({"faults": [one | {"seed": 2}], "live": [live], "replicas": [live | {"resumed": 3}]}, tmp_path)
     kept = json.loads((tmp_path / "reliability.json").read_text())
     assert kept["other"] == [1] and [run["seed"] for run in kept["faults"]] == [1, 2]
     page = (tmp_path / "reliability.md").read_text()
     assert "80 requests, 600 tokens and 6 restarts in 2 runs, no failure. Seeds and scenarios: 1: 0–1; 2: 0–1." in page
     assert "| lose pool | 4 |" in page and "| length | 78 |" in page
-    assert "7 requests in 1 runs of 1 minutes together, 1 failure." in page
+    assert page.count("7 requests in 1 runs of 1 minutes together, 1 failure.") == 2
+    assert page.count("1 failure. 3 requests went on at another replica.") == 1

@@ -104,6 +104,8 @@ RUNS = (
     Run("jaxspec.bench startup", _TINY + " --repeats 1"),
     Run("jaxspec.bench chaos", with_=("--scenarios",),
         by="bench/test_chaos.py::test_engines_with_failing_parts_give_right_answers"),
+    Run("jaxspec.bench chaos", with_=("--ray",),
+        by="ray_serve/check_chaos.py::check_replicas_that_fail_lose_no_request"),
     Run("jaxspec.bench chaos", " --live 3 --clients 2", with_=("--live",)),
     Run("jaxspec.bench fuzz", by="bench/test_fuzz.py::test_the_command"),
     Run("jaxspec.bench overload",

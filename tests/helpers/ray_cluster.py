@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,14 +31,8 @@ class Cluster:
         "max_queued_requests": 256, "compile_in_background": False, "seed": 5,
     }  # fmt: skip
 
-    def __init__(self) -> None:
-        from ray import serve  # pyright: ignore[reportMissingImports]
-
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
-        serve.start(http_options={"host": "127.0.0.1", "port": self._port})
-        self.url = f"http://127.0.0.1:{self._port}"
+    def __init__(self, url: str) -> None:
+        self.url = url
         self._deployed: Json | None = None
 
     def deploy(self, replicas: int | None = 2, engine: Json | None = None, again: bool = False, **options: Any) -> None:
@@ -92,14 +85,9 @@ class Cluster:
 
     def processes(self) -> list[psutil.Process]:
         """Those of the replicas."""
-        found: list[psutil.Process] = []
-        for process in psutil.Process().children(recursive=True):
-            try:
-                if "ServeReplica:jaxspec:Replica" in " ".join(process.cmdline()):
-                    found.append(process)
-            except psutil.NoSuchProcess:
-                pass
-        return found
+        from jaxspec.deploy.ray_local import processes
+
+        return processes("Replica", "jaxspec")
 
     def kill_one(self) -> int:
         """SIGKILL to a replica. -> its process id."""

@@ -25,7 +25,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from jaxspec.bench import options
+from jaxspec.bench import BenchError, options
 from jaxspec.bench.reliability import commit, record
 from jaxspec.bench.report import write_json
 from jaxspec.paths import cache_folder
@@ -51,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead, let clients ask two servers over HTTP while these are stopped, killed and started again with a "
         "damaged cache, a full disk or little memory; not repeatable",
     )  # fmt: skip
+    parser.add_argument(
+        "--ray", action="store_true",
+        help="with --live: instead of two servers, replicas on a local Ray cluster, which are killed, stand still, and "
+        "are replaced (extra ray)",
+    )  # fmt: skip
     options.add_numbers(parser, ("--clients N", 16, "clients, with --live"))
     parser.add_argument("--verbose", action="store_true", help="log the failures that are injected")
     parser.add_argument("--json", metavar="FILE", help="write what happened")
@@ -60,7 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what happened. Returns 1 if anything was wrong."""
+    """Print what happened. Returns 1 if anything was wrong. Raises `BenchError`."""
+    if args.ray and args.live is None:
+        raise BenchError("--ray needs --live")
     log = logging.getLogger("jaxspec")
     level = log.level
     if not args.verbose:
@@ -72,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
     for failure in found["failures"]:
         print(failure)
     print("; ".join(f"{name}: {found[name]}" for name in found if name != "failures"))
-    runs = {"live" if args.live else "faults": [found | {"commit": commit()}]}
+    kind = "replicas" if args.ray else "live" if args.live else "faults"
+    runs = {kind: [found | {"commit": commit()}]}
     if args.json:
         write_json(args.json, runs)
     if args.record:
@@ -147,12 +155,27 @@ def serve(
 
 
 def _live(args: argparse.Namespace, folder: Path, pairs: Sequence[tuple[Asked, Answer]]) -> dict[str, Any]:
-    from jaxspec.bench.chaos import live
-
+    serve = _of_replicas() if args.ray else _of_servers()
     random = Random(f"{args.seed}: live")
-    found = asyncio.run(live.serve(folder, folder / "tiny", pairs, random, args.live, args.clients))
+    found = asyncio.run(serve(folder, folder / "tiny", pairs, random, args.live, args.clients))
     return {
         "seed": args.seed, "requests": found.requests, "faults": dict(sorted(found.faults.items())),
         "ended": dict(sorted(found.ended.items())), "ended_servers": dict(sorted(found.ended_servers.items())),
-        "failures": found.failures,
+        "resumed": found.resumed, "failures": found.failures,
     }  # fmt: skip
+
+
+def _of_servers() -> Any:
+    from jaxspec.bench.chaos.live import serve
+
+    return serve
+
+
+def _of_replicas() -> Any:
+    try:
+        from jaxspec.bench.chaos.ray_live import serve
+    except ModuleNotFoundError as error:
+        from jaxspec.extras import install_hint
+
+        raise BenchError(f"{error.name} is missing, which --ray needs: {install_hint('ray')}") from None
+    return serve

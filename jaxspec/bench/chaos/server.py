@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import IO
+from typing import IO, Any
 
 import httpx
 import psutil
@@ -24,9 +24,9 @@ from jaxspec.bench.peers.server import free_port
 
 #: Seconds for a start, for the end after SIGTERM, and until a process that lacks memory has ended.
 START, STOP, ENDS = 240.0, 60.0, 10.0
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "max_num_seqs": 8, "max_model_len": CONTEXT, "page_size": PAGE, "kv_cache_tokens": 12 * PAGE, "predictor": "none",
-    "draft": "[suffix,truncated:1]", "max_num_batched_tokens": 24, "token_buckets": "[1,8]", "order": "las",
+    "draft": ["suffix", "truncated:1"], "max_num_batched_tokens": 24, "token_buckets": [1, 8], "order": "las",
 }  # fmt: skip
 #: Sets a limit, and becomes the program that follows.
 _LIMITED = "import os, resource, sys; kind, most = map(int, sys.argv[1:3]); resource.setrlimit(kind, (most, most)); "
