@@ -18,6 +18,8 @@ MARGIN = 0.9
 _POSSIBLE = 0.5
 #: Probability with which a request ends by the time that its slot is counted on.
 _ENDS_BY = 0.9
+#: The same for a tenant that has fewer requests than another.
+_FEWER = 0.95
 #: Most room that a tenant leaves for others, as a share of its own requests.
 _ROOM = 0.25
 
@@ -28,8 +30,8 @@ class SloRefused(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class LoadStats:
-    """Means over an engine's steps so far: tokens per verification (`gain`), draft tokens per verification, and seconds
-    per step for drafting, swapping and the length probe (`overhead`)."""
+    """Means over an engine's latest steps: new tokens of a request that got some (`gain`), its draft tokens, and the
+    seconds of a step for drafting, swapping and the length probe (`overhead`)."""
 
     gain: float = 1.0
     drafts: float = 0.0
@@ -50,15 +52,18 @@ class SloAdmission:
 
     Let t be the tightest of the TPOTs t_i, the new one included, and g the tokens per verification. With steps of g·t
     seconds, request i meets its TPOT if it takes part in a share t / t_i of them; without throttling (`paced` false) it
-    takes part in all. So a step holds n = Σ t / t_i requests, and all SLOs can be met if
+    takes part in all. So a step holds n = Σ t / t_i requests. As requests end, others like them come, whose prompts
+    take p = Σ t / t_i · prompt_i / output_i tokens of a step, counted for the requests admitted before. All SLOs can be
+    met if
 
-        overhead + step(⌈n⌉) ≤ 0.9 t                      without drafts, or
-        overhead + step(⌈n (1 + drafts)⌉) ≤ 0.9 g t       with as many draft tokens per verification as gave g.
+        overhead + step(⌈n + p⌉) ≤ 0.9 t                        without drafts, or
+        overhead + step(⌈n (1 + drafts) + g p⌉) ≤ 0.9 g t       with as many draft tokens per verification as gave g.
 
-    Steps read the committed positions of n requests of average length. Conservative: all requests count as decoding
-    from now on, although some still wait or have slack, and loads are rounded up. Optimistic: the means were measured
-    under another load; long prompts and requests without an SLO (always admitted, throttled only if `paced`) may take
-    more than the margin; pages may run out. So SLOs of admitted requests are met mostly, not always.
+    Prompts are counted without what is cached, outputs by the median of what is expected. Steps read the committed
+    positions of n requests of average length. Conservative: all requests count as decoding from now on, although some
+    still wait or have slack, and loads are rounded up. Optimistic: the means were measured under less load; longer
+    prompts and requests without an SLO (always admitted, throttled only if `paced`) may take more than the margin;
+    pages may run out. So SLOs of admitted requests are met mostly, not always.
 
     A TTFT is accepted if the wait for a slot, the step under way and everything known and not computed (prompts ahead,
     one token per decoding request, the new prompt) take at most 0.9 of it; if that exceeds one step, at the speed of
@@ -67,8 +72,8 @@ class SloAdmission:
     than fcfs may let later requests go first.
 
     Tenants share what can be met: a request leaves room for one like it of each other tenant that asks and has fewer
-    requests than its own tenant, but for a quarter of what that has at most. So a client that sends without pause does
-    not keep the others out.
+    requests than its own tenant, but for a quarter of what that has at most. Those plan with 0.95 instead of 0.9, since
+    estimates vary. So a client that sends without pause does not keep the others out.
 
     Not thread-safe: the engine calls it under its lock.
     """
@@ -79,13 +84,14 @@ class SloAdmission:
         """`max_num_seqs`: requests that may run at once. Unless `strict`, every request is admitted."""
         self._lengths = lengths
         self._times, self._strict, self._paced, self._max_num_seqs = times, strict, paced, max_num_seqs
-        self._tpot: dict[str, float] = {}
+        #: TPOT of each request, and its prompt tokens per output token.
+        self._admitted: dict[str, tuple[float, float]] = {}
         #: Requests refused so far.
         self.refused = 0
 
     def __len__(self) -> int:
         """Admitted requests with a TPOT."""
-        return len(self._tpot)
+        return len(self._admitted)
 
     def admit(
         self,
@@ -108,32 +114,40 @@ class SloAdmission:
         has = Counter(r.tenant for r in others)
         own = has[request.tenant]
         room = 1 + min(ceil(_ROOM * own), sum(has[tenant] < own for tenant in tenants))
-        reason = self._too_slow(slo.tpot, each, seen, room)
+        ratio = prompt_tokens / self._lengths.quantile(request, 0.5)
+        margin = _FEWER if own < max(has.values(), default=0) else MARGIN
+        reason = self._too_slow(slo.tpot, ratio, each, seen, room, margin)
         reason = reason or self._too_late(slo.ttft, prompt_tokens, others, seen, room)
         if reason and not admitted:
             self.refused += 1
             raise SloRefused(reason)
         if slo.tpot is not None:
-            self._tpot[request.id] = slo.tpot
+            self._admitted[request.id] = slo.tpot, ratio
 
     def release(self, request_id: str) -> None:
         """The request has ended. Unknown ids are ignored."""
-        self._tpot.pop(request_id, None)
+        self._admitted.pop(request_id, None)
 
-    def _too_slow(self, tpot: float | None, each: float, seen: LoadStats, room: int) -> str | None:
-        """`each`: mean tokens of a request; `room`: requests like this one that there must be room for."""
+    def _too_slow(
+        self, tpot: float | None, ratio: float, each: float, seen: LoadStats, room: int, margin: float
+    ) -> str | None:
+        """`ratio`: prompt tokens of the new request per output token; `each`: mean tokens of a request; `room`:
+        requests like the new one that there must be room for; `margin`: share of the SLO to plan with."""
         if tpot is None:
             return None
-        tpots = [*self._tpot.values(), *[tpot] * room]
-        tightest = min(tpots)
-        load = sum(tightest / t for t in tpots) if self._paced else len(tpots)
-        plain, drafted = (self._step(ceil(load * (1 + k) - 1e-9), load * each, seen) for k in (0.0, seen.drafts))
-        if plain <= MARGIN * tightest or drafted <= MARGIN * tightest * seen.gain:
+        # The prompt of the last one comes before its own TPOT.
+        load = [*self._admitted.values(), *[(tpot, ratio)] * (room - 1), (tpot, 0.0)]
+        tightest = min(t for t, _ in load)
+        shares = [tightest / t if self._paced else 1.0 for t, _ in load]
+        n, p = sum(shares), sum(share * r for share, (_, r) in zip(shares, load, strict=True))
+        plain = self._step(ceil(n + p - 1e-9), n * each, seen)
+        drafted = self._step(ceil(n * (1 + seen.drafts) + seen.gain * p - 1e-9), n * each, seen)
+        if plain <= margin * tightest or drafted <= margin * tightest * seen.gain:
             return None
         others = f" and room for those of {room - 1} other clients" if room > 1 else ""
         return (
             f"slo.tpot_ms: {_ms(tpot)} cannot be met together with {len(self)} requests that have a TPOT SLO{others}: "
-            f"a step for all takes about {_ms(plain)} ms and may take {_ms(MARGIN * tightest)} ms"
+            f"a step for all takes about {_ms(plain)} ms and may take {_ms(margin * tightest)} ms"
         )
 
     def _too_late(

@@ -10,6 +10,9 @@ from typing import Any
 
 from jaxspec.sched.request import Request, RequestStatus
 
+#: Share of its TTFT SLO after which a waiting request is overdue.
+TTFT_SHARE = 0.5
+
 
 class IndexedHeap:
     """A priority queue of requests by `key`, then by number; all operations take O(log n) comparisons.
@@ -90,6 +93,8 @@ class WaitTimes:
     def __init__(self) -> None:
         self._young: OrderedDict[str, tuple[float, Request]] = OrderedDict()
         self._old: OrderedDict[str, tuple[float, Request]] = OrderedDict()  # already returned by `overdue`
+        #: Those with a TTFT SLO and no output yet, by when they are overdue for it.
+        self._hurried = IndexedHeap(_overdue_for_ttft)
 
     @property
     def oldest(self) -> float | None:
@@ -109,19 +114,32 @@ class WaitTimes:
         self._young[request.id] = (since, request)
         if late:
             self._young = OrderedDict(sorted(self._young.items(), key=lambda item: item[1][0]))
+        if request.slo.ttft is not None and not request.output_len:
+            self._hurried.push(request)
 
     def end(self, request: Request) -> None:
         if self._young.pop(request.id, None) is None:
             del self._old[request.id]
+        if request in self._hurried:
+            self._hurried.remove(request)
 
     def overdue(self, seconds: float, now: float) -> Iterator[Request]:
-        """Requests whose wait has reached `seconds` since the last call."""
+        """Requests whose wait has reached `seconds`, or that have waited for half of their TTFT SLO, since the last
+        call. One may come twice, for both."""
         while self._young:
             name, (since, request) = next(iter(self._young.items()))
             if now < since + seconds:
-                return
+                break
             self._old[name] = self._young.pop(name)
             yield request
+        while (hurried := self._hurried.first()) is not None and now >= _overdue_for_ttft(hurried):
+            self._hurried.remove(hurried)
+            yield hurried
+
+
+def _overdue_for_ttft(request: Request) -> float:
+    assert request.slo.ttft is not None
+    return request.arrival + TTFT_SHARE * request.slo.ttft
 
 
 class WaitingQueue:
@@ -225,5 +243,5 @@ class WaitingQueue:
                 line.push(request)
 
     def overdue(self, seconds: float, now: float) -> Iterator[Request]:
-        """Requests whose wait has reached `seconds` since the last call."""
+        """See `WaitTimes.overdue`."""
         return self._wait_times.overdue(seconds, now)

@@ -38,7 +38,7 @@ def waiting_tokens(loop: EngineLoop) -> float:
 
 def report(loop: EngineLoop) -> ReplicaReport:
     """The report for routers. To be called in the engine's thread; the router sets its time."""
-    return report_of(loop.scheduler, 0.0, loop.counters.load_stats.gain, loop.recovery.held_back)
+    return report_of(loop.scheduler, 0.0, loop.counters.load.gain, loop.recovery.held_back)
 
 
 class Attainment:

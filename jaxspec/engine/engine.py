@@ -264,7 +264,7 @@ class Engine:
         cached = 0
         if request.reuse_prefix:
             cached = self._pool.cached(request.tokens, len(request.tokens) - 1, request.page_keys)
-        others, seen = (state.request for state in self._states.values()), self.loop.counters.load_stats
+        others, seen = (state.request for state in self._states.values()), self.loop.counters.load
         self._admission.admit(request, len(request.tokens) - cached, others, seen, admitted, self._limit.tenants)
 
     def between_steps(self, call: Callable[[EngineLoop], T]) -> Future[T]:

@@ -285,7 +285,7 @@ class EngineLoop:
             if result.tokens:
                 self._count_tokens(self._states[s.request.id], len(result.tokens), timer.read)
         self._choose_turns(step)
-        self.counters.add_times(timer, overlapped=bool(self._under_way))
+        self.counters.add_times(timer, results, overlapped=bool(self._under_way))
         if len(step.batches) == 1 and not self._in_turns and step.terms is not None:
             new = sum(len(result.tokens) for result in results)
             took = StepTook(timer.now() - timer.begun, seconds, step.drafted, step.overlaps)

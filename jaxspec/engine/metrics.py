@@ -13,8 +13,12 @@ from jaxspec.sched.admission import LoadStats
 
 if TYPE_CHECKING:
     from jaxspec.engine.loop import EngineLoop
-    from jaxspec.sched.plan import ScheduledRequest
+    from jaxspec.sched.plan import RequestResult, ScheduledRequest
     from jaxspec.step.packing import Packed
+
+
+#: Weight of the latest step in the means that admission control uses.
+_LATEST = 1 / 64
 
 
 class StepTimer:
@@ -77,12 +81,9 @@ class Counters:
     #: `step_seconds` without drafting, swapping and the length probe.
     plain_seconds: float = 0.0
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
-
-    @property
-    def load_stats(self) -> LoadStats:
-        """What admission control knows from the steps so far."""
-        outside = (self.step_seconds - self.plain_seconds) / self.steps if self.steps else 0.0
-        return LoadStats(self.speculation.mean_accepted_length, self.speculation.mean_proposed, max(0.0, outside))
+    #: What admission control knows: means over the latest steps.
+    load: LoadStats = field(default_factory=LoadStats)
+    _proposed: int = 0  # draft tokens before the latest step
 
     def count(self, scheduled: Sequence[ScheduledRequest], packed: Packed, read: int) -> None:
         """Count a step of these requests that reads `read` positions of committed KV."""
@@ -94,13 +95,27 @@ class Counters:
         for s in scheduled:  # what is computed again was counted before
             self.prompt_tokens += max(0, min(s.start + s.count, s.request.prompt_len) - s.start - s.recomputes)
 
-    def add_times(self, timer: StepTimer, overlapped: bool = False) -> None:
-        """Count the seconds of a step that ends now. `overlapped`: the device has the next one, so that what the host
-        does after reading the results is part of that."""
+    def add_times(self, timer: StepTimer, results: Sequence[RequestResult], overlapped: bool = False) -> None:
+        """Count the seconds of a step that ends now with these results. `overlapped`: the device has the next one, so
+        that what the host does after reading the results is part of that."""
         done = timer.read if overlapped else timer.now()
         self.plain_seconds += timer.read - timer.plain_begun
         self.host_seconds += (timer.launched - timer.plain_begun) + (done - timer.read)
         self.step_seconds += done - timer.begun
+        self._observe(results, (timer.plain_begun - timer.begun) + (done - timer.read))
+
+    def _observe(self, results: Sequence[RequestResult], outside: float) -> None:
+        """Update `load` with a step of which `outside` seconds were drafting, swapping, the length probe, or after
+        reading its results. Requests that verified no draft count, too: with load, drafts become fewer."""
+        new = [len(result.tokens) for result in results if result.tokens]
+        drafts, self._proposed = self.speculation.proposed - self._proposed, self.speculation.proposed
+        if new:
+            seen = self.load
+            self.load = LoadStats(
+                seen.gain + _LATEST * (sum(new) / len(new) - seen.gain),
+                seen.drafts + _LATEST * (drafts / len(new) - seen.drafts),
+                seen.overhead + _LATEST * (max(0.0, outside) - seen.overhead),
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import httpx
@@ -13,9 +14,11 @@ from helpers.generation import check_clean
 from helpers.patience import PATIENCE
 from helpers.serving import eventually, serving
 from jaxspec import LLM, InvalidRequest, SamplingParams
+from jaxspec.engine.metrics import Counters, StepTimer
 from jaxspec.outputs import OutputDelta, RequestMetrics
 from jaxspec.sched.admission import SloAdmission, SloRefused
 from jaxspec.sched.length.distribution import LengthDistribution
+from jaxspec.sched.plan import RequestResult
 from jaxspec.sched.slo import NONE, Slo
 from jaxspec.sched.timing import StepTimes
 from jaxspec.serve.attainment import attainment
@@ -221,6 +224,19 @@ def test_admissions_end_with_their_engine(failing: bool, monkeypatch: pytest.Mon
         llm.close()
         eventually(lambda: running.finish_reason is not None)
         assert running.finish_reason == ("error" if failing else "abort") and len(made) == 0
+
+
+def test_admission_goes_by_the_latest_steps() -> None:
+    """Drafts that were made with less load do not count for long."""
+    counters, timer = Counters(), StepTimer(count(0.0, 0.5).__next__)
+    for _ in range(400):
+        counters.speculation.add(4, 3)
+        counters.speculation.add(2, 1)
+        counters.add_times(timer, [RequestResult((1,) * 4), RequestResult((1,) * 2), RequestResult()])
+    assert (counters.load.gain, counters.load.drafts) == (pytest.approx(3, rel=0.01), pytest.approx(3, rel=0.01))
+    for _ in range(400):
+        counters.add_times(timer, [RequestResult((1,))] * 8)
+    assert (counters.load.gain, counters.load.drafts) == (pytest.approx(1, abs=0.02), pytest.approx(0, abs=0.02))
 
 
 # -- the server --------------------------------------------------------------------------------------------------------
