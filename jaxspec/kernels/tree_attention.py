@@ -128,7 +128,7 @@ def _one_item(
         def add(sums: _Sums, keys: Array, values: Array, seen: Array | None) -> _Sums:
             """The sums with keys `[D, S]` and values `[S, D]`, where `seen [rows, S]`; None: all are."""
             out, peak, total = sums
-            scores = _product(q, keys) * (scale * (_LOG2E if cap is None else 1 / cap))
+            scores = product(q, keys) * (scale * (_LOG2E if cap is None else 1 / cap))
             if cap is not None:
                 scores = jnp.tanh(scores) * (cap * _LOG2E)
             if seen is not None:
@@ -138,7 +138,7 @@ def _one_item(
             if seen is not None:
                 weights = jnp.where(seen, weights, 0.0)
             fade = jnp.exp2(peak - top)
-            out = out * fade[:, None] + _product(weights.astype(values.dtype), values)
+            out = out * fade[:, None] + product(weights.astype(values.dtype), values)
             return out, top, total * fade + jnp.sum(weights, 1)
 
         def over_page(i: Array, sums: _Sums, filled: bool) -> _Sums:
@@ -191,8 +191,8 @@ def _one_item(
         plgpu.store(lse_ref.at[into, head], jnp.where(some, peak + jnp.log2(total), NEVER), mask=live)
 
 
-def _product(a: Array, b: Array) -> Array:
-    """`[M, X]` times `[X, N]` in float32; the factors are rounded to TF32 nowhere."""
+def product(a: Array, b: Array) -> Array:
+    """`[M, X]` times `[X, N]` in float32, in a kernel; the factors are rounded to TF32 nowhere."""
     precise = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return lax.dot_general(a, b, (((1,), (0,)), ((), ())), precision=precise, preferred_element_type=jnp.float32)
 

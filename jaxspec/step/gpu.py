@@ -1,7 +1,8 @@
-"""The layers on NVIDIA GPUs: XLA's matrix products, and tree attention as a kernel of its own."""
+"""The layers on NVIDIA GPUs: XLA's matrix products, and kernels of its own for tree attention and for experts."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.kernels import tree_attention
+from jaxspec.kernels import expert_products, tree_attention
 from jaxspec.models.config import DecoderConfig
 from jaxspec.step import work_items
 from jaxspec.step.attention import Earlier
@@ -22,7 +23,7 @@ from jaxspec.step.xla import LayerAttention, XlaLayers
 
 class GpuLayers(XlaLayers):
     """`jaxspec.step.layers.Layers` on GPUs. Every layer has weight arrays of its own: XLA would copy slices of stacked
-    weights in every step. `interpret`: run the kernel on the CPU, for tests."""
+    weights in every step. `interpret`: run the kernels on the CPU, for tests."""
 
     name = "gpu"
     sizes = GPU
@@ -30,6 +31,7 @@ class GpuLayers(XlaLayers):
     def __init__(self, interpret: bool = False, parallel: TensorParallel | None = None) -> None:
         super().__init__(parallel)
         self._interpret = interpret
+        self.operations = self.operations._replace(grouped=partial(expert_products.multiply, interpret=interpret))
 
     def attention(
         self, config: DecoderConfig, kv_cache: AnyKVCache, batch: Batch, mask: jax.Array, earlier: Earlier | None

@@ -15,6 +15,7 @@ from flax import nnx
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.decoder import Decoder, device_weights
 from jaxspec.models.drafter import DraftDecoder
+from jaxspec.models.layers import XLA
 from jaxspec.models.rotary import Rope
 from jaxspec.step.attention import Earlier, block_pages
 from jaxspec.step.attention import attend as attend_parts
@@ -40,6 +41,7 @@ class XlaLayers:
     def __init__(self, parallel: TensorParallel | None = None) -> None:
         """`parallel`: the devices that the layers are split over; None: one device."""
         self.parallel = parallel
+        self.operations = XLA if parallel is None else SHARDED
 
     @property
     def version(self) -> str:
@@ -53,10 +55,10 @@ class XlaLayers:
 
     def decoder(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> Decoder:
         if self.parallel is None:
-            return Decoder(config, device_weights(config, weights, dtype))
+            return Decoder(config, device_weights(config, weights, dtype), self.operations)
         shards = self.parallel.shards(config)
         w = device_weights(config, weights, dtype, put=partial(self.parallel.put, shards))
-        return Decoder(shards.local, w, SHARDED)
+        return Decoder(shards.local, w, self.operations)
 
     def drafter(
         self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str, target: Mapping[str, jax.Array]
@@ -64,10 +66,10 @@ class XlaLayers:
         untied, vocab = replace(config, tie_embeddings=False), jnp.asarray(weights["vocab"])
         if self.parallel is None:
             w = device_weights(untied, weights, dtype, target)
-            return DraftDecoder(config, {**w, "vocab": vocab})
+            return DraftDecoder(config, {**w, "vocab": vocab}, self.operations)
         shards = self.parallel.shards(config)
         w = device_weights(untied, weights, dtype, target, partial(self.parallel.put, shards))
-        return DraftDecoder(shards.local, {**w, "vocab": self.parallel.copied(vocab)}, SHARDED)
+        return DraftDecoder(shards.local, {**w, "vocab": self.parallel.copied(vocab)}, self.operations)
 
     def run(
         self,

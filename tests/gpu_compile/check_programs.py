@@ -109,6 +109,7 @@ def test_experts_are_in_the_graph_and_take_no_more_memory_than_is_left_free(toke
     program, shape, _, bound = compile_step("h200", c, tokens)
     report(f"16 experts, 2 layers, {tokens} tokens", "h200", program, shape)
     assert program.outside == ["kCommandBuffer"] and not program.sorts
+    assert program.named("expert_products") == 2 * c.num_layers
     assert program.temporary_bytes <= bound
 
 

@@ -15,8 +15,10 @@ from helpers import families, family_gguf
 from helpers.generation import check_clean, tokens_of
 from jaxspec import LLM, SamplingParams
 from jaxspec.models.decoder import Decoder, device_weights, forward
+from jaxspec.models.layers import XLA, Operations
 from jaxspec.models.load import LoadedModel, load_model
 from jaxspec.models.load.hf_families import FAMILIES
+from jaxspec.step.gpu import GpuLayers
 
 RECORDED = families.recorded()
 #: Served in every run with the native kernels; the others in `make test-families`.
@@ -69,10 +71,10 @@ def load(path: Path) -> LoadedModel:
     return load_model(str(path))
 
 
-def logits_of(loaded: LoadedModel) -> np.ndarray:
+def logits_of(loaded: LoadedModel, operations: Operations = XLA) -> np.ndarray:
     """Logits of the recorded positions."""
     config, tokens = loaded.config.for_length(len(golden()["tokens"])), golden()["tokens"]
-    decoder = Decoder(config, device_weights(config, loaded.weights, "float32"))
+    decoder = Decoder(config, device_weights(config, loaded.weights, "float32"), operations)
     return np.asarray(jax.jit(forward)(decoder, jnp.asarray(tokens)))[golden()["kept"]]
 
 
@@ -85,6 +87,13 @@ def test_every_family_is_recorded() -> None:
 @pytest.mark.parametrize("name", RECORDED)
 def test_logits(name: str, folder: Any) -> None:
     np.testing.assert_allclose(logits_of(load(folder(name))), golden()[name], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDED if "moe" in name or name == "mixtral"])
+def test_logits_with_the_gpu_kernel_for_experts(name: str, folder: Any) -> None:
+    loaded = load(folder(name))
+    assert loaded.config.experts is not None
+    np.testing.assert_allclose(logits_of(loaded, GpuLayers(interpret=True).operations), golden()[name], atol=1e-4)
 
 
 @pytest.mark.parametrize("name", GGUF)
