@@ -4,7 +4,7 @@ First the capacity (requests per second with --concurrency in flight) and the go
 Poisson arrivals at --factor times the capacity come for --seconds: most of them from one API key that ignores 429, the
 rest from a second key at a tenth of the capacity. Afterwards single requests are sent until they meet the SLO again,
 and --streams requests are opened at once. Goodput counts the output tokens of requests that meet the SLO
-(AdaServe's definition), by the time in which they were sent.
+(AdaServe's definition) by the time at which they end, from half a minute after the beginning of each load on.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ LOADS = (0.5, 0.7, 0.9, 1.0)
 OTHER = 0.1
 #: Seconds between two requests of the recovery, and requests in a row that meet the SLO when it is over.
 PROBE, PROBES = 0.5, 3
+#: Seconds of a load, at most half of it, in which the server is still filling.
+FILLING = 30.0
 #: Seconds after which the recovery is given up.
 PATIENCE = 300.0
 
@@ -232,17 +234,24 @@ def _refused(sample: Sample) -> bool:
 
 
 def goodput(samples: Sequence[Sample], slo: Slo, seconds: float) -> float:
-    """Output tokens per second of the requests that met the SLO."""
-    return sum(s.output_tokens for s in samples if slo.met_by(s)) / seconds
+    """Output tokens per second of the requests that met the SLO, by the time at which they ended. Those that ended
+    while the server was filling, or after the load, do not count."""
+    begin = min(FILLING, seconds / 2)
+    return sum(s.output_tokens for s in samples if slo.met_by(s) and begin <= _end(s) < seconds) / (seconds - begin)
 
 
 def minutes(samples: Sequence[Sample], slo: Slo, seconds: float) -> list[float]:
-    """The goodput of requests that were sent in each whole minute, in tokens per second."""
+    """The goodput of requests that ended in each whole minute, in tokens per second."""
     sums = np.zeros(int(seconds // 60))
     for sample in samples:
-        if slo.met_by(sample) and (minute := int(sample.start // 60)) < len(sums):
+        if slo.met_by(sample) and (minute := int(_end(sample) // 60)) < len(sums):
             sums[minute] += sample.output_tokens
     return [round(float(tokens) / 60, 1) for tokens in sums]
+
+
+def _end(sample: Sample) -> float:
+    """Seconds from the beginning of the load."""
+    return sample.start + (sample.e2e or 0.0)
 
 
 def _rate(samples: Sequence[Sample], slo: Slo) -> float:

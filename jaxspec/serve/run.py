@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 #: Seconds to send the remaining bytes of finished responses.
 _FLUSH_TIMEOUT = 5
+#: Seconds for which an idle connection stays open: longer than clients keep theirs (httpx, and so openai: 5), which
+#: otherwise may send a request just when the server closes the connection.
+_IDLE_CONNECTION = 20
 #: Seconds from the second signal until the process exits, even if a step is still running on the device.
 _EXIT_TIMEOUT = 1.0
 
@@ -136,6 +139,7 @@ def serve(
         log_config=None,
         access_log=log_level == "debug",
         timeout_graceful_shutdown=_FLUSH_TIMEOUT,
+        timeout_keep_alive=_IDLE_CONNECTION,
         http=protocol(most),
         ws="none",
         ssl_keyfile=options.tls_key,

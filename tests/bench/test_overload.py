@@ -19,12 +19,15 @@ SMALL = ["--seconds", "2", "--phase-seconds", "4", "--concurrency", "4", "--max-
 def test_goodput_counts_requests_within_their_slo() -> None:
     slo = Slo(ttft_ms=100.0, tpot_ms=None)
     samples = [
-        Sample(start=3.0, ttft=0.05, output_tokens=30), Sample(start=61.0, ttft=0.05, output_tokens=60),
-        Sample(start=62.0, ttft=0.2, output_tokens=600), Sample(start=63.0, error="HTTP 429: full"),
-        Sample(start=121.0, ttft=0.05, output_tokens=6000),
+        Sample(start=1.0, ttft=0.05, e2e=3.9, output_tokens=300),  # while the server fills
+        Sample(start=1.0, ttft=0.05, e2e=4.1, output_tokens=30),
+        Sample(start=55.0, ttft=0.05, e2e=6.0, output_tokens=60),
+        Sample(start=62.0, ttft=0.2, e2e=1.0, output_tokens=600), Sample(start=63.0, error="HTTP 429: full"),
+        Sample(start=119.0, ttft=0.05, e2e=1.5, output_tokens=6000),  # after the load
     ]  # fmt: skip
-    assert goodput(samples[:4], slo, 10.0) == 9.0
-    assert minutes(samples, slo, 120.0) == [0.5, 1.0]
+    assert goodput(samples[:2], slo, 10.0) == 6.0
+    assert goodput(samples, slo, 120.0) == 60 / 90
+    assert minutes(samples, slo, 120.0) == [5.5, 1.0]
 
 
 def test_an_overloaded_server_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

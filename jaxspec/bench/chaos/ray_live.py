@@ -16,13 +16,16 @@ import psutil
 from ray import serve as ray_serve  # pyright: ignore[reportMissingImports]
 
 from jaxspec.bench.chaos.clients import ANSWER, Live, check_idle, client, metrics
-from jaxspec.bench.chaos.driver import Answer
+from jaxspec.bench.chaos.driver import DRAWS, Answer
 from jaxspec.bench.chaos.live import damage
 from jaxspec.bench.chaos.scenario import Asked
 from jaxspec.bench.chaos.server import SETTINGS
+from jaxspec.config import ConfigError
 from jaxspec.deploy.app import application
 from jaxspec.deploy.ray_local import local_ray, processes
 from jaxspec.deploy.settings import DeploySettings
+from jaxspec.sched.routing import routing_names
+from jaxspec.sched.slots import MEMORIES, ORDERS, PACES
 
 #: Ray Serve's name of the application.
 _NAME = "jaxspec"
@@ -39,24 +42,41 @@ _PAUSE, _IMPATIENT = (1.0, 10.0), 0.3
 class Cluster:
     """The application on Ray Serve; what clients ask is its ingress."""
 
-    def __init__(self, url: str, model: Path) -> None:
+    def __init__(self, url: str, model: Path, random: Random) -> None:
         self.url, self.failing, self.ends, self.replicas = url, False, 0, _REPLICAS[0]
-        self._model = model
+        self._model, self._random = model, random
 
     async def lost(self, ends: int) -> bool:
         """Requests fail with the ingress alone."""
         return self.ends != ends or self.failing
 
     async def deploy(self, replicas: int) -> None:
-        """Start this many replicas and an ingress, instead of those that there are."""
-        self.replicas, actor = replicas, {"ray_actor_options": {"num_cpus": 1}}
-        settings = DeploySettings.load({
-            "engine": {**SETTINGS, "model": str(self._model), "served_model_name": ["tiny"]},
+        """Start this many replicas and an ingress, instead of those that there are, with policies that are drawn."""
+        self.replicas = replicas
+        await asyncio.to_thread(ray_serve.run, self._application(replicas), name=_NAME, route_prefix="/")
+
+    def _application(self, replicas: int) -> ray_serve.Application:
+        for _ in range(DRAWS):
+            with suppress(ConfigError):  # not all combinations are valid
+                return application(self._settings(replicas))
+        raise RuntimeError("no valid settings drawn")
+
+    def _settings(self, replicas: int) -> DeploySettings:
+        choice, actor = self._random.choice, {"ray_actor_options": {"num_cpus": 1}}
+        policies = {
+            "order": choice(ORDERS.names), "memory": choice(MEMORIES.names), "pace": choice(PACES.names),
+            "predictor": choice(("none", "oracle")), "swap_space": choice((0.0, 1e-4)), "swap_dtype": "same",
+        }  # fmt: skip
+        routing = {
+            "policy": choice(routing_names()), "give_up_after_s": _GIVE_UP,
             # What the machine is busy with makes replicas slow: none is left out for that, but for silence.
-            "routing": {"health": {"slow_factor": 1e6, "out_for": 1.0}, "give_up_after_s": _GIVE_UP},
-            "replica": {**actor, "num_replicas": replicas, "health_check_period_s": 1}, "ingress": actor,
+            "health": {"slow_factor": 1e6, "out_for": 1.0},
+        }  # fmt: skip
+        return DeploySettings.load({
+            "engine": {**SETTINGS, **policies, "model": str(self._model), "served_model_name": ["tiny"]},
+            "routing": routing, "ingress": actor,
+            "replica": {**actor, "num_replicas": replicas, "health_check_period_s": 1},
         })  # fmt: skip
-        await asyncio.to_thread(ray_serve.run, application(settings), name=_NAME, route_prefix="/")
 
     async def complete(self, http: httpx.AsyncClient) -> None:
         """Wait until the ingress knows as many replicas as there should be. Raises `TimeoutError`."""
@@ -79,7 +99,7 @@ async def serve(
     limits = httpx.Limits(max_connections=4 * clients)
     with local_ray(16, {"JAXSPEC_CACHE": str(cache)}) as url:
         async with httpx.AsyncClient(timeout=ANSWER, limits=limits) as http:
-            cluster = Cluster(url, model)
+            cluster = Cluster(url, model, random)
             try:
                 await cluster.deploy(_REPLICAS[0])
                 await cluster.complete(http)
