@@ -1,7 +1,7 @@
 """Mixture of experts: a router chooses some of a layer's MLPs for each token.
 
 Rows are grouped by expert, so that each expert multiplies its rows together and no row is padded: the only static sizes
-are the tokens of a step and the experts of a token. The CPU kernel does not read experts without tokens.
+are the tokens of a step and the experts of a token. The kernels do not read experts without tokens.
 
 Nothing here sorts. On NVIDIA GPUs a sort runs in CUB, which no CUDA graph can hold: a step would be launched in a piece
 per layer, and the host would wait for each.

@@ -55,7 +55,7 @@ def _whole(x: jax.Array, width: int | None = None) -> jax.Array:
 
 
 class Operations(NamedTuple):
-    """The operations of a decoder that CPU kernels replace, and those that several devices do together."""
+    """The operations of a decoder that kernels replace, and those that several devices do together."""
 
     product: Product = linear
     lookup: Lookup = lookup

@@ -14,12 +14,12 @@ from jaxspec.sched.timing import StepTimes
 
 #: Share of an SLO that admission plans with. The rest covers what it does not foresee, above all prefill.
 MARGIN = 0.9
+#: `MARGIN` of the TPOT of a tenant that has fewer requests than another.
+_FEWER = 0.95
 #: Measured times vary: an SLO is impossible only below this share of them.
 _POSSIBLE = 0.5
 #: Probability with which a request ends by the time that its slot is counted on.
 _ENDS_BY = 0.9
-#: The same for a tenant that has fewer requests than another.
-_FEWER = 0.95
 #: Most room that a tenant leaves for others, as a share of its own requests.
 _ROOM = 0.25
 
@@ -30,8 +30,8 @@ class SloRefused(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class LoadStats:
-    """Means over an engine's latest steps: new tokens of a request that got some (`gain`), its draft tokens, and the
-    seconds of a step for drafting, swapping and the length probe (`overhead`)."""
+    """Means over an engine's latest steps: tokens that a step gives a request (`gain`), its draft tokens, and the
+    seconds of a step for drafting, swapping, the length probe, and after reading the results (`overhead`)."""
 
     gain: float = 1.0
     drafts: float = 0.0
@@ -50,20 +50,20 @@ def tightest_slo(times: StepTimes, levels: int, prompt_tokens: int) -> Slo:
 class SloAdmission:
     """Keeps the TPOT SLOs of admitted requests and decides whether one more can be met.
 
-    Let t be the tightest of the TPOTs t_i, the new one included, and g the tokens per verification. With steps of g·t
-    seconds, request i meets its TPOT if it takes part in a share t / t_i of them; without throttling (`paced` false) it
-    takes part in all. So a step holds n = Σ t / t_i requests. As requests end, others like them come, whose prompts
-    take p = Σ t / t_i · prompt_i / output_i tokens of a step, counted for the requests admitted before. All SLOs can be
-    met if
+    Let t be the tightest of the TPOTs t_i, the new one included, and g the tokens that a step gives a request. With
+    steps of g·t seconds, request i meets its TPOT if it takes part in a share t / t_i of them; without throttling
+    (`paced` false) it takes part in all. So a step holds n = Σ t / t_i requests. As requests end, others like them
+    come, whose prompts take p = Σ t / t_i · prompt_i / output_i tokens of a step, counted for the requests admitted
+    before. All SLOs can be met if
 
         overhead + step(⌈n + p⌉) ≤ 0.9 t                        without drafts, or
-        overhead + step(⌈n (1 + drafts) + g p⌉) ≤ 0.9 g t       with as many draft tokens per verification as gave g.
+        overhead + step(⌈n (1 + drafts) + g p⌉) ≤ 0.9 g t       with as many draft tokens as gave g.
 
     Prompts are counted without what is cached, outputs by the median of what is expected. Steps read the committed
     positions of n requests of average length. Conservative: all requests count as decoding from now on, although some
-    still wait or have slack, and loads are rounded up. Optimistic: the means were measured under less load; longer
-    prompts and requests without an SLO (always admitted, throttled only if `paced`) may take more than the margin;
-    pages may run out. So SLOs of admitted requests are met mostly, not always.
+    still wait or have slack, loads are rounded up, and prompts are long for short answers. Optimistic: the means were
+    measured under less load; longer prompts and requests without an SLO (always admitted, throttled only if `paced`)
+    may take more than the margin; pages may run out. So SLOs of admitted requests are met mostly, not always.
 
     A TTFT is accepted if the wait for a slot, the step under way and everything known and not computed (prompts ahead,
     one token per decoding request, the new prompt) take at most 0.9 of it; if that exceeds one step, at the speed of
@@ -72,8 +72,8 @@ class SloAdmission:
     than fcfs may let later requests go first.
 
     Tenants share what can be met: a request leaves room for one like it of each other tenant that asks and has fewer
-    requests than its own tenant, but for a quarter of what that has at most. Those plan with 0.95 instead of 0.9, since
-    estimates vary. So a client that sends without pause does not keep the others out.
+    requests than its own tenant, but for a quarter of what that has at most, rounded up. The TPOTs of those are planned
+    with 0.95 instead of 0.9, since estimates vary. So a client that sends without pause does not keep the others out.
 
     Not thread-safe: the engine calls it under its lock.
     """
@@ -110,19 +110,20 @@ class SloAdmission:
         if not self._strict or not request.slo:
             return
         slo, others = request.slo, list(others)
+        tpot = slo.tpot if request.max_tokens > 1 else None  # a single token has no TPOT
         each = (len(request.tokens) + sum(len(r.tokens) for r in others)) / (1 + len(others))
         has = Counter(r.tenant for r in others)
         own = has[request.tenant]
         room = 1 + min(ceil(_ROOM * own), sum(has[tenant] < own for tenant in tenants))
         ratio = prompt_tokens / self._lengths.quantile(request, 0.5)
         margin = _FEWER if own < max(has.values(), default=0) else MARGIN
-        reason = self._too_slow(slo.tpot, ratio, each, seen, room, margin)
+        reason = self._too_slow(tpot, ratio, each, seen, room, margin)
         reason = reason or self._too_late(slo.ttft, prompt_tokens, others, seen, room)
         if reason and not admitted:
             self.refused += 1
             raise SloRefused(reason)
-        if slo.tpot is not None:
-            self._admitted[request.id] = slo.tpot, ratio
+        if tpot is not None:
+            self._admitted[request.id] = tpot, ratio
 
     def release(self, request_id: str) -> None:
         """The request has ended. Unknown ids are ignored."""
@@ -158,7 +159,8 @@ class SloAdmission:
         until_slot = self._until_slot(others, seen, room)
         if until_slot > MARGIN * ttft:
             about = f": one is free in about {_ms(until_slot)} ms" if isfinite(until_slot) else ""
-            return f"slo.ttft_ms: {_ms(ttft)} cannot be met while all {self._max_num_seqs} slots are taken{about}"
+            left = f" or left for {room - 1} other clients" if room > 1 else ""
+            return f"slo.ttft_ms: {_ms(ttft)} cannot be met while all {self._max_num_seqs} slots are taken{left}{about}"
         decoding, ahead = sum(r.decoding for r in others), sum(r.remaining_known for r in others)
         read = sum(r.computed for r in others if r.decoding)
         seconds = until_slot + self._step(ahead + prompt_tokens, read, seen)

@@ -90,7 +90,7 @@ class PolicyFields(BaseModel):
     #: SLOs and admission control.
     slo: SloSettings = SloSettings()
     #: With any order: a request that has waited this long, in ms, since it arrived or last ran goes first and is no
-    #: longer preemptible. None: no aging.
+    #: longer preemptible; so does one that has waited for half of its TTFT SLO. None: no aging.
     aging_ms: PositiveFloat | None = None
     #: What happens to KV that does not fit in the pool (`sched/kv`).
     memory: str = "auto"

@@ -139,7 +139,7 @@ class WaitTimes:
 
 def _overdue_for_ttft(request: Request) -> float:
     assert request.slo.ttft is not None
-    return request.arrival + TTFT_SHARE * request.slo.ttft
+    return request.arrival - request.waited + TTFT_SHARE * request.slo.ttft
 
 
 class WaitingQueue:

@@ -82,7 +82,7 @@ def _live(runs: Sequence[Mapping[str, Any]]) -> str:
     if gone := sum(sum(run.get("ended_servers", {}).values()) for run in runs):
         told += f" {gone} servers with little memory ended by themselves."
     if resumed := sum(run.get("resumed", 0) for run in runs):
-        told += f" {resumed:,} requests went on at another replica."
+        told += f" {resumed:,} times a request went on at another replica with the output so far."
     return f"{told}\n\n{_outcomes(runs)}"
 
 

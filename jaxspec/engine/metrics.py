@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxspec.step.packing import Packed
 
 
-#: Weight of the latest step in the means that admission control uses.
+#: Least weight of the latest step in the means that admission control uses.
 _LATEST = 1 / 64
 
 
@@ -84,6 +84,7 @@ class Counters:
     #: What admission control knows: means over the latest steps.
     load: LoadStats = field(default_factory=LoadStats)
     _proposed: int = 0  # draft tokens before the latest step
+    _observed: int = 0  # steps that `load` is of
 
     def count(self, scheduled: Sequence[ScheduledRequest], packed: Packed, read: int) -> None:
         """Count a step of these requests that reads `read` positions of committed KV."""
@@ -110,11 +111,12 @@ class Counters:
         new = [len(result.tokens) for result in results if result.tokens]
         drafts, self._proposed = self.speculation.proposed - self._proposed, self.speculation.proposed
         if new:
-            seen = self.load
+            self._observed += 1
+            seen, weight = self.load, max(_LATEST, 1 / self._observed)
             self.load = LoadStats(
-                seen.gain + _LATEST * (sum(new) / len(new) - seen.gain),
-                seen.drafts + _LATEST * (drafts / len(new) - seen.drafts),
-                seen.overhead + _LATEST * (max(0.0, outside) - seen.overhead),
+                seen.gain + weight * (sum(new) / len(new) - seen.gain),
+                seen.drafts + weight * (drafts / len(new) - seen.drafts),
+                seen.overhead + weight * (max(0.0, outside) - seen.overhead),
             )
 
 

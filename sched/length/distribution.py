@@ -81,7 +81,7 @@ class LengthDistribution:
     """Distributions of output lengths.
 
     Of requests with a prediction: relative to it. Of requests that were predicted again: what was left then, relative
-    to what that prediction said. Of the others: in tokens.
+    to what that prediction said. Of those without one yet: in tokens, as all that have ended.
     """
 
     def __init__(self) -> None:
@@ -101,9 +101,8 @@ class LengthDistribution:
         """Learn from a request that has ended, by itself or else cut."""
         if not request.output_len:
             return
-        if request.first_prediction is None:
-            self._unpredicted.observe(request.output_len, ended)
-        else:
+        self._unpredicted.observe(request.output_len, ended)
+        if request.first_prediction is not None:
             self._predicted.observe(request.output_len / request.first_prediction, ended)
         step = -(-len(request.repredicted) // _AGAIN) or 1
         for start, left in request.repredicted[::step]:

@@ -275,4 +275,4 @@ def test_runs_add_up_on_the_page(tmp_path: Path) -> None:
     assert "80 requests, 600 tokens and 6 restarts in 2 runs, no failure. Seeds and scenarios: 1: 0–1; 2: 0–1." in page
     assert "| lose pool | 4 |" in page and "| length | 78 |" in page
     assert page.count("7 requests in 1 runs of 1 minutes together, 1 failure.") == 2
-    assert page.count("1 failure. 3 requests went on at another replica.") == 1
+    assert page.count("1 failure. 3 times a request went on at another replica with the output so far.") == 1

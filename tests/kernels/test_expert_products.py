@@ -55,7 +55,7 @@ def test_rows_are_multiplied_by_their_experts(counts: list[int], depth: int, wid
     np.testing.assert_allclose(product(x, weight, counts, "bfloat16"), expected(half, halves, counts), atol=1e-4)
 
 
-def test_experts_without_rows_are_not_read_and_rows_do_not_depend_on_others() -> None:
+def test_experts_without_rows_are_not_used_and_rows_do_not_depend_on_others() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(31, 80)).astype(np.float32)
     weight = rng.normal(size=(5, 80, 48)).astype(np.float32)

@@ -238,3 +238,16 @@ def test_requests_with_long_contexts_take_more_of_a_step():
                 made.admit(one, 0, admitted)  # cached: its context counts, not its prompt
                 admitted.append(one)
         assert len(admitted) == room and made.refused == 20 - room
+
+
+def test_expected_outputs_are_those_of_requests_that_have_ended():
+    """A request is admitted before its length is predicted."""
+    lengths = LengthDistribution()
+    for i in range(2000):
+        ended = Request(str(i), 4, [0] * 24, 500, 0.0, first_prediction=20.0)
+        lengths.ended(ended, True)
+    made = SloAdmission(TIMES, lengths, strict=True, paced=True, max_num_seqs=64)
+    for i in range(20):
+        with contextlib.suppress(SloRefused):
+            made.admit(Request(str(i), 40, [0] * 40, 500, 0.0, slo=Slo(0.04)), 40, [])
+    assert len(made) == 5  # as above, 40 prompt tokens for 20 output tokens

@@ -62,12 +62,12 @@ def test_half_of_a_ttft_slo_is_long_enough(events: list[tuple[int, float | None,
 
 
 def test_a_request_that_would_miss_its_ttft_goes_before_shorter_ones() -> None:
-    def second(ttft: float | None) -> str:
+    def second(ttft: float | None, waited: float = 0.0) -> str:
         policy = PolicyConfig.model_validate({"order": "sjf", "predictor": "oracle", "aging_ms": 10_000})
         scheduler = Scheduler(SchedulerConfig(1, 8, 64, None, 8, policy), PagePool(32, 4))
         scheduler.add(Request("running", 1, [0], 4, 0.0, true_len=4), 0.0)
         plan, now = scheduler.plan(0.0), 0.0
-        scheduler.add(Request("long", 1, [0], 50, 0.0, true_len=50, slo=Slo(None, ttft)), 0.0)
+        scheduler.add(Request("long", 1, [0], 50, 0.0, true_len=50, slo=Slo(None, ttft), waited=waited), 0.0)
         scheduler.add(Request("short", 1, [0], 5, 0.0, true_len=2), 0.0)
         while plan.scheduled[0].request.id == "running":
             now += 1
@@ -76,7 +76,8 @@ def test_a_request_that_would_miss_its_ttft_goes_before_shorter_ones() -> None:
             plan = scheduler.plan(now)
         return plan.scheduled[0].request.id
 
-    assert [second(ttft) for ttft in (None, 100.0, 8.0)] == ["short", "short", "long"]
+    assert [second(ttft) for ttft in (None, 100.0, 10.0, 8.0)] == ["short", "short", "short", "long"]
+    assert second(10.0, waited=2.0) == "long"  # elsewhere
 
 
 def test_a_wait_elsewhere_counts_for_aging() -> None:

@@ -8,6 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import nan
 from random import Random
 from typing import Any, Protocol
 
@@ -44,7 +45,7 @@ class Live:
     failures: list[str] = field(default_factory=list[str])
     #: How servers ended that lacked memory.
     ended_servers: Counter[str] = field(default_factory=Counter[str])
-    #: Requests that went on at another replica.
+    #: How often a request went on at another replica with the output so far.
     resumed: int = 0
 
 
@@ -145,7 +146,7 @@ async def _slowly(content: bytes) -> Any:
 async def metrics(http: httpx.AsyncClient, target: Target) -> dict[str, float]:
     """The values of /metrics by name, without `jaxspec:` and summed up over labels."""
     values: defaultdict[str, float] = defaultdict(float)
-    for line in (await http.get(f"{target.url}/metrics")).text.splitlines():
+    for line in (await http.get(f"{target.url}/metrics")).raise_for_status().text.splitlines():
         if line.startswith("jaxspec:"):
             name, value = line.removeprefix("jaxspec:").rsplit(" ", 1)
             values[name.partition("{")[0]] += float(value)
@@ -158,7 +159,7 @@ async def check_idle(live: Live, http: httpx.AsyncClient, target: Target) -> Non
     deadline, left = time.monotonic() + IDLE, dict[str, float]()
     while time.monotonic() < deadline:
         values = await metrics(http, target)
-        left = {name: values[name] for name in names if values[name]}
+        left = {name: values.get(name, nan) for name in names if values.get(name) != 0}
         if not left:
             return
         await asyncio.sleep(0.2)

@@ -19,7 +19,7 @@ from jaxspec.bench.chaos.clients import ANSWER, Live, check_idle, client, metric
 from jaxspec.bench.chaos.driver import DRAWS, Answer
 from jaxspec.bench.chaos.live import damage
 from jaxspec.bench.chaos.scenario import Asked
-from jaxspec.bench.chaos.server import SETTINGS
+from jaxspec.bench.chaos.server import ENDS, SETTINGS
 from jaxspec.config import ConfigError
 from jaxspec.deploy.app import application
 from jaxspec.deploy.ray_local import local_ray, processes
@@ -83,7 +83,9 @@ class Cluster:
         deadline, known = time.monotonic() + _START, 0.0
         while time.monotonic() < deadline:
             with suppress(httpx.HTTPError):
-                if (known := (await metrics(http, self)).get("router_replicas", 0.0)) == self.replicas:
+                known = (await metrics(http, self)).get("router_replicas", 0.0)
+                # The ingress may not have noticed a death yet: Ray Serve has to have started another process.
+                if known == self.replicas == len(processes("Replica", _NAME)):
                     self.failing = False
                     return
             await asyncio.sleep(0.2)
@@ -130,12 +132,12 @@ async def _fault(live: Live, http: httpx.AsyncClient, cluster: Cluster, cache: P
     kind = random.choice(("SIGKILL", "SIGKILL", "stands still", "new version", "SIGKILL of the ingress"))
     found = processes("Ingress" if kind.endswith("ingress") else "Replica", _NAME)
     process = random.choice(found) if found else None
+    if process is None:  # the last one is not replaced yet
+        return
     if kind in ("new version", "SIGKILL of the ingress"):
         await _count(live, http, cluster)  # before the ingress goes, with its counters
     if kind == "new version":
         await cluster.deploy(random.randint(*_REPLICAS))
-    elif process is None:  # the last one is not replaced yet
-        return
     elif kind == "stands still":
         await _stand_still(process, random.choice(_STILL))
     else:
@@ -146,6 +148,7 @@ async def _fault(live: Live, http: httpx.AsyncClient, cluster: Cluster, cache: P
                 live.faults[damaged] += 1
         with suppress(psutil.NoSuchProcess):
             process.kill()
+            await asyncio.to_thread(process.wait, ENDS)
     live.faults[kind] += 1
 
 
