@@ -67,6 +67,12 @@ def local_ray(actors: int, environment: Mapping[str, str] = {}) -> Iterator[str]
                 os.environ[name] = value
 
 
+def deploy(application: serve.Application, name: str) -> None:
+    """Start an application under a name, instead of the one that has it, and wait until it runs. Raises
+    `RuntimeError`."""
+    serve.run(application, name=name, route_prefix="/")
+
+
 def processes(deployment: str, application: str) -> list[psutil.Process]:
     """Those of a deployment's replicas on this machine, by process id."""
     found: list[psutil.Process] = []

@@ -1,4 +1,4 @@
-"""Needs Ray. Replicas on a local Ray cluster that are killed, stand still and are replaced under clients that
+"""Replicas on a local Ray cluster that are killed, stand still and are replaced under clients that
 misbehave: no request may be lost with a replica."""
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import httpx
 import psutil
-from ray import serve as ray_serve  # pyright: ignore[reportMissingImports]
 
 from jaxspec.bench.chaos.clients import ANSWER, Live, check_idle, client, metrics
 from jaxspec.bench.chaos.driver import DRAWS, Answer
@@ -22,7 +22,7 @@ from jaxspec.bench.chaos.scenario import Asked
 from jaxspec.bench.chaos.server import ENDS, SETTINGS
 from jaxspec.config import ConfigError
 from jaxspec.deploy.app import application
-from jaxspec.deploy.ray_local import local_ray, processes
+from jaxspec.deploy.ray_local import deploy, local_ray, processes
 from jaxspec.deploy.settings import DeploySettings
 from jaxspec.sched.routing import routing_names
 from jaxspec.sched.slots import MEMORIES, ORDERS, PACES
@@ -53,9 +53,9 @@ class Cluster:
     async def deploy(self, replicas: int) -> None:
         """Start this many replicas and an ingress, instead of those that there are, with policies that are drawn."""
         self.replicas = replicas
-        await asyncio.to_thread(ray_serve.run, self._application(replicas), name=_NAME, route_prefix="/")
+        await asyncio.to_thread(deploy, self._application(replicas), _NAME)
 
-    def _application(self, replicas: int) -> ray_serve.Application:
+    def _application(self, replicas: int) -> Any:
         for _ in range(DRAWS):
             with suppress(ConfigError):  # not all combinations are valid
                 return application(self._settings(replicas))
