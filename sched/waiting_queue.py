@@ -11,7 +11,7 @@ from typing import Any
 from jaxspec.sched.request import Request, RequestStatus
 
 #: Share of its TTFT SLO after which a waiting request is overdue.
-TTFT_SHARE = 0.5
+_TTFT_SHARE = 0.5
 
 
 class IndexedHeap:
@@ -139,7 +139,7 @@ class WaitTimes:
 
 def _overdue_for_ttft(request: Request) -> float:
     assert request.slo.ttft is not None
-    return request.arrival - request.waited + TTFT_SHARE * request.slo.ttft
+    return request.arrival - request.waited + _TTFT_SHARE * request.slo.ttft
 
 
 class WaitingQueue:

@@ -19,7 +19,7 @@ from jaxspec.bench import BenchError
 from jaxspec.bench.report import Report, print_table, write_json
 from jaxspec.bench.vllm_json import as_vllm
 from jaxspec.errors import explained
-from jaxspec.extras import install_hint
+from jaxspec.extras import install_hint, lacking
 
 #: Command -> (module, help). A module has `add_arguments(parser)` and `run(args)`; its docstring is the description.
 COMMANDS = {
@@ -81,6 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return finish(report, args) if isinstance(report, Report) else report
     except (BenchError, OSError) as error:
         print(f"jaxspec.bench: {explained(error)}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if (message := lacking(error)) is None:
+            raise
+        print(f"jaxspec.bench: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("jaxspec.bench: interrupted, nothing reported", file=sys.stderr)

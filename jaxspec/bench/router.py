@@ -18,7 +18,7 @@ from statistics import fmean, quantiles
 
 from rich.console import Console
 
-from jaxspec.bench import BenchError, options
+from jaxspec.bench import options
 from jaxspec.bench.table import each, terminal
 from jaxspec.config import EngineConfig
 from jaxspec.deploy.echo import Echo
@@ -152,12 +152,8 @@ async def ask(engine: RemoteEngine, prompt: list[int], id: str) -> None:
 
 
 def _with_ray(args: argparse.Namespace, prompts: list[list[int]]) -> dict[str, list[float]]:
-    try:
-        from jaxspec.deploy.ray_echo import echoes
-    except ModuleNotFoundError as error:
-        from jaxspec.extras import install_hint
+    from jaxspec.deploy.ray_echo import echoes
 
-        raise BenchError(f"{error.name} is missing, which --ray needs: {install_hint('ray')}") from None
     echo = Echo(EngineConfig(model=args.model))
     with echoes(args.model, args.replicas) as (ray_fleet, direct, http):
         fleet = Timed(ray_fleet)

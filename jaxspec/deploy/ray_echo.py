@@ -12,7 +12,7 @@ from jaxspec.deploy.address import Address
 from jaxspec.deploy.app import RayEcho, application
 from jaxspec.deploy.messages import Submission
 from jaxspec.deploy.ray_fleet import RayFleet
-from jaxspec.deploy.ray_local import local_ray
+from jaxspec.deploy.ray_local import deploy, local_ray
 from jaxspec.deploy.settings import DeploySettings, RoutingSettings
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.sched.slo import NONE
@@ -34,7 +34,7 @@ def echoes(model: str, replicas: int) -> Iterator[tuple[RayFleet, Ask, Ask]]:
             replica={"num_replicas": replicas, "ray_actor_options": {"num_cpus": 1}},
             ingress={"ray_actor_options": {"num_cpus": 1}},
         )  # fmt: skip
-        serve.run(application(settings, RayEcho), name="echo", route_prefix="/")
+        deploy(application(settings, RayEcho), "echo")
         handle = serve.get_deployment_handle("Replica", "echo")
         streams = handle.options(stream=True)
         client = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT)

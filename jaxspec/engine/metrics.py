@@ -78,8 +78,6 @@ class Counters:
     real_tokens: int = 0
     host_seconds: float = 0.0
     step_seconds: float = 0.0
-    #: `step_seconds` without drafting, swapping and the length probe.
-    plain_seconds: float = 0.0
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
     #: What admission control knows: means over the latest steps.
     load: LoadStats = field(default_factory=LoadStats)
@@ -100,7 +98,6 @@ class Counters:
         """Count the seconds of a step that ends now with these results. `overlapped`: the device has the next one, so
         that what the host does after reading the results is part of that."""
         done = timer.read if overlapped else timer.now()
-        self.plain_seconds += timer.read - timer.plain_begun
         self.host_seconds += (timer.launched - timer.plain_begun) + (done - timer.read)
         self.step_seconds += done - timer.begun
         self._observe(results, (timer.plain_begun - timer.begun) + (done - timer.read))

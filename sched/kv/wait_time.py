@@ -64,8 +64,8 @@ def by_wait(
     """(estimated wait in seconds, request) of all waiting requests, the shortest wait first.
 
     A request waits for the remaining time of all before it, but at most until aging promotes it (Eq. 7), not
-    counting TTFT SLOs. Unlike the
-    paper's sum, this divides by the number of running requests, and the first `free_slots` do not wait.
+    counting TTFT SLOs. Unlike the paper's sum, this divides by the number of running requests, and the first
+    `free_slots` do not wait.
     O(log w) per request taken, with w waiting, and O(n log n) for n running requests.
     """
     sources = [_in_order(running, waiting, place, remaining, free_slots)]

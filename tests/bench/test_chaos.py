@@ -250,6 +250,14 @@ async def _limited(server: Server) -> None:
         assert await server.lost(server.ends)
 
 
+def test_without_ray_the_command_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["chaos", "--live", "1", "--ray"]) == 2
+    assert "ray is missing, which this command needs: run .venv/bin/pip" in capsys.readouterr().err
+
+
 def test_a_pool_that_is_cleared_is_empty() -> None:
     pool = PagePool(4, 2)
     held = pool.allocate(3)

@@ -40,9 +40,8 @@ class Cluster:
 
         `again`: replace what runs. `options`: of the deployment of replicas.
         """
-        from ray import serve  # pyright: ignore[reportMissingImports]
-
         from jaxspec.deploy.app import build
+        from jaxspec.deploy.ray_local import deploy
 
         number = {} if replicas is None else {"num_replicas": replicas}
         # Slow is whatever the machine is busy with: no replica is taken out for that, but for silence.
@@ -53,7 +52,7 @@ class Cluster:
             "ingress": {"ray_actor_options": {"num_cpus": 1}},
         }  # fmt: skip
         if again or arguments != self._deployed:
-            serve.run(build(arguments), name="jaxspec", route_prefix="/")
+            deploy(build(arguments), "jaxspec")
             self._deployed = arguments
         if replicas is not None:
             self.until(lambda: self.healthy() == replicas)

@@ -68,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
     """Print what happened. Returns 1 if anything was wrong. Raises `BenchError`."""
     if args.ray and args.live is None:
         raise BenchError("--ray needs --live")
+    if args.ray:
+        import jaxspec.bench.chaos.ray_live  # noqa: F401  # a missing package shows before any work
     log = logging.getLogger("jaxspec")
     level = log.level
     if not args.verbose:
@@ -155,7 +157,11 @@ def serve(
 
 
 def _live(args: argparse.Namespace, folder: Path, pairs: Sequence[tuple[Asked, Answer]]) -> dict[str, Any]:
-    serve = _of_replicas() if args.ray else _of_servers()
+    if args.ray:
+        from jaxspec.bench.chaos.ray_live import serve
+    else:
+        from jaxspec.bench.chaos.live import serve
+
     random = Random(f"{args.seed}: live")
     found = asyncio.run(serve(folder, folder / "tiny", pairs, random, args.live, args.clients))
     return {
@@ -163,19 +169,3 @@ def _live(args: argparse.Namespace, folder: Path, pairs: Sequence[tuple[Asked, A
         "ended": dict(sorted(found.ended.items())), "ended_servers": dict(sorted(found.ended_servers.items())),
         "resumed": found.resumed, "failures": found.failures,
     }  # fmt: skip
-
-
-def _of_servers() -> Any:
-    from jaxspec.bench.chaos.live import serve
-
-    return serve
-
-
-def _of_replicas() -> Any:
-    try:
-        from jaxspec.bench.chaos.ray_live import serve
-    except ModuleNotFoundError as error:
-        from jaxspec.extras import install_hint
-
-        raise BenchError(f"{error.name} is missing, which --ray needs: {install_hint('ray')}") from None
-    return serve

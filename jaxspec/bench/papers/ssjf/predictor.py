@@ -29,7 +29,6 @@ from jaxspec.bench.papers.ssjf import predictor_serving
 from jaxspec.bench.papers.ssjf import report as ssjf_page
 from jaxspec.bench.papers.ssjf.cases import RATE, Case, Data, serve
 from jaxspec.bench.papers.variants import Variants
-from jaxspec.extras import lacking
 from jaxspec.progress import progress
 from jaxspec.sched.sim.workload import Lengths
 
@@ -88,10 +87,6 @@ def run(args: argparse.Namespace) -> int:
         kind, numbers = measurements(args)
     except (ConfigError, ModelLoadError) as error:
         raise BenchError(str(error)) from None
-    except ModuleNotFoundError as error:
-        if (message := lacking(error)) is None:
-            raise
-        raise BenchError(message) from None
     kept = page.publish(args, "predictor", "Length predictors", kind, numbers, predictor_page.sections)
     if kind == "ablation":
         predictor_page.draw(Path(args.out) / "predictor.png", kept["ablation"]["formulations"])
