@@ -27,10 +27,11 @@ PAUSING = ("las", "laps_sd", "priority")
 #: recomputed; test_engine_swap has the other way.
 TIGHT: dict[str, Any] = dict(
     page_size=16, max_num_seqs=3, token_buckets=[1, 16], kv_cache_tokens=80,
-    max_num_batched_tokens=12, max_model_len=72, memory="recompute", draft="ngram", tree="chain", draft_depth=3,
+    max_num_batched_tokens=12, max_model_len=72, memory="recompute", draft="suffix", tree="chain", draft_depth=3,
     las={"quantum_ms": 0.0}, laps_sd={"first_threshold_ms": 0.5, "window": 12, "queues": 8},
 )  # fmt: skip
-#: Text that repeats itself, so that drafts are accepted, and a share of it that is common.
+#: Text that repeats itself, and a share of it that is common. The model does not go on to repeat it: drafts that are
+#: accepted come from earlier answers.
 TEXTS = [[5, 6 + i % 4, 7, 8] * 4 + [i] * 3 for i in range(8)]
 LENGTHS = [30, 28, 17, 30, 26, 28, 16, 29]
 
@@ -100,7 +101,7 @@ def test_every_order_writes_what_a_request_writes_alone(llm: LLM) -> None:
         assert crowd(llm, each) == expected
         check_clean(llm)
     stats = llm.engine.stats()
-    assert stats.draft_tokens > 0 and stats.preemptions > 0
+    assert stats.accepted_tokens > 0 and stats.preemptions > 0
     assert stats.compilations_after_warmup == before
     order = llm.engine.config.order
     if order in PAUSING:
