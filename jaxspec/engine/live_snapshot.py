@@ -53,6 +53,16 @@ class LiveRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveEnd:
+    """A request that has ended. `took` is the seconds from its arrival on."""
+
+    id: str
+    output_tokens: int
+    finish_reason: str
+    took: float
+
+
+@dataclass(frozen=True, slots=True)
 class LiveNode:
     """A node of a verified token tree. parent: its index, -1 for the root. drafters: who proposed it; none for the
     root, which was known, and for the bonus token, which the target added."""
@@ -99,6 +109,8 @@ class LiveSnapshot:
     mean_accepted_length: float | None
     #: At most `MAX_REQUESTS`: the waiting ones in the order of the queue, then the running ones.
     requests: tuple[LiveRequest, ...] = ()
+    #: Those that ended in the last seconds, so that a watcher may miss a snapshot; at most `MAX_REQUESTS`.
+    ended: tuple[LiveEnd, ...] = ()
     trees: dict[str, LiveTree] = field(default_factory=dict[str, LiveTree])
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from jaxspec.engine.live_snapshot import LiveNode, LiveSnapshot, LiveTree, live_requests
+from jaxspec.engine.live_snapshot import MAX_REQUESTS, LiveEnd, LiveNode, LiveSnapshot, LiveTree, live_requests
 from jaxspec.engine.micro_batch import MicroBatch
 from jaxspec.sched.plan import Plan
 from jaxspec.sched.slots import SLOTS
@@ -19,12 +19,13 @@ from jaxspec.sched.spec.merging import Drafted
 if TYPE_CHECKING:
     from jaxspec.config import EngineConfig
     from jaxspec.engine.loop import EngineLoop
+    from jaxspec.outputs import RequestMetrics
 
 log = logging.getLogger(__name__)
 
 #: Seconds between two snapshots.
 INTERVAL = 0.2
-#: Seconds over which speeds are measured.
+#: Seconds over which speeds are measured, and for which snapshots name a request that has ended.
 _WINDOW = 3.0
 #: Most draft nodes of a tree that is shown; in preorder, so parents are among them.
 _MAX_NODES = 64
@@ -71,6 +72,7 @@ class LiveView:
         self._scheduled: frozenset[str] = frozenset()  # ids of the requests in the last steps
         self._verified: dict[str, _Verified] = {}  # by tenant, the newest last
         self._counts: deque[_Counts] = deque()
+        self._ended: deque[tuple[float, LiveEnd]] = deque(maxlen=MAX_REQUESTS)  # with the time
 
     def add(self, on_snapshot: OnSnapshot) -> Callable[[], None]:
         """Add a watcher, from any thread. -> removes it."""
@@ -97,6 +99,12 @@ class LiveView:
             root = request.tokens[one.scheduled.end - 1]
             self._verified.pop(request.tenant, None)
             self._verified[request.tenant] = _Verified(now, request.id, root, drafted, one.path, one.tokens[-1])
+
+    def ended(self, request_id: str, metrics: RequestMetrics, reason: str) -> None:
+        """A request has ended."""
+        assert metrics.finished is not None and metrics.e2e is not None
+        end = LiveEnd(request_id, metrics.output_tokens, reason, metrics.e2e)
+        self._ended.append((metrics.finished, end))
 
     def planned(self, plan: Plan | None, now: float) -> None:
         """A step was launched, or there was none to run."""
@@ -128,6 +136,8 @@ class LiveView:
         proposed, verifications = last.proposed - first.proposed, last.verifications - first.verifications
         accepted = last.accepted - first.accepted
         names = [drafter.name for drafter in speculator.drafters]
+        while self._ended and self._ended[0][0] < now - _WINDOW:
+            self._ended.popleft()
         return LiveSnapshot(
             time=now,
             policy=self._policy,
@@ -144,6 +154,7 @@ class LiveView:
             acceptance_rate=accepted / proposed if proposed else None,
             mean_accepted_length=1 + accepted / verifications if verifications else None,
             requests=tuple(live_requests(scheduler, self._scheduled | self._loop.under_way_ids(), now)),
+            ended=tuple(end for _, end in self._ended),
             trees={tenant: self._tree(tenant, verified, names, now) for tenant, verified in self._verified.items()},
         )
 

@@ -380,6 +380,8 @@ class EngineLoop:
     def _close(self, state: RequestState) -> None:
         state.metrics.finished = self._clock()
         state.metrics.kv_quantized = self._int8_kv or (self.host.quantized and state.request.swaps > 0)
+        if self.live.watched:
+            self.live.ended(state.request.id, state.metrics, state.finish_reason or "abort")
         self._closed(state)
         reason = state.natural_finish_reason(self.eos)
         _tell([self.speculator.ended], state.request)

@@ -159,6 +159,15 @@ def as_json(snapshot: LiveSnapshot, tenant: str) -> dict[str, Any]:
         "acceptance_rate": _rounded(snapshot.acceptance_rate),
         "mean_accepted_length": _rounded(snapshot.mean_accepted_length),
         "requests": [_request(r, tenant) for r in snapshot.requests],
+        "ended": [
+            {
+                "id": end.id,
+                "output_tokens": end.output_tokens,
+                "finish_reason": end.finish_reason,
+                "took_ms": round(1000 * end.took),
+            }
+            for end in snapshot.ended
+        ],
         "tree": None if tree is None else _tree(tree, tenant),
     }
 

@@ -69,7 +69,7 @@ def test_nobody_looks(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> None:
         raise AssertionError("called although nobody watches")
 
-    for name in ("verified", "planned", "look", "_snapshot"):
+    for name in ("verified", "ended", "planned", "look", "_snapshot"):
         monkeypatch.setattr(LiveView, name, never)
     out = llm.generate([[1, 2, 3]] * 3, LONG)
     assert all(len(o.outputs[0].token_ids) == 60 for o in out)
@@ -89,6 +89,16 @@ def test_lanes_states_and_reasons(llm: LLM, each_step: None) -> None:
     assert max(s.tokens_per_second for s in watching.seen) > 0
     states = {s for snapshot in watching.seen for r in snapshot.requests if r.id == "r4" for s in (r.state,)}
     assert {"waiting", "decoding"} <= states
+
+
+def test_ends_are_told_for_some_seconds(llm: LLM, each_step: None) -> None:
+    with Watching(llm) as watching:
+        llm.generate([[1, 2], [3, 4]], [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (3, 9)])
+        crowd(llm, 1)
+        eventually(lambda: [end.output_tokens for end in watching.seen[-1].ended[-3:]] == [3, 9, 60])
+        assert all(end.finish_reason == "length" and end.took > 0 for end in watching.seen[-1].ended)
+    with Watching(llm) as watching:
+        eventually(lambda: bool(watching.seen) and not watching.seen[-1].ended)
 
 
 def test_the_tree_of_each_tenant(llm: LLM, each_step: None) -> None:

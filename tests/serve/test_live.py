@@ -14,6 +14,7 @@ from helpers.fakes import FakeEngine
 from helpers.live import live_events, live_request, live_snapshot, live_tree
 from helpers.patience import PATIENCE
 from helpers.serving import error_of, eventually, serving
+from jaxspec.engine.live_snapshot import LiveEnd
 from jaxspec.serve.app import ServerOptions
 from jaxspec.serve.live import MAX_WATCHERS, LiveFeed
 
@@ -50,7 +51,7 @@ def test_a_watcher_sees_the_engine(served: tuple[FakeEngine, str]) -> None:
     with httpx.stream("GET", f"{url}/live", timeout=PATIENCE) as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
         eventually(lambda: bool(engine.watchers))
-        tell(engine, live_snapshot(requests=(live_request(),), trees={"": live_tree()}))
+        tell(engine, live_snapshot(requests=(live_request(),), ended=(LiveEnd("s", 7, "stop", 1.25),), trees={"": live_tree()}))
         seen = next(live_events(stream))
     assert {key: seen[key] for key in ("model", "preset", "policy", "slo", "kv_usage", "tokens_per_second")} == {
         "model": "fake", "preset": "sjf", "policy": {"order": "sjf"}, "slo": {"met": 0, "missed": 0}, "kv_usage": 0.25,
@@ -59,6 +60,7 @@ def test_a_watcher_sees_the_engine(served: tuple[FakeEngine, str]) -> None:
     (request,) = seen["requests"]
     assert (request["own"], request["state"], request["place"]) == (True, "waiting", 0)
     assert (request["tpot_ms"], request["slack_of"], request["slack_ms"]) == (40.0, "ttft", -1000.0)
+    assert seen["ended"] == [{"id": "s", "output_tokens": 7, "finish_reason": "stop", "took_ms": 1250}]
     assert "tenant" not in request and request["predicted_tokens"] == 12
     assert [node["text"] for node in seen["tree"]["nodes"]] == ["secret", " text", " no", "!"]
     assert seen["tree"]["nodes"][2]["drafters"] == ["suffix", "eagle"]

@@ -98,6 +98,8 @@ def test_lanes_move_and_say_who_waits_and_why(url: str, open_page: OpenPage) -> 
     expect(lane.locator(".history")).to_contain_text("All 2 slots are taken")
     expect(lane.locator("svg")).to_have_attribute("aria-label", re.compile("^The last minute: waiting .* → decoding "))
     expect(lane).to_have_class(re.compile("ended"))
+    expect(lane.locator(".badge")).to_have_text(re.compile("^ended: (length|stop)$"))
+    expect(lane.locator(".numbers")).to_have_text(re.compile("^[1-9][0-9]* tokens? written · took "))
     expect(page.locator("#summary")).to_contain_text("No requests")
     expect(page.locator("#tile-slo-met-by")).to_contain_text("%")
 

@@ -57,13 +57,19 @@ export class Lane {
     if (this.segments.length > MOST_SEGMENTS) this.segments.shift().shape.remove();
   }
 
-  /** The request is no longer there. -> seconds since then. */
-  end(now) {
+  /** The request is no longer there. `last` says how it ended: it may come a snapshot later, and only for some seconds.
+   * -> seconds since then. */
+  end(now, last) {
+    if (last) {
+      say(this.parts.badge, `ended: ${last.finish_reason}`);
+      say(this.parts.numbers, `${tokens(last.output_tokens)} written · took ${duration(last.took_ms)}`);
+    }
     if (this.ended === null) {
       this.ended = now;
-      const { output_tokens: output, age_ms: age } = this.request;
-      say(this.parts.badge, "ended");
-      say(this.parts.numbers, `about ${tokens(output)} written · took ${duration(age)}`);
+      if (!last) {
+        say(this.parts.badge, "ended");
+        say(this.parts.numbers, "");
+      }
       say(this.parts.why, "");
       say(this.parts.slack, "");
     }

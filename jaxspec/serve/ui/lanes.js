@@ -48,11 +48,12 @@ export class Lanes {
       lane.update(request, now, this.names.get(request.id));
       shown[request.place === null ? "running" : "waiting"].push(lane);
     }
+    const ends = new Map(snapshot.ended.map((end) => [end.id, end]));
     const hidden = snapshot.running + snapshot.waiting + snapshot.paused + snapshot.swapped - snapshot.requests.length;
     for (const [id, lane] of this.lanes) {
       if (here.has(id)) continue;
       // With requests hidden, one that is missing may have moved out of sight instead.
-      if (lane.end(now) > WINDOW || hidden > 0) this.lanes.delete(id);
+      if (lane.end(now, ends.get(id)) > WINDOW || hidden > 0) this.lanes.delete(id);
       else shown.ended.unshift(lane);
     }
     for (const [id] of [...this.names].slice(0, -50)) this.names.delete(id);
