@@ -22,6 +22,7 @@ from jaxspec.bench.table import UNKNOWN, Column, terminal
 from jaxspec.progress import progress
 from jaxspec.sched.sim.simulator import Served
 from jaxspec.sched.sim.timeline import Span
+from jaxspec.sched.slots import ORDERS
 from jaxspec.version import __version__
 
 #: Most requests of a timeline; of several presets together, but each has at least the second number.
@@ -332,12 +333,13 @@ def draw_timeline(path: str, scenarios: Mapping[str, Scenario], served: Served) 
     preset, scenario = next(iter(scenarios.items()))
     title = f"requests {begin} to {begin + count - 1} of {total:,}"
     title += ", which lose most time" + (f" with {preset}" if len(scenarios) > 1 else "") if count < total else ""
-    title += f"; cost {scenario.args.cost}"
+    title += f"; cost model {scenario.args.cost}"
     if rate := scenario.args.request_rate:
         title += f"; {rate:g} requests/s"
     panels: dict[str, dict[str, list[Span]]] = {}
     with progress("timelines", len(scenarios)) as advance:
         for preset, scenario in scenarios.items():
-            panels[preset] = {names[i]: spans for i, spans in scenario.timeline(names).items()}
+            about = f"{preset}: {scenario.config.max_num_seqs} slots; {ORDERS[scenario.config.order].rule}"
+            panels[about] = {names[i]: spans for i, spans in scenario.timeline(names).items()}
             advance()
     timeline_plot.draw(path, panels, title)

@@ -11,8 +11,8 @@ from jaxspec.sched.waiting_reason import Obstacle
 
 #: What computes is blue and green, what waits is yellow to red, what was interrupted is violet to black.
 PHASE_COLOURS: Mapping[Phase, str] = {
-    Phase.ARRIVED: "#e0e0e0", Phase.WAITING: "#fdbe6f", Phase.PREFILL: "#1f78b4", Phase.DECODE: "#7fc97f",
-    Phase.THROTTLED: "#d9f0d3", Phase.PAUSED: "#beaed4", Phase.PREEMPTED: "#6a3d9a", Phase.RECOMPUTE: "#17becf",
+    Phase.ARRIVED: "#b0b0b0", Phase.WAITING: "#fdbe6f", Phase.PREFILL: "#1f78b4", Phase.DECODE: "#7fc97f",
+    Phase.THROTTLED: "#d9f0d3", Phase.PAUSED: "#9a7fc7", Phase.PREEMPTED: "#6a3d9a", Phase.RECOMPUTE: "#17becf",
     Phase.SWAPPED: "#404040",
 }  # fmt: skip
 WAITING_COLOURS: Mapping[Obstacle, str] = {
@@ -22,8 +22,8 @@ WAITING_COLOURS: Mapping[Obstacle, str] = {
 
 
 def draw(path: str | Path, panels: Mapping[str, Mapping[str, Sequence[Span]]], title: str) -> None:
-    """One panel per preset, below each other on one time axis; in each, the lanes of the same requests by their names,
-    the first one at the top. Raises `BenchError`."""
+    """One panel per entry, with its title, below each other on one time axis; in each, the lanes of the same requests
+    by their names, the first one at the top. Raises `BenchError`."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 

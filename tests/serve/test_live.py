@@ -51,7 +51,8 @@ def test_a_watcher_sees_the_engine(served: tuple[FakeEngine, str]) -> None:
     with httpx.stream("GET", f"{url}/live", timeout=PATIENCE) as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
         eventually(lambda: bool(engine.watchers))
-        tell(engine, live_snapshot(requests=(live_request(),), ended=(LiveEnd("s", 7, "stop", 1.25),), trees={"": live_tree()}))
+        ended = (LiveEnd("s", 7, "stop", 1.25),)
+        tell(engine, live_snapshot(requests=(live_request(),), ended=ended, trees={"": live_tree()}))
         seen = next(live_events(stream))
     assert {key: seen[key] for key in ("model", "preset", "policy", "slo", "kv_usage", "tokens_per_second")} == {
         "model": "fake", "preset": "sjf", "policy": {"order": "sjf"}, "slo": {"met": 0, "missed": 0}, "kv_usage": 0.25,

@@ -175,10 +175,11 @@ def test_the_live_view_can_be_paused(url: str, open_page: OpenPage, engine: Any)
     expect(page.locator("#connection")).to_have_text("paused")
     expect(page.get_by_role("button", name="Pause", pressed=True)).to_be_visible()
     eventually(lambda: not engine.loop.live.watched)
+    lanes = page.locator(".lane").count()  # of requests that had just ended
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # back from another tab
     ask(page, "hello", tokens=8)  # the chat goes on
     expect(page.locator(".meta").last).to_contain_text("tokens/s")
-    expect(page.locator(".lane")).to_have_count(0)
+    expect(page.locator(".lane")).to_have_count(lanes)
     assert not engine.loop.live.watched
     page.click("#pause")
     expect(page.locator("#connection")).to_have_text(LIVE)

@@ -12,6 +12,9 @@ export const STATES = {
   paused: "lost its slot",
   swapped: "its KV is in host memory",
 };
+const SLACK =
+  "Time left until a target is missed. TTFT: time to first token. TPOT: time per output token; tokens that came early " +
+  "leave time for later ones.";
 /** Most segments that a lane keeps. */
 const MOST_SEGMENTS = 200;
 
@@ -30,9 +33,19 @@ export class Lane {
       history: element("div", { class: "history" }),
     };
     const { name, badge, numbers, slack, why, history } = this.parts;
+    slack.title = SLACK;
     this.bar = drawn("svg", { preserveAspectRatio: "none", role: "img" });
     this.node = element("li", { tabindex: "0", "data-id": request.id });
     this.node.append(element("div", { class: "line" }, name, badge, slack, numbers), this.bar, why, history);
+  }
+
+  /** One that no snapshot had, because it was too short: only its end is known. */
+  static unseen(number, end, now) {
+    const lane = new Lane(number, end);
+    lane.request = end;
+    lane.begin({ state: "ended", reason: null }, now - end.took_ms / 1000);
+    lane.segments[0].end = now;
+    return lane;
   }
 
   /** Take over what a snapshot of the time `now` says. */

@@ -12,6 +12,8 @@ const WORDS = {
   predictor: "length predictor",
 };
 
+const SLO = "Requests with a TTFT or TPOT target that met all of theirs, of those that ended since the server started";
+
 export function showNumbers(snapshot) {
   const { met, missed } = snapshot.slo;
   const waiting = snapshot.waiting + snapshot.paused + snapshot.swapped;
@@ -19,9 +21,9 @@ export function showNumbers(snapshot) {
   tile("Running", String(snapshot.running), `of ${snapshot.slots} slots`);
   tile("Waiting", String(waiting), lost(snapshot));
   tile("KV cache", percent(snapshot.kv_usage), `of ${snapshot.kv_pages} pages`);
-  tile("Drafts", percent(snapshot.acceptance_rate), "accepted");
-  tile("Mean length", fixed(snapshot.mean_accepted_length, 2), "accepted", "Tokens per verification, bonus included");
-  tile("SLO met by", met + missed ? percent(met / (met + missed)) : "–", `of ${met + missed} requests`);
+  tile("Drafts", percent(snapshot.acceptance_rate), "accepted", "Share of the draft tokens of the last seconds");
+  tile("Mean length", fixed(snapshot.mean_accepted_length, 2), "accepted", "Tokens per verification in the last seconds, bonus included");
+  tile("SLO met by", met + missed ? percent(met / (met + missed)) : "–", `of ${met + missed} requests`, SLO);
   showPolicy(snapshot);
 }
 
