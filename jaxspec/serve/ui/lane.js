@@ -13,8 +13,8 @@ export const STATES = {
   swapped: "its KV is in host memory",
 };
 const SLACK =
-  "Time left until a target is missed. TTFT: time to first token. TPOT: time per output token; tokens that came early " +
-  "leave time for later ones.";
+  "Time left until a target is missed. TTFT: time to first token. TPOT: time per output token; tokens that came " +
+  "early leave time for later ones.";
 /** Most segments that a lane keeps. */
 const MOST_SEGMENTS = 200;
 
@@ -40,9 +40,9 @@ export class Lane {
   }
 
   /** One that no snapshot had, because it was too short: only its end is known. */
-  static unseen(number, end, now) {
+  static unseen(number, end, now, name) {
     const lane = new Lane(number, end);
-    lane.request = end;
+    lane.call(name);
     lane.begin({ state: "ended", reason: null }, now - end.took_ms / 1000);
     lane.segments[0].end = now;
     return lane;
@@ -51,7 +51,7 @@ export class Lane {
   /** Take over what a snapshot of the time `now` says. */
   update(request, now, name) {
     this.request = request;
-    this.title = name ? `#${this.number} (${name})` : `#${this.number}`;
+    this.call(name);
     const last = this.segments.at(-1);
     if (last) last.end = now;
     if (last?.state === request.state) last.reason = request.reason ?? last.reason;
@@ -61,6 +61,10 @@ export class Lane {
     say(this.parts.numbers, numbers(request));
     say(this.parts.why, request.reason ?? "");
     this.showSlack(request);
+  }
+
+  call(name) {
+    this.title = name ? `#${this.number} (${name})` : `#${this.number}`;
   }
 
   begin({ state, reason }, now) {
@@ -97,7 +101,7 @@ export class Lane {
     segments.at(-1).shape.setAttribute("width", Math.max(0.15, segments.at(-1).end - segments.at(-1).begin));
     if (segments.length > 1) segments.at(-2).shape.setAttribute("width", segments.at(-2).end - segments.at(-2).begin);
     const past = segments.slice(-8).map(told).join(" → ");
-    say(parts.history, `${this.request.id}: ${past}`);
+    say(parts.history, `${node.dataset.id}: ${past}`);
     this.bar.setAttribute("aria-label", `The last minute: ${past}`);
   }
 

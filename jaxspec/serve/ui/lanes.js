@@ -51,7 +51,7 @@ export class Lanes {
     const ends = new Map(snapshot.ended.map((end) => [end.id, end]));
     const hidden = snapshot.running + snapshot.waiting + snapshot.paused + snapshot.swapped - snapshot.requests.length;
     for (const [id, end] of hidden ? [] : ends)
-      if (!this.lanes.has(id)) this.lanes.set(id, Lane.unseen(++this.count, end, now));
+      if (!this.lanes.has(id)) this.lanes.set(id, Lane.unseen(++this.count, end, now, this.names.get(id)));
     for (const [id, lane] of this.lanes) {
       if (here.has(id)) continue;
       // With requests hidden, one that is missing may have moved out of sight instead.

@@ -12,6 +12,7 @@ const WORDS = {
   predictor: "length predictor",
 };
 
+const LENGTH = "Tokens per verification in the last seconds, bonus included";
 const SLO = "Requests with a TTFT or TPOT target that met all of theirs, of those that ended since the server started";
 
 export function showNumbers(snapshot) {
@@ -22,7 +23,7 @@ export function showNumbers(snapshot) {
   tile("Waiting", String(waiting), lost(snapshot));
   tile("KV cache", percent(snapshot.kv_usage), `of ${snapshot.kv_pages} pages`);
   tile("Drafts", percent(snapshot.acceptance_rate), "accepted", "Share of the draft tokens of the last seconds");
-  tile("Mean length", fixed(snapshot.mean_accepted_length, 2), "accepted", "Tokens per verification in the last seconds, bonus included");
+  tile("Mean length", fixed(snapshot.mean_accepted_length, 2), "accepted", LENGTH);
   tile("SLO met by", met + missed ? percent(met / (met + missed)) : "–", `of ${met + missed} requests`, SLO);
   showPolicy(snapshot);
 }
