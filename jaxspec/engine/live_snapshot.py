@@ -54,8 +54,9 @@ class LiveRequest:
 
 @dataclass(frozen=True, slots=True)
 class LiveEnd:
-    """A request that has ended. `took` is the seconds from its arrival on."""
+    """A request that has ended: at `time` on the engine's clock, `took` seconds after its arrival."""
 
+    time: float
     id: str
     output_tokens: int
     finish_reason: str

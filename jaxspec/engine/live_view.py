@@ -72,7 +72,7 @@ class LiveView:
         self._scheduled: frozenset[str] = frozenset()  # ids of the requests in the last steps
         self._verified: dict[str, _Verified] = {}  # by tenant, the newest last
         self._counts: deque[_Counts] = deque()
-        self._ended: deque[tuple[float, LiveEnd]] = deque(maxlen=MAX_REQUESTS)  # with the time
+        self._ended: deque[LiveEnd] = deque(maxlen=MAX_REQUESTS)
 
     def add(self, on_snapshot: OnSnapshot) -> Callable[[], None]:
         """Add a watcher, from any thread. -> removes it."""
@@ -103,8 +103,7 @@ class LiveView:
     def ended(self, request_id: str, metrics: RequestMetrics, reason: str) -> None:
         """A request has ended."""
         assert metrics.finished is not None and metrics.e2e is not None
-        end = LiveEnd(request_id, metrics.output_tokens, reason, metrics.e2e)
-        self._ended.append((metrics.finished, end))
+        self._ended.append(LiveEnd(metrics.finished, request_id, metrics.output_tokens, reason, metrics.e2e))
 
     def planned(self, plan: Plan | None, now: float) -> None:
         """A step was launched, or there was none to run."""
@@ -136,7 +135,7 @@ class LiveView:
         proposed, verifications = last.proposed - first.proposed, last.verifications - first.verifications
         accepted = last.accepted - first.accepted
         names = [drafter.name for drafter in speculator.drafters]
-        while self._ended and self._ended[0][0] < now - _WINDOW:
+        while self._ended and self._ended[0].time < now - _WINDOW:
             self._ended.popleft()
         return LiveSnapshot(
             time=now,
@@ -154,7 +153,7 @@ class LiveView:
             acceptance_rate=accepted / proposed if proposed else None,
             mean_accepted_length=1 + accepted / verifications if verifications else None,
             requests=tuple(live_requests(scheduler, self._scheduled | self._loop.under_way_ids(), now)),
-            ended=tuple(end for _, end in self._ended),
+            ended=tuple(self._ended),
             trees={tenant: self._tree(tenant, verified, names, now) for tenant, verified in self._verified.items()},
         )
 

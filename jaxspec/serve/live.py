@@ -165,6 +165,7 @@ def as_json(snapshot: LiveSnapshot, tenant: str) -> dict[str, Any]:
                 "output_tokens": end.output_tokens,
                 "finish_reason": end.finish_reason,
                 "took_ms": round(1000 * end.took),
+                "age_ms": round(1000 * (snapshot.time - end.time)),
             }
             for end in snapshot.ended
         ],

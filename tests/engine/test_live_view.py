@@ -91,12 +91,16 @@ def test_lanes_states_and_reasons(llm: LLM, each_step: None) -> None:
     assert {"waiting", "decoding"} <= states
 
 
-def test_ends_are_told_for_some_seconds(llm: LLM, each_step: None) -> None:
-    with Watching(llm) as watching:
+def test_ends_are_told_for_some_seconds(llm: LLM, each_step: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm.engine.loop.live._ended.clear()
+    with monkeypatch.context() as patch, Watching(llm) as watching:
+        patch.setattr("jaxspec.engine.live_view._WINDOW", PATIENCE)
         llm.generate([[1, 2], [3, 4]], [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (3, 9)])
         crowd(llm, 1)
-        eventually(lambda: [end.output_tokens for end in watching.seen[-1].ended[-3:]] == [3, 9, 60])
-        assert all(end.finish_reason == "length" and end.took > 0 for end in watching.seen[-1].ended)
+        eventually(lambda: len(watching.seen[-1].ended) == 3)
+        ends = watching.seen[-1].ended
+    assert [(end.output_tokens, end.finish_reason) for end in ends] == [(3, "length"), (9, "length"), (60, "length")]
+    assert all(end.took > 0 for end in ends)
     with Watching(llm) as watching:
         eventually(lambda: bool(watching.seen) and not watching.seen[-1].ended)
 

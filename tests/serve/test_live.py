@@ -51,7 +51,7 @@ def test_a_watcher_sees_the_engine(served: tuple[FakeEngine, str]) -> None:
     with httpx.stream("GET", f"{url}/live", timeout=PATIENCE) as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
         eventually(lambda: bool(engine.watchers))
-        ended = (LiveEnd("s", 7, "stop", 1.25),)
+        ended = (LiveEnd(0.5, "s", 7, "stop", 1.25),)
         tell(engine, live_snapshot(requests=(live_request(),), ended=ended, trees={"": live_tree()}))
         seen = next(live_events(stream))
     assert {key: seen[key] for key in ("model", "preset", "policy", "slo", "kv_usage", "tokens_per_second")} == {
@@ -61,7 +61,8 @@ def test_a_watcher_sees_the_engine(served: tuple[FakeEngine, str]) -> None:
     (request,) = seen["requests"]
     assert (request["own"], request["state"], request["place"]) == (True, "waiting", 0)
     assert (request["tpot_ms"], request["slack_of"], request["slack_ms"]) == (40.0, "ttft", -1000.0)
-    assert seen["ended"] == [{"id": "s", "output_tokens": 7, "finish_reason": "stop", "took_ms": 1250}]
+    (end,) = seen["ended"]
+    assert end == {"id": "s", "output_tokens": 7, "finish_reason": "stop", "took_ms": 1250, "age_ms": 500}
     assert "tenant" not in request and request["predicted_tokens"] == 12
     assert [node["text"] for node in seen["tree"]["nodes"]] == ["secret", " text", " no", "!"]
     assert seen["tree"]["nodes"][2]["drafters"] == ["suffix", "eagle"]

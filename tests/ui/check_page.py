@@ -186,6 +186,19 @@ def test_the_live_view_can_be_paused(url: str, open_page: OpenPage, engine: Any)
     eventually(lambda: engine.loop.live.watched)
 
 
+def test_requests_too_short_for_a_snapshot_have_lanes(
+    url: str, open_page: OpenPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxspec.engine.live_view.INTERVAL", 1.0)
+    page = open_page(url)
+    expect(page.locator("#connection")).to_have_text(LIVE)
+    ask(page, "hello", tokens=1)
+    lane = page.locator(".lane", has_text="(your chat)")
+    expect(lane.locator(".badge")).to_have_text(re.compile("^ended: (length|stop)$"))
+    expect(lane.locator(".numbers")).to_have_text(re.compile("^1 token written · took "))
+    expect(lane.locator("rect")).not_to_have_count(0)
+
+
 def test_without_the_page(bare_url: str, open_page: OpenPage) -> None:
     page = open_page(bare_url, failing=2)  # the page, and the icon that browsers ask for
     expect(page.locator("body")).to_contain_text("unknown route: GET /")

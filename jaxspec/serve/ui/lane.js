@@ -19,7 +19,8 @@ const SLACK =
 const MOST_SEGMENTS = 200;
 
 export class Lane {
-  constructor(number, request) {
+  constructor(number, { id }) {
+    this.id = id;
     this.number = number;
     this.title = `#${number}`;
     this.segments = [];
@@ -35,7 +36,7 @@ export class Lane {
     const { name, badge, numbers, slack, why, history } = this.parts;
     slack.title = SLACK;
     this.bar = drawn("svg", { preserveAspectRatio: "none", role: "img" });
-    this.node = element("li", { tabindex: "0", "data-id": request.id });
+    this.node = element("li", { tabindex: "0", "data-id": id });
     this.node.append(element("div", { class: "line" }, name, badge, slack, numbers), this.bar, why, history);
   }
 
@@ -43,14 +44,16 @@ export class Lane {
   static unseen(number, end, now, name) {
     const lane = new Lane(number, end);
     lane.call(name);
-    lane.begin({ state: "ended", reason: null }, now - end.took_ms / 1000);
-    lane.segments[0].end = now;
+    const ended = now - end.age_ms / 1000;
+    lane.begin({ state: "unseen", reason: null }, ended - end.took_ms / 1000);
+    lane.segments[0].end = ended;
     return lane;
   }
 
   /** Take over what a snapshot of the time `now` says. */
   update(request, now, name) {
     this.request = request;
+    this.ended = null; // a request may come back after the engine has restarted
     this.call(name);
     const last = this.segments.at(-1);
     if (last) last.end = now;
@@ -74,15 +77,20 @@ export class Lane {
     if (this.segments.length > MOST_SEGMENTS) this.segments.shift().shape.remove();
   }
 
+  /** When a snapshot last had it, or it ended. */
+  get seen() {
+    return this.segments.at(-1).end;
+  }
+
   /** The request is no longer there. `last` says how it ended: it may come a snapshot later, and only for some seconds.
-   * -> seconds since then. */
+   * -> this lane. */
   end(now, last) {
     if (last) {
       say(this.parts.badge, `ended: ${last.finish_reason}`);
       say(this.parts.numbers, `${tokens(last.output_tokens)} written · took ${duration(last.took_ms)}`);
     }
     if (this.ended === null) {
-      this.ended = now;
+      this.ended = last ? now - last.age_ms / 1000 : now;
       if (!last) {
         say(this.parts.badge, "ended");
         say(this.parts.numbers, "");
@@ -90,7 +98,7 @@ export class Lane {
       say(this.parts.why, "");
       say(this.parts.slack, "");
     }
-    return now - this.ended;
+    return this;
   }
 
   draw(now) {
@@ -101,7 +109,7 @@ export class Lane {
     segments.at(-1).shape.setAttribute("width", Math.max(0.15, segments.at(-1).end - segments.at(-1).begin));
     if (segments.length > 1) segments.at(-2).shape.setAttribute("width", segments.at(-2).end - segments.at(-2).begin);
     const past = segments.slice(-8).map(told).join(" → ");
-    say(parts.history, `${node.dataset.id}: ${past}`);
+    say(parts.history, `${this.id}: ${past}`);
     this.bar.setAttribute("aria-label", `The last minute: ${past}`);
   }
 

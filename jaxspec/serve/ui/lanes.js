@@ -10,6 +10,7 @@ export class Lanes {
   constructor() {
     this.lanes = new Map();
     this.names = new Map();
+    this.told = new Map(); // ends of the last snapshot, by id
     this.count = this.begun = this.last = 0;
     const group = (title) => {
       const heading = element("h4", { id: `lanes-${title.toLowerCase()}` }, title);
@@ -48,18 +49,23 @@ export class Lanes {
       lane.update(request, now, this.names.get(request.id));
       shown[request.place === null ? "running" : "waiting"].push(lane);
     }
-    const ends = new Map(snapshot.ended.map((end) => [end.id, end]));
     const hidden = snapshot.running + snapshot.waiting + snapshot.paused + snapshot.swapped - snapshot.requests.length;
-    for (const [id, end] of hidden ? [] : ends)
-      if (!this.lanes.has(id)) this.lanes.set(id, Lane.unseen(++this.count, end, now, this.names.get(id)));
+    const ends = new Map(snapshot.ended.map((end) => [end.id, end]));
+    for (const [id, end] of ends)
+      if (!this.lanes.has(id) && !this.told.has(id))
+        this.lanes.set(id, Lane.unseen(++this.count, end, now, this.names.get(id)));
+    this.told = ends;
     for (const [id, lane] of this.lanes) {
       if (here.has(id)) continue;
+      const end = ends.get(id);
       // With requests hidden, one that is missing may have moved out of sight instead.
-      if (lane.end(now, ends.get(id)) > WINDOW || hidden > 0) this.lanes.delete(id);
-      else shown.ended.unshift(lane);
+      const away = hidden > 0 && lane.ended === null && !end;
+      if (now - lane.seen > WINDOW) this.lanes.delete(id);
+      else if (!away) shown.ended.push(lane.end(now, end));
     }
+    shown.ended.sort((a, b) => b.ended - a.ended || b.number - a.number);
     for (const [id] of [...this.names].slice(0, -50)) this.names.delete(id);
-    shown.ended.splice(MOST_ENDED);
+    for (const lane of shown.ended.splice(MOST_ENDED)) this.lanes.delete(lane.id);
     for (const [name, group] of Object.entries(this.groups)) place(group, shown[name]);
     for (const lane of Object.values(shown).flat()) lane.draw(now);
     say(byId("summary"), summary(shown.waiting, snapshot, hidden));
