@@ -85,18 +85,15 @@ export class Lane {
   /** The request is no longer there. `last` says how it ended: it may come a snapshot later, and only for some seconds.
    * -> this lane. */
   end(now, last) {
-    if (last) {
-      say(this.parts.badge, `ended: ${last.finish_reason}`);
-      say(this.parts.numbers, `${tokens(last.output_tokens)} written · took ${duration(last.took_ms)}`);
-    }
+    const { badge, numbers, slack, why } = this.parts;
     if (this.ended === null) {
       this.ended = last ? now - last.age_ms / 1000 : now;
-      if (!last) {
-        say(this.parts.badge, "ended");
-        say(this.parts.numbers, "");
-      }
-      say(this.parts.why, "");
-      say(this.parts.slack, "");
+      say(badge, "ended");
+      for (const part of [numbers, slack, why]) say(part, "");
+    }
+    if (last) {
+      say(badge, `ended: ${last.finish_reason}`);
+      say(numbers, `${tokens(last.output_tokens)} written · took ${duration(last.took_ms)}`);
     }
     return this;
   }
