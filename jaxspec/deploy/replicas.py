@@ -71,6 +71,7 @@ class Replicas:
             task.add_done_callback(lambda _, name=name: self._asking.pop(name, None))
         if self._asking:
             await asyncio.wait([*self._asking.values()], timeout=limit)
+        self.router.check(self._clock())
 
     def remove(self, name: str) -> None:
         """A replica has died, or has stopped."""

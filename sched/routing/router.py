@@ -20,8 +20,8 @@ _PATIENCE = 5.0
 class Router:
     """Sends each request to a replica. Not thread-safe.
 
-    Events in: `add` and `remove` replicas, `update` with their reports, `route` a request, its `first_token` and
-    `ended`. Times are seconds on one clock, and must not go backwards.
+    Events in: `add` and `remove` replicas, `update` with their reports and `check` after a round of them, `route` a
+    request, its `first_token` and `ended`. Times are seconds on one clock, and must not go backwards.
     """
 
     def __init__(self, routing: Routing, health: Health | None = None) -> None:
@@ -62,6 +62,18 @@ class Router:
         """A replica has reported. Raises `KeyError` for an unknown name."""
         self._replicas[name].update(report)
 
+    def check(self, now: float) -> None:
+        """Check the replicas' health if the last time is a while ago.
+
+        Every request does this as well. Without requests, only this notices that a replica has become silent or is
+        back.
+        """
+        if self._checked is None or now - self._checked >= _CHECK:
+            self.health.check([*self._replicas.values()], now)
+            self._checked = now
+            self._available = tuple(self.health.available(self._replicas.values()))
+            self._probes = {r.name: self._probes.get(r.name, now) for r in self.health.probes(self._available)}
+
     def route(self, request: RoutedRequest, now: float, exclude: Collection[str] = ()) -> Replica:
         """Choose a replica and count the request as sent there. `exclude`: names of replicas that must not get it.
 
@@ -72,11 +84,7 @@ class Router:
         """
         if request.id in self._where:
             raise ValueError(f"request {request.id!r} was routed already")
-        if self._checked is None or now - self._checked >= _CHECK:
-            self.health.check([*self._replicas.values()], now)
-            self._checked = now
-            self._available = tuple(self.health.available(self._replicas.values()))
-            self._probes = {r.name: self._probes.get(r.name, now) for r in self.health.probes(self._available)}
+        self.check(now)
         available = self._available
         if exclude:
             available = tuple(replica for replica in available if replica.name not in exclude)

@@ -321,6 +321,31 @@ def test_a_dead_replica_is_not_asked_again() -> None:
     assert not fleet.replicas["a"].submissions
 
 
+def test_health_is_known_without_requests() -> None:
+    fleet, now = FakeFleet(a=FakeReplica(), b=FakeReplica()), [100.0]
+
+    async def main() -> None:
+        engine = remote(fleet, clock=lambda: now[0], give_up_after_s=0.02)
+
+        async def state(after: float) -> str:
+            now[0] += after
+            await engine.replicas.poll()
+            return engine.replicas.router.health.state(engine.replicas.router.replicas["b"]).value
+
+        assert await state(0.0) == "healthy"
+        fleet.replicas["b"].silent = True
+        assert await state(5.0) == "out"
+        fleet.replicas["b"].silent = False
+        while engine.replicas.heard("b") < now[0]:  # the question that it did not answer is given up first
+            await state(0.0)
+        for after, expected in ((20.0, "probation"), (1.0, "probation"), (1.0, "probation"), (1.0, "healthy")):
+            assert await state(after) == expected
+            await Client(engine).all_came()  # one request between two checks
+        await engine.close()
+
+    asyncio.run(main())
+
+
 def test_what_is_observed() -> None:
     """Times are those of the ingress; of a replica's clock only differences count."""
     lengths, seen, now = ExpectedLengths(), list[Any](), [100.0]

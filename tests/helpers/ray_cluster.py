@@ -55,7 +55,7 @@ class Cluster:
             deploy(build(arguments), "jaxspec")
             self._deployed = arguments
         if replicas is not None:
-            self.until(lambda: self.healthy() == replicas)
+            self.until(lambda: self.serves_with(replicas))
 
     def until(self, holds: Callable[[], bool], limit: float = LIMIT) -> None:
         """Wait until it holds."""
@@ -81,6 +81,16 @@ class Cluster:
     def healthy(self) -> int:
         """Those of them that get requests."""
         return int(self.metrics(labels='state="healthy"').get("router_replicas", 0))
+
+    def serves_with(self, replicas: int) -> bool:
+        """Whether so many get requests.
+
+        A replica that was silent, perhaps because the machine was busy, is on probation until it has answered a few
+        requests, one at a time: without any it would stay there.
+        """
+        if self.healthy() != replicas:
+            asyncio.run(streams(self.url, mixed(7)))
+        return self.healthy() == replicas
 
     def processes(self) -> list[psutil.Process]:
         """Those of the replicas."""

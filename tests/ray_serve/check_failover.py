@@ -51,18 +51,13 @@ def check_a_replica_that_stands_still_is_taken_out_and_comes_back(cluster: Clust
         found = asyncio.run(streams(cluster.url, requests, told))
         assert [a.outcome for a in found] == [a.outcome for a in expected]
         assert cluster.metrics()["router_resumed_total"] > before["router_resumed_total"]
-        cluster.until(lambda: cluster.healthy() == 1)
+        cluster.until(lambda: cluster.serves_with(1))
         again = asyncio.run(streams(cluster.url, requests[:7]))
         assert [a.outcome for a in again] == [a.outcome for a in expected[:7]]
     finally:
         still.resume()
 
-    def served_by_both() -> bool:
-        """It is on probation at first, and gets a request at a time."""
-        asyncio.run(streams(cluster.url, requests[:7]))
-        return cluster.healthy() == 2
-
-    cluster.until(served_by_both)
+    cluster.until(lambda: cluster.serves_with(2))  # on probation at first
 
 
 def _difference(expected: Answer, found: Answer) -> str:
