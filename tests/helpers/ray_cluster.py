@@ -35,17 +35,21 @@ class Cluster:
         self.url = url
         self._deployed: Json | None = None
 
-    def deploy(self, replicas: int | None = 2, engine: Json | None = None, again: bool = False, **options: Any) -> None:
+    def deploy(
+        self, replicas: int | None = 2, engine: Json | None = None, again: bool = False, give_up: float = 60.0,
+        **options: Any,
+    ) -> None:  # fmt: skip
         """Deploy the application, unless it runs like that already, and wait until it has this many replicas.
 
-        `again`: replace what runs. `options`: of the deployment of replicas.
+        `again`: replace what runs. `give_up`: seconds after which a silent replica loses its requests; on a busy
+        machine, one that compiles is silent for several. `options`: of the deployment of replicas.
         """
         from jaxspec.deploy.app import build
         from jaxspec.deploy.ray_local import deploy
 
         number = {} if replicas is None else {"num_replicas": replicas}
         # Slow is whatever the machine is busy with: no replica is taken out for that, but for silence.
-        routing = {"health": {"slow_factor": 1e6, "out_for": 1.0}, "give_up_after_s": 6.0}
+        routing = {"health": {"slow_factor": 1e6, "out_for": 1.0}, "give_up_after_s": give_up}
         arguments = {
             "engine": self.ENGINE | (engine or {}), "routing": routing,
             "replica": {"ray_actor_options": {"num_cpus": 1}, "health_check_period_s": 1, **number, **options},

@@ -15,7 +15,7 @@ def check_200_streams_survive_a_killed_replica(cluster: Cluster, reference: LLM)
         expected = asyncio.run(streams(url, requests))
     assert all(answer.status == 200 and answer.finish_reason for answer in expected)
     events = sum(answer.pieces for answer in expected)
-    cluster.deploy(2)
+    cluster.deploy(2, give_up=6.0)
     before, killed, seen = cluster.metrics(), list[int](), [0]
 
     def told() -> None:
@@ -38,7 +38,7 @@ def check_a_replica_that_stands_still_is_taken_out_and_comes_back(cluster: Clust
     requests = mixed(70, seed=4, tokens=(100, 140))  # longer: an engine is far ahead of its clients
     with serving(reference.engine) as url:
         expected = asyncio.run(streams(url, requests))
-    cluster.deploy(2)
+    cluster.deploy(2, give_up=6.0)
     before, events = cluster.metrics(), sum(answer.pieces for answer in expected)
     still, seen = cluster.processes()[0], [0]
 
