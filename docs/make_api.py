@@ -50,7 +50,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "jaxspec.sched.sim.cluster:Cluster": ("run",),
     },
     "Routing": {
-        "jaxspec.sched.routing.router:Router": ("add", "remove", "update", "route", "first_token", "ended"),
+        "jaxspec.sched.routing.router:Router": ("add", "remove", "update", "check", "route", "first_token", "ended"),
         "jaxspec.sched.routing.routing:Routing": ("choose",),
         "jaxspec.sched.routing.request:RoutedRequest": (),
         "jaxspec.sched.routing.report:ReplicaReport": (),

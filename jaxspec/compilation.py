@@ -56,7 +56,7 @@ def compile_ahead(
 def lower_ahead(
     fn: Callable[..., Any], *arguments: Any, donate: int | tuple[int, ...] = (), platform: str | None = None
 ) -> jax.stages.Lowered:
-    """The program before it is compiled, see `compile_ahead`. `platform`: None is that of JAX's default device."""
+    """Lower a program without compiling it, see `compile_ahead`. `platform`: None: the default device's."""
     # Full float32 products: GPUs use TF32 by default, which breaks exactness.
     with jax.default_matmul_precision("float32"):
         traced = jax.jit(fn, donate_argnums=donate).trace(*jax.tree.map(_abstract, arguments))

@@ -13,18 +13,22 @@ class TokenLogprob:
     """Log-probability of a token; `top` are the most likely tokens there as (token id, logprob), likeliest first."""
 
     token_id: int
+    #: Natural logarithm of its probability.
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(slots=True)
 class SpeculationCounts:
-    """Draft tokens of a request: proposed, accepted, verifications (steps that verified drafts), and accepted by level;
-    `by_level[0]` is the first level."""
+    """Draft tokens of a request."""
 
+    #: Draft tokens verified.
     proposed: int = 0
+    #: Draft tokens accepted.
     accepted: int = 0
+    #: Steps that verified drafts.
     verifications: int = 0
+    #: Draft tokens accepted at each level of the tree; the first entry is level 1.
     by_level: list[int] = field(default_factory=list)
 
     def add(self, proposed: int, accepted: int) -> None:
@@ -61,16 +65,21 @@ class RequestMetrics:
     """Metrics of one request. Times are in seconds on the engine's clock."""
 
     arrival: float
+    #: When it was first part of a step.
     first_scheduled: float | None = None
+    #: When its first token was sampled.
     first_token: float | None = None
+    #: When it ended.
     finished: float | None = None
     prompt_tokens: int = 0
+    #: Prompt tokens found in the prefix cache.
     cached_tokens: int = 0
     output_tokens: int = 0
     #: Those of `output_tokens` that the request had on arrival, see `Engine.submit`.
     resumed_tokens: int = 0
     #: Limit on its output tokens.
     max_tokens: int = 0
+    #: How often it lost its KV pages to other requests.
     preemptions: int = 0
     #: First prediction of its output tokens; None if there was none before it ended, or no need for one.
     predicted_tokens: float | None = None
@@ -80,6 +89,7 @@ class RequestMetrics:
     kv_quantized: bool = False
     #: Its latency SLOs.
     slo: Slo = NONE
+    #: Its draft tokens.
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
     @property
@@ -138,28 +148,33 @@ class OutputDelta:
     """Output that one step added to a request. `finish_reason` is set in the last delta: stop, length, abort or error.
 
     `text` may lag behind `token_ids`: incomplete UTF-8 characters and possible starts of stop strings are held back.
-    `logprobs` has one entry per token of `token_ids`, or none if they were not requested. `stop_reason` is the stop
-    string or token id that ended the output. `error` is the message if `finish_reason` is "error", and `refused` then
-    what `submit` would have raised: of an engine elsewhere, which answers later, or of a grammar that turned out to
-    take too much work.
-    `texts` is `text` by the token that released it, and `drafted` whether each token is an accepted draft.
     """
 
     request_id: str
+    #: Text that this step released.
     text: str
+    #: New token ids.
     token_ids: tuple[int, ...]
+    #: One entry per token of `token_ids`; empty if they were not requested.
     logprobs: tuple[TokenLogprob, ...] = ()
+    #: In the first delta, if requested: one entry per prompt token, None for the first one.
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     finish_reason: str | None = None
+    #: The stop string or token id that ended the output.
     stop_reason: str | int | None = None
     metrics: RequestMetrics | None = None
+    #: The message if `finish_reason` is "error".
     error: str | None = None
+    #: `text` split by the token that released each part.
     texts: tuple[str, ...] = ()
+    #: Whether each token is an accepted draft.
     drafted: tuple[bool, ...] = ()
+    #: With an error: what `submit` would have raised, had it known. A remote engine answers later, and a grammar may
+    #: turn out to take too much work.
     refused: Exception | None = None
 
     def by_token(self) -> Iterator[OutputDelta]:
-        """The same as one delta for each token; itself if it has none."""
+        """Split into one delta per token. Yields the delta itself if it has no token."""
         last = len(self.token_ids) - 1
         if last < 0:
             yield self
@@ -174,26 +189,30 @@ class OutputDelta:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One of a request's `n` outputs."""
+    """One output of a request that asks for `n` of them."""
 
+    #: Its number, 0 to n - 1.
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    #: One entry per token; None: not requested.
     logprobs: list[TokenLogprob] | None = None
+    #: stop, length, abort or error.
     finish_reason: str | None = None
+    #: The stop string or token id that ended the output.
     stop_reason: str | int | None = None
 
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A prompt of `LLM.generate` with its `n` outputs.
-
-    `metrics`, `speculation` included, are those of the output that ended last.
-    """
+    """A prompt of `LLM.generate` with its `n` outputs."""
 
     request_id: str
+    #: The prompt's text; None if token ids were given.
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    #: Metrics of the output that ended last.
     metrics: RequestMetrics
+    #: One entry per prompt token, None for the first one. None: not requested.
     prompt_logprobs: list[TokenLogprob | None] | None = None

@@ -20,41 +20,57 @@ GREEDY_BELOW = 1e-5
 class SamplingParams:
     """Sampling parameters with OpenAI's names and vLLM's extensions.
 
-    `top_k` of 0 or -1 means no limit. `logprobs=k` returns the log-probabilities of the sampled token and of the k most
-    likely tokens (0 ≤ k ≤ 20), from the unmodified distribution; `prompt_logprobs` does the same for every prompt token
-    but the first. Presence and frequency penalties count generated tokens; the repetition penalty counts the prompt too
-    (as in vLLM). Before `min_tokens` output tokens, neither an end token nor a stop string ends the output.
-    `allowed_token_ids`: no other tokens are sampled. `bad_words`: texts that are not generated, however they are split
-    into the tokens that the tokenizer gives for them. `structured_outputs`: what the output matches, after
-    its reasoning. `reasoning`: how the output begins; the chat interfaces set it, None is for outputs without a
-    reasoning part. `thinking_token_budget`: tokens of reasoning after which it must end.
-
     Raises `InvalidRequest` (a `ValueError`) naming the field that is out of range.
     """
 
+    #: 0 to 100; 0: greedy.
     temperature: float = 1.0
+    #: Sample from the smallest set of most likely tokens whose probabilities add up to this; above 0, at most 1.
     top_p: float = 1.0
+    #: Sample from this many most likely tokens. 0 or -1: no limit.
     top_k: int = 0
+    #: Sample only tokens at least this likely, relative to the most likely one; 0 to 1.
     min_p: float = 0.0
+    #: Subtracted from the logits of generated tokens; -2 to 2.
     presence_penalty: float = 0.0
+    #: Subtracted from the logits of generated tokens, once for each time they occurred; -2 to 2.
     frequency_penalty: float = 0.0
+    #: Divides positive and multiplies negative logits of prompt and generated tokens, as in vLLM; above 0.
     repetition_penalty: float = 1.0
+    #: Token id -> number added to its logit, -100 to 100.
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    #: Seed of the sampling, 64 bits: the same seed gives the same output. None: a random one.
     seed: int | None = None
+    #: Outputs per prompt, 1 to 128; output i uses the seed plus i.
     n: int = 1
+    #: Output tokens at most. None: what the context leaves.
     max_tokens: int | None = 16
+    #: Up to 16 strings that end the output.
     stop: Sequence[str] = ()
+    #: Token ids that end the output, besides the model's end tokens.
     stop_token_ids: Sequence[int] = ()
+    #: Whether the output goes on after an end token.
     ignore_eos: bool = False
+    #: Whether the text includes the stop string.
     include_stop_str_in_output: bool = False
+    #: Whether control tokens are left out of the text.
     skip_special_tokens: bool = True
+    #: Return log-probabilities of each sampled token and of this many most likely tokens, 0 to 20, from the unmodified
+    #: distribution.
     logprobs: int | None = None
+    #: Likewise for every prompt token but the first.
     prompt_logprobs: int | None = None
+    #: Output tokens before which neither an end token nor a stop string ends the output.
     min_tokens: int = 0
+    #: Token ids that may be sampled. None: all.
     allowed_token_ids: Sequence[int] | None = None
+    #: Texts that are not generated, however they are split into the tokens that the tokenizer gives for them.
     bad_words: Sequence[str] = ()
+    #: What the output must match, after its reasoning.
     structured_outputs: StructuredOutputs | None = None
+    #: How the output begins; the chat interfaces set it. None: the output has no reasoning part.
     reasoning: Reasoning | None = None
+    #: Tokens of reasoning after which it must end.
     thinking_token_budget: int | None = None
 
     def __post_init__(self) -> None:

@@ -20,22 +20,24 @@ KINDS: Mapping[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class StructuredOutputs:
-    """Exactly one of the kinds, which are named as in vLLM.
-
-    json: a JSON schema, as a mapping or as text. json_object: true: any JSON object. regex: of the whole output, in the
-    syntax of Rust's regex crate. choice: the output is one of these. grammar: llguidance's variant of Lark, or GBNF.
-    structural_tag: `{"structures": [{"begin", "schema", "end"}], "triggers": […]}`, free text in which tags begin JSON.
-    given_as: the field of the request that had it, for errors.
+    """A constraint on the output. Exactly one of the kinds is set; they are named as in vLLM.
 
     Raises `InvalidRequest`.
     """
 
+    #: JSON schema, as a mapping or as text.
     json: Mapping[str, Any] | bool | str | None = None
+    #: Regular expression for the whole output, in the syntax of Rust's regex crate.
     regex: str | None = None
+    #: The output is one of these texts.
     choice: Sequence[str] | None = None
+    #: Context-free grammar in llguidance's variant of Lark, or in GBNF.
     grammar: str | None = None
+    #: True: any JSON object.
     json_object: bool | None = None
+    #: Free text in which tags begin JSON: `{"structures": [{"begin", "schema", "end"}], "triggers": […]}`.
     structural_tag: Mapping[str, Any] | None = None
+    #: Request field that the constraint came from, for error messages.
     given_as: str = field(default="structured_outputs", compare=False)
 
     def __post_init__(self) -> None:
@@ -56,7 +58,7 @@ class StructuredOutputs:
 
     @property
     def kind(self) -> str:
-        """The one that is given."""
+        """Name of the constraint field that is set."""
         return next(kind for kind in KINDS if getattr(self, kind) is not None)
 
     def schema(self) -> Mapping[str, Any] | bool:

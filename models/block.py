@@ -107,7 +107,7 @@ class Block(nnx.Module):
         return self._biased(self.ops.product(x, getattr(self, name)[...], width, layer).astype(x.dtype), name, layer)
 
     def _summed(self, x: jax.Array, name: str, layer: jax.Array | None) -> jax.Array:
-        """The same for a matrix `[in, hidden]` of which each device has some rows."""
+        """`x [T, in]` times a matrix `[in, hidden]` with rows split over devices, plus its bias -> `[T, hidden]`."""
         y = self.ops.product(x, getattr(self, name)[...], self.config.hidden_size, layer).astype(x.dtype)
         return self._biased(self.ops.total(y), name, layer)
 

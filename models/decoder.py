@@ -67,7 +67,7 @@ def scaled_logits(config: DecoderConfig, products: jax.Array) -> jax.Array:
 
 
 class Decoder(Body):
-    """A model that is served."""
+    """A language model: token embeddings, decoder layers and output head."""
 
     def embed(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
         """`tokens [T]`, `positions [T]` int32 -> `[T, hidden]`."""

@@ -39,7 +39,7 @@ def split_axis(name: str) -> int | None:
 
 
 def _part(name: str) -> str:
-    """Of a weight's name, such as `layers.0.qkv`."""
+    """The last part of a weight's name: `qkv` of `layers.0.qkv`."""
     return name.rsplit(".", 1)[-1]
 
 
@@ -94,7 +94,7 @@ class Shards:
 
     @property
     def pooled(self) -> DecoderConfig:
-        """The configuration with as many KV heads as all devices have slots: that of the page pool."""
+        """The page pool's configuration: it has as many KV heads as all devices together have places for."""
         return replace(self.config, num_heads=self.heads[1].size, num_kv_heads=self.heads[0].size)
 
     def arrange(self, name: str, weight: np.ndarray) -> np.ndarray:

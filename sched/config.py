@@ -40,7 +40,7 @@ class LatencySlo(Section):
 
     @property
     def slo(self) -> Slo:
-        """The same in seconds."""
+        """These latency targets in seconds."""
         return Slo(*(None if ms is None else ms / 1000 for ms in (self.tpot_ms, self.ttft_ms)))
 
 

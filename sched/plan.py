@@ -19,9 +19,9 @@ class ScheduledRequest:
     request: Request
     start: int
     count: int
-    #: Most draft nodes after the last known token, and most levels; pages are reserved for the levels. All requests
-    #: together have at most `Plan.draft_nodes`.
+    #: Most draft nodes after the last known token. All requests together have at most `Plan.draft_nodes`.
     drafts: int = 0
+    #: Most levels of the draft tree; pages are reserved for them.
     levels: int = 0
     #: Whether the step samples a new token: it reaches the end of the tokens that are known when it is planned.
     samples: bool = field(init=False)
@@ -118,8 +118,9 @@ class Plan:
     scheduled: tuple[ScheduledRequest, ...]
     preempted: tuple[Request, ...] = ()
     paused: tuple[Request, ...] = ()
-    #: Transfers to the host, and from the host.
+    #: KV transfers from the device to the host.
     offload: tuple[Transfer, ...] = ()
+    #: KV transfers from the host to the device.
     upload: tuple[Transfer, ...] = ()
     #: Most draft nodes of all requests together.
     draft_nodes: int = 0
@@ -140,6 +141,7 @@ class RequestResult:
 
     tokens: tuple[int, ...] = ()
     finish_reason: str | None = None
-    #: Draft tokens verified, and accepted; both 0 for plain decoding.
+    #: Draft tokens verified; 0 for plain decoding.
     proposed: int = 0
+    #: Draft tokens accepted; 0 for plain decoding.
     accepted: int = 0

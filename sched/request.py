@@ -63,12 +63,15 @@ class Request:
     repredicted: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
     #: Median and 90 % quantile of the output length, as known at the first prediction.
     predicted_quantiles: tuple[float, float] | None = None
-    #: True output length and acceptance rate, for oracles in benchmarks and the simulator.
+    #: True output length, for oracles in benchmarks and the simulator.
     true_len: int | None = None
+    #: True acceptance rate, likewise.
     true_acceptance: float | None = None
 
     status: RequestStatus = RequestStatus.WAITING
+    #: How many of `tokens` have committed KV.
     computed: int = 0
+    #: Device pages with that KV, and those reserved for the current step.
     pages: list[int] = field(default_factory=list[int])
     #: Host pages with the KV of its `computed` tokens while it is swapped.
     host_pages: list[int] = field(default_factory=list[int])
@@ -78,10 +81,13 @@ class Request:
     registered: int = 0
     #: Prompt tokens found in the prefix cache at the first admission.
     cached_tokens: int = 0
-    #: Preemptions, those of them by swapping, pauses (it lost only its slot), and tokens computed again.
+    #: How often it was preempted: it lost its pages.
     preemptions: int = 0
+    #: Preemptions that moved its KV to the host.
     swaps: int = 0
+    #: How often it was paused: it lost only its slot.
     pauses: int = 0
+    #: Tokens computed again after preemptions.
     recomputed: int = 0
     #: Tokens whose KV was lost by preemption and has to be computed again; None after the next new token.
     recompute_until: int | None = None
@@ -89,11 +95,13 @@ class Request:
     number: int = 0
     #: Attained service (LAPS-SD): seconds of its steps after the first token, drafting included.
     attained: float = 0.0
-    #: Draft tokens verified, and accepted, so far.
+    #: Draft tokens verified so far.
     proposed: int = 0
+    #: Draft tokens accepted so far.
     accepted: int = 0
     #: Values that policies and drafters keep (`jaxspec.sched.per_request`).
     kept: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False)
+    #: When it was first part of a step.
     first_scheduled: float | None = None
     #: When its first token was sampled.
     first_token: float | None = None

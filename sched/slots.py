@@ -86,7 +86,7 @@ class SlotContext:
 
 
 class Policy:
-    """Base of all policies."""
+    """Base of all policies. `needs`: what the engine must provide for it."""
 
     needs: ClassVar[frozenset[Need]] = frozenset()
 

@@ -34,7 +34,7 @@ class Regression:
 
     @property
     def slope(self) -> float | None:
-        """None until x has varied."""
+        """Slope of the fitted line; None until x has varied."""
         return self._product / self._square if self._square > 1e-9 else None
 
 

@@ -87,8 +87,10 @@ class Reversed:
 
 
 class WaitTimes:
-    """Waiting requests by the time their wait began. One that began before that of others is put in its place in O(n);
-    that happens only to those that have waited elsewhere."""
+    """Waiting requests by the time their wait began.
+
+    Insertion is O(n) for a request that began to wait before others here, which happens only if it waited elsewhere.
+    """
 
     def __init__(self) -> None:
         self._young: OrderedDict[str, tuple[float, Request]] = OrderedDict()

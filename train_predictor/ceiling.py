@@ -39,7 +39,7 @@ def ceiling(length: np.ndarray, other: np.ndarray, classes: int, rng: np.random.
 
 
 def _correlation(length: np.ndarray, other: np.ndarray) -> float:
-    """Of the normal scores; both orders of a pair count, because neither answer is the first."""
+    """Correlation of the normal scores; both orders of a pair count, because neither answer is the first."""
     ranks = rankdata(np.concatenate([length, other]))
     scores = norm.ppf((ranks - 0.5) / len(ranks))
     a, b = np.split(scores, 2)

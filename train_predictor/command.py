@@ -14,7 +14,7 @@ from jaxspec.errors import reason
 
 
 def parse(prog: str, about: str | None, presets: str, argv: Sequence[str] | None) -> argparse.Namespace:
-    """The arguments of `parser`."""
+    """Parse `argv` with `parser`."""
     return parser(prog, about, presets).parse_args(argv)
 
 

@@ -33,7 +33,7 @@ def write(evaluations: Sequence[Any], folder: Path, target: str, plot: Callable[
 
 
 def files(folder: Path) -> list[Path]:
-    """Those that a finished run has written."""
+    """Files that a finished run has written."""
     return [path for name in ("curve.json", "curve.png") if (path := folder / name).exists()]
 
 

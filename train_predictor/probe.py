@@ -159,8 +159,10 @@ def trained(probe: LengthProbe, examples: Examples, steps: int, rng: np.random.G
 
 
 def held_out_rows(paths: Sequence[str], target: LoadedModel) -> list[Row]:
-    """The answers of all files, uncut, that are in the test part of length predictors, without those of one token.
-    Raises `ConfigError` naming the field `data`."""
+    """Whole answers in the test part of length predictors, from all files; answers of one token are left out.
+
+    Raises `ConfigError` naming the field `data`.
+    """
     from jaxspec.draft.distill.data import answers_of
 
     return [row for row in answers_of(paths, target) if len(row.answer) > 1 and held_out(target, row)]

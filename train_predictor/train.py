@@ -176,7 +176,7 @@ class Trainer:
         def update(
             state: dict[str, Any], vectors: jax.Array, batch: Batch, rows: jax.Array, step: jax.Array
         ) -> tuple[dict[str, Any], jax.Array]:
-            """The same for the head alone. `rows [B]` index `vectors [N, H]`."""
+            """One optimizer step of the head alone. `rows [B]` index `vectors [N, H]`."""
             key = jax.random.fold_in(self._key, step)
             value, grads = jax.value_and_grad(self._loss)(state["head"], vectors[rows], batch, key)
             updates, optimizer = self.optimizers[1].update(grads, state["optimizer"], state["head"])
@@ -283,7 +283,7 @@ class Trainer:
         return step, lambda: np.asarray(self._read(self.state["head"], self.vectors(rows, self.state)))
 
     def _steps_of_head(self) -> tuple[Callable[[np.ndarray], Any], Callable[[], np.ndarray]]:
-        """The same for phase 2, which trains the head on the vectors of the best encoder."""
+        """Training step and validation of phase 2, which trains the head on the vectors of the best encoder."""
         rows = self.data.rows(TRAIN)
         vectors = jnp.asarray(self.vectors(rows, self.best))
         validation = jnp.asarray(self.vectors(self.data.rows(VALIDATION), self.best))

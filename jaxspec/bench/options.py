@@ -136,13 +136,13 @@ def slo(args: argparse.Namespace) -> Slo | None:
 
 
 def slo_settings(args: argparse.Namespace) -> list[str]:
-    """The same targets as engine settings, KEY=VALUE, so that the scheduler knows them."""
+    """Latency targets of the command line as engine settings, KEY=VALUE, so that the scheduler knows them."""
     targets = {"slo.ttft_ms": args.slo_ttft_ms, "slo.tpot_ms": args.slo_tpot_ms}
     return [f"{key}={target}" for key, target in targets.items() if target is not None]
 
 
 def seconds(slo: Slo | None) -> SchedulerSlo:
-    """The same targets as the scheduler has them, in seconds."""
+    """Convert latency targets to the scheduler's form, in seconds."""
     targets = slo or Slo()
     return SchedulerSlo(*(None if ms is None else ms / 1000 for ms in (targets.tpot_ms, targets.ttft_ms)))
 

@@ -74,12 +74,12 @@ class Scenario:
         return [part for part, random in drawn.items() if random]
 
     def scheduler(self) -> Scheduler:
-        """An empty one."""
+        """A new scheduler without requests."""
         costs = swap_costs(self.cost, self.args.swap_page_ms / 1000)
         return build_scheduler(self.config, self.workload, self.cost, self.args.host_pages, costs)
 
     def acceptance(self) -> Acceptance | None:
-        """Of the chains of `draft_length` tokens; None without them."""
+        """Acceptance of simulated draft chains of `draft_length` tokens; None if nothing is drafted."""
         drafts = _streams(self.args.seed)[2]
         return Sampled(self._process, len(self.workload), drafts) if self.draft_length else None
 

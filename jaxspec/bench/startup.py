@@ -100,7 +100,7 @@ def _server(args: argparse.Namespace, environment: Mapping[str, str], finish_war
 
 
 def _llm(args: argparse.Namespace, environment: Mapping[str, str], finish_warm_up: bool) -> dict[str, Any]:
-    """The same with an `LLM`."""
+    """Measure the start of an `LLM` in a separate process."""
     with tempfile.TemporaryFile("w+") as log:
         command = [sys.executable, "-c", _LLM, args.config or "", json.dumps(options.overrides(args))]
         with _Watched(command, environment, log) as process:

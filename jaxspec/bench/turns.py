@@ -69,8 +69,8 @@ METRICS: Mapping[str, Metric] = {
 
 
 def ratio(metric: str, own: Sequence[Turn], base: Sequence[Turn]) -> Estimate | None:
-    """Of a metric to another preset's in the same rounds: geometric mean and 95 % interval over the turns. None if a
-    value is 0 or was not measured."""
+    """Ratio of a metric to that of another preset in the same rounds: geometric mean and 95 % interval over the turns.
+    None if a value is 0 or was not measured."""
     of = METRICS[metric].of
     return relative([of(turn.report) for turn in own], [of(turn.report) for turn in base])
 

@@ -47,7 +47,7 @@ def as_vllm(report: Report) -> dict[str, Any]:
 
 
 def _run(report: Report) -> dict[str, Any]:
-    """What was run."""
+    """Options of the run, under the names of vLLM's benchmark."""
     asked, model = report.options, report.extra.get("model")
     # vLLM's burstiness is the shape of the gamma distribution of gaps, ours their coefficient of variation.
     cv = asked.get("burstiness", 1.0)

@@ -39,7 +39,7 @@ class CallScanner:
 
     @property
     def raw(self) -> str:
-        """All text read."""
+        """All text read so far."""
         return self._raw
 
     @property

@@ -39,7 +39,7 @@ class Matcher(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Whether nothing may follow."""
+        """Whether the constrained output is complete: no further token is allowed."""
         ...
 
 

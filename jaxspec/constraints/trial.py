@@ -78,7 +78,7 @@ def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
 
 
 def main() -> None:
-    """The process."""
+    """Entry point of the trial process."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 

@@ -28,7 +28,7 @@ class ScalingSettings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """Of one replica. occupancy: its requests / its slots. The SLO counts are of the last minute."""
+    """Load of one replica. occupancy: its requests / its slots. The SLO counts are of the last minute."""
 
     waiting_tokens: float = 0.0
     occupancy: float = 0.0

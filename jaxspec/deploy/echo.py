@@ -31,10 +31,10 @@ class Echo:
         return self._facts
 
     def check_health(self) -> None:
-        """It is always healthy."""
+        """An echo is always healthy."""
 
     async def load(self) -> Load:
-        """Always the same."""
+        """A constant load: an echo does no work."""
         return Load(self._report, EngineStats())
 
     async def scaling_stats(self) -> dict[str, float]:

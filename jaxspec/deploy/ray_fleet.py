@@ -25,7 +25,7 @@ class RayFleet:
         self._handle, self._streams = handle, handle.options(stream=True)
 
     async def facts(self) -> Facts:
-        """Those of any replica; waits for the first one."""
+        """The engine's facts, from any replica; waits for the first replica."""
         return await self._handle.facts.remote(Address(None, self._board))
 
     async def names(self, fresh: bool = False) -> frozenset[str]:

@@ -77,7 +77,7 @@ def deploy(application: serve.Application, name: str) -> None:
 
 
 def processes(deployment: str, application: str) -> list[psutil.Process]:
-    """Those of a deployment's replicas on this machine, by process id."""
+    """Operating-system processes of a deployment's replicas on this machine, in order of process id."""
     found: list[psutil.Process] = []
     for process in psutil.Process().children(recursive=True):
         try:

@@ -157,13 +157,13 @@ class RemoteEngine:
             task.cancel()
 
     def stats(self) -> EngineStats:
-        """Those of all replicas together, as last reported."""
+        """Engine statistics summed up over all replicas, as last reported."""
         return self.replicas.stats()
 
     # -- one request ---------------------------------------------------------------------------------------------------
 
     def _done(self, request: RemoteRequest, task: asyncio.Task[None]) -> None:
-        """Its task has ended, or was cancelled before it began."""
+        """Clean up after a request's task, which has ended or was cancelled before it began."""
         now = self._clock()
         self.replicas.router.ended(request.id, now)
         del self._requests[request.id], self._tasks[request.id]
@@ -174,7 +174,7 @@ class RemoteEngine:
             request.end("error", now, f"the request failed: {type(error).__name__}: {error}")
 
     def _ended(self, request: RemoteRequest, reason: str) -> None:
-        """Its last delta is about to be delivered."""
+        """Tell the observers that a request ends; its last delta is delivered after this."""
         if reason == "stop":
             self.lengths.ended(len(request.tokens))
         self._tell(self.observers, request.metrics, reason)

@@ -46,7 +46,7 @@ class Replica:
             raise EngineDead(self.engine.failure or "the engine has stopped")
 
     async def load(self) -> Load:
-        """Its load now: as of the end of the step under way; of a failed engine only that it has failed."""
+        """The replica's load at the end of the current step. For a failed engine: only that it has failed."""
         try:
             made = await asyncio.wrap_future(self.engine.between_steps(report))
         except EngineDead:

@@ -47,7 +47,7 @@ class Replicas:
         return self._heard.get(name, float("-inf"))
 
     def stats(self) -> EngineStats:
-        """Those of all replicas together, as last reported."""
+        """Engine statistics summed up over all replicas, as last reported."""
         return total([load.stats for load in self._loads.values()])
 
     async def poll(self) -> None:

@@ -1,4 +1,4 @@
-"""The statistics of several engines as those of one."""
+"""Adds the statistics of several engines up."""
 
 from __future__ import annotations
 

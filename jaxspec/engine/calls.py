@@ -19,7 +19,7 @@ class Calls:
         self._waiting: deque[tuple[Callable[[EngineLoop], Any], Future[Any]]] = deque()
 
     def __bool__(self) -> bool:
-        """Whether any is to be made."""
+        """Whether calls are waiting to be made."""
         return bool(self._waiting)
 
     def add(self, call: Callable[[EngineLoop], T]) -> Future[T]:

@@ -103,8 +103,11 @@ class Counters:
         self._observe(results, (timer.plain_begun - timer.begun) + (done - timer.read))
 
     def _observe(self, results: Sequence[RequestResult], outside: float) -> None:
-        """Update `load` with a step of which `outside` seconds were drafting, swapping, the length probe, or after
-        reading its results. Requests that verified no draft count, too: with load, drafts become fewer."""
+        """Update `load` with a step.
+
+        `outside`: seconds of drafting, swapping and the length probe, and those after the results were read. Requests
+        that verified no draft count, too: with load, drafts become fewer.
+        """
         new = [len(result.tokens) for result in results if result.tokens]
         drafts, self._proposed = self.speculation.proposed - self._proposed, self.speculation.proposed
         if new:

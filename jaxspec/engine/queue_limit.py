@@ -62,7 +62,7 @@ class QueueLimit:
 
     @property
     def tenants(self) -> Collection[str]:
-        """Those that have asked in the last two minutes, as of the latest `check`."""
+        """Tenants with a request in the last two minutes, as of the latest `check`."""
         return self._asked.keys()
 
     def ended(self, served: bool) -> None:

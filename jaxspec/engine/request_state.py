@@ -151,7 +151,7 @@ class RequestState:
         return RequestResult(tuple(new), self.finish_reason)
 
     def _take(self, tokens: Sequence[int], before: int) -> list[int]:
-        """Append output tokens, `before` of which came earlier. -> those up to the one that ends the request."""
+        """Append output tokens, after `before` earlier ones. -> the tokens up to the one that ends the request."""
         new: list[int] = []
         end_at = inf if self._end_at is None else self._end_at
         for token in tokens:

@@ -57,7 +57,7 @@ def pack(layers: Sequence[Sequence[StoredMatrix]]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Run:
-    """Panels in a row with the same format: the first panel, their number, and their columns in parts `[out, in]`."""
+    """Consecutive panels of one format: the first panel, their number, and their columns in parts `[out, in]`."""
 
     kind: str
     first: int
@@ -71,7 +71,7 @@ class _Run:
 
     @property
     def part(self) -> StoredMatrix:
-        """The only part."""
+        """The stored matrix, of weights that consist of one. Raises `ValueError` for several."""
         (part,) = self.parts
         return part
 

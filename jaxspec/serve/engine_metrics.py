@@ -64,7 +64,7 @@ class EngineCollector(Collector):
 
 
 def _gauges(s: EngineStats) -> list[tuple[str, str, float]]:
-    """(name, help, value)."""
+    """Gauges as (name, help, value)."""
     host = s.host_seconds / s.step_seconds if s.step_seconds else 0.0
     return [
         ("num_requests_running", "Running requests.", s.running),

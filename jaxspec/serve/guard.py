@@ -108,8 +108,10 @@ _SLOWEST = 10_000
 
 
 class BodyLimit:
-    """Rejects bodies over `limit` bytes with 413, by Content-Length or while receiving, and with 408 those of which
-    nothing comes for `seconds`, or that are slower than 10 kB/s after ten times as long.
+    """Rejects request bodies that are too large or too slow.
+
+    413: over `limit` bytes, by Content-Length or while receiving. 408: nothing came for `seconds`, or it is slower
+    than 10 kB/s after ten times as long.
     """
 
     def __init__(self, app: ASGIApp, limit: int, seconds: float) -> None:

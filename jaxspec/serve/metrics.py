@@ -88,7 +88,7 @@ class ServerMetrics:
 
 
 class _Exposed(Collector):
-    """A registry's metrics without creation times, which no dashboard uses, and those of `IN_VLLM` under both names."""
+    """Exposes a registry's metrics, without creation times. Metrics in `IN_VLLM` have vLLM's name as well."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

@@ -86,7 +86,7 @@ class ResponsesAnswer(ChatAnswer):
         return out
 
     def _new_logprobs(self) -> list[Json]:
-        """Those of tokens of the content that no event has had."""
+        """Log-probabilities of content tokens that no event has carried yet."""
         parser = self._parsers[0]
         start = max(self._attached, parser.reasoning_tokens if parser else 0)
         self._attached = len(self._logprobs_seen)

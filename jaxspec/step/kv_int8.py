@@ -182,7 +182,7 @@ class OpenPages:
         return np.asarray(slots, np.int32), np.asarray(reread, bool)
 
     def _finished_with(self, page: int, before: int | None) -> int | None:
-        """The open page that a request which begins `page` no longer needs: that of the page it has just filled.
+        """Slot of the open page that a request has just filled, and no longer needs as it begins `page`.
 
         Without this it would take another request's open page, whose content would be rounded a second time.
         """

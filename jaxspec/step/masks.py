@@ -19,7 +19,7 @@ WORD = 32
 
 
 def words(vocab: int) -> int:
-    """Words of a mask."""
+    """Number of words in a bit mask over the vocabulary."""
     return -(-vocab // WORD)
 
 

@@ -72,7 +72,7 @@ class TensorParallel:
         return jax.device_put(tree, self.everywhere)
 
     def zeros(self, shape: Sequence[int], dtype: Any) -> jax.Array:
-        """An array of a KV cache, split by heads, or a table, of which every device has all."""
+        """Zeros for an array of a KV cache, split by heads, or for a table, which every device has whole."""
         return jnp.zeros(shape, dtype, device=self.pool_sharding(len(shape)))
 
     def pool_sharding(self, dimensions: int) -> NamedSharding:

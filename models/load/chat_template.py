@@ -115,7 +115,7 @@ def _sliced(value: Any) -> Any:
 
 
 def _joined(values: Iterable[Any]) -> str:
-    """The texts as one."""
+    """Concatenate values as text."""
     parts: list[str] = []
     for value in values:
         parts.append(str(_measured(value)))
@@ -148,7 +148,7 @@ def _measure(value: Any) -> int:
 
 
 def _measured(value: Any) -> Any:
-    """The value, of which lists and mappings are paid: it is compared, or becomes text."""
+    """Charge the work limit for a list or mapping that is compared or becomes text. -> the value."""
     if isinstance(value, Mapping | list | tuple | set) and _work.get(None) is not None:
         _work.get().spend(_measure(value))
     return value

@@ -42,7 +42,7 @@ def _windowed(every: int) -> Callable[[Get], tuple[int, ...]]:
 
 
 def _scale(largest: int) -> Callable[[Get], float]:
-    """Gemma's scale of scores: of the models with `largest` layers it is not that of the heads."""
+    """Gemma's scale of attention scores; in the model with `largest` layers it does not follow from the head size."""
 
     def scale(get: Get) -> float:
         heads, hidden = get("attention.head_count"), get("embedding_length")

@@ -75,7 +75,7 @@ QWEN_SHARED = Layout(
 
 
 def _both(**names: str) -> dict[str, str]:
-    """Weight and bias of each."""
+    """Tensor names of the weight and the bias of each part. -> part or part_bias -> tensor name."""
     weights = {part: f"{name}.weight" for part, name in names.items()}
     return weights | {f"{part}_bias": f"{name}.bias" for part, name in names.items()}
 

@@ -57,7 +57,7 @@ class Layout:
 
 def span(first: Callable[[DecoderConfig], int], count: Callable[[DecoderConfig], int],
          total: Callable[[DecoderConfig], int]) -> RowsOf:  # fmt: skip
-    """Rows in a row."""
+    """Consecutive rows `first … first + count` of a tensor that has `total` rows."""
     return lambda c: Rows(slice(first(c), first(c) + count(c)), total(c))
 
 

@@ -39,18 +39,18 @@ class StoredMatrix:
 
     @classmethod
     def of(cls, matrix: np.ndarray) -> StoredMatrix:
-        """Of an array `[out, in]` in memory; other data types than `FLOATS` become float32."""
+        """A stored matrix of an array `[out, in]` in memory; data types other than `FLOATS` become float32."""
         kind = next((kind for kind, dtype in FLOATS.items() if matrix.dtype == dtype), "F32")
         return cls(kind, (matrix.shape[0], matrix.shape[1]), lambda: np.asarray(matrix, FLOATS[kind]))
 
     @classmethod
     def int8(cls, codes: np.ndarray, scale: np.ndarray) -> StoredMatrix:
-        """Of int8 `codes [out, in]` with a float32 scale per output, in any shape."""
+        """A stored matrix of int8 `codes [out, in]` with one float32 scale per output; `scale` has any shape."""
         return cls(INT8, (codes.shape[0], codes.shape[1]), lambda: codes, scale.reshape(-1))
 
     @classmethod
     def read_by(cls, read: Callable[[], np.ndarray], shape: tuple[int, int]) -> StoredMatrix:
-        """Of an array `[out, in]` of unknown data type: taken as float32, which holds all others exactly."""
+        """A stored matrix of an array `[out, in]` of unknown type, read as float32, which holds all types exactly."""
         return cls("F32", shape, lambda: np.asarray(read(), np.float32))
 
     def rows(self, index: np.ndarray | slice) -> StoredMatrix:

@@ -53,7 +53,7 @@ class LazyWeights(Weights):
         return len(self._readers)
 
     def watched(self, read: Callable[[str], None]) -> LazyWeights:
-        """The same weights; `read` is told the name of each when it is read the first time, also in its stored form."""
+        """These weights, with `read` called with a weight's name when it is first read, also in its stored form."""
         seen: set[str] = set()
 
         def reading(name: str, reader: Reader) -> np.ndarray:

@@ -14,8 +14,8 @@ from jaxspec.sched.slots import ORDERS, Need, SlotContext
 
 
 class Tags(NamedTuple):
-    """Of a request, in tokens of virtual time. output: output tokens in its finish tag; arrived: the virtual time of
-    its arrival."""
+    """Start and finish tag of a request, in tokens of virtual time. output: output tokens in its finish tag; arrived:
+    the virtual time of its arrival."""
 
     start: float
     output: float

@@ -62,7 +62,7 @@ class Health:
         self._silent = set[str]()  # at the last check
 
     def state(self, replica: Replica) -> HealthState:
-        """Its state at the last check."""
+        """State of a replica at the last check."""
         record = self._records.get(replica.name)
         return HealthState.HEALTHY if record is None else record.state
 
@@ -77,7 +77,7 @@ class Health:
         return out or [r for r in replicas if r.name not in self._silent] or replicas
 
     def probes(self, replicas: Iterable[Replica]) -> list[Replica]:
-        """Those of them that are on probation."""
+        """The replicas among these that are on probation."""
         return [replica for replica in replicas if self.state(replica) is HealthState.PROBATION]
 
     def forget(self, name: str) -> None:

@@ -35,8 +35,10 @@ class RecentPrefixes:
             known.popitem(last=False)
 
     def find(self, keys: Sequence[int]) -> list[Replica]:
-        """The replicas that were sent the longest known part of these keys, and then those of half of it, the last ones
-        first. O(log keys): a prefix is known only as long as its beginning is."""
+        """Replicas that were sent the longest known prefix of these keys, then those that were sent half of it.
+
+        Most recent first. O(log keys): a prefix is known only as long as its beginning is.
+        """
         low, high = 0, len(keys)
         while low < high:
             middle = (low + high + 1) // 2

@@ -177,7 +177,7 @@ class Replica:
         return len(request.page_keys)
 
     def cached_tokens(self, request: RoutedRequest) -> int:
-        """The same in tokens; the last token of a prompt is always computed."""
+        """Prompt tokens that the replica probably has in its prefix cache; the last prompt token is always computed."""
         if self.report is None:
             return 0
         return min(request.prompt_len - 1, self.cached_pages(request) * self.report.page_size)

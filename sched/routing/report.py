@@ -15,13 +15,15 @@ MOST_PREFIXES = 4096
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """What a replica says about itself. Small and picklable. Numbers of requests count all that it has."""
+    """What a replica reports about itself. Small and picklable. Counts include all of its requests."""
 
     #: Seconds on the router's clock at which it was made.
     time: float
-    #: Requests that have a slot, requests that wait, and slots (`max_num_seqs`).
+    #: Requests that have a slot.
     running: int
+    #: Requests that wait for one.
     waiting: int
+    #: Slots in all, `max_num_seqs`.
     slots: int
     #: Prompt tokens of all its requests that are still to be computed, without those found in its cache.
     prompt_tokens: int
@@ -29,20 +31,22 @@ class ReplicaReport:
     output_tokens: float
     #: Seconds of a prompt token in a full step.
     seconds_per_prompt_token: float
-    #: Seconds of a decoding step of one request, and what each further request adds to it.
+    #: Seconds of a step in which one request decodes.
     seconds_per_step: float
+    #: Seconds that each further decoding request adds to a step.
     seconds_per_request: float = 0.0
     #: Output tokens that a step gives a request: above 1 with drafts.
     tokens_per_step: float = 1.0
     #: The tightest TPOT SLO of its requests in seconds; None: there is none.
     tightest_tpot: float | None = None
-    #: Tokens of a page, and the prefix keys of cached pages (`short_key`), the most recently used ones.
+    #: Tokens of a page.
     page_size: int = 16
+    #: Prefix keys (`short_key`) of the most recently used cached pages.
     prefixes: frozenset[int] = frozenset()
 
     @property
     def requests(self) -> int:
-        """Requests that it has."""
+        """Requests of the replica, running and waiting."""
         return self.running + self.waiting
 
     def token_seconds(self, requests: float) -> float:

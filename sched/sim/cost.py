@@ -131,7 +131,7 @@ class Machine:
     bus: float
 
     def with_kv(self, share: float) -> Machine:
-        """The same with KV of `share` of the bytes, which are read as they are stored: 0.5 for INT8 instead of FP16."""
+        """This machine with KV of `share` of the bytes, read as stored: 0.5 for INT8 instead of FP16."""
         cost = replace(self.cost, position=self.cost.position * share)
         return replace(self, cost=cost, kv_bytes=self.kv_bytes * share)
 

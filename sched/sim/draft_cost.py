@@ -89,8 +89,10 @@ SPIN_SSM_V100: Mapping[str, DraftCost] = {
 
 
 def draft_cost(cost: Cost) -> DraftCost:
-    """Draft cost that goes with a target model's cost model: from its profile or constants, else that of the paper's
-    smallest draft model on the same machine, else `FREE`."""
+    """Draft cost that goes with a target model's cost model.
+
+    From its profile or constants; else for the paper's smallest draft model on the same machine; else `FREE`.
+    """
     if isinstance(cost, Profiled):
         return DraftCost(cost.draft_level, 0.0)
     if isinstance(cost, Linear):

@@ -81,7 +81,7 @@ class SimulatedDrafter(SharedDevice):
         widths: Sequence[int] = (1, 2, 4), name: str = "simulated", own_device: bool = False,
         expansion: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """`widths`: those of the beams; not used with an `expansion`, whose only width is that of its last level."""
+        """`widths`: beam widths. With an `expansion` they are not used: the width is that of its last level."""
         if (most := max(expansion or widths)) > process.choices:
             what = "expansion: width" if expansion else "width"
             raise ValueError(f"{what} {most} exceeds the process's choices, {process.choices}")

@@ -177,7 +177,7 @@ class DepthController:
 
     @property
     def last_round(self) -> float:
-        """Seconds that `usual_round` last returned; before, those of the smallest round."""
+        """Seconds that `usual_round` last returned; before its first call, the time of the smallest round."""
         return self._last_round or self.times.round(1, USUAL_UNCACHED, 1, self.widths[0])
 
     def off(self) -> Lookahead:
@@ -186,7 +186,7 @@ class DepthController:
         return Lookahead()
 
     def decide_free(self, decoding: Sequence[str]) -> Lookahead:
-        """Of a free drafter: as deep and wide as nodes can pay in a step of these decoding requests (ids)."""
+        """Lookahead of a free drafter: as deep and wide as nodes can pay in a step of these decoding requests (ids)."""
         most, requests = self.max_lookahead, len(decoding)
         if self._kept_steps and requests == self._kept_requests:  # saves time: it hardly changes from step to step
             self._kept_steps -= 1
@@ -218,7 +218,7 @@ class DepthController:
     def decide_for_late(
         self, decoding: int, uncached: int, records: Sequence[AcceptanceRecord], max_nodes: int
     ) -> Lookahead:
-        """Pick the depth that gives late requests, of which these are the records, most tokens per second.
+        """Pick the depth that gives late requests most tokens per second; `records` are their acceptance records.
 
         Only those of the `decoding` requests are drafted for, with at most `max_nodes` draft nodes, and only if they
         get more tokens per second than without drafts.

@@ -34,7 +34,7 @@ class DraftRoom:
         return cls(plan.num_tokens, plan.draft_nodes, sharing, context=committed_positions(plan.scheduled))
 
     def share(self, nodes: int, requests: int) -> int:
-        """Of `nodes` draft nodes of the step, those that a micro-batch with `requests` that may draft can select."""
+        """How many of the step's `nodes` draft nodes a micro-batch may select in which `requests` may draft."""
         return (nodes - self.drafted) * requests // max(self.requests, 1)
 
     def take(self, requests: int, nodes: int) -> None:

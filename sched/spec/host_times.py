@@ -48,7 +48,7 @@ class HostTimes:
 
     @property
     def without_drafts(self) -> float:
-        """The same of a plain step; until one is known, of the kind that is most like it."""
+        """Seconds of the host in a plain step; until one is known, of the most similar kind of step."""
         return next((s for kind in (PLAIN, UNUSED, DRAFTED) if (s := self.of(kind)) is not None), 0.0)
 
     def overhead(self, without: int) -> float:

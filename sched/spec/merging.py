@@ -63,8 +63,10 @@ class Drafted:
 
 
 def by_request(proposed: Sequence[Proposed], forest: Forest) -> tuple[list[RequestTree], Forest]:
-    """One tree for each request. `forest`: the proposals' trees, whose probabilities count; those of a request follow
-    one another."""
+    """Merge the proposals of several drafters into one tree per request.
+
+    `forest`: the proposals' trees, with the probabilities to use. Trees of the same request follow one another.
+    """
     pairs = zip(proposed, forest, strict=True)
     groups = [list(group) for _, group in groupby(pairs, lambda pair: pair[0].scheduled.request.id)]
     trees, candidates = list[RequestTree](), list[Candidates]()

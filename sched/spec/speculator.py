@@ -177,7 +177,7 @@ class Speculator:
         return self._payoffs.setdefault(1 << (len(decoding) - 1).bit_length(), Payoff())
 
     def _served(self, drafter: int, requests: Sequence[Request]) -> Sequence[Request]:
-        """Those of the requests that the drafter may draft for."""
+        """The requests that this drafter may draft for."""
         if not self.drafters[drafter].ready:
             return []
         return [r for r in requests if self.assignment.of(r) == drafter] if self.assignment else requests

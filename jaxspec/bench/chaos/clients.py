@@ -22,7 +22,7 @@ ANSWER, IDLE = 120.0, 60.0
 
 
 class Target(Protocol):
-    """What clients ask."""
+    """A server that clients send requests to."""
 
     url: str
     #: Whether requests may fail now: none is sent.

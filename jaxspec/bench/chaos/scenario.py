@@ -37,7 +37,7 @@ class Asked:
 
     @property
     def random(self) -> bool:
-        """Whether tokens are drawn."""
+        """Whether tokens are sampled instead of chosen greedily."""
         return not self.params.greedy
 
 

@@ -84,7 +84,7 @@ def nested(random: Random) -> Raw:
 
 
 def large(random: Random) -> Any:
-    """Many of something."""
+    """A JSON value with very many parts."""
     count = random.choice((17, 129, 257, 2000))
     return random.choice(
         (["x"] * count, [1] * count, [[1]] * count, "y" * (10 * count), {str(i): 1 for i in range(count)})

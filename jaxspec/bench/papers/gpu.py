@@ -88,7 +88,7 @@ class Case:
 
 
 class _Done(Exception):
-    """Enough tokens were decoded."""
+    """Raised to end a run once enough tokens were decoded."""
 
 
 class Decoding(TreeSimulation):

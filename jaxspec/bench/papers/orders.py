@@ -63,7 +63,7 @@ WORTH = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One simulation."""
+    """One simulation: a point of the grid, an order and a seed."""
 
     arrivals: str
     load: float

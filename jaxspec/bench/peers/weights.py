@@ -13,13 +13,13 @@ from jaxspec.paths import cache_folder
 
 
 def float32_gguf(gguf: Path, quantize: Path) -> Path:
-    """The same model as a float32 GGUF file, made by llama.cpp's `llama-quantize`. Raises `BenchError`."""
+    """Convert a GGUF file to float32 with llama.cpp's `llama-quantize`. -> the new file. Raises `BenchError`."""
     command = [str(quantize), "--allow-requantize", str(gguf)]
     return _kept(gguf, "-f32.gguf", lambda target: _run([*command, str(target), "F32"]))
 
 
 def hf_folder(gguf: Path, python: Path, dtype: str) -> Path:
-    """The same model as a Hugging Face folder in float32 or bfloat16, made by transformers. Raises `BenchError`."""
+    """Convert a GGUF file to a Hugging Face folder in float32 or bfloat16. -> the folder. Raises `BenchError`."""
     command = [str(python), str(Path(__file__).with_name("export_hf.py")), str(gguf)]
     return _kept(gguf, f"-hf-{dtype}", lambda target: _run([*command, str(target), dtype]))
 

@@ -186,7 +186,7 @@ def corpus_of(
 
 
 def held_out_corpus(rows: Sequence[Row], target: LoadedModel, folder: Path) -> Corpus:
-    """The same of whole rows, all of them held out."""
+    """A corpus of whole rows with their features, all of them held out."""
     longest = max(len(row.prompt) + len(row.answer) for row in rows)
     return _with_features(rows, padded_tokens(rows, longest, target), target, folder, np.ones(len(rows), bool))
 

@@ -79,7 +79,7 @@ class Forest(Sequence[Candidates]):
         return self._trees[index]
 
     def calibrated(self, chances: npt.NDArray[np.float64]) -> Self:
-        """The same trees with these acceptance probabilities, `[N]` float64, and their logarithms as `logprob`."""
+        """A copy whose nodes have these acceptance probabilities, `[N]` float64, and their logarithms as `logprob`."""
         other = copy(self)
         with np.errstate(divide="ignore"):  # empty places have probability 0
             other.logprob, other._relabelled, other._chances = np.log(chances), True, chances

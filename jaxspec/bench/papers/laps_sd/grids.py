@@ -62,7 +62,7 @@ def map_of(seeds: Sequence[int], quick: bool) -> dict[tuple[str, str, str], list
 
 
 def loads(seeds: Sequence[int], systems: Sequence[str], quick: bool) -> dict[str, list[Case]]:
-    """Cases by arrivals."""
+    """Cases for each load, by load."""
     return {str(load): in_chat(seeds, systems, **{**MIDDLE, "load": load}) for load in thin(LOADS, quick)}
 
 

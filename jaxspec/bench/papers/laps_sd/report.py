@@ -90,8 +90,8 @@ def estimation_key(name: str, gamma: int, delta: float, estimator: str = PUBLISH
 
 
 def best(kept: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
-    """Of the measured settings that reach both goals, or else of all, the one with the largest reduction against
-    LP-SJF: how it is called, and LAPS-SD's results there."""
+    """The measured setting with the largest reduction against LP-SJF, among those that reach both goals or else among
+    all. -> its name, and LAPS-SD's results there."""
     found = at(kept, "simulated", "measured") or {}
     if not found:
         return None

@@ -108,7 +108,7 @@ def best_alone(engine: Mapping[str, Any]) -> str:
 
 
 def ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:
-    """Ratio per turn."""
+    """Ratio of `values` to `base`, turn by turn."""
     return [a / b for a, b in zip(values, base, strict=True)]
 
 
