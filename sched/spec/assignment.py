@@ -10,17 +10,22 @@ from jaxspec.sched.request import Request
 from jaxspec.sched.spec.depth import USUAL_UNCACHED
 from jaxspec.sched.spec.draft_choice.choice import DraftChoice
 from jaxspec.sched.spec.drafter import Drafter
+from jaxspec.sched.spec.micro_batches import committed_positions
+from jaxspec.sched.timing import StepTimes
+
+#: Weight of a slot in the usual seconds that verifying a drafter's drafts adds to a step.
+_WEIGHT = 0.02
 
 
 class Assignment:
     """The drafters that a draft choice (SPIN §IV) assigned to the decoding requests of the current step."""
 
-    def __init__(self, choice: DraftChoice, drafters: Sequence[Drafter], verify_seconds: float) -> None:
-        self.choice, self._drafters = choice, drafters
+    def __init__(self, choice: DraftChoice, drafters: Sequence[Drafter], times: StepTimes) -> None:
+        self.choice, self._drafters, self._times = choice, drafters, times
         #: How often a request changed its drafter, and the seconds spent on computing its KV for the new one.
         self.switches, self.switch_seconds = 0, 0.0
-        #: Estimated seconds of the last verification.
-        self.verify_seconds = verify_seconds
+        # By drafter: usual seconds that verifying its drafts adds to a step, per request, and of how many slots.
+        self._verify, self._slots = [0.0] * len(drafters), [0] * len(drafters)
         # Of the current step, by request id: the assigned drafter, and the estimated seconds.
         self._assigned: dict[str, int | None] = {}
         self._seconds: dict[str, float] = {}
@@ -30,7 +35,8 @@ class Assignment:
         """Assign drafters for a step. `rounds`: seconds of each drafter's last round."""
         self._seconds.clear()
         if not any(drafter.own_device for drafter in self._drafters):
-            self.choice.share(self.verify_seconds, rounds)
+            step = self._times.of(max(1, len(decoding)), sum(r.computed for r in decoding))
+            self.choice.share(step, rounds, self._verify)
         assigned = self.choice.assign(decoding, self.switch_cost)
         self._assigned = {r.id: i for r, i in zip(decoding, assigned, strict=True)}
 
@@ -62,19 +68,25 @@ class Assignment:
 
     def estimate(
         self, scheduled: Sequence[ScheduledRequest], drafted: Mapping[str, int], rounds: Mapping[int, float],
-        verify_seconds: float,
+        nodes: Mapping[str, int],
     ) -> None:  # fmt: skip
         """Estimate the seconds of this step for each request that has a drafter assigned.
 
-        Estimated, not measured, so that a pause of the machine is not charged to a drafter. `drafted`: the drafter that
-        drafted, by request id; `rounds`: seconds of the drafters' rounds. Computing KV after a change of drafter is not
-        included: it is part of the switch cost. A round on the target's device delays all requests, one on a drafter's
-        own device only those it drafts for.
+        Estimated, not measured, so that a pause of the machine is not charged to a drafter. By request id, `drafted` is
+        the drafter that drafted and `nodes` the number of draft nodes to verify; `rounds`: seconds of the drafters'
+        rounds. Computing KV after a change of drafter is not included: it is part of the switch cost. A round on the
+        target's device delays all requests, one on a drafter's own device only those it drafts for.
         """
-        self.verify_seconds = verify_seconds
+        total, tokens, read = sum(nodes.values()), sum(s.count for s in scheduled), committed_positions(scheduled)
+        verify_seconds = self._times.of(tokens + total, read)
+        per_node = (verify_seconds - self._times.of(tokens, read)) / max(1, total)
         common = verify_seconds + sum(t for i, t in rounds.items() if not self._drafters[i].own_device)
         for s in scheduled:
             if (name := s.request.id) in self._assigned:
+                if (assigned := self._assigned[name]) is not None:
+                    self._slots[assigned] += 1
+                    weight = max(_WEIGHT, 1 / self._slots[assigned])
+                    self._verify[assigned] += weight * (nodes.get(name, 0) * per_node - self._verify[assigned])
                 own_device = name in drafted and self._drafters[drafted[name]].own_device
                 self._seconds[name] = common + (rounds[drafted[name]] if own_device else 0.0)
 

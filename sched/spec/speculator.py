@@ -93,7 +93,7 @@ class Speculator:
     def assign_by(self, choice: DraftChoice | None) -> None:
         """Let `choice` assign drafters to requests; None: no draft choice."""
         #: What the draft choice assigned; None without one.
-        self.assignment = None if choice is None else Assignment(choice, self.drafters, self.step_times.of(1))
+        self.assignment = None if choice is None else Assignment(choice, self.drafters, self.step_times)
         self.proposals = Proposals(
             self.drafters, self.controllers, self.policy, self.assignment, self._record, self._failures
         )
@@ -295,10 +295,8 @@ class Speculator:
         nodes = sum(map(len, drafts.values()))
         room.take(sharing, nodes)
         if self.assignment:
-            tokens = sum(s.count for s in scheduled) + nodes
-            verify_seconds = self.step_times.of(tokens, committed_positions(scheduled))
             drafted = {p.scheduled.request.id: p.drafter for p in proposed}
-            self.assignment.estimate(scheduled, drafted, rounds, verify_seconds)
+            self.assignment.estimate(scheduled, drafted, rounds, {name: len(draft) for name, draft in drafts.items()})
         return drafts
 
     def _forest(self, proposed: Sequence[Proposed]) -> Forest:

@@ -31,10 +31,11 @@ class DraftChoice(Policy):
         """
         raise NotImplementedError
 
-    def share(self, step: float, rounds: Sequence[float]) -> None:
-        """Called before each `assign` if drafters and target share one device: every request waits for each round.
+    def share(self, step: float, rounds: Sequence[float], verify: Sequence[float]) -> None:
+        """Called before each `assign` if drafters and target share one device: every request waits for all work.
 
-        Verifying takes `step` seconds, and drafter j's round `rounds[j]` seconds.
+        In seconds: the step without drafts, each drafter's round, and what verifying each drafter's drafts for one
+        request adds to the step.
         """
 
     def observe(self, request: Request, drafter: int | None, tokens: int, seconds: float) -> None:

@@ -80,8 +80,8 @@ class Lbss(DraftChoice):
     exceeds the goodput where the stage is too short to pay for it.
 
     The paper's drafters have their own devices. Where they share the target's (`share`), the round of each drafter in
-    use delays all requests, and exploiting requests are matched to the set of drafters with most tokens per second for
-    all together (`match_shared`).
+    use delays all requests, and so does verifying more drafts. Exploiting requests are then matched to the set of
+    drafters, maybe none, with most tokens per second for all together (`match_shared`).
 
     With a `prior`, the means of similar requests' exploration slots count as `prior_slots` slots of each request's own.
     Once the prior knows every drafter, new requests start in the exploitation of epoch `prior_epoch`, so that short
@@ -94,15 +94,17 @@ class Lbss(DraftChoice):
         self._learners: dict[str, _Learner] = {}
         #: The requests that the matching was solved for; None: it must be solved again.
         self._matched: set[str] | None = None
-        #: Seconds of verifying and of each drafter's round, if they share one device.
-        self._shared: tuple[float, Sequence[float]] | None = None
+        #: Capacity that the matching left.
+        self._left = list(limits)
+        #: Seconds of a step, of each drafter's round and of verifying its drafts, if they share one device.
+        self._shared: tuple[float, Sequence[float], Sequence[float]] | None = None
 
     @classmethod
     def build(cls, settings: LbssSettings, context: SlotContext) -> Lbss:
         return cls(batch_limits(context), generator(context), settings)
 
-    def share(self, step: float, rounds: Sequence[float]) -> None:
-        self._shared = step, rounds
+    def share(self, step: float, rounds: Sequence[float], verify: Sequence[float]) -> None:
+        self._shared = step, rounds, verify
 
     def assign(self, requests: Sequence[Request], cost: SwitchCost) -> list[int | None]:
         learners = [self._learner(r) for r in requests]
@@ -180,14 +182,12 @@ class Lbss(DraftChoice):
         return True
 
     def _still_matched(self, exploiting: Sequence[tuple[Request, _Learner]], capacity: Sequence[int]) -> bool:
-        """Whether the last matching holds: same requests, within the capacity, and none that could get a drafter."""
+        """Whether the last matching holds: same requests, within the capacity, and no more of it for one without."""
         if self._matched != {r.id for r, _ in exploiting}:
             return False
-        left = list(capacity)
-        for _, x in exploiting:
-            if x.drafter is not None:
-                left[x.drafter] -= 1
-        return min(left) >= 0 and not (any(left) and any(x.drafter is None for _, x in exploiting))
+        left = _left(capacity, [x for _, x in exploiting])
+        more = any(now > then for now, then in zip(left, self._left, strict=True))
+        return min(left) >= 0 and not (more and any(x.drafter is None for _, x in exploiting))
 
     def _match(self, exploiting: Sequence[tuple[Request, _Learner]], capacity: Sequence[int], cost: SwitchCost) -> None:
         self._matched = {r.id for r, _ in exploiting}
@@ -207,6 +207,7 @@ class Lbss(DraftChoice):
             matched = match(_goodput(known) * after_switch, capacity)
         for x, drafter in zip(learners, matched, strict=True):
             x.drafter = drafter
+        self._left = _left(capacity, learners)
 
     def _estimates(self, learners: Sequence[_Learner]) -> npt.NDArray[np.float64]:
         """Tokens, seconds and slots, the prior's included, `[learners, drafters, 3]`."""
@@ -215,6 +216,15 @@ class Lbss(DraftChoice):
             return seen
         means = {kind: prior.mean(kind) for kind in {x.kind for x in learners}}
         return seen + self._settings.prior_slots * np.array([means[x.kind] for x in learners])
+
+
+def _left(capacity: Sequence[int], learners: Sequence[_Learner]) -> list[int]:
+    """Requests that each drafter could take besides these."""
+    left = list(capacity)
+    for x in learners:
+        if x.drafter is not None:
+            left[x.drafter] -= 1
+    return left
 
 
 def _goodput(known: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

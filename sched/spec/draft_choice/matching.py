@@ -41,23 +41,32 @@ _MAX_SUBSETS_OF = 6
 
 
 def match_shared(
-    tokens: npt.NDArray[np.float64], limits: Sequence[int], step: float, rounds: Sequence[float], busy: Set[int]
-) -> list[int | None]:
+    tokens: npt.NDArray[np.float64], limits: Sequence[int], step: float, rounds: Sequence[float],
+    verify: Sequence[float], busy: Set[int],
+) -> list[int | None]:  # fmt: skip
     """As `match`, for drafters on the target's device: maximises tokens per second of all requests together.
 
-    Of all sets of drafters, takes the one with most expected tokens per `step` seconds plus the rounds (`rounds[j]`
-    seconds) of the drafters used. `tokens` `[requests, drafters]` are expected per slot; a request without a drafter
-    gets one. Drafters in `busy` are in use by other requests in any case. With more than six drafters, all are used.
+    The step takes `step` seconds without drafts, plus `rounds[j]` for each drafter j in use, plus `verify[j]` for each
+    request with drafter j. `tokens` `[requests, drafters]` are expected per slot. A request may be left without a
+    drafter even where there is room, and then gets one token. Drafters in `busy` are in use by other requests in any
+    case. With more than six drafters, either all are used or none.
     """
     requests, drafters = tokens.shape
-    every = range(drafters)
-    subsets = chain.from_iterable(combinations(every, n) for n in every) if drafters <= _MAX_SUBSETS_OF else ()
-    best = -np.inf
-    found: list[int | None] = [None] * requests
+    every, cost = range(drafters), np.asarray(verify, np.float64)
+    subsets = (
+        chain.from_iterable(combinations(every, n) for n in range(1, drafters)) if drafters <= _MAX_SUBSETS_OF else ()
+    )
+    gains, found = np.ones((requests, drafters + 1)), list[int | None]([None] * requests)
+    best = requests / (step + sum(rounds[j] for j in busy))
     for used in (*subsets, tuple(every)):
-        matched = match(tokens[:, used], [limits[j] for j in used])
-        expected = sum(1.0 if j is None else float(tokens[i, used[j]]) for i, j in enumerate(matched))
-        speed = expected / (step + sum(rounds[j] for j in {*busy, *used}))
-        if speed > best:
-            best, found = speed, [None if j is None else used[j] for j in matched]
+        columns, seconds = [*used, drafters], step + sum(rounds[j] for j in {*busy, *used})
+        while True:  # Dinkelbach: maximise tokens - best * seconds, until nothing is faster than `best`
+            gains[:, :drafters] = tokens - best * cost
+            matched = match(gains[:, columns], [*(limits[j] for j in used), requests])
+            drafter = [None if j is None or j == len(used) else used[j] for j in matched]
+            expected = sum(1.0 if j is None else float(tokens[i, j]) for i, j in enumerate(drafter))
+            speed = expected / (seconds + sum(verify[j] for j in drafter if j is not None))
+            if speed <= best * (1 + 1e-9):
+                break
+            best, found = speed, drafter
     return found

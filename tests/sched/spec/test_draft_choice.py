@@ -69,36 +69,48 @@ def test_gains_that_are_no_numbers_are_refused(value: float):
 
 @given(
     st.integers(1, 4), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.sets(st.integers(0, 2)),
-    st.integers(0, 2**32 - 1),
+    st.sampled_from([0.0, 0.2, 1.0]), st.integers(0, 2**32 - 1),
 )  # fmt: skip
 @settings(deadline=None, max_examples=150)
 def test_on_one_device_the_best_of_all_assignments_by_what_a_step_takes(
-    requests: int, limits: list[int], busy: set[int], seed: int
+    requests: int, limits: list[int], busy: set[int], scale: float, seed: int
 ):
     rng = np.random.default_rng(seed)
     drafters = len(limits)
     tokens, rounds = 1 + rng.exponential(1.0, (requests, drafters)), rng.exponential(0.5, drafters).tolist()
+    verify = (scale * rng.exponential(1.0, drafters)).tolist()
     busy = {j for j in busy if j < drafters}
 
     def speed(drafted: tuple[int | None, ...]) -> float:
         used = busy | {j for j in drafted if j is not None}
         given_ = sum(1.0 if j is None else tokens[i, j] for i, j in enumerate(drafted))
-        return given_ / (1.0 + sum(rounds[j] for j in used))
+        return given_ / (1.0 + sum(rounds[j] for j in used) + sum(verify[j] for j in drafted if j is not None))
 
     within = [
         each
         for each in product([None, *range(drafters)], repeat=requests)
         if all(each.count(j) <= b for j, b in enumerate(limits))
     ]
-    found = match_shared(tokens, limits, 1.0, rounds, busy)
+    found = match_shared(tokens, limits, 1.0, rounds, verify, busy)
     assert tuple(found) in within
     assert speed(tuple(found)) == pytest.approx(max(map(speed, within)))
 
 
 def test_a_drafter_that_is_used_anyway_costs_the_others_nothing():
     tokens = np.array([[2.0, 2.5], [2.0, 1.0]])
-    assert match_shared(tokens, [2, 2], 1.0, [0.0, 0.5], set()) == [0, 0]
-    assert match_shared(tokens, [2, 2], 1.0, [0.0, 0.5], {1}) == [1, 0]
+    assert match_shared(tokens, [2, 2], 1.0, [0.0, 0.5], [0.0, 0.0], set()) == [0, 0]
+    assert match_shared(tokens, [2, 2], 1.0, [0.0, 0.5], [0.0, 0.0], {1}) == [1, 0]
+
+
+def test_a_drafter_whose_drafts_take_long_to_verify_is_left_for_one_with_few_drafts_or_for_none():
+    tokens = np.array([[1.3, 2.0], [1.3, 2.0]])
+
+    def matched(*verify: float) -> list[int | None]:
+        return match_shared(tokens, [2, 2], 1.0, [0.0, 0.1], verify, set())
+
+    assert matched(0.05, 0.1) == [1, 1]
+    assert matched(0.05, 0.5) == [0, 0]
+    assert matched(0.5, 0.8) == [None, None]
 
 
 # --- all policies ---

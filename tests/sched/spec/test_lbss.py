@@ -307,10 +307,13 @@ def test_a_request_unlike_the_others_finds_its_own_best():
 def test_on_one_device_requests_share_a_drafter_unless_another_is_worth_its_round():
     rates = np.array([[5.0, 3.0], [5.0, 3.0], [3.0, 5.0]])
 
-    def settled(rounds: list[float]) -> list[int]:
+    def settled(rounds: list[float], verify: tuple[float, float] = (0.0, 0.0)) -> list[int]:
         policy = lbss([UNLIMITED] * 2, exploration=20, chunk=1)
-        policy.share(1.0, rounds)
+        policy.share(1.0, rounds, verify)
         return history(policy, rates, 22)[-1].tolist()
 
     assert settled([0.1, 0.1]) == [0, 0, 1]
     assert settled([0.5, 0.5]) == [0, 0, 0]
+    # The first one's drafts take so long to verify that the second one's fewer tokens come faster, or plain steps do.
+    assert settled([0.1, 0.1], (1.5, 0.0)) == [1, 1, 1]
+    assert settled([0.1, 0.1], (9.0, 9.0)) == [-1, -1, -1]

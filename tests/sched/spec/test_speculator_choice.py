@@ -23,6 +23,10 @@ class Told(DraftChoice):
         self.drafters, self.next_one = drafters, next_one
         self.heard: list[tuple[str, int | None, int, float]] = []
         self.costs: dict[tuple[str, int], float] = {}
+        self.shared: tuple[float, list[float], list[float]] | None = None
+
+    def share(self, step: float, rounds: Sequence[float], verify: Sequence[float]) -> None:
+        self.shared = step, list(rounds), list(verify)
 
     def assign(self, requests: Sequence[Request], cost: SwitchCost) -> list[int | None]:
         self.costs = {(r.id, j): cost(r, j) for r in requests for j in range(2)}
@@ -90,6 +94,19 @@ def test_it_hears_of_every_slot() -> None:
     ]  # fmt: skip
     own.ended(running[0])
     assert "0" not in choice.drafters
+
+
+def test_it_is_told_what_each_drafters_drafts_add_to_a_step() -> None:
+    """The second one has no drafts for its requests, so their steps are no longer than without a drafter."""
+    one, two = Fake("one", 100, 1e-3, EVERYONE), Fake("two", 200, 2e-3, [])
+    choice = Told({"0": 0, "1": 0, "2": 1, "3": 1})
+    own, running = speculator(choice, one, two), requests(4)
+    assert set(round_of(own, running)) == {"0", "1"}
+    round_of(own, running)
+    assert choice.shared is not None
+    step, rounds, verify = choice.shared
+    assert step == STEP.of(4) and rounds[0] == pytest.approx(2e-3)
+    assert verify == pytest.approx([(STEP.of(4 + 2 * 2) - STEP.of(4)) / 2, 0.0])
 
 
 def test_changes_are_counted_with_what_they_cost() -> None:

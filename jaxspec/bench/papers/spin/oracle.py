@@ -62,8 +62,8 @@ class Heard(DraftChoice):
     def assign(self, requests: Sequence[Request], cost: SwitchCost) -> list[int | None]:
         return self._choice.assign(requests, cost)
 
-    def share(self, step: float, rounds: Sequence[float]) -> None:
-        self._choice.share(step, rounds)
+    def share(self, step: float, rounds: Sequence[float], verify: Sequence[float]) -> None:
+        self._choice.share(step, rounds, verify)
 
     def observe(self, request: Request, drafter: int | None, tokens: int, seconds: float) -> None:
         self.tokens, self.seconds = self.tokens + tokens, self.seconds + seconds
