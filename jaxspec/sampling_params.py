@@ -39,7 +39,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     #: Token id -> number added to its logit, -100 to 100.
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    #: Seed of the sampling, 64 bits: the same seed gives the same output. None: a random one.
+    #: Seed of the sampling, 64 bits: the same seed gives the same output. None: the engine draws one by its `seed`.
     seed: int | None = None
     #: Outputs per prompt, 1 to 128; output i uses the seed plus i.
     n: int = 1
@@ -51,7 +51,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     #: Whether the output goes on after an end token.
     ignore_eos: bool = False
-    #: Whether the text includes the stop string.
+    #: Whether the text includes the stop string, or the text of the token that ended the output.
     include_stop_str_in_output: bool = False
     #: Whether control tokens are left out of the text.
     skip_special_tokens: bool = True

@@ -86,7 +86,7 @@ class SlotContext:
 
 
 class Policy:
-    """Base of all policies. `needs`: what the engine must provide for it."""
+    """Base of all policies. `needs`: what it needs from the engine or from requests."""
 
     needs: ClassVar[frozenset[Need]] = frozenset()
 

@@ -58,6 +58,7 @@ class Replicas:
             fresh = not self.router.replicas
             names = await asyncio.wait_for(self._fleet.names(fresh), self._settings.give_up_after_s)
         except (TimeoutError, ReplicaLost):
+            self.router.check(self._clock())
             return
         self._gone &= names
         for name in names - self.router.replicas.keys() - self._gone:

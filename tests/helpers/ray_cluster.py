@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, ClassVar
@@ -93,7 +94,8 @@ class Cluster:
         requests, one at a time: without any it would stay there.
         """
         if self.healthy() != replicas:
-            asyncio.run(streams(self.url, mixed(7)))
+            with suppress(httpx.HTTPError, json.JSONDecodeError):  # while replicas or the proxy are replaced
+                asyncio.run(streams(self.url, mixed(7)))
         return self.healthy() == replicas
 
     def processes(self) -> list[psutil.Process]:

@@ -34,8 +34,8 @@ class DraftChoice(Policy):
     def share(self, step: float, rounds: Sequence[float], verify: Sequence[float]) -> None:
         """Called before each `assign` if drafters and target share one device: every request waits for all work.
 
-        In seconds: the step without drafts, each drafter's round, and what verifying each drafter's drafts for one
-        request adds to the step.
+        In seconds: a step of the decoding requests without drafts or prompts, each drafter's round, and what verifying
+        each drafter's drafts for one request adds to the step.
         """
 
     def observe(self, request: Request, drafter: int | None, tokens: int, seconds: float) -> None:

@@ -81,7 +81,7 @@ class Lbss(DraftChoice):
 
     The paper's drafters have their own devices. Where they share the target's (`share`), the round of each drafter in
     use delays all requests, and so does verifying more drafts. Exploiting requests are then matched to the set of
-    drafters, maybe none, with most tokens per second for all together (`match_shared`).
+    drafters, maybe none, with most tokens per second for all exploiting ones together (`match_shared`).
 
     With a `prior`, the means of similar requests' exploration slots count as `prior_slots` slots of each request's own.
     Once the prior knows every drafter, new requests start in the exploitation of epoch `prior_epoch`, so that short

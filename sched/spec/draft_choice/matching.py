@@ -44,7 +44,7 @@ def match_shared(
     tokens: npt.NDArray[np.float64], limits: Sequence[int], step: float, rounds: Sequence[float],
     verify: Sequence[float], busy: Set[int],
 ) -> list[int | None]:  # fmt: skip
-    """As `match`, for drafters on the target's device: maximises tokens per second of all requests together.
+    """As `match`, for drafters on the target's device: maximises tokens per second of these requests together.
 
     The step takes `step` seconds without drafts, plus `rounds[j]` for each drafter j in use, plus `verify[j]` for each
     request with drafter j. `tokens` `[requests, drafters]` are expected per slot. A request may be left without a

@@ -35,7 +35,7 @@ class Prior:
         return bool((self._all[:, 2] >= _INFORMED).all())
 
     def observe(self, kind: int, drafter: int, slot: tuple[int, float, int]) -> None:
-        """Add a step of a drafter to the sums. `slot`: (accepted tokens, seconds, 1)."""
+        """Add a slot of a drafter, and let older ones fade. `slot`: (tokens with the bonus token, seconds, 1)."""
         for sums in (self._all, self._kinds.setdefault(kind, np.zeros_like(self._all))):
             sums *= _KEEP
             sums[drafter] += slot
