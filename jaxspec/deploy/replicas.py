@@ -51,14 +51,20 @@ class Replicas:
         return total([load.stats for load in self._loads.values()])
 
     async def poll(self) -> None:
-        """One round: who is there, and how loaded each is. Answers that take longer than a round come in later."""
+        """One round: who is there, how loaded each is, and then their health.
+
+        Answers that take longer than a round come in later.
+        """
+        await self._ask_all()
+        self.router.check(self._clock())
+
+    async def _ask_all(self) -> None:
         limit = self._settings.report_every_s
         try:
             # Without a replica there are no calls that would tell of a new one.
             fresh = not self.router.replicas
             names = await asyncio.wait_for(self._fleet.names(fresh), self._settings.give_up_after_s)
         except (TimeoutError, ReplicaLost):
-            self.router.check(self._clock())
             return
         self._gone &= names
         for name in names - self.router.replicas.keys() - self._gone:
@@ -72,7 +78,6 @@ class Replicas:
             task.add_done_callback(lambda _, name=name: self._asking.pop(name, None))
         if self._asking:
             await asyncio.wait([*self._asking.values()], timeout=limit)
-        self.router.check(self._clock())
 
     def remove(self, name: str) -> None:
         """A replica has died, or has stopped."""

@@ -88,7 +88,7 @@ class Cluster:
         return int(self.metrics(labels='state="healthy"').get("router_replicas", 0))
 
     def serves_with(self, replicas: int) -> bool:
-        """Whether so many get requests.
+        """Whether this many replicas get requests.
 
         A replica that was silent, perhaps because the machine was busy, is on probation until it has answered a few
         requests, one at a time: without any it would stay there.

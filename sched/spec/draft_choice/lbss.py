@@ -185,7 +185,7 @@ class Lbss(DraftChoice):
         """Whether the last matching holds: same requests, within the capacity, and no more of it for one without."""
         if self._matched != {r.id for r, _ in exploiting}:
             return False
-        left = _left(capacity, [x for _, x in exploiting])
+        left = _remaining(capacity, [x for _, x in exploiting])
         more = any(now > then for now, then in zip(left, self._left, strict=True))
         return min(left) >= 0 and not (more and any(x.drafter is None for _, x in exploiting))
 
@@ -207,7 +207,7 @@ class Lbss(DraftChoice):
             matched = match(_goodput(known) * after_switch, capacity)
         for x, drafter in zip(learners, matched, strict=True):
             x.drafter = drafter
-        self._left = _left(capacity, learners)
+        self._left = _remaining(capacity, learners)
 
     def _estimates(self, learners: Sequence[_Learner]) -> npt.NDArray[np.float64]:
         """Tokens, seconds and slots, the prior's included, `[learners, drafters, 3]`."""
@@ -218,7 +218,7 @@ class Lbss(DraftChoice):
         return seen + self._settings.prior_slots * np.array([means[x.kind] for x in learners])
 
 
-def _left(capacity: Sequence[int], learners: Sequence[_Learner]) -> list[int]:
+def _remaining(capacity: Sequence[int], learners: Sequence[_Learner]) -> list[int]:
     """Requests that each drafter could take besides these."""
     left = list(capacity)
     for x in learners:

@@ -52,18 +52,16 @@ def match_shared(
     case. With more than six drafters, either all are used or none.
     """
     requests, drafters = tokens.shape
-    every, cost = range(drafters), np.asarray(verify, np.float64)
-    subsets = (
-        chain.from_iterable(combinations(every, n) for n in range(1, drafters)) if drafters <= _MAX_SUBSETS_OF else ()
-    )
+    cost = np.asarray(verify, np.float64)
+    sizes = range(1, drafters + 1) if drafters <= _MAX_SUBSETS_OF else (drafters,)
     gains, found = np.ones((requests, drafters + 1)), list[int | None]([None] * requests)
     best = requests / (step + sum(rounds[j] for j in busy))
-    for used in (*subsets, tuple(every)):
+    for used in chain.from_iterable(combinations(range(drafters), n) for n in sizes):
         columns, seconds = [*used, drafters], step + sum(rounds[j] for j in {*busy, *used})
         while True:  # Dinkelbach: maximise tokens - best * seconds, until nothing is faster than `best`
             gains[:, :drafters] = tokens - best * cost
             matched = match(gains[:, columns], [*(limits[j] for j in used), requests])
-            drafter = [None if j is None or j == len(used) else used[j] for j in matched]
+            drafter = [None if j is None else (*used, None)[j] for j in matched]
             expected = sum(1.0 if j is None else float(tokens[i, j]) for i, j in enumerate(drafter))
             speed = expected / (seconds + sum(verify[j] for j in drafter if j is not None))
             if speed <= best * (1 + 1e-9):
