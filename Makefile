@@ -11,8 +11,9 @@ CUDA      ?= auto
 ARGS      ?=
 # Tests run on the CPU: they expect its numerics, and workers share its memory. `make gpu-check` uses the GPU.
 ON_CPU  := JAX_PLATFORMS="$${JAX_PLATFORMS:-cpu}"
-# Tests of the kernel that can run on a GPU, in about two minutes; the benchmark takes six.
-ON_GPU  := tests/kernels/test_tree_attention.py tests/step/test_step.py
+# Tests of numbers that can run on a GPU, in about two minutes; the benchmark takes six.
+ON_GPU  := tests/kernels/test_tree_attention.py tests/kernels/test_expert_products.py tests/step/test_step.py \
+           tests/step/test_quantization.py
 # -O0 halves the compile time of small programs. `make test` runs the same tests at the default level.
 QUICKLY := XLA_FLAGS="$$XLA_FLAGS --xla_backend_optimization_level=0"
 # The engines that `make bench-peers` compares with, each in a venv in this folder. The C++ of llama.cpp is compiled.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -50,6 +51,7 @@ def kv_pool_pages(
         return pages_for(config, model, dtype, features)
     own_devices(config, drafters)  # checks `draft_devices`
     uses = memory_uses(config, model, dtype, drafters, features, devices)
+    gc.collect()  # engines are in reference cycles: one that was dropped may still hold all memory
     memory = {i: DeviceMemory.of(devices[i], config.gpu_memory_utilization) for i in {use.device for use in uses}}
     known = {i: m for i, m in memory.items() if m is not None}
     if len(known) < len(memory):

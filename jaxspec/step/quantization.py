@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 #: Bytes of λ and z per channel and page.
 CHANNEL_BYTES = 4
@@ -42,11 +43,12 @@ def quantize(x: jax.Array, axis: int, valid: jax.Array | None = None) -> Quantiz
         low, high = jnp.where(any_valid, low, 0), jnp.where(any_valid, high, 0)
         x = jnp.where(valid, x, 0)
     scale = jnp.maximum((high - low) / 255, jnp.maximum(jnp.abs(low), jnp.abs(high)) / FARTHEST)
-    scale = (jnp.maximum(scale, _TINY) * (1 + 2**-8)).astype(jnp.bfloat16)  # never below, whatever the rounding
-    wide = scale.astype(jnp.float32)
+    scale = jnp.maximum(scale, _TINY) * (1 + 2**-8)  # never below, whatever the rounding
+    # A conversion to bfloat16 and back may be left out by XLA, which keeps excess precision: on GPUs it is.
+    wide = lax.reduce_precision(scale, exponent_bits=8, mantissa_bits=7)
     zero = jnp.round(-low / wide)
     codes = jnp.clip(jnp.round(x / jnp.expand_dims(wide, axis) + jnp.expand_dims(zero, axis)), 0, 255)
-    return Quantized(codes.astype(jnp.uint8), scale, zero.astype(jnp.int16))
+    return Quantized(codes.astype(jnp.uint8), wide.astype(jnp.bfloat16), zero.astype(jnp.int16))
 
 
 def dequantize(q: Quantized, axis: int, dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import jax
@@ -128,6 +129,27 @@ def test_a_drafter_on_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert size(LLAMA_8B, "bfloat16", drafters, True, **own) < alone
     with pytest.raises(ConfigError, match="no device 2, there are 2"):
         size(LLAMA_8B, "bfloat16", drafters, True, draft_devices={"eagle": 2})
+
+
+def test_an_engine_that_was_dropped_frees_its_memory_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dropped:
+        """Holds nearly all of the card, and itself in a reference cycle."""
+
+        def __init__(self, card: Card) -> None:
+            self.card, self.itself, card.in_use = card, self, int(75e9)
+
+        def __del__(self) -> None:
+            self.card.in_use = 0
+
+    cards.install(monkeypatch, Card("h100", 0.9))
+    expected = size(LLAMA_8B, "bfloat16")
+    cards.install(monkeypatch, card := Card("h100", 0.9))
+    gc.disable()
+    try:
+        Dropped(card)
+        assert card.in_use and size(LLAMA_8B, "bfloat16") == expected
+    finally:
+        gc.enable()
 
 
 def test_a_card_that_does_not_say(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,11 +14,12 @@ import pytest
 
 from helpers.cards import LLAMA_8B, SMOLLM2
 from helpers.families import recorded
-from helpers.gpu_compiler import CARDS, Compiled
+from helpers.gpu_compiler import CARDS, Compiled, optimised
 from helpers.gpu_programs import compile_round, compile_step
 from jaxspec.models.config import Experts
 from jaxspec.models.load.hf_config import decoder_config
 from jaxspec.step.kv_int8 import AnyKVCache
+from jaxspec.step.quantization import quantize
 
 #: Most kernels of a layer, and of all that surrounds the layers: input, head, argmax, acceptance, commit.
 LAYER, REST = 13, 75
@@ -78,6 +79,12 @@ def test_an_int8_pool_and_a_sliding_window(report: Report) -> None:
     program, shape, cache, bound = compile_step("h200", WINDOWED, 64, int8=True)
     report("the same with INT8 KV and a sliding window, 64 tokens", "h200", program, shape)
     check(program, 4, cache, bound)
+
+
+def test_values_are_divided_by_the_scale_that_is_stored() -> None:
+    """XLA leaves out a conversion to bfloat16 and back, unless the values are rounded by an operation of their own."""
+    x = jax.ShapeDtypeStruct((64, 32), "float32")
+    assert "reduce-precision" in optimised("h200", lambda x: quantize(x, -1), x)
 
 
 def test_small_heads_and_a_feature_pool(report: Report) -> None:

@@ -169,10 +169,19 @@ def abstract(tree: Any, card: str) -> Any:
     return jax.tree.map(of, tree)
 
 
+def _lowered(card: str, fn: Callable[..., Any], arguments: tuple[Any, ...], donate: int | tuple[int, ...] = ()) -> Any:
+    with _described(card):
+        return lower_ahead(fn, *abstract(arguments, card), donate=donate, platform="cuda")
+
+
+def optimised(card: str, fn: Callable[..., Any], *arguments: Any) -> str:
+    """The HLO that XLA makes of `fn` for a card."""
+    return _lowered(card, fn, arguments).compile(compiler_options=graph_options("gpu")).as_text()
+
+
 def compile_for(card: str, fn: Callable[..., Any], *arguments: Any, donate: int | tuple[int, ...] = ()) -> Compiled:
     """Compile `fn` for a card as `compile_ahead` does on a machine that has it."""
-    with _described(card):
-        lowered = lower_ahead(fn, *abstract(arguments, card), donate=donate, platform="cuda")
+    lowered = _lowered(card, fn, arguments, donate)
     with tempfile.TemporaryDirectory() as folder:
         dump: dict[str, str | bool] = {"xla_dump_to": folder}
         if _NEWER_JAX:  # dumps PTX on request; before, this option would dump the code after each of many passes

@@ -8,10 +8,13 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxspec.step.quantization import CHANNEL_BYTES, FARTHEST, Quantized, dequantize, quantize
+
+pytestmark = pytest.mark.gpu
 
 both = jax.jit(lambda x, axis: (q := quantize(x, axis), dequantize(q, axis)), static_argnums=1)
 
