@@ -19,8 +19,8 @@
 #define WIDE_ROWS 14
 #else
 #define ROWS 6
-#define DIRECT 2
-#define WIDE_ROWS 2
+#define DIRECT 3
+#define WIDE_ROWS 3
 #endif
 #define PIECE 768
 #define AHEAD 4096
@@ -77,8 +77,8 @@ typedef void Widen(const uint8_t *panel, int64_t begin, int64_t end, float *to);
   {direct##F##x1, direct##F##x2, direct##F##x3, direct##F##x4,                                                        \
    direct##F##x5, direct##F##x6, direct##F##x7, direct##F##x8},
 #else
-#define KERNELS(F) DIRECT_OF(F, 1) DIRECT_OF(F, 2) WIDEN_OF(F)
-#define ROW(F) {direct##F##x1, direct##F##x2},
+#define KERNELS(F) DIRECT_OF(F, 1) DIRECT_OF(F, 2) DIRECT_OF(F, 3) WIDEN_OF(F)
+#define ROW(F) {direct##F##x1, direct##F##x2, direct##F##x3},
 #endif
 #define WIDEN(F) widen##F,
 EACH_FORMAT(KERNELS)
@@ -108,9 +108,17 @@ TILE(13, 2) TILE(14, 2)
 static Tile *const tiles[] = {NULL,    tile1x2, tile2x2, tile3x2,  tile4x2,  tile5x2,  tile6x2, tile7x2,
                               tile8x2, tile9x2, tile10x2, tile11x2, tile12x2, tile13x2, tile14x2};
 #else
-TILE(3, 1) TILE(4, 1) TILE(5, 1) TILE(6, 1)
-static Tile *const tiles[] = {NULL, tile1x2, tile2x2, tile3x1, tile4x1, tile5x1, tile6x1};
+TILE(3, 2) TILE(4, 1) TILE(5, 1) TILE(6, 1)
+static Tile *const tiles[] = {NULL, tile1x2, tile2x2, tile3x2, tile4x1, tile5x1, tile6x1};
 #endif
+
+/* Rows of the next tile, if so many are left: tiles of about equal size. With ROWS of 6, one of 4 takes as long as one of
+   5, and one of 3 is wide and keeps the registers as full as 6. */
+static int64_t tile_rows(int64_t left) {
+  if (ROWS != 6) return left / ((left + ROWS - 1) / ROWS);
+  static const int8_t rows[] = {0, 1, 2, 3, 4, 5, 6, 5, 5, 6, 5, 6, 6};
+  return left > 12 ? 6 : rows[left];
+}
 
 /* y [rows, 32], `stride` floats apart. */
 static void product(const uint8_t *panel, int format, const float *x, int64_t rows, int64_t depth, float *y,
@@ -120,7 +128,6 @@ static void product(const uint8_t *panel, int format, const float *x, int64_t ro
     return;
   }
   float buffer[PIECE * PANEL] __attribute__((aligned(64)));
-  int64_t groups = (rows + ROWS - 1) / ROWS;
   for (int64_t d = 0; d < depth; d += PIECE) {
     int64_t n = depth - d < PIECE ? depth - d : PIECE, end = panel_bytes(format, d + n);
     const float *piece = buffer;
@@ -128,12 +135,12 @@ static void product(const uint8_t *panel, int format, const float *x, int64_t ro
       piece = (const float *)panel + d * PANEL;
     else
       widen[format](panel, d, d + n, buffer);
-    for (int64_t g = 0; g < groups; g++) { /* groups of about equal size */
-      int64_t first = rows * g / groups, count = rows * (g + 1) / groups - first;
+    for (int64_t first = 0, count; first < rows; first += count) {
+      count = tile_rows(rows - first);
       int columns = count > WIDE_ROWS ? LANES : PANEL;
       for (int c = 0; c < PANEL; c += columns)
         tiles[count](x + first * depth + d, depth, piece + c, n, y + first * stride + c, stride, d == 0, panel + end,
-                     g || c ? 0 : (end - panel_bytes(format, d)) / n);
+                     first || c ? 0 : (end - panel_bytes(format, d)) / n);
     }
   }
 }

@@ -19,6 +19,9 @@
 #define GROUP 32  /* rows */
 #define SUPER 256 /* rows of a superblock of Q4_K, Q5_K, Q6_K */
 #define COLUMNS (PANEL / WIDTH)
+/* Vectors of columns that are used at a time. With all of them, scales, minima and sums of two rows would not fit the 16
+   registers of AVX2. */
+#define STRIP (WIDTH == 16 ? COLUMNS : COLUMNS / 2)
 #define INLINE static inline __attribute__((always_inline))
 
 /* Numbers as in packed.py. I8: codes of 8 bits with one float32 scale per column. */
@@ -104,10 +107,11 @@ typedef struct {
 INLINE int zero_code(int format) { return format == Q4_0 ? 8 : format == Q5_0 ? 16 : format == Q6_K ? 32 : 0; }
 INLINE int has_minimum(int format) { return format == Q4_1 || format == Q5_1 || format == Q4_K || format == Q5_K; }
 
-/* Scales and minima of a group; for Q6_K scales of its rows from 16 * `half` on. */
-INLINE void read_scales(const int format, Place at, int half, Scales *to) {
-  UNROLL for (int c = 0; c < COLUMNS; c++) {
-    const int first = c * WIDTH;
+/* Scales and minima of `count` vectors of a group's columns, from vector `begin` on; for Q6_K scales of its rows from
+   16 * `half` on. */
+INLINE void read_scales(const int format, Place at, int half, const int begin, const int count, Scales *to) {
+  UNROLL for (int c = 0; c < count; c++) {
+    const int first = (begin + c) * WIDTH;
     if (format == I8) to->scale[c] = *(const vec *)(at.panel + 4 * first);
     if (format >= Q4_0 && format <= Q8_0) to->scale[c] = from_float16(at.group + 2 * first);
     if (format == Q4_1 || format == Q5_1) to->minimum[c] = from_float16(at.group + 2 * (PANEL + first));
@@ -120,19 +124,18 @@ INLINE void read_scales(const int format, Place at, int half, Scales *to) {
   }
 }
 
-/* Widens a group to float32 and uses each weight: written to `to` [32, 32] if given, and multiplied with row r of x,
-   x[r * stride + row], added to sum[r] for r < rows. Call with constant `format` and `rows`. */
-INLINE void use_group(const int format, const int rows, Place at, const float *x, int64_t stride,
+/* `use_group` for STRIP vectors of its columns, from vector `begin` on, in formats of codes and float16. */
+INLINE void use_strip(const int format, const int rows, const int begin, Place at, const float *x, int64_t stride,
                       vec (*sum)[COLUMNS], float *to) {
   const int zero = zero_code(format);
   const int per_word = GROUP * 4 * PANEL / code_bytes(format), words = GROUP / per_word;
   Scales s = {0};
-  ints bits[COLUMNS] = {0};
+  ints bits[STRIP] = {0};
   for (int i = 0; i < words; i++) {
     const uint8_t *word = at.codes + 4 * PANEL * i;
-    if (i == 0 || (format == Q6_K && i % 2 == 0)) read_scales(format, at, i / 2, &s);
-    UNROLL for (int c = 0; c < COLUMNS; c++) {
-      const int first = c * WIDTH;
+    if (i == 0 || (format == Q6_K && i % 2 == 0)) read_scales(format, at, i / 2, begin, STRIP, &s);
+    UNROLL for (int c = 0; c < STRIP; c++) {
+      const int first = (begin + c) * WIDTH;
       if (format == Q6_K && i % 2 == 0)
         bits[c] = *(const ints *)(at.high + 4 * (PANEL * (i / 2) + first));
       else if (high_bytes(format)) /* the bits of this word's rows are the lowest of each half */
@@ -140,19 +143,11 @@ INLINE void use_group(const int format, const int rows, Place at, const float *x
     }
     UNROLL for (int j = 0; j < per_word; j++) {
       const int row = i * per_word + j, low = 16 * (j % 2) + j / 2 * (32 / per_word);
-      UNROLL for (int c = 0; c < COLUMNS; c++) {
-        const int first = c * WIDTH;
+      UNROLL for (int c = 0; c < STRIP; c++) {
+        const int first = (begin + c) * WIDTH;
         ints w = *(const ints *)(word + 4 * first);
         vec weight;
-        if (format == F32) {
-          weight = (vec)w;
-        } else if (format == BF16) {
-          if (j)
-            w &= (int32_t)0xffff0000;
-          else
-            w <<= 16;
-          weight = (vec)w;
-        } else if (format == F16) { /* rows of 32 columns, not words */
+        if (format == F16) { /* rows of 32 columns, not words */
           weight = from_float16(word + 2 * (PANEL * j + first));
         } else {
           vec code;
@@ -173,10 +168,37 @@ INLINE void use_group(const int format, const int rows, Place at, const float *x
           if (has_minimum(format)) weight += s.minimum[c];
         }
         if (to) *(vec *)(to + row * PANEL + first) = weight;
-        UNROLL for (int r = 0; r < rows; r++) sum[r][c] += weight * x[r * stride + row];
+        UNROLL for (int r = 0; r < rows; r++) sum[r][begin + c] += weight * x[r * stride + row];
       }
     }
   }
+}
+
+/* `use_group` in float32 and bfloat16, which need no scales. */
+INLINE void use_floats(const int format, const int rows, Place at, const float *x, int64_t stride,
+                       vec (*sum)[COLUMNS], float *to) {
+  const int per_word = format == F32 ? 1 : 2;
+  for (int i = 0; i < GROUP / per_word; i++)
+    UNROLL for (int j = 0; j < per_word; j++) UNROLL for (int c = 0; c < COLUMNS; c++) {
+      const int row = i * per_word + j, first = c * WIDTH;
+      ints word = *(const ints *)(at.codes + 4 * (PANEL * i + first));
+      if (format == BF16 && j)
+        word &= (int32_t)0xffff0000;
+      else if (format == BF16)
+        word <<= 16;
+      if (to) *(vec *)(to + row * PANEL + first) = (vec)word;
+      UNROLL for (int r = 0; r < rows; r++) sum[r][c] += (vec)word * x[r * stride + row];
+    }
+}
+
+/* Widens a group to float32 and uses each weight: written to `to` [32, 32] if given, and multiplied with row r of x,
+   x[r * stride + row], added to sum[r] for r < rows. Call with constant `format` and `rows`. */
+INLINE void use_group(const int format, const int rows, Place at, const float *x, int64_t stride,
+                      vec (*sum)[COLUMNS], float *to) {
+  if (format == F32 || format == BF16)
+    use_floats(format, rows, at, x, stride, sum, to);
+  else
+    UNROLL for (int c = 0; c < COLUMNS; c += STRIP) use_strip(format, rows, c, at, x, stride, sum, to);
 }
 
 #endif

@@ -120,7 +120,7 @@ INLINE void widen_piece(const int format, const uint8_t *panel, int64_t begin, i
         *(shorts *)to->pairs[g * GROUP / 2 + r][c] = pair_of(format, at, r, c);
     for (int i = 0; i < halves; i++) {
       Scales s = {0};
-      read_scales(format, at, i, &s);
+      read_scales(format, at, i, 0, COLUMNS, &s);
       for (int c = 0; c < COLUMNS; c++) to->scale[g * halves + i][c] = s.scale[c];
       for (int c = 0; c < COLUMNS; c++) to->minimum[g][c] = s.minimum[c];
     }
