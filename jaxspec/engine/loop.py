@@ -331,7 +331,7 @@ class EngineLoop:
                 self.end(state, "error", f"its result could not be processed: {error}")
                 result = RequestResult((), "error")
             if draft is not None and path is not None:
-                result = replace(result, proposed=len(draft), accepted=len(path) - 1)
+                result = RequestResult(result.tokens, result.finish_reason, len(draft), len(path) - 1)
                 self._count_drafts(state, draft, len(path) - 1)
             if result.finish_reason is not None:
                 self.penalties.release(state.request)  # before it is delivered: the next plan may run another request

@@ -67,16 +67,16 @@ class MicroBatch:
     def requests(self, decision: np.ndarray) -> Iterator[VerifiedRequest]:
         """Split `decision [C + T]` int32 (`PendingStep.wait`) by request, in the order of `scheduled`."""
         packed = self.pending.packed
-        sampled, accepted = decision[: packed.shape.rows], decision[packed.shape.rows :]
+        sampled, accepted = decision[: packed.shape.rows].tolist(), decision[packed.shape.rows :].tolist()
         for i, (scheduled, state) in enumerate(zip(self.scheduled, self.states, strict=True)):
             tokens: list[int] = []
             path: list[int] | None = None
             node, row = packed.nodes[i], packed.rows[i]
             if (draft := self.drafts.get(scheduled.request.id)) is not None:
                 # The token sampled at an accepted node is the one after it.
-                path = np.flatnonzero(accepted[node : node + len(draft) + 1]).tolist()
-                tokens = sampled[row : row + len(draft) + 1][path].tolist()
+                path = [i for i, yes in enumerate(accepted[node : node + len(draft) + 1]) if yes]
+                tokens = [sampled[row + i] for i in path]
             elif scheduled.samples:
                 assert accepted[node]
-                tokens = [int(sampled[row + scheduled.last_row])]
+                tokens = [sampled[row + scheduled.last_row]]
             yield VerifiedRequest(scheduled, state, tokens, row, draft, path)

@@ -113,14 +113,15 @@ class RequestState:
         """The last known token as the root of a draft tree. Logits are read at every node."""
         r, nodes = self.request, len(draft) + 1
         index = np.arange(nodes, dtype=np.int32)
-        known = (index == 0).astype(np.int32)
-        token, depth = _prepend(r.tokens[-1], draft.token), _prepend(0, draft.depth)
+        fields = np.zeros((5, nodes), np.int32)
+        fields[:, 0] = r.tokens[-1], 0, nodes, -1, 1
+        fields[:4, 1:] = draft.token, draft.depth, draft.subtree, draft.parent + 1
+        token, depth, subtree, parent, known = fields
         masks = self.constraint.masks(token.tolist(), depth.tolist()) if self.constraint else None
+        drawn = None if draft.drawn is None else np.append(np.int32(-1), draft.drawn)
         return Tree(
-            token, depth, _prepend(nodes, draft.subtree), known, scheduled.start, np.asarray(r.pages, np.int32), index,
-            self.sampling,
-            penalty_row=penalty_row, parent=_prepend(-1, draft.parent + 1),
-            drawn=None if draft.drawn is None else _prepend(-1, draft.drawn), masks=masks,
+            token, depth, subtree, known, scheduled.start, np.asarray(r.pages, np.int32), index, self.sampling,
+            penalty_row=penalty_row, parent=parent, drawn=drawn, masks=masks,
         )  # fmt: skip
 
     # -- after a step ----------------------------------------------------------------------------------------------
@@ -257,10 +258,6 @@ class RequestState:
         """The last delta of a request whose `delta` failed: an error without text."""
         self._closed, self.finish_reason, self.error = True, "error", error
         return OutputDelta(self.request.id, "", (), (), None, "error", None, self.metrics, error)
-
-
-def _prepend(first: int, rest: np.ndarray) -> np.ndarray:
-    return np.concatenate([np.asarray([first], np.int32), rest])
 
 
 def _top(logprobs: Logprobs, row: int, k: int) -> tuple[tuple[int, float], ...]:

@@ -200,9 +200,14 @@ def _place_drafts(batch: Batch, tree: Tree, node: int, row: int) -> None:
     """Fill in the logit row of each draft's parent and, for rejection sampling, the drawn children of each row."""
     if tree.known[-1]:  # drafts come last
         return
-    row_of = np.full(len(tree.token), -1, np.int32)
-    row_of[tree.rows] = np.arange(row, row + len(tree.rows))
-    parent_row = np.where(tree.known == 1, 0, row_of[tree.parents()])
+    parents = tree.parents()
+    if len(tree.rows) == len(parents):  # node i has row i
+        parent_row = row + parents
+    else:
+        row_of = np.full(len(parents), -1, np.int32)
+        row_of[tree.rows] = np.arange(row, row + len(tree.rows))
+        parent_row = row_of[parents]
+    parent_row[tree.known == 1] = 0
     if (parent_row < 0).any():
         raise ValueError("the parent of a draft is not a logit row of the tree")
     batch.parent_row[node : node + len(tree.token)] = parent_row

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +15,7 @@ from jaxspec.sched.spec.trees.forest import Forest
 
 #: Edges of the bins in which acceptance is counted, by the drafter's probability of a node given its parent.
 BIN_EDGES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
-_LOG_EDGES = np.log(BIN_EDGES)
+_LOG_EDGES: list[float] = np.log(BIN_EDGES).tolist()
 #: Replaces the log-probability -inf of an empty place, so that differences stay finite.
 _EMPTY = -1e3
 #: Observations that a prior counts for, and after how many an observation weighs 1/e.
@@ -58,6 +60,28 @@ class AcceptanceRecord:
         self.accepted = _KEEP * self.accepted + _RETURN * _PRIOR + accepted
 
 
+class Verified(NamedTuple):
+    """A candidate that is verified, or would be: its index, its parent's (-1: the root), its level from 1 on, and its
+    log-probability given its parent."""
+
+    index: int
+    parent: int
+    level: int
+    logprob: float
+
+
+def verified(candidates: Candidates, nodes: Iterable[int]) -> list[Verified]:
+    """These nodes of a tree, parents first and with all of their ancestors."""
+    parents, paths = list[int](candidates.parent.tolist()), list[float](candidates.logprob.tolist())
+    level, out = {-1: 0}, list[Verified]()
+    for i in nodes:
+        above = parents[i]
+        level[i] = level[above] + 1
+        own = max(paths[i], _EMPTY) - (max(paths[above], _EMPTY) if above >= 0 else 0.0)
+        out.append(Verified(i, above, level[i], own))
+    return out
+
+
 class Calibration:
     """P(node accepted | parent accepted) of one drafter, from its stated probability and the node's level.
 
@@ -80,7 +104,7 @@ class Calibration:
 
     def observe(self, logprob: float, accepted: bool, level: int) -> None:
         """Count one verified node whose parent was accepted; `logprob` is its own, given the parent."""
-        rate = self._bins[int(np.searchsorted(_LOG_EDGES, logprob))]
+        rate = self._bins[bisect_left(_LOG_EDGES, logprob)]
         self._levels += [AcceptanceRecord(_LEVEL_PRIOR, _LEVEL_PRIOR) for _ in range(level - len(self._levels))]
         keep = 1 - 1 / _MEMORY
         record = self._levels[level - 1]
@@ -88,26 +112,15 @@ class Calibration:
         record.accepted = keep * record.accepted + (1 - keep) * _LEVEL_PRIOR + accepted
         rate.observe(accepted)
 
-    def expected_accepted(
-        self,
-        candidates: Candidates,
-        nodes: npt.NDArray[np.intp],
-        parents: Sequence[int],
-        depth: Mapping[int, int],
-    ) -> float:
-        """Expected number of accepted ones among `nodes` of one tree: the sum of an average request's `chances`.
-
-        `nodes` `[m]` are candidate indices, closed under `parents` (-1: the root); `depth` maps an index to its level.
-        """
-        path = np.maximum(candidates.logprob, _EMPTY)
-        conditional = path[nodes] - np.where(candidates.parent[nodes] < 0, 0, path[parents])
-        bins: list[int] = np.searchsorted(_LOG_EDGES, conditional).tolist()
-        chance = {-1: 1.0}
-        for i, parent, b in zip(nodes.tolist(), parents, bins, strict=True):
-            rate = self._bins[b].value * self.of_level(depth[i])
-            chance[i] = chance[parent] * min(1.0, rate)
-        del chance[-1]
-        return float(np.asarray(list(chance.values())).sum())
+    def expected_accepted(self, nodes: Iterable[Verified]) -> float:
+        """Expected number of accepted ones among `nodes` of one tree, parents first: the sum of an average request's
+        `chances`."""
+        chance, total = {-1: 1.0}, 0.0
+        for node in nodes:
+            rate = self._bins[bisect_left(_LOG_EDGES, node.logprob)].value * self.of_level(node.level)
+            chance[node.index] = of_path = chance[node.parent] * min(1.0, rate)
+            total += of_path
+        return total
 
 
 def chances(

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxspec.sched.plan import Lookahead
-from jaxspec.sched.spec.calibration import AcceptanceRecord, Calibration, FadingRate
+from jaxspec.sched.spec.calibration import AcceptanceRecord, Calibration, FadingRate, verified
 from jaxspec.sched.spec.micro_batches import DrafterLoad, best, seconds
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.timing import StepTimes
@@ -152,8 +152,7 @@ class DepthController:
 
     def expected_of(self, candidates: Candidates, record: AcceptanceRecord) -> float:
         """Expected number of accepted nodes of a request whose candidates are all verified."""
-        nodes, depth = np.arange(len(candidates)), dict(enumerate(candidates.depths()))
-        return record.factor * self.calibration.expected_accepted(candidates, nodes, candidates.parent.tolist(), depth)
+        return record.factor * self.calibration.expected_accepted(verified(candidates, range(len(candidates))))
 
     def count_round(self, verified: bool) -> None:
         """A round has ended: the tree policy selected some of its nodes, or none. After a few rounds without any, which
@@ -353,21 +352,14 @@ class DepthController:
         record: AcceptanceRecord,
     ) -> None:
         """Learn from one verified tree: `chosen` `[n]` was verified, `accepted` is the accepted path in order."""
-        if not chosen.any():
+        path, nodes = set(accepted), verified(candidates, np.flatnonzero(chosen).tolist())
+        if not nodes:
             return
-        path = set(accepted)
-        indices = np.flatnonzero(chosen)
-        nodes: list[int] = indices.tolist()
-        parents: list[int] = candidates.parent[indices].tolist()
-        depth = {-1: 0}
-        for i, parent in zip(nodes, parents, strict=True):
-            depth[i] = depth[parent] + 1
-        record.observe(self.calibration.expected_accepted(candidates, indices, parents, depth), len(path))
-        logprob = {-1: 0.0} | dict(zip(nodes, candidates.logprob[indices].tolist(), strict=True))
-        for i, parent in zip(nodes, parents, strict=True):
-            if parent < 0 or parent in path:
-                self.calibration.observe(logprob[i] - logprob[parent], i in path, depth[i])
-        deepest = max(depth.values())
+        record.observe(self.calibration.expected_accepted(nodes), len(path))
+        for node in nodes:
+            if node.parent < 0 or node.parent in path:
+                self.calibration.observe(node.logprob, node.index in path, node.level)
+        deepest = max(node.level for node in nodes)
         if self.width in self._level_rates:
             rates = self._level_rates[self.width]
             for level in range(1, min(deepest, len(path) + 1) + 1):

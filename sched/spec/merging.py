@@ -34,8 +34,9 @@ class Part:
     ) -> tuple[npt.NDArray[np.bool_], list[int]]:
         """Mask `[n]` of its nodes among those `chosen` in the merged tree, and indices of its nodes among `accepted`,
         from the top down."""
-        exists = np.isfinite(self.candidates.logprob)
-        return chosen[self.node] & exists, np.flatnonzero(np.isin(self.node, accepted) & exists).tolist()
+        exists, path = np.isfinite(self.candidates.logprob), set(accepted)
+        own = [i for i, at in enumerate(self.node.tolist()) if at in path and exists[i]] if path else []
+        return chosen[self.node] & exists, own
 
 
 class RequestTree(NamedTuple):

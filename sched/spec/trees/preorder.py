@@ -34,15 +34,43 @@ def preorders(forest: Forest, chosen: Sequence[npt.NDArray[np.bool_]]) -> list[D
         first = int(forest.first[forest.tree[i]])
         above = int(forest.parent[i]) - first
         raise ValueError(f"candidate {i - first} is chosen, but its parent {above} is not, or does not come before it")
-    height = int(depth.max(initial=0))
-    # Subtree sizes: each node counts for itself and for all of its ancestors.
+    token = forest.concat([c.token for c in forest], np.int32)[nodes]
+    counts = np.bincount(tree, minlength=len(forest))
+    # The same for siblings, different for others.
+    family = np.where(parent == count, count + tree, parent)
+    if count and np.bincount(family).max() > 1:
+        sibling_tokens = np.sort(family * 2**32 + token)
+        if (sibling_tokens[1:] == sibling_tokens[:-1]).any():
+            raise ValueError("siblings have the same token")
+        size, place = _sizes_and_places(parent, family, int(depth.max()))
+    else:  # all trees are chains
+        size, place = counts[tree] - depth + 1, np.append(depth - 1, -1)
+    ends = np.cumsum(counts)
+    starts = ends - counts
+    rows = np.empty((5, count), np.int32)
+    rows[:, starts[tree] + place[:count]] = token, depth, size, place[parent], nodes - forest.first[tree]
+    drafts: list[Draft] = []
+    for c, a, b in zip(forest, starts.tolist(), ends.tolist(), strict=True):
+        token, depth, size, parent, source = rows[:, a:b]
+        drafts.append(Draft(token, depth, size, parent, source, None if c.drawn is None else c.drawn[source]))
+    return drafts
+
+
+def _sizes_and_places(
+    parent: npt.NDArray[np.intp], family: npt.NDArray[np.intp], height: int
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """`[n]` the sizes of the nodes' subtrees, and `[n + 1]` their places in their trees' preorder, -1 for the roots.
+
+    `parent`: n for a root; `family`: the same number for siblings; `height`: levels of the highest tree.
+    """
+    count = len(parent)
+    # Each node counts for itself and for all of its ancestors.
     size, parent_of = np.ones(count + 1, np.intp), np.append(parent, count)
     ancestor = parent_of[:count]
     for _ in range(height - 1):
         size += np.bincount(ancestor, minlength=count + 1)
         ancestor = parent_of[ancestor]
     # A node comes after its parent and the subtrees of its earlier siblings: `offset` is the size of those subtrees.
-    family = np.where(parent == count, count + tree, parent)
     by_family = np.argsort(family, kind="stable")
     sizes, families = size[:count][by_family], family[by_family]
     before = np.cumsum(sizes) - sizes
@@ -54,20 +82,4 @@ def preorders(forest: Forest, chosen: Sequence[npt.NDArray[np.bool_]]) -> list[D
     place = np.append(offset, -1)
     for _ in range(height):
         place[:count] = offset + 1 + place[parent]
-
-    token = forest.concat([c.token for c in forest], np.int32)[nodes]
-    sibling_tokens = np.sort(family * 2**32 + token)
-    if (sibling_tokens[1:] == sibling_tokens[:-1]).any():
-        raise ValueError("siblings have the same token")
-    counts = np.bincount(tree, minlength=len(forest))
-    ends = np.cumsum(counts)
-    starts = ends - counts
-    rows = np.empty((5, count), np.int32)
-    rows[:, starts[tree] + place[:count]] = (
-        token, depth, size[:count], place[parent], nodes - forest.first[tree]
-    )  # fmt: skip
-    drafts: list[Draft] = []
-    for c, a, b in zip(forest, starts.tolist(), ends.tolist(), strict=True):
-        token, depth, size, parent, source = rows[:, a:b]
-        drafts.append(Draft(token, depth, size, parent, source, None if c.drawn is None else c.drawn[source]))
-    return drafts
+    return size[:count], place

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec.sched.plan import Lookahead
-from jaxspec.sched.spec.calibration import BIN_EDGES, AcceptanceRecord, Calibration, chances
+from jaxspec.sched.spec.calibration import BIN_EDGES, AcceptanceRecord, Calibration, chances, verified
 from jaxspec.sched.spec.depth import DepthController, DraftTimes
 from jaxspec.sched.spec.micro_batches import DrafterLoad, seconds
 from jaxspec.sched.spec.trees.candidates import Candidates
@@ -175,7 +175,7 @@ def test_a_requests_chances_become_its_own(own: float) -> None:
         spec.observe(tree, np.ones(1, bool), [0] if rng.random() < 0.3 else [], AcceptanceRecord())
     record, found = AcceptanceRecord(), []
     for _ in range(600):
-        average = spec.calibration.expected_accepted(tree, np.asarray([0]), [-1], {-1: 0, 0: 1})
+        average = spec.calibration.expected_accepted(verified(tree, [0]))
         record.observe(average, int(rng.random() < own))
         found.append(float(chances(Forest([tree]), [spec.calibration], [record])[0]))
     # A record returns a little to the average with each observation, here by 0.12 of about 0.42.
