@@ -11,7 +11,7 @@ CUDA      ?= auto
 ARGS      ?=
 # Tests run on the CPU: they expect its numerics, and workers share its memory. `make gpu-check` uses the GPU.
 ON_CPU  := JAX_PLATFORMS="$${JAX_PLATFORMS:-cpu}"
-# Tests of numbers that can run on a GPU, in about two minutes; the benchmark takes six.
+# Tests of numbers that can run on a GPU, in about four minutes; the benchmark takes six.
 ON_GPU  := tests/kernels/test_tree_attention.py tests/kernels/test_expert_products.py tests/step/test_step.py \
            tests/step/test_quantization.py
 # -O0 halves the compile time of small programs. `make test` runs the same tests at the default level.
