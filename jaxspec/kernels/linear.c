@@ -19,7 +19,7 @@
 #define WIDE_ROWS 14
 #else
 #define ROWS 6
-#define DIRECT 3
+#define DIRECT 5
 #define WIDE_ROWS 3
 #endif
 #define PIECE 768
@@ -77,8 +77,8 @@ typedef void Widen(const uint8_t *panel, int64_t begin, int64_t end, float *to);
   {direct##F##x1, direct##F##x2, direct##F##x3, direct##F##x4,                                                        \
    direct##F##x5, direct##F##x6, direct##F##x7, direct##F##x8},
 #else
-#define KERNELS(F) DIRECT_OF(F, 1) DIRECT_OF(F, 2) DIRECT_OF(F, 3) WIDEN_OF(F)
-#define ROW(F) {direct##F##x1, direct##F##x2, direct##F##x3},
+#define KERNELS(F) DIRECT_OF(F, 1) DIRECT_OF(F, 2) DIRECT_OF(F, 3) DIRECT_OF(F, 4) DIRECT_OF(F, 5) WIDEN_OF(F)
+#define ROW(F) {direct##F##x1, direct##F##x2, direct##F##x3, direct##F##x4, direct##F##x5},
 #endif
 #define WIDEN(F) widen##F,
 EACH_FORMAT(KERNELS)

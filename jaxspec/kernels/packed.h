@@ -19,9 +19,6 @@
 #define GROUP 32  /* rows */
 #define SUPER 256 /* rows of a superblock of Q4_K, Q5_K, Q6_K */
 #define COLUMNS (PANEL / WIDTH)
-/* Vectors of columns that are used at a time. With all of them, scales, minima and sums of two rows would not fit the 16
-   registers of AVX2. */
-#define STRIP (WIDTH == 16 ? COLUMNS : COLUMNS / 2)
 #define INLINE static inline __attribute__((always_inline))
 
 /* Numbers as in packed.py. I8: codes of 8 bits with one float32 scale per column. */
@@ -124,17 +121,17 @@ INLINE void read_scales(const int format, Place at, int half, const int begin, c
   }
 }
 
-/* `use_group` for STRIP vectors of its columns, from vector `begin` on, in formats of codes and float16. */
-INLINE void use_strip(const int format, const int rows, const int begin, Place at, const float *x, int64_t stride,
-                      vec (*sum)[COLUMNS], float *to) {
+/* `use_group` for `count` vectors of its columns, from vector `begin` on, in formats of codes and float16. */
+INLINE void use_strip(const int format, const int rows, const int begin, const int count, Place at, const float *x,
+                      int64_t stride, vec (*sum)[COLUMNS], float *to) {
   const int zero = zero_code(format);
   const int per_word = GROUP * 4 * PANEL / code_bytes(format), words = GROUP / per_word;
   Scales s = {0};
-  ints bits[STRIP] = {0};
+  ints bits[COLUMNS] = {0};
   for (int i = 0; i < words; i++) {
     const uint8_t *word = at.codes + 4 * PANEL * i;
-    if (i == 0 || (format == Q6_K && i % 2 == 0)) read_scales(format, at, i / 2, begin, STRIP, &s);
-    UNROLL for (int c = 0; c < STRIP; c++) {
+    if (i == 0 || (format == Q6_K && i % 2 == 0)) read_scales(format, at, i / 2, begin, count, &s);
+    UNROLL for (int c = 0; c < count; c++) {
       const int first = (begin + c) * WIDTH;
       if (format == Q6_K && i % 2 == 0)
         bits[c] = *(const ints *)(at.high + 4 * (PANEL * (i / 2) + first));
@@ -143,7 +140,7 @@ INLINE void use_strip(const int format, const int rows, const int begin, Place a
     }
     UNROLL for (int j = 0; j < per_word; j++) {
       const int row = i * per_word + j, low = 16 * (j % 2) + j / 2 * (32 / per_word);
-      UNROLL for (int c = 0; c < STRIP; c++) {
+      UNROLL for (int c = 0; c < count; c++) {
         const int first = (begin + c) * WIDTH;
         ints w = *(const ints *)(word + 4 * first);
         vec weight;
@@ -195,10 +192,22 @@ INLINE void use_floats(const int format, const int rows, Place at, const float *
    x[r * stride + row], added to sum[r] for r < rows. Call with constant `format` and `rows`. */
 INLINE void use_group(const int format, const int rows, Place at, const float *x, int64_t stride,
                       vec (*sum)[COLUMNS], float *to) {
-  if (format == F32 || format == BF16)
+  /* AVX2 has 16 registers: they hold scales, minima and sums of three rows for two vectors of columns, of more rows for
+     one. `begin` and `count` are literals, because gcc keeps less in registers after a loop over the strips. */
+  const int half = COLUMNS / 2, quarter = COLUMNS / 4;
+  if (format == F32 || format == BF16) {
     use_floats(format, rows, at, x, stride, sum, to);
-  else
-    UNROLL for (int c = 0; c < COLUMNS; c += STRIP) use_strip(format, rows, c, at, x, stride, sum, to);
+  } else if (WIDTH == 16) {
+    use_strip(format, rows, 0, COLUMNS, at, x, stride, sum, to);
+  } else if (rows <= 3) {
+    use_strip(format, rows, 0, half, at, x, stride, sum, to);
+    use_strip(format, rows, half, half, at, x, stride, sum, to);
+  } else {
+    use_strip(format, rows, 0, quarter, at, x, stride, sum, to);
+    use_strip(format, rows, quarter, quarter, at, x, stride, sum, to);
+    use_strip(format, rows, half, quarter, at, x, stride, sum, to);
+    use_strip(format, rows, half + quarter, quarter, at, x, stride, sum, to);
+  }
 }
 
 #endif
