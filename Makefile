@@ -62,7 +62,7 @@ help:
 	@echo "make install      install what serving needs into .venv (EXTRAS=train,bench adds more)"
 	@echo "make lint         check style, import rules and types"
 	@echo "make format       reformat the code with ruff"
-	@echo "make gpu-check    check an NVIDIA GPU: is the kernel right, how far are steps from the roofline (ARGS=--full)"
+	@echo "make gpu-check    check an NVIDIA GPU: are kernels right, how far are steps from the roofline (ARGS=--full)"
 	@echo "make bench-peers  compare jaxspec with other engines' servers, in turns (PEERS=\"llama.cpp vllm transformers\")"
 	@echo "make clean        remove what was built and installed here"
 	@echo "With an NVIDIA GPU, JAX for it is installed too; CUDA=none skips that, CUDA=cuda12 or cuda13 overrides."

@@ -74,8 +74,8 @@ class MicroBatch:
             node, row = packed.nodes[i], packed.rows[i]
             if (draft := self.drafts.get(scheduled.request.id)) is not None:
                 # The token sampled at an accepted node is the one after it.
-                path = [i for i, yes in enumerate(accepted[node : node + len(draft) + 1]) if yes]
-                tokens = [sampled[row + i] for i in path]
+                path = [at for at, yes in enumerate(accepted[node : node + len(draft) + 1]) if yes]
+                tokens = [sampled[row + at] for at in path]
             elif scheduled.samples:
                 assert accepted[node]
                 tokens = [sampled[row + scheduled.last_row]]

@@ -101,22 +101,22 @@ static Widen *const widen[FORMATS] = {EACH_FORMAT(WIDEN)};
 typedef void Tile(const float *x, int64_t depth, const float *w, int64_t rows, float *y, int64_t stride, int begin,
                   const uint8_t *next, int64_t ahead);
 
-TILE(1, 2) TILE(2, 2)
+TILE(2, 2) TILE(3, 2)
 #if ROWS == 14
-TILE(3, 2) TILE(4, 2) TILE(5, 2) TILE(6, 2) TILE(7, 2) TILE(8, 2) TILE(9, 2) TILE(10, 2) TILE(11, 2) TILE(12, 2)
+TILE(1, 2) TILE(4, 2) TILE(5, 2) TILE(6, 2) TILE(7, 2) TILE(8, 2) TILE(9, 2) TILE(10, 2) TILE(11, 2) TILE(12, 2)
 TILE(13, 2) TILE(14, 2)
 static Tile *const tiles[] = {NULL,    tile1x2, tile2x2, tile3x2,  tile4x2,  tile5x2,  tile6x2, tile7x2,
                               tile8x2, tile9x2, tile10x2, tile11x2, tile12x2, tile13x2, tile14x2};
 #else
-TILE(3, 2) TILE(4, 1) TILE(5, 1) TILE(6, 1)
-static Tile *const tiles[] = {NULL, tile1x2, tile2x2, tile3x2, tile4x1, tile5x1, tile6x1};
+TILE(5, 1) TILE(6, 1)
+static Tile *const tiles[] = {NULL, NULL, tile2x2, tile3x2, NULL, tile5x1, tile6x1};
 #endif
 
-/* Rows of the next tile, if so many are left: tiles of about equal size. With ROWS of 6, one of 4 takes as long as one of
-   5, and one of 3 is wide and keeps the registers as full as 6. */
+/* Rows of the next tile when `left` rows are left, more than DIRECT at first. With ROWS of 14 tiles are about equal. With
+   ROWS of 6 they have 6, 5, 3 or 2: with AVX2 a tile of 4 takes as long as one of 5. */
 static int64_t tile_rows(int64_t left) {
-  if (ROWS != 6) return left / ((left + ROWS - 1) / ROWS);
-  static const int8_t rows[] = {0, 1, 2, 3, 4, 5, 6, 5, 5, 6, 5, 6, 6};
+  if (ROWS == 14) return left / ((left + ROWS - 1) / ROWS);
+  static const int8_t rows[] = {[2] = 2, [3] = 3, [5] = 5, 6, 5, 5, 6, 5, 6, 6};
   return left > 12 ? 6 : rows[left];
 }
 

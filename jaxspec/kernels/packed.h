@@ -193,7 +193,8 @@ INLINE void use_floats(const int format, const int rows, Place at, const float *
 INLINE void use_group(const int format, const int rows, Place at, const float *x, int64_t stride,
                       vec (*sum)[COLUMNS], float *to) {
   /* AVX2 has 16 registers: they hold scales, minima and sums of three rows for two vectors of columns, of more rows for
-     one. `begin` and `count` are literals, because gcc keeps less in registers after a loop over the strips. */
+     one. Not measured with other vectors of fewer than 16 numbers. `begin` and `count` are literals, because gcc keeps
+     less in registers after a loop over the strips. */
   const int half = COLUMNS / 2, quarter = COLUMNS / 4;
   if (format == F32 || format == BF16) {
     use_floats(format, rows, at, x, stride, sum, to);

@@ -46,8 +46,8 @@ class Tree:
     """One request's n nodes in preorder, following `committed` positions whose KV is in `pages` (int32).
 
     token, depth, subtree, known `[n]` int32. `depth` is 0 for the first node: a node's position is committed + depth.
-    Known nodes come first and form a chain. `rows`: nodes whose logits are computed, among them the parent of every
-    draft.
+    Known nodes come first and form a chain. `rows`: nodes whose logits are computed, ascending, among them the parent
+    of every draft.
     """
 
     token: np.ndarray

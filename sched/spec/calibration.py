@@ -70,8 +70,8 @@ class Verified(NamedTuple):
     logprob: float
 
 
-def verified(candidates: Candidates, nodes: Iterable[int]) -> list[Verified]:
-    """These nodes of a tree, parents first and with all of their ancestors."""
+def verified_nodes(candidates: Candidates, nodes: Iterable[int]) -> list[Verified]:
+    """These candidates as `Verified`. `nodes` must have parents before their children, and all ancestors."""
     parents, paths = list[int](candidates.parent.tolist()), list[float](candidates.logprob.tolist())
     level, out = {-1: 0}, list[Verified]()
     for i in nodes:
@@ -113,8 +113,8 @@ class Calibration:
         rate.observe(accepted)
 
     def expected_accepted(self, nodes: Iterable[Verified]) -> float:
-        """Expected number of accepted ones among `nodes` of one tree, parents first: the sum of an average request's
-        `chances`."""
+        """Expected number of accepted ones among `nodes` of one tree, parents first: the sum of their `chances` if the
+        request's drafts are accepted as often as those of the others. No node may be an empty place."""
         chance, total = {-1: 1.0}, 0.0
         for node in nodes:
             rate = self._bins[bisect_left(_LOG_EDGES, node.logprob)].value * self.of_level(node.level)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from math import ceil
+from math import ceil, isfinite
 
 import numpy as np
 import numpy.typing as npt
 
 from jaxspec.sched.plan import Lookahead
-from jaxspec.sched.spec.calibration import AcceptanceRecord, Calibration, FadingRate, verified
+from jaxspec.sched.spec.calibration import AcceptanceRecord, Calibration, FadingRate, verified_nodes
 from jaxspec.sched.spec.micro_batches import DrafterLoad, best, seconds
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.timing import StepTimes
@@ -152,7 +152,8 @@ class DepthController:
 
     def expected_of(self, candidates: Candidates, record: AcceptanceRecord) -> float:
         """Expected number of accepted nodes of a request whose candidates are all verified."""
-        return record.factor * self.calibration.expected_accepted(verified(candidates, range(len(candidates))))
+        nodes = [i for i, logprob in enumerate(candidates.falling()) if isfinite(logprob)]
+        return record.factor * self.calibration.expected_accepted(verified_nodes(candidates, nodes))
 
     def count_round(self, verified: bool) -> None:
         """A round has ended: the tree policy selected some of its nodes, or none. After a few rounds without any, which
@@ -352,7 +353,7 @@ class DepthController:
         record: AcceptanceRecord,
     ) -> None:
         """Learn from one verified tree: `chosen` `[n]` was verified, `accepted` is the accepted path in order."""
-        path, nodes = set(accepted), verified(candidates, np.flatnonzero(chosen).tolist())
+        path, nodes = set(accepted), verified_nodes(candidates, np.flatnonzero(chosen).tolist())
         if not nodes:
             return
         record.observe(self.calibration.expected_accepted(nodes), len(path))

@@ -164,6 +164,23 @@ def test_forest_over_committed_kv(kind: str, window: int | None, data: Any) -> N
     chex.assert_tree_all_finite((np.asarray(m.kv_cache.keys)[:, whole], np.asarray(m.kv_cache.values)[:, whole]))
 
 
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3], [0, 1]])
+def test_drafts_know_their_parents_row(rows: list[int]) -> None:
+    """Whether all nodes have logits or only parents. A request of one token comes before."""
+
+    def ints(*numbers: int) -> np.ndarray:
+        return np.asarray(numbers, np.int32)
+
+    before = Tree.chain([5], 3, ints(0), SamplingInputs())
+    tree = Tree(
+        ints(7, 8, 9, 6), ints(0, 1, 2, 1), ints(4, 2, 1, 1), ints(1, 0, 0, 0), 17, ints(1, 2), ints(*rows),
+        parent=ints(-1, 0, 1, 0),
+    )  # fmt: skip
+    packed = pack([before, tree], SHAPES, BUFFERS, PAGE)
+    offset, _, _ = packed.shape.layout["parent_row"]
+    assert packed.buffer[offset : offset + 5].tolist() == [0, 0, 1, 2, 1]
+
+
 def test_too_large_a_step_is_refused() -> None:
     trees = [Tree.chain(range(200), 0, np.arange(30, dtype=np.int32), SamplingInputs())]
     with pytest.raises(ValueError, match="200 tokens"):

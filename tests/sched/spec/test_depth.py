@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec.sched.plan import Lookahead
-from jaxspec.sched.spec.calibration import BIN_EDGES, AcceptanceRecord, Calibration, chances, verified
+from jaxspec.sched.spec.calibration import BIN_EDGES, AcceptanceRecord, Calibration, chances, verified_nodes
 from jaxspec.sched.spec.depth import DepthController, DraftTimes
 from jaxspec.sched.spec.micro_batches import DrafterLoad, seconds
 from jaxspec.sched.spec.trees.candidates import Candidates
@@ -164,6 +164,9 @@ def test_chances_are_multiplied_along_paths_each_drafters_own() -> None:
             expected.append(chance[i])
     assert found == pytest.approx(expected)
     assert found[6] == 0 and (found[:6] > 0).all()
+    for tree, spec in zip(trees, own, strict=True):
+        average = chances(Forest([tree]), [spec.calibration], [AcceptanceRecord()])
+        assert spec.expected_of(tree, AcceptanceRecord()) == pytest.approx(average.sum())
 
 
 @pytest.mark.parametrize("own", [0.15, 0.45])
@@ -175,7 +178,7 @@ def test_a_requests_chances_become_its_own(own: float) -> None:
         spec.observe(tree, np.ones(1, bool), [0] if rng.random() < 0.3 else [], AcceptanceRecord())
     record, found = AcceptanceRecord(), []
     for _ in range(600):
-        average = spec.calibration.expected_accepted(verified(tree, [0]))
+        average = spec.calibration.expected_accepted(verified_nodes(tree, [0]))
         record.observe(average, int(rng.random() < own))
         found.append(float(chances(Forest([tree]), [spec.calibration], [record])[0]))
     # A record returns a little to the average with each observation, here by 0.12 of about 0.42.

@@ -172,6 +172,22 @@ def test_a_forest_is_its_trees(given_: tuple[list[Candidates], list[int]], seed:
         assert tree.token is own.token and tree.logprob.tolist() == likely.tolist()
 
 
+def test_chains_are_the_same_next_to_a_tree_that_branches() -> None:
+    def tree(*parents: int) -> Candidates:
+        n = len(parents)
+        return Candidates(np.arange(n, dtype=np.int32), np.asarray(parents, np.int32), np.zeros(n))
+
+    chains = [tree(-1, 0, 1), tree(), tree(-1), tree(-1, 0)]
+    branches = tree(-1, 0, 0, -1)
+    alone = preorders(Forest(chains), [np.ones(len(c), bool) for c in chains])
+    *together, branched = preorders(Forest([*chains, branches]), [np.ones(len(c), bool) for c in [*chains, branches]])
+    assert branched.subtree.tolist() == [3, 1, 1, 1] and branched.parent.tolist() == [-1, 0, 0, -1]
+    for one, other in zip(alone, together, strict=True):
+        for field in ("token", "depth", "subtree", "parent", "source"):
+            np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
+    assert alone[0].subtree.tolist() == [3, 2, 1] and alone[0].depth.tolist() == [1, 2, 3]
+
+
 def test_preorder_refuses_what_is_no_tree():
     tree = Candidates(np.asarray([3, 4, 4], np.int32), np.asarray([-1, 0, 0], np.int32), np.zeros(3, np.float32))
     assert preorder(tree, np.asarray([True, True, False])).token.tolist() == [3, 4]
