@@ -192,13 +192,13 @@ INLINE void use_floats(const int format, const int rows, Place at, const float *
    x[r * stride + row], added to sum[r] for r < rows. Call with constant `format` and `rows`. */
 INLINE void use_group(const int format, const int rows, Place at, const float *x, int64_t stride,
                       vec (*sum)[COLUMNS], float *to) {
-  /* AVX2 has 16 registers: they hold scales, minima and sums of three rows for two vectors of columns, of more rows for
-     one. Not measured with other vectors of fewer than 16 numbers. `begin` and `count` are literals, because gcc keeps
-     less in registers after a loop over the strips. */
+  /* AVX2 has 16 registers. For all columns they hold scales and minima, or scales and the sums of one row; for two
+     vectors of columns also the sums of three rows, for one those of more. Not measured with SSE2 and NEON. `begin` and
+     `count` are literals, because gcc keeps less in registers after a loop over the strips. */
   const int half = COLUMNS / 2, quarter = COLUMNS / 4;
   if (format == F32 || format == BF16) {
     use_floats(format, rows, at, x, stride, sum, to);
-  } else if (WIDTH == 16) {
+  } else if (WIDTH == 16 || rows == 0 || (rows == 1 && !has_minimum(format))) {
     use_strip(format, rows, 0, COLUMNS, at, x, stride, sum, to);
   } else if (rows <= 3) {
     use_strip(format, rows, 0, half, at, x, stride, sum, to);
