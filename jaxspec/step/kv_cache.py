@@ -12,12 +12,11 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import psutil
-from jax import lax
 
 from jaxspec.config import EngineConfig
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.drafter import feature_width
-from jaxspec.step.quantization import CHANNEL_BYTES
+from jaxspec.step.quantization import CHANNEL_BYTES, rounded
 
 T = TypeVar("T")
 
@@ -70,9 +69,7 @@ class KVCache(NamedTuple):
         """
         if x.dtype == self.keys.dtype:
             return x
-        pool = jnp.finfo(self.keys.dtype)
-        # XLA may drop a conversion there and back, but not this.
-        return lax.reduce_precision(x.astype(jnp.float32), pool.nexp, pool.nmant).astype(x.dtype)
+        return rounded(x, self.keys.dtype).astype(x.dtype)
 
     def keep(self, features: jax.Array, slot: jax.Array, accepted: jax.Array) -> KVCache:
         """Write `features [T, TAPS * hidden]` of accepted nodes to their slots (`[T]`, -1: none)."""

@@ -30,6 +30,12 @@ class Quantized(NamedTuple):
     zero: jax.Array  # int16, the same
 
 
+def rounded(x: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """`x` rounded to a narrower float type, in float32. XLA may drop a conversion there and back, but not this."""
+    narrow = jnp.finfo(dtype)
+    return lax.reduce_precision(x.astype(jnp.float32), narrow.nexp, narrow.nmant)
+
+
 def quantize(x: jax.Array, axis: int, valid: jax.Array | None = None) -> Quantized:
     """Quantise `x`; the values of a channel lie along `axis`.
 
@@ -43,9 +49,7 @@ def quantize(x: jax.Array, axis: int, valid: jax.Array | None = None) -> Quantiz
         low, high = jnp.where(any_valid, low, 0), jnp.where(any_valid, high, 0)
         x = jnp.where(valid, x, 0)
     scale = jnp.maximum((high - low) / 255, jnp.maximum(jnp.abs(low), jnp.abs(high)) / FARTHEST)
-    scale = jnp.maximum(scale, _TINY) * (1 + 2**-8)  # never below, whatever the rounding
-    # A conversion to bfloat16 and back may be left out by XLA, which keeps excess precision: on GPUs it is.
-    wide = lax.reduce_precision(scale, exponent_bits=8, mantissa_bits=7)
+    wide = rounded(jnp.maximum(scale, _TINY) * (1 + 2**-8), jnp.bfloat16)  # never below, whatever the rounding
     zero = jnp.round(-low / wide)
     codes = jnp.clip(jnp.round(x / jnp.expand_dims(wide, axis) + jnp.expand_dims(zero, axis)), 0, 255)
     return Quantized(codes.astype(jnp.uint8), wide.astype(jnp.bfloat16), zero.astype(jnp.int16))

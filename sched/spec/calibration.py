@@ -64,21 +64,20 @@ class Verified(NamedTuple):
     """A candidate that is verified, or would be: its index, its parent's (-1: the root), its level from 1 on, and its
     log-probability given its parent."""
 
-    index: int
+    node: int
     parent: int
     level: int
     logprob: float
 
 
 def verified_nodes(candidates: Candidates, nodes: Iterable[int]) -> list[Verified]:
-    """These candidates as `Verified`. `nodes` must have parents before their children, and all ancestors."""
+    """These candidates as `Verified`."""
     parents, paths = list[int](candidates.parent.tolist()), list[float](candidates.logprob.tolist())
-    level, out = {-1: 0}, list[Verified]()
+    levels, out = candidates.depths(), list[Verified]()
     for i in nodes:
         above = parents[i]
-        level[i] = level[above] + 1
         own = max(paths[i], _EMPTY) - (max(paths[above], _EMPTY) if above >= 0 else 0.0)
-        out.append(Verified(i, above, level[i], own))
+        out.append(Verified(i, above, levels[i], own))
     return out
 
 
@@ -113,13 +112,14 @@ class Calibration:
         rate.observe(accepted)
 
     def expected_accepted(self, nodes: Iterable[Verified]) -> float:
-        """Expected number of accepted ones among `nodes` of one tree, parents first: the sum of their `chances` if the
-        request's drafts are accepted as often as those of the others. No node may be an empty place."""
+        """Expected number of accepted ones among `nodes` of one tree: the sum of their `chances` if the request's
+        drafts are accepted as often as those of the others. Parents come first, all are there, and no node is an empty
+        place."""
         chance, total = {-1: 1.0}, 0.0
-        for node in nodes:
-            rate = self._bins[bisect_left(_LOG_EDGES, node.logprob)].value * self.of_level(node.level)
-            chance[node.index] = of_path = chance[node.parent] * min(1.0, rate)
-            total += of_path
+        for node, parent, level, logprob in nodes:
+            rate = self._bins[bisect_left(_LOG_EDGES, logprob)].value * self.of_level(level)
+            chance[node] = chance[parent] * min(1.0, rate)
+            total += chance[node]
         return total
 
 

@@ -357,10 +357,10 @@ class DepthController:
         if not nodes:
             return
         record.observe(self.calibration.expected_accepted(nodes), len(path))
-        for node in nodes:
-            if node.parent < 0 or node.parent in path:
-                self.calibration.observe(node.logprob, node.index in path, node.level)
-        deepest = max(node.level for node in nodes)
+        for node, parent, level, logprob in nodes:
+            if parent < 0 or parent in path:
+                self.calibration.observe(logprob, node in path, level)
+        deepest = max(candidate.level for candidate in nodes)
         if self.width in self._level_rates:
             rates = self._level_rates[self.width]
             for level in range(1, min(deepest, len(path) + 1) + 1):
