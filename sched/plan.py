@@ -8,13 +8,20 @@ from typing import Self
 
 from jaxspec.sched.request import Request
 
-#: Stands in `Request.tokens` for a token that a step under way is sampling (`Scheduler.advance`).
+#: Stands in `Request.tokens` for a token that a step under way is sampling (`Scheduler.advance`). If that step also
+#: verifies drafts, it stands for the last of the new tokens, and up to `Request.pending_drafts` more come before it.
 UNKNOWN = -1
+#: Names drafts that the host has not read: node i of a round's chains is `FIRST_DRAFT` - i (`sched.spec.ahead`).
+FIRST_DRAFT = -2
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """Compute `count` known tokens of `request` from position `start`. Pages for all of them are allocated."""
+    """Compute `count` known tokens of `request` from position `start`. Pages for all of them are allocated.
+
+    If the last one is `UNKNOWN`, it comes after as many positions more as its step under way accepts drafts, at most
+    `pending_drafts`. There are pages for them.
+    """
 
     request: Request
     start: int
@@ -61,13 +68,13 @@ class ScheduledRequest:
         """The logit row of the last position, relative to the request's first row."""
         return self.count - 1 if self.reads_all else 0
 
-    def check(self, result: RequestResult) -> None:
-        """Raise `ValueError` if this cannot be its result."""
+    def check(self, result: RequestResult, known: int) -> None:
+        """Raise `ValueError` if this cannot be its result. `known`: the request's tokens before the new ones."""
         request, new = self.request, result.tokens
         if result.finish_reason is None:
             if bool(new) != self.samples:
                 raise ValueError(f"request {request.id!r}: {len(new)} tokens, but samples is {self.samples}")
-            if self.end - request.prompt_len + len(new) >= request.max_tokens:
+            if known - request.prompt_len + len(new) >= request.max_tokens:
                 raise ValueError(f"request {request.id!r} continues beyond its max_tokens of {request.max_tokens}")
         if not 0 <= result.accepted <= result.proposed:
             raise ValueError(f"request {request.id!r}: {result.accepted} of {result.proposed} draft tokens accepted")

@@ -73,6 +73,8 @@ class Request:
     computed: int = 0
     #: Device pages with that KV, and those reserved for the current step.
     pages: list[int] = field(default_factory=list[int])
+    #: Most draft tokens that its step under way may accept: tokens before the one that is `UNKNOWN`.
+    pending_drafts: int = 0
     #: Host pages with the KV of its `computed` tokens while it is swapped.
     host_pages: list[int] = field(default_factory=list[int])
     #: Prefix-cache keys of the leading full pages of `tokens`; still valid after a preemption.
@@ -111,7 +113,7 @@ class Request:
         if self.computed:
             self.recompute_until = max(self.recompute_until or 0, self.computed)
             self.preemptions += 1
-        self.status, self.computed, self.registered = RequestStatus.WAITING, 0, 0
+        self.status, self.computed, self.registered, self.pending_drafts = RequestStatus.WAITING, 0, 0, 0
         self.pages, self.host_pages, self.page_keys = [], [], []
         self.kept.clear()
 
@@ -129,6 +131,16 @@ class Request:
     def output_len(self) -> int:
         """Output tokens so far."""
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def most_output(self) -> int:
+        """Output tokens if the step under way accepts all its drafts."""
+        return self.output_len + self.pending_drafts
+
+    @property
+    def most_known(self) -> int:
+        """Tokens if the step under way accepts all its drafts."""
+        return len(self.tokens) + self.pending_drafts
 
     @property
     def new_len(self) -> int:

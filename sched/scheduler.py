@@ -155,9 +155,9 @@ class Scheduler:
 
     @property
     def ready(self) -> list[Request]:
-        """Running requests that the next plan may schedule: not those held by `advance`, nor those whose last token is
-        being sampled."""
-        return [r for r in self.running if r.id not in self._held and r.output_len < r.max_tokens]
+        """Running requests that the next plan may schedule: not those held by `advance`, nor those whose last token may
+        be among the ones being sampled."""
+        return [r for r in self.running if r.id not in self._held and r.most_output < r.max_tokens]
 
     @property
     def up_next(self) -> list[Request]:
@@ -269,8 +269,8 @@ class Scheduler:
     def advance(self, plan: Plan, hold: bool = False) -> None:
         """Let the next plan be made while the step of `plan`, the last one, is under way.
 
-        Its requests are taken to get one token each, `UNKNOWN` until `update`. With `hold`, they are left out of plans
-        until then instead: how many of their drafts are accepted is not known.
+        Its requests are taken to get one token each, `UNKNOWN` until `update`, and up to `Request.pending_drafts` more.
+        With `hold`, they are left out of plans until then instead.
         """
         if not self._in_flight or plan is not self._in_flight[-1] or self._may_plan:
             raise ValueError("not the last plan, or it was advanced already")
@@ -282,11 +282,13 @@ class Scheduler:
             if hold:
                 self._held.add(request.id)
                 continue
-            if scheduled.levels:
-                raise ValueError(f"request {request.id!r} may have drafts: advance with hold")
-            request.computed = scheduled.end
-            if scheduled.samples:
-                request.tokens.append(UNKNOWN)
+            if not scheduled.samples:
+                request.computed = scheduled.end
+                continue
+            if request.tokens[-1] == UNKNOWN:
+                raise ValueError(f"the step before, with request {request.id!r}, has no results yet")
+            request.computed, request.pending_drafts = len(request.tokens), scheduled.levels
+            request.tokens.append(UNKNOWN)
 
     def order_matters(self, plan: Plan) -> bool:
         """Whether requests wait for more than their turn in the next few steps, so that the order decides which of them
@@ -340,11 +342,13 @@ class Scheduler:
 
     def _append(self, scheduled: ScheduledRequest, result: RequestResult, now: float, seconds: float) -> None:
         request, new = scheduled.request, result.tokens
+        # Not `scheduled.end` if drafts of the step before, which was under way then, have been accepted.
+        known = len(request.tokens) - (request.tokens[-1] == UNKNOWN) if scheduled.samples else scheduled.end
         # All new tokens but the last were drafts: their KV is committed together with that of the known tokens.
-        computed = scheduled.end + max(0, len(new) - 1)
-        scheduled.check(result)
+        computed = known + max(0, len(new) - 1)
+        scheduled.check(result, known)
         if scheduled.samples:
-            request.tokens[scheduled.end :] = new
+            request.tokens[known:], request.pending_drafts = new, 0
         request.recomputed += scheduled.recomputes
         if request.pages:  # else a later plan has taken them
             if computed > len(request.pages) * self.pool.page_size:
@@ -380,5 +384,5 @@ class Scheduler:
         self.kv.free(request)
         if request.tokens[-1] == UNKNOWN:
             request.tokens.pop()
-        request.status = status
+        request.status, request.pending_drafts = status, 0
         request.kept.clear()  # outdated entries of the queue may hold the request for a while

@@ -54,7 +54,7 @@ class TokenBudget:
         for rank, i in enumerate(decoding):
             request = scheduled[i].request
             drafts = min(lookahead.drafts, left if lookahead.pooled else left // (len(decoding) - rank))
-            levels = min(lookahead.levels, drafts, request.max_tokens - request.output_len - 1)
+            levels = min(lookahead.levels, drafts, request.max_tokens - request.most_output - 1)
             if levels > 0 and not kv.grow(request, levels):
                 levels = kv.spare_tokens(request)
             if levels > 0:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,13 +12,27 @@ from jaxspec.draft.runner import DraftRunner
 from jaxspec.sched.per_request import PerRequest
 from jaxspec.sched.plan import ScheduledRequest
 from jaxspec.sched.request import Request
-from jaxspec.sched.spec.drafter import Proposal, SamplingOf
+from jaxspec.sched.spec.drafter import AheadProposal, Proposal, SamplingOf
 from jaxspec.sched.spec.trees.candidates import Candidates
+from jaxspec.sched.spec.trees.policy import DEPTH
 from jaxspec.sched.timing import DraftRoundTimes
-from jaxspec.step.packing import Tree
+from jaxspec.step.packing import SamplingInputs, Tree
 
 #: A read shorter than this (seconds) did not wait: the round had ended earlier.
 _NO_WAIT = 2e-4
+
+
+class _Cached(NamedTuple):
+    """A request's tokens in the draft model's KV cache.
+
+    losses     `_losses` at that time
+    tokens     their number
+    following  whether the tokens of the step under way are there too: a round that follows it has been launched
+    """
+
+    losses: int = 0
+    tokens: int = 0
+    following: bool = False
 
 
 class ModelDrafter:
@@ -24,8 +40,7 @@ class ModelDrafter:
 
     def __init__(self, runner: DraftRunner, clock: Callable[[], float]):
         self.name, self.widths, self.runner, self._clock = runner.name, runner.widths, runner, clock
-        # `_losses` at that time, tokens cached
-        self._cached = PerRequest[tuple[int, int]](lambda _: (0, 0))
+        self._cached = PerRequest[_Cached](lambda _: _Cached())
         self._prefetched: dict[str, range] = {}  # id -> rows with the features before its next tokens
         self._times = DraftRoundTimes(
             lambda requests, uncached, *shape: runner.seconds(requests, min(uncached, runner.most_tokens), *shape)
@@ -44,13 +59,17 @@ class ModelDrafter:
         return False
 
     @property
+    def drafts_ahead(self) -> bool:
+        return not self.own_device
+
+    @property
     def ready(self) -> bool:
         return self.runner.usable
 
     def _watermark(self, request: Request) -> int:
-        losses, cached = self._cached.of(request)
+        cached = self._cached.of(request)
         # After a loss the pages belong to other requests. Pages swapped out held the target's computed tokens at most.
-        return min(cached, request.computed) if losses == self._losses(request) else 0
+        return min(cached.tokens, request.computed) if cached.losses == self._losses(request) else 0
 
     def _losses(self, request: Request) -> int:
         """How often a preemption has lost the request's draft KV. A swap keeps it if the drafter shares the target's
@@ -59,6 +78,10 @@ class ModelDrafter:
 
     def ended(self, request: Request) -> None:
         pass
+
+    def settled(self, request: Request, tokens: int) -> None:
+        if (cached := self._cached.of(request)).following:
+            self._cached.set(request, _Cached(cached.losses, cached.tokens + tokens))
 
     def serves(self, request: Request) -> bool:
         return True
@@ -104,6 +127,53 @@ class ModelDrafter:
 
         return proposal
 
+    def propose_ahead(
+        self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, after: Mapping[str, int],
+        before: Any,
+    ) -> AheadProposal:  # fmt: skip
+        chains, sources = list[Tree](), list[tuple[int, bool]]()
+        left = self.runner.most_tokens
+        for i in sorted(range(len(scheduled)), key=lambda i: self.uncached_tokens(scheduled[i].request)):
+            request = scheduled[i].request
+            if not left or len(chains) == self.runner.shapes[-1].trees:
+                break
+            chain, complete = self._chain_ahead(request, sampling(request), after.get(request.id, -1), left)
+            if chain is None:
+                break
+            chains.append(chain)
+            sources.append((i, complete))
+            left -= len(chain.token)
+        on_device, read = self.runner.start_ahead(chains, levels, before)
+        rows = {i: row for row, (i, complete) in enumerate(sources) if complete}
+        first = [rows[i] * DEPTH if i in rows else None for i in range(len(scheduled))]
+
+        def proposal() -> list[Candidates | None]:
+            found = read()
+            return [found[rows[i]] if i in rows else None for i in range(len(scheduled))]
+
+        return AheadProposal(on_device, first, proposal)
+
+    def _chain_ahead(
+        self, request: Request, sampling: SamplingInputs, after: int, left: int
+    ) -> tuple[Tree | None, bool]:
+        """The request's uncached tokens as a chain of at most `left`, and whether it has all of them; raises its
+        watermark. None: none fit.
+
+        `after`: its tree in the step under way; -1: none. The chain then ends with as many tokens as that step may
+        give (`jaxspec.step.ahead`), or has none of them.
+        """
+        cached, pages = self._watermark(request), np.asarray(request.pages, np.int32)
+        known = request.tokens[cached:] if after < 0 else request.tokens[cached:-1]
+        coming = 0 if after < 0 else 1 + request.pending_drafts
+        complete = len(known) + coming <= left
+        if not complete:
+            known, coming, after = known[:left], 0, -1
+        if not known and not coming:
+            return None, False
+        self._cached.set(request, _Cached(self._losses(request), cached + len(known), coming > 0))
+        chain = Tree.chain([*known, *range(-1, -1 - coming, -1)], cached, pages, sampling, after=after)
+        return (replace(chain, rows=np.asarray([len(known)], np.int32)) if coming else chain), complete
+
     def precompute_kv(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
         chains, _, rows = self._chains(scheduled, sampling)
         if chains:
@@ -133,7 +203,7 @@ class ModelDrafter:
             pages = np.asarray(request.pages, np.int32)
             chains.append(Tree.chain(request.tokens[cached:end], cached, pages, sampling(request)))
             sources.append((i, end == len(request.tokens)))
-            self._cached.set(request, (self._losses(request), end))
+            self._cached.set(request, _Cached(self._losses(request), end))
             left -= end - cached
         return chains, sources, rows[: len(chains)]
 

@@ -18,6 +18,7 @@ from jax import lax
 
 from jaxspec.draft.growth import Growth, Level, tempered
 from jaxspec.models.drafter import DraftDecoder
+from jaxspec.step.ahead import Chains, NewTokens, catch_up
 from jaxspec.step.attention import Earlier
 from jaxspec.step.batch import Batch, BatchShape
 from jaxspec.step.kv_cache import KVCache
@@ -35,11 +36,11 @@ class Staged(NamedTuple):
 
 #: The target's feature pool `[pages, page_size, TAPS * hidden]`, or rows copied from it.
 Features = jax.Array | Staged
-#: (weights, pool and drawn [donated], features, buffer, levels) -> (pool, drawn, `[3, R, depth, W]` int32 as
-#: `_Tree.out`)
+#: (weights, pool and drawn [donated], features, buffer, levels, the step under way) -> (pool, drawn, `[3, R, depth, W]`
+#: int32 as `_Tree.out`, the first node of each level for a step that is launched before the host reads that)
 Round = Callable[
-    [tuple[jax.Array, ...], KVCache, DraftDistributions, Features, jax.Array, jax.Array],
-    tuple[KVCache, DraftDistributions, jax.Array],
+    [tuple[jax.Array, ...], KVCache, DraftDistributions, Features, jax.Array, jax.Array, NewTokens],
+    tuple[KVCache, DraftDistributions, jax.Array, Chains],
 ]
 
 
@@ -69,17 +70,18 @@ def make_round(
 
     def one_round(
         leaves: tuple[jax.Array, ...], kv_cache: KVCache, drawn: DraftDistributions, features: Features,
-        buffer: jax.Array, levels: jax.Array,
-    ) -> tuple[KVCache, DraftDistributions, jax.Array]:  # fmt: skip
+        buffer: jax.Array, levels: jax.Array, before: NewTokens,
+    ) -> tuple[KVCache, DraftDistributions, jax.Array, Chains]:  # fmt: skip
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
-        batch = Batch.unpack(buffer, shape)
+        batch = catch_up(Batch.unpack(buffer, shape), before)
         page_size = kv_cache.keys.shape[-1]
         conditions = model.condition(_features_before(model, features, batch, page_size))
         x = model.embed(batch.token, batch.position, conditions)
         x, new, _ = layers.run(model, x, kv_cache, batch, ancestors(batch.subtree))
         kv_cache = layers.commit(kv_cache, new, batch, batch.known > 0, x)
         output = model.finish(x).at[batch.logit_node].get(mode="clip")  # [R, hidden]
-        return _grow(model, kv_cache, drawn, batch, output, layers, growth, depth, levels)
+        kv_cache, drawn, out = _grow(model, kv_cache, drawn, batch, output, layers, growth, depth, levels)
+        return kv_cache, drawn, out, jnp.pad(out[0, :, :, 0], ((0, len(before.length) - shape.trees), (0, 0)))
 
     return one_round
 

@@ -19,6 +19,7 @@ from jaxspec.models.config import DecoderConfig
 from jaxspec.models.load.weights import Weights, of_target
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.policy import DEPTH
+from jaxspec.step.ahead import Chains, NewTokens
 from jaxspec.step.batch import BatchBuffers, BatchShape
 from jaxspec.step.kv_cache import KVCache, emptied
 from jaxspec.step.layers import Layers
@@ -57,11 +58,13 @@ def round_buckets(max_tokens: int, max_requests: int, pages: int, fine: bool = F
 class TargetModel(Protocol):
     """The target's state that rounds use: they read `features` and write the distributions of drafts to `drawn`.
 
-    `ends`: its embedding `embed` and its `head` on the device, which drafters may share.
+    `ends`: its embedding `embed` and its `head` on the device, which drafters may share. `nothing_before`: stands for a
+    step under way where there is none.
     """
 
     drawn: DraftDistributions
     ends: Mapping[str, jax.Array]
+    nothing_before: NewTokens
 
     @property
     def features(self) -> jax.Array: ...
@@ -95,8 +98,8 @@ class DraftRunner:
             kv_cache = KVCache.zeros(layers.pooled(config), num_pages, page_size, dtype, zeros=layers.zeros)
             features = target.features
             rows = jnp.zeros((self.most_tokens if self.own_device else 0, features.shape[-1]), features.dtype)
-            state = leaves, kv_cache, DraftDistributions.empty(), rows
-        self._leaves, self.kv_cache, self.drawn, self._rows = (
+            state = leaves, kv_cache, DraftDistributions.empty(), rows, target.nothing_before
+        self._leaves, self.kv_cache, self.drawn, self._rows, self._nothing_before = (
             jax.device_put(state, self._device) if self.own_device else state
         )
         self._buffers = BatchBuffers(self.shapes)
@@ -152,11 +155,12 @@ class DraftRunner:
     def _compile_rounds(self, shape: BatchShape) -> dict[int, jax.stages.Compiled]:
         """The compiled rounds of one shape, by tree width."""
         buffer, levels = jax.ShapeDtypeStruct((shape.size,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
-        arguments = self._leaves, self.kv_cache, self._shared.drawn, self._features(shape, ()), buffer, levels
+        features, before = self._features(shape, ()), self._nothing_before
+        arguments = self._leaves, self.kv_cache, self._shared.drawn, features, buffer, levels, before
         programs: dict[int, jax.stages.Compiled] = {}
         for width, growth in self._growths.items():
             one = make_round(self._graph, self._treedef, shape, self._layers, growth, DEPTH)
-            one = over_devices(self._layers.parallel, one, arguments, 3)
+            one = over_devices(self._layers.parallel, one, arguments, 4)
             programs[width] = compile_ahead(one, *arguments, donate=(1, 2))
         return programs
 
@@ -195,16 +199,18 @@ class DraftRunner:
 
     def _run_empty(self, shape: BatchShape, width: int, levels: int) -> None:
         packed = pack([], [shape], self._buffers, self.page_size)
-        jax.block_until_ready(self._run(packed.buffer, shape, width, levels))
+        jax.block_until_ready(self._run(packed.buffer, shape, width, levels)[0])
 
     def _run(
-        self, buffer: np.ndarray, shape: BatchShape, width: int, levels: int, staged: Sequence[range] = ()
-    ) -> jax.Array:
-        shared = self._shared
-        self.kv_cache, shared.drawn, out = self._rounds[shape][width](
-            self._leaves, self.kv_cache, shared.drawn, self._features(shape, staged), buffer, np.int32(levels)
-        )
-        return out
+        self, buffer: np.ndarray, shape: BatchShape, width: int, levels: int, staged: Sequence[range] = (),
+        before: NewTokens | None = None,
+    ) -> tuple[jax.Array, Chains]:  # fmt: skip
+        shared, features = self._shared, self._features(shape, staged)
+        self.kv_cache, shared.drawn, out, first = self._rounds[shape][width](
+            self._leaves, self.kv_cache, shared.drawn, features, buffer, np.int32(levels),
+            self._nothing_before if before is None else before,
+        )  # fmt: skip
+        return out, first
 
     def start(
         self, chains: Sequence[Tree], levels: int, width: int, staged: Sequence[range] = ()
@@ -218,8 +224,23 @@ class DraftRunner:
         """
         width = next(w for w in self.widths if w >= min(width, self.widths[-1]))
         packed = pack(chains, self._rounds.ready, self._buffers, self.page_size)
-        out = self._run(packed.buffer, packed.shape, width, levels, staged)
+        out, _ = self._run(packed.buffer, packed.shape, width, levels, staged)
         return lambda: self._read(out, len(chains), levels, width)
+
+    def start_ahead(
+        self, chains: Sequence[Tree], levels: int, before: NewTokens | None
+    ) -> tuple[Chains, Callable[[], list[Candidates]]]:
+        """Start a round of chains of drafts for a step that is launched before the host has read them.
+
+        `before`: new tokens of the step that `chains` follow, see `jaxspec.step.ahead`. Returns the drafts on the
+        device, and what reads them, as with `start`.
+        """
+        width = self.widths[0]
+        packed = pack(chains, self._rounds.ready, self._buffers, self.page_size)
+        out, first = self._run(packed.buffer, packed.shape, width, levels, before=before)
+        if jax.default_backend() != "cpu":  # there it takes 0.2 ms and copies nothing
+            out.copy_to_host_async()
+        return first, lambda: self._read(out, len(chains), levels, width)
 
     def _read(self, out: jax.Array, count: int, levels: int, width: int) -> list[Candidates]:
         if levels == 0:

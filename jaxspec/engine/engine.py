@@ -310,9 +310,9 @@ class Engine:
         with self._lock:
             if self._states:
                 raise RuntimeError("the speculator cannot change while there are requests")
-            self.loop.speculator = speculator
-            self.loop.micro_batches = micro_batches or self.config.micro_batches
-            self.loop.draft_turns = self.config.draft_turns if draft_turns is None else draft_turns
+            launcher = self.loop.launcher
+            launcher.speculator, launcher.micro_batches = speculator, micro_batches or self.config.micro_batches
+            launcher.draft_turns = self.config.draft_turns if draft_turns is None else draft_turns
 
     # -- the engine's thread ---------------------------------------------------------------------------------------
 

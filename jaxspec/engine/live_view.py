@@ -94,7 +94,7 @@ class LiveView:
         """A micro-batch was verified; `decision` is what the device decided (`MicroBatch.requests`)."""
         for one in batch.requests(decision):
             request = one.state.request
-            if one.path is None or (drafted := self._loop.speculator.drafted_for(request)) is None:
+            if one.path is None or (drafted := self._loop.speculator.drafted.get(request.id)) is None:
                 continue
             root = request.tokens[one.scheduled.end - 1]
             self._verified.pop(request.tenant, None)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.config import EngineConfig
+from jaxspec.engine.launcher import Launcher
 from jaxspec.engine.live_view import LiveView
 from jaxspec.engine.metrics import Counters, StepTimer
 from jaxspec.engine.micro_batch import MicroBatch
@@ -22,12 +23,10 @@ from jaxspec.engine.step_under_way import StepUnderWay
 from jaxspec.outputs import RequestMetrics
 from jaxspec.sched.plan import UNKNOWN, RequestResult
 from jaxspec.sched.request import Request
-from jaxspec.sched.slots import Need
-from jaxspec.sched.spec.draft_room import DraftRoom
 from jaxspec.sched.spec.host_times import StepTook
-from jaxspec.sched.spec.micro_batches import split, turns_pay
-from jaxspec.sched.spec.trees.candidates import Candidates, Draft
-from jaxspec.step.packing import SamplingInputs
+from jaxspec.sched.spec.micro_batches import turns_pay
+from jaxspec.sched.spec.speculator import Speculator
+from jaxspec.sched.spec.trees.candidates import Draft
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +54,8 @@ class EngineLoop:
         self.repredictor = parts.repredictor
         #: Seconds that it took between steps. That a step does not overlap with the one before is not counted.
         self.repredicting_seconds = 0.0
-        #: Decides on drafts.
-        self.speculator = parts.speculator
-        #: Micro-batches of a step; None: as many as the profile says (SPIN §V-B).
-        self.micro_batches = config.micro_batches
+        #: Drafts for requests and starts their steps.
+        self.launcher = Launcher(config, parts, states)
         self.penalties = parts.model_runner.penalties
         self.counters = Counters()
         #: When to plan again if nothing arrives before, in the clock's seconds; None: at once.
@@ -77,9 +74,6 @@ class EngineLoop:
         self._ready: list[RequestState] = []  # requests with output to deliver
         self._under_way: deque[StepUnderWay] = deque()  # the oldest first
         self._finished_at = self._clock()
-        self._async = bool(config.async_scheduling)
-        #: Whether groups of requests take turns on drafters' devices; None: where the profile says that it pays.
-        self.draft_turns = config.draft_turns
         self._in_turns = False
         self.token_text = parts.model.tokenizer.token_text
         #: Snapshots for those who watch.
@@ -106,12 +100,9 @@ class EngineLoop:
         return [state for state in states if state.scheduled and state.finish_reason is None]
 
     @property
-    def _may_take_turns(self) -> bool:
-        """Whether groups of requests may take turns: not where a step's drafts depend on the other group."""
-        if self.draft_turns is False or self.speculator.assignment or Need.SLOS in self.speculator.policy.needs:
-            return False
-        own = [drafter for drafter in self.speculator.drafters if drafter.own_device]
-        return bool(own) and not any(drafter.reads_features for drafter in own)
+    def speculator(self) -> Speculator:
+        """Decides on drafts."""
+        return self.launcher.speculator
 
     @property
     def has_output(self) -> bool:
@@ -169,8 +160,7 @@ class EngineLoop:
         if self.live.watched:  # what still waits after the plan does so for a reason
             self.live.planned(launched and launched.plan, self._clock())
         self.deliver()
-        ahead = self._async and self.speculator.assignment is None  # a draft choice learns from each step in turn
-        keep = 0 if launched is None else int(self._in_turns or (ahead and launched.predictable))
+        keep = 0 if launched is None else int(self._in_turns or (self.launcher.overlaps and launched.predictable))
         while len(self._under_way) > keep:
             self._finish(self._under_way.popleft())
         if self._under_way:  # the device has work meanwhile
@@ -193,7 +183,7 @@ class EngineLoop:
                 self.repredictor.predict(due, timer.begun)
             self.repredicting_seconds += timer.now() - begun
         lookahead = self.speculator.lookahead(self.scheduler.ready, timer.begun)
-        if before is not None and not self._in_turns and lookahead.levels:
+        if before is not None and not self._in_turns and lookahead.levels and not self.launcher.drafts_ahead:
             # Drafts start from the last token, so its step has to end first. The decision stays: some of it is a turn
             # of many steps, such as a probe.
             self.finish_steps()
@@ -219,25 +209,11 @@ class EngineLoop:
         step = StepUnderWay(plan, timer, overlaps=before is not None)
         if before is not None:
             before.overlaps = True
-        self._launch(step, None if self._in_turns or before is None else before.batches[0])
+        follows = None if self._in_turns or before is None else before.batches[0]
+        self.launcher.launch(plan, step, follows, self._in_turns)
         timer.mark_launched(len(step.batches))
         self._under_way.append(step)
         return step
-
-    def _launch(self, step: StepUnderWay, before: MicroBatch | None) -> None:
-        """Draft for the requests and start their step on the device, in one micro-batch or several. `before` samples
-        tokens that are not known yet."""
-        scheduled, room = step.plan.scheduled, DraftRoom.of(step.plan)
-        penalised = {s.request: t.params for s in scheduled if (t := self._states[s.request.id]).penalised}
-        penalty_rows = self.penalties.update(penalised)
-        self.speculator.prefetch_features(scheduled)
-        for part in split(scheduled, self.speculator, 1 if self._in_turns else self.micro_batches):
-            with step.timer.outside_step():
-                drafts = self.speculator.draft(part, self._sampling_of, room, step.timer.begun, self._allowed)
-            states = [self._states[s.request.id] for s in part]
-            step.batches.append(MicroBatch.launch(part, states, drafts, penalty_rows, self.model_runner, before))
-        self.speculator.precompute_kv(scheduled, self._sampling_of)
-        step.terms = self.speculator.terms
 
     def finish_steps(self) -> None:
         """Finish all steps under way."""
@@ -252,6 +228,7 @@ class EngineLoop:
                 with suppress(Exception):
                     batch.pending.wait()
         self._under_way.clear()
+        self.speculator.drafted.clear()
         self._in_turns, self.wake_at, self._finished_at = False, None, (now := self._clock())
         for state in (states := list(self._states.values())):
             request = state.request
@@ -274,7 +251,9 @@ class EngineLoop:
             self.counters.count(batch.scheduled, packed, self.model_runner.positions_read(packed))
             decision = batch.pending.wait()
             seconds = timer.mark_read()
-            if batch is step.batches[-1]:
+            if batch.ahead is not None:
+                self.speculator.read_ahead(batch.ahead)
+            elif batch is step.batches[-1]:
                 self.model_runner.times.observe(packed.shape.tokens, seconds, int(packed.committed.sum()))
             if self.live.watched:
                 self.live.verified(batch, decision, timer.read)
@@ -299,19 +278,11 @@ class EngineLoop:
 
     def _choose_turns(self, step: StepUnderWay) -> None:
         """Decide whether two groups of requests take turns from the next step on."""
-        if not self._may_take_turns:
+        if not self.launcher.may_take_turns:
             self._in_turns = False
         elif self._in_turns or not self._under_way:
             both = [s for under_way in (step, *self._under_way) for s in under_way.plan.scheduled]
-            self._in_turns = self.draft_turns or turns_pay(both, self.speculator)
-
-    def _sampling_of(self, request: Request) -> SamplingInputs:
-        return self._states[request.id].sampling
-
-    def _allowed(self, request: Request, candidates: Candidates) -> Candidates:
-        """The candidates that the request's constraint allows. Random draws must not be filtered (`step.rejection`)."""
-        constraint = self._states[request.id].constraint
-        return candidates if constraint is None or candidates.drawn is not None else constraint.prune(candidates)
+            self._in_turns = self.launcher.draft_turns or turns_pay(both, self.speculator)
 
     def _process(self, batch: MicroBatch, decision: np.ndarray) -> dict[str, RequestResult]:
         """The results of a micro-batch by request id. `decision [C + T]` int32 is what the device decided."""

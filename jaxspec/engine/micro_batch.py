@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxspec.engine.request_state import RequestState
 from jaxspec.sched.plan import ScheduledRequest
+from jaxspec.sched.spec.ahead import AheadDrafts
 from jaxspec.sched.spec.trees.candidates import Draft
 from jaxspec.step.packing import Tree
 from jaxspec.step.runner import ModelRunner, PendingStep
@@ -37,6 +38,8 @@ class MicroBatch:
     states: Sequence[RequestState]
     drafts: Mapping[str, Draft]
     pending: PendingStep
+    #: What `drafts` are until they have been read; None: they were known.
+    ahead: AheadDrafts | None = None
 
     @classmethod
     def launch(
@@ -47,22 +50,27 @@ class MicroBatch:
         penalty_rows: Mapping[str, int],
         model_runner: ModelRunner,
         before: MicroBatch | None = None,
+        ahead: AheadDrafts | None = None,
     ) -> MicroBatch:
         """Build the requests' token trees, pack them and start the step. `drafts` and `penalty_rows` (see
-        `Penalties.update`) are by request id; `before` is under way and samples the tokens that are not known yet."""
+        `Penalties.update`) are by request id; `before` is under way and samples the tokens that are not known yet;
+        `ahead` has more drafts, which the host does not know."""
+        drafts = drafts if ahead is None else ahead.drafts
         trees: list[Tree] = []
-        unknown = {} if before is None else before._last_rows()
+        after = {} if before is None else before.trees
         for state, s in zip(states, scheduled, strict=True):
             name = s.request.id
             draft, row = drafts.get(name), penalty_rows.get(name)
-            trees.append(state.draft_tree(s, draft, row) if draft else state.tree(s, row, unknown.get(name)))
-        pending = model_runner.execute(model_runner.pack(trees), None if before is None else before.pending)
-        return cls(scheduled, states, drafts, pending)
+            tree = after.get(name, -1)
+            trees.append(state.draft_tree(s, draft, row, tree) if draft else state.tree(s, row, tree))
+        chains = None if ahead is None else ahead.on_device
+        pending = model_runner.execute(model_runner.pack(trees), None if before is None else before.pending, chains)
+        return cls(scheduled, states, drafts, pending, ahead)
 
-    def _last_rows(self) -> dict[str, int]:
-        """The logit row of each request's last position, by request id. There are no drafts."""
-        rows = self.pending.packed.rows
-        return {s.request.id: row + s.last_row for s, row in zip(self.scheduled, rows, strict=True) if s.samples}
+    @property
+    def trees(self) -> dict[str, int]:
+        """The places of the trees that give new tokens, by request id."""
+        return {s.request.id: i for i, s in enumerate(self.scheduled) if s.samples}
 
     def requests(self, decision: np.ndarray) -> Iterator[VerifiedRequest]:
         """Split `decision [C + T]` int32 (`PendingStep.wait`) by request, in the order of `scheduled`."""

@@ -91,10 +91,10 @@ class RequestState:
 
     # -- before a step ---------------------------------------------------------------------------------------------
 
-    def tree(self, scheduled: ScheduledRequest, penalty_row: int | None, unknown: int | None = None) -> Tree:
+    def tree(self, scheduled: ScheduledRequest, penalty_row: int | None, after: int) -> Tree:
         """The request's known tokens of this step, as a chain: a prefill chunk, or one token.
 
-        `unknown`: the logit row of the step before that samples its last token; None: that token is known.
+        `after`: its tree in the step under way, which samples its last token; -1: that token is known.
         """
         r, end = self.request, scheduled.end
         following = None
@@ -103,14 +103,14 @@ class RequestState:
         pages = np.asarray(r.pages, np.int32)
         rows = scheduled.count if scheduled.reads_all else 1
         tokens = r.tokens[scheduled.start : end]
-        if tokens[-1] == UNKNOWN:
-            assert unknown is not None
-            tokens[-1] = -1 - unknown
+        assert (tokens[-1] == UNKNOWN) == (after >= 0)
         masks = self.constraint.masks() if self.constraint and scheduled.samples else None
-        return Tree.chain(tokens, scheduled.start, pages, self.sampling, rows, following, penalty_row, masks)
+        return Tree.chain(
+            tokens, scheduled.start, pages, self.sampling, rows, following, penalty_row, masks, after=after
+        )  # fmt: skip
 
-    def draft_tree(self, scheduled: ScheduledRequest, draft: Draft, penalty_row: int | None) -> Tree:
-        """The last known token as the root of a draft tree. Logits are read at every node."""
+    def draft_tree(self, scheduled: ScheduledRequest, draft: Draft, penalty_row: int | None, after: int) -> Tree:
+        """The last token as the root of a draft tree. Logits are read at every node. `after`: see `tree`."""
         r, nodes = self.request, len(draft) + 1
         index = np.arange(nodes, dtype=np.int32)
         fields = np.zeros((5, nodes), np.int32)
@@ -121,7 +121,7 @@ class RequestState:
         drawn = None if draft.drawn is None else np.append(np.int32(-1), draft.drawn)
         return Tree(
             token, depth, subtree, known, scheduled.start, np.asarray(r.pages, np.int32), index, self.sampling,
-            penalty_row=penalty_row, parent=parent, drawn=drawn, masks=masks,
+            penalty_row=penalty_row, parent=parent, drawn=drawn, masks=masks, after=after,
         )  # fmt: skip
 
     # -- after a step ----------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class RequestState:
             self._append_prompt_logprobs(scheduled, logprobs, first_row)
         if not tokens:
             return RequestResult()
-        new = self._take(tokens, scheduled.end - self.request.prompt_len)
+        new = self._take(tokens, len(self.output))
         accepted = len(path) - 1 if path else 0  # the token after them is the target's own
         self._drafted += [i < accepted for i in range(len(new))]
         if logprobs is not None and self.params.logprobs is not None:

@@ -17,6 +17,8 @@ class StepUnderWay:
     plan: Plan
     timer: StepTimer
     batches: list[MicroBatch] = field(default_factory=list[MicroBatch])
+    #: Whether the next step may follow its drafts on the device.
+    drafts_settle: bool = False
     #: Whether another step was under way in the meantime.
     overlaps: bool = False
     #: What the speculator decided for it.
@@ -29,10 +31,10 @@ class StepUnderWay:
 
     @property
     def predictable(self) -> bool:
-        """Whether the host knows all of its results but the tokens themselves, and needs no token for the next step.
+        """Whether the host needs none of its results for the next step.
 
-        It does with drafts, whose acceptance is open, and for penalties and token masks, which depend on the tokens.
+        It needs the tokens for penalties and token masks, and what was accepted unless `drafts_settle`.
         """
-        if len(self.batches) > 1 or any(s.levels for s in self.plan.scheduled):
+        if len(self.batches) > 1 or (not self.drafts_settle and any(s.levels for s in self.plan.scheduled)):
             return False
         return not any(state.penalised or state.constraint for state in self.batches[0].states)

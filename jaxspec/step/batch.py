@@ -48,7 +48,8 @@ class BatchShape:
         shapes: dict[str, tuple[tuple[int, ...], bool]] = dict(
             token=(t, False), position=(t, False), subtree=(t, False), known=(t, False), parent_row=(t, False),
             slot=(t, False), tree=(t, False),
-            first=(r, False), nodes=(r, False), committed=(r, False), table=((self.trees, self.pages), False),
+            first=(r, False), nodes=(r, False), committed=(r, False), after=(r, False),
+            table=((self.trees, self.pages), False),
             logit_node=(c, False), following=(c, False), mode=((4,), False), mask_row=(c, False),
             temperature=(c, True), top_p=(c, True), min_p=(c, True), top_k=(c, False), seed=((self.rows, 2), False),
             presence=(c, True), frequency=(c, True), repetition=(c, True), penalty_row=(c, False),
@@ -84,7 +85,7 @@ class Batch(NamedTuple):
     and tree R. Padding trees have no nodes.
     """
 
-    token: Int32[AnyArray, " T"]  # -1 - c: the token sampled in logit row c of the step before
+    token: Int32[AnyArray, " T"]  # negative: see `jaxspec.step.ahead`
     position: Int32[AnyArray, " T"]  # absolute position in the request
     subtree: Int32[AnyArray, " T"]  # nodes in the node's subtree, itself included
     known: Int32[AnyArray, " T"]  # 1: prompt or already sampled token, always accepted; 0: draft
@@ -94,6 +95,7 @@ class Batch(NamedTuple):
     first: Int32[AnyArray, " R"]  # first node of the tree
     nodes: Int32[AnyArray, " R"]  # number of nodes of the tree
     committed: Int32[AnyArray, " R"]  # committed positions of the request
+    after: Int32[AnyArray, " R"]  # the request's tree in the step before, whose results the host lacks; -1: none
     table: Int32[AnyArray, "R M"]  # pages of the request, in order
     logit_node: Int32[AnyArray, " C"]  # node of each logit row
     following: Int32[AnyArray, " C"]  # known token after it, for prompt log-probabilities
@@ -154,7 +156,7 @@ def _padding(shape: BatchShape) -> np.ndarray:
     buffer, batch = _views(np.zeros(shape.size, np.int32), shape)
     batch.subtree[:] = 1
     batch.known[:] = 1
-    batch.slot[:] = -1
+    batch.slot[:] = batch.after[:] = -1
     batch.tree[:] = shape.trees
     batch.top_p[:] = 1
     batch.repetition[:] = 1

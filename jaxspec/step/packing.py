@@ -69,6 +69,8 @@ class Tree:
     drawn: np.ndarray | None = None
     #: Token masks of the last logit rows `[rows, words]` uint32 (`step.masks`); None: all tokens are allowed.
     masks: np.ndarray | None = None
+    #: The request's tree in the step before, if the host does not know its results; -1: none (`Batch.after`).
+    after: int = -1
 
     @classmethod
     def chain(
@@ -81,6 +83,7 @@ class Tree:
         following: np.ndarray | None = None,
         penalty_row: int | None = None,
         masks: np.ndarray | None = None,
+        after: int = -1,
     ) -> Tree:
         """A chain of known tokens: a prefill chunk, or the root of plain decoding. The last `rows` are logit rows."""
         n = len(tokens)
@@ -92,7 +95,7 @@ class Tree:
             subtree = n - depth
         return cls(
             token, depth, subtree, known, committed, pages, depth[n - rows :], sampling, following, penalty_row,
-            masks=masks,
+            masks=masks, after=after,
         )  # fmt: skip
 
     def parents(self) -> np.ndarray:
@@ -159,7 +162,7 @@ def pack(
     first, first_row = np.cumsum(sizes) - sizes, np.cumsum(row_counts, dtype=np.int32) - row_counts
     if trees:
         batch.first[:count], batch.nodes[:count] = first, sizes
-        batch.committed[:count] = [t.committed for t in trees]
+        batch.committed[:count], batch.after[:count] = [t.committed for t in trees], [t.after for t in trees]
         for row, tree in zip(batch.table, trees, strict=False):
             row[: len(tree.pages)] = tree.pages
         tree_of = np.repeat(np.arange(count, dtype=np.int32), sizes)

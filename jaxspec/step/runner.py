@@ -18,7 +18,9 @@ from jaxspec.kernels.build import KernelsUnavailable
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.load.weights import Weights
 from jaxspec.sched.spec.micro_batches import MAX_MICRO_BATCHES
+from jaxspec.sched.spec.trees.policy import DEPTH
 from jaxspec.sched.timing import StepTimes, between
+from jaxspec.step.ahead import NewTokens
 from jaxspec.step.batch import BatchBuffers, BatchShape
 from jaxspec.step.buckets import needed_first, step_buckets
 from jaxspec.step.kv_cache import KVCache, emptied, page_bytes, stored_as
@@ -53,9 +55,10 @@ class PendingStep:
         self.packed, self._result = packed, result
 
     @property
-    def sampled(self) -> jax.Array:
-        """The tokens sampled in its logit rows, padded, on the device."""
-        return self._result.sampled
+    def new(self) -> NewTokens:
+        """Its trees' new tokens on the device, for the next step."""
+        assert self._result.new is not None
+        return self._result.new
 
     def wait(self) -> np.ndarray:
         """Wait for the step. Returns `StepResult.decision [C + T]` int32: sampled tokens, then accepted flags."""
@@ -111,7 +114,10 @@ class ModelRunner:
         under_way = micro_batches + 1  # with the step before
         self._buffers = BatchBuffers(self.shapes, under_way + 1)
         self._masks = MaskBuffers(model.vocab_size, under_way + 1)
-        self._nothing_before = self.layers.zeros([max(shape.rows for shape in self.shapes)], jnp.int32)
+        trees = max(shape.trees for shape in self.shapes)
+        #: For steps and rounds of which the host knows all tokens.
+        self.nothing_before = NewTokens.none(trees, self.layers.zeros)
+        self._no_chains = self.layers.zeros([trees, DEPTH], jnp.int32)
         decoder = self.layers.decoder(model, weights, config.dtype)
         #: Embedding and head on the device.
         self.ends: Mapping[str, jax.Array] = {"embed": decoder.embedding.get_value(), "head": decoder.head.get_value()}
@@ -201,7 +207,8 @@ class ModelRunner:
         step = make_step(self._graph, self._treedef, shape, self.layers)
         buffer = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
         masks = self._masks.shape(shape.rows)
-        arguments = self._leaves, self.kv_cache, self.penalties.table, self.drawn, buffer, masks, self._nothing_before
+        ahead = self.nothing_before, self._no_chains
+        arguments = self._leaves, self.kv_cache, self.penalties.table, self.drawn, buffer, masks, *ahead
         step = over_devices(self.layers.parallel, step, arguments, 2)
         return compile_ahead(step, *arguments, donate=1, one_graph=self._one_graph)
 
@@ -266,13 +273,16 @@ class ModelRunner:
         """Committed positions that the step reads per layer, padding included."""
         return self.layers.positions_read(packed.committed, self.page_size)
 
-    def execute(self, packed: Packed, before: PendingStep | None = None) -> PendingStep:
-        """Start a step. Returns without waiting for it. `before`: the step that its negative tokens refer to."""
+    def execute(
+        self, packed: Packed, before: PendingStep | None = None, chains: jax.Array | None = None
+    ) -> PendingStep:
+        """Start a step. Returns without waiting for it. Its negative tokens refer to the step `before` and to the
+        `chains` of a draft round."""
         program = self._steps[packed.shape]
         masks = self._masks.unused(packed.shape.rows) if packed.masks is None else packed.masks
         self.kv_cache, result = program(
             self._leaves, self.kv_cache, self.penalties.table, self.drawn, packed.buffer, masks,
-            self._nothing_before if before is None else before.sampled,
+            self.nothing_before if before is None else before.new, self._no_chains if chains is None else chains,
         )  # fmt: skip
         if self._async_copies:
             result.decision.copy_to_host_async()

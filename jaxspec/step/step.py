@@ -13,6 +13,7 @@ from jaxtyping import Int32, UInt32
 
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.drafter import features_of, tapped_layers
+from jaxspec.step.ahead import Chains, NewTokens, new_tokens, settle
 from jaxspec.step.batch import Batch, BatchShape
 from jaxspec.step.kv_int8 import AnyKVCache
 from jaxspec.step.layers import Layers
@@ -25,21 +26,22 @@ M = TypeVar("M", bound=nnx.Module)
 
 Masks = UInt32[Array, "C+1 words"]
 
-#: (weight leaves, KV cache [donated], penalty table, draft distributions, batch buffer, masks, previous) -> (KV cache,
-#: result). Without `masks`, the program has no token masks; without `previous`, the host knows all tokens.
+#: (weight leaves, KV cache [donated], penalty table, draft distributions, batch buffer, masks, before, chains) -> (KV
+#: cache, result). Without `masks`, the program has no token masks; without `before` and `chains`, the host knows all
+#: tokens.
 Step = Callable[..., tuple[AnyKVCache, "StepResult"]]
 
 
 class StepResult(NamedTuple):
     """`decision`: the sampled token of each of C logit rows, then 1 for each of T nodes that is accepted, else 0.
-    `sampled`: the tokens again, padded to the size of the next step's `previous`.
+    `new`: what the next step may need (`jaxspec.step.ahead`); None if the program was made without `before`.
 
     The host reads only `decision` unless a request wants log-probabilities.
     """
 
     decision: Int32[Array, " C+T"]
     logprobs: Logprobs
-    sampled: Int32[Array, " C_max"]
+    new: NewTokens | None
 
 
 def split(model: M) -> tuple[nnx.GraphDef[M], Any, tuple[Array, ...]]:
@@ -59,13 +61,13 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, lay
         drawn: DraftDistributions,
         buffer: Int32[Array, " size"],
         masks: Masks | None = None,
-        previous: Int32[Array, " C_max"] | None = None,
+        before: NewTokens | None = None,
+        chains: Chains | None = None,
     ) -> tuple[AnyKVCache, StepResult]:
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
         batch = Batch.unpack(buffer, shape)
-        if previous is not None:
-            known = previous.at[-1 - batch.token].get(mode="clip")
-            batch = batch._replace(token=jnp.where(batch.token < 0, known, batch.token))
+        if before is not None and chains is not None:
+            batch = settle(batch, before, chains, kv_cache.keys.shape[-1])
         mask = ancestors(batch.subtree)
         taps = tapped_layers(model.config) if kv_cache.features.shape[0] else ()
         x, new, tapped = layers.run(model, model.embed(batch.token, batch.position), kv_cache, batch, mask, taps=taps)
@@ -76,8 +78,8 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, lay
         if taps:
             features = features_of(tapped, model.ops, model.config.norm_eps)
             kv_cache = kv_cache.keep(features, batch.slot, accepted)
-        padding = 0 if previous is None else previous.shape[0] - sampled.shape[0]
         decision = jnp.concatenate([sampled, accepted.astype(jnp.int32)])
-        return kv_cache, StepResult(decision, logprobs, jnp.pad(sampled, (0, padding)))
+        given = None if before is None else new_tokens(batch, sampled, accepted, len(before.length))
+        return kv_cache, StepResult(decision, logprobs, given)
 
     return step

@@ -60,7 +60,7 @@ class Defer(KVCacheManager):
     def grow(self, request: Request, ahead: int = 0) -> bool:
         """Drafts never take pages reserved for other requests."""
         self._reserve(request)
-        beyond = self.pool.pages_for(len(request.tokens) + ahead) - self._reserved[request.id]
+        beyond = self.pool.pages_for(request.most_known + ahead) - self._reserved[request.id]
         if ahead and beyond > max(0, self._unreserved):
             return False
         before = len(request.pages)

@@ -36,7 +36,7 @@ class KVCacheManager(Policy):
 
     def missing_pages(self, request: Request, ahead: int = 0) -> int:
         """Pages to allocate for the request's known tokens and `ahead` more."""
-        return self.pool.pages_for(len(request.tokens) + ahead) - len(request.pages)
+        return self.pool.pages_for(request.most_known + ahead) - len(request.pages)
 
     def begin_plan(self) -> None:
         """Called when the scheduler starts a new plan."""
@@ -93,7 +93,7 @@ class KVCacheManager(Policy):
 
     def spare_tokens(self, request: Request) -> int:
         """Tokens that fit in the request's pages after the known ones."""
-        return len(request.pages) * self.pool.page_size - len(request.tokens)
+        return len(request.pages) * self.pool.page_size - request.most_known
 
     def commit(self, request: Request, computed: int) -> None:
         """The KV of the first `computed` tokens is stored. Full pages enter the prefix cache."""

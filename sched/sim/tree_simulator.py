@@ -39,13 +39,11 @@ class TreeSimulation(Simulation):
         self._micro_batches, self._padded = micro_batches, padded
         #: Seconds of drafting over all drafters and steps.
         self.drafting = 0.0
-        self._drafts: dict[str, Draft] = {}
 
     def _lookahead(self, now: float) -> Lookahead:
         return self.speculator.lookahead(self.scheduler.running, now) if self.speculator else NO_DRAFTS
 
     def _time(self, plan: Plan, now: float) -> tuple[float, float]:
-        self._drafts = {}
         line = self._timeline()
         parts = split(plan.scheduled, self.speculator, self._micro_batches) if self.speculator else [plan.scheduled]
         room = DraftRoom.of(plan)
@@ -54,7 +52,6 @@ class TreeSimulation(Simulation):
             drafts: dict[str, Draft] = {}
             if self.speculator:
                 drafts = self.speculator.draft(scheduled, lambda _: None, room, now)
-            self._drafts |= drafts
             spent = [(d.own_device, d.spent) for d in self.drafters]
             for drafter in self.drafters:
                 drafter.spent = 0.0
@@ -87,10 +84,11 @@ class TreeSimulation(Simulation):
     def _round(self, scheduled: ScheduledRequest) -> tuple[int, int]:
         if not self.speculator:
             return 0, 0
-        draft, drafter = self._drafts.get(scheduled.request.id), self.speculator.drafted_by(scheduled.request)
-        nodes = self.drafters[drafter].accepted(scheduled.request, draft) if draft and drafter is not None else []
-        self.speculator.observe(scheduled.request, nodes)
-        return len(draft or ()), len(nodes)
+        request, nodes = scheduled.request, list[int]()
+        if drafted := self.speculator.drafted.get(request.id):
+            nodes = [*self.drafters[drafted.parts[0].drafter].accepted(request, drafted.draft)]
+        self.speculator.observe(request, nodes)
+        return len(drafted.draft) if drafted else 0, len(nodes)
 
     def _ended(self, request: Request) -> None:
         if self.speculator:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from jaxspec.sched.plan import ScheduledRequest
@@ -15,6 +15,19 @@ SamplingOf = Callable[[Request], Any]
 ROUND = "round"
 #: Waits for the round and returns each request's candidates; None where the drafter has none for it.
 Proposal = Callable[[], list[Candidates | None]]
+
+
+class AheadProposal(NamedTuple):
+    """Chains of drafts that the device may verify before the host has read them (`jaxspec.step.ahead`).
+
+    on_device  the chains of all requests, for the step's program
+    first      of each request, the index of its first node in `on_device`; None: it has no chain
+    read       waits for the round
+    """
+
+    on_device: Any
+    first: Sequence[int | None]
+    read: Proposal
 
 
 class DrafterFailed(RuntimeError):
@@ -72,6 +85,11 @@ class Drafter(Protocol):
         """Whether it reads the target's features, which the target's last step wrote."""
         ...
 
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether it has `propose_ahead`."""
+        ...
+
     def prefetch_features(self, scheduled: Sequence[ScheduledRequest]) -> None:
         """Before the target's step starts: fetch from its device what later rounds of this step need."""
         ...
@@ -83,6 +101,21 @@ class Drafter(Protocol):
 
         `least`: a free drafter need not propose nodes that are less likely than this.
         """
+        ...
+
+    def propose_ahead(
+        self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, after: Mapping[str, int],
+        before: Any,
+    ) -> AheadProposal:  # fmt: skip
+        """Start a draft round of chains for these requests while a step is under way whose tokens are not known.
+
+        `after`: the place in that step of each request that it gives tokens, by id; `before`: that step's tokens on the
+        device, None without such a step.
+        """
+        ...
+
+    def settled(self, request: Request, tokens: int) -> None:
+        """The step under way gave the request this many tokens."""
         ...
 
     def precompute_kv(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
@@ -110,6 +143,7 @@ class SharedDevice:
     free = False
     own_device = False
     reads_features = False
+    drafts_ahead = False
     ready = True
 
     def serves(self, request: Request) -> bool:
@@ -123,6 +157,15 @@ class SharedDevice:
 
     def ended(self, request: Request) -> None:
         pass
+
+    def settled(self, request: Request, tokens: int) -> None:
+        pass
+
+    def propose_ahead(
+        self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, after: Mapping[str, int],
+        before: Any,
+    ) -> AheadProposal:  # fmt: skip
+        raise NotImplementedError(f"{type(self).__name__} drafts from tokens that are known")
 
 
 class FailedDrafter(SharedDevice):

@@ -122,7 +122,7 @@ class Proposals:
     @contextmanager
     def blaming(self, drafter: int, work: str = ROUND) -> Generator[None]:
         """Raise errors of a drafter's work as `DrafterFailed`, and count them until the same work succeeds. A round has
-        several parts, so `Speculator.draft` says when it has succeeded."""
+        several parts, so the caller says when it has `succeeded`."""
         try:
             yield
         except Exception as error:
@@ -130,6 +130,10 @@ class Proposals:
             raise DrafterFailed(drafter, self._drafters[drafter].name, work, error) from error
         if work != ROUND:
             self._failures.pop((drafter, work), None)
+
+    def succeeded(self, drafter: int) -> None:
+        """A drafter's round has succeeded."""
+        self._failures.pop((drafter, ROUND), None)
 
     def _base_cost(self, drafter: int) -> float:
         """Seconds of the drafter's smallest round."""

@@ -17,12 +17,13 @@ from jaxspec.sched.plan import Lookahead, Plan, ScheduledRequest
 from jaxspec.sched.request import Request
 from jaxspec.sched.slo import need
 from jaxspec.sched.slots import Need
+from jaxspec.sched.spec.ahead import AheadDrafting, AheadDrafts
 from jaxspec.sched.spec.assignment import Assignment
 from jaxspec.sched.spec.calibration import AcceptanceRecord, chances
 from jaxspec.sched.spec.depth import DepthController, DraftTimes, widths_up_to
 from jaxspec.sched.spec.draft_choice.choice import DraftChoice
 from jaxspec.sched.spec.draft_room import DraftRoom
-from jaxspec.sched.spec.drafter import ROUND, Drafter, DrafterFailed, FailedDrafter, Proposed, SamplingOf
+from jaxspec.sched.spec.drafter import Drafter, DrafterFailed, FailedDrafter, Proposed, SamplingOf
 from jaxspec.sched.spec.host_times import DRAFTED, PLAIN, UNUSED, HostTimes, StepTook
 from jaxspec.sched.spec.merging import Drafted, RequestTree, by_request
 from jaxspec.sched.spec.micro_batches import committed_positions
@@ -79,7 +80,8 @@ class Speculator:
         ]
         #: One record per drafter.
         self._records = PerRequest(lambda request: [AcceptanceRecord() for _ in self.drafters])
-        self._drafted: dict[str, Drafted] = {}  # of the steps under way, by request id
+        #: The drafts of requests whose step has not been observed, by request id.
+        self.drafted: dict[str, Drafted] = {}
         self._context = 0  # committed positions of the step's decoding requests
         self._budget: int | None = None  # profiled for this step
         self._rounds = 0.0  # seconds of the step's rounds
@@ -97,6 +99,8 @@ class Speculator:
         self.proposals = Proposals(
             self.drafters, self.controllers, self.policy, self.assignment, self._record, self._failures
         )
+        #: For steps that are launched before the host has read their drafts.
+        self.ahead = AheadDrafting(self.drafters, self.controllers, self.policy, self.assignment, self.proposals)
 
     @property
     def steps_off(self) -> int:
@@ -138,8 +142,6 @@ class Speculator:
         return replace(self._decide_all(decoding, now), pooled=True, prompt_tokens=prompts)
 
     def _decide_all(self, decoding: Sequence[Request], now: float) -> Lookahead:
-        for request in decoding:
-            self._drafted.pop(request.id, None)
         if self.assignment:
             self.assignment.begin(decoding, [c.last_round for c in self.controllers])
         self._payoff = self._payoff_of(decoding)
@@ -260,7 +262,7 @@ class Speculator:
         if not self.drafters:
             return {}
         for s in scheduled:
-            self._drafted.pop(s.request.id, None)
+            self.drafted.pop(s.request.id, None)
         sharing, by_budget = sum(s.levels > 0 for s in scheduled), self.policy.by_budget
         budget = 0
         if by_budget or self.policy.shares_nodes:
@@ -279,7 +281,7 @@ class Speculator:
         rounds, drafts = self._round_seconds(proposed), dict[str, Draft]()
         if proposed:
             for p in proposed if self._failures else ():
-                self._failures.pop((p.drafter, ROUND), None)
+                self.proposals.succeeded(p.drafter)
             proposed = [p._replace(candidates=allowed(p.scheduled.request, p.candidates)) for p in proposed]
             trees, forest = by_request(proposed, self._forest(proposed))
             self._rounds += sum(rounds.values())
@@ -288,7 +290,7 @@ class Speculator:
             for tree, mask, draft in zip(trees, masks, preorders(forest, masks), strict=True):
                 if len(draft):
                     name = tree.scheduled.request.id
-                    self._drafted[name], drafts[name] = Drafted(tree.parts, mask, draft), draft
+                    self.drafted[name], drafts[name] = Drafted(tree.parts, mask, draft), draft
                     used |= {part.drafter for part in tree.parts if mask[part.node].any()}
             for i in rounds:
                 self.controllers[i].count_round(i in used)
@@ -298,6 +300,11 @@ class Speculator:
             drafted = {p.scheduled.request.id: p.drafter for p in proposed}
             self.assignment.estimate(scheduled, drafted, rounds, {name: len(draft) for name, draft in drafts.items()})
         return drafts
+
+    def read_ahead(self, drafts: AheadDrafts) -> None:
+        """Read the drafts of a step that has ended, before `observe`."""
+        self.ahead.read(drafts)
+        self.drafted |= drafts.drafted
 
     def _forest(self, proposed: Sequence[Proposed]) -> Forest:
         """The proposals' trees, calibrated if the policy wants that."""
@@ -350,27 +357,17 @@ class Speculator:
             plain = self.step_times.of(requests, committed_positions(plan.scheduled)) + self.host.without_drafts
             terms.payoff.observe(tokens, requests, took.seconds, plain)
 
-    def drafted_for(self, request: Request) -> Drafted | None:
-        """The request's draft in this step; None: no tree."""
-        return self._drafted.get(request.id)
-
-    def drafted_by(self, request: Request) -> int | None:
-        """Index of the drafter whose nodes are verified for this request in this step; None: no tree. Of a merged tree
-        the first one's."""
-        drafted = self._drafted.get(request.id)
-        return None if drafted is None else drafted.parts[0].drafter
-
     def observe(self, request: Request, nodes: Sequence[int]) -> None:
         """Learn from the step's result for one scheduled request.
 
         `nodes` are the accepted nodes of its draft tree (indices in preorder, along the accepted path); empty if it had
         no tree.
         """
-        if not self.drafters:
-            return
+        for drafter in self.drafters:
+            drafter.settled(request, 1 + len(nodes))
         if self.assignment:
             self.assignment.observe(request, 1 + len(nodes))
-        if drafted := self._drafted.get(request.id):
+        if drafted := self.drafted.pop(request.id, None):
             accepted = [int(drafted.draft.source[n]) for n in nodes]
             for part in drafted.parts:
                 record = self._record(request, part.drafter)
@@ -386,7 +383,7 @@ class Speculator:
 
     def ended(self, request: Request) -> None:
         """The request has finished or was cancelled."""
-        self._drafted.pop(request.id, None)
+        self.drafted.pop(request.id, None)
         for drafter in self.drafters:
             drafter.ended(request)
         if self.assignment:

@@ -27,6 +27,7 @@ from jaxspec.kernels import cpu
 from jaxspec.models.decoder import Decoder, device_weights
 from jaxspec.models.drafter import draft_forward, feature_width, target_features
 from jaxspec.models.load.weights import of_target
+from jaxspec.step.ahead import NewTokens
 from jaxspec.step.batch import BatchShape
 from jaxspec.step.gpu import GpuLayers
 from jaxspec.step.native import NativeLayers
@@ -187,7 +188,9 @@ def test_beam_against_the_plain_forward_pass(kind: str, reads_features: bool) ->
             kv_cache[own[i // 16], i % 16] = row
     whole = layers.decoder(target.config, target.weights, "float32")
     ends = {"embed": whole.embedding.get_value(), "head": whole.head.get_value()}
-    shared: Any = SimpleNamespace(features=jnp.asarray(kv_cache), drawn=DraftDistributions.empty(), ends=ends)
+    shared: Any = SimpleNamespace(
+        features=jnp.asarray(kv_cache), drawn=DraftDistributions.empty(), ends=ends, nothing_before=NewTokens.none(4)
+    )
     runner = DraftRunner("d", config, weights, shared, layers, [BatchShape(32, 2, 2, 4)], 8, 16, "float32", [Beam(4)])
     needed, more = runner.jobs()
     WarmUp().compile_now("", [*needed, *more])

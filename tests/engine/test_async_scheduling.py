@@ -1,4 +1,4 @@
-"""Planning a step while the one before runs: the same tokens, and the host's time hidden behind the device's."""
+"""Planning a step while the one before runs, with drafts too: the same tokens, and the host's time hidden."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from helpers import tiny
 from helpers.generation import GREEDY, check_clean, params, prompts, tokens_of
 from helpers.patience import PATIENCE
+from helpers.tiny_drafters import conditioned, perfect
 from jaxspec import LLM, SamplingParams
+from jaxspec.draft import registry as drafters
+from jaxspec.draft.runner import DraftRunner
 from jaxspec.errors import EngineDead
 from jaxspec.outputs import OutputDelta
 from jaxspec.step.packing import Packed
@@ -24,11 +27,22 @@ COMMON: dict[str, Any] = dict(page_size=16, max_num_seqs=4, token_buckets=[4, 32
 ROOMY: dict[str, Any] = dict(kv_cache_tokens=2048, max_num_batched_tokens=32, max_model_len=128, draft=[])
 #: Room for little more than one long request.
 TIGHT: dict[str, Any] = ROOMY | dict(kv_cache_tokens=96, max_num_batched_tokens=12, max_model_len=72)
+#: Only chains of a draft model on the target's device, so that no step waits for the host to read drafts.
+AHEAD_OF: dict[str, Any] = dict(draft=["truncated:1"], suffix_tokens=0, tree="chain", draft_depth=3)
+AHEAD: dict[str, Any] = ROOMY | AHEAD_OF
 KINDS: dict[str, dict[str, Any]] = {
     "roomy": ROOMY,
     "preempting": TIGHT | dict(memory="recompute"),
     "pausing and swapping": TIGHT | dict(order="las", las={"quantum_ms": 0.0}, memory="swap", swap_space=0.01),
     "drafting": ROOMY | dict(draft=["suffix", "truncated:1"], tree="chain", draft_depth=3),
+    "drafting ahead": AHEAD,
+    "drafting ahead, always right": AHEAD | dict(load=perfect),
+    "drafting ahead from features": AHEAD | dict(load=conditioned, draft_depth=8),
+    "drafting ahead, preempting": TIGHT | AHEAD_OF | dict(load=perfect, memory="recompute"),
+    "drafting ahead, pausing and swapping": (
+        TIGHT | AHEAD_OF | dict(load=perfect, order="las", las={"quantum_ms": 0.0}, memory="swap", swap_space=0.01)
+    ),
+    "drafting ahead where it pays": ROOMY | AHEAD_OF | dict(tree="auto"),
     "drafting where it pays": ROOMY | dict(draft=["suffix", "truncated:1"]),
     "INT8 pages": ROOMY | dict(kv_cache_dtype="int8"),
 }
@@ -39,6 +53,14 @@ LONG = replace(GREEDY, max_tokens=60)
 def engines(request: pytest.FixtureRequest) -> Iterator[tuple[LLM, LLM]]:
     """An engine of this kind, and one that decodes plainly with the same KV."""
     kind = KINDS[request.param]
+    with pytest.MonkeyPatch.context() as patch:
+        if load := kind.get("load"):
+            patch.setattr(drafters, "load", lambda name, target: load(target))
+        yield from started(kind)
+
+
+def started(kind: dict[str, Any]) -> Iterator[tuple[LLM, LLM]]:
+    kind = {name: value for name, value in kind.items() if name != "load"}
     alone = ROOMY | {name: kind[name] for name in ("kv_cache_dtype",) if name in kind}
     with tiny.llm(**COMMON | alone) as plain, tiny.llm(**COMMON | kind, async_scheduling=True) as llm:
         yield llm, plain
@@ -127,11 +149,22 @@ def test_a_failing_step_that_may_not_restart_ends_every_request(monkeypatch: pyt
 
 
 class Device:
-    """A device that takes `step` seconds a step, and a host that takes `host` seconds to plan one, on a clock of their
-    own. Tokens are computed by the real one."""
+    """A device that takes `step` seconds a step and `round` seconds a draft round, and a host that takes `host` seconds
+    to plan a step, on a clock of their own. Tokens are computed by the real one."""
 
-    def __init__(self, step: float, host: float) -> None:
-        self.now, self._free, self._step, self._host = 0.0, 0.0, step, host
+    def __init__(self, step: float, host: float, round: float = 0.0) -> None:
+        self.now, self._free, self._step, self._host, self._round = 0.0, 0.0, step, host, round
+        self.steps = 0
+
+    def _runs(self, seconds: float, read: Callable[[], Any]) -> Callable[[], Any]:
+        """The device has work for `seconds`. -> `read`, after it is done."""
+        self._free = ready = max(self.now, self._free) + seconds
+
+        def wait() -> Any:
+            self.now = max(self.now, ready)
+            return read()
+
+        return wait
 
     def attach(self, monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
         runner, scheduler = llm.engine.loop.model_runner, llm.engine.loop.scheduler
@@ -142,18 +175,22 @@ class Device:
             self.now += self._host
             return plan(*args)
 
-        def execute(packed: Packed, before: PendingStep | None = None) -> PendingStep:
-            pending = ModelRunner.execute(runner, packed, before)
-            self._free = ready = max(self.now, self._free) + self._step
-            real = pending.wait
-
-            def wait() -> Any:
-                self.now = max(self.now, ready)
-                return real()
-
-            monkeypatch.setattr(pending, "wait", wait)
+        def execute(packed: Packed, before: PendingStep | None = None, chains: Any = None) -> PendingStep:
+            pending = ModelRunner.execute(runner, packed, before, chains)
+            self.steps += 1
+            monkeypatch.setattr(pending, "wait", self._runs(self._step, pending.wait))
             return pending
 
+        def start(of: DraftRunner, *args: Any) -> Any:
+            return self._runs(self._round, real_start(of, *args))
+
+        def start_ahead(of: DraftRunner, *args: Any) -> Any:
+            chains, read = real_start_ahead(of, *args)
+            return chains, self._runs(self._round, read)
+
+        real_start, real_start_ahead = DraftRunner.start, DraftRunner.start_ahead
+        monkeypatch.setattr(DraftRunner, "start", start)
+        monkeypatch.setattr(DraftRunner, "start_ahead", start_ahead)
         monkeypatch.setattr(scheduler, "plan", planned)
         monkeypatch.setattr(runner, "execute", execute)
 
@@ -172,3 +209,50 @@ def test_host_and_device_work_at_the_same_time(host: float, step: float, monkeyp
         took[ahead] = device.now
     assert took[False] == pytest.approx(41 * (host + step), rel=0.05)
     assert took[True] == pytest.approx(41 * max(host, step), rel=0.1)
+
+
+@pytest.mark.parametrize(("host", "step", "round"), [(3.0, 8.0, 2.0), (10.0, 3.0, 2.0), (5.0, 3.0, 2.0)])
+def test_drafting_does_not_wait_for_the_host_either(
+    host: float, step: float, round: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draft round and step follow one another on the device while the host plans the next ones."""
+    monkeypatch.setattr(drafters, "load", lambda name, target: perfect(target))
+    took: dict[bool, float] = {}
+    for ahead in (False, True):
+        device = Device(step, host, round)
+        with tiny.llm(**COMMON | AHEAD, async_scheduling=ahead) as llm:
+            with monkeypatch.context() as patch:
+                device.attach(patch, llm)
+                out = llm.generate([[1, 2, 3]], replace(GREEDY, max_tokens=81))[0]
+            assert tokens_of(out) == tiny.greedy([1, 2, 3], 81)
+            assert llm.engine.stats().accepted_tokens == 60
+            check_clean(llm)
+        assert device.steps == 21  # the prompt, and four tokens a step
+        took[ahead] = device.now
+    assert took[False] == pytest.approx(20 * (host + round + step), rel=0.1)
+    assert took[True] == pytest.approx(20 * max(host, round + step), rel=0.15)
+
+
+def test_steps_with_drafts_follow_one_another_unless_the_host_needs_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A perfect drafter stays perfect, which it would not be with a token missing or wrong in its KV."""
+    monkeypatch.setattr(drafters, "load", lambda name, target: perfect(target))
+    with tiny.llm(**COMMON | AHEAD, async_scheduling=True) as llm:
+        launcher, followed, waited = llm.engine.loop.launcher, 0, 0
+        launch = launcher.launch
+
+        def launched(plan: Any, step: Any, before: Any, in_turns: bool) -> None:
+            nonlocal followed, waited
+            launch(plan, step, before, in_turns)
+            drafted = bool(step.batches[0].drafts)
+            followed, waited = followed + (drafted and before is not None), waited + (drafted and before is None)
+
+        monkeypatch.setattr(launcher, "launch", launched)
+        texts = [[3 * i, 7, 7 + i, 7] * 3 for i in range(4)]
+        each = [LONG, LONG, replace(GREEDY, repetition_penalty=1.3, max_tokens=9), LONG]
+        outs = llm.generate(texts, each)
+        assert [tokens_of(outs[i]) for i in (0, 1, 3)] == [tiny.greedy(texts[i], 60) for i in (0, 1, 3)]
+        for i in (0, 1, 3):
+            counts = outs[i].metrics.speculation
+            assert counts.accepted > 30
+            assert counts.proposed - counts.accepted <= 3, "more than the drafts after its last token"
+        assert followed > 5 and waited > 2

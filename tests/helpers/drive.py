@@ -179,7 +179,7 @@ class Drive:
             assert (
                 0 < scheduled.count <= scheduled.request.remaining_known and 0 <= scheduled.levels <= scheduled.drafts
             )
-            assert pool.pages_for(end + scheduled.levels) <= len(pages)
+            assert pool.pages_for(end + scheduled.request.pending_drafts + scheduled.levels) <= len(pages)
             for page in pages[scheduled.start // pool.page_size :]:
                 assert holders[page] == 1 and page not in pool._prefixes
 

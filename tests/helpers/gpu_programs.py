@@ -17,6 +17,8 @@ from jaxspec.models.decoder import Decoder
 from jaxspec.models.drafter import DraftDecoder, feature_width
 from jaxspec.models.load.parts import weight_shapes
 from jaxspec.models.shards import split_axis
+from jaxspec.sched.spec.trees.policy import DEPTH
+from jaxspec.step.ahead import NewTokens
 from jaxspec.step.batch import BatchShape
 from jaxspec.step.gpu import GpuLayers
 from jaxspec.step.kv_cache import KVCache
@@ -61,6 +63,8 @@ def compile_step(
         (
             jax.eval_shape(lambda: PenaltyTable.empty(SEQS, c.vocab_size)), jax.eval_shape(DraftDistributions.empty),
             jax.ShapeDtypeStruct((shape.size,), jnp.int32), MaskBuffers(c.vocab_size).shape(shape.rows),
+            jax.eval_shape(lambda: NewTokens.none(SEQS)),
+            jax.ShapeDtypeStruct((SEQS, DEPTH), jnp.int32),
         )
     )  # fmt: skip
     step = over_devices(layers.parallel, make_step(graph, treedef, shape, layers), (leaves, cache, *others), 2)
@@ -140,10 +144,11 @@ def compile_round(
         (
             jax.eval_shape(DraftDistributions.empty), kv_cache_of(target, "bfloat16", features=True).features,
             jax.ShapeDtypeStruct((shape.size,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32),
+            jax.eval_shape(lambda: NewTokens.none(SEQS)),
         )
     )  # fmt: skip
     one = make_round(graph, treedef, shape, layers, Beam(width), depth)
-    one = over_devices(layers.parallel, one, (leaves, cache, *others), 3)
+    one = over_devices(layers.parallel, one, (leaves, cache, *others), 4)
     program = compile_for(card, one, leaves, cache, *others, donate=(1, 2))
     local = split_over.local(c)
     return program, shape, _sizes(local, "bfloat16", card).round_bytes(shape, DRAFT_VOCAB, width, depth)

@@ -113,14 +113,14 @@ def main() -> None:
         ("chain", {"draft": ["perfect"], **tight, "order": "las", "las": {"quantum_ms": 0.0}}),
     ):
         with start(draft_devices=one, draft_turns=True, tree=tree, **more) as llm:
-            turns, launch = 0, llm.engine.loop._launch
+            turns, launch = 0, llm.engine.loop.launcher.launch
 
             def launched(*step: Any, launch: Any = launch, llm: LLM = llm) -> None:
                 nonlocal turns
                 turns += bool(llm.engine.loop._under_way)
                 launch(*step)
 
-            with patch.object(llm.engine.loop, "_launch", launched):
+            with patch.object(llm.engine.loop.launcher, "launch", launched):
                 assert answers(llm) == answers(llm) == plain, ("in turns", tree)
             assert turns > 10, "a group is drafted while another is verified"
             stats = llm.engine.stats()

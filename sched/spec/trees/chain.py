@@ -22,6 +22,7 @@ class Chain(TreePolicy):
 
     k: int
     max_width = 1
+    whole_chains = True
     sampled_widths = (1,) * DEPTH
 
     def __post_init__(self) -> None:

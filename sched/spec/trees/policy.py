@@ -77,6 +77,9 @@ class TreePolicy(Policy):
     prompts_in_budget: bool = False
     #: Whether it selects from one tree of the candidates of several drafters; if not, from those of one drafter.
     merges: bool = True
+    #: Whether a chain may be verified whole, without a look at its probabilities, so that its step can be launched
+    #: before the host has read it (`jaxspec.sched.spec.ahead`).
+    whole_chains: bool = False
     #: Whether `draft_nodes` sets the nodes of a step.
     shares_nodes: bool = False
     #: With `acceptance: rejection`: children drawn for each node, by level; `SampledTree` then selects all of them.

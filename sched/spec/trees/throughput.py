@@ -23,6 +23,7 @@ class Throughput(TreePolicy):
     times: StepTimes
     calibrated = True
     shares_room = True
+    whole_chains = True
     sampled_widths = (1,) * DEPTH
     needs = frozenset({Need.STEP_TIMES})
 

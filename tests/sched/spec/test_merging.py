@@ -77,7 +77,7 @@ def test_free_candidates_are_merged_with_those_of_another_drafter() -> None:
     free, other = Unsure("free", 100, 0, ["0", "1"]), Fake("other", 200, 1e-6, ["0", "2"])
     speculator, running = Speculator([other, free], FLAT), requests(3)
     assert round_of(speculator, running) == {"0": 100, "1": 100, "2": 200}
-    drafted = speculator._drafted
+    drafted = speculator.drafted
     assert [[p.drafter for p in drafted[name].parts] for name in "012"] == [[1, 0], [1], [0]]
     assert {100, 200} <= set(drafted["0"].draft.token.tolist())
 
@@ -86,7 +86,7 @@ def test_each_drafter_learns_from_its_own_nodes() -> None:
     free, other = Unsure("free", 100, 0, ["0"]), Fake("other", 200, 1e-6, ["0"])
     speculator, running = Speculator([other, free], FLAT), requests(1)
     round_of(speculator, running)
-    draft = speculator._drafted["0"].draft
+    draft = speculator.drafted["0"].draft
     (right,) = np.flatnonzero((draft.token == 200) & (draft.depth == 1))
     speculator.observe(running[0], [int(right)])
     of_other, of_free = (speculator._record(running[0], i) for i in range(2))
@@ -99,7 +99,7 @@ def test_another_drafter_is_not_asked_where_the_free_nodes_are_better() -> None:
     for _ in range(30):  # the other one is bad for request 0
         speculator._record(running[0], 0).observe(2.0, 0)
     assert round_of(speculator, running) == {"0": 100, "1": 200}
-    assert [p.drafter for p in speculator._drafted["0"].parts] == [1]
+    assert [p.drafter for p in speculator.drafted["0"].parts] == [1]
 
 
 def test_nothing_is_free_where_no_node_pays() -> None:
@@ -120,9 +120,9 @@ def test_free_nodes_that_were_wrong_are_tried_again() -> None:
         drafted: list[int] = []
         for _ in range(count):
             ids = round_of(speculator, running)
-            drafted.append(sum(len(speculator._drafted[id].draft) for id in ids))
+            drafted.append(sum(len(speculator.drafted[id].draft) for id in ids))
             for id in ids:
-                speculator.observe(running[int(id)], range(len(speculator._drafted[id].draft)) if right else ())
+                speculator.observe(running[int(id)], range(len(speculator.drafted[id].draft)) if right else ())
         return drafted
 
     steps(200, right=False)
@@ -136,7 +136,7 @@ def test_a_probe_is_not_mixed_with_free_nodes() -> None:
     probes = 0
     for _ in range(400):
         first = round_of(speculator, running)
-        drafted = speculator._drafted.get("0")
+        drafted = speculator.drafted.get("0")
         if speculator.controllers[0].probing:
             probes += 1
             assert first == {"0": 200} and drafted is not None and [p.drafter for p in drafted.parts] == [0]
@@ -149,4 +149,4 @@ def test_random_draws_are_not_merged(policy: Chain | SampledTree, drafters: list
     free, other = Unsure("free", 100, 0, ["0"]), Fake("other", 200, 1e-6, ["0"])
     speculator, running = Speculator([other, free], FLAT, policy, levels=2), requests(1)
     round_of(speculator, running)
-    assert [p.drafter for p in speculator._drafted["0"].parts] == drafters
+    assert [p.drafter for p in speculator.drafted["0"].parts] == drafters
