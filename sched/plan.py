@@ -8,9 +8,6 @@ from typing import Self
 
 from jaxspec.sched.request import Request
 
-#: Stands in `Request.tokens` for a token that a step under way is sampling (`Scheduler.advance`). If that step also
-#: verifies drafts, it stands for the last of the new tokens, and up to `Request.pending_drafts` more come before it.
-UNKNOWN = -1
 #: Names drafts that the host has not read: node i of a round's chains is `FIRST_DRAFT` - i (`sched.spec.ahead`).
 FIRST_DRAFT = -2
 
@@ -46,6 +43,12 @@ class ScheduledRequest:
         return self.start + self.count
 
     @property
+    def known(self) -> int:
+        """The request's tokens before those that this gives, as long as the results have not been processed. More than
+        `end` if the step before, under way when this was planned, has accepted drafts since."""
+        return self.request.num_known if self.samples else self.end
+
+    @property
     def decodes(self) -> bool:
         """Whether it computes the last token only, an output token."""
         return self.samples and self.count == 1 and self.start >= self.request.prompt_len
@@ -68,13 +71,13 @@ class ScheduledRequest:
         """The logit row of the last position, relative to the request's first row."""
         return self.count - 1 if self.reads_all else 0
 
-    def check(self, result: RequestResult, known: int) -> None:
-        """Raise `ValueError` if this cannot be its result. `known`: the request's tokens before the new ones."""
+    def check(self, result: RequestResult) -> None:
+        """Raise `ValueError` if this cannot be its result."""
         request, new = self.request, result.tokens
         if result.finish_reason is None:
             if bool(new) != self.samples:
                 raise ValueError(f"request {request.id!r}: {len(new)} tokens, but samples is {self.samples}")
-            if known - request.prompt_len + len(new) >= request.max_tokens:
+            if self.known - request.prompt_len + len(new) >= request.max_tokens:
                 raise ValueError(f"request {request.id!r} continues beyond its max_tokens of {request.max_tokens}")
         if not 0 <= result.accepted <= result.proposed:
             raise ValueError(f"request {request.id!r}: {result.accepted} of {result.proposed} draft tokens accepted")

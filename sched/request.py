@@ -9,6 +9,9 @@ from typing import Any
 
 from jaxspec.sched.slo import NONE, Slo
 
+#: Stands in `Request.tokens` for a token that a step under way is sampling (`Scheduler.advance`). If that step also
+#: verifies drafts, it stands for the last of the new tokens, and up to `Request.pending_drafts` more come before it.
+UNKNOWN = -1
 #: (most tokens, guess) -> a draft that its grammar forces or `guess` continues: (token, stated chance) of each.
 Forced = Callable[[int, Callable[[Sequence[int]], tuple[int, float] | None]], Sequence[tuple[int, float]]]
 
@@ -131,6 +134,11 @@ class Request:
     def output_len(self) -> int:
         """Output tokens so far."""
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def num_known(self) -> int:
+        """Tokens without one that is `UNKNOWN`."""
+        return len(self.tokens) - (self.tokens[-1] == UNKNOWN)
 
     @property
     def most_output(self) -> int:

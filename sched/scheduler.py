@@ -13,9 +13,9 @@ from jaxspec.sched.kv.page_pool import PagePool
 from jaxspec.sched.length.distribution import LengthDistribution
 from jaxspec.sched.order.aging import Aging
 from jaxspec.sched.order.order import Order
-from jaxspec.sched.plan import UNKNOWN, Lookahead, Plan, RequestResult, ScheduledRequest
+from jaxspec.sched.plan import Lookahead, Plan, RequestResult, ScheduledRequest
 from jaxspec.sched.plan_builder import PlanBuilder
-from jaxspec.sched.request import Request, RequestStatus
+from jaxspec.sched.request import UNKNOWN, Request, RequestStatus
 from jaxspec.sched.slots import BATCHINGS, MEMORIES, ORDERS, PACES, PREDICTORS, Need, SlotContext
 from jaxspec.sched.timing import ResponseTimes, Runtime
 from jaxspec.sched.waiting_queue import WaitingQueue
@@ -342,11 +342,10 @@ class Scheduler:
 
     def _append(self, scheduled: ScheduledRequest, result: RequestResult, now: float, seconds: float) -> None:
         request, new = scheduled.request, result.tokens
-        # Not `scheduled.end` if drafts of the step before, which was under way then, have been accepted.
-        known = len(request.tokens) - (request.tokens[-1] == UNKNOWN) if scheduled.samples else scheduled.end
+        known = scheduled.known
         # All new tokens but the last were drafts: their KV is committed together with that of the known tokens.
         computed = known + max(0, len(new) - 1)
-        scheduled.check(result, known)
+        scheduled.check(result)
         if scheduled.samples:
             request.tokens[known:], request.pending_drafts = new, 0
         request.recomputed += scheduled.recomputes

@@ -96,7 +96,7 @@ class LiveView:
             request = one.state.request
             if one.path is None or (drafted := self._loop.speculator.drafted.get(request.id)) is None:
                 continue
-            root = request.tokens[one.scheduled.end - 1]
+            root = request.tokens[one.scheduled.known - 1]
             self._verified.pop(request.tenant, None)
             self._verified[request.tenant] = _Verified(now, request.id, root, drafted, one.path, one.tokens[-1])
 

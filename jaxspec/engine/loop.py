@@ -21,7 +21,7 @@ from jaxspec.engine.request_state import RequestState
 from jaxspec.engine.startup import Parts
 from jaxspec.engine.step_under_way import StepUnderWay
 from jaxspec.outputs import RequestMetrics
-from jaxspec.sched.plan import UNKNOWN, RequestResult
+from jaxspec.sched.plan import RequestResult
 from jaxspec.sched.request import Request
 from jaxspec.sched.spec.host_times import StepTook
 from jaxspec.sched.spec.micro_batches import turns_pay
@@ -232,7 +232,7 @@ class EngineLoop:
         self._in_turns, self.wake_at, self._finished_at = False, None, (now := self._clock())
         for state in (states := list(self._states.values())):
             request = state.request
-            missed = len(state.output) - sum(t != UNKNOWN for t in request.tokens[request.prompt_len :])
+            missed = len(state.output) - (request.num_known - request.prompt_len)
             if missed > 0:
                 request.first_token = now if request.first_token is None else request.first_token
                 self._count_tokens(state, missed, now)

@@ -13,8 +13,8 @@ from jaxspec.errors import InvalidRequest
 from jaxspec.models.load.tokenizer import Tokenizer
 from jaxspec.outputs import OutputDelta, RequestMetrics, TokenLogprob
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.sched.plan import UNKNOWN, RequestResult, ScheduledRequest
-from jaxspec.sched.request import Request
+from jaxspec.sched.plan import RequestResult, ScheduledRequest
+from jaxspec.sched.request import UNKNOWN, Request
 from jaxspec.sched.spec.trees.candidates import Draft
 from jaxspec.step.packing import SamplingInputs, Tree
 from jaxspec.step.sampler import Logprobs

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Int32
 
-from jaxspec.sched.plan import FIRST_DRAFT, UNKNOWN
+from jaxspec.sched.plan import FIRST_DRAFT
+from jaxspec.sched.request import UNKNOWN
 from jaxspec.sched.spec.trees.policy import DEPTH
 from jaxspec.step.batch import Batch
 

@@ -155,7 +155,7 @@ def _load(plan: Plan, results: Sequence[RequestResult]) -> StepLoad:
     return StepLoad(
         tokens=plan.num_tokens + sum(o.proposed for o in results),
         starting=sum(w.start == 0 for w in plan.scheduled),
-        context=sum(w.start for w in plan.scheduled),
+        context=sum(w.known - w.count for w in plan.scheduled),
         drafting=sum(o.proposed > 0 for o in results),
         levels=max((min(o.proposed, w.levels) for w, o in pairs), default=0),
     )

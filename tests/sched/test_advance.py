@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from helpers.drive import TIMES, Drive, policies
 from helpers.paged import Job, Slice, crowd, jobs
 from jaxspec.sched import PagePool, Plan, PolicyConfig, Request, RequestResult, Scheduler, SchedulerConfig
-from jaxspec.sched.plan import UNKNOWN, Lookahead
+from jaxspec.sched.plan import Lookahead
+from jaxspec.sched.request import UNKNOWN
 
 
 class Ahead(Drive):

@@ -11,7 +11,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxspec.sched.plan import FIRST_DRAFT, UNKNOWN
+from jaxspec.sched.plan import FIRST_DRAFT
+from jaxspec.sched.request import UNKNOWN
 from jaxspec.sched.spec.trees.policy import DEPTH
 from jaxspec.step.ahead import NewTokens, catch_up, new_tokens, settle
 from jaxspec.step.batch import Batch, BatchBuffers, BatchShape

@@ -67,6 +67,19 @@ def test_a_recording_of_steps_that_overlap() -> None:
     assert all(step.ended > 0 and step.load.tokens for step in ahead.steps), "none is still under way"
 
 
+def test_the_load_of_steps_that_were_planned_before_it_was_known() -> None:
+    """Without other requests, a step reads the KV of all earlier tokens, accepted drafts included."""
+    draft: dict[str, Any] = dict(draft=["truncated:1"], suffix_tokens=0, tree="chain", draft_depth=3)
+    ahead, _ = record(requests=1, async_scheduling=True, **draft)
+    (seen,) = ahead.requests
+    context, contexts = seen.input, list[int]()
+    for proposed, accepted in seen.rounds:  # none are proposed as long as the drafter has not read the prompt
+        contexts += [context] if proposed else []
+        context += 1 + accepted
+    assert [step.load.context for step in ahead.steps if step.load.drafting] == contexts
+    assert len(contexts) > 5 and sum(accepted for _, accepted in seen.rounds) > 0
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_simulator_does_what_the_engine_did(preset):
     recording, scheduler = record(**PRESETS[preset])
