@@ -16,8 +16,8 @@ FIRST_DRAFT = -2
 class ScheduledRequest:
     """Compute `count` known tokens of `request` from position `start`. Pages for all of them are allocated.
 
-    If the last one is `UNKNOWN`, it comes after as many positions more as its step under way accepts drafts, at most
-    `pending_drafts`. There are pages for them.
+    If the last one is `UNKNOWN`, it is the only one, and comes as many positions later as the step under way accepts
+    drafts, at most `Request.pending_drafts`. There are pages for them.
     """
 
     request: Request

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Protocol
 
@@ -266,11 +266,12 @@ class Scheduler:
             observer.planned(plan, now, lookahead)
         return plan
 
-    def advance(self, plan: Plan, hold: bool = False) -> None:
+    def advance(self, plan: Plan, hold: bool = False, drafted: Mapping[str, int] | None = None) -> None:
         """Let the next plan be made while the step of `plan`, the last one, is under way.
 
         Its requests are taken to get one token each, `UNKNOWN` until `update`, and up to `Request.pending_drafts` more.
-        With `hold`, they are left out of plans until then instead.
+        `drafted`: by request id, the most drafts that may be accepted, 0 for others; None: as many as `plan` allows.
+        With `hold`, the requests are left out of plans until then instead.
         """
         if not self._in_flight or plan is not self._in_flight[-1] or self._may_plan:
             raise ValueError("not the last plan, or it was advanced already")
@@ -287,7 +288,8 @@ class Scheduler:
                 continue
             if request.tokens[-1] == UNKNOWN:
                 raise ValueError(f"the step before, with request {request.id!r}, has no results yet")
-            request.computed, request.pending_drafts = len(request.tokens), scheduled.levels
+            most = scheduled.levels if drafted is None else drafted.get(request.id, 0)
+            request.computed, request.pending_drafts = len(request.tokens), most
             request.tokens.append(UNKNOWN)
 
     def order_matters(self, plan: Plan) -> bool:

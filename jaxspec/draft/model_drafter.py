@@ -79,15 +79,15 @@ class ModelDrafter:
     def ended(self, request: Request) -> None:
         pass
 
-    def settled(self, request: Request, tokens: int) -> None:
+    def got_tokens(self, request: Request, count: int) -> None:
         if (cached := self._cached.of(request)).following:
-            self._cached.set(request, _Cached(cached.losses, cached.tokens + tokens))
+            self._cached.set(request, _Cached(cached.losses, cached.tokens + count))
 
     def serves(self, request: Request) -> bool:
         return True
 
     def uncached_tokens(self, request: Request) -> int:
-        return len(request.tokens) - self._watermark(request)
+        return request.most_known - self._watermark(request)
 
     def prefetch_features(self, scheduled: Sequence[ScheduledRequest]) -> None:
         self._prefetched.clear()
@@ -131,18 +131,7 @@ class ModelDrafter:
         self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, levels: int, after: Mapping[str, int],
         before: Any,
     ) -> AheadProposal:  # fmt: skip
-        chains, sources = list[Tree](), list[tuple[int, bool]]()
-        left = self.runner.most_tokens
-        for i in sorted(range(len(scheduled)), key=lambda i: self.uncached_tokens(scheduled[i].request)):
-            request = scheduled[i].request
-            if not left or len(chains) == self.runner.shapes[-1].trees:
-                break
-            chain, complete = self._chain_ahead(request, sampling(request), after.get(request.id, -1), left)
-            if chain is None:
-                break
-            chains.append(chain)
-            sources.append((i, complete))
-            left -= len(chain.token)
+        chains, sources, _ = self._chains(scheduled, sampling, after)
         on_device, read = self.runner.start_ahead(chains, levels, before)
         rows = {i: row for row, (i, complete) in enumerate(sources) if complete}
         first = [rows[i] * DEPTH if i in rows else None for i in range(len(scheduled))]
@@ -153,10 +142,42 @@ class ModelDrafter:
 
         return AheadProposal(on_device, first, proposal)
 
-    def _chain_ahead(
-        self, request: Request, sampling: SamplingInputs, after: int, left: int
-    ) -> tuple[Tree | None, bool]:
-        """The request's uncached tokens as a chain of at most `left`, and whether it has all of them; raises its
+    def precompute_kv(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
+        chains, _, rows = self._chains(scheduled, sampling)
+        if chains:
+            self.runner.start(chains, 0, self.widths[0], rows)
+
+    def _chains(
+        self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf, after: Mapping[str, int] | None = None
+    ) -> tuple[list[Tree], list[tuple[int, bool]], list[range]]:
+        """The uncached tokens as chains, as many as fit a round, requests with the fewest first; raises watermarks.
+
+        `after`: see `propose_ahead`. Returns the chains; for each, its index in `scheduled` and whether it covers all
+        uncached tokens; and the rows of its prefetched features (a conditioned drafter on its own device only).
+        """
+        chains: list[Tree] = []
+        sources: list[tuple[int, bool]] = []
+        rows: list[range] = []
+        left, max_requests = self.runner.most_tokens, self.runner.shapes[-1].trees
+        for i in sorted(range(len(scheduled)), key=lambda i: self.uncached_tokens(scheduled[i].request)):
+            if len(chains) == max_requests:
+                break
+            request, prefetched = scheduled[i].request, range(left)
+            if staged := self.own_device and self.runner.conditioned:
+                prefetched = self._prefetched.get(request.id, range(0))
+            tree = -1 if after is None else after.get(request.id, -1)
+            chain, complete = self._chain(request, sampling(request), tree, min(left, len(prefetched)))
+            if chain is None:
+                break
+            chains.append(chain)
+            sources.append((i, complete))
+            if staged:
+                rows.append(prefetched[: len(chain.token)])
+            left -= len(chain.token)
+        return chains, sources, rows
+
+    def _chain(self, request: Request, sampling: SamplingInputs, after: int, fits: int) -> tuple[Tree | None, bool]:
+        """The request's uncached tokens as a chain of at most `fits`, and whether it has all of them; raises its
         watermark. None: none fit.
 
         `after`: its tree in the step under way; -1: none. The chain then ends with as many tokens as that step may
@@ -165,47 +186,14 @@ class ModelDrafter:
         cached, pages = self._watermark(request), np.asarray(request.pages, np.int32)
         known = request.tokens[cached:] if after < 0 else request.tokens[cached:-1]
         coming = 0 if after < 0 else 1 + request.pending_drafts
-        complete = len(known) + coming <= left
+        complete = len(known) + coming <= fits
         if not complete:
-            known, coming, after = known[:left], 0, -1
+            known, coming, after = known[:fits], 0, -1
         if not known and not coming:
             return None, False
         self._cached.set(request, _Cached(self._losses(request), cached + len(known), coming > 0))
         chain = Tree.chain([*known, *range(-1, -1 - coming, -1)], cached, pages, sampling, after=after)
         return (replace(chain, rows=np.asarray([len(known)], np.int32)) if coming else chain), complete
-
-    def precompute_kv(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
-        chains, _, rows = self._chains(scheduled, sampling)
-        if chains:
-            self.runner.start(chains, 0, self.widths[0], rows)
-
-    def _chains(
-        self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf
-    ) -> tuple[list[Tree], list[tuple[int, bool]], list[range]]:
-        """The uncached tokens as chains, as many as fit a round, requests with the fewest first; raises watermarks.
-
-        Returns the chains; for each, its index in `scheduled` and whether it covers all uncached tokens; and the rows
-        of its prefetched features (a conditioned drafter on its own device only).
-        """
-        chains: list[Tree] = []
-        sources: list[tuple[int, bool]] = []
-        rows: list[range] = []
-        left, max_requests = self.runner.most_tokens, self.runner.shapes[-1].trees
-        for i in sorted(range(len(scheduled)), key=lambda i: self.uncached_tokens(scheduled[i].request)):
-            request, cached = scheduled[i].request, self._watermark(scheduled[i].request)
-            end = min(len(request.tokens), cached + left)
-            if self.own_device and self.runner.conditioned:
-                prefetched = self._prefetched.get(request.id, range(0))
-                end = min(end, cached + len(prefetched))
-                rows.append(prefetched[: end - cached])
-            if end <= cached or len(chains) == max_requests:
-                break
-            pages = np.asarray(request.pages, np.int32)
-            chains.append(Tree.chain(request.tokens[cached:end], cached, pages, sampling(request)))
-            sources.append((i, end == len(request.tokens)))
-            self._cached.set(request, _Cached(self._losses(request), end))
-            left -= end - cached
-        return chains, sources, rows[: len(chains)]
 
     def seconds(self, requests: int, uncached: int, levels: int, width: int) -> float:
         return self._times.of(requests, uncached, levels, width)

@@ -36,11 +36,12 @@ class Staged(NamedTuple):
 
 #: The target's feature pool `[pages, page_size, TAPS * hidden]`, or rows copied from it.
 Features = jax.Array | Staged
-#: (weights, pool and drawn [donated], features, buffer, levels, the step under way) -> (pool, drawn, `[3, R, depth, W]`
-#: int32 as `_Tree.out`, the first node of each level for a step that is launched before the host reads that)
+#: (weights, pool and drawn [donated], features, buffer, levels, before) -> (pool, drawn, `[3, R, depth, W]` int32 as
+#: `_Tree.out`, chains). `before`: the new tokens of the step under way. The chains are the first nodes of all levels,
+#: for a step that is launched before the host has read them. Both are None in programs that follow no step under way.
 Round = Callable[
-    [tuple[jax.Array, ...], KVCache, DraftDistributions, Features, jax.Array, jax.Array, NewTokens],
-    tuple[KVCache, DraftDistributions, jax.Array, Chains],
+    [tuple[jax.Array, ...], KVCache, DraftDistributions, Features, jax.Array, jax.Array, NewTokens | None],
+    tuple[KVCache, DraftDistributions, jax.Array, Chains | None],
 ]
 
 
@@ -70,10 +71,11 @@ def make_round(
 
     def one_round(
         leaves: tuple[jax.Array, ...], kv_cache: KVCache, drawn: DraftDistributions, features: Features,
-        buffer: jax.Array, levels: jax.Array, before: NewTokens,
-    ) -> tuple[KVCache, DraftDistributions, jax.Array, Chains]:  # fmt: skip
+        buffer: jax.Array, levels: jax.Array, before: NewTokens | None = None,
+    ) -> tuple[KVCache, DraftDistributions, jax.Array, Chains | None]:  # fmt: skip
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
-        batch = catch_up(Batch.unpack(buffer, shape), before)
+        batch = Batch.unpack(buffer, shape)
+        batch = batch if before is None else catch_up(batch, before)
         page_size = kv_cache.keys.shape[-1]
         conditions = model.condition(_features_before(model, features, batch, page_size))
         x = model.embed(batch.token, batch.position, conditions)
@@ -81,7 +83,8 @@ def make_round(
         kv_cache = layers.commit(kv_cache, new, batch, batch.known > 0, x)
         output = model.finish(x).at[batch.logit_node].get(mode="clip")  # [R, hidden]
         kv_cache, drawn, out = _grow(model, kv_cache, drawn, batch, output, layers, growth, depth, levels)
-        return kv_cache, drawn, out, jnp.pad(out[0, :, :, 0], ((0, len(before.length) - shape.trees), (0, 0)))
+        chains = None if before is None else jnp.pad(out[0, :, :, 0], ((0, len(before.length) - shape.trees), (0, 0)))
+        return kv_cache, drawn, out, chains
 
     return one_round
 

@@ -59,12 +59,12 @@ class TargetModel(Protocol):
     """The target's state that rounds use: they read `features` and write the distributions of drafts to `drawn`.
 
     `ends`: its embedding `embed` and its `head` on the device, which drafters may share. `nothing_before`: stands for a
-    step under way where there is none.
+    step under way where there is none; None: there never is one.
     """
 
     drawn: DraftDistributions
     ends: Mapping[str, jax.Array]
-    nothing_before: NewTokens
+    nothing_before: NewTokens | None
 
     @property
     def features(self) -> jax.Array: ...
@@ -204,7 +204,7 @@ class DraftRunner:
     def _run(
         self, buffer: np.ndarray, shape: BatchShape, width: int, levels: int, staged: Sequence[range] = (),
         before: NewTokens | None = None,
-    ) -> tuple[jax.Array, Chains]:  # fmt: skip
+    ) -> tuple[jax.Array, Chains | None]:  # fmt: skip
         shared, features = self._shared, self._features(shape, staged)
         self.kv_cache, shared.drawn, out, first = self._rounds[shape][width](
             self._leaves, self.kv_cache, shared.drawn, features, buffer, np.int32(levels),
@@ -229,7 +229,7 @@ class DraftRunner:
 
     def start_ahead(
         self, chains: Sequence[Tree], levels: int, before: NewTokens | None
-    ) -> tuple[Chains, Callable[[], list[Candidates]]]:
+    ) -> tuple[Chains | None, Callable[[], list[Candidates]]]:
         """Start a round of chains of drafts for a step that is launched before the host has read them.
 
         `before`: new tokens of the step that `chains` follow, see `jaxspec.step.ahead`. Returns the drafts on the

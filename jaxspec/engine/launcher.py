@@ -46,7 +46,7 @@ class Launcher:
         return self._async and self.speculator.assignment is None
 
     @property
-    def _settles(self) -> bool:
+    def _follows_drafts(self) -> bool:
         """Whether the next step can follow drafts whose results the host lacks. It assigns INT8 pages itself."""
         one = self.micro_batches in (None, 1) and not self._int8_kv
         return one and self.overlaps and self.speculator.ahead.possible
@@ -54,7 +54,7 @@ class Launcher:
     @property
     def drafts_ahead(self) -> bool:
         """Whether the drafts of the step that is being planned may be verified before the host has read them."""
-        return self._settles and self.speculator.ahead.drafter is not None
+        return self._follows_drafts and self.speculator.ahead.drafter is not None
 
     def launch(self, plan: Plan, step: StepUnderWay, before: MicroBatch | None, in_turns: bool) -> None:
         """Start the step of a plan. `before` samples tokens that are not known yet; `in_turns`: in one micro-batch."""
@@ -62,7 +62,7 @@ class Launcher:
         states = [self._states[s.request.id] for s in scheduled]
         penalties = {state.request: state.params for state in states if state.penalised}
         penalty_rows = self._model_runner.penalties.update(penalties)
-        step.drafts_settle = self._settles
+        step.may_be_followed = self._follows_drafts
         needs_tokens = any(state.penalised or state.constraint for state in states)
         if before is not None or (self.drafts_ahead and not needs_tokens):
             step.batches.append(self._launch_ahead(step, states, room, penalty_rows, before))
@@ -86,7 +86,12 @@ class Launcher:
             free = [s for s, state in zip(scheduled, states, strict=True) if not state.constraint]
             follows = ({}, None) if before is None else (before.trees, before.pending.new)
             ahead = self.speculator.ahead.draft(free, self._sampling_of, room, *follows)
-        return MicroBatch.launch(scheduled, states, {}, penalty_rows, self._model_runner, before, ahead)
+        try:
+            return MicroBatch.launch(scheduled, states, {}, penalty_rows, self._model_runner, before, ahead)
+        except Exception:
+            if ahead is not None:
+                self.speculator.read_ahead(ahead)  # raises if the drafter is to blame
+            raise
 
     def _sampling_of(self, request: Request) -> SamplingInputs:
         return self._states[request.id].sampling

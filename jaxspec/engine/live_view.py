@@ -94,7 +94,8 @@ class LiveView:
         """A micro-batch was verified; `decision` is what the device decided (`MicroBatch.requests`)."""
         for one in batch.requests(decision):
             request = one.state.request
-            if one.path is None or (drafted := self._loop.speculator.drafted.get(request.id)) is None:
+            drafted = self._loop.speculator.drafted.get(request.id)
+            if one.path is None or drafted is None or one.state.finish_reason is not None:
                 continue
             root = request.tokens[one.scheduled.known - 1]
             self._verified.pop(request.tenant, None)

@@ -174,7 +174,7 @@ class EngineLoop:
         timer = StepTimer(self._clock)
         before = self._under_way[-1] if self._under_way else None
         if before is not None:
-            self.scheduler.advance(before.plan, hold=self._in_turns)
+            self.scheduler.advance(before.plan, hold=self._in_turns, drafted=before.depths)
         if not self.recovery.trying:  # requests that are kept back would not get theirs
             self.predictions.apply(self.scheduler.predicted, timer.begun)
         if self.repredictor is not None and due:
@@ -245,16 +245,17 @@ class EngineLoop:
         timer.follows(self._finished_at)
         tokens = self.counters.prompt_tokens + self.counters.generation_tokens
         by_id: dict[str, RequestResult] = {}
-        seconds = 0.0
+        seconds = ahead = 0.0  # the latter of draft rounds that ran between the step before and this one
         for batch in step.batches:
             packed = batch.pending.packed
             self.counters.count(batch.scheduled, packed, self.model_runner.positions_read(packed))
+            if batch.ahead is not None:  # first: if the round failed, so did the step, but the drafter is to blame
+                self.speculator.read_ahead(batch.ahead)
+                ahead += batch.ahead.seconds
             decision = batch.pending.wait()
             seconds = timer.mark_read()
-            if batch.ahead is not None:
-                self.speculator.read_ahead(batch.ahead)
-            elif batch is step.batches[-1]:
-                self.model_runner.times.observe(packed.shape.tokens, seconds, int(packed.committed.sum()))
+            if batch is step.batches[-1] and seconds > ahead:
+                self.model_runner.times.observe(packed.shape.tokens, seconds - ahead, int(packed.committed.sum()))
             if self.live.watched:
                 self.live.verified(batch, decision, timer.read)
             by_id |= self._process(batch, decision)
@@ -264,7 +265,7 @@ class EngineLoop:
             if result.tokens:
                 self._count_tokens(self._states[s.request.id], len(result.tokens), timer.read)
         self._choose_turns(step)
-        self.counters.add_times(timer, results, overlapped=bool(self._under_way))
+        self.counters.add_times(timer, results, overlapped=bool(self._under_way), ahead=ahead)
         if len(step.batches) == 1 and not self._in_turns and step.terms is not None:
             new = sum(len(result.tokens) for result in results)
             took = StepTook(timer.now() - timer.begun, seconds, step.drafted, step.overlaps)
@@ -292,6 +293,7 @@ class EngineLoop:
             state, draft, path = verified.state, verified.draft, verified.path
             if state.finish_reason is not None:  # it was ended while the step was under way
                 results[state.request.id] = RequestResult()
+                self.speculator.drafted.pop(state.request.id, None)
                 continue
             if verified.scheduled.samples:
                 self.speculator.observe(state.request, [n - 1 for n in path[1:]] if path else ())

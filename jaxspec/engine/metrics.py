@@ -94,13 +94,16 @@ class Counters:
         for s in scheduled:  # what is computed again was counted before
             self.prompt_tokens += max(0, min(s.start + s.count, s.request.prompt_len) - s.start - s.recomputes)
 
-    def add_times(self, timer: StepTimer, results: Sequence[RequestResult], overlapped: bool = False) -> None:
+    def add_times(
+        self, timer: StepTimer, results: Sequence[RequestResult], overlapped: bool = False, ahead: float = 0.0
+    ) -> None:
         """Count the seconds of a step that ends now with these results. `overlapped`: the device has the next one, so
-        that what the host does after reading the results is part of that."""
+        that what the host does after reading the results is part of that. `ahead`: of them, seconds of a draft round
+        that the host did not wait for."""
         done = timer.read if overlapped else timer.now()
         self.host_seconds += (timer.launched - timer.plain_begun) + (done - timer.read)
         self.step_seconds += done - timer.begun
-        self._observe(results, (timer.plain_begun - timer.begun) + (done - timer.read))
+        self._observe(results, (timer.plain_begun - timer.begun) + (done - timer.read) + ahead)
 
     def _observe(self, results: Sequence[RequestResult], outside: float) -> None:
         """Update `load` with a step.

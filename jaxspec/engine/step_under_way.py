@@ -17,8 +17,8 @@ class StepUnderWay:
     plan: Plan
     timer: StepTimer
     batches: list[MicroBatch] = field(default_factory=list[MicroBatch])
-    #: Whether the next step may follow its drafts on the device.
-    drafts_settle: bool = False
+    #: Whether the next step may follow although the host does not know which drafts are accepted.
+    may_be_followed: bool = False
     #: Whether another step was under way in the meantime.
     overlaps: bool = False
     #: What the speculator decided for it.
@@ -30,11 +30,16 @@ class StepUnderWay:
         return any(batch.drafts for batch in self.batches)
 
     @property
+    def depths(self) -> dict[str, int]:
+        """The most drafts that may be accepted, by id of the requests that have drafts."""
+        return {name: int(draft.depth.max()) for batch in self.batches for name, draft in batch.drafts.items()}
+
+    @property
     def predictable(self) -> bool:
         """Whether the host needs none of its results for the next step.
 
-        It needs the tokens for penalties and token masks, and what was accepted unless `drafts_settle`.
+        It needs the tokens for penalties and token masks, and what was accepted unless it `may_be_followed`.
         """
-        if len(self.batches) > 1 or (not self.drafts_settle and any(s.levels for s in self.plan.scheduled)):
+        if len(self.batches) > 1 or (not self.may_be_followed and any(s.levels for s in self.plan.scheduled)):
             return False
         return not any(state.penalised or state.constraint for state in self.batches[0].states)

@@ -33,7 +33,7 @@ class NewTokens(NamedTuple):
     """What the trees of a step gave: accepted drafts, then the token after them. R_max: most trees of any step."""
 
     token: Int32[Array, "R_max DEPTH+1"]
-    length: Int32[Array, " R_max"]  # number of new tokens; 0: a prefill chunk, or padding
+    length: Int32[Array, " R_max"]  # number of new tokens; 0: padding; no meaning for a chunk that does not sample
 
     @classmethod
     def none(cls, most: int, zeros: Callable[[Sequence[int], Any], Any] = jnp.zeros) -> NewTokens:

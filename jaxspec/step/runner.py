@@ -115,9 +115,9 @@ class ModelRunner:
         self._buffers = BatchBuffers(self.shapes, under_way + 1)
         self._masks = MaskBuffers(model.vocab_size, under_way + 1)
         trees = max(shape.trees for shape in self.shapes)
-        #: For steps and rounds of which the host knows all tokens.
-        self.nothing_before = NewTokens.none(trees, self.layers.zeros)
-        self._no_chains = self.layers.zeros([trees, DEPTH], jnp.int32)
+        #: For steps and rounds of which the host knows all tokens; None if there are no others.
+        self.nothing_before = NewTokens.none(trees, self.layers.zeros) if config.async_scheduling else None
+        self._no_chains = self.layers.zeros([trees, DEPTH], jnp.int32) if config.async_scheduling else None
         decoder = self.layers.decoder(model, weights, config.dtype)
         #: Embedding and head on the device.
         self.ends: Mapping[str, jax.Array] = {"embed": decoder.embedding.get_value(), "head": decoder.head.get_value()}

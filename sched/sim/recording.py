@@ -134,7 +134,7 @@ class Recorder:
             number = self._number[scheduled.request.id]
             seen = self.recording.requests[number]
             seen.output += len(result.tokens)
-            if scheduled.levels:
+            if scheduled.levels and result.tokens:
                 seen.rounds.append((result.proposed, result.accepted))
             if result.finish_reason is not None:
                 step.finished.append(number)

@@ -28,10 +28,12 @@ class AheadDrafts:
     """The chains of a step by request id; until `read` has returned, their tokens are names for the device.
 
     drafter    index of the drafter
-    on_device  the tokens, for the step's program; None: no chains
+    seconds    estimated time of the round
+    on_device  the tokens, for the step's program
     """
 
     drafter: int
+    seconds: float
     drafted: dict[str, Drafted]
     on_device: Any
     read: Callable[[], None]
@@ -79,14 +81,16 @@ class AheadDrafting:
         batch = [s for s in scheduled if s.levels and controller.drafts_for(s.request.id)]
         if not batch or room.nodes <= 0:
             return None
-        levels = min(controller.levels, max(s.levels for s in batch))
+        share = max(1, room.nodes // len(batch))
+        levels = min(controller.levels, share, max(s.levels for s in batch))
         with self._proposals.blaming(i):
             proposal = self._drafters[i].propose_ahead(batch, sampling, levels, after, before)
-        controller.count_round(True)
-        return _chains(i, batch, proposal, levels, room.nodes)
+        drafts = AheadDrafts(i, controller.usual_round(len(batch)), *_chains(i, batch, proposal, levels, room.nodes))
+        controller.count_round(bool(drafts.drafted))
+        return drafts
 
     def read(self, drafts: AheadDrafts) -> None:
-        """Read the drafts of a step that has ended."""
+        """Read the drafts of a step."""
         with self._proposals.blaming(drafts.drafter):
             drafts.read()
         self._proposals.succeeded(drafts.drafter)
@@ -94,12 +98,11 @@ class AheadDrafting:
 
 def _chains(
     drafter: int, scheduled: Sequence[ScheduledRequest], proposal: AheadProposal, levels: int, nodes: int
-) -> AheadDrafts:
-    """Chains of up to `levels` of a round's nodes, with even shares of the `nodes` that fit in the step."""
+) -> tuple[dict[str, Drafted], Any, Callable[[], None]]:
+    """The chains of a round of `levels` levels, with `nodes` nodes at most; the rest of `AheadDrafts`."""
     drafted = dict[str, Drafted]()
-    share = max(1, nodes // max(1, len(scheduled)))
     for s, first in zip(scheduled, proposal.first, strict=True):
-        count = min(levels, s.levels, s.drafts, share, nodes)
+        count = min(levels, s.levels, s.drafts, nodes)
         if first is not None and count > 0:
             drafted[s.request.id] = _chain(drafter, FIRST_DRAFT - first, count)
             nodes -= count
@@ -113,12 +116,12 @@ def _chains(
             own.candidates.token[:] = found.draft.token[:] = candidates.token[: len(found.draft)]
             own.candidates.logprob[:] = candidates.logprob[: len(found.draft)]
 
-    return AheadDrafts(drafter, drafted, proposal.on_device, read)
+    return drafted, proposal.on_device, read
 
 
-def _chain(drafter: int, first: int, count: int) -> Drafted:
-    """A chain of nodes whose tokens are named `first`, `first` - 1, …"""
+def _chain(drafter: int, name: int, count: int) -> Drafted:
+    """A chain of nodes whose tokens are named `name`, `name` - 1, …"""
     index = np.arange(count, dtype=np.int32)
-    candidates = Candidates(first - index, index - 1, np.zeros(count, np.float32))
-    draft = Draft(first - index, index + 1, count - index, index - 1, index)
-    return Drafted([Part(drafter, candidates, np.arange(count))], np.ones(count, bool), draft)
+    candidates = Candidates(name - index, index - 1, np.zeros(count, np.float32))
+    draft = Draft(token=name - index, depth=index + 1, subtree=count - index, parent=index - 1, source=index)
+    return Drafted([Part(drafter, candidates, np.arange(count), width=1)], np.ones(count, bool), draft)

@@ -351,8 +351,10 @@ class DepthController:
         chosen: npt.NDArray[np.bool_],
         accepted: Sequence[int],
         record: AcceptanceRecord,
+        width: int,
     ) -> None:
-        """Learn from one verified tree: `chosen` `[n]` was verified, `accepted` is the accepted path in order."""
+        """Learn from one verified tree, of a beam of this width: `chosen` `[n]` was verified, `accepted` is the
+        accepted path in order."""
         path, nodes = set(accepted), verified_nodes(candidates, np.flatnonzero(chosen).tolist())
         if not nodes:
             return
@@ -361,12 +363,12 @@ class DepthController:
             if parent < 0 or parent in path:
                 self.calibration.observe(logprob, node in path, level)
         deepest = max(candidate.level for candidate in nodes)
-        if self.width in self._level_rates:
-            rates = self._level_rates[self.width]
+        if width in self._level_rates:
+            rates = self._level_rates[width]
             for level in range(1, min(deepest, len(path) + 1) + 1):
                 rates[level - 1].observe(len(path) >= level)
-            mean = self._mean_nodes[self.width]
-            self._mean_nodes[self.width] = mean + _NODES_WEIGHT * (len(nodes) - mean)
+            mean = self._mean_nodes[width]
+            self._mean_nodes[width] = mean + _NODES_WEIGHT * (len(nodes) - mean)
 
 
 def widths_up_to(most: int | None, widths: Sequence[int]) -> Sequence[int]:

@@ -39,11 +39,12 @@ class DrafterFailed(RuntimeError):
 
 
 class Proposed(NamedTuple):
-    """A request, the index of a drafter that drafted for it, and the candidates."""
+    """A request, the index of a drafter that drafted for it, the candidates, and the width of the beam."""
 
     scheduled: ScheduledRequest
     drafter: int
     candidates: Candidates
+    width: int
 
 
 class Drafter(Protocol):
@@ -114,7 +115,7 @@ class Drafter(Protocol):
         """
         ...
 
-    def settled(self, request: Request, tokens: int) -> None:
+    def got_tokens(self, request: Request, count: int) -> None:
         """The step under way gave the request this many tokens."""
         ...
 
@@ -158,7 +159,7 @@ class SharedDevice:
     def ended(self, request: Request) -> None:
         pass
 
-    def settled(self, request: Request, tokens: int) -> None:
+    def got_tokens(self, request: Request, count: int) -> None:
         pass
 
     def propose_ahead(

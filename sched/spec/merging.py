@@ -23,11 +23,13 @@ class Part:
     drafter     its index
     candidates  its own tree of n nodes, with the probabilities that it states
     node        `[n]` index of each of its nodes in the request's merged tree
+    width       the width of its beam
     """
 
     drafter: int
     candidates: Candidates
     node: npt.NDArray[np.intp]
+    width: int
 
     def of_merged(
         self, chosen: npt.NDArray[np.bool_], accepted: Sequence[int]
@@ -73,7 +75,7 @@ def by_request(proposed: Sequence[Proposed], forest: Forest) -> tuple[list[Reque
     trees, candidates = list[RequestTree](), list[Candidates]()
     for group in groups:
         tree, nodes = merged([c for _, c in group]) if len(group) > 1 else (group[0][1], [np.arange(len(group[0][1]))])
-        parts = [Part(p.drafter, p.candidates, node) for (p, _), node in zip(group, nodes, strict=True)]
+        parts = [Part(p.drafter, p.candidates, node, p.width) for (p, _), node in zip(group, nodes, strict=True)]
         trees.append(RequestTree(group[0][0].scheduled, parts))
         candidates.append(tree)
     return trees, forest if len(groups) == len(proposed) else Forest(candidates)

@@ -69,7 +69,7 @@ class Proposals:
             levels = min(controller.levels, max(s.levels for s in batch))
             with self.blaming(i):
                 proposal = self._drafters[i].propose(batch, sampling, levels, controller.width, controller.least)
-                _collect(found, i, batch, levels, proposal)
+                _collect(found, i, controller.width, batch, levels, proposal)
         return found
 
     def _asks_others(self, request: Request, free: Proposed | None) -> bool:
@@ -112,11 +112,11 @@ class Proposals:
             with self.blaming(i):
                 started[i] = batch, levels, self._drafters[i].propose(batch, sampling, levels, controller.width)
                 if not self._runs_concurrently(i):
-                    _collect(found, i, *started[i], preferred)
+                    _collect(found, i, controller.width, *started[i], preferred)
         for i, proposal in started.items():
             if self._runs_concurrently(i):
                 with self.blaming(i):
-                    _collect(found, i, *proposal, preferred)
+                    _collect(found, i, self._controllers[i].width, *proposal, preferred)
         return found
 
     @contextmanager
@@ -169,8 +169,8 @@ class Proposals:
 
 
 def _collect(
-    found: dict[str, Proposed], drafter: int, batch: Sequence[ScheduledRequest], levels: int, proposal: Proposal,
-    preferred: Mapping[str, list[int]] | None = None,
+    found: dict[str, Proposed], drafter: int, width: int, batch: Sequence[ScheduledRequest], levels: int,
+    proposal: Proposal, preferred: Mapping[str, list[int]] | None = None,
 ) -> None:  # fmt: skip
     """Wait for a round of `levels` levels and add its proposals to `found`, cut to the levels that a request may have.
 
@@ -178,6 +178,6 @@ def _collect(
     """
     for s, c in zip(batch, proposal(), strict=True):
         if c is not None and len(c):
-            found[s.request.id] = Proposed(s, drafter, c.truncated(s.levels) if s.levels < levels else c)
+            found[s.request.id] = Proposed(s, drafter, c.truncated(s.levels) if s.levels < levels else c, width)
         elif preferred is not None:
             preferred[s.request.id].remove(drafter)

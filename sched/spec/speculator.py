@@ -302,7 +302,7 @@ class Speculator:
         return drafts
 
     def read_ahead(self, drafts: AheadDrafts) -> None:
-        """Read the drafts of a step that has ended, before `observe`."""
+        """Read the drafts of a step, before `observe`."""
         self.ahead.read(drafts)
         self.drafted |= drafts.drafted
 
@@ -364,7 +364,7 @@ class Speculator:
         no tree.
         """
         for drafter in self.drafters:
-            drafter.settled(request, 1 + len(nodes))
+            drafter.got_tokens(request, 1 + len(nodes))
         if self.assignment:
             self.assignment.observe(request, 1 + len(nodes))
         if drafted := self.drafted.pop(request.id, None):
@@ -372,7 +372,7 @@ class Speculator:
             for part in drafted.parts:
                 record = self._record(request, part.drafter)
                 chosen, path = part.of_merged(drafted.chosen, accepted)
-                self.controllers[part.drafter].observe(part.candidates, chosen, path, record)
+                self.controllers[part.drafter].observe(part.candidates, chosen, path, record, part.width)
 
     def drafter_failed(self, error: DrafterFailed) -> bool:
         """A drafter has failed. -> whether it drafts no more, because the same work failed several times in a row."""

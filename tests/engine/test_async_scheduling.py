@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import jax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,8 +19,12 @@ from helpers.tiny_drafters import conditioned, perfect
 from jaxspec import LLM, SamplingParams
 from jaxspec.draft import registry as drafters
 from jaxspec.draft.runner import DraftRunner
+from jaxspec.engine.metrics import Counters, StepTimer
 from jaxspec.errors import EngineDead
 from jaxspec.outputs import OutputDelta
+from jaxspec.sched.plan import RequestResult
+from jaxspec.sched.spec.drafter import FailedDrafter
+from jaxspec.sched.spec.speculator import MOST_FAILURES
 from jaxspec.step.packing import Packed
 from jaxspec.step.runner import ModelRunner, PendingStep
 
@@ -256,3 +261,50 @@ def test_steps_with_drafts_follow_one_another_unless_the_host_needs_tokens(monke
             assert counts.accepted > 30
             assert counts.proposed - counts.accepted <= 3, "more than the drafts after its last token"
         assert followed > 5 and waited > 2
+
+
+def test_requests_share_what_a_step_has_for_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve requests with one draft each in a step of 32 tokens: a round computes two or three tokens of each."""
+    monkeypatch.setattr(drafters, "load", lambda name, target: perfect(target))
+    crowd = COMMON | AHEAD | dict(max_num_seqs=12, token_buckets=[32], kv_cache_tokens=4096, draft_depth=8)
+    with tiny.llm(**crowd, async_scheduling=True) as llm:
+        outs = llm.generate([[i, 7, 9] for i in range(12)], LONG)
+        accepted = [out.metrics.speculation.accepted for out in outs]
+        assert min(accepted) > 20 and max(accepted) - min(accepted) <= 6, accepted
+
+
+def test_a_round_that_fails_on_the_device_is_the_drafters_fault() -> None:
+    """Its step fails with it. The requests go on, in the end without the drafter."""
+
+    def broken(_: Any) -> Any:
+        raise RuntimeError("the round failed")
+
+    @jax.jit
+    def poisoned(x: jax.Array) -> jax.Array:
+        return jax.pure_callback(broken, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    run, fails = DraftRunner._run, False
+
+    def failing(*args: Any, **more: Any) -> Any:
+        out = run(*args, **more)
+        return tuple(map(poisoned, out)) if fails else out
+
+    with pytest.MonkeyPatch.context() as patch, tiny.llm(**COMMON | AHEAD, async_scheduling=True) as llm:
+        patch.setattr(DraftRunner, "_run", failing)
+        fails = True
+        outs = llm.generate([[1, 2, 3], [4, 5, 6]], LONG)
+        assert [tokens_of(out) for out in outs] == [tiny.greedy(p, 60) for p in ([1, 2, 3], [4, 5, 6])]
+        assert llm.engine.stats().restarts == MOST_FAILURES
+        (drafter,) = llm.engine.speculator.drafters
+        assert isinstance(drafter, FailedDrafter)
+        check_clean(llm)
+
+
+def test_the_time_of_a_round_counts_for_admission_although_the_host_does_not_wait() -> None:
+    now = 1.0
+    timer, counters = StepTimer(lambda: now), Counters()
+    now = 5.0
+    timer.mark_launched(1)
+    timer.mark_read()
+    counters.add_times(timer, [RequestResult((1, 2))], ahead=0.75)
+    assert counters.load.overhead == 0.75 and counters.host_seconds == 4.0

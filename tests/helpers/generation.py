@@ -14,17 +14,18 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
 def check_clean(llm: LLM) -> None:
-    """Check that no request runs or waits and that no page is in use. A request's last output comes shortly before."""
+    """Check that no request runs or waits and that nothing is kept. A request's last output comes shortly before."""
 
     def left() -> tuple[object, ...]:
         stats, loop = llm.engine.stats(), llm.engine.loop
         rows = llm.engine.config.max_num_seqs - loop.penalties.free
-        return stats.running, stats.waiting, stats.kv_usage, rows, len(llm.engine._states)
+        drafts = len(loop.speculator.drafted)
+        return stats.running, stats.waiting, stats.kv_usage, rows, len(llm.engine._states), drafts
 
     deadline = time.monotonic() + PATIENCE
     while any(left()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert left() == (0, 0, 0, 0, 0)
+    assert left() == (0, 0, 0, 0, 0, 0)
     llm.engine._pool.check([])
 
 

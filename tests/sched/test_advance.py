@@ -164,6 +164,14 @@ def test_the_next_plan_has_pages_for_drafts_that_may_be_accepted() -> None:
     assert request.tokens == [1, 2, 3, 7, 5, 6, 8, 9] and request.computed == 7
 
 
+def test_only_drafts_that_were_found_are_pending() -> None:
+    s = scheduler(PolicyConfig())
+    s.add(request := Request("a", 3, [1, 2, 3], 5, 0.0), 0.0)
+    s.update(s.plan(0.0), [RequestResult((7,))], 1.0)
+    s.advance(s.plan(1.0, Lookahead(4, 3, True)), drafted={"a": 1})
+    assert request.pending_drafts == 1 and s.ready == [request]
+
+
 def test_a_request_that_may_end_in_the_step_under_way_waits_for_it() -> None:
     s = scheduler(PolicyConfig())
     s.add(request := Request("a", 3, [1, 2, 3], 5, 0.0), 0.0)

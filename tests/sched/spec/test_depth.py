@@ -62,7 +62,7 @@ def play(spec: DepthController, rounds: int, hit: float, requests: int = 1, seed
             accepted = 0
             while accepted < mask.sum() and rng.random() < hit:
                 accepted += 1
-            spec.observe(c, mask, range(accepted), record)
+            spec.observe(c, mask, range(accepted), record, spec.width)
     return levels
 
 
@@ -175,7 +175,7 @@ def test_a_requests_chances_become_its_own(own: float) -> None:
     spec, rng, tree = speculation(), np.random.default_rng(0), chain(1, 0.35)
     spec.width = 1
     for _ in range(3000):
-        spec.observe(tree, np.ones(1, bool), [0] if rng.random() < 0.3 else [], AcceptanceRecord())
+        spec.observe(tree, np.ones(1, bool), [0] if rng.random() < 0.3 else [], AcceptanceRecord(), spec.width)
     record, found = AcceptanceRecord(), []
     for _ in range(600):
         average = spec.calibration.expected_accepted(verified_nodes(tree, [0]))
@@ -218,7 +218,7 @@ def test_a_wider_beam_is_tried_and_kept_as_long_as_it_does_better() -> None:
         for _ in range(200):
             spec.width = width
             accepted = int(rng.geometric(0.4)) - 1
-            spec.observe(chain(4, 0.6), np.ones(4, bool), range(min(accepted, 4)), record)
+            spec.observe(chain(4, 0.6), np.ones(4, bool), range(min(accepted, 4)), record, spec.width)
         spec.decide(1, 1, [AcceptanceRecord()])
         assert spec.levels and spec.width == chosen
 

@@ -64,12 +64,12 @@ def test_a_part_knows_its_own_nodes() -> None:
     tree, (of_a, of_b) = merged([a, b])
     assert paths(tree) == [(1,), (1, 2), (1, 3)]
     chosen = np.array([True, True, False])
-    mask, path = Part(1, b, of_b).of_merged(chosen, [0, 1])
+    mask, path = Part(1, b, of_b, 1).of_merged(chosen, [0, 1])
     assert mask.tolist() == [True, False] and path == [0]
-    assert Part(0, a, of_a).of_merged(np.ones(3, bool), [0, 1])[1] == [0, 1]
-    assert Part(0, a, of_a).of_merged(chosen, [])[1] == []
+    assert Part(0, a, of_a, 1).of_merged(np.ones(3, bool), [0, 1])[1] == [0, 1]
+    assert Part(0, a, of_a, 1).of_merged(chosen, [])[1] == []
     empty = Candidates(b.token, b.parent, np.array([-0.5, -np.inf]))
-    mask, path = Part(1, empty, of_b).of_merged(np.ones(3, bool), [0, 2])
+    mask, path = Part(1, empty, of_b, 1).of_merged(np.ones(3, bool), [0, 2])
     assert mask.tolist() == [True, False] and path == [0]
 
 
