@@ -47,7 +47,7 @@ class Launcher:
 
     @property
     def _follows_drafts(self) -> bool:
-        """Whether the next step can follow drafts whose results the host lacks. It assigns INT8 pages itself."""
+        """Whether a step can follow one with drafts whose results the host lacks. The host assigns INT8 pages."""
         one = self.micro_batches in (None, 1) and not self._int8_kv
         return one and self.overlaps and self.speculator.ahead.possible
 
@@ -62,10 +62,10 @@ class Launcher:
         states = [self._states[s.request.id] for s in scheduled]
         penalties = {state.request: state.params for state in states if state.penalised}
         penalty_rows = self._model_runner.penalties.update(penalties)
-        step.may_be_followed = self._follows_drafts
         needs_tokens = any(state.penalised or state.constraint for state in states)
         if before is not None or (self.drafts_ahead and not needs_tokens):
             step.batches.append(self._launch_ahead(step, states, room, penalty_rows, before))
+            step.may_be_followed = self._follows_drafts
         else:
             self.speculator.prefetch_features(scheduled)
             for part in split(scheduled, self.speculator, 1 if in_turns else self.micro_batches):
