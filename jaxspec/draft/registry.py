@@ -164,7 +164,8 @@ def build(
         if model is None:
             drafters.append(GrammarDrafter(name, next(iter(suffixes.values()), None)))
             continue
-        shapes = round_buckets(*sizes, fine=name in devices)
+        small = model_runner.layers.sizes.small_rounds
+        shapes = round_buckets(*sizes, fine=name in devices, small=small)
         runner = DraftRunner(
             name, *model, model_runner, model_runner.layers, shapes, num_pages, config.page_size, config.dtype,
             growths(config, models), devices.get(name), store,

@@ -39,15 +39,20 @@ BEAMS = Beam(1), Beam(4)
 _TIMED = (1, 3)
 
 
-def round_buckets(max_tokens: int, max_requests: int, pages: int, fine: bool = False) -> list[BatchShape]:
+def round_buckets(
+    max_tokens: int, max_requests: int, pages: int, fine: bool = False, small: bool = False
+) -> list[BatchShape]:
     """Shapes of rounds, sorted by requests, then tokens: for each batch size one for few uncached tokens (decode) and
     one for `max_tokens` (prefill).
 
-    `fine` adds halves and quarters of batches, so that a micro-batch takes a fraction of the time.
+    `fine` adds halves and quarters of batches, so that a micro-batch takes a fraction of the time; `small` adds rounds
+    with fewer uncached tokens (`StepSizes.small_rounds`).
     """
     sizes = [(1, 8), (1, 64), (4, 32), (16, 64), (64, 256), (256, 512), (1024, 2048)]
     if fine:
         sizes += [(requests, 2 * requests) for requests in (2, 4, 8, 16, 32, 64, 128)]
+    if small:
+        sizes += [(1, 2), (1, 4), (4, 8), (16, 32)]
     shapes = set()
     for requests, tokens in sizes:
         r = min(requests, max_requests)

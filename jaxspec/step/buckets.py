@@ -21,10 +21,15 @@ class StepSizes:
     pages: tuple[int, ...] = ()
     #: Largest step, in tokens, that is compiled for each number of pages; larger ones are prompts, with other tables.
     paged_tokens: int = 0
+    #: Whether draft rounds are compiled for two and four uncached tokens a request too. Decoding requests seldom have
+    #: more, and on a CPU each token of padding takes as long as another.
+    small_rounds: bool = False
 
 
 #: The head is computed for all logit rows, padding included, which takes a CPU a noticeable part of a step.
-CPU = StepSizes((1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048), 64)
+CPU = StepSizes(
+    (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048), 64, small_rounds=True
+)
 #: Matrix products have tiles of 16 rows at least, and a step is bound by memory up to about 256 tokens. 64 pages keep
 #: the input of a step of 64 requests below 64 KiB.
 GPU = StepSizes((16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192), 512, (64, 512), 512)

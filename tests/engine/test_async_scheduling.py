@@ -33,7 +33,7 @@ ROOMY: dict[str, Any] = dict(kv_cache_tokens=2048, max_num_batched_tokens=32, ma
 #: Room for little more than one long request.
 TIGHT: dict[str, Any] = ROOMY | dict(kv_cache_tokens=96, max_num_batched_tokens=12, max_model_len=72)
 #: Only chains of a draft model on the target's device, so that no step waits for the host to read drafts.
-AHEAD_OF: dict[str, Any] = dict(draft=["truncated:1"], suffix_tokens=0, tree="chain", draft_depth=3)
+AHEAD_OF: dict[str, Any] = dict(draft=["truncated:1"], tree="chain", draft_depth=3)
 AHEAD: dict[str, Any] = ROOMY | AHEAD_OF
 KINDS: dict[str, dict[str, Any]] = {
     "roomy": ROOMY,

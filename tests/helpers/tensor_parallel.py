@@ -77,7 +77,7 @@ def uneven() -> LoadedModel:
 def requests_of_any_kind() -> None:
     """Random requests, greedy and sampled, with penalties, in crowds: the same tokens."""
     eagle = dict(draft=["conditioned", "ngram"], tree="fixed", draft_choice="single")
-    ahead = dict(draft=["truncated:1"], suffix_tokens=0, tree="chain", async_scheduling=True, **TIGHT)
+    ahead = dict(draft=["truncated:1"], tree="chain", async_scheduling=True, **TIGHT)
     parts = lambda count, **more: SIZES | dict(tensor_parallel_size=count) | more  # noqa: E731
     with ExitStack() as stack:
         enter = stack.enter_context

@@ -69,7 +69,7 @@ def test_a_recording_of_steps_that_overlap() -> None:
 
 def test_the_load_of_steps_that_were_planned_before_it_was_known() -> None:
     """Without other requests, a step reads the KV of all earlier tokens, accepted drafts included."""
-    draft: dict[str, Any] = dict(draft=["truncated:1"], suffix_tokens=0, tree="chain", draft_depth=3)
+    draft: dict[str, Any] = dict(draft=["truncated:1"], tree="chain", draft_depth=3)
     ahead, _ = record(requests=1, async_scheduling=True, **draft)
     (seen,) = ahead.requests
     context, contexts = seen.input, list[int]()
