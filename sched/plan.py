@@ -44,7 +44,7 @@ class ScheduledRequest:
 
     @property
     def known(self) -> int:
-        """The request's tokens before those that this gives, as long as the results have not been processed. More than
+        """Number of the request's tokens before those that this gives; valid until the results are processed. More than
         `end` if the step before, under way when this was planned, has accepted drafts since."""
         return self.request.num_known if self.samples else self.end
 

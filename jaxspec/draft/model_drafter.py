@@ -140,7 +140,8 @@ class ModelDrafter:
             found = read()
             return [found[rows[i]] if i in rows else None for i in range(len(scheduled))]
 
-        return AheadProposal(on_device, first, proposal)
+        seconds = self.seconds(len(chains), sum(len(c.token) for c in chains), levels, self.widths[0])
+        return AheadProposal(on_device, first, proposal, seconds)
 
     def precompute_kv(self, scheduled: Sequence[ScheduledRequest], sampling: SamplingOf) -> None:
         chains, _, rows = self._chains(scheduled, sampling)

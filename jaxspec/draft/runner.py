@@ -37,6 +37,8 @@ Device = Any
 BEAMS = Beam(1), Beam(4)
 #: Numbers of levels whose rounds are timed; the times of others are interpolated linearly.
 _TIMED = (1, 3)
+#: Uncached tokens that the first small round to be compiled has room for.
+_FEW = 8
 
 
 def round_buckets(
@@ -150,11 +152,12 @@ class DraftRunner:
     def jobs(self) -> tuple[list[CompileJob], list[CompileJob]]:
         """The compile jobs that the runner needs to be `usable`, and those that make it faster."""
         needed, more = [], []
+        few = next(shape for shape in self.shapes if shape.tokens >= min(_FEW, self.most_tokens))
         if self.own_device and self.conditioned:
             needed.append(CompileJob(f"{self.name} features", self._compile_fetch))
         for shape in self.shapes:
             job = self._rounds.job(f"{self.name} {shape.trees}×{shape.tokens}", shape)
-            (needed if shape in (self.shapes[0], self.shapes[-1]) else more).append(job)
+            (needed if shape in (few, self.shapes[-1]) else more).append(job)
         return needed, more
 
     def _compile_rounds(self, shape: BatchShape) -> dict[int, jax.stages.Compiled]:

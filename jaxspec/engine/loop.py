@@ -245,12 +245,12 @@ class EngineLoop:
         timer.follows(self._finished_at)
         tokens = self.counters.prompt_tokens + self.counters.generation_tokens
         by_id: dict[str, RequestResult] = {}
-        seconds = ahead = 0.0  # the latter of draft rounds that ran between the step before and this one
+        seconds = ahead = 0.0  # `ahead`: estimated time of the draft round between the step before and this one
         for batch in step.batches:
             packed = batch.pending.packed
             self.counters.count(batch.scheduled, packed, self.model_runner.positions_read(packed))
             if batch.ahead is not None:  # first: if the round failed, so did the step, but the drafter is to blame
-                self.speculator.read_ahead(batch.ahead)
+                self._read_ahead(batch)
                 ahead += batch.ahead.seconds
             decision = batch.pending.wait()
             seconds = timer.mark_read()
@@ -272,6 +272,16 @@ class EngineLoop:
             self.speculator.step_took(plan, step.terms, new, took)
         self._finished_at, self.suspects = timer.read, ()
         _tell(self.step_observers, self.counters.prompt_tokens + self.counters.generation_tokens - tokens)
+
+    def _read_ahead(self, batch: MicroBatch) -> None:
+        """Read a micro-batch's drafts. If that fails, wait for the step: `drop_steps` no longer knows it."""
+        assert batch.ahead is not None
+        try:
+            self.speculator.read_ahead(batch.ahead)
+        except Exception:
+            with suppress(Exception):
+                batch.pending.wait()
+            raise
 
     def under_way_ids(self) -> frozenset[str]:
         """Ids of the requests in steps under way."""

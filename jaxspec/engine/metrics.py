@@ -98,8 +98,8 @@ class Counters:
         self, timer: StepTimer, results: Sequence[RequestResult], overlapped: bool = False, ahead: float = 0.0
     ) -> None:
         """Count the seconds of a step that ends now with these results. `overlapped`: the device has the next one, so
-        that what the host does after reading the results is part of that. `ahead`: of them, seconds of a draft round
-        that the host did not wait for."""
+        that what the host does after reading the results is part of that. `ahead`: estimated seconds of the draft
+        round, part of the step's time."""
         done = timer.read if overlapped else timer.now()
         self.host_seconds += (timer.launched - timer.plain_begun) + (done - timer.read)
         self.step_seconds += done - timer.begun

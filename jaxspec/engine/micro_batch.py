@@ -54,7 +54,7 @@ class MicroBatch:
     ) -> MicroBatch:
         """Build the requests' token trees, pack them and start the step. `drafts` and `penalty_rows` (see
         `Penalties.update`) are by request id; `before` is under way and samples the tokens that are not known yet;
-        `ahead` has more drafts, which the host does not know."""
+        `ahead`: the drafts, which the host has not read, instead of `drafts`."""
         drafts = drafts if ahead is None else ahead.drafts
         trees: list[Tree] = []
         after = {} if before is None else before.trees

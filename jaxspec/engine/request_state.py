@@ -103,7 +103,7 @@ class RequestState:
         pages = np.asarray(r.pages, np.int32)
         rows = scheduled.count if scheduled.reads_all else 1
         tokens = r.tokens[scheduled.start : end]
-        assert (tokens[-1] == UNKNOWN) == (after >= 0)
+        assert (tokens[-1] == UNKNOWN) == (after >= 0) and (after < 0 or scheduled.count == 1)
         masks = self.constraint.masks() if self.constraint and scheduled.samples else None
         return Tree.chain(
             tokens, scheduled.start, pages, self.sampling, rows, following, penalty_row, masks, after=after

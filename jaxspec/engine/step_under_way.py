@@ -38,7 +38,7 @@ class StepUnderWay:
     def predictable(self) -> bool:
         """Whether the host needs none of its results for the next step.
 
-        It needs the tokens for penalties and token masks, and what was accepted unless it `may_be_followed`.
+        It needs the tokens with penalties or token masks, and the accepted lengths unless the step `may_be_followed`.
         """
         if len(self.batches) > 1 or (not self.may_be_followed and any(s.levels for s in self.plan.scheduled)):
             return False

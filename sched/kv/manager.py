@@ -35,7 +35,7 @@ class KVCacheManager(Policy):
         return 0.0
 
     def missing_pages(self, request: Request, ahead: int = 0) -> int:
-        """Pages to allocate for the request's known tokens and `ahead` more."""
+        """Pages to allocate for the request's tokens, pending drafts included, and `ahead` more."""
         return self.pool.pages_for(request.most_known + ahead) - len(request.pages)
 
     def begin_plan(self) -> None:
@@ -82,7 +82,7 @@ class KVCacheManager(Policy):
         return True
 
     def grow(self, request: Request, ahead: int = 0) -> bool:
-        """Allocate pages for known tokens and `ahead` more. False, and nothing allocated: too few free."""
+        """Allocate pages for the tokens, pending drafts included, and `ahead` more. False, and none taken: too few."""
         missing = self.missing_pages(request, ahead)
         if missing > 0:
             try:
@@ -92,7 +92,7 @@ class KVCacheManager(Policy):
         return True
 
     def spare_tokens(self, request: Request) -> int:
-        """Tokens that fit in the request's pages after the known ones."""
+        """Tokens that fit in the request's pages after its own and pending drafts."""
         return len(request.pages) * self.pool.page_size - request.most_known
 
     def commit(self, request: Request, computed: int) -> None:

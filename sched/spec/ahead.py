@@ -85,8 +85,9 @@ class AheadDrafting:
         levels = min(controller.levels, share, max(s.levels for s in batch))
         with self._proposals.blaming(i):
             proposal = self._drafters[i].propose_ahead(batch, sampling, levels, after, before)
-        drafts = AheadDrafts(i, controller.usual_round(len(batch)), *_chains(i, batch, proposal, levels, room.nodes))
-        controller.count_round(bool(drafts.drafted))
+        drafts = AheadDrafts(i, proposal.seconds, *_chains(i, batch, proposal, levels, room.nodes))
+        if drafts.drafted:  # else it only caught up with prompts
+            controller.count_round(True)
         return drafts
 
     def read(self, drafts: AheadDrafts) -> None:

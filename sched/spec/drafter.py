@@ -23,11 +23,13 @@ class AheadProposal(NamedTuple):
     on_device  the chains of all requests, for the step's program
     first      of each request, the index of its first node in `on_device`; None: it has no chain
     read       waits for the round
+    seconds    estimated time of the round
     """
 
     on_device: Any
     first: Sequence[int | None]
     read: Proposal
+    seconds: float
 
 
 class DrafterFailed(RuntimeError):

@@ -30,7 +30,7 @@ class HostTimes:
 
     def __init__(self) -> None:
         self._usual: list[float | None] = [None, None, None]
-        #: Whether plain steps are planned while the one before runs (async scheduling).
+        #: Whether steps without drafts, or with drafts that go ahead, are planned while the one before runs.
         self.overlapping = False
 
     def observe(self, kind: int, took: StepTook, rounds: float) -> None:

@@ -42,7 +42,8 @@ MOST_FAILURES = 3
 
 
 class StepTerms(NamedTuple):
-    """What the speculator decided for a step: what it is judged by, and the seconds of its draft rounds."""
+    """What the speculator decided for a step: what it is judged by, and the seconds of its draft rounds. A round that
+    went ahead is part of the step's own time."""
 
     payoff: Payoff | None
     rounds: float

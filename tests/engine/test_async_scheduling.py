@@ -273,6 +273,18 @@ def test_requests_share_what_a_step_has_for_drafts(monkeypatch: pytest.MonkeyPat
         assert min(accepted) > 20 and max(accepted) - min(accepted) <= 6, accepted
 
 
+def test_rounds_that_only_catch_up_with_a_prompt_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds without chains do not count as drafts of which none was verified, after which drafting would stop."""
+    monkeypatch.setattr(drafters, "load", lambda name, target: perfect(target))
+    small = AHEAD | dict(max_num_batched_tokens=16, token_buckets=[4, 16])
+    with tiny.llm(**COMMON | small, async_scheduling=True) as llm:
+        (controller,) = llm.engine.speculator.controllers
+        counted = list[bool]()
+        monkeypatch.setattr(controller, "count_round", counted.append)
+        out = llm.generate([[i % 250 for i in range(80)]], replace(GREEDY, max_tokens=40))[0]
+        assert out.metrics.speculation.accepted > 15 and counted and all(counted)
+
+
 def test_a_round_that_fails_on_the_device_is_the_drafters_fault() -> None:
     """Its step fails with it. The requests go on, in the end without the drafter."""
 
