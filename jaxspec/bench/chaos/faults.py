@@ -63,12 +63,12 @@ class Faults:
         self._wrap(runner, "execute", "launch")
         execute, pack = runner.execute, runner.pack
 
-        def executed(packed: Packed, before: PendingStep | None = None) -> PendingStep:
+        def executed(packed: Packed, before: PendingStep | None = None, chains: Any = None) -> PendingStep:
             if self._due("lose pool"):
                 for leaf in jax.tree.leaves(runner.kv_cache):
                     leaf.delete()
                 raise Injected("lose pool")
-            pending = execute(packed, before)
+            pending = execute(packed, before, chains)
             if self._due("read"):
                 pending.wait = _failing("read")  # type: ignore[method-assign]
             return pending
