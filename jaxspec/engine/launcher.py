@@ -9,7 +9,6 @@ from jaxspec.engine.micro_batch import MicroBatch
 from jaxspec.engine.request_state import RequestState
 from jaxspec.engine.startup import Parts
 from jaxspec.engine.step_under_way import StepUnderWay
-from jaxspec.sched.plan import Plan
 from jaxspec.sched.request import Request
 from jaxspec.sched.slots import Need
 from jaxspec.sched.spec.draft_room import DraftRoom
@@ -56,9 +55,9 @@ class Launcher:
         """Whether the drafts of the step that is being planned may be verified before the host has read them."""
         return self._follows_drafts and self.speculator.ahead.drafter is not None
 
-    def launch(self, plan: Plan, step: StepUnderWay, before: MicroBatch | None, in_turns: bool) -> None:
-        """Start the step of a plan. `before` samples tokens that are not known yet; `in_turns`: in one micro-batch."""
-        scheduled, room = plan.scheduled, DraftRoom.of(plan)
+    def launch(self, step: StepUnderWay, before: MicroBatch | None, in_turns: bool) -> None:
+        """Start a step. `before` samples tokens that are not known yet; `in_turns`: in one micro-batch."""
+        scheduled, room = step.plan.scheduled, DraftRoom.of(step.plan)
         states = [self._states[s.request.id] for s in scheduled]
         penalties = {state.request: state.params for state in states if state.penalised}
         penalty_rows = self._model_runner.penalties.update(penalties)

@@ -210,7 +210,7 @@ class EngineLoop:
         if before is not None:
             before.overlaps = True
         follows = None if self._in_turns or before is None else before.batches[0]
-        self.launcher.launch(plan, step, follows, self._in_turns)
+        self.launcher.launch(step, follows, self._in_turns)
         timer.mark_launched(len(step.batches))
         self._under_way.append(step)
         return step

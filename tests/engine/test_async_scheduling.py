@@ -245,9 +245,9 @@ def test_steps_with_drafts_follow_one_another_unless_the_host_needs_tokens(monke
         launcher, followed, waited = llm.engine.loop.launcher, 0, 0
         launch = launcher.launch
 
-        def launched(plan: Any, step: Any, before: Any, in_turns: bool) -> None:
+        def launched(step: Any, before: Any, in_turns: bool) -> None:
             nonlocal followed, waited
-            launch(plan, step, before, in_turns)
+            launch(step, before, in_turns)
             drafted = bool(step.batches[0].drafts)
             followed, waited = followed + (drafted and before is not None), waited + (drafted and before is None)
 

@@ -48,15 +48,13 @@ def packed(trees: list[Tree], shape: BatchShape = SHAPE) -> np.ndarray:
 
 def drafts(rng: np.random.Generator, committed: int, pages: np.ndarray) -> Tree:
     """A known token and a random tree of up to nine drafts, of few different tokens: some are accepted."""
-    parent, depth, children = [-1], [0], [list[int]()]
+    parent, depth = [-1], [0]
 
     def grow(node: int) -> None:
         for token in rng.permutation(3)[: rng.integers(0, 3)]:
             if len(parent) < 10 and depth[node] < DEPTH:
                 parent.append(node)
                 depth.append(depth[node] + 1)
-                children.append([])
-                children[node].append(int(token))
                 tokens.append(int(token))
                 grow(len(parent) - 1)
 
