@@ -15,13 +15,14 @@
    which weights are fetched. SHARES: of the panels, for each thread; threads may be late or slow. */
 #if WIDTH == 16
 #define ROWS 14
-#define DIRECT 8
 #define WIDE_ROWS 14
+#define DIRECT_F32 8
 #else
 #define ROWS 6
-#define DIRECT 5
 #define WIDE_ROWS 3
+#define DIRECT_F32 5 /* its tiles need no widening */
 #endif
+#define DIRECT 8
 #define PIECE 768
 #define AHEAD 4096
 #define SHARES 3
@@ -42,13 +43,30 @@ INLINE int64_t panel_bytes(int format, int64_t depth) {
   return panel_head(format) + supers * super_head(format) + groups * group_bytes(format);
 }
 
-/* Uses the groups of rows [begin, end) of a panel. Call with constant `format` and `rows`. */
-INLINE void use_groups(const int format, const int rows, const uint8_t *panel, int64_t begin, int64_t end,
-                       const float *x, int64_t stride, vec (*sum)[COLUMNS], float *to) {
+/* y [rows, 32] = x times a panel. Call with constant `format` and `rows`. */
+INLINE void use_panel(const int format, const int rows, const uint8_t *panel, int64_t depth, const float *x, float *y,
+                      int64_t stride) {
+  const int count = strip_of(format, rows), strips = COLUMNS / count;
+  /* A panel whose strips take turns is read from memory once, while the one before is used. */
+  const uint8_t *next = panel + (strips == 1 ? AHEAD : panel_bytes(format, depth));
+  for (int begin = 0; begin < COLUMNS; begin += count) {
+    vec sum[DIRECT][COLUMNS];
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < count; c++) sum[r][c] = (vec){0};
+    for (int64_t d = 0; d < depth; d += GROUP) {
+      UNROLL for (int i = 0; i < group_bytes(format) / strips; i += 64, next += 64) __builtin_prefetch(next);
+      use_group(format, rows, begin, count, group_at(format, panel, d), x + d, depth, sum, NULL);
+    }
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < count; c++)
+        *(vec *)(y + r * stride + (begin + c) * WIDTH) = sum[r][c];
+  }
+}
+
+/* Rows [begin, end) of a panel in float32. Call with constant `format`. */
+INLINE void widen_rows(const int format, const uint8_t *panel, int64_t begin, int64_t end, float *to) {
   for (int64_t d = begin; d < end; d += GROUP) {
     Place at = group_at(format, panel, d);
-    for (int i = 0; i < group_bytes(format); i += 64) __builtin_prefetch(at.group + AHEAD + i);
-    use_group(format, rows, at, x + d, stride, sum, to ? to + (d - begin) * PANEL : NULL);
+    UNROLL for (int i = 0; i < group_bytes(format); i += 64) __builtin_prefetch(at.group + AHEAD + i);
+    use_group(format, 0, 0, COLUMNS, at, NULL, 0, NULL, to + (d - begin) * PANEL);
   }
 }
 
@@ -57,29 +75,20 @@ typedef void Widen(const uint8_t *panel, int64_t begin, int64_t end, float *to);
 
 #define DIRECT_OF(F, M)                                                                                               \
   static void direct##F##x##M(const uint8_t *panel, int64_t depth, const float *x, float *y, int64_t stride) {        \
-    vec sum[M][COLUMNS];                                                                                              \
-    UNROLL for (int r = 0; r < M; r++) UNROLL for (int c = 0; c < COLUMNS; c++) sum[r][c] = (vec){0};                 \
-    use_groups(F, M, panel, 0, depth, x, depth, sum, NULL);                                                           \
-    UNROLL for (int r = 0; r < M; r++) UNROLL for (int c = 0; c < COLUMNS; c++)                                       \
-        *(vec *)(y + r * stride + c * WIDTH) = sum[r][c];                                                             \
+    use_panel(F, M, panel, depth, x, y, stride);                                                                      \
   }
 #define WIDEN_OF(F)                                                                                                   \
   static void widen##F(const uint8_t *panel, int64_t begin, int64_t end, float *to) {                                 \
-    use_groups(F, 0, panel, begin, end, NULL, 0, NULL, to);                                                           \
+    widen_rows(F, panel, begin, end, to);                                                                             \
   }
 #define EACH_FORMAT(X) X(F32) X(BF16) X(F16) X(I8) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q4_K) X(Q5_K) X(Q6_K)
 
-#if WIDTH == 16
 #define KERNELS(F)                                                                                                    \
   DIRECT_OF(F, 1) DIRECT_OF(F, 2) DIRECT_OF(F, 3) DIRECT_OF(F, 4) DIRECT_OF(F, 5) DIRECT_OF(F, 6) DIRECT_OF(F, 7)     \
   DIRECT_OF(F, 8) WIDEN_OF(F)
 #define ROW(F)                                                                                                        \
   {direct##F##x1, direct##F##x2, direct##F##x3, direct##F##x4,                                                        \
    direct##F##x5, direct##F##x6, direct##F##x7, direct##F##x8},
-#else
-#define KERNELS(F) DIRECT_OF(F, 1) DIRECT_OF(F, 2) DIRECT_OF(F, 3) DIRECT_OF(F, 4) DIRECT_OF(F, 5) WIDEN_OF(F)
-#define ROW(F) {direct##F##x1, direct##F##x2, direct##F##x3, direct##F##x4, direct##F##x5},
-#endif
 #define WIDEN(F) widen##F,
 EACH_FORMAT(KERNELS)
 static Direct *const direct[FORMATS][DIRECT] = {EACH_FORMAT(ROW)};
@@ -112,8 +121,8 @@ TILE(5, 1) TILE(6, 1)
 static Tile *const tiles[] = {NULL, NULL, tile2x2, tile3x2, NULL, tile5x1, tile6x1};
 #endif
 
-/* Rows of the next tile when `left` rows are left, more than DIRECT at first. With ROWS of 14 tiles are about equal. With
-   ROWS of 6 they have 6, 5, 3 or 2: with AVX2 a tile of 4 takes as long as one of 5. */
+/* Rows of the next tile when `left` rows are left, more than are used directly at first. With ROWS of 14 tiles are about
+   equal. With ROWS of 6 they have 6, 5, 3 or 2: with AVX2 a tile of 4 takes as long as one of 5. */
 static int64_t tile_rows(int64_t left) {
   if (ROWS == 14) return left / ((left + ROWS - 1) / ROWS);
   static const int8_t rows[] = {[2] = 2, [3] = 3, [5] = 5, 6, 5, 5, 6, 5, 6, 6};
@@ -123,7 +132,7 @@ static int64_t tile_rows(int64_t left) {
 /* y [rows, 32], `stride` floats apart. */
 static void product(const uint8_t *panel, int format, const float *x, int64_t rows, int64_t depth, float *y,
                     int64_t stride) {
-  if (rows <= DIRECT) {
+  if (rows <= (format == F32 ? DIRECT_F32 : DIRECT)) {
     direct[format][rows - 1](panel, depth, x, y, stride);
     return;
   }

@@ -106,7 +106,7 @@ INLINE int has_minimum(int format) { return format == Q4_1 || format == Q5_1 || 
 
 /* Scales and minima of `count` vectors of a group's columns, from vector `begin` on; for Q6_K scales of its rows from
    16 * `half` on. */
-INLINE void read_scales(const int format, Place at, int half, const int begin, const int count, Scales *to) {
+INLINE void read_scales(const int format, Place at, int half, int begin, const int count, Scales *to) {
   UNROLL for (int c = 0; c < count; c++) {
     const int first = (begin + c) * WIDTH;
     if (format == I8) to->scale[c] = *(const vec *)(at.panel + 4 * first);
@@ -121,10 +121,15 @@ INLINE void read_scales(const int format, Place at, int half, const int begin, c
   }
 }
 
-/* `use_group` for `count` vectors of its columns, from vector `begin` on, in formats of codes and float16. */
-INLINE void use_strip(const int format, const int rows, const int begin, const int count, Place at, const float *x,
+/* A pointer to the same memory, of which the compiler does not know that. So it reads the memory again, where it would
+   keep what it has read in a register and save another to the stack. */
+#define READ_AGAIN(pointer, memory) __asm__("" : "+r"(pointer) : "m"(memory))
+
+/* `use_group` in formats of codes and float16. */
+INLINE void use_codes(const int format, const int rows, int begin, const int count, Place at, const float *x,
                       int64_t stride, vec (*sum)[COLUMNS], float *to) {
-  const int zero = zero_code(format);
+  /* narrow: sums take many of 16 registers. shared: the strip's columns take turns with each value of x. */
+  const int zero = zero_code(format), narrow = WIDTH != 16 && rows, shared = narrow && rows > 2;
   const int per_word = GROUP * 4 * PANEL / code_bytes(format), words = GROUP / per_word;
   Scales s = {0};
   ints bits[COLUMNS] = {0};
@@ -140,12 +145,14 @@ INLINE void use_strip(const int format, const int rows, const int begin, const i
     }
     UNROLL for (int j = 0; j < per_word; j++) {
       const int row = i * per_word + j, low = 16 * (j % 2) + j / 2 * (32 / per_word);
+      vec weight[COLUMNS];
       UNROLL for (int c = 0; c < count; c++) {
         const int first = (begin + c) * WIDTH;
-        ints w = *(const ints *)(word + 4 * first);
-        vec weight;
+        const uint8_t *codes = word;
+        if (narrow && count != 2) READ_AGAIN(codes, *codes);
+        ints w = *(const ints *)(codes + 4 * first);
         if (format == F16) { /* rows of 32 columns, not words */
-          weight = from_float16(word + 2 * (PANEL * j + first));
+          weight[c] = from_float16(word + 2 * (PANEL * j + first));
         } else {
           vec code;
           if (format == I8 || format == Q8_0) {
@@ -161,23 +168,27 @@ INLINE void use_strip(const int format, const int rows, const int begin, const i
           } else {
             code = from_nibbles(w >> low, zero);
           }
-          weight = code * s.scale[c];
-          if (has_minimum(format)) weight += s.minimum[c];
+          const vec *minimum = s.minimum;
+          if (narrow && count == 2 && rows == 4) READ_AGAIN(minimum, s.minimum);
+          weight[c] = code * s.scale[c];
+          if (has_minimum(format)) weight[c] += minimum[c];
         }
-        if (to) *(vec *)(to + row * PANEL + first) = weight;
-        UNROLL for (int r = 0; r < rows; r++) sum[r][begin + c] += weight * x[r * stride + row];
+        if (to) *(vec *)(to + row * PANEL + first) = weight[c];
+        if (!shared) UNROLL for (int r = 0; r < rows; r++) sum[r][c] += weight[c] * x[r * stride + row];
       }
+      if (shared) UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < count; c++)
+          sum[r][c] += weight[c] * x[r * stride + row];
     }
   }
 }
 
 /* `use_group` in float32 and bfloat16, which need no scales. */
-INLINE void use_floats(const int format, const int rows, Place at, const float *x, int64_t stride,
-                       vec (*sum)[COLUMNS], float *to) {
+INLINE void use_floats(const int format, const int rows, int begin, const int count, Place at, const float *x,
+                       int64_t stride, vec (*sum)[COLUMNS], float *to) {
   const int per_word = format == F32 ? 1 : 2;
   for (int i = 0; i < GROUP / per_word; i++)
-    UNROLL for (int j = 0; j < per_word; j++) UNROLL for (int c = 0; c < COLUMNS; c++) {
-      const int row = i * per_word + j, first = c * WIDTH;
+    UNROLL for (int j = 0; j < per_word; j++) UNROLL for (int c = 0; c < count; c++) {
+      const int row = i * per_word + j, first = (begin + c) * WIDTH;
       ints word = *(const ints *)(at.codes + 4 * (PANEL * i + first));
       if (format == BF16 && j)
         word &= (int32_t)0xffff0000;
@@ -188,26 +199,28 @@ INLINE void use_floats(const int format, const int rows, Place at, const float *
     }
 }
 
-/* Widens a group to float32 and uses each weight: written to `to` [32, 32] if given, and multiplied with row r of x,
-   x[r * stride + row], added to sum[r] for r < rows. Call with constant `format` and `rows`. */
-INLINE void use_group(const int format, const int rows, Place at, const float *x, int64_t stride,
-                      vec (*sum)[COLUMNS], float *to) {
-  /* AVX2 has 16 registers. For all columns they hold scales and minima, or scales and the sums of one row; for two
-     vectors of columns also the sums of three rows, for one those of more. Not measured with SSE2 and NEON. `begin` and
-     `count` are literals, because gcc keeps less in registers after a loop over the strips. */
-  const int half = COLUMNS / 2, quarter = COLUMNS / 4;
+/* Vectors of columns for `use_group`. AVX2 has 16 registers. A sum takes one addition after another, four cycles each, so
+   eight sums at a time are wanted at least; but scales and minima of all columns leave no room for them. Few rows of
+   float32 and bfloat16, which have no scales, wait for memory, which is read best in order. Not measured with SSE2 and
+   NEON. */
+INLINE int strip_of(int format, int rows) {
+  if (WIDTH == 16 || rows <= 2 || (format == F32 && rows <= 5) || (format == BF16 && rows <= 4)) return COLUMNS;
+  return rows <= 4 || (rows == 5 && !has_minimum(format)) ? COLUMNS / 2 : COLUMNS / 4;
+}
+
+/* Widens `count` vectors of a group's columns to float32, from vector `begin` on, and uses each weight: written to `to`
+   [32, 32] if given, and multiplied with row r of x, x[r * stride + row], added to sum[r] for r < rows. Call with constant
+   `format`, `rows` and `count` = `strip_of` them. */
+INLINE void use_group(const int format, const int rows, int begin, const int count, Place at, const float *x,
+                      int64_t stride, vec (*sum)[COLUMNS], float *to) {
+  const int half = COLUMNS / 2;
   if (format == F32 || format == BF16) {
-    use_floats(format, rows, at, x, stride, sum, to);
-  } else if (WIDTH == 16 || rows == 0 || (rows == 1 && !has_minimum(format))) {
-    use_strip(format, rows, 0, COLUMNS, at, x, stride, sum, to);
-  } else if (rows <= 3) {
-    use_strip(format, rows, 0, half, at, x, stride, sum, to);
-    use_strip(format, rows, half, half, at, x, stride, sum, to);
+    use_floats(format, rows, begin, count, at, x, stride, sum, to);
+  } else if (WIDTH != 16 && rows == 2) { /* two strips, each for all groups, take 1.06 times as long */
+    use_codes(format, rows, 0, half, at, x, stride, sum, to);
+    use_codes(format, rows, half, half, at, x, stride, (vec(*)[COLUMNS]) & sum[0][half], to);
   } else {
-    use_strip(format, rows, 0, quarter, at, x, stride, sum, to);
-    use_strip(format, rows, quarter, quarter, at, x, stride, sum, to);
-    use_strip(format, rows, half, quarter, at, x, stride, sum, to);
-    use_strip(format, rows, half + quarter, quarter, at, x, stride, sum, to);
+    use_codes(format, rows, begin, count, at, x, stride, sum, to);
   }
 }
 
