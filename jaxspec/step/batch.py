@@ -50,7 +50,7 @@ class BatchShape:
             slot=(t, False), tree=(t, False),
             first=(r, False), nodes=(r, False), committed=(r, False), after=(r, False),
             table=((self.trees, self.pages), False),
-            logit_node=(c, False), following=(c, False), mode=((4,), False), mask_row=(c, False),
+            logit_node=(c, False), following=(c, False), mode=((5,), False), mask_row=(c, False),
             temperature=(c, True), top_p=(c, True), min_p=(c, True), top_k=(c, False), seed=((self.rows, 2), False),
             presence=(c, True), frequency=(c, True), repetition=(c, True), penalty_row=(c, False),
             written=(w, False), written_tree=(w, False), written_base=(w, False), place=(t if w[0] else w, False),
@@ -99,7 +99,8 @@ class Batch(NamedTuple):
     table: Int32[AnyArray, "R M"]  # pages of the request, in order
     logit_node: Int32[AnyArray, " C"]  # node of each logit row
     following: Int32[AnyArray, " C"]  # known token after it, for prompt log-probabilities
-    mode: Int32[AnyArray, " 4"]  # SAMPLING: 0 argmax, 1 sampled, 2 sampled with filters; PENALTY, LOGPROBS, MASK: 0/1
+    # SAMPLING: 0 argmax, 1 sampled, 2 sampled with filters; PENALTY, LOGPROBS, MASK: 0/1; ROWS: logit rows in use
+    mode: Int32[AnyArray, " 5"]
     mask_row: Int32[AnyArray, " C"]  # row of the step's masks, 0: all tokens are allowed
     temperature: Float32[AnyArray, " C"]
     top_p: Float32[AnyArray, " C"]
@@ -131,6 +132,16 @@ class Batch(NamedTuple):
             out[name] = jax.lax.bitcast_convert_type(value, jnp.float32) if is_float else value
         return cls(**out)
 
+    def with_rows(self, count: int) -> Batch:
+        """The batch with its first `count` logit rows only."""
+        return self._replace(**{name: getattr(self, name)[:count] for name in _OF_ROWS})
+
+
+_OF_ROWS = (
+    "logit_node", "following", "mask_row", "temperature", "top_p", "min_p", "top_k", "seed", "presence", "frequency",
+    "repetition", "penalty_row", "children", "drawn_from",
+)  # fmt: skip
+
 
 class BatchBuffers:
     """Reused host buffers, filled with padding values each time they are taken.
@@ -156,6 +167,7 @@ def _padding(shape: BatchShape) -> np.ndarray:
     buffer, batch = _views(np.zeros(shape.size, np.int32), shape)
     batch.subtree[:] = 1
     batch.known[:] = 1
+    batch.mode[4] = shape.rows  # so that the time of an empty step is that of a full one
     batch.slot[:] = batch.after[:] = -1
     batch.tree[:] = shape.trees
     batch.top_p[:] = 1

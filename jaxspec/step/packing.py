@@ -162,6 +162,7 @@ def pack(
     first, first_row = np.cumsum(sizes) - sizes, np.cumsum(row_counts, dtype=np.int32) - row_counts
     if trees:
         batch.first[:count], batch.nodes[:count] = first, sizes
+        batch.mode[4] = rows
         batch.committed[:count], batch.after[:count] = [t.committed for t in trees], [t.after for t in trees]
         for row, tree in zip(batch.table, trees, strict=False):
             row[: len(tree.pages)] = tree.pages

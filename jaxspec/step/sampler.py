@@ -22,7 +22,7 @@ from jaxspec.step.masks import forbid
 from jaxspec.step.penalties import PenaltyTable, penalise
 from jaxspec.step.rejection import DraftDistributions, verify
 
-SAMPLING, PENALTY, LOGPROBS, MASK = 0, 1, 2, 3  # indices into Batch.mode
+SAMPLING, PENALTY, LOGPROBS, MASK, ROWS = 0, 1, 2, 3, 4  # indices into Batch.mode
 ARGMAX, SAMPLED, FILTERED = 0, 1, 2  # values of Batch.mode[SAMPLING]
 #: Values whose maximum is taken at a time.
 _BLOCK = 128

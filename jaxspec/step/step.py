@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Int32, UInt32
 
 from jaxspec.models.decoder import Decoder
@@ -19,10 +19,11 @@ from jaxspec.step.kv_int8 import AnyKVCache
 from jaxspec.step.layers import Layers
 from jaxspec.step.penalties import PenaltyTable
 from jaxspec.step.rejection import DraftDistributions
-from jaxspec.step.sampler import Logprobs, sample
+from jaxspec.step.sampler import ROWS, Logprobs, sample
 from jaxspec.step.tree import accept, ancestors
 
 M = TypeVar("M", bound=nnx.Module)
+T = TypeVar("T")
 
 Masks = UInt32[Array, "C+1 words"]
 
@@ -71,8 +72,21 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, lay
         mask = ancestors(batch.subtree)
         taps = tapped_layers(model.config) if kv_cache.features.shape[0] else ()
         x, new, tapped = layers.run(model, model.embed(batch.token, batch.position), kv_cache, batch, mask, taps=taps)
-        logits = model.logits(model.finish(x).at[batch.logit_node].get(mode="clip"))
-        sampled, logprobs = sample(logits, batch, penalty_table, drawn, mask, masks)
+        final = model.finish(x)
+
+        def decide(batch: Batch, masks: Masks | None) -> tuple[jax.Array, Logprobs]:
+            logits = model.logits(final.at[batch.logit_node].get(mode="clip"))
+            return sample(logits, batch, penalty_table, drawn, mask, masks)
+
+        few = layers.few_rows
+        if 0 < few < shape.rows:
+            sampled, logprobs = lax.cond(
+                batch.mode[ROWS] > few,
+                lambda: decide(batch, masks),
+                lambda: _padded(decide(batch.with_rows(few), None if masks is None else masks[: few + 1]), shape.rows),
+            )
+        else:
+            sampled, logprobs = decide(batch, masks)
         accepted = accept(batch.token, batch.known, batch.parent_row, sampled, mask)
         kv_cache = layers.commit(kv_cache, new, batch, accepted, x)
         if taps:
@@ -83,3 +97,8 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, lay
         return kv_cache, StepResult(decision, logprobs, given)
 
     return step
+
+
+def _padded(rows: T, count: int) -> T:
+    """Arrays of results of logit rows, with zeros up to `count` rows."""
+    return jax.tree.map(lambda a: jnp.pad(a, [(0, count - len(a)), *[(0, 0)] * (a.ndim - 1)]), rows)

@@ -37,6 +37,7 @@ class XlaLayers:
 
     name = "xla"
     sizes: StepSizes = CPU
+    few_rows = 0
 
     def __init__(self, parallel: TensorParallel | None = None) -> None:
         """`parallel`: the devices that the layers are split over; None: one device."""
