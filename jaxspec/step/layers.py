@@ -29,7 +29,7 @@ class Layers(Protocol):
     sizes: StepSizes
     #: The devices that models are split over; None: one device.
     parallel: TensorParallel | None
-    #: Logit rows for which head and sampling are compiled once more, for steps with few; 0: they always take all rows.
+    #: Logit rows for which the head and `sample_plain` are compiled too, for steps with few; 0: steps take all rows.
     few_rows: int
 
     @property

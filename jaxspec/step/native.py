@@ -38,8 +38,8 @@ class NativeLayers:
     name = "native"
     sizes = CPU
     parallel: TensorParallel | None = None
-    #: A step with a prompt has room for 64 rows and seldom needs more than one or two. Results do not depend on how many
-    #: the kernels compute.
+    #: A step with a prompt has room for 64 rows and seldom needs more than one or two. Tokens do not depend on how many
+    #: rows the kernels compute.
     few_rows = 8
 
     @property

@@ -65,14 +65,33 @@ def sample(
         ],
         choices,
     )
-    count = logits.shape[0]
-    nothing = Logprobs(
+    nothing = _no_logprobs(len(logits))
+    return sampled, lax.cond(batch.mode[LOGPROBS] > 0, lambda: _logprobs(logits, sampled, batch), lambda: nothing)
+
+
+def is_plain(mode: Int32[Array, " 5"]) -> Bool[Array, ""]:
+    """Whether `sample_plain` suffices for a batch."""
+    return (mode[SAMPLING] < FILTERED) & (mode[PENALTY] + mode[LOGPROBS] + mode[MASK] == 0)
+
+
+def sample_plain(
+    logits: Float32[Array, "C V"], batch: Batch, drawn: DraftDistributions, rows: int
+) -> tuple[Int32[Array, " {rows}"], Logprobs]:
+    """`sample` without filters, penalties, masks and log-probabilities, which take long to compile. Results are padded
+    to `rows` rows."""
+    sampled = lax.cond(
+        batch.mode[SAMPLING] > ARGMAX, lambda x: _sample(x, batch, drawn, filtered=False), argmax, logits
+    )
+    return jnp.pad(sampled, (0, rows - len(sampled))), _no_logprobs(rows)
+
+
+def _no_logprobs(count: int) -> Logprobs:
+    return Logprobs(
         jnp.zeros(count),
         jnp.zeros((count, MAX_LOGPROBS), jnp.int32),
         jnp.zeros((count, MAX_LOGPROBS)),
         jnp.zeros(count),
     )
-    return sampled, lax.cond(batch.mode[LOGPROBS] > 0, lambda: _logprobs(logits, sampled, batch), lambda: nothing)
 
 
 def _logprobs(logits: Float32[Array, "C V"], sampled: Int32[Array, " C"], batch: Batch) -> Logprobs:

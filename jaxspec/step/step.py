@@ -19,11 +19,10 @@ from jaxspec.step.kv_int8 import AnyKVCache
 from jaxspec.step.layers import Layers
 from jaxspec.step.penalties import PenaltyTable
 from jaxspec.step.rejection import DraftDistributions
-from jaxspec.step.sampler import ROWS, Logprobs, sample
+from jaxspec.step.sampler import ROWS, Logprobs, is_plain, sample, sample_plain
 from jaxspec.step.tree import accept, ancestors
 
 M = TypeVar("M", bound=nnx.Module)
-T = TypeVar("T")
 
 Masks = UInt32[Array, "C+1 words"]
 
@@ -74,19 +73,21 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, lay
         x, new, tapped = layers.run(model, model.embed(batch.token, batch.position), kv_cache, batch, mask, taps=taps)
         final = model.finish(x)
 
-        def decide(batch: Batch, masks: Masks | None) -> tuple[jax.Array, Logprobs]:
-            logits = model.logits(final.at[batch.logit_node].get(mode="clip"))
-            return sample(logits, batch, penalty_table, drawn, mask, masks)
+        def logits_of(batch: Batch) -> jax.Array:
+            return model.logits(final.at[batch.logit_node].get(mode="clip"))
 
-        few = layers.few_rows
-        if 0 < few < shape.rows:
-            sampled, logprobs = lax.cond(
-                batch.mode[ROWS] > few,
-                lambda: decide(batch, masks),
-                lambda: _padded(decide(batch.with_rows(few), None if masks is None else masks[: few + 1]), shape.rows),
-            )
+        def decide() -> tuple[jax.Array, Logprobs]:
+            return sample(logits_of(batch), batch, penalty_table, drawn, mask, masks)
+
+        def decide_few() -> tuple[jax.Array, Logprobs]:
+            few = batch.with_rows(layers.few_rows)
+            return sample_plain(logits_of(few), few, drawn, shape.rows)
+
+        if 0 < layers.few_rows < shape.rows:
+            suffice = (batch.mode[ROWS] <= layers.few_rows) & is_plain(batch.mode)
+            sampled, logprobs = lax.cond(suffice, decide_few, decide)
         else:
-            sampled, logprobs = decide(batch, masks)
+            sampled, logprobs = decide()
         accepted = accept(batch.token, batch.known, batch.parent_row, sampled, mask)
         kv_cache = layers.commit(kv_cache, new, batch, accepted, x)
         if taps:
@@ -97,8 +98,3 @@ def make_step(graph: nnx.GraphDef[Decoder], treedef: Any, shape: BatchShape, lay
         return kv_cache, StepResult(decision, logprobs, given)
 
     return step
-
-
-def _padded(rows: T, count: int) -> T:
-    """Arrays of results of logit rows, with zeros up to `count` rows."""
-    return jax.tree.map(lambda a: jnp.pad(a, [(0, count - len(a)), *[(0, 0)] * (a.ndim - 1)]), rows)
