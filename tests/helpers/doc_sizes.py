@@ -183,6 +183,9 @@ CHECKED = {
     "docker": "it needs Docker",
     "make bench-peers": "it downloads and compiles other engines",
     "jaxspec.bench peers --peers llama.cpp vllm --json peers.json": "it needs other engines",
+    "jaxspec.bench peers --peers llama.cpp vllm --scenarios decode-1 decode-16 prefill-1024 loaded --json peers.json": (
+        "it needs other engines"
+    ),
     "jaxspec.bench peers --peers vllm --scenarios decode-1 decode-16 prefill-1024 --json bf16.json": "it needs vLLM",
     "pip install": "it changes what the tests run in",
     "pre-commit install": "it changes the checkout's hooks",
