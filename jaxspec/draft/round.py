@@ -34,15 +34,24 @@ class Staged(NamedTuple):
     origin: jax.Array | np.ndarray  # [T] int32: the row with the feature before each node; S if there is none
 
 
+class Drafted(NamedTuple):
+    """Results of a round. `chains`: the first nodes of all levels, for a step that is launched before the host has read
+    them; None in programs that follow no step under way."""
+
+    out: jax.Array  # [3, R, depth, W] int32 as `_Tree.out`
+    chains: Chains | None
+
+
 #: The target's feature pool `[pages, page_size, TAPS * hidden]`, or rows copied from it.
 Features = jax.Array | Staged
-#: (weights, pool and drawn [donated], features, buffer, levels, before) -> (pool, drawn, `[3, R, depth, W]` int32 as
-#: `_Tree.out`, chains). `before`: the new tokens of the step under way. The chains are the first nodes of all levels,
-#: for a step that is launched before the host has read them. Both are None in programs that follow no step under way.
+#: (weights, pool and drawn [donated], features, buffer, levels, before) -> (pool, drawn, result). `before`: the new
+#: tokens of the step under way; None in programs that follow none.
 Round = Callable[
     [tuple[jax.Array, ...], KVCache, DraftDistributions, Features, jax.Array, jax.Array, NewTokens | None],
-    tuple[KVCache, DraftDistributions, jax.Array, Chains | None],
+    tuple[KVCache, DraftDistributions, Drafted],
 ]
+#: Arguments of a round that the host sends.
+MOVING = 4, 5, 6
 
 
 class _Tree(NamedTuple):
@@ -72,7 +81,7 @@ def make_round(
     def one_round(
         leaves: tuple[jax.Array, ...], kv_cache: KVCache, drawn: DraftDistributions, features: Features,
         buffer: jax.Array, levels: jax.Array, before: NewTokens | None = None,
-    ) -> tuple[KVCache, DraftDistributions, jax.Array, Chains | None]:  # fmt: skip
+    ) -> tuple[KVCache, DraftDistributions, Drafted]:  # fmt: skip
         model = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
         batch = Batch.unpack(buffer, shape)
         batch = batch if before is None else catch_up(batch, before)
@@ -84,7 +93,7 @@ def make_round(
         output = model.finish(x).at[batch.logit_node].get(mode="clip")  # [R, hidden]
         kv_cache, drawn, out = _grow(model, kv_cache, drawn, batch, output, layers, growth, depth, levels)
         chains = None if before is None else jnp.pad(out[0, :, :, 0], ((0, len(before.length) - shape.trees), (0, 0)))
-        return kv_cache, drawn, out, chains
+        return kv_cache, drawn, Drafted(out, chains)
 
     return one_round
 

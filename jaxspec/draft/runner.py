@@ -14,11 +14,12 @@ import numpy as np
 
 from jaxspec.compilation import compile_ahead
 from jaxspec.draft.growth import Beam, Growth
-from jaxspec.draft.round import Staged, make_round
+from jaxspec.draft.round import MOVING, Drafted, Staged, make_round
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.load.weights import Weights, of_target
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.policy import DEPTH
+from jaxspec.step.addresses import Build, Executable
 from jaxspec.step.ahead import Chains, NewTokens
 from jaxspec.step.batch import BatchBuffers, BatchShape
 from jaxspec.step.kv_cache import KVCache, emptied
@@ -28,7 +29,7 @@ from jaxspec.step.profiles import NOT_KEPT, ProfileStore
 from jaxspec.step.programs import Programs
 from jaxspec.step.rejection import DraftDistributions
 from jaxspec.step.step import split
-from jaxspec.step.tensor_parallel import bytes_on_devices, over_devices
+from jaxspec.step.tensor_parallel import bytes_on_devices
 from jaxspec.step.warmup import CompileJob
 
 #: A `jax.Device`, which type checkers take for a variable.
@@ -39,6 +40,8 @@ BEAMS = Beam(1), Beam(4)
 _TIMED = (1, 3)
 #: Uncached tokens that the first small round to be compiled has room for.
 _FEW = 8
+#: Rounds of a program that may have started before the results of the first are read.
+_UNREAD = 4
 
 
 def round_buckets(
@@ -126,6 +129,9 @@ class DraftRunner:
 
     def reset(self) -> None:
         """Empty its KV pool, which a failed round may have lost."""
+        for of_shape in self._rounds.values():
+            for program in of_shape.values():
+                program.reset()
         with jax.default_device(self._device) if self.own_device else nullcontext():
             self.kv_cache = emptied(self.kv_cache)
             if self.own_device:
@@ -160,16 +166,16 @@ class DraftRunner:
             (needed if shape in (few, self.shapes[-1]) else more).append(job)
         return needed, more
 
-    def _compile_rounds(self, shape: BatchShape) -> dict[int, jax.stages.Compiled]:
+    def _compile_rounds(self, shape: BatchShape) -> dict[int, Executable]:
         """The compiled rounds of one shape, by tree width."""
         buffer, levels = jax.ShapeDtypeStruct((shape.size,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
         features, before = self._features(shape, ()), self._nothing_before
         arguments = self._leaves, self.kv_cache, self._shared.drawn, features, buffer, levels, before
-        programs: dict[int, jax.stages.Compiled] = {}
+        programs: dict[int, Executable] = {}
         for width, growth in self._growths.items():
             one = make_round(self._graph, self._treedef, shape, self._layers, growth, DEPTH)
-            one = over_devices(self._layers.parallel, one, arguments, 4)
-            programs[width] = compile_ahead(one, *arguments, donate=(1, 2))
+            build = Build.of(self._layers, one, arguments, 3, donate=[1, 2], moving=MOVING)
+            programs[width] = Executable(self._layers, build, _UNREAD, device=self._device)
         return programs
 
     def _compile_fetch(self) -> None:
@@ -207,18 +213,18 @@ class DraftRunner:
 
     def _run_empty(self, shape: BatchShape, width: int, levels: int) -> None:
         packed = pack([], [shape], self._buffers, self.page_size)
-        jax.block_until_ready(self._run(packed.buffer, shape, width, levels)[0])
+        jax.block_until_ready(self._run(packed.buffer, shape, width, levels).out)
 
     def _run(
         self, buffer: np.ndarray, shape: BatchShape, width: int, levels: int, staged: Sequence[range] = (),
         before: NewTokens | None = None,
-    ) -> tuple[jax.Array, Chains | None]:  # fmt: skip
+    ) -> Drafted:  # fmt: skip
         shared, features = self._shared, self._features(shape, staged)
-        self.kv_cache, shared.drawn, out, first = self._rounds[shape][width](
+        self.kv_cache, shared.drawn, drafted = self._rounds[shape][width](
             self._leaves, self.kv_cache, shared.drawn, features, buffer, np.int32(levels),
             self._nothing_before if before is None else before,
         )  # fmt: skip
-        return out, first
+        return drafted
 
     def start(
         self, chains: Sequence[Tree], levels: int, width: int, staged: Sequence[range] = ()
@@ -232,8 +238,8 @@ class DraftRunner:
         """
         width = next(w for w in self.widths if w >= min(width, self.widths[-1]))
         packed = pack(chains, self._rounds.ready, self._buffers, self.page_size)
-        out, _ = self._run(packed.buffer, packed.shape, width, levels, staged)
-        return lambda: self._read(out, len(chains), levels, width)
+        drafted = self._run(packed.buffer, packed.shape, width, levels, staged)
+        return lambda: self._read(drafted.out, len(chains), levels, width)
 
     def start_ahead(
         self, chains: Sequence[Tree], levels: int, before: NewTokens | None
@@ -245,10 +251,10 @@ class DraftRunner:
         """
         width = self.widths[0]
         packed = pack(chains, self._rounds.ready, self._buffers, self.page_size)
-        out, first = self._run(packed.buffer, packed.shape, width, levels, before=before)
+        drafted = self._run(packed.buffer, packed.shape, width, levels, before=before)
         if jax.default_backend() != "cpu":  # there it takes 0.2 ms and copies nothing
-            out.copy_to_host_async()
-        return first, lambda: self._read(out, len(chains), levels, width)
+            drafted.out.copy_to_host_async()
+        return drafted.chains, lambda: self._read(drafted.out, len(chains), levels, width)
 
     def _read(self, out: jax.Array, count: int, levels: int, width: int) -> list[Candidates]:
         if levels == 0:

@@ -27,6 +27,7 @@ class GpuLayers(XlaLayers):
 
     name = "gpu"
     sizes = GPU
+    steady = True
 
     def __init__(self, interpret: bool = False, parallel: TensorParallel | None = None) -> None:
         super().__init__(parallel)

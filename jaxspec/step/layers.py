@@ -31,6 +31,8 @@ class Layers(Protocol):
     parallel: TensorParallel | None
     #: Logit rows for which the head and `sample_plain` are compiled too, for steps with few; 0: steps take all rows.
     few_rows: int
+    #: Whether programs keep their arrays where they are (`jaxspec.step.addresses`).
+    steady: bool
 
     @property
     def version(self) -> str:

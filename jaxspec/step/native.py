@@ -41,6 +41,7 @@ class NativeLayers:
     #: A step with a prompt has room for 64 rows and seldom needs more than one or two. Tokens do not depend on how many
     #: rows the kernels compute.
     few_rows = 8
+    steady = False
 
     @property
     def version(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -40,6 +40,10 @@ class Programs(Generic[P]):
 
     def __getitem__(self, shape: BatchShape) -> P:
         return self._programs[shape]
+
+    def values(self) -> Iterable[P]:
+        """All compiled programs."""
+        return self._programs.values()
 
     def job(self, name: str, shape: BatchShape) -> CompileJob:
         """The job that compiles a shape's program. `name` is for progress and logs."""

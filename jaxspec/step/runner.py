@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.compilation import compile_ahead, compile_counter, use_cache
+from jaxspec.compilation import compile_counter, use_cache
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.kernels import cpu
 from jaxspec.kernels.build import KernelsUnavailable
@@ -20,6 +20,7 @@ from jaxspec.models.load.weights import Weights
 from jaxspec.sched.spec.micro_batches import MAX_MICRO_BATCHES
 from jaxspec.sched.spec.trees.policy import DEPTH
 from jaxspec.sched.timing import StepTimes, between
+from jaxspec.step.addresses import Build, Executable
 from jaxspec.step.ahead import NewTokens
 from jaxspec.step.batch import BatchBuffers, BatchShape
 from jaxspec.step.buckets import needed_first, step_buckets
@@ -34,8 +35,8 @@ from jaxspec.step.profiles import NOT_KEPT, ProfileStore
 from jaxspec.step.programs import Programs
 from jaxspec.step.rejection import DraftDistributions
 from jaxspec.step.sampler import Logprobs
-from jaxspec.step.step import StepResult, make_step, split
-from jaxspec.step.tensor_parallel import bytes_on_devices, copied, over_devices, parallel_over
+from jaxspec.step.step import MOVING, StepResult, make_step, split
+from jaxspec.step.tensor_parallel import bytes_on_devices, copied, parallel_over
 from jaxspec.step.warmup import WarmUp
 from jaxspec.step.xla import XlaLayers
 
@@ -111,7 +112,7 @@ class ModelRunner:
         micro_batches = config.micro_batches or (MAX_MICRO_BATCHES if config.draft_devices else 1)
         self._one_graph = one_graph
         self._async_copies = jax.default_backend() != "cpu"  # there it takes 0.2 ms and copies nothing
-        under_way = micro_batches + 1  # with the step before
+        self._under_way = under_way = micro_batches + 1  # with the step before
         self._buffers = BatchBuffers(self.shapes, under_way + 1)
         self._masks = MaskBuffers(model.vocab_size, under_way + 1)
         trees = max(shape.trees for shape in self.shapes)
@@ -180,6 +181,8 @@ class ModelRunner:
         if self._open_pages:
             self._open_pages = OpenPages(self._max_num_seqs)
         self.kv_cache = emptied(self.kv_cache)
+        for program in self._steps.values():
+            program.reset()
         self.penalties.clear()
         logits, vocab = self.drawn
         self.drawn = DraftDistributions(emptied(logits), jax.device_put(self._drawn_vocab, vocab.sharding))
@@ -203,14 +206,14 @@ class ModelRunner:
             warm_up.compile_later("compiling step programs", [job], rank=0 if shape.tokens <= _SMALL else 3)
         warm_up.measure(self.profile)
 
-    def _compile_step(self, shape: BatchShape) -> jax.stages.Compiled:
+    def _compile_step(self, shape: BatchShape) -> Executable:
         step = make_step(self._graph, self._treedef, shape, self.layers)
         buffer = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
         masks = self._masks.shape(shape.rows)
         ahead = self.nothing_before, self._no_chains
         arguments = self._leaves, self.kv_cache, self.penalties.table, self.drawn, buffer, masks, *ahead
-        step = over_devices(self.layers.parallel, step, arguments, 2)
-        return compile_ahead(step, *arguments, donate=1, one_graph=self._one_graph)
+        build = Build.of(self.layers, step, arguments, 2, donate=[1], moving=MOVING)
+        return Executable(self.layers, build, self._under_way, self._one_graph)
 
     def _title(self, shape: BatchShape) -> str:
         """Unique name of a shape's program: its number of tokens, and its pages if they are not the most."""

@@ -30,6 +30,8 @@ Masks = UInt32[Array, "C+1 words"]
 #: cache, result). Without `masks`, the program has no token masks; without `before` and `chains`, the host knows all
 #: tokens.
 Step = Callable[..., tuple[AnyKVCache, "StepResult"]]
+#: Arguments of a step that the host sends, or that another program returned.
+MOVING = 4, 6, 7
 
 
 class StepResult(NamedTuple):

@@ -38,6 +38,7 @@ class XlaLayers:
     name = "xla"
     sizes: StepSizes = CPU
     few_rows = 0
+    steady = False
 
     def __init__(self, parallel: TensorParallel | None = None) -> None:
         """`parallel`: the devices that the layers are split over; None: one device."""

@@ -18,6 +18,7 @@ from helpers.patience import PATIENCE
 from helpers.tiny_drafters import conditioned, perfect
 from jaxspec import LLM, SamplingParams
 from jaxspec.draft import registry as drafters
+from jaxspec.draft.round import Drafted
 from jaxspec.draft.runner import DraftRunner
 from jaxspec.engine.metrics import Counters, StepTimer
 from jaxspec.errors import EngineDead
@@ -299,7 +300,7 @@ def test_a_round_that_fails_on_the_device_is_the_drafters_fault() -> None:
 
     def failing(*args: Any, **more: Any) -> Any:
         out = run(*args, **more)
-        return tuple(map(poisoned, out)) if fails else out
+        return Drafted(*map(poisoned, out)) if fails else out
 
     with pytest.MonkeyPatch.context() as patch, tiny.llm(**COMMON | AHEAD, async_scheduling=True) as llm:
         patch.setattr(DraftRunner, "_run", failing)

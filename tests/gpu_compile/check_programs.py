@@ -42,7 +42,7 @@ def check(program: Compiled, layers: int, cache: AnyKVCache, bound: int) -> None
 
     `bound`: bytes of temporaries that the engine leaves free for the program.
     """
-    assert program.outside == ["kCommandBuffer"]
+    assert program.outside == ["kCommandBuffer"] and program.steady
     # On a card it would be CUB's, which no graph can hold; without one, XLA's own stands in for it.
     assert not program.sorts
     assert "kWhile" not in {thunk.kind for thunk in program.always}
@@ -106,7 +106,7 @@ def test_every_family(name: str, report: Report) -> None:
     c = decoder_config(RECORDED[name]["config"], name)
     program, shape, _, _ = compile_step("h200", c, 16)
     report(f"tiny {name}, 16 tokens", "h200", program, shape)
-    assert program.outside == ["kCommandBuffer"] and not program.sorts
+    assert program.outside == ["kCommandBuffer"] and program.steady and not program.sorts
     assert program.named("tree_attention") == program.named("merge_attention") == c.num_layers
 
 
@@ -115,7 +115,7 @@ def test_experts_are_in_the_graph_and_take_no_more_memory_than_is_left_free(toke
     c = replace(LLAMA_8B, num_layers=2, hidden_size=2048, num_heads=16, experts=Experts(16, 4, 1024))
     program, shape, _, bound = compile_step("h200", c, tokens)
     report(f"16 experts, 2 layers, {tokens} tokens", "h200", program, shape)
-    assert program.outside == ["kCommandBuffer"] and not program.sorts
+    assert program.outside == ["kCommandBuffer"] and program.steady and not program.sorts
     assert program.named("expert_products") == 2 * c.num_layers
     assert program.temporary_bytes <= bound
 
@@ -124,7 +124,7 @@ def test_a_draft_round(report: Report) -> None:
     """Levels are a loop inside the graph, whose number of turns is an argument."""
     program, shape, bound = compile_round("h200", SMOLLM2, requests=16)
     report("draft round of an EAGLE drafter, 16 requests", "h200", program, shape)
-    assert program.outside == ["kCommandBuffer"] and not program.sorts
+    assert program.outside == ["kCommandBuffer"] and program.steady and not program.sorts
     assert sum(thunk.kind == "kWhile" for thunk in program.thunks) == 1
     assert program.named("tree_attention") == 2  # catching up, and a level
     assert program.temporary_bytes <= bound <= 2 * program.temporary_bytes
@@ -136,7 +136,7 @@ def test_a_step_over_two_cards(int8: bool, report: Report) -> None:
     model = replace(LLAMA_8B, num_layers=4)
     program, shape, cache, bound = compile_step("h200", model, 64, int8=int8, cards=2)
     report(f"Llama-3.1-8B, 4 layers{', INT8 KV' * int8}, one of two cards, 64 tokens", "h200", program, shape)
-    assert program.outside == ["kCommandBuffer"] and not program.sorts
+    assert program.outside == ["kCommandBuffer"] and program.steady and not program.sorts
     assert program.named("tree_attention") == program.named("merge_attention") == 4
     assert count(program, "kAllReduce") == 8 and count(program, "kAllGather") == 2
     assert program.aliased_bytes >= pool_bytes(cache) // 2
@@ -146,6 +146,6 @@ def test_a_step_over_two_cards(int8: bool, report: Report) -> None:
 def test_a_draft_round_over_two_cards(report: Report) -> None:
     program, shape, bound = compile_round("h200", LLAMA_8B, requests=16, cards=2)
     report("draft round of an EAGLE drafter, one of two cards, 16 requests", "h200", program, shape)
-    assert program.outside == ["kCommandBuffer"] and not program.sorts
+    assert program.outside == ["kCommandBuffer"] and program.steady and not program.sorts
     assert count(program, "kAllReduce") == count(program, "kAllGather") == 4
     assert program.temporary_bytes <= bound <= 2 * program.temporary_bytes

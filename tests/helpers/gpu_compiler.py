@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from jaxspec.compilation import graph_options, lower_ahead, without_symbols
+from jaxspec.step.addresses import Build
 
 without_symbols()
 
@@ -99,6 +101,7 @@ class Compiled:
     """A compiled program: what it runs, in order, and the PTX code of its kernels."""
 
     program: jax.stages.Compiled
+    build: Build
     thunks: tuple[Thunk, ...]
     ptx: str
 
@@ -124,9 +127,28 @@ class Compiled:
     @property
     def sorts(self) -> bool:
         """Whether the program sorts anything, in any of its branches."""
+        return re.search("sort|topk", self._hlo, re.IGNORECASE) is not None
+
+    def readers(self, argument: int) -> list[int]:
+        """How many operations read each array of an argument; operations of branches and loops read what is passed on
+        to them. Arrays that the program does not need are left out."""
+        entry = self._hlo[self._hlo.index("\nENTRY") :]
+        names = re.findall(rf'%(\S+) = \S+ parameter\(.*op_name="arguments\[{argument}\]', entry)
+        return [len(re.findall(rf"%{re.escape(name)}[,)]", entry)) for name in names]
+
+    @property
+    def steady(self) -> bool:
+        """Whether one operation reads each array that the host sends, and all results are written in place."""
+        outbox = len(self.build.arguments) - 1
+        sent = [self.readers(i) for i in (*self.build.moving, outbox)]
+        donated = sum(map(_bytes, jax.tree.leaves([self.build.arguments[i] for i in self.build.donate])))
+        return all(sent) and {n for counts in sent for n in counts} == {1} and self.aliased_bytes >= donated
+
+    @property
+    def _hlo(self) -> str:
         text = self.program.as_text()
         assert text is not None
-        return re.search("sort|topk", text, re.IGNORECASE) is not None
+        return text
 
     @property
     def temporary_bytes(self) -> int:
@@ -140,6 +162,12 @@ class Compiled:
     @property
     def _memory(self) -> Any:
         return self.program.memory_analysis()
+
+
+def _bytes(array: Any) -> int:
+    """Bytes on one device."""
+    split = isinstance(array.sharding, NamedSharding)
+    return prod(array.sharding.shard_shape(array.shape) if split else array.shape) * array.dtype.itemsize
 
 
 @cache
@@ -179,9 +207,9 @@ def optimised(card: str, fn: Callable[..., Any], *arguments: Any) -> str:
     return _lowered(card, fn, arguments).compile(compiler_options=graph_options("gpu")).as_text()
 
 
-def compile_for(card: str, fn: Callable[..., Any], *arguments: Any, donate: int | tuple[int, ...] = ()) -> Compiled:
-    """Compile `fn` for a card as `compile_ahead` does on a machine that has it."""
-    lowered = _lowered(card, fn, arguments, donate)
+def compile_for(card: str, build: Build) -> Compiled:
+    """Compile a program for a card as `Executable` does on a machine that has it."""
+    lowered = _lowered(card, build.program, build.arguments, build.donate)
     with tempfile.TemporaryDirectory() as folder:
         dump: dict[str, str | bool] = {"xla_dump_to": folder}
         if _NEWER_JAX:  # dumps PTX on request; before, this option would dump the code after each of many passes
@@ -191,4 +219,4 @@ def compile_for(card: str, fn: Callable[..., Any], *arguments: Any, donate: int 
         sequence = [f for f in files if "thunk_sequence_after_thunk_passes" in f.name][-1].read_text()
         ptx = "\n".join(f.read_text() for f in files if f.suffix == ".ptx")
     thunks = (Thunk(len(m[1]) // 4, m[2], m[3].strip().split(" ")[0]) for m in _THUNK.finditer(sequence))
-    return Compiled(program, tuple(thunks), ptx)
+    return Compiled(program, build, tuple(thunks), ptx)

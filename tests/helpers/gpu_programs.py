@@ -11,6 +11,7 @@ from flax import nnx
 
 from helpers.gpu_compiler import CARDS, Compiled, compile_for, devices
 from jaxspec.draft.growth import Beam
+from jaxspec.draft.round import MOVING as round_moving
 from jaxspec.draft.round import make_round
 from jaxspec.models.config import DecoderConfig
 from jaxspec.models.decoder import Decoder
@@ -18,6 +19,7 @@ from jaxspec.models.drafter import DraftDecoder, feature_width
 from jaxspec.models.load.parts import weight_shapes
 from jaxspec.models.shards import split_axis
 from jaxspec.sched.spec.trees.policy import DEPTH
+from jaxspec.step.addresses import Build
 from jaxspec.step.ahead import NewTokens
 from jaxspec.step.batch import BatchShape
 from jaxspec.step.gpu import GpuLayers
@@ -26,9 +28,10 @@ from jaxspec.step.kv_int8 import AnyKVCache, Int8KVCache, most_written
 from jaxspec.step.masks import MaskBuffers
 from jaxspec.step.penalties import PenaltyTable
 from jaxspec.step.rejection import DraftDistributions
+from jaxspec.step.step import MOVING as step_moving
 from jaxspec.step.step import make_step, split
 from jaxspec.step.temporaries import Program
-from jaxspec.step.tensor_parallel import SHARDED, TensorParallel, over_devices
+from jaxspec.step.tensor_parallel import SHARDED, TensorParallel
 
 PAGE, PAGES, SEQS = 32, 4096, 64
 #: Tokens that the drafter `smollm2-eagle` can propose.
@@ -67,8 +70,9 @@ def compile_step(
             jax.ShapeDtypeStruct((SEQS, DEPTH), jnp.int32),
         )
     )  # fmt: skip
-    step = over_devices(layers.parallel, make_step(graph, treedef, shape, layers), (leaves, cache, *others), 2)
-    program = compile_for(card, step, leaves, cache, *others, donate=1)
+    step = make_step(graph, treedef, shape, layers)
+    build = Build.of(layers, step, (leaves, cache, *others), 2, donate=[1], moving=step_moving)
+    program = compile_for(card, build)
     return program, shape, cache, _sizes(split_over.local(c), dtype, card).step_bytes(shape)
 
 
@@ -148,7 +152,7 @@ def compile_round(
         )
     )  # fmt: skip
     one = make_round(graph, treedef, shape, layers, Beam(width), depth)
-    one = over_devices(layers.parallel, one, (leaves, cache, *others), 4)
-    program = compile_for(card, one, leaves, cache, *others, donate=(1, 2))
+    build = Build.of(layers, one, (leaves, cache, *others), 3, donate=[1, 2], moving=round_moving)
+    program = compile_for(card, build)
     local = split_over.local(c)
     return program, shape, _sizes(local, "bfloat16", card).round_bytes(shape, DRAFT_VOCAB, width, depth)

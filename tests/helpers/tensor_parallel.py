@@ -28,6 +28,7 @@ from jaxspec.models.config import DecoderConfig
 from jaxspec.models.decoder import Decoder, device_weights, forward
 from jaxspec.models.load import LoadedModel, load_model
 from jaxspec.step.tensor_parallel import SHARDED, TensorParallel
+from jaxspec.step.xla import XlaLayers
 
 SIZES: dict[str, Any] = dict(
     page_size=16, max_num_seqs=4, token_buckets=[4, 32], max_num_batched_tokens=32, max_model_len=72,
@@ -95,7 +96,7 @@ def requests_of_any_kind() -> None:
                 [
                     enter(_llm(uneven(), **parts(2, draft=["truncated:1"], tree="chain"))),
                     enter(_llm(uneven(), **parts(4, draft=[], async_scheduling=True, **TIGHT))),
-                    enter(_llm(uneven(), **parts(2, **ahead))),
+                    enter(_steady(uneven(), **parts(2, **ahead))),
                 ],
             ),
             (
@@ -131,6 +132,15 @@ def requests_of_any_kind() -> None:
 
 def _llm(model: LoadedModel, **settings: Any) -> LLM:
     return LLM(model, compile_in_background=False, **SIZES | settings)
+
+
+def _steady(model: LoadedModel, **settings: Any) -> LLM:
+    """With programs as GPUs have them (`jaxspec.step.addresses`)."""
+    XlaLayers.steady = True
+    try:
+        return _llm(model, **settings)
+    finally:
+        XlaLayers.steady = False
 
 
 def main() -> None:

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import forests, tiny
-from jaxspec.compilation import compile_ahead
 from jaxspec.kernels import cpu
+from jaxspec.step.addresses import Build, Executable
 from jaxspec.step.batch import BatchBuffers, BatchShape
 from jaxspec.step.gpu import GpuLayers
 from jaxspec.step.kv_cache import KVCache
@@ -24,7 +24,7 @@ from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Packed, SamplingInputs, Tree, pack
 from jaxspec.step.penalties import PenaltyTable
 from jaxspec.step.rejection import DraftDistributions
-from jaxspec.step.step import make_step, split
+from jaxspec.step.step import MOVING, make_step, split
 from jaxspec.step.xla import XlaLayers
 
 PAGE, PAGES = 16, 48
@@ -44,11 +44,12 @@ class Machine:
         graph, treedef, self.leaves = split(layers.decoder(loaded.config, loaded.weights, "float32"))
         self.table = PenaltyTable.empty(1, loaded.config.vocab_size)
         self.fresh()
-        arguments = self.leaves, self.kv_cache, self.table, DraftDistributions.empty()
-        self.steps = {
-            s: compile_ahead(make_step(graph, treedef, s, layers), *arguments, jnp.zeros(s.size, jnp.int32), donate=1)
-            for s in SHAPES
-        }
+        self.steps: dict[BatchShape, Executable] = {}
+        for s in SHAPES:
+            arguments = self.leaves, self.kv_cache, self.table, DraftDistributions.empty(), jnp.zeros(s.size, jnp.int32)
+            step = make_step(graph, treedef, s, layers)
+            build = Build.of(layers, step, arguments, 2, donate=[1], moving=MOVING)
+            self.steps[s] = Executable(layers, build, unread=0)
 
     def fresh(self) -> None:
         """Garbage in the pool: nothing may depend on what was not written."""
