@@ -34,6 +34,10 @@ class GpuLayers(XlaLayers):
         self._interpret = interpret
         self.operations = self.operations._replace(grouped=partial(expert_products.multiply, interpret=interpret))
 
+    @property
+    def version(self) -> str:
+        return f"{super().version}, steady"
+
     def attention(
         self, config: DecoderConfig, kv_cache: AnyKVCache, batch: Batch, mask: jax.Array, earlier: Earlier | None
     ) -> LayerAttention:
