@@ -30,7 +30,6 @@ class Launcher:
         self.draft_turns = config.draft_turns
         self._int8_kv = config.kv_cache_dtype == "int8"
         self._async = bool(config.async_scheduling)
-        self.speculator.ahead.steps_overlap = self._follows_drafts
 
     @property
     def may_take_turns(self) -> bool:

@@ -51,8 +51,6 @@ class AheadDrafting:
         self, drafters: Sequence[Drafter], controllers: Sequence[DepthController], policy: TreePolicy,
         assignment: Assignment | None, proposals: Proposals,
     ) -> None:  # fmt: skip
-        #: Whether steps are launched before the results of the step before are read.
-        self.steps_overlap = False
         self._drafters, self._controllers, self._policy = drafters, controllers, policy
         self._assignment, self._proposals = assignment, proposals
 
@@ -60,12 +58,6 @@ class AheadDrafting:
     def possible(self) -> bool:
         """Whether there may be a `drafter`."""
         return self._policy.whole_chains and self._assignment is None and any(d.drafts_ahead for d in self._drafters)
-
-    def may_draft(self, drafter: int) -> bool:
-        """Whether chains of this drafter would go ahead in this step, of which the depths of others are decided."""
-        if not self.steps_overlap or not self.possible or not self._drafters[drafter].drafts_ahead:
-            return False
-        return not any(c.levels for i, c in enumerate(self._controllers) if i != drafter)
 
     @property
     def drafter(self) -> int | None:

@@ -93,10 +93,8 @@ class DepthController:
         self.least = 0.0
         #: Committed positions per decoding request, on average; set for each step.
         self.context = 0.0
-        #: Seconds of the host that drafts add to a step, rounds not included, and what chains add if they go ahead
-        #: (None: they would not); set for each step.
+        #: Seconds of the host that drafts add to a step, rounds not included; set for each step.
         self.overhead = 0.0
-        self.chain_overhead: float | None = None
         self._last_round: float | None = None
         #: With its own device: micro-batches with which a step is estimated, at least two.
         self._micro_batches = 2
@@ -314,8 +312,7 @@ class DepthController:
         load, step = self._load(requests, uncached, level, width, verified), self.times.step.of
         if not self.times.own_device:
             tokens = others + extra + round(requests * (1 + load.drafts))
-            overhead = self.overhead if width > 1 or self.chain_overhead is None else self.chain_overhead
-            return overhead + load.round(requests) + step(tokens, (requests + others) * self.context)
+            return self.overhead + load.round(requests) + step(tokens, (requests + others) * self.context)
         counts = {1, min(self._micro_batches, requests)}
         return self.overhead + min(seconds(n, [load], others + extra, step, others * self.context) for n in counts)
 

@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 #: Weight of the newest observation, and the longest that counts (seconds): others are pauses.
 _WEIGHT, _LONGEST = 0.05, 5e-3
-#: Kinds of steps: without drafting, with drafting of which nothing is verified, with drafts that the host has waited
-#: for, with drafts that went ahead.
-PLAIN, UNUSED, DRAFTED, AHEAD = range(4)
+#: Kinds of steps: without drafting, with drafting of which nothing is verified, with drafts.
+PLAIN, UNUSED, DRAFTED = range(3)
 
 
 class StepTook(NamedTuple):
@@ -30,7 +29,7 @@ class HostTimes:
     """Seconds of a step in which the device waits for the host, by kind of step; draft rounds do not count."""
 
     def __init__(self) -> None:
-        self._usual: list[float | None] = [None] * 4
+        self._usual: list[float | None] = [None, None, None]
         #: Whether steps without drafts, or with drafts that go ahead, are planned while the one before runs.
         self.overlapping = False
 
@@ -50,10 +49,9 @@ class HostTimes:
     @property
     def without_drafts(self) -> float:
         """Seconds of the host in a plain step; until one is known, of the most similar kind of step."""
-        return next((s for kind in (PLAIN, UNUSED, DRAFTED, AHEAD) if (s := self.of(kind)) is not None), 0.0)
+        return next((s for kind in (PLAIN, UNUSED, DRAFTED) if (s := self.of(kind)) is not None), 0.0)
 
-    def overhead(self, without: int, drafts: int = DRAFTED) -> float:
-        """Seconds of the host that a step of the kind `drafts` takes longer than one of the kind `without`; 0 while not
-        known."""
-        drafted, other = self.of(drafts), self.of(without)
+    def overhead(self, without: int) -> float:
+        """Seconds that verifying drafts adds to a step of the kind `without`; 0 while not known."""
+        drafted, other = self.of(DRAFTED), self.of(without)
         return 0.0 if other is None or drafted is None else max(0.0, drafted - other)

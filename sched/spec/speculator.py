@@ -24,7 +24,7 @@ from jaxspec.sched.spec.depth import DepthController, DraftTimes, widths_up_to
 from jaxspec.sched.spec.draft_choice.choice import DraftChoice
 from jaxspec.sched.spec.draft_room import DraftRoom
 from jaxspec.sched.spec.drafter import Drafter, DrafterFailed, FailedDrafter, Proposed, SamplingOf
-from jaxspec.sched.spec.host_times import AHEAD, DRAFTED, PLAIN, UNUSED, HostTimes, StepTook
+from jaxspec.sched.spec.host_times import DRAFTED, PLAIN, UNUSED, HostTimes, StepTook
 from jaxspec.sched.spec.merging import Drafted, RequestTree, by_request
 from jaxspec.sched.spec.micro_batches import committed_positions
 from jaxspec.sched.spec.payoff import Payoff
@@ -189,7 +189,6 @@ class Speculator:
         controller, served = self.controllers[drafter], self._served(drafter, decoding)
         if not served:
             return controller.off()
-        controller.chain_overhead = self.host.overhead(PLAIN, AHEAD) if self.ahead.may_draft(drafter) else None
         if controller.keeps_off(len(served)):
             return Lookahead()
         lookahead = controller.decide(
@@ -352,8 +351,7 @@ class Speculator:
 
     def step_took(self, plan: Plan, terms: StepTerms, tokens: int, took: StepTook) -> None:
         """Learn what drafts cost and save, from a step that gave `tokens` new tokens."""
-        with_drafts = AHEAD if took.overlaps else DRAFTED
-        kind = with_drafts if took.drafted else UNUSED if any(s.levels for s in plan.scheduled) else PLAIN
+        kind = DRAFTED if took.drafted else UNUSED if any(s.levels for s in plan.scheduled) else PLAIN
         self.host.observe(kind, took, terms.rounds)
         requests = len(plan.scheduled)
         if terms.payoff is not None and all(s.decodes for s in plan.scheduled):

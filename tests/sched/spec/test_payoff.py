@@ -8,7 +8,7 @@ import pytest
 
 from helpers.fake_drafter import Fake, requests, round_of
 from jaxspec.sched.plan import Plan, ScheduledRequest
-from jaxspec.sched.spec.host_times import AHEAD, DRAFTED, PLAIN, UNUSED, HostTimes, StepTook
+from jaxspec.sched.spec.host_times import DRAFTED, PLAIN, UNUSED, HostTimes, StepTook
 from jaxspec.sched.spec.payoff import Payoff
 from jaxspec.sched.spec.speculator import Speculator
 from jaxspec.sched.spec.trees.chain import Chain
@@ -90,32 +90,6 @@ def test_steps_with_drafts_are_compared_with_plain_ones_that_overlap(overlapping
         if round_of(speculator, requests(1)):
             speculator.step_took(plan, speculator.terms, 1 + (i % 2), StepTook(18e-3, 10e-3, True))
     assert bool(round_of(speculator, requests(1))) == on
-
-
-class Ahead(Fake):
-    widths = (1, 4)
-    drafts_ahead = True
-
-
-@pytest.mark.parametrize(("overlap", "took", "width"), [(False, 0.0, 4), (True, 0.0, 1), (True, 5e-3, 4)])
-def test_chains_go_ahead_where_trees_would_wait_too_long(overlap: bool, took: float, width: int) -> None:
-    """Trees give more tokens, for 4 ms of the host. Chains that go ahead save these, unless they take more."""
-    speculator = Speculator([Ahead("model", 100, 1e-4, list("0123"))], FLAT)
-    speculator.ahead.steps_overlap = speculator.host.overlapping = overlap
-    speculator.host.observe(PLAIN, StepTook(10e-3, 10e-3, False, overlaps=overlap), rounds=0)
-    speculator.host.observe(DRAFTED, StepTook(14e-3, 10e-3, True), rounds=0)
-    speculator.host.observe(AHEAD, StepTook(10e-3 + took, 10e-3, True, overlaps=True), rounds=0)
-    assert speculator.lookahead(requests(1), 0.0).levels
-    assert speculator.controllers[0].width == width
-    assert speculator.ahead.drafter == (0 if width == 1 else None)
-
-
-def test_another_drafter_makes_chains_wait() -> None:
-    """Suffix drafting, say, needs the last tokens: what chains would save does not count."""
-    speculator = Speculator([Free("free", 100, 0, list("0123")), Ahead("model", 100, 1e-4, list("0123"))], FLAT)
-    speculator.ahead.steps_overlap = speculator.host.overlapping = True
-    speculator.lookahead(requests(1), 0.0)
-    assert speculator.controllers[0].levels and speculator.controllers[1].chain_overhead is None
 
 
 def test_the_hosts_time_in_plain_steps() -> None:
