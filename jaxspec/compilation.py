@@ -63,6 +63,12 @@ def lower_ahead(
         return traced.lower(lowering_platforms=(platform,) if platform else None)
 
 
+def results_of(fn: Callable[..., Any], *arguments: Any) -> Any:
+    """Shapes and dtypes of what `fn` returns. If it is jitted, `compile_ahead` does not trace it again."""
+    with jax.default_matmul_precision("float32"):
+        return jax.eval_shape(fn, *jax.tree.map(_abstract, arguments))
+
+
 def graph_options(backend: str) -> dict[str, str | bool]:
     """Compiler options with which a program is one CUDA graph on a GPU; none for other backends."""
     return dict(_ONE_GRAPH) if backend == "gpu" else {}

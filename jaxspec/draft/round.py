@@ -50,7 +50,7 @@ Round = Callable[
     [tuple[jax.Array, ...], KVCache, DraftDistributions, Features, jax.Array, jax.Array, NewTokens | None],
     tuple[KVCache, DraftDistributions, Drafted],
 ]
-#: Arguments of a round that the host sends.
+#: Small arguments of a round that are new arrays in every run: buffer, levels, before.
 MOVING = 4, 5, 6
 
 

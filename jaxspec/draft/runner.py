@@ -19,7 +19,7 @@ from jaxspec.models.config import DecoderConfig
 from jaxspec.models.load.weights import Weights, of_target
 from jaxspec.sched.spec.trees.candidates import Candidates
 from jaxspec.sched.spec.trees.policy import DEPTH
-from jaxspec.step.addresses import Build, Executable
+from jaxspec.step.addresses import Executable, ProgramSpec
 from jaxspec.step.ahead import Chains, NewTokens
 from jaxspec.step.batch import BatchBuffers, BatchShape
 from jaxspec.step.kv_cache import KVCache, emptied
@@ -174,8 +174,8 @@ class DraftRunner:
         programs: dict[int, Executable] = {}
         for width, growth in self._growths.items():
             one = make_round(self._graph, self._treedef, shape, self._layers, growth, DEPTH)
-            build = Build.of(self._layers, one, arguments, 3, donate=[1, 2], moving=MOVING)
-            programs[width] = Executable(self._layers, build, _UNREAD, device=self._device)
+            spec = ProgramSpec.of(self._layers, one, arguments, 3, donate=[1, 2], moving=MOVING)
+            programs[width] = Executable(self._layers, spec, _UNREAD, device=self._device)
         return programs
 
     def _compile_fetch(self) -> None:

@@ -2,12 +2,14 @@
 
 On GPUs a program is one CUDA graph, which holds the addresses of its arrays. Before each launch XLA rewrites every
 operation one of whose arrays has moved since the launch before, conditionals with all their branches. Weights and pools
-stay where they are. What the host sends and what a program returns would move, and XLA would let many operations read
-the one, and keep other values in the memory of the other. Therefore
+stay where they are. The packed batch and what programs return are new arrays in every run, and XLA would let many
+operations read the one, and keep other values in the memory of the other. Therefore
 
-* the first operation copies all small inputs to one array, from which the others read;
+* one operation copies the small arguments that move to one array, from which the others read;
 * results are written last, into arrays that the program takes as an argument and updates in place: an outbox. Outboxes
   take turns, so that one holds results until the host has read them.
+
+Token masks, which are large and sent in steps with constrained requests only, are read where they are.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.compilation import compile_ahead
+from jaxspec.compilation import compile_ahead, results_of
 from jaxspec.step.layers import Layers
 from jaxspec.step.tensor_parallel import copied, over_devices
 
 T = TypeVar("T")
-#: A number that the host does not send.
+#: No array that moves begins with this number.
 _NEVER = np.iinfo(np.int32).min
 
 
@@ -35,19 +37,19 @@ def _steady(fn: Callable[..., Any], moving: Sequence[int]) -> Callable[..., Any]
 
     def program(*arguments: Any) -> tuple[Any, ...]:
         *given, outbox = arguments
-        copies, true = _copied([given[i] for i in moving])
+        copies, always = _from_one_copy([given[i] for i in moving])
         for i, copy in zip(moving, copies, strict=True):
             given[i] = copy
         *state, result = fn(*given)
-        # XLA does not know that what the outbox holds is never used, so it keeps nothing else there until the end.
+        # For XLA the values before may still be needed, so it keeps nothing else in these arrays.
         result = lax.optimization_barrier(result)
-        return *state, jax.tree.map(lambda before, x: jnp.where(true, x, before), outbox, result)
+        return *state, jax.tree.map(lambda before, x: jnp.where(always, x, before), outbox, result)
 
     return program
 
 
-def _copied(arrays: T) -> tuple[T, jax.Array]:
-    """These int32 arrays, read from a copy, and True."""
+def _from_one_copy(arrays: T) -> tuple[T, jax.Array]:
+    """These int32 arrays as parts of one copy, and a flag that is always set, which XLA cannot know."""
     leaves, treedef = jax.tree.flatten(arrays)
     # XLA would leave out a copy of one array, and without the barrier it would not read from the copy.
     spare = jnp.zeros(1, jnp.int32)
@@ -57,12 +59,12 @@ def _copied(arrays: T) -> tuple[T, jax.Array]:
     return jax.tree.unflatten(treedef, parts), copy[0] > _NEVER
 
 
-class Build(NamedTuple):
+class ProgramSpec(NamedTuple):
     """What is compiled: a program over the devices of `layers`, and its arguments.
 
-    donate  indices of those that are donated
-    moving  indices of those that the host sends or another program returns
-    outbox  shapes of the last one, which becomes the last result; None: there is none
+    donate  indices of the arguments that are donated
+    moving  indices of those that are new arrays in every run
+    outbox  shapes and dtypes of the last argument, which becomes the last result; None: there is none
     """
 
     program: Callable[..., Any]
@@ -75,17 +77,19 @@ class Build(NamedTuple):
     def of(
         cls, layers: Layers, fn: Callable[..., Any], arguments: Sequence[Any], outputs: int, donate: Sequence[int],
         moving: Sequence[int],
-    ) -> Build:  # fmt: skip
-        """`fn` returns `outputs` values: donated arguments, then its result. Arguments `moving` are pytrees of int32
-        arrays; those that are not given are left out."""
-        program = over_devices(layers.parallel, fn, arguments, outputs)
+    ) -> ProgramSpec:  # fmt: skip
+        """`fn` returns `outputs` values: the donated arguments, then its result. Arguments `moving` are pytrees of
+        small int32 arrays; indices from `len(arguments)` on are left out."""
         moving = tuple(i for i in moving if i < len(arguments))
         if not layers.steady:
+            program = over_devices(layers.parallel, fn, arguments, outputs)
             return cls(program, tuple(arguments), tuple(donate), moving)
+        fn = jax.jit(fn, inline=True)  # traced once: for the shapes of its result, and to compile it
+        program = over_devices(layers.parallel, fn, arguments, outputs)
         everywhere = None if layers.parallel is None else layers.parallel.everywhere
         outbox = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
-            jax.eval_shape(program, *arguments)[-1],
+            results_of(program, *arguments)[-1],
         )
         with_outbox, kept = (*arguments, outbox), (*donate, len(arguments))
         program = over_devices(layers.parallel, _steady(fn, moving), with_outbox, outputs)
@@ -95,16 +99,22 @@ class Build(NamedTuple):
 class Executable:
     """A compiled program, with outboxes of its own if it needs any."""
 
-    def __init__(self, layers: Layers, build: Build, unread: int, one_graph: bool = True, device: Any = None) -> None:
-        """`unread`: runs that may start before the result of an earlier one is read; `device`: of the outboxes, None:
-        the default one, or those of `layers`."""
-        self._outbox = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), build.outbox)
+    def __init__(
+        self, layers: Layers, spec: ProgramSpec, unread: int, one_graph: bool = True, device: Any = None
+    ) -> None:
+        """`unread`: later runs that may start before a result is read; `device`: where the outboxes are, None: on the
+        default device or, with `layers.parallel`, on all of its devices."""
+        self._outbox = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), spec.outbox)
         self._parallel, self._device, self._unread = layers.parallel, device, unread
         self._used = deque[Any]()
-        self._compiled = compile_ahead(build.program, *build.arguments, donate=build.donate, one_graph=one_graph)
+        self._compiled = compile_ahead(spec.program, *spec.arguments, donate=spec.donate, one_graph=one_graph)
 
     def __call__(self, *arguments: Any) -> Any:
-        """Start a run. Returns what the program returns."""
+        """Start a run. Returns what the program returns, without the outbox among the arguments.
+
+        With outboxes the result can be read until `unread` + 1 later runs have started: then its arrays are deleted,
+        and reading them raises RuntimeError. If `unread` is 0, it must not be an argument of the next run.
+        """
         if self._outbox is None:
             return self._compiled(*arguments)
         results = self._compiled(*arguments, self._next())

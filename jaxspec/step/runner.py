@@ -20,7 +20,7 @@ from jaxspec.models.load.weights import Weights
 from jaxspec.sched.spec.micro_batches import MAX_MICRO_BATCHES
 from jaxspec.sched.spec.trees.policy import DEPTH
 from jaxspec.sched.timing import StepTimes, between
-from jaxspec.step.addresses import Build, Executable
+from jaxspec.step.addresses import Executable, ProgramSpec
 from jaxspec.step.ahead import NewTokens
 from jaxspec.step.batch import BatchBuffers, BatchShape
 from jaxspec.step.buckets import needed_first, step_buckets
@@ -212,8 +212,8 @@ class ModelRunner:
         masks = self._masks.shape(shape.rows)
         ahead = self.nothing_before, self._no_chains
         arguments = self._leaves, self.kv_cache, self.penalties.table, self.drawn, buffer, masks, *ahead
-        build = Build.of(self.layers, step, arguments, 2, donate=[1], moving=MOVING)
-        return Executable(self.layers, build, self._under_way, self._one_graph)
+        spec = ProgramSpec.of(self.layers, step, arguments, 2, donate=[1], moving=MOVING)
+        return Executable(self.layers, spec, self._under_way, self._one_graph)
 
     def _title(self, shape: BatchShape) -> str:
         """Unique name of a shape's program: its number of tokens, and its pages if they are not the most."""

@@ -30,7 +30,7 @@ Masks = UInt32[Array, "C+1 words"]
 #: cache, result). Without `masks`, the program has no token masks; without `before` and `chains`, the host knows all
 #: tokens.
 Step = Callable[..., tuple[AnyKVCache, "StepResult"]]
-#: Arguments of a step that the host sends, or that another program returned.
+#: Small arguments of a step that are new arrays in every run: batch buffer, before, chains.
 MOVING = 4, 6, 7
 
 

@@ -26,6 +26,7 @@ from jaxspec.outputs import OutputDelta
 from jaxspec.sched.plan import RequestResult
 from jaxspec.sched.spec.drafter import FailedDrafter
 from jaxspec.sched.spec.speculator import MOST_FAILURES
+from jaxspec.step.native import NativeLayers
 from jaxspec.step.packing import Packed
 from jaxspec.step.runner import ModelRunner, PendingStep
 
@@ -43,10 +44,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "drafting": ROOMY | dict(draft=["suffix", "truncated:1"], tree="chain", draft_depth=3),
     "drafting ahead": AHEAD,
     "drafting ahead, always right": AHEAD | dict(load=perfect),
-    "drafting ahead from features": AHEAD | dict(load=conditioned, draft_depth=8),
+    "drafting ahead from features": AHEAD | dict(load=conditioned, draft_depth=8, steady=True),
     "drafting ahead, preempting": TIGHT | AHEAD_OF | dict(load=perfect, memory="recompute"),
     "drafting ahead, pausing and swapping": (
-        TIGHT | AHEAD_OF | dict(load=perfect, order="las", las={"quantum_ms": 0.0}, memory="swap", swap_space=0.01)
+        TIGHT
+        | AHEAD_OF
+        | dict(load=perfect, order="las", las={"quantum_ms": 0.0}, memory="swap", swap_space=0.01, steady=True)
     ),
     "drafting ahead where it pays": ROOMY | AHEAD_OF | dict(tree="auto"),
     "drafting where it pays": ROOMY | dict(draft=["suffix", "truncated:1"]),
@@ -62,11 +65,13 @@ def engines(request: pytest.FixtureRequest) -> Iterator[tuple[LLM, LLM]]:
     with pytest.MonkeyPatch.context() as patch:
         if load := kind.get("load"):
             patch.setattr(drafters, "load", lambda name, target: load(target))
+        # As on GPUs (`jaxspec.step.addresses`).
+        patch.setattr(NativeLayers, "steady", kind.get("steady", False))
         yield from started(kind)
 
 
 def started(kind: dict[str, Any]) -> Iterator[tuple[LLM, LLM]]:
-    kind = {name: value for name, value in kind.items() if name != "load"}
+    kind = {name: value for name, value in kind.items() if name not in {"load", "steady"}}
     alone = ROOMY | {name: kind[name] for name in ("kv_cache_dtype",) if name in kind}
     with tiny.llm(**COMMON | alone) as plain, tiny.llm(**COMMON | kind, async_scheduling=True) as llm:
         yield llm, plain

@@ -25,7 +25,7 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from jaxspec.compilation import graph_options, lower_ahead, without_symbols
-from jaxspec.step.addresses import Build
+from jaxspec.step.addresses import ProgramSpec
 
 without_symbols()
 
@@ -101,7 +101,7 @@ class Compiled:
     """A compiled program: what it runs, in order, and the PTX code of its kernels."""
 
     program: jax.stages.Compiled
-    build: Build
+    spec: ProgramSpec
     thunks: tuple[Thunk, ...]
     ptx: str
 
@@ -129,20 +129,23 @@ class Compiled:
         """Whether the program sorts anything, in any of its branches."""
         return re.search("sort|topk", self._hlo, re.IGNORECASE) is not None
 
-    def readers(self, argument: int) -> list[int]:
-        """How many operations read each array of an argument; operations of branches and loops read what is passed on
-        to them. Arrays that the program does not need are left out."""
+    @property
+    def rewritten(self) -> list[str]:
+        """Kinds of the operations that read or write an array that moves, and are rewritten before each launch: those
+        of the main computation. One that passes such an array on to a branch or a loop counts once."""
         entry = self._hlo[self._hlo.index("\nENTRY") :]
-        names = re.findall(rf'%(\S+) = \S+ parameter\(.*op_name="arguments\[{argument}\]', entry)
-        return [len(re.findall(rf"%{re.escape(name)}[,)]", entry)) for name in names]
+        numbers = "|".join(map(str, (*self.spec.moving, len(self.spec.arguments) - 1)))
+        moving = re.findall(rf'%(\S+) = \S+ parameter\(.*op_name="arguments\[(?:{numbers})\]', entry)
+        assert moving
+        reads = re.compile("|".join(rf"%{re.escape(name)}(?=[,)])" for name in moving))
+        operations = re.findall(r"^ +(?:ROOT )?%\S+ = .*?\s([a-z][\w-]*)\((.*)$", entry, re.MULTILINE)
+        return [kind for kind, rest in operations if reads.search(rest.split(", metadata=")[0])]
 
     @property
-    def steady(self) -> bool:
-        """Whether one operation reads each array that the host sends, and all results are written in place."""
-        outbox = len(self.build.arguments) - 1
-        sent = [self.readers(i) for i in (*self.build.moving, outbox)]
-        donated = sum(map(_bytes, jax.tree.leaves([self.build.arguments[i] for i in self.build.donate])))
-        return all(sent) and {n for counts in sent for n in counts} == {1} and self.aliased_bytes >= donated
+    def in_place(self) -> bool:
+        """Whether all donated arguments, pools and outbox, are updated where they are."""
+        donated = [self.spec.arguments[i] for i in self.spec.donate]
+        return self.aliased_bytes >= sum(map(_bytes, jax.tree.leaves(donated)))
 
     @property
     def _hlo(self) -> str:
@@ -207,9 +210,9 @@ def optimised(card: str, fn: Callable[..., Any], *arguments: Any) -> str:
     return _lowered(card, fn, arguments).compile(compiler_options=graph_options("gpu")).as_text()
 
 
-def compile_for(card: str, build: Build) -> Compiled:
+def compile_for(card: str, spec: ProgramSpec) -> Compiled:
     """Compile a program for a card as `Executable` does on a machine that has it."""
-    lowered = _lowered(card, build.program, build.arguments, build.donate)
+    lowered = _lowered(card, spec.program, spec.arguments, spec.donate)
     with tempfile.TemporaryDirectory() as folder:
         dump: dict[str, str | bool] = {"xla_dump_to": folder}
         if _NEWER_JAX:  # dumps PTX on request; before, this option would dump the code after each of many passes
@@ -219,4 +222,4 @@ def compile_for(card: str, build: Build) -> Compiled:
         sequence = [f for f in files if "thunk_sequence_after_thunk_passes" in f.name][-1].read_text()
         ptx = "\n".join(f.read_text() for f in files if f.suffix == ".ptx")
     thunks = (Thunk(len(m[1]) // 4, m[2], m[3].strip().split(" ")[0]) for m in _THUNK.finditer(sequence))
-    return Compiled(program, build, tuple(thunks), ptx)
+    return Compiled(program, spec, tuple(thunks), ptx)

@@ -19,7 +19,7 @@ from jaxspec.models.drafter import DraftDecoder, feature_width
 from jaxspec.models.load.parts import weight_shapes
 from jaxspec.models.shards import split_axis
 from jaxspec.sched.spec.trees.policy import DEPTH
-from jaxspec.step.addresses import Build
+from jaxspec.step.addresses import ProgramSpec
 from jaxspec.step.ahead import NewTokens
 from jaxspec.step.batch import BatchShape
 from jaxspec.step.gpu import GpuLayers
@@ -71,8 +71,8 @@ def compile_step(
         )
     )  # fmt: skip
     step = make_step(graph, treedef, shape, layers)
-    build = Build.of(layers, step, (leaves, cache, *others), 2, donate=[1], moving=step_moving)
-    program = compile_for(card, build)
+    spec = ProgramSpec.of(layers, step, (leaves, cache, *others), 2, donate=[1], moving=step_moving)
+    program = compile_for(card, spec)
     return program, shape, cache, _sizes(split_over.local(c), dtype, card).step_bytes(shape)
 
 
@@ -152,7 +152,7 @@ def compile_round(
         )
     )  # fmt: skip
     one = make_round(graph, treedef, shape, layers, Beam(width), depth)
-    build = Build.of(layers, one, (leaves, cache, *others), 3, donate=[1, 2], moving=round_moving)
-    program = compile_for(card, build)
+    spec = ProgramSpec.of(layers, one, (leaves, cache, *others), 3, donate=[1, 2], moving=round_moving)
+    program = compile_for(card, spec)
     local = split_over.local(c)
     return program, shape, _sizes(local, "bfloat16", card).round_bytes(shape, DRAFT_VOCAB, width, depth)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxspec.step.addresses import Build, Executable
+from jaxspec.step.addresses import Executable, ProgramSpec
 from jaxspec.step.xla import XlaLayers
 
 #: Results that may be unread when the next run starts.
@@ -37,22 +38,21 @@ def add(pool: jax.Array, sent: jax.Array, before: jax.Array) -> tuple[jax.Array,
 NOTHING = jnp.zeros(5, jnp.int32)
 
 
-def build(layers: XlaLayers) -> Build:
-    return Build.of(layers, add, (NOTHING, NOTHING, NOTHING), 2, donate=[0], moving=[1, 2, 9])
+def spec_of(layers: XlaLayers) -> ProgramSpec:
+    return ProgramSpec.of(layers, add, (NOTHING, NOTHING, NOTHING), 2, donate=[0], moving=[1, 2, 9])
 
 
-EXECUTABLES = {
-    "plain": Executable(XlaLayers(), build(XlaLayers()), UNREAD),
-    "steady": Executable(Steady(), build(Steady()), UNREAD),
-}
+@cache
+def executable(layers: type[XlaLayers]) -> Executable:
+    return Executable(layers(), spec_of(layers()), UNREAD)
 
 
 @settings(deadline=None, max_examples=30)
 @given(runs=st.integers(1, 9), seed=st.integers(0, 2**32 - 1), reset=st.booleans())
 def test_results_are_those_of_a_program_without_outboxes(runs: int, seed: int, reset: bool) -> None:
     sent = list(np.random.default_rng(seed).integers(-(2**20), 2**20, (runs, 5)).astype(np.int32))
-    expected = read(EXECUTABLES["plain"], sent, 0)
-    assert read(EXECUTABLES["steady"], sent, UNREAD, reset) == expected
+    expected = read(executable(XlaLayers), sent, 0)
+    assert read(executable(Steady), sent, UNREAD, reset) == expected
 
 
 def read(program: Executable, sent: list[np.ndarray], unread: int, reset: bool = False) -> list[Any]:
@@ -75,7 +75,7 @@ def plain(result: Result) -> Any:
 
 
 def test_an_outbox_is_used_again_when_it_may_have_been_read() -> None:
-    program = EXECUTABLES["steady"]
+    program = executable(Steady)
     program.reset()
     pool, results = jnp.zeros(5, jnp.int32), []
     for _ in range(UNREAD + 2):
@@ -88,5 +88,31 @@ def test_an_outbox_is_used_again_when_it_may_have_been_read() -> None:
 
 
 def test_without_steady_layers_nothing_changes() -> None:
-    made = build(XlaLayers())
+    made = spec_of(XlaLayers())
     assert made.outbox is None and made.donate == (0,) and len(made.arguments) == 3
+
+
+def test_after_a_reset_lost_outboxes_are_not_used() -> None:
+    program, sent = executable(Steady), [np.full(5, i, np.int32) for i in range(UNREAD + 1)]
+    program.reset()
+    read(program, sent, 0)
+    for array in jax.tree.leaves(list(program._used)):
+        array.delete()
+    with pytest.raises(RuntimeError, match="deleted"):
+        read(program, sent, 0)
+    program.reset()
+    assert read(program, sent, 0) == read(executable(XlaLayers), sent, 0)
+
+
+def test_a_program_is_traced_once() -> None:
+    """The shapes of its result are those of the trace that is compiled."""
+    traced = 0
+
+    def counted(pool: jax.Array, sent: jax.Array, before: jax.Array) -> tuple[jax.Array, Result]:
+        nonlocal traced
+        traced += 1
+        return add(pool, sent, before)
+
+    arguments = NOTHING, NOTHING, NOTHING
+    Executable(Steady(), ProgramSpec.of(Steady(), counted, arguments, 2, donate=[0], moving=[1, 2]), UNREAD)
+    assert traced == 1

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from helpers import forests, tiny
 from jaxspec.kernels import cpu
-from jaxspec.step.addresses import Build, Executable
+from jaxspec.step.addresses import Executable, ProgramSpec
 from jaxspec.step.batch import BatchBuffers, BatchShape
 from jaxspec.step.gpu import GpuLayers
 from jaxspec.step.kv_cache import KVCache
@@ -48,8 +48,8 @@ class Machine:
         for s in SHAPES:
             arguments = self.leaves, self.kv_cache, self.table, DraftDistributions.empty(), jnp.zeros(s.size, jnp.int32)
             step = make_step(graph, treedef, s, layers)
-            build = Build.of(layers, step, arguments, 2, donate=[1], moving=MOVING)
-            self.steps[s] = Executable(layers, build, unread=0)
+            spec = ProgramSpec.of(layers, step, arguments, 2, donate=[1], moving=MOVING)
+            self.steps[s] = Executable(layers, spec, unread=0)
 
     def fresh(self) -> None:
         """Garbage in the pool: nothing may depend on what was not written."""
