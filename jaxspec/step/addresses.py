@@ -22,10 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.flatten_util import ravel_pytree
 
 from jaxspec.compilation import compile_ahead, results_of
 from jaxspec.step.layers import Layers
-from jaxspec.step.tensor_parallel import copied, over_devices
+from jaxspec.step.tensor_parallel import over_devices
 
 T = TypeVar("T")
 #: No array that moves begins with this number.
@@ -50,13 +51,10 @@ def _steady(fn: Callable[..., Any], moving: Sequence[int]) -> Callable[..., Any]
 
 def _from_one_copy(arrays: T) -> tuple[T, jax.Array]:
     """These int32 arrays as parts of one copy, and a flag that is always set, which XLA cannot know."""
-    leaves, treedef = jax.tree.flatten(arrays)
-    # XLA would leave out a copy of one array, and without the barrier it would not read from the copy.
-    spare = jnp.zeros(1, jnp.int32)
-    copy = lax.optimization_barrier(jnp.concatenate([*(leaf.ravel() for leaf in leaves), spare]))
-    ends = np.cumsum([leaf.size for leaf in leaves]).tolist()
-    parts = [copy[end - leaf.size : end].reshape(leaf.shape) for leaf, end in zip(leaves, ends, strict=True)]
-    return jax.tree.unflatten(treedef, parts), copy[0] > _NEVER
+    flat, parts_of = ravel_pytree(arrays)
+    # XLA would leave out a copy of one array, so a number is appended; without the barrier it would not read the copy.
+    copy = lax.optimization_barrier(jnp.append(flat, 0))
+    return parts_of(copy[:-1]), copy[0] > _NEVER
 
 
 class ProgramSpec(NamedTuple):
@@ -105,7 +103,8 @@ class Executable:
         """`unread`: later runs that may start before a result is read; `device`: where the outboxes are, None: on the
         default device or, with `layers.parallel`, on all of its devices."""
         self._outbox = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), spec.outbox)
-        self._parallel, self._device, self._unread = layers.parallel, device, unread
+        self._place = device if layers.parallel is None else layers.parallel.everywhere
+        self._unread = unread
         self._used = deque[Any]()
         self._compiled = compile_ahead(spec.program, *spec.arguments, donate=spec.donate, one_graph=one_graph)
 
@@ -124,7 +123,7 @@ class Executable:
     def _next(self) -> Any:
         if len(self._used) > self._unread:
             return self._used.popleft()
-        return copied(self._parallel, jax.device_put(self._outbox, self._device))
+        return jax.device_put(self._outbox, self._place)
 
     def reset(self) -> None:
         """Forget the outboxes: a failed run may have lost their values."""
