@@ -195,6 +195,7 @@ static void one_panel(const Linear *l, int64_t p) {
 static void share_of_panels(const void *work, int64_t i) {
   const Linear *l = work;
   for (int64_t p = i * l->share; p < (i + 1) * l->share && p < l->panels; p++) one_panel(l, p);
+  if (l->split.parts) release_tiles();
 }
 
 /* An error if the buffer does not hold panels for a product of `depth` and `width`. */
@@ -237,7 +238,7 @@ XLA_FFI_Error *jaxspec_linear(XLA_FFI_CallFrame *frame) {
   if (tiled) parallel_for(frame, (work.rows + 15) / 16, split_share, &work, sizeof work, brief);
   /* Small products do not pay for another thread. */
   int64_t shares = work.rows * work.depth * work.panels < 2048 ? 1
-                   : work.rows > DIRECT                        ? work.panels
+                   : work.rows > DIRECT && !tiled              ? work.panels
                                                                : SHARES * thread_count(frame);
   work.share = (work.panels + shares - 1) / shares;
   parallel_for(frame, (work.panels + work.share - 1) / work.share, share_of_panels, &work, sizeof work, brief);

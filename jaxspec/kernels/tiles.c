@@ -1,7 +1,8 @@
 /* y = x W on AMX tiles. A float32 is the sum of three bfloat16 numbers and a code of up to 8 bits is one, so three
    products of tiles give their product: every summand is exact and the sums are float32. Scales are applied to the sums
-   of a group. Tiles serve any number of rows, so that a row's result does not depend on it. Weights of float32 and
-   float16 would take six and nine products: they stay with linear.c. */
+   of a group. The parts of few rows share a tile, and are then added as tiles would add them, so that a row's result does
+   not depend on the number of rows. Weights of float32 and float16 would take six and nine products: they stay with
+   linear.c. */
 #define _GNU_SOURCE
 #include "tiles.h"
 
@@ -17,7 +18,8 @@
 
 #define PARTS 3
 #define BLOCK 16  /* rows of x in a tile */
-#define PIECE 256 /* rows of weights that are widened at a time; they stay in the nearest cache */
+#define FEW 5     /* rows of x whose parts are together in one tile */
+#define PIECE 64  /* rows of weights that are widened at a time; they and their sums stay in the nearest cache */
 #define AHEAD 4096
 #define REQUEST_PERMISSION 0x1023 /* of arch_prctl */
 #define TILE_DATA 18
@@ -27,11 +29,20 @@
 
 typedef uint16_t shorts __attribute__((vector_size(64), aligned(2), may_alias));
 
-/* A piece of a panel: pairs of rows in bfloat16, as tiles read them, and the scales of each group or half group. */
+/* A piece of a panel: pairs of rows of 16 columns in bfloat16, as tiles read them, the scales of its units, which are
+   groups or, in Q6_K, halves of groups, and the units' sums with rows of two blocks. */
 typedef struct {
-  _Alignas(64) uint16_t pairs[PIECE / 2][COLUMNS][2 * WIDTH];
-  vec scale[PIECE / 16][COLUMNS], minimum[PIECE / GROUP][COLUMNS];
+  _Alignas(64) uint16_t pairs[COLUMNS][PIECE / 2][2 * WIDTH];
+  float sums[PIECE / 16][2][COLUMNS][BLOCK][WIDTH];
+  Scales scales[PIECE / 16];
 } Piece;
+
+/* A block of x from the first group of a piece on. */
+typedef struct {
+  const uint16_t *parts;
+  const float *sums;
+  int rows;
+} Rows;
 
 int has_tiles(void) {
   static atomic_int state; /* 0: unknown, 1: yes, 2: no */
@@ -47,30 +58,42 @@ int is_tiled(int format) { return format != F32 && format != F16; }
 
 /* Rows that share a scale. */
 INLINE int unit_rows(int format) { return format == Q6_K ? 16 : GROUP; }
+/* Elements from one part of a block to the next. */
+INLINE int part_size(int rows) { return (rows <= FEW ? rows : BLOCK) * GROUP; }
+INLINE int block_rows(int64_t left) { return left < BLOCK ? (int)left : BLOCK; }
 
 int new_split(int64_t rows, int64_t depth, Split *to) {
   int64_t blocks = (rows + BLOCK - 1) / BLOCK;
-  to->groups = (depth / GROUP + 1) / 2 * 2; /* groups are used in pairs */
+  to->groups = depth / GROUP;
   size_t size = (size_t)(blocks * to->groups) * BLOCK;
   to->parts = aligned_alloc(64, size * (PARTS * GROUP * sizeof(uint16_t) + sizeof(float)));
   to->sums = (float *)(to->parts + size * PARTS * GROUP);
   return to->parts != NULL;
 }
 
+/* A block, of whose first row on `left` rows are left, from group g on. */
+INLINE Rows rows_of(const Split *x, int64_t block, int64_t left, int64_t g) {
+  int rows = block_rows(left);
+  const uint16_t *parts = x->parts + block * x->groups * PARTS * BLOCK * GROUP;
+  return (Rows){parts + g * PARTS * part_size(rows), x->sums + (block * x->groups + g) * BLOCK, rows};
+}
+
 void split_block(const float *x, int64_t rows, int64_t depth, const Split *to, int64_t block) {
-  int64_t count = rows - block * BLOCK < BLOCK ? rows - block * BLOCK : BLOCK;
+  Rows of = rows_of(to, block, rows - block * BLOCK, 0);
+  const int size = part_size(of.rows);
   for (int64_t g = 0; g < to->groups; g++) {
-    uint16_t *parts = to->parts + (block * to->groups + g) * PARTS * BLOCK * GROUP;
-    float *sums = to->sums + (block * to->groups + g) * BLOCK;
-    for (int64_t m = 0; m < count; m++) {
-      __m512 left[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-      if (g < depth / GROUP)
-        for (int i = 0; i < 2; i++) left[i] = _mm512_loadu_ps(x + (block * BLOCK + m) * depth + g * GROUP + 16 * i);
-      sums[m] = _mm512_reduce_add_ps(_mm512_add_ps(left[0], left[1]));
+    uint16_t *parts = (uint16_t *)of.parts + g * PARTS * size;
+    for (int m = 0; m < BLOCK; m++) {
+      float *sum = (float *)of.sums + g * BLOCK + m;
+      *sum = 0;
+      if (m >= of.rows) continue;
+      __m512 left[2];
+      for (int i = 0; i < 2; i++) left[i] = _mm512_loadu_ps(x + (block * BLOCK + m) * depth + g * GROUP + 16 * i);
+      *sum = _mm512_reduce_add_ps(_mm512_add_ps(left[0], left[1]));
       for (int p = 0; p < PARTS; p++)
         for (int i = 0; i < 2; i++) {
           __m256i part = (__m256i)_mm512_cvtneps_pbh(left[i]);
-          _mm256_storeu_si256((__m256i *)(parts + (p * BLOCK + m) * GROUP + 16 * i), part);
+          _mm256_storeu_si256((__m256i *)(parts + p * size + m * GROUP + 16 * i), part);
           left[i] = _mm512_sub_ps(left[i], (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(part), 16));
         }
     }
@@ -109,32 +132,25 @@ INLINE shorts pair_of(const int format, Place at, const int r, const int c) {
   return (shorts)_mm512_permutex2var_epi16(counted(-zero, 16 - zero), (__m512i)code, counted(32 - zero, 48 - zero));
 }
 
-/* Widens rows [begin, end) of a panel; an odd group is followed by zeros. */
+/* Widens rows [begin, end) of a panel. */
 INLINE void widen_piece(const int format, const uint8_t *panel, int64_t begin, int64_t end, Piece *to) {
   const int halves = GROUP / unit_rows(format);
-  for (int64_t d = begin; d < end; d += GROUP) {
-    int64_t g = (d - begin) / GROUP;
-    Place at = group_at(format, panel, d);
-    for (int i = 0; i < group_bytes(format); i += 64) __builtin_prefetch(at.group + AHEAD + i);
-    UNROLL for (int r = 0; r < GROUP / 2; r++) UNROLL for (int c = 0; c < COLUMNS; c++)
-        *(shorts *)to->pairs[g * GROUP / 2 + r][c] = pair_of(format, at, r, c);
-    for (int i = 0; i < halves; i++) {
-      Scales s = {0};
-      read_scales(format, at, i, 0, COLUMNS, &s);
-      for (int c = 0; c < COLUMNS; c++) to->scale[g * halves + i][c] = s.scale[c];
-      for (int c = 0; c < COLUMNS; c++) to->minimum[g][c] = s.minimum[c];
-    }
-  }
-  int64_t groups = (end - begin) / GROUP;
-  if (groups % 2 && unit_rows(format) == GROUP) {
-    memset(to->pairs[groups * GROUP / 2], 0, GROUP / 2 * sizeof to->pairs[0]);
-    memset(to->scale[groups], 0, sizeof to->scale[0]);
-    memset(to->minimum[groups], 0, sizeof to->minimum[0]);
+  for (int64_t g = 0; g < (end - begin) / GROUP; g++) {
+    Place at = group_at(format, panel, begin + g * GROUP);
+    UNROLL for (int i = 0; i < group_bytes(format); i += 64) __builtin_prefetch(at.group + AHEAD + i);
+    if (format != BF16)
+      UNROLL for (int r = 0; r < GROUP / 2; r++) UNROLL for (int c = 0; c < COLUMNS; c++)
+          *(shorts *)to->pairs[c][g * GROUP / 2 + r] = pair_of(format, at, r, c);
+    UNROLL for (int i = 0; i < halves; i++) read_scales(format, at, i, 0, COLUMNS, &to->scales[g * halves + i]);
   }
 }
 
 /* Tiles 0 to 3: sums [rows, 16]. 4 and 5: x [rows, unit]. 6 and 7: weights [unit / 2, 16 pairs]. */
+static _Thread_local int configured;
+
 static void configure(int rows, int unit) {
+  if (configured == 100 * rows + unit) return;
+  configured = 100 * rows + unit;
   struct {
     uint8_t palette, start, zero[14];
     uint16_t bytes[16];
@@ -144,79 +160,105 @@ static void configure(int rows, int unit) {
     config.bytes[i] = (uint16_t)(i == 4 || i == 5 ? 2 * unit : 64);
     config.rows[i] = (uint8_t)(i < 6 ? rows : unit / 2);
   }
+  WRITTEN;
   _tile_loadconfig(&config);
 }
 
-/* Adds x (a block's parts, from the piece's first group on) times a piece of `units` to y, or starts with it. Two units
-   at a time, so that four products do not wait for each other. */
-INLINE void multiply(const int format, const Piece *w, int64_t units, const uint16_t *x, const float *sums, int rows,
-                     int begin, float *y, int64_t stride) {
-  const int unit = unit_rows(format), scaled = format >= Q4_0, bytes = COLUMNS * 64;
-  _Alignas(64) float sum[4][BLOCK][16];
-  if (begin)
-    for (int m = 0; m < rows; m++) memset(y + m * stride, 0, PANEL * sizeof(float));
+/* Adds part p of a unit of x, times its weights, to tiles C and D. */
+#define ADD_PART(C, D, A, p)                                                                                          \
+  do {                                                                                                                \
+    _tile_loadd(A, x + (p) * size, 64);                                                                               \
+    _tile_dpbf16ps(C, A, 6);                                                                                          \
+    _tile_dpbf16ps(D, A, 7);                                                                                          \
+  } while (0)
+
+/* Sums of a unit of block b, on tiles C and D. */
+#define ADD_UNIT(C, D, b)                                                                                             \
+  do {                                                                                                                \
+    const uint16_t *x = of[b].parts + u * unit / GROUP * PARTS * size + u * unit % GROUP;                             \
+    _tile_zero(C);                                                                                                    \
+    _tile_zero(D);                                                                                                    \
+    ADD_PART(C, D, 4, 0);                                                                                             \
+    if (!few) ADD_PART(C, D, 5, 1);                                                                                   \
+    if (!few) ADD_PART(C, D, 4, 2);                                                                                   \
+    _tile_stored(C, piece->sums[u][b][0], 4 * WIDTH);                                                                 \
+    _tile_stored(D, piece->sums[u][b][1], 4 * WIDTH);                                                                 \
+  } while (0)
+
+/* Adds the sums of a piece's units to vector c of the columns of block b. Few rows' parts are in rows of their own. */
+INLINE void use_sums(const int format, const int few, const Piece *piece, int64_t units, const Rows *of, int b, int c,
+                     int fresh, float *to, int64_t width) {
+  const int count = few ? FEW : BLOCK;
+  vec y[BLOCK];
+  UNROLL for (int m = 0; m < count; m++) y[m] = !fresh && m < of->rows ? *(vec *)(to + m * width) : (vec){0};
+  for (int64_t u = 0; u < units; u++) {
+    const float(*sum)[WIDTH] = piece->sums[u][b][c], *x = of->sums + u * unit_rows(format) / GROUP * BLOCK;
+    UNROLL for (int m = 0; m < count; m++) {
+      if (few && m == of->rows) break;
+      vec total = *(const vec *)sum[m];
+      if (few) total += *(const vec *)sum[of->rows + m]; /* in the order of products of tiles */
+      if (few) total += *(const vec *)sum[2 * of->rows + m];
+      if (format == BF16)
+        y[m] += total;
+      else
+        y[m] += total * piece->scales[u].scale[c];
+      if (has_minimum(format)) y[m] += piece->scales[u].minimum[c] * x[m];
+    }
+  }
+  UNROLL for (int m = 0; m < count; m++) if (m < of->rows) *(vec *)(to + m * width) = y[m];
+}
+
+/* y += x times a piece of a panel, of one block or two; `fresh`: y is not yet written. Before tiles store and load their
+   memory again, others have their turn: a product waits for the one before it, and a load for the store. A product adds
+   to tiles what it has summed by itself, so that parts can be added apart. */
+INLINE void piece_product(const int format, const int few, const int blocks, const uint8_t *panel, int64_t begin,
+                          int64_t end, Piece *piece, const Rows *of, float *y, int64_t width) {
+  const int unit = unit_rows(format), size = part_size(of->rows);
+  const int64_t units = (end - begin) / unit, stride = format == BF16 ? 4 * PANEL : 4 * WIDTH;
   WRITTEN;
-  for (int64_t u = 0; u < units; u += 2) {
-    if (u == 0 || scaled) {
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
+  for (int64_t u = 0; u < units; u++) {
+    const uint8_t *w = format == BF16 ? group_at(format, panel, begin + u * unit).codes
+                                      : (const uint8_t *)piece->pairs[0][u * unit / 2];
+    _tile_loadd(6, w, stride);
+    _tile_loadd(7, w + (format == BF16 ? 4 * WIDTH : (int64_t)sizeof piece->pairs[0]), stride);
+    if (blocks == 2 || u % 2 == 0)
+      ADD_UNIT(0, 1, 0);
+    else
+      ADD_UNIT(2, 3, 0);
+    if (blocks == 2) ADD_UNIT(2, 3, 1);
+  }
+  WRITTEN;
+  for (int b = 0; b < blocks; b++)
+    for (int c = 0; c < COLUMNS; c++)
+      use_sums(format, few, piece, units, of + b, b, c, begin == 0, y + b * BLOCK * width + c * WIDTH, width);
+}
+
+INLINE void panel_product(const int format, const uint8_t *panel, const Split *x, int64_t block, int64_t rows,
+                          int64_t depth, float *y, int64_t width) {
+  Piece piece;
+  for (int64_t d = 0, end; d < depth; d = end) {
+    end = d + PIECE < depth ? d + PIECE : depth;
+    widen_piece(format, panel, d, end, &piece);
+    for (int64_t m = 0, blocks; m < rows; m += blocks * BLOCK) {
+      blocks = rows - m >= 2 * BLOCK ? 2 : 1;
+      Rows of[2] = {rows_of(x, block + m / BLOCK, rows - m, d / GROUP)};
+      if (blocks == 2) of[1] = rows_of(x, block + m / BLOCK + 1, BLOCK, d / GROUP);
+      configure(of->rows <= FEW ? PARTS * of->rows : of->rows, unit_rows(format));
+      float *to = y + m * width;
+      if (of->rows <= FEW)
+        piece_product(format, 1, 1, panel, d, end, &piece, of, to, width);
+      else if (blocks == 1)
+        piece_product(format, 0, 1, panel, d, end, &piece, of, to, width);
+      else
+        piece_product(format, 0, 2, panel, d, end, &piece, of, to, width);
     }
-    const uint16_t *a = x + u * unit / GROUP * PARTS * BLOCK * GROUP + u * unit % GROUP;
-    const uint16_t *b = x + (u + 1) * unit / GROUP * PARTS * BLOCK * GROUP + (u + 1) * unit % GROUP;
-    const uint16_t *v = w->pairs[u * unit / 2][0], *next = w->pairs[(u + 1) * unit / 2][0];
-    for (int p = 0; p < PARTS; p++) {
-      _tile_loadd(4, a + p * BLOCK * GROUP, 64);
-      _tile_loadd(6, v, bytes);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, v + 32, bytes);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(5, b + p * BLOCK * GROUP, 64);
-      _tile_loadd(6, next, bytes);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_loadd(7, next + 32, bytes);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-    if (!scaled && u + 2 < units) continue;
-    _tile_stored(0, sum[0], 64);
-    _tile_stored(1, sum[1], 64);
-    _tile_stored(2, sum[2], 64);
-    _tile_stored(3, sum[3], 64);
-    WRITTEN;
-    for (int m = 0; m < rows; m++)
-      UNROLL for (int c = 0; c < COLUMNS; c++) {
-        vec *to = (vec *)(y + m * stride + c * WIDTH), first = *(vec *)sum[c][m], second = *(vec *)sum[2 + c][m];
-        if (format == BF16)
-          *to += first + second;
-        else if (format == I8)
-          *to += (first + second) * w->scale[0][c];
-        else
-          *to += first * w->scale[u][c];
-        if (scaled) *to += second * w->scale[u + 1][c];
-        if (has_minimum(format)) *to += w->minimum[u][c] * sums[u * BLOCK + m];
-        if (has_minimum(format)) *to += w->minimum[u + 1][c] * sums[(u + 1) * BLOCK + m];
-      }
   }
 }
 
 #define TILED_OF(F)                                                                                                   \
   static void tiled##F(const uint8_t *panel, const Split *x, int64_t block, int64_t rows, int64_t depth, float *y,    \
-                       int64_t stride) {                                                                              \
-    Piece piece;                                                                                                      \
-    int configured = 0;                                                                                               \
-    for (int64_t d = 0; d < depth; d += PIECE) {                                                                      \
-      int64_t end = d + PIECE < depth ? d + PIECE : depth, units = (end - d) / unit_rows(F);                          \
-      widen_piece(F, panel, d, end, &piece);                                                                          \
-      for (int64_t m = 0; m < rows; m += BLOCK) {                                                                     \
-        int count = (int)(rows - m < BLOCK ? rows - m : BLOCK);                                                       \
-        int64_t group = (block + m / BLOCK) * x->groups + d / GROUP;                                                  \
-        if (count != configured) configure(configured = count, unit_rows(F));                                         \
-        multiply(F, &piece, units, x->parts + group * PARTS * BLOCK * GROUP, x->sums + group * BLOCK, count, d == 0,  \
-                 y + m * stride, stride);                                                                             \
-      }                                                                                                               \
-    }                                                                                                                 \
-    _tile_release();                                                                                                  \
+                       int64_t width) {                                                                               \
+    panel_product(F, panel, x, block, rows, depth, y, width);                                                         \
   }
 TILED_OF(BF16) TILED_OF(I8) TILED_OF(Q4_0) TILED_OF(Q4_1) TILED_OF(Q5_0) TILED_OF(Q5_1) TILED_OF(Q8_0)
 TILED_OF(Q4_K) TILED_OF(Q5_K) TILED_OF(Q6_K)
@@ -227,6 +269,12 @@ void tile_product(int format, const uint8_t *panel, const Split *x, int64_t firs
       [BF16] = tiledBF16, [I8] = tiledI8,     [Q4_0] = tiledQ4_0, [Q4_1] = tiledQ4_1, [Q5_0] = tiledQ5_0,
       [Q5_1] = tiledQ5_1, [Q8_0] = tiledQ8_0, [Q4_K] = tiledQ4_K, [Q5_K] = tiledQ5_K, [Q6_K] = tiledQ6_K};
   tiled[format](panel, x, first / BLOCK, rows, depth, y, stride);
+}
+
+void release_tiles(void) {
+  if (!configured) return;
+  configured = 0;
+  _tile_release();
 }
 #else
 int has_tiles(void) { return 0; }
@@ -239,4 +287,5 @@ void tile_product(int format, const uint8_t *panel, const Split *x, int64_t firs
                   float *y, int64_t stride) {
   (void)format, (void)panel, (void)x, (void)first, (void)rows, (void)depth, (void)y, (void)stride;
 }
+void release_tiles(void) {}
 #endif

@@ -25,4 +25,7 @@ void split_block(const float *x, int64_t rows, int64_t depth, const Split *to, i
 void tile_product(int format, const uint8_t *panel, const Split *x, int64_t first, int64_t rows, int64_t depth,
                   float *y, int64_t stride);
 
+/* Call when this thread has made its products. */
+void release_tiles(void);
+
 #endif
