@@ -1,7 +1,7 @@
 /* y = x W on AMX tiles. A float32 is the sum of three bfloat16 numbers and a code of up to 8 bits is one, so three
    products of tiles give their product: every summand is exact and the sums are float32. Scales are applied to the sums
-   of a group. The parts of few rows share a tile, and are then added as tiles would add them, so that a row's result does
-   not depend on the number of rows. Weights of float32 and float16 would take six and nine products: they stay with
+   of a group. The parts of few rows share a tile and are then added as tiles would add them: a row's result does not
+   depend on the number of rows. Weights of float32 and float16 would take six and nine products; they stay with
    linear.c. */
 #define _GNU_SOURCE
 #include "tiles.h"
@@ -19,7 +19,7 @@
 #define PARTS 3
 #define BLOCK 16  /* rows of x in a tile */
 #define FEW 5     /* rows of x whose parts are together in one tile */
-#define PIECE 64  /* rows of weights that are widened at a time; they and their sums stay in the nearest cache */
+#define PIECE 128 /* rows of weights that are widened at a time; they and their sums stay in the nearest cache */
 #define AHEAD 4096
 #define REQUEST_PERMISSION 0x1023 /* of arch_prctl */
 #define TILE_DATA 18
@@ -145,9 +145,9 @@ INLINE void widen_piece(const int format, const uint8_t *panel, int64_t begin, i
   }
 }
 
-/* Tiles 0 to 3: sums [rows, 16]. 4 and 5: x [rows, unit]. 6 and 7: weights [unit / 2, 16 pairs]. */
-static _Thread_local int configured;
+static _Thread_local int configured; /* for these rows and unit, or 0 */
 
+/* Tiles 0 to 3: sums [rows, 16]. 4 and 5: x [rows, unit]. 6 and 7: weights [unit / 2, 16 pairs]. */
 static void configure(int rows, int unit) {
   if (configured == 100 * rows + unit) return;
   configured = 100 * rows + unit;
@@ -185,7 +185,8 @@ static void configure(int rows, int unit) {
     _tile_stored(D, piece->sums[u][b][1], 4 * WIDTH);                                                                 \
   } while (0)
 
-/* Adds the sums of a piece's units to vector c of the columns of block b. Few rows' parts are in rows of their own. */
+/* Adds the sums of a piece's units to vector c of the columns of block b; `fresh`: y is not yet written. Parts of few
+   rows are in rows of their own. Of more rows all 16 are computed, in registers, and those of the block are written. */
 INLINE void use_sums(const int format, const int few, const Piece *piece, int64_t units, const Rows *of, int b, int c,
                      int fresh, float *to, int64_t width) {
   const int count = few ? FEW : BLOCK;
@@ -208,9 +209,8 @@ INLINE void use_sums(const int format, const int few, const Piece *piece, int64_
   UNROLL for (int m = 0; m < count; m++) if (m < of->rows) *(vec *)(to + m * width) = y[m];
 }
 
-/* y += x times a piece of a panel, of one block or two; `fresh`: y is not yet written. Before tiles store and load their
-   memory again, others have their turn: a product waits for the one before it, and a load for the store. A product adds
-   to tiles what it has summed by itself, so that parts can be added apart. */
+/* y += x times a piece of a panel, for one block or two. First all sums are computed, on two pairs of tiles in turn: a
+   product waits for the last store of its tile. Then all are used: reading what a tile has just stored waits too. */
 INLINE void piece_product(const int format, const int few, const int blocks, const uint8_t *panel, int64_t begin,
                           int64_t end, Piece *piece, const Rows *of, float *y, int64_t width) {
   const int unit = unit_rows(format), size = part_size(of->rows);
@@ -236,8 +236,9 @@ INLINE void piece_product(const int format, const int few, const int blocks, con
 INLINE void panel_product(const int format, const uint8_t *panel, const Split *x, int64_t block, int64_t rows,
                           int64_t depth, float *y, int64_t width) {
   Piece piece;
+  const int64_t most = rows <= FEW ? PIECE : PIECE / 2; /* rows of x take room in the cache too */
   for (int64_t d = 0, end; d < depth; d = end) {
-    end = d + PIECE < depth ? d + PIECE : depth;
+    end = d + most < depth ? d + most : depth;
     widen_piece(format, panel, d, end, &piece);
     for (int64_t m = 0, blocks; m < rows; m += blocks * BLOCK) {
       blocks = rows - m >= 2 * BLOCK ? 2 : 1;
