@@ -195,7 +195,7 @@ static void one_panel(const Linear *l, int64_t p) {
 static void share_of_panels(const void *work, int64_t i) {
   const Linear *l = work;
   for (int64_t p = i * l->share; p < (i + 1) * l->share && p < l->panels; p++) one_panel(l, p);
-  if (l->split.parts) release_tiles();
+  release_tiles();
 }
 
 /* An error if the buffer does not hold panels for a product of `depth` and `width`. */

@@ -19,7 +19,7 @@
 #define PARTS 3
 #define BLOCK 16  /* rows of x in a tile */
 #define FEW 5     /* rows of x whose parts are together in one tile */
-#define PIECE 128 /* rows of weights that are widened at a time; they and their sums stay in the nearest cache */
+#define PIECE 128 /* rows of weights that are widened at a time; they and their sums stay in the L1 cache */
 #define AHEAD 4096
 #define REQUEST_PERMISSION 0x1023 /* of arch_prctl */
 #define TILE_DATA 18
@@ -39,8 +39,8 @@ typedef struct {
 
 /* A block of x from the first group of a piece on. */
 typedef struct {
-  const uint16_t *parts;
-  const float *sums;
+  uint16_t *parts;
+  float *sums;
   int rows;
 } Rows;
 
@@ -71,10 +71,10 @@ int new_split(int64_t rows, int64_t depth, Split *to) {
   return to->parts != NULL;
 }
 
-/* A block, of whose first row on `left` rows are left, from group g on. */
+/* A block of x from group g on. `left`: rows of x from the block's first row on. */
 INLINE Rows rows_of(const Split *x, int64_t block, int64_t left, int64_t g) {
   int rows = block_rows(left);
-  const uint16_t *parts = x->parts + block * x->groups * PARTS * BLOCK * GROUP;
+  uint16_t *parts = x->parts + block * x->groups * PARTS * BLOCK * GROUP;
   return (Rows){parts + g * PARTS * part_size(rows), x->sums + (block * x->groups + g) * BLOCK, rows};
 }
 
@@ -82,14 +82,11 @@ void split_block(const float *x, int64_t rows, int64_t depth, const Split *to, i
   Rows of = rows_of(to, block, rows - block * BLOCK, 0);
   const int size = part_size(of.rows);
   for (int64_t g = 0; g < to->groups; g++) {
-    uint16_t *parts = (uint16_t *)of.parts + g * PARTS * size;
-    for (int m = 0; m < BLOCK; m++) {
-      float *sum = (float *)of.sums + g * BLOCK + m;
-      *sum = 0;
-      if (m >= of.rows) continue;
+    uint16_t *parts = of.parts + g * PARTS * size;
+    for (int m = 0; m < of.rows; m++) {
       __m512 left[2];
       for (int i = 0; i < 2; i++) left[i] = _mm512_loadu_ps(x + (block * BLOCK + m) * depth + g * GROUP + 16 * i);
-      *sum = _mm512_reduce_add_ps(_mm512_add_ps(left[0], left[1]));
+      of.sums[g * BLOCK + m] = _mm512_reduce_add_ps(_mm512_add_ps(left[0], left[1]));
       for (int p = 0; p < PARTS; p++)
         for (int i = 0; i < 2; i++) {
           __m256i part = (__m256i)_mm512_cvtneps_pbh(left[i]);
@@ -145,7 +142,7 @@ INLINE void widen_piece(const int format, const uint8_t *panel, int64_t begin, i
   }
 }
 
-static _Thread_local int configured; /* for these rows and unit, or 0 */
+static _Thread_local int configured; /* of this thread's tiles: 100 * rows + unit, or 0 */
 
 /* Tiles 0 to 3: sums [rows, 16]. 4 and 5: x [rows, unit]. 6 and 7: weights [unit / 2, 16 pairs]. */
 static void configure(int rows, int unit) {
@@ -185,8 +182,10 @@ static void configure(int rows, int unit) {
     _tile_stored(D, piece->sums[u][b][1], 4 * WIDTH);                                                                 \
   } while (0)
 
-/* Adds the sums of a piece's units to vector c of the columns of block b; `fresh`: y is not yet written. Parts of few
-   rows are in rows of their own. Of more rows all 16 are computed, in registers, and those of the block are written. */
+/* Adds the sums of a piece's units to vector c of block b's columns; `fresh`: y is not yet written. The three parts of up
+   to five rows have separate sums. They are added in the order of tiles, and subnormal numbers become zero as on tiles,
+   because XLA's threads and those they start are told so. Otherwise all 16 rows are computed, in registers, and those
+   that the block has are written. */
 INLINE void use_sums(const int format, const int few, const Piece *piece, int64_t units, const Rows *of, int b, int c,
                      int fresh, float *to, int64_t width) {
   const int count = few ? FEW : BLOCK;
@@ -197,7 +196,7 @@ INLINE void use_sums(const int format, const int few, const Piece *piece, int64_
     UNROLL for (int m = 0; m < count; m++) {
       if (few && m == of->rows) break;
       vec total = *(const vec *)sum[m];
-      if (few) total += *(const vec *)sum[of->rows + m]; /* in the order of products of tiles */
+      if (few) total += *(const vec *)sum[of->rows + m];
       if (few) total += *(const vec *)sum[2 * of->rows + m];
       if (format == BF16)
         y[m] += total;
@@ -237,6 +236,8 @@ INLINE void panel_product(const int format, const uint8_t *panel, const Split *x
                           int64_t depth, float *y, int64_t width) {
   Piece piece;
   const int64_t most = rows <= FEW ? PIECE : PIECE / 2; /* rows of x take room in the cache too */
+  /* Configuring takes as long as several products. Rows beyond those of the last block are computed and not used. */
+  configure(rows > BLOCK ? BLOCK : (int)rows * (rows <= FEW ? PARTS : 1), unit_rows(format));
   for (int64_t d = 0, end; d < depth; d = end) {
     end = d + most < depth ? d + most : depth;
     widen_piece(format, panel, d, end, &piece);
@@ -244,7 +245,6 @@ INLINE void panel_product(const int format, const uint8_t *panel, const Split *x
       blocks = rows - m >= 2 * BLOCK ? 2 : 1;
       Rows of[2] = {rows_of(x, block + m / BLOCK, rows - m, d / GROUP)};
       if (blocks == 2) of[1] = rows_of(x, block + m / BLOCK + 1, BLOCK, d / GROUP);
-      configure(of->rows <= FEW ? PARTS * of->rows : of->rows, unit_rows(format));
       float *to = y + m * width;
       if (of->rows <= FEW)
         piece_product(format, 1, 1, panel, d, end, &piece, of, to, width);

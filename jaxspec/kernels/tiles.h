@@ -7,7 +7,7 @@
 
 /* x [rows, depth], split for tiles: its groups of 32 columns. */
 typedef struct {
-  uint16_t *parts; /* [blocks of 16 rows][groups][3][16][32] */
+  uint16_t *parts; /* of each block of 16 rows: [groups][3][16][32], or [groups][3][rows][32] if it has up to 5 */
   float *sums;     /* [blocks][groups][16] */
   int64_t groups;
 } Split;

@@ -56,7 +56,7 @@ static inline void emulated_product(int to, int a, int b) {
 #undef _tile_stored
 #undef _tile_dpbf16ps
 #define _tile_loadconfig emulated_config
-#define _tile_release() emulated_zero(0)
+#define _tile_release() memset(&emulated, 0, sizeof emulated)
 #define _tile_zero emulated_zero
 #define _tile_loadd emulated_load
 #define _tile_stored emulated_store
