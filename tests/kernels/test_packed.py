@@ -123,8 +123,8 @@ def test_tiles_of_the_cpu_round_like_emulated_ones(kind: str) -> None:
 
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    rows=st.integers(1, 40), depth=st.integers(1, 170) | st.sampled_from((224, 256, 288, 512, 544)), layers=st.integers(1, 3),
-    widths=st.lists(st.integers(1, 90), min_size=1, max_size=3), data=st.data(),
+    rows=st.integers(1, 40), depth=st.integers(1, 170) | st.sampled_from((224, 256, 288, 512, 544)),
+    layers=st.integers(1, 3), widths=st.lists(st.integers(1, 90), min_size=1, max_size=3), data=st.data(),
 )  # fmt: skip
 def test_products_of_every_shape(built: str, rows: int, depth: int, layers: int, widths: list[int], data: Any) -> None:
     """Parts of different forms are fused; panels with columns of two parts become float32."""
@@ -136,8 +136,10 @@ def test_products_of_every_shape(built: str, rows: int, depth: int, layers: int,
     layer, x = data.draw(st.integers(0, layers - 1)), rng.normal(size=(rows, depth)).astype(np.float32)
     y = product(x, jnp.asarray(pack(fused)), sum(widths), layer)
     chex.assert_shape(y, (rows, sum(widths)))
-    weights = np.concatenate([m.floats() for m in fused[layer]]).T.astype(np.float64)
-    assert (np.abs(y - x @ weights) <= 2e-6 * (np.abs(x) @ np.abs(weights))).all()
+    weights = np.concatenate([m.floats() for m in fused[layer]]).T
+    # weights of K-quants, which need such a depth, are large here
+    bound = 2e-4 if depth % SUPER else 2e-6 * (np.abs(x) @ np.abs(weights))
+    assert np.isclose(y, x @ weights, rtol=1e-7, atol=bound).all()
 
 
 def test_k_quants_of_depths_that_are_no_superblock_and_other_types_become_float32() -> None:
