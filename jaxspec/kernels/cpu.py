@@ -21,6 +21,8 @@ from jaxspec.kernels.packed import GROUP
 
 #: Factor of head_dim and page_size, limits of attention.c.
 LANES, MAX_ROWS, MAX_DIM, MAX_PAGE = 16, 48, 256, 128
+#: Rows up to which a CPU with AMX multiplies faster without tiles (docs/results/kernels.md).
+FASTER_UNTILED = 8
 
 
 _prefix: ContextVar[str] = ContextVar("prefix", default="")
@@ -66,16 +68,22 @@ def zeros(shape: Sequence[int], dtype: Any) -> jax.Array:
     return jax.jit(call)(np.int32(jnp.dtype(dtype).itemsize))
 
 
-def linear(x: jax.Array, weight: jax.Array, width: int, layer: jax.Array | None = None) -> jax.Array:
+def linear(
+    x: jax.Array, weight: jax.Array, width: int, layer: jax.Array | None = None, *, untiled: int = 0
+) -> jax.Array:
     """`x [T, in]` float32 times layer `layer` (`[]` int32, default 0) of `weight` (from `packed.pack`) -> `[T, width]`.
 
-    Raises `ValueError` if dtypes do not fit. If the sizes do not fit those of `weight`, the call fails when it runs.
+    `untiled`: up to this many rows are multiplied without AMX tiles, in another order of sums: on CPUs with AMX a row's
+    bits then depend on the number of rows. Raises `ValueError` if dtypes do not fit. If the sizes do not fit those of
+    `weight`, the call fails when it runs.
     """
     _check_packed(weight)
     _check(x)
     index = jnp.int32(0) if layer is None else layer.astype(jnp.int32)
     result = jax.ShapeDtypeStruct((x.shape[0], width), jnp.float32)
-    return _call("jaxspec_linear", result)(jnp.pad(x, ((0, 0), (0, -x.shape[1] % GROUP))), weight, index)
+    return _call("jaxspec_linear", result)(
+        jnp.pad(x, ((0, 0), (0, -x.shape[1] % GROUP))), weight, index, np.int32(untiled)
+    )
 
 
 def lookup(weight: jax.Array, tokens: jax.Array, vocab: int, hidden: int) -> jax.Array:
@@ -88,19 +96,22 @@ def lookup(weight: jax.Array, tokens: jax.Array, vocab: int, hidden: int) -> jax
     return _call("jaxspec_columns", result)(tokens.astype(jnp.int32), weight, np.int32(vocab))[:, :hidden]
 
 
-def grouped(x: jax.Array, weight: jax.Array, width: int, layer: jax.Array | None, counts: jax.Array) -> jax.Array:
+def grouped(
+    x: jax.Array, weight: jax.Array, width: int, layer: jax.Array | None, counts: jax.Array, *, untiled: int = 0
+) -> jax.Array:
     """Rows `x [N, in]` float32, the first `counts[0]` of them of expert 0 and so on (`[experts]` int32), times their
     experts' matrices in layer `layer` (default 0) of `weight` (from `packed.pack`, all experts of a layer in a row) ->
     `[N, width]`.
 
-    Matrices of experts without rows are not read. Raises `ValueError` if dtypes do not fit.
+    Matrices of experts without rows are not read. `untiled`: as in `linear`, of each expert's rows. Raises `ValueError`
+    if dtypes do not fit.
     """
     _check_packed(weight)
     _check(x)
     first = (jnp.int32(0) if layer is None else layer.astype(jnp.int32)) * counts.shape[0]
     result = jax.ShapeDtypeStruct((x.shape[0], width), jnp.float32)
     x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % GROUP)))
-    return _call("jaxspec_grouped", result)(x, weight, first, counts.astype(jnp.int32))
+    return _call("jaxspec_grouped", result)(x, weight, first, counts.astype(jnp.int32), np.int32(untiled))
 
 
 def norm(x: jax.Array, weight: jax.Array, eps: float, bias: jax.Array | None = None) -> jax.Array:

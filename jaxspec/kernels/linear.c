@@ -215,14 +215,15 @@ static void split_share(const void *work, int64_t block) {
   split_block(l->x, l->rows, l->depth, &l->split, block);
 }
 
-/* Whether any panel is multiplied on tiles. */
-static int any_tiled(const Linear *l) {
+/* Whether any panel is multiplied on tiles, if more than `untiled` rows are. */
+static int on_tiles(const Linear *l, int64_t untiled) {
+  if (l->rows <= untiled || !has_tiles()) return 0;
   for (int64_t p = 0; p < l->panels; p++)
     if (is_tiled((int)l->entries[p].format)) return 1;
   return 0;
 }
 
-/* x [rows, depth], w [bytes], layer [] int32 -> y [rows, width] */
+/* x [rows, depth], w [bytes], layer [] int32, untiled [] int32: rows up to which no tiles are used -> y [rows, width] */
 XLA_FFI_Error *jaxspec_linear(XLA_FFI_CallFrame *frame) {
   if (is_query(frame)) return NULL;
   Linear work = {.x = input(frame, 0), .w = input(frame, 1), .y = output(frame, 0), .rows = dim(frame, 0, 0),
@@ -232,7 +233,7 @@ XLA_FFI_Error *jaxspec_linear(XLA_FFI_CallFrame *frame) {
   XLA_FFI_Error *unfit = check(frame, work.w, layer, work.depth, work.width);
   if (unfit) return unfit;
   work.entries = (const Entry *)(work.w + HEADER_BYTES) + layer * work.panels;
-  int brief = work.rows <= BRIEF_ROWS, tiled = has_tiles() && any_tiled(&work);
+  int brief = work.rows <= BRIEF_ROWS, tiled = on_tiles(&work, *(int32_t *)input(frame, 3));
   if (tiled && !new_split(work.rows, work.depth, &work.split))
     return failure(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "no memory for the split activations");
   if (tiled) parallel_for(frame, (work.rows + 15) / 16, split_share, &work, sizeof work, brief);
@@ -263,8 +264,9 @@ static void share_of_experts(const void *work, int64_t unit) {
 
 #define MAX_EXPERTS 1024
 
-/* x [rows, depth] with rows by expert, w [bytes], first [] int32: matrix of the first expert, counts [experts] int32 ->
-   y [rows, width]. Matrices of experts without rows are not read. */
+/* x [rows, depth] with rows by expert, w [bytes], first [] int32: matrix of the first expert, counts [experts] int32,
+   untiled [] int32: rows of an expert up to which no tiles are used -> y [rows, width]. Matrices of experts without rows
+   are not read. */
 XLA_FFI_Error *jaxspec_grouped(XLA_FFI_CallFrame *frame) {
   if (is_query(frame)) return NULL;
   int64_t depth = dim(frame, 0, 1), width = ((XLA_FFI_Buffer *)frame->rets.rets[0])->dims[1], experts = dim(frame, 3, 0);
@@ -284,7 +286,7 @@ XLA_FFI_Error *jaxspec_grouped(XLA_FFI_CallFrame *frame) {
     Linear l = {.x = (const float *)input(frame, 0) + row * depth, .w = w, .entries = entries + e * panels,
                 .y = (float *)output(frame, 0) + row * width, .rows = counts[e], .depth = depth, .width = width,
                 .panels = panels, .share = 4};
-    if (has_tiles() && any_tiled(&l)) {
+    if (on_tiles(&l, *(int32_t *)input(frame, 4))) {
       if (!new_split(l.rows, depth, &l.split)) {
         while (used) free(each[--used].split.parts);
         return failure(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "no memory for the split activations");

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -29,7 +30,11 @@ from jaxspec.step.kv_int8 import AnyKVCache, Int8KVCache, P
 from jaxspec.step.layers import NewKV
 from jaxspec.step.tensor_parallel import TensorParallel
 
-OPERATIONS = Operations(cpu.linear, cpu.lookup, cpu.norm, cpu.grouped)
+#: Batch-invariant operations, and the fastest ones.
+_INVARIANT = Operations(cpu.linear, cpu.lookup, cpu.norm, cpu.grouped)
+_FASTEST = _INVARIANT._replace(
+    product=partial(cpu.linear, untiled=cpu.FASTER_UNTILED), grouped=partial(cpu.grouped, untiled=cpu.FASTER_UNTILED)
+)
 
 
 class NativeLayers:
@@ -43,9 +48,14 @@ class NativeLayers:
     few_rows = 8
     steady = False
 
+    def __init__(self, batch_invariant: bool = True) -> None:
+        """`batch_invariant`: a token's logits have the same bits in any batch. Drafters do not need that: drafts change
+        the speed only or, with rejection sampling, are what tokens are drawn from."""
+        self._operations = _INVARIANT if batch_invariant else _FASTEST
+
     @property
     def version(self) -> str:
-        return cpu.load()
+        return cpu.load() + ("" if self._operations is _INVARIANT else " fastest")
 
     def zeros(self, shape: Sequence[int], dtype: Any) -> jax.Array:
         return cpu.zeros(shape, dtype)
@@ -54,7 +64,7 @@ class NativeLayers:
         return config
 
     def decoder(self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str) -> Decoder:
-        return Decoder(config, stacked_weights(config, weights, pack), OPERATIONS)
+        return Decoder(config, stacked_weights(config, weights, pack), self._operations)
 
     def drafter(
         self, config: DecoderConfig, weights: Mapping[str, np.ndarray], dtype: str, target: Mapping[str, jax.Array]
@@ -64,7 +74,7 @@ class NativeLayers:
             if name in weights:
                 shape = config.hidden_size, inputs * config.hidden_size
                 w[name] = jax.device_put(pack([stored_parts(weights, name, shape)]))
-        return DraftDecoder(config, {**w, "vocab": jnp.asarray(weights["vocab"])}, OPERATIONS)
+        return DraftDecoder(config, {**w, "vocab": jnp.asarray(weights["vocab"])}, _FASTEST)
 
     def run(
         self,

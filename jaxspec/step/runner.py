@@ -319,7 +319,7 @@ def pick_layers(config: EngineConfig, model: DecoderConfig) -> Layers:
     else:
         try:
             cpu.load()
-            return NativeLayers()
+            return NativeLayers(config.batch_invariant)
         except KernelsUnavailable as error:
             reason = str(error)
             log.warning("serving without the CPU kernels, at a fraction of the speed: %s", reason)

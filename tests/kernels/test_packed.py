@@ -17,11 +17,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import helpers
+from helpers import tiny
 from helpers.packed import packed, stored_matrix
+from jaxspec.config import EngineConfig
+from jaxspec.draft.registry import truncated
 from jaxspec.kernels import cpu
 from jaxspec.kernels.build import KernelsUnavailable
 from jaxspec.kernels.packed import FORMATS, SUPER, pack
 from jaxspec.models.load.stored import StoredMatrix
+from jaxspec.step.runner import pick_layers
 
 #: Kernels whose tiles are emulated.
 TILES = f"cc -march=x86-64-v4 -mavx512bf16 -include {Path(helpers.__file__).parent / 'tiles.h'}"
@@ -104,6 +108,38 @@ def test_a_row_does_not_depend_on_the_others_nor_on_the_form(built: str, kind: s
     for d, column in enumerate(matrix.floats().T):
         plain += x[:, d, None] * column  # rounded once more than with a fused multiply-add
     assert np.abs(alone - exact).mean() <= 1.05 * np.abs(plain - exact).mean()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_few_rows_without_tiles_have_the_bits_of_float32_weights(built: str, kind: str) -> None:
+    """And more rows those of tiles, if the CPU has them."""
+    depth, out, rng = 2 * SUPER, 40, np.random.default_rng(4)
+    matrix = stored_matrix(kind, out, depth, rng)
+    weight, wide = jnp.asarray(pack([[matrix]])), packed([matrix.floats().T])
+    x = rng.normal(size=(9, depth)).astype(np.float32)
+    for rows in range(1, len(x) + 1):
+        found = np.asarray(cpu.linear(jnp.asarray(x[:rows]), weight, out, untiled=8))
+        np.testing.assert_array_equal(found, product(x[:rows], wide if rows <= 8 else weight, out))
+    counts = jnp.asarray([8, 1])
+    both = jnp.asarray(pack([[matrix], [matrix]]))
+    found = np.asarray(cpu.grouped(jnp.asarray(x), both, out, None, counts, untiled=2))
+    np.testing.assert_array_equal(found[:8], product(x[:8], weight, out))
+    np.testing.assert_array_equal(found[8:], product(x[8:], wide, out))
+
+
+def test_batch_invariance_is_a_setting_of_the_target_and_none_of_drafters(built: str) -> None:
+    target, rng = tiny.model(), np.random.default_rng(5)
+    matrix = stored_matrix("Q4_1", 40, SUPER, rng)
+    weight, wide = jnp.asarray(pack([[matrix]])), packed([matrix.floats().T])
+    x = rng.normal(size=(3, SUPER)).astype(np.float32)
+    untiled = product(x, wide, 40)
+    assert (product(x, weight, 40) != untiled).any() == is_tiled(built, "Q4_1")
+    for invariant in (True, False):
+        layers = pick_layers(EngineConfig(dtype="float32", batch_invariant=invariant), target.config)
+        decoder = layers.decoder(target.config, target.weights, "float32")
+        drafter = layers.drafter(*truncated(target, 1), "float32", {})
+        for model, bits in ((decoder, product(x, weight, 40) if invariant else untiled), (drafter, untiled)):
+            np.testing.assert_array_equal(model.ops.product(jnp.asarray(x), weight, 40, None), bits)
 
 
 @pytest.mark.skipif(not shutil.which("cc") or "amx_bf16" not in _features(), reason="no C compiler or AMX tiles")

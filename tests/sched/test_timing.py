@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import isotonic_regression  # type: ignore[import-untyped]
 
 from jaxspec.sched.timing import DraftRoundTimes, StepTimes
 
@@ -100,3 +101,22 @@ def test_steps_without_a_context_say_nothing_about_positions() -> None:
     assert times.position == 34e-9
     times.learn({1: 1e-3}, 1e-9)
     assert times.of(1, 1000) == pytest.approx(1.001e-3)
+
+
+@given(st.lists(st.floats(0.1, 2), min_size=1, max_size=12))
+def test_noise_that_makes_larger_steps_faster_is_averaged_out(seconds: list[float]) -> None:
+    """As an isotonic regression does. All sizes count alike until some of them have run."""
+    times = StepTimes({i + 1: s for i, s in enumerate(seconds)})
+    found = [times.of(i + 1) for i in range(len(seconds))]
+    assert found == sorted(found)
+    assert found == pytest.approx(isotonic_regression(seconds).x.tolist())
+
+
+def test_a_step_that_runs_corrects_a_smaller_one_that_was_profiled_too_long() -> None:
+    """Two tokens were measured in a bad moment and have not run since: they take no longer than four do."""
+    times = StepTimes({1: 10e-3, 2: 20e-3, 4: 16e-3, 8: 25e-3})
+    for _ in range(100):
+        times.observe(1, 10e-3)
+        times.observe(4, 14e-3)
+    assert times.of(1) == pytest.approx(10e-3, rel=0.03)
+    assert times.of(2) == pytest.approx(14e-3, rel=0.05) == times.of(4)
