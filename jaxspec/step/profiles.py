@@ -59,6 +59,7 @@ class Profile:
         self.on_guess: list[Callable[[str], None]] = []
         self._runs: dict[str, Callable[[], None]] = {}
         self._samples: dict[str, list[float]] = {}
+        self._doubted: dict[str, list[float]] = {}  # samples of rounds that were measured again
         self._rounds = dict.fromkeys(names, 1)
         if path is not None and not renew:
             self._read(path)
@@ -128,10 +129,13 @@ class Profile:
             log.info("%s: measuring %d programs again: %s", self.what, len(again), doubts[again[0]])
             for name in again:
                 self._rounds[name] += 1
-                del self._samples[name]
+                self._doubted.setdefault(name, []).extend(self._samples.pop(name))
             return
+        # On a machine that is always unsteady, the last round is no better than the others.
+        found |= {name: median(self._doubted.get(name, []) + self._samples[name]) for name in doubts}
         self.seconds, self.measured = found, datetime.now(UTC)
         self._samples.clear()
+        self._doubted.clear()
         if doubts:
             log.warning(
                 "%s: times are implausible after %d attempts (%s), the machine seems busy. They are measured again "

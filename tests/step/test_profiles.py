@@ -131,6 +131,14 @@ def test_what_stays_implausible_is_used_but_not_kept(tmp_path: Path, caplog: pyt
     assert not list(tmp_path.iterdir()) and "the machine seems busy" in caplog.text.lower()
 
 
+def test_times_that_never_repeat_are_the_median_of_all_rounds(tmp_path: Path) -> None:
+    """A neighbour comes and goes: the last round alone would tell of one of its visits only."""
+    often, last = [1.0, 1.0, 1.0, 4.0, 4.0], [1.0, 1.0, 4.0, 4.0, 4.0]
+    machine = Machine(p1=chain([9.0], often, often, last), p8=repeat(5.0))
+    assert machine.measured(ProfileStore(tmp_path)).seconds == {"1": 1.0, "8": 5.0}
+    assert not list(tmp_path.iterdir())
+
+
 def test_guesses_are_kept_until_there_is_better(tmp_path: Path) -> None:
     """A process that ends soon leaves them to the next, which measures in their place."""
     store, machine = ProfileStore(tmp_path), steady()
