@@ -110,14 +110,14 @@ def test_a_row_does_not_depend_on_the_others_nor_on_the_form(built: str, kind: s
     assert np.abs(alone - exact).mean() <= 1.05 * np.abs(plain - exact).mean()
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", ["BF16", "Q4_1", "Q6_K"])
 def test_few_rows_without_tiles_have_the_bits_of_float32_weights(built: str, kind: str) -> None:
     """And more rows those of tiles, if the CPU has them."""
     depth, out, rng = 2 * SUPER, 40, np.random.default_rng(4)
     matrix = stored_matrix(kind, out, depth, rng)
     weight, wide = jnp.asarray(pack([[matrix]])), packed([matrix.floats().T])
     x = rng.normal(size=(9, depth)).astype(np.float32)
-    for rows in range(1, len(x) + 1):
+    for rows in (1, 8, 9):
         found = np.asarray(cpu.linear(jnp.asarray(x[:rows]), weight, out, untiled=8))
         np.testing.assert_array_equal(found, product(x[:rows], wide if rows <= 8 else weight, out))
     counts = jnp.asarray([8, 1])
