@@ -12,6 +12,8 @@ from helpers.doc_commands import ROOT
 PRESETS = {
     "none.yaml": "draft: none\n",
     "cold.yaml": "draft: [suffix, truncated:1]\nsuffix_tokens: 0\n",
+    "none-untiled.yaml": "draft: none\nbatch_invariant: false\n",
+    "cold-untiled.yaml": "draft: [suffix, truncated:1]\nsuffix_tokens: 0\nbatch_invariant: false\n",
     "again.yaml": "draft: [suffix, truncated:1]\n",
     "warm.yaml": "draft: [suffix, truncated:1]\n",
     "auto.yaml": "draft: [ngram, truncated:1]\n",
