@@ -1,8 +1,8 @@
 /* y = x W on AMX tiles. A float32 is the sum of three bfloat16 numbers and a code of up to 8 bits is one, so three
    products of tiles give their product: every summand is exact and the sums are float32. Scales are applied to the sums
-   of a group. The parts of few rows share a tile and are then added as tiles would add them: a row's result does not
-   depend on the number of rows. Weights of float32 and float16 would take six and nine products; they stay with
-   linear.c. */
+   of a group; bfloat16 has none, so its sums stay in tiles. The parts of few rows share a tile and are then added as
+   tiles would add them: a row's result does not depend on the number of rows. Weights of float32 and float16 would take
+   six and nine products; they stay with linear.c. */
 #define _GNU_SOURCE
 #include "tiles.h"
 
@@ -109,7 +109,6 @@ INLINE __m512i counted(int first, int second) {
 INLINE shorts pair_of(const int format, Place at, const int r, const int c) {
   const int zero = zero_code(format), per_word = code_bytes(format) / (4 * PANEL), pairs = 16 / per_word;
   const uint8_t *word = at.codes + 64 * (COLUMNS * (r / pairs) + c);
-  if (format == BF16) return *(const shorts *)word;
   if (format == I8 || format == Q8_0) {
     ints w = *(const ints *)word;
     vec even = __builtin_convertvector((w << (24 - 8 * (r % 2))) >> 24, vec);
@@ -135,9 +134,8 @@ INLINE void widen_piece(const int format, const uint8_t *panel, int64_t begin, i
   for (int64_t g = 0; g < (end - begin) / GROUP; g++) {
     Place at = group_at(format, panel, begin + g * GROUP);
     UNROLL for (int i = 0; i < group_bytes(format); i += 64) __builtin_prefetch(at.group + AHEAD + i);
-    if (format != BF16)
-      UNROLL for (int r = 0; r < GROUP / 2; r++) UNROLL for (int c = 0; c < COLUMNS; c++)
-          *(shorts *)to->pairs[c][g * GROUP / 2 + r] = pair_of(format, at, r, c);
+    UNROLL for (int r = 0; r < GROUP / 2; r++) UNROLL for (int c = 0; c < COLUMNS; c++)
+        *(shorts *)to->pairs[c][g * GROUP / 2 + r] = pair_of(format, at, r, c);
     UNROLL for (int i = 0; i < halves; i++) read_scales(format, at, i, 0, COLUMNS, &to->scales[g * halves + i]);
   }
 }
@@ -198,10 +196,7 @@ INLINE void use_sums(const int format, const int few, const Piece *piece, int64_
       vec total = *(const vec *)sum[m];
       if (few) total += *(const vec *)sum[of->rows + m];
       if (few) total += *(const vec *)sum[2 * of->rows + m];
-      if (format == BF16)
-        y[m] += total;
-      else
-        y[m] += total * piece->scales[u].scale[c];
+      y[m] += total * piece->scales[u].scale[c];
       if (has_minimum(format)) y[m] += piece->scales[u].minimum[c] * x[m];
     }
   }
@@ -210,16 +205,14 @@ INLINE void use_sums(const int format, const int few, const Piece *piece, int64_
 
 /* y += x times a piece of a panel, for one block or two. First all sums are computed, on two pairs of tiles in turn: a
    product waits for the last store of its tile. Then all are used: reading what a tile has just stored waits too. */
-INLINE void piece_product(const int format, const int few, const int blocks, const uint8_t *panel, int64_t begin,
-                          int64_t end, Piece *piece, const Rows *of, float *y, int64_t width) {
+INLINE void piece_product(const int format, const int few, const int blocks, int64_t begin, int64_t end, Piece *piece,
+                          const Rows *of, float *y, int64_t width) {
   const int unit = unit_rows(format), size = part_size(of->rows);
-  const int64_t units = (end - begin) / unit, stride = format == BF16 ? 4 * PANEL : 4 * WIDTH;
+  const int64_t units = (end - begin) / unit;
   WRITTEN;
   for (int64_t u = 0; u < units; u++) {
-    const uint8_t *w = format == BF16 ? group_at(format, panel, begin + u * unit).codes
-                                      : (const uint8_t *)piece->pairs[0][u * unit / 2];
-    _tile_loadd(6, w, stride);
-    _tile_loadd(7, w + (format == BF16 ? 4 * WIDTH : (int64_t)sizeof piece->pairs[0]), stride);
+    _tile_loadd(6, piece->pairs[0][u * unit / 2], 4 * WIDTH);
+    _tile_loadd(7, piece->pairs[1][u * unit / 2], 4 * WIDTH);
     if (blocks == 2 || u % 2 == 0)
       ADD_UNIT(0, 1, 0);
     else
@@ -247,12 +240,62 @@ INLINE void panel_product(const int format, const uint8_t *panel, const Split *x
       if (blocks == 2) of[1] = rows_of(x, block + m / BLOCK + 1, BLOCK, d / GROUP);
       float *to = y + m * width;
       if (of->rows <= FEW)
-        piece_product(format, 1, 1, panel, d, end, &piece, of, to, width);
+        piece_product(format, 1, 1, d, end, &piece, of, to, width);
       else if (blocks == 1)
-        piece_product(format, 0, 1, panel, d, end, &piece, of, to, width);
+        piece_product(format, 0, 1, d, end, &piece, of, to, width);
       else
-        piece_product(format, 0, 2, panel, d, end, &piece, of, to, width);
+        piece_product(format, 0, 2, d, end, &piece, of, to, width);
     }
+  }
+}
+
+/* Adds part p of a group of block b, times the weights in tiles 6 and 7, to tiles C and D. */
+#define ADD_WHOLE(C, D, A, b, p)                                                                                      \
+  do {                                                                                                                \
+    _tile_loadd(A, of[b].parts + (g * PARTS + p) * part_size(of[b].rows), 64);                                        \
+    _tile_dpbf16ps(C, A, 6);                                                                                          \
+    _tile_dpbf16ps(D, A, 7);                                                                                          \
+  } while (0)
+
+/* Writes tiles C and D, the sums of a block's 32 columns. Tiles may have more rows than the block. */
+#define WRITE_WHOLE(C, D, b)                                                                                          \
+  do {                                                                                                                \
+    float whole[BLOCK][PANEL];                                                                                        \
+    const int all = of[b].rows == (rows < BLOCK ? rows : BLOCK);                                                      \
+    float *to = all ? y + (m + b * BLOCK) * width : whole[0];                                                         \
+    _tile_stored(C, to, 4 * (all ? width : PANEL));                                                                   \
+    _tile_stored(D, to + WIDTH, 4 * (all ? width : PANEL));                                                           \
+    WRITTEN;                                                                                                          \
+    if (!all)                                                                                                         \
+      for (int r = 0; r < of[b].rows; r++) memcpy(y + (m + b * BLOCK + r) * width, whole[r], sizeof whole[r]);        \
+  } while (0)
+
+/* Weights in bfloat16 have no scales: sums stay in tiles over the whole depth. */
+static void tiledBF16(const uint8_t *panel, const Split *x, int64_t block, int64_t rows, int64_t depth, float *y,
+                      int64_t width) {
+  configure(rows > BLOCK ? BLOCK : (int)rows, GROUP);
+  for (int64_t m = 0, blocks; m < rows; m += blocks * BLOCK) {
+    blocks = rows - m >= 2 * BLOCK ? 2 : 1;
+    Rows of[2] = {rows_of(x, block + m / BLOCK, rows - m, 0)};
+    if (blocks == 2) of[1] = rows_of(x, block + m / BLOCK + 1, BLOCK, 0);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t g = 0; g < depth / GROUP; g++) {
+      const uint8_t *w = panel + g * group_bytes(BF16);
+      if (!m) UNROLL for (int i = 0; i < group_bytes(BF16); i += 64) __builtin_prefetch(w + AHEAD + i);
+      _tile_loadd(6, w, 4 * PANEL);
+      _tile_loadd(7, w + 4 * WIDTH, 4 * PANEL);
+      ADD_WHOLE(0, 1, 4, 0, 0);
+      if (blocks == 2) ADD_WHOLE(2, 3, 5, 1, 0);
+      ADD_WHOLE(0, 1, 4, 0, 1);
+      if (blocks == 2) ADD_WHOLE(2, 3, 5, 1, 1);
+      ADD_WHOLE(0, 1, 4, 0, 2);
+      if (blocks == 2) ADD_WHOLE(2, 3, 5, 1, 2);
+    }
+    WRITE_WHOLE(0, 1, 0);
+    if (blocks == 2) WRITE_WHOLE(2, 3, 1);
   }
 }
 
@@ -261,7 +304,7 @@ INLINE void panel_product(const int format, const uint8_t *panel, const Split *x
                        int64_t width) {                                                                               \
     panel_product(F, panel, x, block, rows, depth, y, width);                                                         \
   }
-TILED_OF(BF16) TILED_OF(I8) TILED_OF(Q4_0) TILED_OF(Q4_1) TILED_OF(Q5_0) TILED_OF(Q5_1) TILED_OF(Q8_0)
+TILED_OF(I8) TILED_OF(Q4_0) TILED_OF(Q4_1) TILED_OF(Q5_0) TILED_OF(Q5_1) TILED_OF(Q8_0)
 TILED_OF(Q4_K) TILED_OF(Q5_K) TILED_OF(Q6_K)
 
 void tile_product(int format, const uint8_t *panel, const Split *x, int64_t first, int64_t rows, int64_t depth,
