@@ -39,7 +39,7 @@ def fit_steps(size: np.ndarray, extra: np.ndarray, took: np.ndarray) -> tuple[np
         empty = np.bincount(place, kept, len(seen)) == 0
         kept |= empty[place] & near
     solution = _bounded(columns[kept], took[kept], low)
-    steps = _rising(solution[: len(seen)], np.bincount(place, kept, len(seen)))
+    steps = rising(solution[: len(seen)], np.bincount(place, kept, len(seen)))
     return seen, np.maximum(steps, least), solution[len(seen) :] / scale
 
 
@@ -75,8 +75,10 @@ def _bounded(columns: np.ndarray, took: np.ndarray, low: np.ndarray) -> np.ndarr
     return np.maximum(solution, low)
 
 
-def _rising(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Isotonic regression: the nearest non-decreasing values by weighted squares (pool adjacent violators)."""
+def rising(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Isotonic regression: the nearest non-decreasing values `[n]` by weighted squares (pool adjacent violators)."""
+    if (values[1:] >= values[:-1]).all():
+        return values
     pools: list[tuple[float, float, int]] = []  # (mean, weight, how many values)
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
         pool = (value, weight, 1)

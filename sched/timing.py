@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxspec.sched.plan import Plan, RequestResult
 from jaxspec.sched.request import Request
+from jaxspec.sched.step_fit import rising
 
 
 class Regression:
@@ -79,15 +80,16 @@ _ALL, _OWN = 0.03, 0.02
 _POSITION = 0.03
 #: An outlier (a pause of the machine) counts as at most this many times the expected time.
 _OUTLIER = 2.0
-#: Decay of a size's weight per step, the weight below which a size counts as not seen recently, and that of a profile.
+#: Decay of a size's weight per step, the weight below which a size counts as not seen recently, and what its profiled
+#: time counts besides.
 _FADE, _SEEN, _PROFILED = 0.02, 1e-3, 0.02
 
 
 class StepTimes:
     """Seconds of a step: those of its bucket size, plus `position` for each committed KV position that it reads.
 
-    Times never fall with size: where a larger step was faster, which is noise, both get their mean, in which sizes that
-    have run recently count most. Raises `ValueError` without any size.
+    Times never fall with size: where a larger step was faster, which is noise, all sizes concerned get their mean, in which
+    those that have run recently count most. Raises `ValueError` without any size.
     """
 
     def __init__(self, seconds: Mapping[int, float], position: float = 0.0) -> None:
@@ -121,7 +123,7 @@ class StepTimes:
 
     def _update(self, sizes: list[int]) -> None:
         profiled = np.asarray([self._profiled[n] for n in sizes])
-        self._ladder = sizes, _rising(profiled * np.exp(self._own + self._all), self._weight + _PROFILED)
+        self._ladder = sizes, rising(profiled * np.exp(self._own + self._all), self._weight + _PROFILED)
 
     @property
     def sizes(self) -> list[int]:
@@ -219,20 +221,6 @@ class StepTimes:
         meet = float(seconds[0] / seconds[-1]) * sizes[-1]
         plain = sizes[min(bisect_left(sizes, round(meet)), len(sizes) - 1)]
         return max(plain, self.within(self.of(plain) / self.of(1) * self.of(1, context), context))
-
-
-def _rising(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Isotonic regression (pool adjacent violators): the nearest numbers that never fall, `[n]` -> `[n]`."""
-    if (values[1:] >= values[:-1]).all():
-        return values
-    pools: list[tuple[float, float, int]] = []  # mean, weight and size
-    for mean, weight in zip(values.tolist(), weights.tolist(), strict=True):
-        size = 1
-        while pools and pools[-1][0] > mean:
-            before, more, count = pools.pop()
-            mean, weight, size = (before * more + mean * weight) / (more + weight), more + weight, size + count
-        pools.append((mean, weight, size))
-    return np.repeat([mean for mean, _, _ in pools], [size for _, _, size in pools])
 
 
 def between(seconds: Mapping[int, float], tokens: int) -> float:

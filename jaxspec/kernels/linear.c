@@ -1,8 +1,9 @@
-/* y = x W for packed weights (packed.h). A panel is read once, sequentially, for any number of rows. CPUs with AMX
-   multiply codes and bfloat16 on tiles (tiles.c). Otherwise a few rows use weights as they are widened, more rows share a
-   widened piece in the cache, and every sum runs in order of depth with the same weights. So a row's result does not
-   depend on the number of rows, nor, without tiles, on how the matrix is stored. XLA repacks float32 weights in each
-   call, which for few rows costs more than the product itself (docs/results/kernels.md). */
+/* y = x W for packed weights (packed.h). A panel is read from memory once, sequentially, for any number of rows. CPUs with
+   AMX multiply codes and bfloat16 on tiles (tiles.c). Otherwise a few rows use weights as they are widened, more rows
+   share a widened piece in the cache, and every sum runs in order of depth with the same weights. So a row's result does
+   not depend on the number of rows, unless few rows are to use no tiles, nor, without tiles, on how the matrix is stored.
+   XLA repacks float32 weights in each call, which for few rows costs more than the product itself
+   (docs/results/kernels.md). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -160,7 +161,7 @@ typedef struct {
   const Entry *entries;
   float *y;
   int64_t rows, depth, width, panels, share;
-  Split split; /* of x, if there are tiles */
+  Split split; /* of x, if tiles are used */
 } Linear;
 
 #define EDGE_ROWS 64
@@ -215,7 +216,7 @@ static void split_share(const void *work, int64_t block) {
   split_block(l->x, l->rows, l->depth, &l->split, block);
 }
 
-/* Whether any panel is multiplied on tiles, if more than `untiled` rows are. */
+/* Whether any panel is multiplied on tiles. Up to `untiled` rows, none is. */
 static int on_tiles(const Linear *l, int64_t untiled) {
   if (l->rows <= untiled || !has_tiles()) return 0;
   for (int64_t p = 0; p < l->panels; p++)

@@ -1,7 +1,7 @@
 /* y = x W on AMX tiles. A float32 is the sum of three bfloat16 numbers and a code of up to 8 bits is one, so three
    products of tiles give their product: every summand is exact and the sums are float32. Scales are applied to the sums
-   of a group; bfloat16 has none, so its sums stay in tiles. The parts of few rows share a tile and are then added as
-   tiles would add them: a row's result does not depend on the number of rows. Weights of float32 and float16 would take
+   of a group; the parts of few rows share a tile and are then added as tiles would add them. bfloat16 has no scales, so
+   its sums stay in tiles. A row's result does not depend on the number of rows. Weights of float32 and float16 would take
    six and nine products; they stay with linear.c. */
 #define _GNU_SOURCE
 #include "tiles.h"
@@ -37,7 +37,7 @@ typedef struct {
   Scales scales[PIECE / 16];
 } Piece;
 
-/* A block of x from the first group of a piece on. */
+/* A block of x from some group on. */
 typedef struct {
   uint16_t *parts;
   float *sums;
@@ -257,45 +257,45 @@ INLINE void panel_product(const int format, const uint8_t *panel, const Split *x
     _tile_dpbf16ps(D, A, 7);                                                                                          \
   } while (0)
 
-/* Writes tiles C and D, the sums of a block's 32 columns. Tiles may have more rows than the block. */
-#define WRITE_WHOLE(C, D, b)                                                                                          \
-  do {                                                                                                                \
-    float whole[BLOCK][PANEL];                                                                                        \
-    const int all = of[b].rows == (rows < BLOCK ? rows : BLOCK);                                                      \
-    float *to = all ? y + (m + b * BLOCK) * width : whole[0];                                                         \
-    _tile_stored(C, to, 4 * (all ? width : PANEL));                                                                   \
-    _tile_stored(D, to + WIDTH, 4 * (all ? width : PANEL));                                                           \
-    WRITTEN;                                                                                                          \
-    if (!all)                                                                                                         \
-      for (int r = 0; r < of[b].rows; r++) memcpy(y + (m + b * BLOCK + r) * width, whole[r], sizeof whole[r]);        \
-  } while (0)
-
 /* Weights in bfloat16 have no scales: sums stay in tiles over the whole depth. */
 static void tiledBF16(const uint8_t *panel, const Split *x, int64_t block, int64_t rows, int64_t depth, float *y,
                       int64_t width) {
   configure(rows > BLOCK ? BLOCK : (int)rows, GROUP);
+  WRITTEN;
   for (int64_t m = 0, blocks; m < rows; m += blocks * BLOCK) {
     blocks = rows - m >= 2 * BLOCK ? 2 : 1;
     Rows of[2] = {rows_of(x, block + m / BLOCK, rows - m, 0)};
     if (blocks == 2) of[1] = rows_of(x, block + m / BLOCK + 1, BLOCK, 0);
     _tile_zero(0);
     _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    if (blocks == 2) _tile_zero(2);
+    if (blocks == 2) _tile_zero(3);
     for (int64_t g = 0; g < depth / GROUP; g++) {
-      const uint8_t *w = panel + g * group_bytes(BF16);
+      const uint8_t *w = group_at(BF16, panel, g * GROUP).codes;
       if (!m) UNROLL for (int i = 0; i < group_bytes(BF16); i += 64) __builtin_prefetch(w + AHEAD + i);
       _tile_loadd(6, w, 4 * PANEL);
       _tile_loadd(7, w + 4 * WIDTH, 4 * PANEL);
       ADD_WHOLE(0, 1, 4, 0, 0);
-      if (blocks == 2) ADD_WHOLE(2, 3, 5, 1, 0);
-      ADD_WHOLE(0, 1, 4, 0, 1);
-      if (blocks == 2) ADD_WHOLE(2, 3, 5, 1, 1);
-      ADD_WHOLE(0, 1, 4, 0, 2);
-      if (blocks == 2) ADD_WHOLE(2, 3, 5, 1, 2);
+      if (blocks == 2) {
+        ADD_WHOLE(2, 3, 5, 1, 0);
+        ADD_WHOLE(0, 1, 4, 0, 1);
+        ADD_WHOLE(2, 3, 5, 1, 1);
+        ADD_WHOLE(0, 1, 4, 0, 2);
+        ADD_WHOLE(2, 3, 5, 1, 2);
+      } else {
+        ADD_WHOLE(0, 1, 5, 0, 1);
+        ADD_WHOLE(0, 1, 4, 0, 2);
+      }
     }
-    WRITE_WHOLE(0, 1, 0);
-    if (blocks == 2) WRITE_WHOLE(2, 3, 1);
+    /* Only the last block of more than 16 rows may have fewer than tiles have. */
+    const int fits = of->rows == BLOCK || of->rows == rows;
+    float last[BLOCK][PANEL], *to = fits ? y + m * width : last[0];
+    _tile_stored(0, to, 4 * (fits ? width : PANEL));
+    _tile_stored(1, to + WIDTH, 4 * (fits ? width : PANEL));
+    if (blocks == 2) _tile_stored(2, y + (m + BLOCK) * width, 4 * width);
+    if (blocks == 2) _tile_stored(3, y + (m + BLOCK) * width + WIDTH, 4 * width);
+    WRITTEN;
+    for (int r = 0; !fits && r < of->rows; r++) memcpy(y + (m + r) * width, last[r], sizeof last[r]);
   }
 }
 

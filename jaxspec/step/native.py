@@ -44,13 +44,13 @@ class NativeLayers:
     sizes = CPU
     parallel: TensorParallel | None = None
     #: A step with a prompt has room for 64 rows and seldom needs more than one or two. Tokens do not depend on how many
-    #: rows the kernels compute.
+    #: rows the kernels compute, if they are batch-invariant.
     few_rows = 8
     steady = False
 
     def __init__(self, batch_invariant: bool = True) -> None:
-        """`batch_invariant`: a token's logits have the same bits in any batch. Drafters do not need that: drafts change
-        the speed only or, with rejection sampling, are what tokens are drawn from."""
+        """`batch_invariant`: a token's logits have the same bits in any batch. Drafters do without that: drafts change the
+        speed only, and with rejection sampling the text of a seed depends on the drafts anyway."""
         self._operations = _INVARIANT if batch_invariant else _FASTEST
 
     @property

@@ -95,9 +95,9 @@ def test_a_row_does_not_depend_on_the_others_nor_on_the_form(built: str, kind: s
     depth, out, rng = 4 * SUPER + (0 if kind.endswith("_K") else 32), 40, np.random.default_rng(2)
     matrix = stored_matrix(kind, out, depth, rng)
     weight, wide = jnp.asarray(pack([[matrix]])), packed([matrix.floats().T])
-    x = rng.normal(size=(33, depth)).astype(np.float32)
+    x = rng.normal(size=(70, depth)).astype(np.float32)
     alone = np.concatenate([product(row[None], weight, out) for row in x])
-    for rows in range(1, len(x) + 1):
+    for rows in (*range(1, 34), 67, 70):
         np.testing.assert_array_equal(product(x[:rows], weight, out), alone[:rows])
     if is_tiled(built, kind):
         assert (product(x, wide, out) != alone).any()
@@ -140,6 +140,7 @@ def test_batch_invariance_is_a_setting_of_the_target_and_none_of_drafters(built:
         drafter = layers.drafter(*truncated(target, 1), "float32", {})
         for model, bits in ((decoder, product(x, weight, 40) if invariant else untiled), (drafter, untiled)):
             np.testing.assert_array_equal(model.ops.product(jnp.asarray(x), weight, 40, None), bits)
+            np.testing.assert_array_equal(model.ops.grouped(jnp.asarray(x), weight, 40, None, jnp.asarray([3])), bits)
 
 
 @pytest.mark.skipif(not shutil.which("cc") or "amx_bf16" not in _features(), reason="no C compiler or AMX tiles")
