@@ -88,8 +88,8 @@ _FADE, _SEEN, _PROFILED = 0.02, 1e-3, 0.02
 class StepTimes:
     """Seconds of a step: those of its bucket size, plus `position` for each committed KV position that it reads.
 
-    Times never fall with size: where a larger step was faster, which is noise, all sizes concerned get their mean, in which
-    those that have run recently count most. Raises `ValueError` without any size.
+    Times never fall with size: where a larger step was faster, which is noise, all sizes concerned get their mean, in
+    which those that have run recently count most. Raises `ValueError` without any size.
     """
 
     def __init__(self, seconds: Mapping[int, float], position: float = 0.0) -> None:

@@ -49,8 +49,8 @@ class NativeLayers:
     steady = False
 
     def __init__(self, batch_invariant: bool = True) -> None:
-        """`batch_invariant`: a token's logits have the same bits in any batch. Drafters do without that: drafts change the
-        speed only, and with rejection sampling the text of a seed depends on the drafts anyway."""
+        """`batch_invariant`: a token's logits have the same bits in any batch. Drafters do without that: drafts change
+        the speed only, and with rejection sampling the text of a seed depends on the drafts anyway."""
         self._operations = _INVARIANT if batch_invariant else _FASTEST
 
     @property
