@@ -1,10 +1,10 @@
 """The target's token at each logit row: argmax, or sampling with noise keyed by (request seed, position, token).
 
-The noise at a position does not depend on the batch, tree or chunk it is computed in. So a seed gives the same text in
-any batch, with or without speculation or preemption. On the CPU kernels logits are equal, too (`batch_invariant`);
-elsewhere they differ by about 1e-5 between those cases, and an argmax over noisy weights, like greedy decoding's, changes
-only if its two best values are that close. Inverse-CDF sampling with one random number per position lacks this property:
-each of 49,152 boundaries shifts, and about one token in 200 changed.
+The noise at a position does not depend on the batch, tree or chunk it is computed in. So a seed gives the same text
+in any batch, with or without speculation or preemption. On the CPU kernels logits are equal, too (`batch_invariant`);
+elsewhere they differ by about 1e-5 between those cases, and an argmax over noisy weights, like greedy decoding's,
+changes only if its two best values are that close. Inverse-CDF sampling with one random number per position lacks
+this property: each of 49,152 boundaries shifts, and about one token in 200 changed.
 """
 
 from __future__ import annotations
