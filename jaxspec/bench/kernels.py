@@ -52,7 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--contexts", type=options.count, nargs="+", metavar="N", default=[128, 512],
         help="committed KV positions of each request for attention (default: 128 512)",
     )  # fmt: skip
-    options.add_numbers(parser, ("--requests N", 16, "requests for attention"), ("--repeats N", 15, "measured rounds"))
+    options.add_numbers(
+        parser, ("--requests N", 16, "requests for attention"),
+        ("--query-tokens N", 1, "tokens of each request for attention: 1, or a chunk of a prompt (not with XLA)"),
+        ("--repeats N", 15, "measured rounds"),
+    )  # fmt: skip
     parser.add_argument(
         "--formats", nargs="+", choices=_FORMATS, metavar="FORMAT", default=["F32", "Q4_1"],
         help=f"stored forms of the weights: {', '.join(_FORMATS)} (default: F32 Q4_1)",
@@ -123,10 +127,11 @@ def run(args: argparse.Namespace) -> int:
     attention: dict[int, Times] = {}
     with progress("attention", len(args.contexts)) as advance:
         for context in args.contexts:
-            attention[context] = _attention(args.requests, context, rng, args)
+            attention[context] = _attention(context, rng, args)
             advance()
     _show("matrix products of a step, ms", "tokens", products)
-    _show(f"attention of {args.requests} requests over committed KV, {LAYERS} layers, ms", "positions", attention)
+    queries = f"{args.requests} requests of {args.query_tokens} tokens" if args.query_tokens > 1 else f"{args.requests} requests"
+    _show(f"attention of {queries} over committed KV, {LAYERS} layers, ms", "positions", attention)
     rows = ([t, *(f"{share:.0%}" for share in found.values())] for t, found in shares.items())
     names = list(next(iter(shares.values())))
     Console().print(terminal(rows, "tokens", *names, title="the nearer limit (reading, multiplying) over the time"))
@@ -197,23 +202,24 @@ def _kernel_products(x: jax.Array, weights: list[jax.Array]) -> jax.Array:
     return cpu.linear(lax.scan(layer, x, jnp.arange(LAYERS))[0], head, VOCAB)
 
 
-def _attention(requests: int, context: int, rng: np.random.Generator, args: argparse.Namespace) -> Times:
-    """Attention with one query token per request; all pages are full except perhaps each request's last."""
+def _attention(context: int, rng: np.random.Generator, args: argparse.Namespace) -> Times:
+    """Attention of each request's query tokens, a chain; all pages are full except perhaps each request's last."""
+    requests, queries = args.requests, args.query_tokens
     pages_each = -(-context // PAGE)
     pages = requests * pages_each
     table = jnp.asarray(rng.permutation(pages).reshape(requests, pages_each), jnp.int32)
-    q = jnp.asarray(rng.normal(size=(requests, KV_HEADS * GROUPS, DIM)), jnp.float32)
-    kv = jnp.asarray(rng.normal(size=(requests, KV_HEADS, DIM)), jnp.float32)
+    q = jnp.asarray(rng.normal(size=(requests * queries, KV_HEADS * GROUPS, DIM)), jnp.float32)
+    kv = jnp.asarray(rng.normal(size=(requests * queries, KV_HEADS, DIM)), jnp.float32)
     keys = jnp.asarray(rng.normal(size=(LAYERS, pages, KV_HEADS, DIM, PAGE)), jnp.float32)
     values = jnp.asarray(rng.normal(size=(LAYERS, pages, KV_HEADS, PAGE, DIM)), jnp.float32)
-    nodes = jnp.arange(requests)
-    ones, positions = jnp.ones_like(nodes), jnp.full_like(nodes, context)
+    first, depth = jnp.arange(requests) * queries, jnp.tile(jnp.arange(queries), requests)
+    nodes, committed = jnp.full_like(first, queries), jnp.full_like(first, context)
 
     def kernel(q: jax.Array, pool: tuple[jax.Array, jax.Array]) -> jax.Array:
         def layer(q: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
             none = jnp.int32(0)
             return q + cpu.attention(
-                q, kv, kv, *pool, i, none, positions, ones, nodes, ones, positions, table
+                q, kv, kv, *pool, i, none, context + depth, queries - depth, first, nodes, committed, table
             )[0], None  # fmt: skip
 
         return lax.scan(layer, q, jnp.arange(LAYERS))[0]
@@ -236,9 +242,12 @@ def _attention(requests: int, context: int, rng: np.random.Generator, args: argp
         weights = jax.nn.softmax(jnp.einsum("nkgd,nkdp->nkgp", rows, k))
         return jnp.einsum("nkgp,nkpd->nkgd", weights, v).reshape(requests, pages_each, KV_HEADS, GROUPS, DIM).sum(1)
 
-    layers = [] if args.no_xla else [(keys[i], values[i]) for i in range(LAYERS)]
-    xla = {"XLA, gathered": (per_layer(gathered), q, layers), "XLA, in place": (per_layer(in_place), q, layers)}
-    return _take_turns({**({} if args.no_xla else xla), **_kernels(kernel, q, (keys, values), args)}, args)
+    cases = _kernels(kernel, q, (keys, values), args)
+    if not args.no_xla and queries == 1:
+        layers = [(keys[i], values[i]) for i in range(LAYERS)]
+        xla = {"XLA, gathered": (per_layer(gathered), q, layers), "XLA, in place": (per_layer(in_place), q, layers)}
+        cases = {**xla, **cases}
+    return _take_turns(cases, args)
 
 
 def _show(title: str, first: str, rows: dict[int, Times]) -> None:

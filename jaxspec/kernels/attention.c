@@ -16,12 +16,13 @@
 #include "softmax.h"
 
 #define PART 256     /* positions that are summed on their own, a multiple of all page sizes */
+#define ACROSS 64    /* tokens of a step from which on keys of nodes are turned once for all items */
 
 typedef struct {
   const float *q, *k, *v, *keys, *values;
   float *out, *lse;
   const int32_t *position, *subtree, *first, *nodes, *committed, *table;
-  int64_t heads, kv_heads, dim, page, table_width, trees, pages, window;
+  int64_t tokens, heads, kv_heads, dim, page, table_width, trees, window;
   float cap; /* softcap of the scores; 0: none */
   /* One of the three kinds of cache: `keys` and `values`, these in bfloat16, or codes with scales and zero points. */
   const uint16_t *narrow_keys, *narrow_values;
@@ -33,6 +34,9 @@ typedef struct {
   int64_t parts, rows;
   float *partial;
   atomic_int *finished;
+  /* Of a large step: the nodes' keys as pages have them, [kv_heads, dim, columns]. */
+  float *across;
+  int64_t columns;
 } Attention;
 
 static void widen(float *to, const uint16_t *from, int64_t size) {
@@ -103,14 +107,20 @@ static int is_chain(const Attention *a, const Item *w) {
 
 static int is_ancestor(const Attention *a, int64_t s, int64_t t) { return s <= t && t < s + a->subtree[s]; }
 
+/* Keys of `width` nodes from `at` on, [dim, width padded to LANES], rows `stride` floats apart. */
+static void turn_keys(const Attention *a, int64_t h, int64_t at, int width, float *to, int64_t stride) {
+  for (int p = 0; p < (width + LANES - 1) / LANES * LANES; p++)
+    for (int64_t d = 0; d < a->dim; d++)
+      to[d * stride + p] = p < width ? a->k[((at + p) * a->kv_heads + h) * a->dim + d] : 0;
+}
+
 /* Scores `s` of all rows for the nodes low … high. */
 static void score_nodes(const Attention *a, Scratch *x, float *s, int rows, int64_t low, int64_t high, int64_t h) {
   for (int64_t at = low; at < high; at += CHUNK, s += CHUNK) {
-    int width = (int)min(high - at, CHUNK), padded = (width + LANES - 1) / LANES * LANES;
-    for (int p = 0; p < padded; p++)
-      for (int64_t d = 0; d < a->dim; d++)
-        x->keys[d * CHUNK + p] = p < width ? a->k[((at + p) * a->kv_heads + h) * a->dim + d] : 0;
-    score(x, s, rows, x->keys, x->keys, width, a->dim, CHUNK);
+    int width = (int)min(high - at, CHUNK);
+    const float *keys = a->across ? a->across + h * a->dim * a->columns + at : x->keys;
+    if (!a->across) turn_keys(a, h, at, width, x->keys, CHUNK);
+    score(x, s, rows, keys, keys, width, a->dim, a->across ? a->columns : CHUNK);
     if (a->cap > 0) soft_cap(s, rows, width, a->cap);
   }
 }
@@ -149,18 +159,19 @@ static void attend(const Attention *a, const Item *w, Scratch *x) {
   int64_t groups = a->heads / a->kv_heads, dim = a->dim, page = a->page;
   int rows = (int)((high - low) * groups), chain = is_chain(a, w);
   float root = 1.0f / __builtin_sqrtf((float)dim);
-  int64_t nearest = a->position[low], farthest = place(a, r, low);
+  int64_t nearest = a->position[low], first_place = place(a, r, low), last_place = first_place;
   for (int64_t t = low; t < high; t++) {
     nearest = min(nearest, a->position[t]);
-    farthest = max(farthest, place(a, r, t));
+    first_place = min(first_place, place(a, r, t));
+    last_place = max(last_place, place(a, r, t));
   }
   for (int i = 0; i < rows; i++) {
     const float *q = a->q + ((low + i / groups) * a->heads + h * groups + i % groups) * dim;
-    for (int64_t d = 0; d < dim; d++) x->q[i * MAX_DIM + d] = q[d] * root;
+    for (int64_t d = 0; d < dim; d += WIDTH) *(vec *)(x->q + i * MAX_DIM + d) = *(const vec *)(q + d) * root;
     begin_sum(x, i, dim);
     begin_part(x, i, dim);
   }
-  int64_t from = w->begin, end = min(w->end, farthest + 1);
+  int64_t from = w->begin, end = min(w->end, last_place + 1);
   if (a->window && nearest - a->window + 1 > from) from = nearest - a->window + 1; /* what the nearest node sees */
   for (int64_t start = from / page * page; start < end; start += page) {
     int width = (int)min(end - start, page), own = start + width > committed;
@@ -175,7 +186,8 @@ static void attend(const Attention *a, const Item *w, Scratch *x) {
     }
     int64_t begin = first + start + old - committed, count = own ? min(width - old, high - begin) : 0; /* of a chain */
     if (own && chain) score_nodes(a, x, x->s + old, rows, begin, begin + count, h);
-    for (int m = 0; m < rows; m++)
+    int all = start + padded <= first_place + 1 && (!own || chain); /* rows see the whole page */
+    for (int m = 0; !all && m < rows; m++)
       hide(x, m, own && !chain ? old : min(place(a, r, low + m / groups) - start + 1, width), padded);
     if (own && !chain) place_nodes(a, w, x, rows, start, width);
     for (int m = 0; a->window && m < rows; m++) {
@@ -189,10 +201,10 @@ static void attend(const Attention *a, const Item *w, Scratch *x) {
     else if (own)
       add_nodes(a, w, x, rows, start, width);
     if ((start + page) % PART && start + page < end) continue;
-    for (int i = 0; i < rows; i++) {
-      add(x, i, x->out + i * MAX_DIM, x->peak[i], x->total[i], dim);
-      begin_part(x, i, dim);
-    }
+    float totals[MAX_ROWS];
+    for (int i = 0; i < rows; i++) totals[i] = sum_of(x->total[i]);
+    add(x, rows, x->out, MAX_DIM, totals, dim);
+    for (int i = 0; i < rows; i++) begin_part(x, i, dim);
   }
 }
 
@@ -216,17 +228,21 @@ static void run(const Attention *a, const Item *w) {
       to[dim + 1] = x->totals[i];
     }
     if (atomic_fetch_add(a->finished + w->tree * a->kv_heads + w->head, 1) < w->parts - 1) return;
-    for (int i = 0; i < rows; i++) {
-      begin_sum(x, i, dim);
-      for (int p = 0; p < w->parts; p++) {
-        const float *from = partial_of(a, w, p) + i * (dim + 2);
-        add(x, i, from, from[dim], from[dim + 1], dim);
+    for (int i = 0; i < rows; i++) begin_sum(x, i, dim);
+    for (int p = 0; p < w->parts; p++) {
+      const float *from = partial_of(a, w, p);
+      float totals[MAX_ROWS];
+      for (int i = 0; i < rows; i++) {
+        x->peak[i] = from[i * (dim + 2) + dim];
+        totals[i] = from[i * (dim + 2) + dim + 1];
       }
+      add(x, rows, from, dim + 2, totals, dim);
     }
   }
   for (int i = 0; i < rows; i++) {
     int64_t row = (w->low + i / groups) * a->heads + w->head * groups + i % groups;
-    for (int64_t d = 0; d < dim; d++) a->out[row * dim + d] = x->outs[i * MAX_DIM + d] / x->totals[i];
+    for (int64_t d = 0; d < dim; d += WIDTH)
+      *(vec *)(a->out + row * dim + d) = *(const vec *)(x->outs + i * MAX_DIM + d) / x->totals[i];
     a->lse[row] = x->peaks[i] + logf(x->totals[i]);
   }
 }
@@ -256,6 +272,19 @@ static void item(const void *work, int64_t unit) {
   run(a, &w);
 }
 
+/* Unit of the loop that fills `across`. */
+static void turn_chunk(const void *work, int64_t unit) {
+  const Attention *a = work;
+  int64_t at = unit / a->kv_heads * CHUNK, h = unit % a->kv_heads;
+  turn_keys(a, h, at, (int)min(a->tokens - at, CHUNK), a->across + h * a->dim * a->columns + at, a->columns);
+}
+
+static void release(const Attention *a) {
+  free(a->partial);
+  free((void *)a->finished);
+  free(a->across);
+}
+
 /* Arguments: q [T, heads, dim]; k, v [T, kv_heads, dim]; keys [layers, pages, kv_heads, dim, page] and
    values [layers, pages, kv_heads, page, dim], float32, bfloat16 or uint8; layer [], window [] (0: none), position [T],
    subtree [T], first [R], nodes [R], committed [R], table [R, pages per request], all int32. If keys and values are
@@ -268,7 +297,7 @@ XLA_FFI_Error *jaxspec_attention(XLA_FFI_CallFrame *frame) {
                  .lse = output(frame, 1),
                  .position = input(frame, 7), .subtree = input(frame, 8), .first = input(frame, 9),
                  .nodes = input(frame, 10), .committed = input(frame, 11), .table = input(frame, 12),
-                 .heads = dim(frame, 0, 1), .kv_heads = dim(frame, 1, 1), .dim = dim(frame, 0, 2),
+                 .tokens = dim(frame, 0, 0), .heads = dim(frame, 0, 1), .kv_heads = dim(frame, 1, 1), .dim = dim(frame, 0, 2),
                  .page = dim(frame, 3, 4), .table_width = dim(frame, 12, 1), .trees = dim(frame, 9, 0),
                  .window = *(int32_t *)input(frame, 6), .cap = *(float *)input(frame, 13)};
   int64_t rows = *(int32_t *)input(frame, 5) * dim(frame, 3, 1) * a.kv_heads, offset = rows * a.dim * a.page;
@@ -286,7 +315,7 @@ XLA_FFI_Error *jaxspec_attention(XLA_FFI_CallFrame *frame) {
     a.value_scale = (const uint16_t *)input(frame, 16) + rows * a.dim;
     a.value_zero = (const int16_t *)input(frame, 17) + rows * a.dim;
   }
-  int64_t items = 0, nodes = 0, tokens = dim(frame, 0, 0), size = nodes_per_item(&a);
+  int64_t items = 0, nodes = 0, size = nodes_per_item(&a);
   for (int64_t r = 0; r < a.trees; r++) {
     int64_t here = items_of(&a, r);
     items += here;
@@ -300,16 +329,20 @@ XLA_FFI_Error *jaxspec_attention(XLA_FFI_CallFrame *frame) {
     int64_t both = a.trees * a.kv_heads;
     a.partial = malloc((size_t)(both * a.parts * a.rows * (a.dim + 2)) * sizeof(float));
     a.finished = calloc((size_t)both, sizeof *a.finished);
-    if (!a.partial || !a.finished) {
-      free(a.partial);
-      free((void *)a.finished);
-      return failure(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "no memory for parts of attention");
-    }
   }
-  for (int64_t i = nodes * a.heads; i < tokens * a.heads; i++) a.lse[i] = NEVER;
-  memset(a.out + nodes * a.heads * a.dim, 0, (tokens - nodes) * a.heads * a.dim * sizeof(float));
-  parallel_for(frame, items * a.kv_heads, item, &a, sizeof a, tokens <= BRIEF_ROWS);
-  free(a.partial);
-  free((void *)a.finished);
+  if (a.tokens >= ACROSS) {
+    /* Scores of the last nodes are computed for a whole chunk. An odd number of cache lines spreads rows over the cache. */
+    a.columns = ((a.tokens + CHUNK + LANES - 1) / LANES | 1) * LANES;
+    a.across = malloc((size_t)(a.kv_heads * a.dim * a.columns) * sizeof(float));
+  }
+  if ((a.parts && (!a.partial || !a.finished)) || (a.tokens >= ACROSS && !a.across)) {
+    release(&a);
+    return failure(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "no memory for attention");
+  }
+  if (a.across) parallel_for(frame, (a.tokens + CHUNK - 1) / CHUNK * a.kv_heads, turn_chunk, &a, sizeof a, 0);
+  for (int64_t i = nodes * a.heads; i < a.tokens * a.heads; i++) a.lse[i] = NEVER;
+  memset(a.out + nodes * a.heads * a.dim, 0, (a.tokens - nodes) * a.heads * a.dim * sizeof(float));
+  parallel_for(frame, items * a.kv_heads, item, &a, sizeof a, a.tokens <= BRIEF_ROWS);
+  release(&a);
   return NULL;
 }

@@ -6,13 +6,18 @@
 
 #include "kernel.h"
 
+#if WIDTH == 16
+#include <immintrin.h>
+#endif
+
 #define MAX_ROWS 48  /* query rows per work item */
 #define ROW (MAX_PAGE + LANES) /* scores of a row: vectors may reach over the end of a page */
-#define NEVER -1e30f
+#define NEVER -1e30f /* score of a masked position */
+#define LEAST -5e29f /* peak of a row that has seen no position: far above masked ones, so that their weights are 0 */
 #if WIDTH == 16
-#define ROWS 6
+#define ROWS 12 /* of 32 floats: 24 of 32 registers */
 #else
-#define ROWS 3 /* of 32 floats: 12 of 16 registers */
+#define ROWS 3 /* 12 of 16 registers */
 #endif
 #define CHUNK 32     /* nodes of a tree are scored in chunks of this size */
 
@@ -48,25 +53,42 @@ typedef void Mix(const float *, const float *, float *, const float *, int, int6
 
 #define BOTH(M) SCORES(M, 1) SCORES(M, 2) MIX(M, 1) MIX(M, 2)
 BOTH(1) BOTH(2) BOTH(3)
-#if ROWS == 6
-BOTH(4) BOTH(5) BOTH(6)
-static Scores *const scores[2][7] = {{NULL, scores1x1, scores2x1, scores3x1, scores4x1, scores5x1, scores6x1},
-                                     {NULL, scores1x2, scores2x2, scores3x2, scores4x2, scores5x2, scores6x2}};
-static Mix *const mix[2][7] = {{NULL, mix1x1, mix2x1, mix3x1, mix4x1, mix5x1, mix6x1},
-                               {NULL, mix1x2, mix2x2, mix3x2, mix4x2, mix5x2, mix6x2}};
+#if ROWS == 12
+BOTH(4) BOTH(5) BOTH(6) BOTH(7) BOTH(8) BOTH(9) BOTH(10) BOTH(11) BOTH(12)
+#define EACH(NAME, B)                                                                                                 \
+  {NULL,        NAME##1x##B, NAME##2x##B, NAME##3x##B,  NAME##4x##B,  NAME##5x##B, NAME##6x##B,                       \
+   NAME##7x##B, NAME##8x##B, NAME##9x##B, NAME##10x##B, NAME##11x##B, NAME##12x##B}
 #else
-static Scores *const scores[2][4] = {{NULL, scores1x1, scores2x1, scores3x1}, {NULL, scores1x2, scores2x2, scores3x2}};
-static Mix *const mix[2][4] = {{NULL, mix1x1, mix2x1, mix3x1}, {NULL, mix1x2, mix2x2, mix3x2}};
+#define EACH(NAME, B) {NULL, NAME##1x##B, NAME##2x##B, NAME##3x##B}
 #endif
+static Scores *const scores[2][ROWS + 1] = {EACH(scores, 1), EACH(scores, 2)};
+static Mix *const mix[2][ROWS + 1] = {EACH(mix, 1), EACH(mix, 2)};
 
 static vec pick(ints mask, vec yes, vec no) { return (vec)(((ints)yes & mask) | ((ints)no & ~mask)); }
 
-/* e^x for x ≤ 0 with relative error < 2e-7: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (as Cephes' expf). */
+/* Without intrinsics gcc takes three instructions for the larger, and dozens for a whole vector. */
+#if WIDTH == 16
+static vec larger(vec a, vec b) { return (vec)_mm512_max_ps((__m512)a, (__m512)b); }
+static float highest(vec v) { return _mm512_reduce_max_ps((__m512)v); }
+static float sum_of(vec v) { return _mm512_reduce_add_ps((__m512)v); }
+#else
+static vec larger(vec a, vec b) { return pick(a > b, a, b); }
+static float highest(vec v) {
+  UNROLL for (int n = WIDTH / 2; n; n /= 2) UNROLL for (int i = 0; i < n; i++) v[i] = v[i] > v[i + n] ? v[i] : v[i + n];
+  return v[0];
+}
+static float sum_of(vec v) {
+  UNROLL for (int n = WIDTH / 2; n; n /= 2) UNROLL for (int i = 0; i < n; i++) v[i] += v[i + n];
+  return v[0];
+}
+#endif
+
+/* e^x for x ≤ 0 with relative error < 2e-7, and 0 below -86: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (as
+   Cephes' expf). */
 static vec exponential(vec x) {
-  vec floor = (vec){0} - 87.0f;
-  x = pick(x < floor, floor, x);
-  ints n = __builtin_convertvector(x * 1.44269504f - 0.5f, ints); /* rounds to nearest: x is negative */
-  vec whole = __builtin_convertvector(n, vec);
+  vec shifted = x * 1.44269504f + 0x1.8p23f; /* rounds to n, which its lowest bits then hold */
+  vec whole = shifted - 0x1.8p23f, none = {0};
+  ints seen = x > -86.0f;
   x = x - whole * 0.693359375f + whole * 2.12194440e-4f;
   vec y = (vec){0} + 1.9875691500e-4f;
   y = y * x + 1.3981999507e-3f;
@@ -75,12 +97,13 @@ static vec exponential(vec x) {
   y = y * x + 1.6666665459e-1f;
   y = y * x + 5.0000001201e-1f;
   y = y * x * x + x + 1.0f;
-  return y * (vec)((n + 127) << 23);
+  return pick(seen, (vec)((ints)y + ((ints)shifted << 23)), none);
 }
 
 typedef struct {
   float q[MAX_ROWS * MAX_DIM], s[MAX_ROWS * ROW], keys[MAX_DIM * CHUNK], nodes[MAX_ROWS * ROW];
-  float out[MAX_ROWS * MAX_DIM], peak[MAX_ROWS], total[MAX_ROWS], scale[MAX_ROWS]; /* sums of this part */
+  float out[MAX_ROWS * MAX_DIM], peak[MAX_ROWS], scale[MAX_ROWS]; /* sums of this part */
+  vec total[MAX_ROWS];                                            /* one for each of WIDTH positions */
   float outs[MAX_ROWS * MAX_DIM], peaks[MAX_ROWS], totals[MAX_ROWS];               /* and of those before */
   const float *page_keys, *page_values;
   _Alignas(64) float decoded[2 * MAX_DIM * MAX_PAGE]; /* last, so that only the part that a page needs is touched */
@@ -111,25 +134,25 @@ static void soft_cap(float *s, int rows, int width, float cap) {
 
 /* Weights of the block from its scores, in the rows' running softmax. Scores up to a multiple of LANES are read. */
 static void soften(Scratch *x, int rows, int width) {
+  float top[MAX_ROWS];
   for (int r = 0; r < rows; r++) {
-    float *s = x->s + r * ROW, top = x->peak[r], sum = 0;
-    vec best = (vec){0} + top, sums = {0};
+    vec best = (vec){0} + x->peak[r];
+    for (int p = 0; p < width; p += WIDTH) best = larger(best, *(const vec *)(x->s + r * ROW + p));
+    top[r] = highest(best);
+  }
+  for (int r = 0; r < rows; r += WIDTH) { /* of rows that do not exist, too */
+    vec *peak = (vec *)(x->peak + r), next = *(const vec *)(top + r);
+    *(vec *)(x->scale + r) = exponential(*peak - next);
+    *peak = next;
+  }
+  for (int r = 0; r < rows; r++) {
+    vec sums = {0};
     for (int p = 0; p < width; p += WIDTH) {
-      vec part = *(vec *)(s + p);
-      best = pick(part > best, part, best);
+      vec *at = (vec *)(x->s + r * ROW + p);
+      *at = exponential(*at - top[r]); /* exactly 0 for masked positions */
+      sums += *at;
     }
-    for (int i = 0; i < WIDTH; i++) top = best[i] > top ? best[i] : top;
-    vec none = {0};
-    for (int p = 0; p < width; p += WIDTH) {
-      vec part = *(vec *)(s + p);
-      part = pick(part > NEVER / 2, exponential(part - top), none); /* exactly 0 for masked positions */
-      *(vec *)(s + p) = part;
-      sums += part;
-    }
-    for (int i = 0; i < WIDTH; i++) sum += sums[i];
-    x->scale[r] = x->peak[r] > NEVER / 2 ? exponential((vec){0} + (x->peak[r] - top))[0] : 0.0f;
-    x->total[r] = x->total[r] * x->scale[r] + sum;
-    x->peak[r] = top;
+    x->total[r] = x->total[r] * x->scale[r] + sums;
   }
 }
 
@@ -150,27 +173,33 @@ static void hide(Scratch *x, int row, int64_t low, int64_t high) {
   for (int64_t p = low > 0 ? low : 0; p < high; p++) x->s[row * ROW + p] = NEVER;
 }
 
-/* Adds another sum, `out` [dim], to row i of the sums of parts. */
-static void add(Scratch *x, int i, const float *out, float peak, float total, int64_t dim) {
-  float top = x->peaks[i] > peak ? x->peaks[i] : peak;
-  float mine = exponential((vec){0} + (x->peaks[i] - top))[0], theirs = exponential((vec){0} + (peak - top))[0];
-  for (int64_t d = 0; d < dim; d += WIDTH) {
-    vec *to = (vec *)(x->outs + i * MAX_DIM + d);
-    *to = *to * mine + *(const vec *)(out + d) * theirs;
+/* Adds another sum for all rows to those of parts: `out` [rows, dim], `stride` floats apart, with x->peak and `totals`. */
+static void add(Scratch *x, int rows, const float *out, int64_t stride, const float *totals, int64_t dim) {
+  float mine[MAX_ROWS], theirs[MAX_ROWS];
+  for (int r = 0; r < rows; r += WIDTH) { /* of rows that do not exist, too */
+    vec *peaks = (vec *)(x->peaks + r), peak = *(vec *)(x->peak + r), top = larger(*peaks, peak);
+    *(vec *)(mine + r) = exponential(*peaks - top);
+    *(vec *)(theirs + r) = exponential(peak - top);
+    *peaks = top;
   }
-  x->totals[i] = x->totals[i] * mine + total * theirs;
-  x->peaks[i] = top;
+  for (int r = 0; r < rows; r++, out += stride) {
+    for (int64_t d = 0; d < dim; d += WIDTH) {
+      vec *to = (vec *)(x->outs + r * MAX_DIM + d);
+      *to = *to * mine[r] + *(const vec *)(out + d) * theirs[r];
+    }
+    x->totals[r] = x->totals[r] * mine[r] + totals[r] * theirs[r];
+  }
 }
 
 static void begin_part(Scratch *x, int i, int64_t dim) {
   memset(x->out + i * MAX_DIM, 0, dim * sizeof(float));
-  x->peak[i] = NEVER;
-  x->total[i] = 0;
+  x->peak[i] = LEAST;
+  x->total[i] = (vec){0};
 }
 
 static void begin_sum(Scratch *x, int i, int64_t dim) {
   memset(x->outs + i * MAX_DIM, 0, dim * sizeof(float));
-  x->peaks[i] = NEVER;
+  x->peaks[i] = LEAST;
   x->totals[i] = 0;
 }
 
