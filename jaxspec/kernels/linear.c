@@ -12,8 +12,9 @@
 #include "tiles.h"
 
 /* ROWS: of a float32 tile, whose sums and operands fill the registers: 32 with AVX-512, else 16. DIRECT: rows up to
-   which weights are used in registers. PIECE: rows of weights that are widened at a time. AHEAD: distance in bytes at
-   which weights are fetched. SHARES: of the panels, for each thread; threads may be late or slow. */
+   which weights are used in registers. PIECE: rows of weights that are widened at a time. SMALL: the same for a few tiles
+   of AVX-512, of which a piece fits the L1 cache. AHEAD: distance in bytes at which weights are fetched. SHARES: of the
+   panels, for each thread; threads may be late or slow. */
 #if WIDTH == 16
 #define ROWS 14
 #define WIDE_ROWS 14
@@ -25,6 +26,7 @@
 #endif
 #define DIRECT 8
 #define PIECE 768
+#define SMALL 96 /* a multiple of GROUP */
 #define AHEAD 4096
 #define SHARES 3
 
@@ -38,7 +40,7 @@ typedef struct {
 #define MAGIC 0x314b504a
 #define HEADER_BYTES 64
 
-/* The bytes of a panel up to row `depth`, a multiple of 256 or the panel's depth. */
+/* The bytes of a panel up to row `depth`, a multiple of 256 or the panel's depth; between these about as many. */
 INLINE int64_t panel_bytes(int format, int64_t depth) {
   int64_t supers = (depth + SUPER - 1) / SUPER, groups = (depth + GROUP - 1) / GROUP;
   return panel_head(format) + supers * super_head(format) + groups * group_bytes(format);
@@ -138,8 +140,9 @@ static void product(const uint8_t *panel, int format, const float *x, int64_t ro
     return;
   }
   float buffer[PIECE * PANEL] __attribute__((aligned(64)));
-  for (int64_t d = 0; d < depth; d += PIECE) {
-    int64_t n = depth - d < PIECE ? depth - d : PIECE, end = panel_bytes(format, d + n);
+  const int64_t most = WIDTH == 16 && format != F32 && rows <= 2 * ROWS ? SMALL : PIECE;
+  for (int64_t d = 0; d < depth; d += most) {
+    int64_t n = depth - d < most ? depth - d : most, end = panel_bytes(format, d + n);
     const float *piece = buffer;
     if (format == F32)
       piece = (const float *)panel + d * PANEL;
