@@ -130,8 +130,8 @@ def run(args: argparse.Namespace) -> int:
             attention[context] = _attention(context, rng, args)
             advance()
     _show("matrix products of a step, ms", "tokens", products)
-    queries = f"{args.requests} requests of {args.query_tokens} tokens" if args.query_tokens > 1 else f"{args.requests} requests"
-    _show(f"attention of {queries} over committed KV, {LAYERS} layers, ms", "positions", attention)
+    each = f" of {args.query_tokens} tokens" if args.query_tokens > 1 else ""
+    _show(f"attention of {args.requests} requests{each} over committed KV, {LAYERS} layers, ms", "positions", attention)
     rows = ([t, *(f"{share:.0%}" for share in found.values())] for t, found in shares.items())
     names = list(next(iter(shares.values())))
     Console().print(terminal(rows, "tokens", *names, title="the nearer limit (reading, multiplying) over the time"))

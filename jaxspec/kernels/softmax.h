@@ -134,7 +134,7 @@ static void soft_cap(float *s, int rows, int width, float cap) {
 
 /* Weights of the block from its scores, in the rows' running softmax. Scores up to a multiple of LANES are read. */
 static void soften(Scratch *x, int rows, int width) {
-  float top[MAX_ROWS];
+  float top[MAX_ROWS] = {0};
   for (int r = 0; r < rows; r++) {
     vec best = (vec){0} + x->peak[r];
     for (int p = 0; p < width; p += WIDTH) best = larger(best, *(const vec *)(x->s + r * ROW + p));

@@ -85,7 +85,7 @@ class Trees:
 def test_as_in_float64(dtype: str, data: Any) -> None:
     cpu.load()
     count = data.draw(st.integers(1, 3))
-    nodes = data.draw(st.lists(st.sampled_from((1, 2, 7, 16, 17, 40)), min_size=count, max_size=count))
+    nodes = data.draw(st.lists(st.sampled_from((1, 2, 7, 16, 17, 40, 70)), min_size=count, max_size=count))
     committed = data.draw(st.lists(st.sampled_from((0, 5, 255, 256, 257, 700, 1300)), min_size=count, max_size=count))
     window = data.draw(st.sampled_from((0, 0, 30, 300)))
     trees = Trees(nodes, committed, dtype, data.draw(st.integers(0, 2**32)))
@@ -98,7 +98,7 @@ def test_as_in_float64(dtype: str, data: Any) -> None:
 def test_a_tree_does_not_depend_on_the_others() -> None:
     """Bit for bit, although its parts are computed by other threads in another order."""
     cpu.load()
-    trees = Trees([1, 3, 40, 1], [1100, 600, 900, 20], "float32", 0)
+    trees = Trees([1, 3, 70, 1], [1100, 600, 900, 20], "float32", 0)
     together, t = trees.kernel(), 0
     for r, count in enumerate(trees.nodes):
         alone = Trees([count], [trees.committed[r]], "float32", 0)
@@ -160,7 +160,7 @@ def test_a_node_has_the_bits_of_plain_decoding(data: Any) -> None:
     """Prompts in chunks and token trees: every node as if its path were in pages and it were the only node."""
     cpu.load()
     committed = data.draw(st.sampled_from((0, 1, 20, 31, 32, 33, 250, 256, 300, 511, 700)))
-    nodes = data.draw(st.sampled_from((1, 2, 5, 16, 17, 40, 300)))
+    nodes = data.draw(st.sampled_from((1, 2, 5, 16, 17, 40, 70, 300)))
     chain = nodes == 300 or data.draw(st.booleans())
     stack, parents = [0], [-1]
     for i in range(1, nodes):  # preorder: the parent is on the path to the last node
