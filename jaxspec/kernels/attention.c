@@ -107,9 +107,9 @@ static int is_chain(const Attention *a, const Item *w) {
 
 static int is_ancestor(const Attention *a, int64_t s, int64_t t) { return s <= t && t < s + a->subtree[s]; }
 
-/* Keys of `width` nodes from `at` on, [dim, width padded to LANES], rows `stride` floats apart. */
+/* Keys of `width` nodes from `at` on, [dim, width padded with zeros to LANES], rows `stride` floats apart. */
 static void turn_keys(const Attention *a, int64_t h, int64_t at, int width, float *to, int64_t stride) {
-  for (int p = 0; p < (width + LANES - 1) / LANES * LANES; p++)
+  for (int p = 0; p < whole_lanes(width); p++)
     for (int64_t d = 0; d < a->dim; d++)
       to[d * stride + p] = p < width ? a->k[((at + p) * a->kv_heads + h) * a->dim + d] : 0;
 }
@@ -118,9 +118,15 @@ static void turn_keys(const Attention *a, int64_t h, int64_t at, int width, floa
 static void score_nodes(const Attention *a, Scratch *x, float *s, int rows, int64_t low, int64_t high, int64_t h) {
   for (int64_t at = low; at < high; at += CHUNK, s += CHUNK) {
     int width = (int)min(high - at, CHUNK);
-    const float *keys = a->across ? a->across + h * a->dim * a->columns + at : x->keys;
-    if (!a->across) turn_keys(a, h, at, width, x->keys, CHUNK);
-    score(x, s, rows, keys, keys, width, a->dim, a->across ? a->columns : CHUNK);
+    const float *keys = x->keys;
+    int64_t stride = CHUNK;
+    if (a->across) {
+      keys = a->across + h * a->dim * a->columns + at;
+      stride = a->columns;
+    } else {
+      turn_keys(a, h, at, width, x->keys, CHUNK);
+    }
+    score(x, s, rows, keys, x->q, width, a->dim, stride); /* nothing to prefetch: q is in the cache */
     if (a->cap > 0) soft_cap(s, rows, width, a->cap);
   }
 }
@@ -176,7 +182,7 @@ static void attend(const Attention *a, const Item *w, Scratch *x) {
   for (int64_t start = from / page * page; start < end; start += page) {
     int width = (int)min(end - start, page), own = start + width > committed;
     int old = (int)(committed > start ? min(committed - start, width) : 0);
-    int padded = (width + LANES - 1) / LANES * LANES;
+    int padded = whole_lanes(width);
     const float *values = a->v;
     if (old) {
       find_page(a, x, r, h, start / page);
@@ -331,11 +337,12 @@ XLA_FFI_Error *jaxspec_attention(XLA_FFI_CallFrame *frame) {
     a.finished = calloc((size_t)both, sizeof *a.finished);
   }
   if (a.tokens >= ACROSS) {
-    /* Scores of the last nodes are computed for a whole chunk. An odd number of cache lines spreads rows over the cache. */
-    a.columns = ((a.tokens + CHUNK + LANES - 1) / LANES | 1) * LANES;
+    /* The last nodes' scores are computed for a whole chunk; those of columns without a node are hidden or not used. An
+       odd number of cache lines spreads rows over the cache. */
+    a.columns = (whole_lanes((int)a.tokens + CHUNK) / LANES | 1) * LANES;
     a.across = malloc((size_t)(a.kv_heads * a.dim * a.columns) * sizeof(float));
   }
-  if ((a.parts && (!a.partial || !a.finished)) || (a.tokens >= ACROSS && !a.across)) {
+  if ((a.parts && (!a.partial || !a.finished)) || (a.columns && !a.across)) {
     release(&a);
     return failure(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "no memory for attention");
   }

@@ -12,9 +12,9 @@
 #include "tiles.h"
 
 /* ROWS: of a float32 tile, whose sums and operands fill the registers: 32 with AVX-512, else 16. DIRECT: rows up to
-   which weights are used in registers. PIECE: rows of weights that are widened at a time. SMALL: the same for a few tiles
-   of AVX-512, of which a piece fits the L1 cache. AHEAD: distance in bytes at which weights are fetched. SHARES: of the
-   panels, for each thread; threads may be late or slow. */
+   which weights are used in registers. PIECE: rows of weights that are widened at a time. SMALL: the same for one or two
+   tiles with AVX-512; such a piece fits the L1 cache. AHEAD: distance in bytes at which weights are fetched. SHARES: of
+   the panels, for each thread; threads may be late or slow. */
 #if WIDTH == 16
 #define ROWS 14
 #define WIDE_ROWS 14

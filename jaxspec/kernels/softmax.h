@@ -64,9 +64,12 @@ BOTH(4) BOTH(5) BOTH(6) BOTH(7) BOTH(8) BOTH(9) BOTH(10) BOTH(11) BOTH(12)
 static Scores *const scores[2][ROWS + 1] = {EACH(scores, 1), EACH(scores, 2)};
 static Mix *const mix[2][ROWS + 1] = {EACH(mix, 1), EACH(mix, 2)};
 
+typedef uint32_t words __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias)); /* wrap around */
+
 static vec pick(ints mask, vec yes, vec no) { return (vec)(((ints)yes & mask) | ((ints)no & ~mask)); }
 
-/* Without intrinsics gcc takes three instructions for the larger, and dozens for a whole vector. */
+/* The larger of two, or b if one is not a number, and the largest and the sum of a vector. Without intrinsics gcc takes
+   three instructions for the first and dozens for the others. */
 #if WIDTH == 16
 static vec larger(vec a, vec b) { return (vec)_mm512_max_ps((__m512)a, (__m512)b); }
 static float highest(vec v) { return _mm512_reduce_max_ps((__m512)v); }
@@ -97,19 +100,22 @@ static vec exponential(vec x) {
   y = y * x + 1.6666665459e-1f;
   y = y * x + 5.0000001201e-1f;
   y = y * x * x + x + 1.0f;
-  return pick(seen, (vec)((ints)y + ((ints)shifted << 23)), none);
+  return pick(seen, (vec)((words)y + ((words)shifted << 23)), none); /* n is added to the exponent */
 }
 
 typedef struct {
   float q[MAX_ROWS * MAX_DIM], s[MAX_ROWS * ROW], keys[MAX_DIM * CHUNK], nodes[MAX_ROWS * ROW];
-  float out[MAX_ROWS * MAX_DIM], peak[MAX_ROWS], scale[MAX_ROWS]; /* sums of this part */
-  vec total[MAX_ROWS];                                            /* one for each of WIDTH positions */
-  float outs[MAX_ROWS * MAX_DIM], peaks[MAX_ROWS], totals[MAX_ROWS];               /* and of those before */
+  float out[MAX_ROWS * MAX_DIM], peak[MAX_ROWS], scale[MAX_ROWS];    /* sums of this part */
+  vec total[MAX_ROWS];                                               /* in lanes: position p of a page in p % WIDTH */
+  float outs[MAX_ROWS * MAX_DIM], peaks[MAX_ROWS], totals[MAX_ROWS]; /* and of those before */
   const float *page_keys, *page_values;
   _Alignas(64) float decoded[2 * MAX_DIM * MAX_PAGE]; /* last, so that only the part that a page needs is touched */
 } Scratch;
 
-/* Scores `s` of all rows for `width` keys (rounded up to LANES). Prefetches the page's values, `ahead`. */
+static int whole_lanes(int width) { return (width + LANES - 1) / LANES * LANES; }
+
+/* Scores `s` of all rows for `width` keys (rounded up to LANES). Prefetches as many floats at `ahead`: of a page, its
+   values. */
 static void score(const Scratch *x, float *s, int rows, const float *keys, const float *ahead, int width, int64_t dim,
                   int64_t page) {
   for (int p = 0, blocks; p < width; p += blocks * LANES) {
@@ -137,7 +143,7 @@ static void soften(Scratch *x, int rows, int width) {
   float top[MAX_ROWS] = {0};
   for (int r = 0; r < rows; r++) {
     vec best = (vec){0} + x->peak[r];
-    for (int p = 0; p < width; p += WIDTH) best = larger(best, *(const vec *)(x->s + r * ROW + p));
+    for (int p = 0; p < width; p += WIDTH) best = larger(*(const vec *)(x->s + r * ROW + p), best);
     top[r] = highest(best);
   }
   for (int r = 0; r < rows; r += WIDTH) { /* of rows that do not exist, too */
@@ -173,8 +179,10 @@ static void hide(Scratch *x, int row, int64_t low, int64_t high) {
   for (int64_t p = low > 0 ? low : 0; p < high; p++) x->s[row * ROW + p] = NEVER;
 }
 
-/* Adds another sum for all rows to those of parts: `out` [rows, dim], `stride` floats apart, with x->peak and `totals`. */
-static void add(Scratch *x, int rows, const float *out, int64_t stride, const float *totals, int64_t dim) {
+/* Adds another sum for all rows to those of parts: `out` [rows, dim], `stride` floats apart, with x->peak and `totals`.
+   One function for all parts, so that all are rounded alike. */
+static __attribute__((noinline)) void add(Scratch *x, int rows, const float *out, int64_t stride, const float *totals,
+                                          int64_t dim) {
   float mine[MAX_ROWS], theirs[MAX_ROWS];
   for (int r = 0; r < rows; r += WIDTH) { /* of rows that do not exist, too */
     vec *peaks = (vec *)(x->peaks + r), peak = *(vec *)(x->peak + r), top = larger(*peaks, peak);

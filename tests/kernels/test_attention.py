@@ -1,7 +1,8 @@
-"""The CPU kernel's attention against float64: long contexts in parts, windows, bfloat16 pages."""
+"""The CPU kernel's attention against float64, and bit for bit against plain decoding, in every instruction set."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import chex
@@ -11,22 +12,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.builds import BUILDS, use
 from jaxspec.kernels import cpu
 
-HEADS, KV_HEADS, DIM, PAGE, PAGES, LAYERS = 6, 2, 32, 32, 128, 2
+KV_HEADS, DIM, PAGE, PAGES, LAYERS = 2, 32, 32, 128, 2
+#: Query heads per key-value head.
+GROUPS = (1, 2, 3, 5, 7)
+
+
+@pytest.fixture(scope="module", autouse=True, params=[name for name in BUILDS if name != "tiles"])
+def built(request: pytest.FixtureRequest) -> Iterator[str]:
+    yield from use(request.param)
 
 
 class Trees:
     """Chains over committed pages, and a pool of random keys and values with NaN where nothing is committed.
 
-    `nodes`, `committed`: of each tree. Page tables are disjoint.
+    `nodes`, `committed`: of each tree. Page tables are disjoint. groups: query heads per key-value head.
     """
 
-    def __init__(self, nodes: list[int], committed: list[int], dtype: str, seed: int) -> None:
+    def __init__(self, nodes: list[int], committed: list[int], dtype: str, seed: int, groups: int = 3) -> None:
         rng = np.random.default_rng(seed)
-        self.nodes, self.committed, tokens = nodes, committed, sum(nodes)
+        self.nodes, self.committed, self.groups, tokens = nodes, committed, groups, sum(nodes)
         self.q, self.k, self.v = (
-            rng.normal(size=(tokens, heads, DIM)).astype(np.float32) for heads in (HEADS, KV_HEADS, KV_HEADS)
+            rng.normal(size=(tokens, heads, DIM)).astype(np.float32)
+            for heads in (KV_HEADS * groups, KV_HEADS, KV_HEADS)
         )
         width = max(1, *(-(-c // PAGE) for c in committed))
         order = rng.permutation(PAGES)
@@ -69,12 +79,12 @@ class Trees:
             for _ in range(count):
                 k = np.concatenate([keys[:committed], self.k[begin : t + 1]])[-window:]
                 v = np.concatenate([values[:committed], self.v[begin : t + 1]])[-window:]
-                for h in range(HEADS):
-                    scores = k[:, h // 3] @ self.q[t, h].astype(np.float64) / np.sqrt(DIM)
+                for h in range(KV_HEADS * self.groups):
+                    scores = k[:, h // self.groups] @ self.q[t, h].astype(np.float64) / np.sqrt(DIM)
                     if cap is not None:
                         scores = cap * np.tanh(scores / cap)
                     weights = np.exp(scores - scores.max())
-                    out[t, h] = weights @ v[:, h // 3] / weights.sum()
+                    out[t, h] = weights @ v[:, h // self.groups] / weights.sum()
                 t += 1
         return out
 
@@ -83,21 +93,19 @@ class Trees:
 @settings(deadline=None, max_examples=20)
 @given(data=st.data())
 def test_as_in_float64(dtype: str, data: Any) -> None:
-    cpu.load()
     count = data.draw(st.integers(1, 3))
     nodes = data.draw(st.lists(st.sampled_from((1, 2, 7, 16, 17, 40, 70)), min_size=count, max_size=count))
     committed = data.draw(st.lists(st.sampled_from((0, 5, 255, 256, 257, 700, 1300)), min_size=count, max_size=count))
     window = data.draw(st.sampled_from((0, 0, 30, 300)))
-    trees = Trees(nodes, committed, dtype, data.draw(st.integers(0, 2**32)))
+    trees = Trees(nodes, committed, dtype, data.draw(st.integers(0, 2**32)), data.draw(st.sampled_from(GROUPS)))
     cap = data.draw(st.sampled_from((None, None, 1.5, 50.0)))
     out = trees.kernel(window, cap)
-    chex.assert_shape(out, (sum(nodes), HEADS, DIM))
+    chex.assert_shape(out, trees.q.shape)
     np.testing.assert_allclose(out, trees.exact(window, cap), atol=3e-6)
 
 
 def test_a_tree_does_not_depend_on_the_others() -> None:
     """Bit for bit, although its parts are computed by other threads in another order."""
-    cpu.load()
     trees = Trees([1, 3, 70, 1], [1100, 600, 900, 20], "float32", 0)
     together, t = trees.kernel(), 0
     for r, count in enumerate(trees.nodes):
@@ -111,12 +119,12 @@ def test_a_tree_does_not_depend_on_the_others() -> None:
 class Sequence:
     """A prompt's keys and values in pages, then a random tree of nodes on it, in preorder."""
 
-    def __init__(self, committed: int, parents: list[int], page: int, seed: int) -> None:
+    def __init__(self, committed: int, parents: list[int], page: int, seed: int, groups: int) -> None:
         rng = np.random.default_rng(seed)
         self.committed, self.parents, self.page = committed, parents, page
         nodes = len(parents)
         self.keys, self.values = rng.normal(size=(2, committed, KV_HEADS, DIM)).astype(np.float32)
-        self.q = rng.normal(size=(nodes, HEADS, DIM)).astype(np.float32)
+        self.q = rng.normal(size=(nodes, KV_HEADS * groups, DIM)).astype(np.float32)
         self.k, self.v = rng.normal(size=(2, nodes, KV_HEADS, DIM)).astype(np.float32)
         self.depth = [0] * nodes
         self.subtree = np.ones(nodes, np.int32)
@@ -132,8 +140,10 @@ class Sequence:
             found.insert(0, self.parents[found[0]])
         return found
 
-    def run(self, nodes: list[int], before: list[int], subtree: np.ndarray, window: int) -> np.ndarray:
-        """Outputs `[nodes, HEADS, DIM]` of `nodes`, with the nodes `before` in pages like the prompt."""
+    def run(
+        self, nodes: list[int], before: list[int], subtree: np.ndarray, window: int, cap: float | None
+    ) -> np.ndarray:
+        """Outputs `[nodes, heads, DIM]` of `nodes`, with the nodes `before` in pages like the prompt."""
         keys, values = (np.concatenate([a, b[before]]) for a, b in ((self.keys, self.k), (self.values, self.v)))
         count, size = len(keys), self.page
         pages = -(-count // size)
@@ -149,16 +159,15 @@ class Sequence:
         pool, table = (jnp.asarray(pool_k), jnp.asarray(pool_v)), jnp.arange(max(1, pages))[None]
         out, _ = cpu.attention(
             q, k, v, *pool, jnp.int32(0), jnp.int32(window), jnp.asarray(position), jnp.asarray(subtree),
-            jnp.zeros(1), jnp.array([len(nodes)]), jnp.array([count]), table,
+            jnp.zeros(1), jnp.array([len(nodes)]), jnp.array([count]), table, cap=cap,
         )  # fmt: skip
         return np.asarray(out)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_a_node_has_the_bits_of_plain_decoding(data: Any) -> None:
     """Prompts in chunks and token trees: every node as if its path were in pages and it were the only node."""
-    cpu.load()
     committed = data.draw(st.sampled_from((0, 1, 20, 31, 32, 33, 250, 256, 300, 511, 700)))
     nodes = data.draw(st.sampled_from((1, 2, 5, 16, 17, 40, 70, 300)))
     chain = nodes == 300 or data.draw(st.booleans())
@@ -168,9 +177,11 @@ def test_a_node_has_the_bits_of_plain_decoding(data: Any) -> None:
         stack = [*stack[: stack.index(parents[-1]) + 1], i]
     window = data.draw(st.sampled_from((0, 0, 7, 30, 300)))
     page = data.draw(st.sampled_from((16, 32, 64, 128)))
-    sequence = Sequence(committed, parents, page, data.draw(st.integers(0, 2**32)))
-    together = sequence.run(list(range(nodes)), [], sequence.subtree, window)
+    cap = data.draw(st.sampled_from((None, None, 2.0)))
+    groups = data.draw(st.sampled_from(GROUPS))
+    sequence = Sequence(committed, parents, page, data.draw(st.integers(0, 2**32)), groups)
+    together = sequence.run(list(range(nodes)), [], sequence.subtree, window, cap)
     for node in {0, nodes - 1, nodes // 2, nodes // 3, min(nodes - 1, 27)}:
         *before, last = sequence.path(node)
-        alone = sequence.run([last], before, np.ones(1, np.int32), window)
+        alone = sequence.run([last], before, np.ones(1, np.int32), window, cap)
         np.testing.assert_array_equal(alone[0], together[node])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import chex
@@ -16,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import helpers
 from helpers import tiny
+from helpers.builds import BUILDS, TILES, features, use
 from helpers.packed import packed, stored_matrix
 from jaxspec.config import EngineConfig
 from jaxspec.draft.registry import truncated
@@ -27,41 +26,16 @@ from jaxspec.kernels.packed import FORMATS, SUPER, pack
 from jaxspec.models.load.stored import StoredMatrix
 from jaxspec.step.runner import pick_layers
 
-#: Kernels whose tiles are emulated.
-TILES = f"cc -march=x86-64-v4 -mavx512bf16 -include {Path(helpers.__file__).parent / 'tiles.h'}"
-_V4 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
-#: Compilers and the features of the CPU that their kernels need. Registers hold 16, 8 and 4 floats.
-BUILDS = {
-    "": set[str](),
-    "cc -march=x86-64-v4": _V4,
-    "cc -march=x86-64-v3": {"avx2", "fma", "f16c"},
-    "cc -march=x86-64": {"sse2"},
-    TILES: _V4 | {"avx512_bf16"},
-}
 
-
-@pytest.fixture(scope="module", params=BUILDS, ids=("native", "v4", "v3", "sse", "tiles"))
+@pytest.fixture(scope="module", params=BUILDS)
 def built(request: pytest.FixtureRequest) -> Iterator[str]:
     """Kernels for an architecture. The compiler's command."""
-    name = request.param
-    if name and (not shutil.which("cc") or not BUILDS[name] <= _features()):
-        pytest.skip(f"no C compiler or CPU for {name}")
-    cpu.load(name)
-    with cpu.built_by(name):
-        yield name
-
-
-def _features() -> set[str]:
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next((set(line.split()) for line in file if line.startswith("flags")), set())
-    except OSError:  # not Linux
-        return set()
+    yield from use(request.param)
 
 
 def is_tiled(build: str, kind: str) -> bool:
     """Whether products are made on tiles: their sums differ from those of float32 weights."""
-    return kind not in ("F32", "F16") and (build == TILES or (not build and "amx_bf16" in _features()))
+    return kind not in ("F32", "F16") and (build == TILES or (not build and "amx_bf16" in features()))
 
 
 def product(x: np.ndarray, weight: jax.Array, width: int, layer: int = 0) -> np.ndarray:
@@ -143,7 +117,7 @@ def test_batch_invariance_is_a_setting_of_the_target_and_none_of_drafters(built:
             np.testing.assert_array_equal(model.ops.grouped(jnp.asarray(x), weight, 40, None, jnp.asarray([3])), bits)
 
 
-@pytest.mark.skipif(not shutil.which("cc") or "amx_bf16" not in _features(), reason="no C compiler or AMX tiles")
+@pytest.mark.skipif(not shutil.which("cc") or "amx_bf16" not in features(), reason="no C compiler or AMX tiles")
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if is_tiled(TILES, kind)])
 def test_tiles_of_the_cpu_round_like_emulated_ones(kind: str) -> None:
     """So tests with emulated tiles say what this CPU computes."""
