@@ -303,9 +303,9 @@ XLA_FFI_Error *jaxspec_attention(XLA_FFI_CallFrame *frame) {
                  .lse = output(frame, 1),
                  .position = input(frame, 7), .subtree = input(frame, 8), .first = input(frame, 9),
                  .nodes = input(frame, 10), .committed = input(frame, 11), .table = input(frame, 12),
-                 .tokens = dim(frame, 0, 0), .heads = dim(frame, 0, 1), .kv_heads = dim(frame, 1, 1), .dim = dim(frame, 0, 2),
-                 .page = dim(frame, 3, 4), .table_width = dim(frame, 12, 1), .trees = dim(frame, 9, 0),
-                 .window = *(int32_t *)input(frame, 6), .cap = *(float *)input(frame, 13)};
+                 .tokens = dim(frame, 0, 0), .heads = dim(frame, 0, 1), .kv_heads = dim(frame, 1, 1),
+                 .dim = dim(frame, 0, 2), .page = dim(frame, 3, 4), .table_width = dim(frame, 12, 1),
+                 .trees = dim(frame, 9, 0), .window = *(int32_t *)input(frame, 6), .cap = *(float *)input(frame, 13)};
   int64_t rows = *(int32_t *)input(frame, 5) * dim(frame, 3, 1) * a.kv_heads, offset = rows * a.dim * a.page;
   if (argument(frame, 3)->dtype == XLA_FFI_DataType_BF16) {
     a.narrow_keys = (const uint16_t *)input(frame, 3) + offset;

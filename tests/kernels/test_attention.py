@@ -164,7 +164,7 @@ class Sequence:
         return np.asarray(out)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_a_node_has_the_bits_of_plain_decoding(data: Any) -> None:
     """Prompts in chunks and token trees: every node as if its path were in pages and it were the only node."""
