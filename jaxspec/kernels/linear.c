@@ -178,17 +178,17 @@ static void product_of(const Linear *l, const Entry *entry, int64_t first, int64
     product(panel, (int)entry->format, l->x + first * l->depth, rows, l->depth, y, stride);
 }
 
-/* One panel for all rows. */
-static void one_panel(const Linear *l, int64_t p) {
+/* One panel for rows [begin, end). */
+static void one_panel(const Linear *l, int64_t p, int64_t begin, int64_t end) {
   int64_t left = l->width - p * PANEL;
   float *y = l->y + p * PANEL;
   if (left >= PANEL) {
-    product_of(l, &l->entries[p], 0, l->rows, y, l->width);
+    product_of(l, &l->entries[p], begin, end - begin, y + begin * l->width, l->width);
     return;
   }
   float edge[EDGE_ROWS * PANEL]; /* the last panel is padded, y is not */
-  for (int64_t first = 0; first < l->rows; first += EDGE_ROWS) {
-    int64_t rows = l->rows - first < EDGE_ROWS ? l->rows - first : EDGE_ROWS;
+  for (int64_t first = begin; first < end; first += EDGE_ROWS) {
+    int64_t rows = end - first < EDGE_ROWS ? end - first : EDGE_ROWS;
     product_of(l, &l->entries[p], first, rows, edge, PANEL);
     for (int64_t m = 0; m < rows; m++)
       memcpy(y + (first + m) * l->width, edge + m * PANEL, (size_t)left * sizeof(float));
@@ -198,7 +198,10 @@ static void one_panel(const Linear *l, int64_t p) {
 /* Panels in a row, so that the memory of one is fetched while the one before is used. */
 static void share_of_panels(const void *work, int64_t i) {
   const Linear *l = work;
-  for (int64_t p = i * l->share; p < (i + 1) * l->share && p < l->panels; p++) one_panel(l, p);
+  const int64_t most = l->split.parts ? TILED_ROWS : l->rows, last = (i + 1) * l->share;
+  for (int64_t first = 0; first < l->rows; first += most)
+    for (int64_t p = i * l->share; p < last && p < l->panels; p++)
+      one_panel(l, p, first, l->rows - first < most ? l->rows : first + most);
   release_tiles();
 }
 

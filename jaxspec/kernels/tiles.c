@@ -2,7 +2,11 @@
    products of tiles give their product: every summand is exact and the sums are float32. Scales are applied to the sums
    of a group; the parts of few rows share a tile and are then added as tiles would add them. bfloat16 has no scales, so
    its sums stay in tiles. A row's result does not depend on the number of rows. Weights of float32 and float16 would take
-   six and nine products; they stay with linear.c. */
+   six and nine products; they stay with linear.c.
+
+   Weights are widened to memory, from which tiles load them, and tiles store sums to memory, from which registers load
+   them. Each step waits for the one before, so three of them run at a time, for different units of a panel: the products
+   of one unit, the sums of an earlier one and the widening of a later one (docs/results/kernels.md). */
 #define _GNU_SOURCE
 #include "tiles.h"
 
@@ -19,7 +23,9 @@
 #define PARTS 3
 #define BLOCK 16  /* rows of x in a tile */
 #define FEW 5     /* rows of x whose parts are together in one tile */
-#define PIECE 128 /* rows of weights that are widened at a time; they and their sums stay in the L1 cache */
+#define GROUPS 2  /* of a panel that are widened at a time */
+#define LAG 3     /* units from a product to the use of its sums */
+#define RING 4    /* units in memory; more than LAG */
 #define AHEAD 4096
 #define REQUEST_PERMISSION 0x1023 /* of arch_prctl */
 #define TILE_DATA 18
@@ -29,13 +35,17 @@
 
 typedef uint16_t shorts __attribute__((vector_size(64), aligned(2), may_alias));
 
-/* A piece of a panel: pairs of rows of 16 columns in bfloat16, as tiles read them, the scales of its units, which are
-   groups or, in Q6_K, halves of groups, and the units' sums with rows of two blocks. */
+/* Groups of a panel: pairs of rows of 16 columns in bfloat16, as tiles read them. */
+typedef uint16_t Pairs[GROUPS][COLUMNS][GROUP / 2][2 * WIDTH];
+
+/* A unit's products with a block of x, and what they are used with. A unit is the rows that share a scale: a group or, in
+   Q6_K, half a group. */
 typedef struct {
-  _Alignas(64) uint16_t pairs[COLUMNS][PIECE / 2][2 * WIDTH];
-  float sums[PIECE / 16][2][COLUMNS][BLOCK][WIDTH];
-  Scales scales[PIECE / 16];
-} Piece;
+  _Alignas(64) float products[COLUMNS][BLOCK][WIDTH];
+  float *y;
+  const float *sums; /* of x */
+  const Scales *scales;
+} Pending;
 
 /* A block of x from some group on. */
 typedef struct {
@@ -105,17 +115,22 @@ INLINE __m512i counted(int first, int second) {
   return (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }
 
-/* Codes minus the code of zero of rows 2 * r and 2 * r + 1 of a group, 16 columns, in bfloat16. */
+/* Codes minus the code of zero of rows 2 * r and 2 * r + 1 of a group, 16 columns, in bfloat16; codes of 8 bits 256-fold.
+   Multiplications shift, because shifts compete with permutations and with stores of tiles for one port of the CPU. */
 INLINE shorts pair_of(const int format, Place at, const int r, const int c) {
   const int zero = zero_code(format), per_word = code_bytes(format) / (4 * PANEL), pairs = 16 / per_word;
   const uint8_t *word = at.codes + 64 * (COLUMNS * (r / pairs) + c);
   if (format == I8 || format == Q8_0) {
-    ints w = *(const ints *)word;
-    vec even = __builtin_convertvector((w << (24 - 8 * (r % 2))) >> 24, vec);
-    vec odd = __builtin_convertvector((w << (8 - 8 * (r % 2))) >> 24, vec);
-    return (shorts)((ints)_mm512_srli_epi32((__m512i)even, 16) | (ints)odd);
+    __m512i both = _mm512_loadu_si512(word); /* each half's byte to its upper end: 256 * code */
+    both = r % 2 ? _mm512_and_si512(both, _mm512_set1_epi16((short)0xff00))
+                 : _mm512_mullo_epi16(both, _mm512_set1_epi16(256));
+    __m512 even = _mm512_cvtepi32_ps(_mm512_madd_epi16(both, _mm512_set1_epi32(1)));
+    __m512 odd = _mm512_cvtepi32_ps(_mm512_madd_epi16(both, _mm512_set1_epi32(1 << 16)));
+    __m512i low = _mm512_madd_epi16((__m512i)even, _mm512_set1_epi32(1 << 16)); /* its upper half */
+    return (shorts)_mm512_mask_mov_epi16(low, 0xaaaaaaaa, (__m512i)odd);
   }
-  shorts code = *(const shorts *)word >> (4 * (r % 4)), above;
+  shorts code = *(const shorts *)word, above;
+  if (r % 4) code = (shorts)_mm512_mulhi_epu16((__m512i)code, _mm512_set1_epi16((short)(1 << (16 - 4 * (r % 4)))));
   if (!high_bytes(format)) return (shorts)_mm512_permutexvar_epi16((__m512i)code, counted(-zero, -zero));
   const int bit = format == Q6_K ? 2 * (r % 8) : r;
   above = *(const shorts *)(at.high + 64 * ((format == Q6_K ? COLUMNS * (r / 8) : 0) + c));
@@ -128,15 +143,16 @@ INLINE shorts pair_of(const int format, Place at, const int r, const int c) {
   return (shorts)_mm512_permutex2var_epi16(counted(-zero, 16 - zero), (__m512i)code, counted(32 - zero, 48 - zero));
 }
 
-/* Widens rows [begin, end) of a panel. */
-INLINE void widen_piece(const int format, const uint8_t *panel, int64_t begin, int64_t end, Piece *to) {
-  const int halves = GROUP / unit_rows(format);
-  for (int64_t g = 0; g < (end - begin) / GROUP; g++) {
-    Place at = group_at(format, panel, begin + g * GROUP);
-    UNROLL for (int i = 0; i < group_bytes(format); i += 64) __builtin_prefetch(at.group + AHEAD + i);
-    UNROLL for (int r = 0; r < GROUP / 2; r++) UNROLL for (int c = 0; c < COLUMNS; c++)
-        *(shorts *)to->pairs[c][g * GROUP / 2 + r] = pair_of(format, at, r, c);
-    UNROLL for (int i = 0; i < halves; i++) read_scales(format, at, i, 0, COLUMNS, &to->scales[g * halves + i]);
+/* Widens group g of a panel and reads its units' scales. */
+INLINE void widen_group(const int format, const uint8_t *panel, int64_t g, uint16_t (*to)[GROUP / 2][2 * WIDTH],
+                        Scales *scales) {
+  Place at = group_at(format, panel, g * GROUP);
+  UNROLL for (int i = 0; i < group_bytes(format); i += 64) __builtin_prefetch(at.group + AHEAD + i);
+  UNROLL for (int r = 0; r < GROUP / 2; r++) UNROLL for (int c = 0; c < COLUMNS; c++)
+      *(shorts *)to[c][r] = pair_of(format, at, r, c);
+  UNROLL for (int i = 0; i < GROUP / unit_rows(format); i++) {
+    read_scales(format, at, i, 0, COLUMNS, &scales[i]);
+    if (format == I8 || format == Q8_0) UNROLL for (int c = 0; c < COLUMNS; c++) scales[i].scale[c] *= 1.0f / 256;
   }
 }
 
@@ -159,102 +175,141 @@ static void configure(int rows, int unit) {
   _tile_loadconfig(&config);
 }
 
-/* Adds part p of a unit of x, times its weights, to tiles C and D. */
-#define ADD_PART(C, D, A, p)                                                                                          \
+#define MULTIPLY(C, D, A)                                                                                             \
   do {                                                                                                                \
-    _tile_loadd(A, x + (p) * size, 64);                                                                               \
     _tile_dpbf16ps(C, A, 6);                                                                                          \
     _tile_dpbf16ps(D, A, 7);                                                                                          \
   } while (0)
 
-/* Sums of a unit of block b, on tiles C and D. */
-#define ADD_UNIT(C, D, b)                                                                                             \
+/* x times a unit of weights, on tiles C and D. x would push the rest out of the L1 cache, so it is streamed. */
+#define UNIT_PRODUCT(C, D)                                                                                            \
   do {                                                                                                                \
-    const uint16_t *x = of[b].parts + u * unit / GROUP * PARTS * size + u * unit % GROUP;                             \
+    if (few)                                                                                                          \
+      _tile_loadd(4, part, 64);                                                                                       \
+    else                                                                                                              \
+      _tile_stream_loadd(4, part, 64);                                                                                \
+    _tile_loadd(6, weights, 4 * WIDTH);                                                                               \
+    _tile_loadd(7, weights + GROUP * WIDTH, 4 * WIDTH);                                                               \
     _tile_zero(C);                                                                                                    \
     _tile_zero(D);                                                                                                    \
-    ADD_PART(C, D, 4, 0);                                                                                             \
-    if (!few) ADD_PART(C, D, 5, 1);                                                                                   \
-    if (!few) ADD_PART(C, D, 4, 2);                                                                                   \
-    _tile_stored(C, piece->sums[u][b][0], 4 * WIDTH);                                                                 \
-    _tile_stored(D, piece->sums[u][b][1], 4 * WIDTH);                                                                 \
+    MULTIPLY(C, D, 4);                                                                                                \
+    if (!few) {                                                                                                       \
+      _tile_stream_loadd(5, part + size, 64);                                                                         \
+      MULTIPLY(C, D, 5);                                                                                              \
+      _tile_stream_loadd(4, part + 2 * size, 64);                                                                     \
+      MULTIPLY(C, D, 4);                                                                                              \
+    }                                                                                                                 \
   } while (0)
 
-/* Adds the sums of a piece's units to vector c of block b's columns; `fresh`: y is not yet written. The three parts of up
-   to five rows have separate sums. They are added in the order of tiles, and subnormal numbers become zero as on tiles,
-   because XLA's threads and those they start are told so. Otherwise all 16 rows are computed, in registers, and those
-   that the block has are written. */
-INLINE void use_sums(const int format, const int few, const Piece *piece, int64_t units, const Rows *of, int b, int c,
-                     int fresh, float *to, int64_t width) {
-  const int count = few ? FEW : BLOCK;
-  vec y[BLOCK];
-  UNROLL for (int m = 0; m < count; m++) y[m] = !fresh && m < of->rows ? *(vec *)(to + m * width) : (vec){0};
-  for (int64_t u = 0; u < units; u++) {
-    const float(*sum)[WIDTH] = piece->sums[u][b][c], *x = of->sums + u * unit_rows(format) / GROUP * BLOCK;
-    UNROLL for (int m = 0; m < count; m++) {
-      if (few && m == of->rows) break;
-      vec total = *(const vec *)sum[m];
-      if (few) total += *(const vec *)sum[of->rows + m];
-      if (few) total += *(const vec *)sum[2 * of->rows + m];
-      y[m] += total * piece->scales[u].scale[c];
-      if (has_minimum(format)) y[m] += piece->scales[u].minimum[c] * x[m];
+#define STORE(C, D, unit)                                                                                             \
+  do {                                                                                                                \
+    _tile_stored(C, (unit).products[0], 4 * WIDTH);                                                                   \
+    _tile_stored(D, (unit).products[1], 4 * WIDTH);                                                                   \
+  } while (0)
+
+/* Adds a unit's products with up to five rows to y. The three parts of a row have separate products. They are added in
+   the order of tiles, and subnormal numbers become zero as on tiles, because XLA's threads and those they start are told
+   so. */
+INLINE void use_few(const int format, const Pending *unit, int rows, vec (*y)[COLUMNS]) {
+  UNROLL for (int m = 0; m < FEW; m++) {
+    if (m == rows) break;
+    UNROLL for (int c = 0; c < COLUMNS; c++) {
+      const float(*from)[WIDTH] = unit->products[c] + m;
+      vec total = *(const vec *)from[0] + *(const vec *)from[rows] + *(const vec *)from[2 * rows];
+      y[m][c] += total * unit->scales->scale[c];
+      if (has_minimum(format)) y[m][c] += unit->scales->minimum[c] * unit->sums[m];
     }
   }
-  UNROLL for (int m = 0; m < count; m++) if (m < of->rows) *(vec *)(to + m * width) = y[m];
 }
 
-/* y += x times a piece of a panel, for one block or two. First all sums are computed, on two pairs of tiles in turn: a
-   product waits for the last store of its tile. Then all are used: reading what a tile has just stored waits too. */
-INLINE void piece_product(const int format, const int few, const int blocks, int64_t begin, int64_t end, Piece *piece,
-                          const Rows *of, float *y, int64_t width) {
-  const int unit = unit_rows(format), size = part_size(of->rows);
-  const int64_t units = (end - begin) / unit;
-  WRITTEN;
-  for (int64_t u = 0; u < units; u++) {
-    _tile_loadd(6, piece->pairs[0][u * unit / 2], 4 * WIDTH);
-    _tile_loadd(7, piece->pairs[1][u * unit / 2], 4 * WIDTH);
-    if (blocks == 2 || u % 2 == 0)
-      ADD_UNIT(0, 1, 0);
-    else
-      ADD_UNIT(2, 3, 0);
-    if (blocks == 2) ADD_UNIT(2, 3, 1);
+/* Adds a unit's products with rows [m, m + count) of a block to y. Stores come last: loads after them would wait. */
+INLINE void use_rows(const int format, const int count, const Pending *unit, int m) {
+  for (int c = 0; c < COLUMNS; c++) {
+    float *to = unit->y + m * PANEL + c * WIDTH;
+    vec y[BLOCK], scale = unit->scales->scale[c], minimum = unit->scales->minimum[c];
+    UNROLL for (int i = 0; i < count; i++) {
+      y[i] = *(vec *)(to + i * PANEL) + *(const vec *)unit->products[c][m + i] * scale;
+      if (has_minimum(format)) y[i] += minimum * unit->sums[m + i];
+    }
+    WRITTEN;
+    UNROLL for (int i = 0; i < count; i++) *(vec *)(to + i * PANEL) = y[i];
   }
-  WRITTEN;
-  for (int b = 0; b < blocks; b++)
-    for (int c = 0; c < COLUMNS; c++)
-      use_sums(format, few, piece, units, of + b, b, c, begin == 0, y + b * BLOCK * width + c * WIDTH, width);
 }
 
-INLINE void panel_product(const int format, const uint8_t *panel, const Split *x, int64_t block, int64_t rows,
-                          int64_t depth, float *y, int64_t width) {
-  Piece piece;
-  const int64_t most = rows <= FEW ? PIECE : PIECE / 2; /* rows of x take room in the cache too */
+INLINE void use_products(const int format, const int few, const Pending *unit, int rows, vec (*y)[COLUMNS]) {
+  if (few)
+    use_few(format, unit, rows, y);
+  else if (rows == BLOCK)
+    use_rows(format, BLOCK, unit, 0);
+  else
+    for (int m = 0; m < rows; m += 4) use_rows(format, 4, unit, m); /* of the last ones, some may not exist */
+}
+
+/* y [rows, 32] = x times a panel, for up to TILED_ROWS rows; `few`: for up to five. */
+INLINE void panel_product(const int format, const int few, const uint8_t *panel, const Split *x, int64_t block,
+                          int64_t rows, int64_t depth, float *y, int64_t width) {
+  struct {
+    _Alignas(4096) Pairs pairs[2];
+    Pending ring[RING];
+    Scales scales[4][2 * GROUPS];
+    _Alignas(64) float y[TILED_ROWS][PANEL];
+  } near;
+  vec few_y[FEW][COLUMNS];
+  const int per_group = GROUP / unit_rows(format), used = rows > BLOCK ? BLOCK : (int)rows;
+  const int64_t blocks = (rows + BLOCK - 1) / BLOCK, groups = depth / GROUP;
+  int64_t n = 0; /* units so far */
   /* Configuring takes as long as several products. Rows beyond those of the last block are computed and not used. */
-  configure(rows > BLOCK ? BLOCK : (int)rows * (rows <= FEW ? PARTS : 1), unit_rows(format));
-  for (int64_t d = 0, end; d < depth; d = end) {
-    end = d + most < depth ? d + most : depth;
-    widen_piece(format, panel, d, end, &piece);
-    for (int64_t m = 0, blocks; m < rows; m += blocks * BLOCK) {
-      blocks = rows - m >= 2 * BLOCK ? 2 : 1;
-      Rows of[2] = {rows_of(x, block + m / BLOCK, rows - m, d / GROUP)};
-      if (blocks == 2) of[1] = rows_of(x, block + m / BLOCK + 1, BLOCK, d / GROUP);
-      float *to = y + m * width;
-      if (of->rows <= FEW)
-        piece_product(format, 1, 1, d, end, &piece, of, to, width);
-      else if (blocks == 1)
-        piece_product(format, 0, 1, d, end, &piece, of, to, width);
-      else
-        piece_product(format, 0, 2, d, end, &piece, of, to, width);
+  configure(few ? (int)rows * PARTS : used, unit_rows(format));
+  UNROLL for (int m = 0; m < FEW; m++) UNROLL for (int c = 0; c < COLUMNS; c++) few_y[m][c] = (vec){0};
+  if (!few) memset(near.y, 0, (size_t)blocks * BLOCK * sizeof near.y[0]);
+  for (int g = 0; g < GROUPS && g < groups; g++)
+    widen_group(format, panel, g, near.pairs[0][g], near.scales[0] + g * per_group);
+  for (int64_t g = 0, piece = 0; g < groups; g += GROUPS, piece++) {
+    const int units = (int)(groups - g < GROUPS ? groups - g : GROUPS) * per_group;
+    for (int64_t b = 0; b < blocks; b++) {
+      const Rows of = rows_of(x, block + b, rows - b * BLOCK, g);
+      const int size = part_size(of.rows);
+      for (int u = 0; u < units; u++, n++) {
+        const int in = u / per_group, half = u % per_group; /* the unit's group and place there */
+        const uint16_t *part = of.parts + in * PARTS * size + half * unit_rows(format);
+        const uint16_t *weights = near.pairs[piece % 2][in][0][half * unit_rows(format) / 2];
+        WRITTEN;
+        if (n % 2) {
+          UNIT_PRODUCT(2, 3);
+          STORE(0, 1, near.ring[(n - 1) % RING]);
+        } else {
+          UNIT_PRODUCT(0, 1);
+          if (n) STORE(2, 3, near.ring[(n - 1) % RING]);
+        }
+        WRITTEN;
+        Pending *unit = &near.ring[n % RING];
+        unit->y = near.y[b * BLOCK];
+        unit->sums = of.sums + in * BLOCK;
+        unit->scales = &near.scales[piece % 4][u];
+        if (!b && !half && g + GROUPS + in < groups)
+          widen_group(format, panel, g + GROUPS + in, near.pairs[(piece + 1) % 2][in], &near.scales[(piece + 1) % 4][u]);
+        WRITTEN;
+        if (n >= LAG) use_products(format, few, &near.ring[(n - LAG) % RING], used, few_y);
+      }
     }
   }
+  WRITTEN;
+  if (n % 2)
+    STORE(0, 1, near.ring[(n - 1) % RING]);
+  else
+    STORE(2, 3, near.ring[(n - 1) % RING]);
+  WRITTEN;
+  for (int64_t i = n < LAG ? 0 : n - LAG; i < n; i++) use_products(format, few, &near.ring[i % RING], used, few_y);
+  for (int64_t m = 0; !few && m < rows; m++) memcpy(y + m * width, near.y[m], sizeof near.y[m]);
+  UNROLL for (int m = 0; m < FEW; m++) UNROLL for (int c = 0; c < COLUMNS; c++)
+      if (few && m < rows) *(vec *)(y + m * width + c * WIDTH) = few_y[m][c];
 }
 
 /* Adds part p of a group of block b, times the weights in tiles 6 and 7, to tiles C and D. */
 #define ADD_WHOLE(C, D, A, b, p)                                                                                      \
   do {                                                                                                                \
     _tile_loadd(A, of[b].parts + (g * PARTS + p) * part_size(of[b].rows), 64);                                        \
-    _tile_dpbf16ps(C, A, 6);                                                                                          \
-    _tile_dpbf16ps(D, A, 7);                                                                                          \
+    MULTIPLY(C, D, A);                                                                                                \
   } while (0)
 
 /* Weights in bfloat16 have no scales: sums stay in tiles over the whole depth. */
@@ -302,7 +357,10 @@ static void tiledBF16(const uint8_t *panel, const Split *x, int64_t block, int64
 #define TILED_OF(F)                                                                                                   \
   static void tiled##F(const uint8_t *panel, const Split *x, int64_t block, int64_t rows, int64_t depth, float *y,    \
                        int64_t width) {                                                                               \
-    panel_product(F, panel, x, block, rows, depth, y, width);                                                         \
+    if (rows <= FEW)                                                                                                  \
+      panel_product(F, 1, panel, x, block, rows, depth, y, width);                                                    \
+    else                                                                                                              \
+      panel_product(F, 0, panel, x, block, rows, depth, y, width);                                                    \
   }
 TILED_OF(I8) TILED_OF(Q4_0) TILED_OF(Q4_1) TILED_OF(Q5_0) TILED_OF(Q5_1) TILED_OF(Q8_0)
 TILED_OF(Q4_K) TILED_OF(Q5_K) TILED_OF(Q6_K)

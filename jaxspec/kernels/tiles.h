@@ -5,6 +5,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Rows of x that are multiplied at a time. With them, panels after panels find x in the L2 cache. */
+#define TILED_ROWS 128
+
 /* x [rows, depth], split for tiles: its groups of 32 columns. */
 typedef struct {
   uint16_t *parts; /* of each block of 16 rows: [groups][3][16][32], or [groups][3][rows][32] if it has up to 5 */
@@ -21,7 +24,8 @@ int is_tiled(int format);
 int new_split(int64_t rows, int64_t depth, Split *to);
 /* Splits rows 16 * block to 16 * block + 15 of x. */
 void split_block(const float *x, int64_t rows, int64_t depth, const Split *to, int64_t block);
-/* y [rows, 32], `stride` floats apart: rows `first` (a multiple of 16) and following of x times a panel. */
+/* y [rows, 32], `stride` floats apart: up to TILED_ROWS rows of x, from row `first` (a multiple of 16) on, times a
+   panel. */
 void tile_product(int format, const uint8_t *panel, const Split *x, int64_t first, int64_t rows, int64_t depth,
                   float *y, int64_t stride);
 

@@ -53,12 +53,14 @@ static inline void emulated_product(int to, int a, int b) {
 #undef _tile_release
 #undef _tile_zero
 #undef _tile_loadd
+#undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
 #define _tile_loadconfig emulated_config
 #define _tile_release() memset(&emulated, 0, sizeof emulated)
 #define _tile_zero emulated_zero
 #define _tile_loadd emulated_load
+#define _tile_stream_loadd emulated_load
 #define _tile_stored emulated_store
 #define _tile_dpbf16ps emulated_product
 #define syscall(...) 0L
