@@ -22,7 +22,7 @@ from jaxspec.kernels.packed import GROUP
 #: Factor of head_dim and page_size, limits of attention.c.
 LANES, MAX_ROWS, MAX_DIM, MAX_PAGE = 16, 48, 256, 128
 #: Rows up to which a CPU with AMX multiplies faster without tiles (docs/results/kernels.md).
-FASTER_UNTILED = 8
+FASTER_UNTILED = 4
 
 
 _prefix: ContextVar[str] = ContextVar("prefix", default="")

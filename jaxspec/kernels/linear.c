@@ -1,8 +1,8 @@
 /* y = x W for packed weights (packed.h). A panel is read from memory once, sequentially, for any number of rows. CPUs with
-   AMX multiply codes and bfloat16 on tiles (tiles.c). Otherwise a few rows use weights as they are widened, more rows
-   share a widened piece in the cache, and every sum runs in order of depth with the same weights. So a row's result does
-   not depend on the number of rows, unless few rows are to use no tiles, nor, without tiles, on how the matrix is stored.
-   XLA repacks float32 weights in each call, which for few rows costs more than the product itself
+   AMX multiply codes and bfloat16 on tiles (tiles.c), TILED_ROWS rows at a time. Otherwise a few rows use weights as they
+   are widened, more rows share a widened piece in the cache, and every sum runs in order of depth with the same weights.
+   So a row's result does not depend on the number of rows, unless few rows are to use no tiles, nor, without tiles, on how
+   the matrix is stored. XLA repacks float32 weights in each call, which for few rows costs more than the product itself
    (docs/results/kernels.md). */
 #include <stdio.h>
 #include <stdlib.h>
@@ -167,12 +167,15 @@ typedef struct {
   Split split; /* of x, if tiles are used */
 } Linear;
 
-#define EDGE_ROWS 64
+#define EDGE_ROWS TILED_ROWS
+
+/* Whether a panel is multiplied on tiles. */
+static int uses_tiles(const Linear *l, const Entry *entry) { return l->split.parts && is_tiled((int)entry->format); }
 
 /* Rows [first, first + rows) of x times a panel. */
 static void product_of(const Linear *l, const Entry *entry, int64_t first, int64_t rows, float *y, int64_t stride) {
   const uint8_t *panel = l->w + 64 * (int64_t)entry->place;
-  if (l->split.parts && is_tiled((int)entry->format))
+  if (uses_tiles(l, entry))
     tile_product((int)entry->format, panel, &l->split, first, rows, l->depth, y, stride);
   else
     product(panel, (int)entry->format, l->x + first * l->depth, rows, l->depth, y, stride);
@@ -195,13 +198,19 @@ static void one_panel(const Linear *l, int64_t p, int64_t begin, int64_t end) {
   }
 }
 
-/* Panels in a row, so that the memory of one is fetched while the one before is used. */
+/* Panels in a row, so that the memory of one is fetched while the one before is used. Those on tiles take their turns with
+   some rows after the other, which stay in the cache. */
 static void share_of_panels(const void *work, int64_t i) {
   const Linear *l = work;
-  const int64_t most = l->split.parts ? TILED_ROWS : l->rows, last = (i + 1) * l->share;
-  for (int64_t first = 0; first < l->rows; first += most)
-    for (int64_t p = i * l->share; p < last && p < l->panels; p++)
-      one_panel(l, p, first, l->rows - first < most ? l->rows : first + most);
+  const int64_t step = l->split.parts ? TILED_ROWS : l->rows, last = (i + 1) * l->share;
+  for (int64_t first = 0; first < l->rows; first += step)
+    for (int64_t p = i * l->share; p < last && p < l->panels; p++) {
+      int64_t end = first + step < l->rows ? first + step : l->rows;
+      if (uses_tiles(l, &l->entries[p]))
+        one_panel(l, p, first, end);
+      else if (!first)
+        one_panel(l, p, 0, l->rows);
+    }
   release_tiles();
 }
 
@@ -219,7 +228,7 @@ static XLA_FFI_Error *check(XLA_FFI_CallFrame *frame, const uint8_t *w, int64_t 
 
 static void split_share(const void *work, int64_t block) {
   const Linear *l = work;
-  split_block(l->x, l->rows, l->depth, &l->split, block);
+  split_block(l->x, l->depth, &l->split, block);
 }
 
 /* Whether any panel is multiplied on tiles. Up to `untiled` rows, none is. */

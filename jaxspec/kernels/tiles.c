@@ -4,16 +4,16 @@
    its sums stay in tiles. A row's result does not depend on the number of rows. Weights of float32 and float16 would take
    six and nine products; they stay with linear.c.
 
-   Weights are widened to memory, from which tiles load them, and tiles store sums to memory, from which registers load
-   them. Each step waits for the one before, so three of them run at a time, for different units of a panel: the products
-   of one unit, the sums of an earlier one and the widening of a later one (docs/results/kernels.md). */
+   Tiles load weights from memory, where they are widened, and store products to memory, from which registers load them.
+   Each of these waits for the one before, so every step does one of each, for different units: it multiplies unit n,
+   stores the products of unit n - 1, uses those of unit n - 2 and widens a later group (docs/results/kernels.md). */
 #define _GNU_SOURCE
 #include "tiles.h"
 
 #include "packed.h"
 
 #if defined(__linux__) && defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BW__) && \
-    defined(__AVX512BF16__)
+    defined(__AVX512BF16__) && defined(__AVX512VNNI__)
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,20 +23,20 @@
 #define PARTS 3
 #define BLOCK 16  /* rows of x in a tile */
 #define FEW 5     /* rows of x whose parts are together in one tile */
-#define GROUPS 2  /* of a panel that are widened at a time */
-#define LAG 3     /* units from a product to the use of its sums */
-#define RING 4    /* units in memory; more than LAG */
 #define AHEAD 4096
 #define REQUEST_PERMISSION 0x1023 /* of arch_prctl */
 #define TILE_DATA 18
 
-/* gcc does not know that tiles are loaded from memory. */
-#define WRITTEN __asm__ volatile("" ::: "memory")
+_Static_assert(TILED_ROWS % BLOCK == 0, "whole blocks");
+
+/* The compiler moves no access to memory across this. It does not know what tiles load and store, and the order of loads
+   and stores decides what waits. */
+#define IN_ORDER __asm__ volatile("" ::: "memory")
 
 typedef uint16_t shorts __attribute__((vector_size(64), aligned(2), may_alias));
 
-/* Groups of a panel: pairs of rows of 16 columns in bfloat16, as tiles read them. */
-typedef uint16_t Pairs[GROUPS][COLUMNS][GROUP / 2][2 * WIDTH];
+/* A group of a panel: pairs of rows of 16 columns in bfloat16, as tiles read them. */
+typedef uint16_t Pairs[COLUMNS][GROUP / 2][2 * WIDTH];
 
 /* A unit's products with a block of x, and what they are used with. A unit is the rows that share a scale: a group or, in
    Q6_K, half a group. */
@@ -45,6 +45,7 @@ typedef struct {
   float *y;
   const float *sums; /* of x */
   const Scales *scales;
+  int rows;
 } Pending;
 
 /* A block of x from some group on. */
@@ -75,21 +76,22 @@ INLINE int block_rows(int64_t left) { return left < BLOCK ? (int)left : BLOCK; }
 int new_split(int64_t rows, int64_t depth, Split *to) {
   int64_t blocks = (rows + BLOCK - 1) / BLOCK;
   to->groups = depth / GROUP;
+  to->rows = rows;
   size_t size = (size_t)(blocks * to->groups) * BLOCK;
   to->parts = aligned_alloc(64, size * (PARTS * GROUP * sizeof(uint16_t) + sizeof(float)));
   to->sums = (float *)(to->parts + size * PARTS * GROUP);
   return to->parts != NULL;
 }
 
-/* A block of x from group g on. `left`: rows of x from the block's first row on. */
-INLINE Rows rows_of(const Split *x, int64_t block, int64_t left, int64_t g) {
-  int rows = block_rows(left);
+/* A block of x from group g on. */
+INLINE Rows rows_of(const Split *x, int64_t block, int64_t g) {
+  int rows = block_rows(x->rows - block * BLOCK);
   uint16_t *parts = x->parts + block * x->groups * PARTS * BLOCK * GROUP;
   return (Rows){parts + g * PARTS * part_size(rows), x->sums + (block * x->groups + g) * BLOCK, rows};
 }
 
-void split_block(const float *x, int64_t rows, int64_t depth, const Split *to, int64_t block) {
-  Rows of = rows_of(to, block, rows - block * BLOCK, 0);
+void split_block(const float *x, int64_t depth, const Split *to, int64_t block) {
+  Rows of = rows_of(to, block, 0);
   const int size = part_size(of.rows);
   for (int64_t g = 0; g < to->groups; g++) {
     uint16_t *parts = of.parts + g * PARTS * size;
@@ -115,17 +117,17 @@ INLINE __m512i counted(int first, int second) {
   return (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }
 
-/* Codes minus the code of zero of rows 2 * r and 2 * r + 1 of a group, 16 columns, in bfloat16; codes of 8 bits 256-fold.
-   Multiplications shift, because shifts compete with permutations and with stores of tiles for one port of the CPU. */
+/* Codes minus the code of zero of rows 2 * r and 2 * r + 1 of a group, 16 columns, in bfloat16. Products move codes to the
+   lower end where shifts would: shifts and permutations use the same port (for a pair of them 2.0 cycles, with a product
+   1.5). Codes of 8 bits come from sums of four products, of which three are with 0. */
 INLINE shorts pair_of(const int format, Place at, const int r, const int c) {
   const int zero = zero_code(format), per_word = code_bytes(format) / (4 * PANEL), pairs = 16 / per_word;
   const uint8_t *word = at.codes + 64 * (COLUMNS * (r / pairs) + c);
   if (format == I8 || format == Q8_0) {
-    __m512i both = _mm512_loadu_si512(word); /* each half's byte to its upper end: 256 * code */
-    both = r % 2 ? _mm512_and_si512(both, _mm512_set1_epi16((short)0xff00))
-                 : _mm512_mullo_epi16(both, _mm512_set1_epi16(256));
-    __m512 even = _mm512_cvtepi32_ps(_mm512_madd_epi16(both, _mm512_set1_epi32(1)));
-    __m512 odd = _mm512_cvtepi32_ps(_mm512_madd_epi16(both, _mm512_set1_epi32(1 << 16)));
+    const __m512i codes = _mm512_loadu_si512(word), none = _mm512_setzero_si512();
+    const int lower = 1 << 8 * (r % 2);
+    __m512 even = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(none, _mm512_set1_epi32(lower), codes));
+    __m512 odd = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(none, _mm512_set1_epi32(lower << 16), codes));
     __m512i low = _mm512_madd_epi16((__m512i)even, _mm512_set1_epi32(1 << 16)); /* its upper half */
     return (shorts)_mm512_mask_mov_epi16(low, 0xaaaaaaaa, (__m512i)odd);
   }
@@ -144,16 +146,12 @@ INLINE shorts pair_of(const int format, Place at, const int r, const int c) {
 }
 
 /* Widens group g of a panel and reads its units' scales. */
-INLINE void widen_group(const int format, const uint8_t *panel, int64_t g, uint16_t (*to)[GROUP / 2][2 * WIDTH],
-                        Scales *scales) {
+INLINE void widen_group(const int format, const uint8_t *panel, int64_t g, Pairs to, Scales *scales) {
   Place at = group_at(format, panel, g * GROUP);
   UNROLL for (int i = 0; i < group_bytes(format); i += 64) __builtin_prefetch(at.group + AHEAD + i);
   UNROLL for (int r = 0; r < GROUP / 2; r++) UNROLL for (int c = 0; c < COLUMNS; c++)
       *(shorts *)to[c][r] = pair_of(format, at, r, c);
-  UNROLL for (int i = 0; i < GROUP / unit_rows(format); i++) {
-    read_scales(format, at, i, 0, COLUMNS, &scales[i]);
-    if (format == I8 || format == Q8_0) UNROLL for (int c = 0; c < COLUMNS; c++) scales[i].scale[c] *= 1.0f / 256;
-  }
+  UNROLL for (int i = 0; i < GROUP / unit_rows(format); i++) read_scales(format, at, i, 0, COLUMNS, &scales[i]);
 }
 
 static _Thread_local int configured; /* of this thread's tiles: 100 * rows + unit, or 0 */
@@ -171,58 +169,61 @@ static void configure(int rows, int unit) {
     config.bytes[i] = (uint16_t)(i == 4 || i == 5 ? 2 * unit : 64);
     config.rows[i] = (uint8_t)(i < 6 ? rows : unit / 2);
   }
-  WRITTEN;
+  IN_ORDER;
   _tile_loadconfig(&config);
 }
 
+/* Macros, because the numbers of tiles are literals. C and D: sums of both halves of a panel's columns. */
 #define MULTIPLY(C, D, A)                                                                                             \
   do {                                                                                                                \
     _tile_dpbf16ps(C, A, 6);                                                                                          \
     _tile_dpbf16ps(D, A, 7);                                                                                          \
   } while (0)
 
-/* x times a unit of weights, on tiles C and D. x would push the rest out of the L1 cache, so it is streamed. */
-#define UNIT_PRODUCT(C, D)                                                                                            \
+/* x, `size` from part to part, times a unit of weights. Weights and products stay in the L1 cache because more than few
+   rows of x, which do not fit it, are streamed past it. */
+#define UNIT_PRODUCT(C, D, x, size, weights)                                                                          \
   do {                                                                                                                \
     if (few)                                                                                                          \
-      _tile_loadd(4, part, 64);                                                                                       \
+      _tile_loadd(4, x, 64);                                                                                          \
     else                                                                                                              \
-      _tile_stream_loadd(4, part, 64);                                                                                \
+      _tile_stream_loadd(4, x, 64);                                                                                   \
     _tile_loadd(6, weights, 4 * WIDTH);                                                                               \
     _tile_loadd(7, weights + GROUP * WIDTH, 4 * WIDTH);                                                               \
     _tile_zero(C);                                                                                                    \
     _tile_zero(D);                                                                                                    \
     MULTIPLY(C, D, 4);                                                                                                \
     if (!few) {                                                                                                       \
-      _tile_stream_loadd(5, part + size, 64);                                                                         \
+      _tile_stream_loadd(5, x + size, 64);                                                                            \
       MULTIPLY(C, D, 5);                                                                                              \
-      _tile_stream_loadd(4, part + 2 * size, 64);                                                                     \
+      _tile_stream_loadd(4, x + 2 * size, 64);                                                                        \
       MULTIPLY(C, D, 4);                                                                                              \
     }                                                                                                                 \
   } while (0)
 
-#define STORE(C, D, unit)                                                                                             \
+#define STORE(C, D, to)                                                                                               \
   do {                                                                                                                \
-    _tile_stored(C, (unit).products[0], 4 * WIDTH);                                                                   \
-    _tile_stored(D, (unit).products[1], 4 * WIDTH);                                                                   \
+    _tile_stored(C, (to).products[0], 4 * WIDTH);                                                                     \
+    _tile_stored(D, (to).products[1], 4 * WIDTH);                                                                     \
   } while (0)
 
 /* Adds a unit's products with up to five rows to y. The three parts of a row have separate products. They are added in
    the order of tiles, and subnormal numbers become zero as on tiles, because XLA's threads and those they start are told
    so. */
-INLINE void use_few(const int format, const Pending *unit, int rows, vec (*y)[COLUMNS]) {
+INLINE void use_few(const int format, const Pending *unit, vec (*y)[COLUMNS]) {
   UNROLL for (int m = 0; m < FEW; m++) {
-    if (m == rows) break;
+    if (m == unit->rows) break;
     UNROLL for (int c = 0; c < COLUMNS; c++) {
       const float(*from)[WIDTH] = unit->products[c] + m;
-      vec total = *(const vec *)from[0] + *(const vec *)from[rows] + *(const vec *)from[2 * rows];
+      vec total = *(const vec *)from[0] + *(const vec *)from[unit->rows] + *(const vec *)from[2 * unit->rows];
       y[m][c] += total * unit->scales->scale[c];
       if (has_minimum(format)) y[m][c] += unit->scales->minimum[c] * unit->sums[m];
     }
   }
 }
 
-/* Adds a unit's products with rows [m, m + count) of a block to y. Stores come last: loads after them would wait. */
+/* Adds a unit's products with rows [m, m + count) of a block to y. All loads come before stores, because a load waits for
+   an earlier store that may be to the same address. */
 INLINE void use_rows(const int format, const int count, const Pending *unit, int m) {
   for (int c = 0; c < COLUMNS; c++) {
     float *to = unit->y + m * PANEL + c * WIDTH;
@@ -231,76 +232,73 @@ INLINE void use_rows(const int format, const int count, const Pending *unit, int
       y[i] = *(vec *)(to + i * PANEL) + *(const vec *)unit->products[c][m + i] * scale;
       if (has_minimum(format)) y[i] += minimum * unit->sums[m + i];
     }
-    WRITTEN;
+    IN_ORDER;
     UNROLL for (int i = 0; i < count; i++) *(vec *)(to + i * PANEL) = y[i];
   }
 }
 
-INLINE void use_products(const int format, const int few, const Pending *unit, int rows, vec (*y)[COLUMNS]) {
+INLINE void use_products(const int format, const int few, const Pending *unit, vec (*few_y)[COLUMNS]) {
   if (few)
-    use_few(format, unit, rows, y);
-  else if (rows == BLOCK)
+    use_few(format, unit, few_y);
+  else if (unit->rows == BLOCK)
     use_rows(format, BLOCK, unit, 0);
   else
-    for (int m = 0; m < rows; m += 4) use_rows(format, 4, unit, m); /* of the last ones, some may not exist */
+    for (int m = 0; m < unit->rows; m += 4) use_rows(format, 4, unit, m); /* up to three rows are not used later */
 }
 
-/* y [rows, 32] = x times a panel, for up to TILED_ROWS rows; `few`: for up to five. */
+/* y [rows, 32] = x times a panel, for up to TILED_ROWS rows; `few`: for up to five, whose y stay in registers. */
 INLINE void panel_product(const int format, const int few, const uint8_t *panel, const Split *x, int64_t block,
                           int64_t rows, int64_t depth, float *y, int64_t width) {
   struct {
-    _Alignas(4096) Pairs pairs[2];
-    Pending ring[RING];
-    Scales scales[4][2 * GROUPS];
+    _Alignas(64) Pairs pairs[4]; /* powers of two, though three and five would do */
+    Scales scales[8][2];
+    Pending turns[2];
     _Alignas(64) float y[TILED_ROWS][PANEL];
-  } near;
+  } work;
   vec few_y[FEW][COLUMNS];
-  const int per_group = GROUP / unit_rows(format), used = rows > BLOCK ? BLOCK : (int)rows;
+  /* Several blocks take long enough to widen the next group meanwhile; one of few rows does not. */
+  const int unit = unit_rows(format), ahead = few ? 2 : 1;
   const int64_t blocks = (rows + BLOCK - 1) / BLOCK, groups = depth / GROUP;
-  int64_t n = 0; /* units so far */
+  int64_t step = 0;
   /* Configuring takes as long as several products. Rows beyond those of the last block are computed and not used. */
-  configure(few ? (int)rows * PARTS : used, unit_rows(format));
+  configure(rows > BLOCK ? BLOCK : (int)rows * (few ? PARTS : 1), unit);
   UNROLL for (int m = 0; m < FEW; m++) UNROLL for (int c = 0; c < COLUMNS; c++) few_y[m][c] = (vec){0};
-  if (!few) memset(near.y, 0, (size_t)blocks * BLOCK * sizeof near.y[0]);
-  for (int g = 0; g < GROUPS && g < groups; g++)
-    widen_group(format, panel, g, near.pairs[0][g], near.scales[0] + g * per_group);
-  for (int64_t g = 0, piece = 0; g < groups; g += GROUPS, piece++) {
-    const int units = (int)(groups - g < GROUPS ? groups - g : GROUPS) * per_group;
+  if (!few) memset(work.y, 0, (size_t)blocks * BLOCK * sizeof work.y[0]);
+  for (int64_t g = 0; g < ahead && g < groups; g++) widen_group(format, panel, g, work.pairs[g], work.scales[g]);
+  for (int64_t g = 0; g < groups; g++)
     for (int64_t b = 0; b < blocks; b++) {
-      const Rows of = rows_of(x, block + b, rows - b * BLOCK, g);
-      const int size = part_size(of.rows);
-      for (int u = 0; u < units; u++, n++) {
-        const int in = u / per_group, half = u % per_group; /* the unit's group and place there */
-        const uint16_t *part = of.parts + in * PARTS * size + half * unit_rows(format);
-        const uint16_t *weights = near.pairs[piece % 2][in][0][half * unit_rows(format) / 2];
-        WRITTEN;
-        if (n % 2) {
-          UNIT_PRODUCT(2, 3);
-          STORE(0, 1, near.ring[(n - 1) % RING]);
+      const Rows of = rows_of(x, block + b, g);
+      for (int row = 0; row < GROUP; row += unit, step++) {
+        const uint16_t *part = of.parts + row, *weights = work.pairs[g % 4][0][row / 2];
+        IN_ORDER;
+        if (step % 2) {
+          UNIT_PRODUCT(2, 3, part, part_size(of.rows), weights);
+          STORE(0, 1, work.turns[0]);
         } else {
-          UNIT_PRODUCT(0, 1);
-          if (n) STORE(2, 3, near.ring[(n - 1) % RING]);
+          UNIT_PRODUCT(0, 1, part, part_size(of.rows), weights);
+          if (step) STORE(2, 3, work.turns[1]);
         }
-        WRITTEN;
-        Pending *unit = &near.ring[n % RING];
-        unit->y = near.y[b * BLOCK];
-        unit->sums = of.sums + in * BLOCK;
-        unit->scales = &near.scales[piece % 4][u];
-        if (!b && !half && g + GROUPS + in < groups)
-          widen_group(format, panel, g + GROUPS + in, near.pairs[(piece + 1) % 2][in], &near.scales[(piece + 1) % 4][u]);
-        WRITTEN;
-        if (n >= LAG) use_products(format, few, &near.ring[(n - LAG) % RING], used, few_y);
+        IN_ORDER;
+        if (!b && !row && g + ahead < groups)
+          widen_group(format, panel, g + ahead, work.pairs[(g + ahead) % 4], work.scales[(g + ahead) % 8]);
+        IN_ORDER;
+        Pending *pending = &work.turns[step % 2]; /* of the unit before the last, until that is used */
+        if (step >= 2) use_products(format, few, pending, few_y);
+        pending->y = work.y[b * BLOCK];
+        pending->sums = of.sums;
+        pending->scales = &work.scales[g % 8][row / unit];
+        pending->rows = of.rows;
       }
     }
-  }
-  WRITTEN;
-  if (n % 2)
-    STORE(0, 1, near.ring[(n - 1) % RING]);
+  IN_ORDER;
+  if (step % 2)
+    STORE(0, 1, work.turns[0]);
   else
-    STORE(2, 3, near.ring[(n - 1) % RING]);
-  WRITTEN;
-  for (int64_t i = n < LAG ? 0 : n - LAG; i < n; i++) use_products(format, few, &near.ring[i % RING], used, few_y);
-  for (int64_t m = 0; !few && m < rows; m++) memcpy(y + m * width, near.y[m], sizeof near.y[m]);
+    STORE(2, 3, work.turns[1]);
+  IN_ORDER;
+  if (step > 1) use_products(format, few, &work.turns[step % 2], few_y);
+  use_products(format, few, &work.turns[(step + 1) % 2], few_y);
+  for (int64_t m = 0; !few && m < rows; m++) memcpy(y + m * width, work.y[m], sizeof work.y[m]);
   UNROLL for (int m = 0; m < FEW; m++) UNROLL for (int c = 0; c < COLUMNS; c++)
       if (few && m < rows) *(vec *)(y + m * width + c * WIDTH) = few_y[m][c];
 }
@@ -316,11 +314,11 @@ INLINE void panel_product(const int format, const int few, const uint8_t *panel,
 static void tiledBF16(const uint8_t *panel, const Split *x, int64_t block, int64_t rows, int64_t depth, float *y,
                       int64_t width) {
   configure(rows > BLOCK ? BLOCK : (int)rows, GROUP);
-  WRITTEN;
+  IN_ORDER;
   for (int64_t m = 0, blocks; m < rows; m += blocks * BLOCK) {
     blocks = rows - m >= 2 * BLOCK ? 2 : 1;
-    Rows of[2] = {rows_of(x, block + m / BLOCK, rows - m, 0)};
-    if (blocks == 2) of[1] = rows_of(x, block + m / BLOCK + 1, BLOCK, 0);
+    Rows of[2] = {rows_of(x, block + m / BLOCK, 0)};
+    if (blocks == 2) of[1] = rows_of(x, block + m / BLOCK + 1, 0);
     _tile_zero(0);
     _tile_zero(1);
     if (blocks == 2) _tile_zero(2);
@@ -349,7 +347,7 @@ static void tiledBF16(const uint8_t *panel, const Split *x, int64_t block, int64
     _tile_stored(1, to + WIDTH, 4 * (fits ? width : PANEL));
     if (blocks == 2) _tile_stored(2, y + (m + BLOCK) * width, 4 * width);
     if (blocks == 2) _tile_stored(3, y + (m + BLOCK) * width + WIDTH, 4 * width);
-    WRITTEN;
+    IN_ORDER;
     for (int r = 0; !fits && r < of->rows; r++) memcpy(y + (m + r) * width, last[r], sizeof last[r]);
   }
 }
@@ -382,8 +380,8 @@ void release_tiles(void) {
 int has_tiles(void) { return 0; }
 int is_tiled(int format) { return format < 0; }
 int new_split(int64_t rows, int64_t depth, Split *to) { return rows + depth < 0 && to; }
-void split_block(const float *x, int64_t rows, int64_t depth, const Split *to, int64_t block) {
-  (void)x, (void)rows, (void)depth, (void)to, (void)block;
+void split_block(const float *x, int64_t depth, const Split *to, int64_t block) {
+  (void)x, (void)depth, (void)to, (void)block;
 }
 void tile_product(int format, const uint8_t *panel, const Split *x, int64_t first, int64_t rows, int64_t depth,
                   float *y, int64_t stride) {

@@ -11,7 +11,7 @@ import pytest
 from jaxspec.kernels import cpu
 
 #: Kernels whose tiles are emulated.
-TILES = f"cc -march=x86-64-v4 -mavx512bf16 -include {Path(__file__).parent / 'tiles.h'}"
+TILES = f"cc -march=x86-64-v4 -mavx512bf16 -mavx512vnni -include {Path(__file__).parent / 'tiles.h'}"
 _V4 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 #: Compilers and the features of the CPU that their kernels need, by name. Registers hold 16, 8 and 4 floats.
 BUILDS = {
@@ -19,7 +19,7 @@ BUILDS = {
     "v4": ("cc -march=x86-64-v4", _V4),
     "v3": ("cc -march=x86-64-v3", {"avx2", "fma", "f16c"}),
     "sse": ("cc -march=x86-64", {"sse2"}),
-    "tiles": (TILES, _V4 | {"avx512_bf16"}),
+    "tiles": (TILES, _V4 | {"avx512_bf16", "avx512_vnni"}),
 }
 
 

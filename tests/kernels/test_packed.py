@@ -84,6 +84,20 @@ def test_a_row_does_not_depend_on_the_others_nor_on_the_form(built: str, kind: s
     assert np.abs(alone - exact).mean() <= 1.05 * np.abs(plain - exact).mean()
 
 
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+def test_weights_of_few_groups(built: str, kind: str, groups: int) -> None:
+    """So few that the stages of products on tiles hardly overlap."""
+    depth, out, rng = 32 * groups, 40, np.random.default_rng(6)
+    matrix = stored_matrix(kind, out, depth, rng)
+    weight, x = jnp.asarray(pack([[matrix]])), rng.normal(size=(133, depth)).astype(np.float32)
+    found = product(x, weight, out)
+    for rows in (1, 5, 6, 33, 129):
+        np.testing.assert_array_equal(product(x[:rows], weight, out), found[:rows])
+    exact = x.astype(np.float64) @ matrix.floats().T.astype(np.float64)
+    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max())
+
+
 @pytest.mark.parametrize("kind", ["BF16", "Q4_1", "Q6_K"])
 def test_few_rows_without_tiles_have_the_bits_of_float32_weights(built: str, kind: str) -> None:
     """And more rows those of tiles, if the CPU has them."""
@@ -134,7 +148,7 @@ def test_tiles_of_the_cpu_round_like_emulated_ones(kind: str) -> None:
 
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    rows=st.integers(1, 40), depth=st.integers(1, 170) | st.sampled_from((224, 256, 288, 512, 544)),
+    rows=st.integers(1, 40) | st.sampled_from((65, 129)), depth=st.integers(1, 170) | st.sampled_from((224, 256, 288, 512, 544)),
     layers=st.integers(1, 3), widths=st.lists(st.integers(1, 90), min_size=1, max_size=3), data=st.data(),
 )  # fmt: skip
 def test_products_of_every_shape(built: str, rows: int, depth: int, layers: int, widths: list[int], data: Any) -> None:
