@@ -91,7 +91,7 @@ class EngineConfig(PolicyConfig):
     #: GPUs XLA's products and an attention kernel of its own.
     kernels: Literal["auto", "native", "xla"] = "auto"
     #: CPUs with AMX. True: the bits of a token's logits do not depend on the rest of its step. False: products of up to
-    #: 4 rows use no tiles, which is faster for weights of 8 bits, in another order of sums.
+    #: 4 rows use no tiles, which is mostly faster, in another order of sums.
     batch_invariant: bool = True
     #: `draft: suffix`: tokens of earlier answers that are remembered, in memory, for each API key. 0: none, only the
     #: request's own text is searched.
